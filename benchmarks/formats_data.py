@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.feed.generate import field, varint
 from streamer.formats import (
     HDF5,
     Folder,
@@ -36,7 +37,6 @@ from streamer.formats import (
     Zarr,
 )
 from streamer.formats.base import Format
-from streamer.tools.bench.generate import field, varint
 
 # Of a file: 50 MB of samples of 110 KB.
 FILE_SAMPLES = 500

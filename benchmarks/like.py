@@ -1,4 +1,4 @@
-"""How many emulated accelerators two cores feed, the store beside them: `streamer bench --like` against s3sim.
+"""How many emulated accelerators two cores feed, the store beside them: `benchmarks/feed` against s3sim.
 
     python benchmarks/like.py [--only retinanet resnet50] [--phase warm] [--rounds 5] [--keep DIR] [--accelerators 2 12]
 
@@ -21,9 +21,9 @@ from bounds import Bounds
 from report import kept
 from s3sim import S3_PROFILE, Simulator, simulator
 
-from streamer.tools.bench.generate import generate
-from streamer.tools.bench.like import PHASES
-from streamer.tools.bench.workloads import WORKLOADS
+from benchmarks.feed.__main__ import PHASES
+from benchmarks.feed.generate import generate
+from benchmarks.feed.workloads import WORKLOADS
 
 # Accelerators that are to be fed on two cores.
 LEAST = {
@@ -39,7 +39,7 @@ LEAST = {
 def bench(name: str, server: Simulator, options: argparse.Namespace, root: Path) -> list[dict[str, object]]:
     """The phases of one search, as the command reports them."""
     report = root / "figures.json"
-    command = [sys.executable, "-m", "streamer", "bench", "--like", name, "--data", f"s3://bucket/{name}/"]
+    command = [sys.executable, "-m", "benchmarks.feed", name, "--data", f"s3://bucket/{name}/"]
     command += ["--storage-options", json.dumps(server.options), "--json", str(report), "--keep", str(root / "caches")]
     command += ["--workers", str(options.workers), "--worker-type", options.worker_type]
     if options.phase:

@@ -28,11 +28,11 @@ from report import kept
 from s3sim import S3_PROFILE, Simulator, simulator
 from stream import make_data
 
+from benchmarks.feed.generate import generate
+from benchmarks.feed.workloads import WORKLOADS
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.batches.samples.opened import OpenedDataset
 from streamer.manifest.table import Manifest
-from streamer.tools.bench.generate import generate
-from streamer.tools.bench.workloads import WORKLOADS
 from streamer.tools.planning.model import Job, Link, Setting
 from streamer.tools.planning.simulate import simulate
 

@@ -25,14 +25,13 @@ if TYPE_CHECKING:
     from streamer.tools.link.meter import Cell, Way
     from streamer.tools.link.report import LinkFigures
 
-HELP = "measure the link to a store, or how many accelerators can be fed"
+HELP = "measure the link to a store"
 
 DESCRIPTION = """\
 Reads ranges of the objects below a url, with more and more connections, and throws the bytes away: latency, rate of one
 connection and of many, CPU per GB, and the clients that the url has (curl, obstore, fsspec) side by side. Each
 combination is read for --seconds; the reading is real, and so are its requests and, across regions, its price.
---max-bytes bounds it. With --like it measures the whole path instead: emulated accelerators, fed from the store (cold)
-and from the local disk (warm).
+--max-bytes bounds it.
 """
 
 EXAMPLES = """\
@@ -41,12 +40,9 @@ examples:
   streamer bench s3://bucket/train/ --connections 16 64 256 --ranges 8MiB 16MiB --seconds 5
   streamer bench s3://bucket/train/ --storage-options @minio.json --other-endpoint http://minio:9001
   streamer bench https://host/shard-000000.tar --plot link.png --json link.json
-  streamer bench --like retinanet                            how many accelerators can this machine feed?
-  streamer bench --like resnet50 --data s3://bucket/like/ --accelerators 2 4 8
 """
 
 _LATENCY_REQUESTS = 20
-_SECONDS = 2.0
 # fsspec reads what these read, too: they are compared.
 _NATIVE = ("curl", "obstore")
 # Seconds for each endpoint, in turns, because the machine changes meanwhile.
@@ -55,8 +51,6 @@ _TURNS = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
-    from streamer.tools.bench import like
-
     parser.add_argument("url", nargs="?", metavar="URL", help="a prefix or an object; a few large objects do")
     parser.add_argument(
         "--connections", type=count, nargs="+", default=[4, 16, 64, 128], metavar="N", help="default: 4 16 64 128"
@@ -64,9 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranges", type=size, nargs="+", default=[MiB, 8 * MiB], metavar="SIZE", help="default: 1MiB 8MiB"
     )
-    parser.add_argument(
-        "--seconds", type=float, metavar="S", help="for each combination (default: 2; with --like 10 for each number)"
-    )
+    parser.add_argument("--seconds", type=float, default=2.0, metavar="S", help="for each combination (default: 2)")
     parser.add_argument(
         "--max-bytes", type=size, default=20_000_000_000, metavar="SIZE", help="stop after so much (default: 20GB)"
     )
@@ -78,20 +70,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write curves (needs matplotlib)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
     add_storage_options(parser)
-    like.add_arguments(parser)
+    parser.add_argument("--like", help=argparse.SUPPRESS)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Measures and advises."""
-    if arguments.seconds is not None and arguments.seconds <= 0:
+    if arguments.like is not None:
+        raise ConfigError(
+            f"--like has left the package; in a clone of the repository: python -m benchmarks.feed {arguments.like}",
+            field="like",
+        )
+    if arguments.url is None:
+        raise ConfigError("name a URL to measure", field="url")
+    if arguments.seconds <= 0:
         raise ConfigError(f"--seconds {arguments.seconds}: must be above 0", field="seconds")
     check_places(arguments.plot, arguments.json)
-    if arguments.like is not None:
-        from streamer.tools.bench import like
-
-        return like.run(arguments, terminal)
-    if arguments.url is None:
-        raise ConfigError("name a URL to measure, or --like NAME", field="url")
     return _measure_link(arguments, terminal)
 
 
@@ -234,7 +227,7 @@ class _Bench:
     async def _cell(self, store: ObjectStore, objects: Sequence[ObjectRecord], shape: tuple[str, int, int]) -> Cell:
         from streamer.tools.link.meter import measure_cell, ranges
 
-        cell = await measure_cell(store, ranges(objects, shape[2]), shape, self._arguments.seconds or _SECONDS)
+        cell = await measure_cell(store, ranges(objects, shape[2]), shape, self._arguments.seconds)
         self._received_bytes += cell.received_bytes
         return cell
 

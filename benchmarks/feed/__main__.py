@@ -1,9 +1,21 @@
-"""`streamer bench --like`: how many emulated accelerators this machine and this store can feed."""
+"""How many emulated accelerators this machine and a store can feed, without a GPU.
+
+    python -m benchmarks.feed resnet50
+    python -m benchmarks.feed retinanet --data s3://bucket/like/ --accelerators 2 4 8
+
+Each accelerator is a process that takes a batch and sleeps for the step; utilisation is computing / total without the
+first step, and it is fed at or above the bar. Bytes arrive in host memory, undecoded. Cold runs begin with an empty
+cache for 20 % of the data, which stands for data larger than memory; in warm ones all of it is on the local disk, or
+in memory where it fits. The numbers are doubled until one is not fed, then halved. Sizes, batches, steps and bars are
+those of public storage benchmarks; the data is scaled to 2 to 9 GB and the rules are not theirs: a figure is *like* one
+of these benchmarks, not a result of it.
+"""
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -12,16 +24,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.feed.workloads import WORKLOADS, Workload
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import count, size
+from streamer.cli.options import add_storage_options, check_places, count, size
 from streamer.cli.terminal import Terminal, write_figures
 from streamer.config import counted, format_bytes
-from streamer.errors import ConfigError
-from streamer.tools.bench.workloads import WORKLOADS, Workload
 
 if TYPE_CHECKING:
+    from benchmarks.feed.accelerators import Job, Trial
     from streamer.client.settings import ClientSettings
-    from streamer.tools.bench.accelerators import Job, Trial
 
 PHASES = ("cold", "warm")
 # "Larger than memory", scaled down: of the data, this share fits into the cache of a cold run.
@@ -29,45 +40,41 @@ _COLD_SHARE = 0.2
 _SECONDS = 10.0
 # The fewest steps of a measurement: what was fetched ahead during the first one must not last for all of it.
 _LEAST_STEPS = 40
-_ABOUT = """\
-  With --like NAME, how many accelerators can be fed. Each is a process that takes a batch and sleeps for the step;
-  utilisation is computing / total without the first step. Bytes arrive in host memory, undecoded. Cold runs begin with
-  an empty cache for 20 % of the data; in warm ones all of it is on the local disk, or in memory where it fits.
-"""
 _HEADERS = ("accelerators", "cache", "utilisation", "lowest", "samples/s", "MB/s", "fed")
 _NO_LIMIT_SECONDS = 1e9
 # An engine leaves 3 s after its last connection.
 _LEAVING_SECONDS = 10.0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of --like."""
-    group = parser.add_argument_group("emulated accelerators", _ABOUT)
-    group.add_argument(
-        "--like",
-        choices=WORKLOADS,
-        metavar="NAME",
-        help=f"{', '.join(WORKLOADS)}: sizes, batch, step and bar as public storage benchmarks define them. The "
-        "data is scaled and the rules are not theirs: a figure is like one of these benchmarks, not a result of it",
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.feed", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    group.add_argument("--data", metavar="URL", help="read this; without it data is generated on the local disk")
-    group.add_argument("--objects", type=count, metavar="N", help="generate so many (default: 2 to 9 GB of them)")
-    group.add_argument(
+    parser.add_argument("like", choices=WORKLOADS, metavar="NAME", help=", ".join(WORKLOADS))
+    parser.add_argument("--data", metavar="URL", help="read this; without it data is generated on the local disk")
+    parser.add_argument("--objects", type=count, metavar="N", help="generate so many (default: 2 to 9 GB of them)")
+    parser.add_argument(
         "--keep", type=Path, metavar="DIR", help="generate the data here, once, and leave it; caches go here, too"
     )
-    group.add_argument(
+    parser.add_argument(
         "--accelerators", type=count, nargs="+", metavar="N", help="try these numbers (default: search the largest)"
     )
-    group.add_argument("--most", type=count, default=64, metavar="N", help="search up to this number (default: 64)")
-    group.add_argument("--only", choices=PHASES, help="measure one of the two")
-    group.add_argument("--workers", type=count, default=1, metavar="N", help="of each accelerator (default: 1)")
-    group.add_argument(
+    parser.add_argument("--most", type=count, default=64, metavar="N", help="search up to this number (default: 64)")
+    parser.add_argument("--only", choices=PHASES, help="measure one of the two")
+    parser.add_argument("--workers", type=count, default=1, metavar="N", help="of each accelerator (default: 1)")
+    parser.add_argument(
         "--worker-type",
         choices=("process", "thread"),
         default="process",
         help="thread: workers share the accelerator's process (default: process, as the loader has it)",
     )
-    group.add_argument("--cold-cache", type=size, metavar="SIZE", help="of cold runs (default: 20%% of the data)")
+    parser.add_argument("--cold-cache", type=size, metavar="SIZE", help="of cold runs (default: 20%% of the data)")
+    parser.add_argument("--seconds", type=float, default=_SECONDS, metavar="S", help="for each number (default: 10)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
+    add_storage_options(parser)
+    arguments = parser.parse_args()
+    arguments.plot = None
+    return run(arguments, Terminal())
 
 
 @dataclass(frozen=True)
@@ -91,13 +98,8 @@ class Found:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Measures, and prints a table and a sentence for each phase.
-
-    Raises:
-        ConfigError: a url that --like does not read, or torch is not installed.
-    """
-    if arguments.url is not None:
-        raise ConfigError(f"--like reads --data URL, not {arguments.url}", field="url")
+    """Measures, and prints a table and a sentence for each phase."""
+    check_places(arguments.plot, arguments.json)
     chosen = WORKLOADS[arguments.like]
     with _folder(arguments.keep) as place, _caches(place) as caches:
         url = arguments.data or _generated(chosen, place, arguments.objects, terminal)
@@ -130,7 +132,7 @@ def next_count(fed: Mapping[int, bool], most: int) -> int | None:
 
 def _measured(phase: str, whole: Job, chosen: Workload, arguments: argparse.Namespace, terminal: Terminal) -> Found:
     """Makes all runs of one phase; each cold one has a cache folder of its own."""
-    from streamer.tools.bench.accelerators import attempt
+    from benchmarks.feed.accelerators import attempt
 
     trials: list[Trial] = []
     fed: dict[int, bool] = {}
@@ -152,11 +154,11 @@ def _prepared(
     chosen: Workload, url: str, caches: Path, arguments: argparse.Namespace, terminal: Terminal
 ) -> dict[str, Job]:
     """Indexes the data and, for warm runs, makes it local; returns the job of each phase, for one accelerator."""
+    from benchmarks.feed.accelerators import Job, has_one_shape
     from streamer.cli.warming import Pace, Warming
     from streamer.client.engine_client import EngineClient
     from streamer.loader.options.dataset_options import absolute
     from streamer.manifest.table import Manifest
-    from streamer.tools.bench.accelerators import Job, has_one_shape
     from streamer.wire.messages import GetManifest
 
     settings = replace(_settings(caches / "warm"), storage_options=arguments.storage_options)
@@ -179,7 +181,7 @@ def _prepared(
         stacks=chosen.batch_size == 1,
         workers=arguments.workers,
         worker_type=arguments.worker_type,
-        seconds=max(arguments.seconds or _SECONDS, _LEAST_STEPS * chosen.step_seconds),
+        seconds=max(arguments.seconds, _LEAST_STEPS * chosen.step_seconds),
         accelerators=1,
     )
     whole = replace(whole, stacks=whole.stacks or has_one_shape(whole))
@@ -226,7 +228,7 @@ def _caches(place: Path) -> Iterator[Path]:
 
 
 def _generated(chosen: Workload, place: Path, objects: int | None, terminal: Terminal) -> str:
-    from streamer.tools.bench.generate import generate
+    from benchmarks.feed.generate import generate
 
     count = objects or chosen.objects
     folder = place / f"like-{chosen.name}-{count}"
@@ -254,3 +256,7 @@ def _sentence(found: Found, chosen: Workload) -> str:
         fed += f", {format_bytes(found.fed * chosen.needed_bytes_per_second)}/s"
     stopped = found.stopped
     return fed if stopped is None else f"{fed}; what stops {stopped.accelerators}: {stopped.bottleneck}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -58,7 +58,7 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fed:
+class AcceleratorResult:
     """The measurement of one accelerator from the end of its first step on: steps, and seconds including waits.
 
     Attributes:
@@ -95,24 +95,25 @@ def attempt(job: Job) -> Trial:
     # Forked from a process that has imported torch: one takes 0.1 s to start, a new interpreter 2 s of CPU.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "torch"])
-    together = context.Barrier(job.accelerators)
+    barrier = context.Barrier(job.accelerators)
     with ExitStack() as stack:
-        ends: list[Connection] = []
+        receivers: list[Connection] = []
         for rank in range(job.accelerators):
-            here, there = context.Pipe(duplex=False)
-            stack.enter_context(here)
-            with there:
-                process = context.Process(target=_accelerate, args=(job, rank, together, there))
-                stack.enter_context(_started(process))
-            ends.append(here)
-        results = [_received(end) for end in ends]
+            receiver, sender = context.Pipe(duplex=False)
+            stack.enter_context(receiver)
+            with sender:
+                process = context.Process(target=_accelerate, args=(job, rank, barrier, sender))
+                stack.enter_context(_running(process))
+            receivers.append(receiver)
+        results = [_receive(receiver) for receiver in receivers]
     errors = [result for result in results if isinstance(result, str)]
     if errors:
-        return Trial(job.accelerators, 0.0, 0.0, 0.0, 0.0, max(errors, key=len))
-    return joined([result for result in results if isinstance(result, Fed)], job.step_seconds)
+        # The longest text: the other accelerators only say that the barrier is broken, or that they have ended.
+        return Trial(job.accelerators, 0.0, 0.0, 0.0, 0.0, bottleneck=max(errors, key=len))
+    return combine([result for result in results if isinstance(result, AcceleratorResult)], job.step_seconds)
 
 
-def joined(fed: list[Fed], step_seconds: float) -> Trial:
+def combine(fed: list[AcceleratorResult], step_seconds: float) -> Trial:
     """Combines the measurements of accelerators that all succeeded."""
     slowest = min(fed, key=lambda one: one.steps / one.seconds)
     return Trial(
@@ -138,7 +139,7 @@ def _shapes(sample: object) -> tuple[tuple[str, object], ...]:
 
 
 @contextmanager
-def _started(process: BaseProcess) -> Iterator[None]:
+def _running(process: BaseProcess) -> Iterator[None]:
     """Runs a process; ends it with the context."""
     process.start()
     try:
@@ -149,10 +150,10 @@ def _started(process: BaseProcess) -> Iterator[None]:
         process.join()
 
 
-def _received(end: Connection) -> Fed | str:
+def _receive(receiver: Connection) -> AcceleratorResult | str:
     """Returns the message of a process: its figures, or the text of an error."""
     try:
-        result: Fed | str = end.recv()
+        result: AcceleratorResult | str = receiver.recv()
     except EOFError:
         return "an accelerator's process ended without a result"
     return result
@@ -161,20 +162,20 @@ def _received(end: Connection) -> Fed | str:
 # ---------------------------------------------------------------- in the process of one accelerator
 
 
-def _accelerate(job: Job, rank: int, together: Barrier, result: Connection) -> None:
-    """Sends a `Fed`, or the text of the error that ended it."""
+def _accelerate(job: Job, rank: int, barrier: Barrier, result: Connection) -> None:
+    """Sends a `AcceleratorResult`, or the text of the error that ended it."""
     logging.getLogger("streamer").setLevel(logging.ERROR)  # what it waits for is measured
     # As a launcher sets them. The ranks of one job share its look-ahead.
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(job.accelerators), STREAMER_JOB=str(job.cache_dir))
     try:
-        result.send(_fed(job, together))
+        result.send(_measure(job, barrier))
     except StreamerError as error:
-        together.abort()
+        barrier.abort()
         result.send(f"{type(error).__name__}: {error}")
     except BrokenBarrierError:
         pass  # another one has failed, and says why
     except BaseException:
-        together.abort()
+        barrier.abort()
         raise
     finally:
         result.close()
@@ -193,7 +194,7 @@ def _dataset(job: Job) -> StreamingDataset:
     )
 
 
-def _fed(job: Job, together: Barrier) -> Fed:
+def _measure(job: Job, barrier: Barrier) -> AcceleratorResult:
     dataset = _dataset(job)
     loader = StreamingDataLoader(
         dataset,
@@ -207,11 +208,11 @@ def _fed(job: Job, together: Barrier) -> Fed:
     )
     with closing(dataset), loader:
         len(loader)  # opens the data
-        together.wait(_START_SECONDS)
+        barrier.wait(_START_SECONDS)
         return _steps(loader, job)
 
 
-def _steps(loader: StreamingDataLoader, job: Job) -> Fed:
+def _steps(loader: StreamingDataLoader, job: Job) -> AcceleratorResult:
     begun = 0.0
     steps = 0
     received_bytes = 0
@@ -228,7 +229,7 @@ def _steps(loader: StreamingDataLoader, job: Job) -> Fed:
             if now - begun >= job.seconds:
                 headline = loader.report().headline
                 samples = steps * job.batch_size
-                return Fed(
+                return AcceleratorResult(
                     steps=steps,
                     seconds=now - begun,
                     samples=samples,

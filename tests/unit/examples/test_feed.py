@@ -1,4 +1,4 @@
-"""`streamer bench --like`: which number of accelerators is tried next, what is reported, what is generated."""
+"""benchmarks/feed: which number of accelerators is tried next, what is reported, what is generated."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.feed.__main__ import Found, next_count
+from benchmarks.feed.accelerators import AcceleratorResult, Trial, combine
+from benchmarks.feed.generate import generate
+from benchmarks.feed.workloads import WORKLOADS
 from streamer.cli.exit_codes import Exit
 from streamer.cli.main import main
-from streamer.tools.bench.accelerators import Fed, Trial, joined
-from streamer.tools.bench.generate import generate
-from streamer.tools.bench.like import Found, next_count
-from streamer.tools.bench.workloads import WORKLOADS
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 64])
@@ -29,9 +29,9 @@ def test_the_search_ends_at_the_largest_number_that_is_fed(most: int) -> None:
 
 def test_waiting_lowers_the_utilisation() -> None:
     """Ten steps of 0.1 s in 1.25 s are 80 %; the slowest accelerator says what it waited for."""
-    fast = Fed(steps=10, seconds=1.0, samples=40, received_bytes=400, bottleneck="nothing")
-    slow = Fed(steps=10, seconds=1.5, samples=40, received_bytes=400, bottleneck="slow store")
-    trial = joined([fast, slow], 0.1)
+    fast = AcceleratorResult(steps=10, seconds=1.0, samples=40, received_bytes=400, bottleneck="nothing")
+    slow = AcceleratorResult(steps=10, seconds=1.5, samples=40, received_bytes=400, bottleneck="slow store")
+    trial = combine([fast, slow], 0.1)
     assert trial.utilisation == pytest.approx(0.8)
     assert trial.lowest == pytest.approx(2 / 3)
     assert trial.bottleneck == "slow store"
@@ -62,9 +62,9 @@ def test_data_is_generated_once_and_has_its_size(name: str, tmp_path: Path) -> N
     assert mean == pytest.approx(scaled.sample_bytes, rel=0.7 if scaled.deviation_bytes else 0.6, abs=700)
 
 
-def test_an_url_and_a_workload_are_refused_together(capsys: pytest.CaptureFixture[str]) -> None:
-    """The url of a link is not the data of a workload; neither of them is nothing to measure."""
-    assert main(["bench", "s3://bucket/train/", "--like", "resnet50"]) == Exit.USAGE
-    assert "--data" in capsys.readouterr().err
+def test_the_command_says_where_it_went(capsys: pytest.CaptureFixture[str]) -> None:
+    """`bench --like` names the program in the repository; without a url there is nothing to measure."""
+    assert main(["bench", "--like", "resnet50"]) == Exit.USAGE
+    assert "python -m benchmarks.feed resnet50" in capsys.readouterr().err
     assert main(["bench"]) == Exit.USAGE
-    assert "--like" in capsys.readouterr().err
+    assert "URL" in capsys.readouterr().err

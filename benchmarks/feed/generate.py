@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.feed.workloads import Workload
 from streamer.errors import ConfigError
 from streamer.tables.tfrecord.framing import masked_sums
-from streamer.tools.bench.workloads import Workload
 
 Progress = Callable[[float, float], None]
 

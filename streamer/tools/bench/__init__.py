@@ -1,1 +1,0 @@
-"""The loader against emulated accelerators: the work of `streamer bench --like`."""
