@@ -88,7 +88,18 @@ def mapping(name: str, value: Mapping[str, object] | None) -> dict[str, object]:
 
 
 def saved_state(value: object) -> Mapping[str, object]:
-    """Returns the value; a StateError where it is not a dict."""
+    """Returns the state of a loader or dataset as it was given.
+
+    Raises:
+        StateError: The value is not a dict, or holds the state of an object that earlier versions took as `stateful=`.
+    """
     if not isinstance(value, Mapping):
         raise StateError(f"state: {type(value).__name__} is not a dict that state_dict() has returned", field="state")
+    if "stateful" in value:
+        raise StateError(
+            "the state holds what an object carried over batches (stateful= of earlier versions): give "
+            'state["stateful"]["state"] to the load_state_dict of that object, on the same rank, and remove "stateful" '
+            "from the state",
+            field="stateful",
+        )
     return value

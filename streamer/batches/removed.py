@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NoReturn
 
 from streamer.errors import ConfigError
 
@@ -41,26 +42,44 @@ _REMOVED = {
         "pin": 'pin_memory=..., where True, an error if it fails, is called "required"',
         "report_seconds": "reports=, seconds or None",
         "on_report": "reports=, the function, or reports=Reports(seconds=..., call=...)",
+        "stateful": "saved by you: packer.state_dict() beside loader.state_dict(), on each rank; rows that the loader "
+        "plans carry nothing over (docs/sequences.md)",
+    },
+}
+# Methods of earlier versions, and what to write instead.
+_REMOVED_METHODS = {
+    "MixedDataset": {
+        "from_file": "read the file with tomllib, and pass its values: MixedDataset({name: StreamingDataset(**member) "
+        "for name, member in members.items()}, weights=...); docs/mixing.md",
+    },
+    "StreamingDataLoader": {
+        "headspace": "keep a few batches (clone them), train on them in turn and take the time: docs/tuning.md",
     },
 }
 
 
-def refuse_removed(of: str, given: Mapping[str, object], where: str = "") -> None:
+def refuse_removed(of: str, given: Mapping[str, object]) -> None:
     """Refuses arguments that earlier versions had.
 
     Args:
         of: name of the class.
         given: Arguments by name; others than removed ones are left to the caller.
-        where: File and table that have them, or "" if they were given in Python.
 
     Raises:
         ConfigError: a removed argument; names its replacement.
     """
     for name in given:
         if (now := _REMOVED[of].get(name)) is not None:
-            group, _, rest = now.partition("=")
-            table = f"; in a file {group} is a table, {group} = {{...}}" if where and "(" in rest else ""
-            raise ConfigError(f"{where}{name}= of {of} is now {now}{table}", field=name)
+            raise ConfigError(f"{name}= of {of} is now {now}", field=name)
+
+
+def refuse_method(of: str, name: str) -> NoReturn:
+    """Refuses a method that earlier versions had.
+
+    Raises:
+        ConfigError: always; says what to write instead.
+    """
+    raise ConfigError(f"{of}.{name} is not there any more: {_REMOVED_METHODS[of][name]}", field=name)
 
 
 def refuse_unknown(of: str, given: Mapping[str, object]) -> None:

@@ -44,7 +44,6 @@ examples:
   streamer index s3://bucket/texts/ --measure job:count --cost costs.npy    job.py: def count(sample): return ...
   streamer index s3://bucket/raw/ --out s3://bucket/manifests/raw/ --on processes:16
   streamer index s3://bucket/train/ --columns json.width,json.lang   for select(where="json.width >= 256")
-  streamer index mix.toml --explain 4096     the datasets of a mix, as MixedDataset.from_file reads it
 """
 
 _CLASSES_SHOWN = 8
@@ -58,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "urls",
         nargs="+",
         metavar="URL",
-        help="a prefix, an object, or a pattern; with --explain also a mix's file.toml",
+        help="a prefix, an object, or a pattern",
     )
     parser.add_argument("--out", metavar="URL", help="copy the manifest to this url or folder")
     parser.add_argument(
@@ -124,12 +123,12 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Builds the manifest, copies it, and describes the dataset."""
     _check_measure(arguments)
-    if arguments.explain is not None and arguments.urls[0].endswith(".toml"):
-        if arguments.measure is not None or arguments.packing is not None:
-            raise ConfigError("--measure and --packing are for a dataset, not for a mix", field="measure")
-        _check_batch(arguments.explain, arguments.nodes)
-        terminal.line(_explained_mix(arguments))
-        return Exit.DONE
+    if arguments.urls[0].endswith(".toml"):
+        raise ConfigError(
+            "files of mixes are not read any more: in Python, MixedDataset({...}).explain(batch_size) says the same "
+            "(docs/mixing.md)",
+            field="urls",
+        )
     with _indexed(arguments, terminal) as (manifest, spare):
         where = arguments.out or str(manifest.path)
         if arguments.out:
@@ -304,29 +303,6 @@ def _measure(manifest: Manifest, arguments: argparse.Namespace, terminal: Termin
         f"tokens: {int(read.sum(dtype=np.int64)):,} of {counted(len(costs), 'samples')}, median "
         f"{int(np.median(read)) if len(read) else 0:,}, most {int(read.max(initial=0)):,}: {arguments.cost}"
     )
-
-
-def _explained_mix(arguments: argparse.Namespace) -> str:
-    """Explains the order of a mix that a file describes; indexes members that are not indexed yet."""
-    if len(arguments.urls) > 1:
-        raise ConfigError(f"one file describes one mix, not {len(arguments.urls)}", field="urls")
-    from streamer.cli.dataset import NO_LIMIT_SECONDS
-
-    try:
-        from streamer.loader.mixed_dataset import MixedDataset
-        from streamer.loader.options.arguments import Index
-    except ImportError as error:
-        raise ConfigError(f"explaining a mix needs torch: {error}", field="explain") from error
-    data = MixedDataset.from_file(
-        arguments.urls[0],
-        cache_dir=arguments.cache_dir,
-        storage_options=arguments.storage_options,
-        manifest=Index(limit_seconds=NO_LIMIT_SECONDS),
-    )
-    try:
-        return data.explain(arguments.explain, arguments.nodes)
-    finally:
-        data.close()
 
 
 def _check_batch(batch: int, nodes: int) -> None:

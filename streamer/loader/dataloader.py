@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ from streamer.base.system_limits import naming_limits
 from streamer.batches.checks import at_least, flag, function, saved_state, seconds
 from streamer.batches.checks import epoch as check_epoch
 from streamer.batches.contracts import Collate
+from streamer.batches.removed import refuse_method
 from streamer.batches.skipping import SkipLedger
 from streamer.batches.torch_arguments import check_torch_arguments
 from streamer.batches.workers.fork_server import fork_server
@@ -22,12 +22,10 @@ from streamer.batches.workers.pool import WorkerType
 from streamer.errors import ClosedError, StreamerError
 from streamer.loader.accelerate_state import AccelerateEpochs, refuse_other_loader
 from streamer.loader.agreement.epoch_cell import check_same_rank
-from streamer.loader.carried import Carried, Stateful
 from streamer.loader.delivery import Delivery
 from streamer.loader.device.prefetcher import check_device
 from streamer.loader.epoch_dataset import EpochDataset, opening_of
 from streamer.loader.epoch_iterator import EpochIterator, EpochOwner
-from streamer.loader.headspace import Headspace, detached
 from streamer.loader.lifecycle import SupplyOwner
 from streamer.loader.loader_views import LoaderViews
 from streamer.loader.options.loader_options import (
@@ -81,8 +79,6 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         timeout: seconds that one sample may take before its worker is replaced; 0: no limit.
         reports: seconds between two stall reports in the log (`streamer.loader.stall`); None: no report; a function,
             which is called with each report; or both: `Reports`.
-        stateful: an object that holds something of the batches it was given, as a packer that carries tokens over: its
-            `state_dict()` travels in the loader's, which then belongs to one rank.
         torch_arguments: others of torch's DataLoader. `pin_memory`: None, "auto" or True: the ring is registered with
             CUDA where there is CUDA; "required": an error if that fails; False: not. `multiprocessing_context`:
             "forkserver" (the default): processes are forked in milliseconds from one that has imported the modules of
@@ -109,7 +105,6 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         ring_bytes: int | str | None = None,
         timeout: float = 0,
         reports: Reports | OnReport | float | None = 30.0,
-        stateful: Stateful | None = None,
         **torch_arguments: object,
     ) -> None:
         taken = check_torch_arguments(torch_arguments)
@@ -132,7 +127,6 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
             pin=taken.pin,
             reports=Reports.of(reports),
         )
-        self._carried = Carried(stateful)
         self.repeated: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         """bool (samples,): which samples of the last delivered batch are repeats."""
         self._ledger = SkipLedger(0)
@@ -240,13 +234,13 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         self._epoch_requested = True
 
     def state_dict(self) -> dict[str, object]:
-        """The position after the last delivered batch, that of `stateful`, and records for `streamer audit`. O(1)."""
+        """The position after the last delivered batch, and records for `streamer audit`. O(1)."""
         if self._last is None:
             self._decide_rank()
         prepared = self._prepare()
         state = prepared.state(*self._position)
         self._audit.log(state, self._position)
-        return self._carried.save(self._audit.save(state), prepared.rank_config)
+        return self._audit.save(state)
 
     def load_state_dict(self, state: Mapping[str, object], strict: bool = True) -> None:
         """Continues where the state was saved, on any number of ranks with a matching batch size.
@@ -276,9 +270,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         try:
             self._supply_owner.start_workers()
             prepared = self._prepare()
-            own = self._carried.check(state, prepared.rank_config)
-            self._start = self._position = prepared.resume(own) if strict else prepared.adopt(own)
-            self._carried.load(state)
+            self._start = self._position = prepared.resume(state) if strict else prepared.adopt(state)
             # A mix that has changed begins another order.
             self._audit.load(state if strict else {})
         except StreamerError as error:
@@ -286,22 +278,9 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
                 raise
             self._failure = error
 
-    def headspace(self, k: int = 16, steps: int = 200) -> Headspace:
-        """Measures the ceiling of the training step: train on the returned batches, then read `ceiling`.
-
-        Loads the next `k` batches and replays them for `steps` steps, so that no step waits for data. The position in
-        the dataset does not change: the next `iter()` delivers these batches again.
-        """
-        before = self._position, self._start, self._epoch_requested, self._begun
-        delivered = self._audit.save({})
-        batches, samples = [], []
-        for batch in itertools.islice(self, at_least("k", k, 1)):
-            batches.append(detached(batch))
-            samples.append(len(self.repeated))
-        self._clock.pause()
-        self._position, self._start, self._epoch_requested, self._begun = before
-        self._audit.load(delivered)
-        return Headspace(batches, samples, at_least("steps", steps, 1))
+    def headspace(self, *arguments: object, **options: object) -> Never:
+        """Raises ConfigError, which says what to write instead."""
+        refuse_method("StreamingDataLoader", "headspace")
 
     def close(self) -> None:
         """Ends workers, thread and session; batches already delivered stay valid. Idempotent."""

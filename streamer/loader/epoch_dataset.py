@@ -15,7 +15,6 @@ from streamer.base.system_limits import naming_limits
 from streamer.batches import checks
 from streamer.batches.skipping import SkipLedger, Skipped
 from streamer.errors import ConfigError
-from streamer.loader import carried
 from streamer.loader.agreement.epoch_cell import WorkerTicket
 from streamer.loader.kinds.step_session import Share
 from streamer.loader.rank.opening import Opening
@@ -91,9 +90,9 @@ class EpochDataset(IterableDataset[object]):
                 that were there continue where they were, with the next epoch.
 
         Raises:
-            StateError: it is not a dict, or holds a part that only a loader can restore.
+            StateError: it is not a dict, or holds the state of an object of the trainer.
         """
-        carried.refuse_carried(checks.saved_state(state), "load it into a StreamingDataLoader with stateful=")
+        checks.saved_state(state)
         self._resume = dict(state)
         self._resume_strict = strict
 

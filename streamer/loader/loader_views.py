@@ -15,7 +15,6 @@ import numpy.typing as npt
 from streamer.batches.samples.sent_main import send_main_by_value
 from streamer.batches.skipping import SkipLedger, Skipped
 from streamer.errors import ConfigError, StateError
-from streamer.loader.carried import Carried
 from streamer.loader.delivery import Delivery
 from streamer.loader.epoch_dataset import EpochDataset
 from streamer.loader.feed.supply import Supply
@@ -44,13 +43,12 @@ class LoaderViews:
     _last: Delivery | None
     _loaded: tuple[dict[str, object], bool] | None
     _start: tuple[int, int]
-    _carried: Carried
     _dataset: EpochDataset
 
     def __reduce__(self) -> tuple[object, ...]:
         """Sends the loader to another process, as one that has not begun; workers, ring and engine stay here."""
         loaded = self._loaded is not None
-        described = _describe(self._settings, self._carried.stateful, self._start[0], loaded=loaded)
+        described = _describe(self._settings, self._start[0], loaded=loaded)
         return rebuild, (type(self), self._dataset, described)
 
     @property
@@ -174,12 +172,11 @@ def member_stats(
     }
 
 
-def _describe(settings: LoaderSettings, stateful: object, epoch: int, *, loaded: bool) -> bytes:
+def _describe(settings: LoaderSettings, epoch: int, *, loaded: bool) -> bytes:
     """Returns what makes the same loader in another process of its dataset.
 
     Args:
         settings: Arguments of the loader.
-        stateful: The object whose state travels in the loader's.
         epoch: The epoch of its next `iter()`.
         loaded: Whether it has a state from which it has not read yet.
 
@@ -205,7 +202,6 @@ def _describe(settings: LoaderSettings, stateful: object, epoch: int, *, loaded:
         "ring_bytes": settings.ring_bytes,
         "timeout": settings.timeout,
         "reports": settings.reports,
-        "stateful": stateful,
         "pin_memory": _PINS[settings.pin],
         "multiprocessing_context": None if workers is None else workers.start,
     }

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Never
 
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
 from streamer.batches import checks
-from streamer.batches.removed import refuse_unknown
+from streamer.batches.removed import refuse_method, refuse_unknown
 from streamer.batches.skipping import OnError
-from streamer.errors import ConfigError, StreamerError
+from streamer.errors import ConfigError
 from streamer.loader.agreement.agreement import ParentRank
 from streamer.loader.agreement.epoch_cell import EpochCell
 from streamer.loader.dataset import StreamingDataset
 from streamer.loader.epoch_dataset import EpochDataset
 from streamer.loader.kinds.mix import Mixing
 from streamer.loader.options.arguments import Order, Skip, given_or_default
-from streamer.loader.options.mix_options import MixOptions, check_keys, check_members, check_names, grouped, read_mix
+from streamer.loader.options.mix_options import MixOptions, check_members, check_names, refuse_linear
 from streamer.loader.rank.opening import Opening
 from streamer.order.mix import Batching, Homogeneous, Shares, Weights
 from streamer.order.mix.shares import Amounts, WeightStages
@@ -38,8 +37,8 @@ class MixedDataset(EpochDataset):
     Args:
         members: name -> dataset, in order.
         weights: shares of the samples, on any scale, by name; 0 leaves a member out. Or stages of epochs
-            `[(0, {...}), (10, {...})]`: from that epoch on; `(20, {...}, "linear")`: reached by equal steps. With the
-            length of an epoch, shares of the bytes or shares by size: `Weights`.
+            `[(0, {...}), (10, {...})]`: from that epoch on. With the length of an epoch, shares of the bytes or shares
+            by size: `Weights`.
         repeat: passes per epoch, by name or the same for all; 0.25 uses another quarter in each epoch.
         choose: samples per epoch, by name.
         batching: "stratified": each batch has each member's share; "random": the shares hold on average;
@@ -76,6 +75,7 @@ class MixedDataset(EpochDataset):
     ) -> None:
         refuse_unknown("MixedDataset", removed)
         names = check_names(list(_mapping(members)))
+        refuse_linear(weights.values if isinstance(weights, Weights) else weights)
         options = MixOptions(
             names=names,
             shares=Shares.of(names, weights=weights, repeat=repeat, choose=choose),
@@ -92,28 +92,9 @@ class MixedDataset(EpochDataset):
         self._start(members, options, f"pid-{os.getpid()}", EpochCell())
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str], **member_options: object) -> MixedDataset:
-        """The mix that a TOML file describes; see docs/mixing.md.
-
-        Args:
-            path: Path of the file. Its keys are arguments of this class; each table `members.NAME` has those of a
-                `StreamingDataset`. What is an object in Python is a table in the file: `order = {lanes = 8}`.
-            member_options: Options of every member that the file does not say: `decode`, `transform` and what else is
-                not a plain value.
-
-        Raises:
-            ConfigError: no such file, a key that is not an argument, or an invalid value; names file and member.
-        """
-        members, options = read_mix(Path(path))
-        check_keys(str(path), options, cls, "MixedDataset")
-        made = {}
-        for name, own in members.items():
-            check_keys(f"{path}: member {name}", own, StreamingDataset, "StreamingDataset")
-            try:
-                made[name] = StreamingDataset(**grouped(own, member_options))  # type: ignore[arg-type]
-            except StreamerError as error:
-                raise error.of_member(name) from error
-        return cls(made, **grouped(options, {}, list(members)))  # type: ignore[arg-type]
+    def from_file(cls, *arguments: object, **options: object) -> Never:
+        """Raises ConfigError, which says what to write instead."""
+        refuse_method("MixedDataset", "from_file")
 
     def __repr__(self) -> str:
         return f"MixedDataset({', '.join(self._members)}, batching={self._options.batching!r})"

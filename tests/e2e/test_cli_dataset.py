@@ -145,20 +145,3 @@ def test_warm_leaves_out_what_has_no_room(environment: Mapping[str, str], arrays
     assert 0 < local < total
     assert f"{total - local} chunks have no room" in out
     assert _run(environment, "cache", "stat").splitlines()[0].split()[1] == str(local)
-
-
-@pytest.mark.slow
-def test_index_explains_the_mix_of_a_file(environment: Mapping[str, str], arrays: Path, tmp_path: Path) -> None:
-    """Two parts of the folder, one of which makes two passes; a file that is wrong is an error with its name."""
-    file = tmp_path / "mix.toml"
-    file.write_text(f'[repeat]\na = 1\nb = 2\n[members.a]\nurl = "{arrays}/a/"\n[members.b]\nurl = "{arrays}/b/"\n')
-    rows = _run(environment, "index", str(file), "--explain", "16", "--nodes", "2").splitlines()
-    assert rows[0].startswith("mix      stratified, ")
-    assert ["= 1.00 passes" in rows[1], "= 2.00 passes" in rows[2]] == [True, True]
-    assert rows[3].startswith("cache")
-    file.write_text("[members.a]\nurls = 3\n")
-    wrong = subprocess.run(
-        [*COMMAND, "index", str(file), "--explain", "16"], env=environment, capture_output=True, check=False
-    )
-    assert wrong.returncode != 0
-    assert b"mix.toml: member a has no url" in wrong.stderr

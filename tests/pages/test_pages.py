@@ -230,7 +230,7 @@ data = StreamingDataset("s3://bucket/val/")
     ("page", "around", "end"),
     [
         ("docs/order.md", AROUND_ORDER, "assert right == 300, right\n"),
-        ("docs/tuning.md", AROUND_TUNING, "assert head.ceiling.samples_per_second > 0\nloader.close()\n"),
+        ("docs/tuning.md", AROUND_TUNING, "loader.close()\n"),
     ],
 )
 def test_parts_of_programs(place: Place, fresh: Path, page: str, around: str, end: str) -> None:

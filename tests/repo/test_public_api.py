@@ -162,7 +162,6 @@ LOADER = {
     "ring_bytes": None,
     "timeout": 0,
     "reports": 30.0,
-    "stateful": None,
 }
 
 

@@ -1,23 +1,17 @@
-"""The options of a mix, checked when it is constructed, and as a TOML file says them."""
+"""The options of a mix, checked when it is constructed."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from streamer.batches import checks
-from streamer.batches.removed import refuse_removed
-from streamer.batches.rows.options import Balance, Estimate
-from streamer.config import read_toml
-from streamer.decode.rule import Decode
+from streamer.batches.rows.options import Estimate
 from streamer.errors import ConfigError
-from streamer.formats.registry import find_format
-from streamer.loader.options.arguments import Index, Order, Skip
+from streamer.loader.options.arguments import Order
 from streamer.loader.options.dataset_options import DatasetOptions, StreamOptions
-from streamer.order.mix import Batching, Homogeneous, MixRequest, Shares, Weights
+from streamer.order.mix import Batching, Homogeneous, MixRequest, Shares
 from streamer.order.spec import shuffle_mode
 from streamer.wire.messages import MAX_PARTS
 
@@ -28,17 +22,6 @@ _OF_A_DATASET = {
     "cut": "the lanes of a mix follow from the seeds of its members",
     "peers": "for a mix, run the engines as services with [peers] members",
 }
-# Arguments that a file has as tables, and what they become.
-_TABLES = {
-    "manifest": Index,
-    "order": Order,
-    "on_error": Skip,
-    "decode": Decode,
-    "batching": Homogeneous,
-    "balance": Balance,
-}
-# Keys that tell a table of Weights from weights by name.
-_WEIGHTS = {"values", "temperature"}
 # Equal in all members: they are read through one engine.
 _IN_COMMON = ("engine", "cache_dir", "cache_bytes")
 
@@ -165,74 +148,15 @@ def _differ(option: str, first: tuple[str, DatasetOptions], other: tuple[str, Da
     )
 
 
-def read_mix(path: Path) -> tuple[dict[str, dict[str, object]], dict[str, object]]:
-    """The options of the members by name, and those of the mix.
+def refuse_linear(weights: object) -> None:
+    """Refuses stages of weights that earlier versions reached by equal steps.
 
     Raises:
-        ConfigError: no such file, not TOML, or no table of members with a url each.
+        ConfigError: A stage ends in "linear"; the message says what to write.
     """
-    options = read_toml(path)
-    members = options.pop("members", None)
-    if not isinstance(members, dict) or not members:
-        raise ConfigError(f'{path} has no members: a table [members.NAME] with url = "..." for each', field="members")
-    for name, member in members.items():
-        if not isinstance(member, dict) or "url" not in member:
-            raise ConfigError(f'{path}: member {name} has no url: [members.{name}] with url = "..."', field="url")
-    return members, options
-
-
-def check_keys(where: str, options: Mapping[str, object], takes: type, of: str) -> None:
-    """Refuses options that a class does not have.
-
-    Args:
-        where: file and member, for messages.
-        options: those of the file, by name.
-        takes: the class, or one that is made from it.
-        of: name of the class.
-
-    Raises:
-        ConfigError: names the option, and those that there are, or what has taken its place.
-    """
-    refuse_removed(of, options, f"{where}: ")
-    parameters = inspect.signature(takes).parameters.values()
-    known = [entry.name for entry in parameters if entry.kind is not entry.VAR_KEYWORD and entry.name != "members"]
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"{where} has no option {name!r}; it has {', '.join(sorted(known))}", field=name)
-
-
-def grouped(options: Mapping[str, object], given: Mapping[str, object], names: Sequence[str] = ()) -> dict[str, object]:
-    """The arguments that the options of a file stand for: tables become the objects that group arguments.
-
-    Args:
-        options: Options of the file, by name.
-        given: Options that are given in Python, by name; taken where the file says nothing, also for single fields.
-        names: Names of the members of a mix.
-
-    Raises:
-        ConfigError: an option that a table does not have, or an invalid value.
-    """
-    made = {**given, **options}
-    for name, value in options.items():
-        table = {"url": value} if name == "manifest" and isinstance(value, str) else value
-        if not isinstance(table, Mapping):
-            continue
-        if name == "format":
-            own = dict(table)
-            made[name] = find_format(str(own.pop("name", "")), own)
-        elif name in _TABLES:
-            made[name] = _made(_TABLES[name], table, name, given)
-        elif name == "weights" and table.keys() & _WEIGHTS - set(names):
-            made[name] = _made(Weights, table, name, {})
-    return made
-
-
-def _made(kind: type[Any], table: Mapping[str, object], name: str, given: Mapping[str, object]) -> object:
-    known = [entry.name for entry in fields(kind)]
-    for key in table:
-        if key not in known:
-            raise ConfigError(f"{name} has no option {key!r}; it has {', '.join(sorted(known))}", field=key)
-    if name in given and kind in (Index, Decode):  # the only ones that members have
-        before = kind.of(given[name])
-        table = {**{key: getattr(before, key) for key in known}, **table}
-    return kind(**table)
+    if isinstance(weights, Sequence) and any(isinstance(stage, Sequence) and "linear" in stage for stage in weights):
+        raise ConfigError(
+            'weights=: stages are (epoch, weights), and "linear" is not there any more: write one stage for each epoch '
+            "[(epoch, {name: a + (b - a) * epoch / 10 for ...}) for epoch in range(11)]",
+            field="weights",
+        )

@@ -1,4 +1,4 @@
-"""The reporter and the headspace mode."""
+"""The reporter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 from streamer.client.oneshot import Finding
 from streamer.errors import ConfigError
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.loader.headspace import Headspace
 from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.report import Snapshot, StallReport, compare
 from streamer.loader.stall.reporter import Reports, StallReporter, advised
@@ -141,27 +140,6 @@ def test_the_engine_receives_what_was_found():
         dataset.prepared.engine_values = {"needs": 4, "reply": heard.append}
         report = StallReporter(loader.report_since, Reports(), rank=1).report()
     assert heard == [Finding(report.share, str(report.bottleneck), report.advice)]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_headspace_leaves_the_training_where_it_was(workers):
-    """k batches are replayed; the next epoch delivers them again; the clock has not seen them."""
-    with StreamingDataLoader(FakeDataset(40, sample), 4, workers, worker_type="thread", reports=None) as loader:
-        head = loader.headspace(k=2, steps=7)
-        state = loader.state_dict()
-        seen = [int(batch["x"][0, 0]) for batch in head]
-        assert seen == [0, 4, 0, 4, 0, 4, 0]
-        assert (head.ceiling.steps, head.ceiling.samples) == (5, 20)
-        assert head.ceiling.samples_per_second > 0
-        assert loader.state_dict() == state
-        assert [int(batch["x"][0, 0]) for batch in loader] == list(range(0, 40, 4))
-
-
-def test_headspace_of_nothing():
-    """An empty epoch has no ceiling."""
-    head = Headspace([], [], 5)
-    assert list(head) == []
-    assert head.ceiling.samples_per_second == 0
 
 
 def test_films_are_advised_on_where_decoding_limits_the_training():
