@@ -15,7 +15,7 @@ import msgspec
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import add_cache_dir, add_dataset, add_join, add_storage_options, check_places, size
 from streamer.cli.terminal import Terminal, write_figures
-from streamer.config import MiB, counted, format_bytes
+from streamer.config import counted, format_bytes
 from streamer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,10 +47,7 @@ examples:
 
 _HEADERS = ("epoch", "from the store", "requests", "USD", "hits", "seconds", "waiting")
 _JOINED = ("of it rows", "in requests")
-_LATENCY_REQUESTS = 20
 _MEASURED_SECONDS = 2.0
-_MEASURED_RANGE_BYTES = 8 * MiB
-_MEASURED_CONNECTIONS = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -215,29 +212,20 @@ def _link(manifest: Manifest, arguments: argparse.Namespace, terminal: Terminal)
 
 async def _measured(manifest: Manifest, arguments: argparse.Namespace) -> Link:
     from streamer.store import open_store
-    from streamer.tools.link.meter import measure_cell, measure_latency, ranges
+    from streamer.tools.link.meter import measure_link
     from streamer.tools.planning.model import Link
 
     objects = [manifest.object(number) for number in range(min(manifest.objects, 1000))]
     store = open_store(objects[0].url, arguments.storage_options)
     try:
-        latency = await measure_latency(store, objects, _LATENCY_REQUESTS)
-        one, many = [
-            await measure_cell(
-                store,
-                ranges(objects, _MEASURED_RANGE_BYTES),
-                ("auto", connections, _MEASURED_RANGE_BYTES),
-                _MEASURED_SECONDS,
-            )
-            for connections in (1, _MEASURED_CONNECTIONS)
-        ]
+        test = await measure_link(store, objects, _MEASURED_SECONDS)
     finally:
         await store.aclose()
-    first_byte = latency.median_seconds if arguments.first_byte is None else arguments.first_byte
+    first_byte = test.latency.median_seconds if arguments.first_byte is None else arguments.first_byte
     return Link(
-        bytes_per_second=max(many.bytes_per_second, 1.0),
+        bytes_per_second=max(test.many.bytes_per_second, 1.0),
         first_byte_seconds=first_byte,
-        connection_bytes_per_second=max(one.bytes_per_second, 1.0),
+        connection_bytes_per_second=max(test.one.bytes_per_second, 1.0),
     )
 
 

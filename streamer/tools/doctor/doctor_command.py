@@ -20,7 +20,8 @@ HELP = "what this machine has and lacks, and whether a url can be read"
 DESCRIPTION = """\
 Checks Python and torch, memory and limits, the cache folder and its disk, starts an engine (or asks the one that
 STREAMER_ENGINE names), and lists the optional libraries. With a URL it also checks the credentials (their source and
-end, never the keys), the endpoint and its clock, and reads a byte of an object. Each line that is not "ok" says what to
+end, never the keys), the endpoint and its clock, and reads from the objects for two seconds, to measure the link; what
+is read then is what it costs, and `streamer bench URL` is the long form of it. Each line that is not "ok" says what to
 do. The cache folder is made where it does not exist; nothing else is changed, and the engine ends by itself.
 """
 
@@ -46,6 +47,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
     from streamer.cli.dataset import client_settings
     from streamer.tools.doctor.libraries import library_findings
+    from streamer.tools.doctor.link import link_findings
     from streamer.tools.doctor.machine import machine_findings
     from streamer.tools.doctor.reach import url_findings
 
@@ -53,6 +55,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     found += library_findings()
     if arguments.url is not None:
         found += asyncio.run(url_findings(arguments.url, arguments.storage_options))
+        if all(finding.state != "problem" for finding in found if finding.subject in ("url", "read", "endpoint")):
+            found += asyncio.run(link_findings(arguments.url, arguments.storage_options))
     if arguments.json:
         terminal.line(json.dumps([finding._asdict() for finding in found]))
     else:

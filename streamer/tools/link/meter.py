@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from streamer.base.bounded_map import plain_errors
+from streamer.config import MiB
 from streamer.errors import ConfigError, ObjectNotFoundError, StoreError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import ObjectStore
@@ -165,6 +166,37 @@ async def measure_cell(
         requests=meter.requests,
         errors=tuple(meter.errors),
     )
+
+
+# Enough requests to fill a link of 5 GB/s at 90 MB/s for each connection, in ranges of the engine's own length.
+QUICK_CONNECTIONS = 64
+_QUICK_RANGE_BYTES = 8 * MiB
+_QUICK_LATENCY_REQUESTS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuickTest:
+    """The link in short: the time to the first byte, the rate of one connection, and of many."""
+
+    latency: Latency
+    one: Cell
+    many: Cell
+
+
+async def measure_link(store: ObjectStore, objects: Sequence[ObjectRecord], seconds: float) -> QuickTest:
+    """Measures a link for `seconds` with one connection, and as long with many: the test of `doctor` and `plan`.
+
+    Raises:
+        StoreError: The store refuses, or more than a hundred requests failed.
+    """
+    latency = await measure_latency(store, objects, _QUICK_LATENCY_REQUESTS)
+    one, many = [
+        await measure_cell(
+            store, ranges(objects, _QUICK_RANGE_BYTES), ("auto", connections, _QUICK_RANGE_BYTES), seconds
+        )
+        for connections in (1, QUICK_CONNECTIONS)
+    ]
+    return QuickTest(latency=latency, one=one, many=many)
 
 
 class _Meter:

@@ -10,6 +10,8 @@ import pytest
 from streamer.cli.exit_codes import Exit
 from streamer.cli.main import main
 from streamer.tools.doctor.libraries import extras, library_findings
+from streamer.tools.doctor.link import judge_link
+from streamer.tools.link.meter import Cell, Latency, QuickTest
 
 
 def test_extras_are_read_from_the_metadata() -> None:
@@ -33,6 +35,32 @@ def test_an_installed_extra_is_shown_with_its_version() -> None:
     assert found["s3"].fact.startswith("s3fs 2")
 
 
+def test_failed_requests_and_a_silent_store_are_warnings() -> None:
+    """The line names the errors; where nothing arrived, it says how to measure longer."""
+
+    def cell(received_bytes: int, *errors: str) -> Cell:
+        return Cell(
+            client="auto",
+            connections=64,
+            range_bytes=8 << 20,
+            received_bytes=received_bytes,
+            seconds=1.0,
+            cpu_seconds=0.1,
+            requests=9,
+            errors=errors,
+        )
+
+    latency = Latency(requests=10, first_seconds=0.1, median_seconds=0.03, p95_seconds=0.08, max_seconds=0.1)
+    judged = [
+        next(iter(judge_link(QuickTest(latency=latency, one=cell(9), many=many))))
+        for many in (cell(9_000_000), cell(9, "ThrottledError", "ThrottledError"), cell(0))
+    ]
+    assert [finding.state for finding in judged] == ["ok", "warning", "warning"]
+    assert "9.0 MB/s with 64" in judged[0].fact
+    assert "failed: 2 ThrottledError" in judged[1].fact
+    assert "measures longer" in judged[2].advice
+
+
 @pytest.mark.process
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Good machine, a folder to read: exit code 0; a url where nothing is: 1, and the line says which."""
@@ -44,9 +72,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     found = _findings(capsys)
     assert {"python", "torch", "memory", "open files", "cache", "engine"} <= set(found)
     assert found["read"]["state"] == "ok"
+    assert found["link"]["state"] == "ok"
+    assert "with one connection" in found["link"]["fact"]
     assert found["engine"]["state"] == "ok"
     assert main([*argv, str(tmp_path / "nothing")]) == Exit.FAILED
-    assert _findings(capsys)["url"]["state"] == "problem"
+    found = _findings(capsys)
+    assert found["url"]["state"] == "problem"
+    assert "link" not in found
 
 
 def _findings(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str]]:
