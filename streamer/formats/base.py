@@ -206,6 +206,12 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         yield from ()
         return Survey([Source(record) for record in accepted])
 
+    def survey_below(
+        self, base: str, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
+    ) -> Surveying:
+        """Surveys objects whose folders below `base` may say something of them; see `FolderSurveyor`."""
+        return self.survey(accepted, others)
+
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the samples of one object; see `Indexer.index`."""
         raise NotImplementedError

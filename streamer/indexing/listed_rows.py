@@ -102,11 +102,13 @@ class Listed(msgspec.Struct, frozen=True):
         indexer: the format chosen for these objects.
         listing: the objects that it accepts.
         others: the objects that it rejects, by url; empty for whole objects.
+        table: The folder below which folders may be partitions; see `FolderSurveyor`.
     """
 
     indexer: Indexer
     listing: Listing
     others: dict[str, ObjectRecord]
+    table: str = ""
 
 
 async def list_objects(
@@ -149,7 +151,19 @@ def _choose(urls: tuple[str, ...], found: list[_Found], choose_format: ChooseFor
     # Formats of other packages need not have classes.
     classes: Sequence[str] | None = getattr(chosen, "class_names", None)
     parts = [part.only(keep) for part, keep in zip(found, kept, strict=True)]
-    return Listed(chosen, _join(urls, parts, classes), others)
+    return Listed(chosen, _join(urls, parts, classes), others, _find_table(found))
+
+
+def _find_table(parts: Sequence[_Found]) -> str:
+    """Returns the folder that the urls share, up to the first pattern; "" if each url is that of an object."""
+    if all(_names_one(part) for part in parts):
+        return ""
+    return _common_folder([_folder(part.url, _ends(part), f"{_GLOB}{{") for part in parts])
+
+
+def _ends(part: _Found) -> list[str]:
+    """Returns the first and the last url of the objects, in the order of urls."""
+    return [part.folder + min(part.keys), part.folder + max(part.keys)]
 
 
 async def _list_one(url: str, lister: Lister, place_of: Callable[[str], int] | None) -> _Found:
@@ -183,9 +197,9 @@ async def _list_one(url: str, lister: Lister, place_of: Callable[[str], int] | N
     )
 
 
-def _folder(url: str, names: Sequence[str]) -> str:
+def _folder(url: str, names: Sequence[str], marks: str = _GLOB) -> str:
     """The folder that a url names, as the store spells it in the sorted names of its objects."""
-    magic = min((place for mark in _GLOB if (place := url.find(mark)) >= 0), default=len(url))
+    magic = min((place for mark in marks if (place := url.find(mark)) >= 0), default=len(url))
     stem = url[:magic]
     if magic < len(url) or url in names:
         stem = stem[: stem.rfind("/") + 1]

@@ -19,6 +19,7 @@ from streamer.manifest.protocols import (
     Examine,
     Examined,
     Examiner,
+    FolderSurveyor,
     Need,
     RangeReader,
     Survey,
@@ -80,7 +81,11 @@ async def survey_objects(listed: Listed, reader: RangeReader, concurrency: int, 
 
 async def _surveyed(listed: Listed, accepted: Sequence[ObjectRecord], reader: RangeReader, concurrency: int) -> Survey:
     """Runs one survey of these objects."""
-    steps = listed.indexer.survey(accepted, listed.others)
+    indexer = listed.indexer
+    if isinstance(indexer, FolderSurveyor):
+        steps = indexer.survey_below(listed.table, accepted, listed.others)
+    else:
+        steps = indexer.survey(accepted, listed.others)
     found = await asyncio.to_thread(_advance, steps, None)
     while not isinstance(found, Survey):
         answer: Answer

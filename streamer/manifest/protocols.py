@@ -208,6 +208,23 @@ class Indexer(Protocol):
         ...
 
 
+@runtime_checkable
+class FolderSurveyor(Protocol):
+    """An indexer to which the folders of objects say something, as `year=2024/` does of tables."""
+
+    def survey_below(
+        self, base: str, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
+    ) -> Surveying:
+        """Surveys objects as `Indexer.survey` does.
+
+        Args:
+            base: The folder that the urls of the dataset share, up to the first pattern; "" if each url is an object.
+            accepted: The objects that `accepts` takes.
+            others: The other objects below the urls, by url.
+        """
+        ...
+
+
 class Lister(Protocol):
     """Lists objects; every ObjectStore is one."""
 

@@ -133,7 +133,7 @@ def find(chosen: Format, objects: Mapping[str, bytes], chunk_bytes: int = 8 << 2
         sources: Sequence[Source] = [Source(record) for record in accepted]
     else:
         others = {record.url: record for record in listing if record not in accepted}
-        found.survey = run(chosen.survey(accepted, others), objects, None, found.survey_needs, _refuse)
+        found.survey = run(chosen.survey_below(URL, accepted, others), objects, None, found.survey_needs, _refuse)
         sources = found.survey.sources
         if found.survey.left_out:
             # As a build without `Index(on_error="skip")`.

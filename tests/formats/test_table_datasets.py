@@ -121,6 +121,24 @@ def test_partitions_are_fields_and_columns_of_conditions(rows: Rows, tmp_path: P
         assert dataset.select(where="lang is None").samples == 1
 
 
+def test_folders_above_the_dataset_are_no_partitions(rows: Rows, tmp_path: Path):
+    """Fields are `key=value` below the folder that the urls share, up to the first pattern; of a file, all its path."""
+    for year in (2023, 2024):
+        write(tmp_path / f"exp=3/data/year={year}/a.parquet", id=[year])
+    wanted = [{"id": 2023, "year": 2023}, {"id": 2024, "year": 2024}]
+    base = "exp=3/data"
+    for url in (base, f"{base}/", f"{base}/*/*.parquet", f"{base}/year=*/*", f"{base}/year={{2023,2024}}/*.parquet"):
+        assert rows(url) == wanted, url
+    assert rows(f"{base}/year={{2023,2024}}/a.parquet") == wanted
+    assert rows([f"{base}/year=2023", f"{base}/year=2024/*.parquet"]) == wanted
+    assert rows(f"{base}/year=2023") == rows(f"{base}/year=2023/*.parquet") == [{"id": 2023}]
+    # A single brace is a pattern, too: what stands behind it is below the dataset.
+    assert rows(f"{base}/{{year=2023}}/*.parquet") == wanted[:1]
+    # Of files that are named one by one, pyarrow takes the whole path, and so does DuckDB.
+    assert rows(f"{base}/year=2023/a.parquet") == [{"id": 2023, "exp": 3, "year": 2023}]
+    assert [row["exp"] for row in rows([f"{base}/year=2024/a.parquet", f"{base}/year=2023/a.parquet"])] == [3, 3]
+
+
 def test_splits_that_are_partitions(rows: Rows, tmp_path: Path):
     """Folders split=train/ and split=test/ are splits, as train/ and test/ are."""
     for name in ("train", "test"):

@@ -438,6 +438,52 @@ def test_partitions_are_those_of_pyarrow(values: list[str | None], tmp_path):
     assert sorted(found, key=lambda row: row["id"]) == sorted(wanted, key=lambda row: row["id"])
 
 
+TEXTS = """
+1 01 -7 -0 +1 1_0 1.5 true 1e3 2147483647 2147483648 -2147483648 %31 %2F %zz % %00 %C3%BC 1% x=y = 0x1F 0XFFFFFFFF
+0x123456789 -0x1 \u0661 \u00b2 \u00fc __HIVE_DEFAULT_PARTITION__ %5F_HIVE_DEFAULT_PARTITION__ None null %FF
+"""
+SEGMENTS = st.one_of(
+    st.sampled_from([*TEXTS.split(), "", " 1", "1 ", "a b"]),
+    st.integers(-(2**33), 2**33).map(str),
+    st.text("01-+ %aF=", max_size=4),
+)
+FOLDERS = st.lists(
+    st.one_of(
+        st.builds("{}={}".format, st.sampled_from(["k", "year", "%6B", "K", "a.b"]), SEGMENTS),
+        st.sampled_from(["plain", "data-1"]),
+    ),
+    max_size=3,
+)
+
+
+@pytest.mark.parametrize("examples", [40, pytest.param(2000, marks=pytest.mark.formats)])
+def test_any_partitions_are_those_of_pyarrow(examples: int, tmp_path_factory):
+    """Names, types and values of drawn paths are those of pyarrow's Hive partitioning, or both refuse them."""
+
+    @given(st.lists(FOLDERS, min_size=1, max_size=4))
+    @settings(max_examples=examples)
+    def check(folders: list[list[str]]) -> None:
+        root = tmp_path_factory.mktemp("drawn")
+        objects = {}
+        for number, each in enumerate(folders):
+            name = "/".join([*each, f"{number}.parquet"])
+            objects[name] = parquet(pa.table({"id": [number]}))
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(objects[name])
+        try:
+            wanted = ds.dataset(root, partitioning=ds.partitioning(flavor="hive")).to_table().to_pylist()
+        except pa.ArrowInvalid as error:
+            # Where a partition is null in all paths, pyarrow does not know its type.
+            if "No non-null segments" not in str(error):
+                with pytest.raises(ManifestError, match="not UTF-8"):
+                    samples(Parquet(), objects)
+            return
+        found = samples(Parquet(), objects)
+        assert sorted(found, key=lambda row: row["id"]) == sorted(wanted, key=lambda row: row["id"])
+
+    check()
+
+
 def test_a_partition_that_is_a_column_is_refused():
     """One of them is named; other columns are read beside it."""
     objects = {"year=2023/a.parquet": parquet(pa.table({"id": [1], "year": [2022]}))}

@@ -1,6 +1,7 @@
 """Finds the columns that are in the paths of files only: `year=2024/lang=en/part-0.parquet`, as Hive writes them.
 
-Their types are those that pyarrow infers: whole numbers of 32 bits where all values are, else texts.
+Names, types and values are those that pyarrow infers: whole numbers of 32 bits where all values are, else texts; of two
+folders of one name the upper one counts.
 
 Source: https://arrow.apache.org/docs/python/generated/pyarrow.dataset.HivePartitioning.html
 """
@@ -8,7 +9,7 @@ Source: https://arrow.apache.org/docs/python/generated/pyarrow.dataset.HiveParti
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from urllib.parse import unquote
 
 from streamer.formats.base import FieldSpec
@@ -16,33 +17,58 @@ from streamer.formats.base import FieldSpec
 # What Hive and Spark write for null.
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile(r"-?[0-9]+")
+# pyarrow reads these as the 32 bits of a number, too: 0xffffffff is -1.
+_HEXADECIMAL = re.compile(r"0[xX][0-9a-fA-F]{1,8}")
 _INT32 = range(-(2**31), 2**31)
 NUMBER = "<i4"
 TEXT = "txt"
 
 
-def partition_texts(key: str) -> dict[str, str | None]:
-    """Returns the partitions in the folders of a path, by their names; None where a value is null."""
-    found: dict[str, str | None] = {}
-    for part in key.partition("://")[2].split("/")[:-1] if "://" in key else key.split("/")[:-1]:
+def partition_key(url: str, base: str) -> str:
+    """Returns the part of an object's url whose folders may be partitions.
+
+    Args:
+        url: Url of an object.
+        base: Folder of the table; "" if it is not known, so that the whole path counts.
+    """
+    return url.removeprefix(base) if base else url.partition("://")[2] or url
+
+
+def read_partitions(key: str) -> list[tuple[str, str | None]]:
+    """Returns the names and values of the partitions in the folders of a path; None stands for null.
+
+    Raises:
+        ValueError: A name or a value is not UTF-8 where its escapes are decoded.
+    """
+    found = list[tuple[str, str | None]]()
+    for part in key.split("/")[:-1]:
         name, equals, value = part.partition("=")
         if equals and name:
-            found[unquote(name)] = None if value == _NULL else unquote(value)
+            try:
+                name = unquote(name, errors="strict")
+                value = unquote(value, errors="strict")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{part!r} in its path is not UTF-8 where its escapes are decoded") from error
+            found.append((name, None if value == _NULL else value))
     return found
 
 
 def partition_fields(keys: Iterable[str]) -> list[FieldSpec]:
-    """Returns the fields that the paths of files have, in the order of the folders."""
+    """Returns the fields that the paths of files have, in the order of the folders.
+
+    Raises:
+        ValueError: A path has a part that is not UTF-8.
+    """
     are_numbers: dict[str, bool] = {}
     have_values = set[str]()
     for key in keys:
         if "=" not in key:
             continue
-        for name, text in partition_texts(key).items():
+        for name, text in read_partitions(key):
             are_numbers.setdefault(name, True)
             if text is not None:
                 have_values.add(name)
-                are_numbers[name] = are_numbers[name] and _is_number(text)
+                are_numbers[name] = are_numbers[name] and _read_number(text) is not None
     return [
         FieldSpec(name, NUMBER if is_number and name in have_values else TEXT)
         for name, is_number in are_numbers.items()
@@ -53,17 +79,23 @@ def partition_values(fields: Sequence[FieldSpec], key: str) -> list[int | str | 
     """Returns the values of these fields for a file; None where its path does not have one.
 
     Raises:
-        ValueError: a number is wanted, and the path has a text.
+        ValueError: A number is wanted, and the path has a text; or a value is not UTF-8.
     """
-    texts: Mapping[str, str | None] = partition_texts(key) if fields else {}
+    # Of two folders of one name the upper one counts.
+    texts = dict(reversed(read_partitions(key))) if fields else {}
     found = list[int | str | None]()
     for field in fields:
         text = texts.get(field.name)
-        if text is not None and field.kind == NUMBER and not _is_number(text):
+        if text is not None and field.kind == NUMBER and _read_number(text) is None:
             raise ValueError(f"{field.name}={text!r} in its path is not a number of 32 bits, as it is in other paths")
-        found.append(int(text) if text is not None and field.kind == NUMBER else text)
+        found.append(_read_number(text) if text is not None and field.kind == NUMBER else text)
     return found
 
 
-def _is_number(text: str) -> bool:
-    return _INTEGER.fullmatch(text) is not None and int(text) in _INT32
+def _read_number(text: str) -> int | None:
+    """Returns a whole number of 32 bits; None if the text is none."""
+    if _HEXADECIMAL.fullmatch(text):
+        return (int(text, 16) ^ 1 << 31) - (1 << 31)
+    if _INTEGER.fullmatch(text) and (number := int(text)) in _INT32:
+        return number
+    return None

@@ -42,7 +42,11 @@ class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Surveys the rows; the fields are those of windows."""
-        found = yield from self.survey_rows(accepted, others)
+        return (yield from self.survey_windows(self.survey_rows(accepted, others)))
+
+    def survey_windows(self, rows: Surveying) -> Surveying:
+        """Turns a survey of rows into one of windows, if samples are windows."""
+        found = yield from rows
         if self.window is None:
             return found
         return msgspec.structs.replace(found, facts=_windowed(found, self.window[0]))

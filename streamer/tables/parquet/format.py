@@ -60,7 +60,15 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
             return False
         return parts[-1].endswith(SUFFIXES) or is_bare(parts[-1])
 
-    def survey_rows(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+    def survey_below(
+        self, base: str, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
+    ) -> Surveying:
+        """Surveys files whose partitions are the folders `key=value` below `base`."""
+        return self.survey_windows(self.survey_rows(accepted, others, base))
+
+    def survey_rows(
+        self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord], base: str | None = None
+    ) -> Surveying:
         """Reads the schemas of all files.
 
         Raises:
@@ -72,7 +80,7 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
         if not accepted:
             return Survey([])
         files = yield from leave_out_others(accepted)
-        facts, notes = yield from describe_files(files, self.columns)
+        facts, notes = yield from describe_files(files, self.columns, base)
         sources = [Source(record, notes.get(record.url, b"")) for record in files]
         expected = 2 * FIRST_READ * len(files)
         return Survey(sources, facts, read_bytes=min(expected, sum(record.size for record in files)))
@@ -91,7 +99,7 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
         try:
             wanted = Wanted.of(facts)
             own = wanted.of_schema(footer.root)
-            hint = _file_hint(wanted, own, source)
+            hint = _file_hint(wanted, own, record, notes.key)
             primitives = [footer.root.at(way[-1].path).primitive for way in own.ways]
             for number, group in enumerate(footer.groups):
                 if not group.rows:
@@ -131,12 +139,12 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
         return True
 
 
-def _file_hint(wanted: Wanted, own: Own, source: Source) -> FileHint | None:
-    """Returns what the recoder has to know of a file besides the facts; None: nothing."""
+def _file_hint(wanted: Wanted, own: Own, record: ObjectRecord, key: str) -> FileHint | None:
+    """Returns what the recoder has to know of a file besides the facts; None if that is nothing."""
     try:
-        values = partition_values(wanted.partitions, source.record.url)
+        values = partition_values(wanted.partitions, key)
     except ValueError as error:
-        raise refused(source.record, str(error), of_one=True) from error
+        raise refused(record, str(error), of_one=True) from error
     if own is wanted.all:
         return FileHint([], partitions=values) if wanted.partitions else None
     return FileHint([], own.root.elements(), tuple(own.root.logicals().items()), values)

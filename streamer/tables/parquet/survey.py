@@ -6,17 +6,17 @@ says so, or leaves it out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from streamer.errors import ConfigError, ManifestError
-from streamer.formats.base import Facts
+from streamer.formats.base import Facts, FieldSpec
 from streamer.formats.failures import DamagedError, UnreadError, damaged, refused
 from streamer.formats.names import base_name
 from streamer.formats.reading import Reading, read_ranges
 from streamer.formats.table.layouts import refuse_table, written_by
-from streamer.formats.table.partitions import partition_fields
+from streamer.formats.table.partitions import partition_fields, partition_key, read_partitions
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Need
 from streamer.tables.parquet.ends import Tail, read_tails
@@ -33,18 +33,28 @@ _MOST_KEPT_BYTES = 64 << 20
 
 
 class FileNotes(msgspec.Struct, frozen=True, array_like=True):
-    """What the survey tells the index of a file: its end, if that is kept, and why it is no part of the dataset."""
+    """What the survey tells the index of a file.
+
+    Attributes:
+        end: Its last bytes; "" if they are not kept.
+        problem: Why it is no part of the dataset; "" if it is one.
+        key: The part of its url that has the partitions; "" if the dataset has none.
+    """
 
     end: bytes = b""
     problem: str = ""
+    key: str = ""
 
 
-def describe_files(records: Sequence[ObjectRecord], columns: Sequence[str]) -> Reading[tuple[Facts, dict[str, bytes]]]:
+def describe_files(
+    records: Sequence[ObjectRecord], columns: Sequence[str], base: str | None
+) -> Reading[tuple[Facts, dict[str, bytes]]]:
     """Reads the schemas of files.
 
     Args:
-        records: the files.
-        columns: names of the wanted fields; empty: all.
+        records: The files.
+        columns: Names of the wanted fields; all are wanted if there are none.
+        base: Folder below which `key=value` in paths are fields, "" for the whole path; None if they are no fields.
 
     Returns:
         The facts, and notes for the index by the urls of files: see `FileNotes`.
@@ -54,19 +64,34 @@ def describe_files(records: Sequence[ObjectRecord], columns: Sequence[str]) -> R
         ManifestError: no file can be read.
     """
     united = _United(columns)
+    keys = {} if base is None else {record.url: partition_key(record.url, base) for record in records}
+    problems = _find_path_problems(keys)
+    partitions = partition_fields(key for url, key in keys.items() if url not in problems)
     kept: dict[str, bytes] = {}
     kept_bytes = 0
     for first in range(0, len(records), _BATCH_FILES):
         some = records[first : first + _BATCH_FILES]
         tails = yield from read_tails(some)
         for record, tail in zip(some, tails, strict=True):
-            problem = united.add(record, tail)
+            problem = united.add(record, tail) or problems.get(record.url, "")
             content = tail.content if isinstance(tail, Tail) else b""
             content = content if kept_bytes + len(content) <= _MOST_KEPT_BYTES else b""
             kept_bytes += len(content)
-            if content or problem:
-                kept[record.url] = msgspec.msgpack.encode(FileNotes(content, problem))
-    return united.facts(partition_keys(records)), kept
+            key = keys[record.url] if partitions else ""
+            if content or problem or key:
+                kept[record.url] = msgspec.msgpack.encode(FileNotes(content, problem, key))
+    return united.facts(partitions), kept
+
+
+def _find_path_problems(keys: Mapping[str, str]) -> dict[str, str]:
+    """Returns why the partitions in a path cannot be read, by the url of the file."""
+    found = {}
+    for url, key in keys.items():
+        try:
+            read_partitions(key)
+        except ValueError as error:
+            found[url] = f"has a path that cannot be read: {error}"
+    return found
 
 
 def is_bare(name: str) -> bool:
@@ -83,11 +108,6 @@ def leave_out_others(records: Sequence[ObjectRecord]) -> Reading[list[ObjectReco
         starts = yield from read_ranges([Need(0, min(len(MAGIC), record.size), record) for record in some])
         others.update(record.url for record, start in zip(some, starts, strict=True) if start not in _MAGICS)
     return [record for record in records if record.url not in others] or list(records)
-
-
-def partition_keys(records: Sequence[ObjectRecord]) -> list[str]:
-    """Returns the paths of files, without their bucket."""
-    return [record.url.partition("://")[2] or record.url for record in records]
 
 
 class _United:
@@ -132,8 +152,8 @@ class _United:
         self._empty = self._empty or (record, found)
         return ""
 
-    def facts(self, keys: Sequence[str]) -> Facts:
-        """Returns the facts about all files."""
+    def facts(self, partitions: Sequence[FieldSpec]) -> Facts:
+        """Returns the facts about all files, whose paths have these partitions."""
         if self._root is None and self._empty is not None:
             self._unite(*self._empty)
         if self._first is None:
@@ -145,7 +165,7 @@ class _United:
                 root,
                 self._features,
                 self._columns,
-                partitions=partition_fields(keys),
+                partitions=partitions,
                 names=self._names,
                 leading=self._leading,
             )
