@@ -35,13 +35,14 @@ from streamer.manifest.protocols import (
     Source,
     Span,
     Survey,
+    SurveyContext,
     Surveying,
 )
 
 # Formats of other packages import these from here.
 __all__ = ["Answer", "Block", "Examine", "Examined", "Facts", "Field", "FieldSpec", "Format", "Indexer", "Indexing"]
 __all__ += ["Need", "ObjectRecord", "Opener", "Recoder", "Records", "SampleName", "Source", "Span", "Survey"]
-__all__ += ["Surveying"]
+__all__ += ["SurveyContext", "Surveying"]
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -206,10 +207,10 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         yield from ()
         return Survey([Source(record) for record in accepted])
 
-    def survey_below(
-        self, base: str, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
+    def survey_with(
+        self, context: SurveyContext, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
     ) -> Surveying:
-        """Surveys objects whose folders below `base` may say something of them; see `FolderSurveyor`."""
+        """Surveys objects where the format needs to know more than them; see `ContextSurveyor`."""
         return self.survey(accepted, others)
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:

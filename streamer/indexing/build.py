@@ -27,6 +27,7 @@ from streamer.indexing.listed_rows import Listed, Listing, OrderOf, list_objects
 from streamer.indexing.publish import publish
 from streamer.indexing.rows import Contained, Rows, rows_of_objects
 from streamer.indexing.survey import Surveyed, survey_objects
+from streamer.indexing.survey_memory import keep_memory, read_memories
 from streamer.manifest.blocks import Block
 from streamer.manifest.columns import decoded
 from streamer.manifest.model import Extent
@@ -141,9 +142,9 @@ async def build(
     listed = await list_objects(wanted, lister, choose_format, options.concurrency, options.order_of)
     if listed.indexer.whole_objects:
         await _check_start(listed.listing, reader, options)
-        rows, why = await _whole_objects(listed, options), ""
+        rows, why, memory = await _whole_objects(listed, options), "", b""
     else:
-        rows, why = await _containers(listed, reader, options)
+        rows, why, memory = await _containers(listed, reader, options)
     if not rows.samples:
         raise ManifestError(
             f"{len(rows.listing)} objects below {', '.join(wanted)} have no sample in them"
@@ -151,7 +152,10 @@ async def build(
             urls=", ".join(wanted),
             objects=len(rows.listing),
         )
-    return Manifest.open(await asyncio.to_thread(publish, rows, root))
+    manifest = Manifest.open(await asyncio.to_thread(publish, rows, root))
+    if memory:
+        await asyncio.to_thread(keep_memory, manifest, memory)
+    return manifest
 
 
 async def _check_start(listing: Listing, reader: RangeReader, options: BuildOptions) -> None:
@@ -188,9 +192,11 @@ def _pack(listing: Listing, chosen: Indexer, chunk_bytes: int, in_key_order: boo
     return msgspec.structs.replace(rows, indexer=chosen)
 
 
-async def _containers(listed: Listed, reader: RangeReader, options: BuildOptions) -> tuple[Rows, str]:
-    """The rows, and why there are none, if that is known."""
-    surveyed = await survey_objects(listed, reader, options.concurrency, skips=options.on_damage is not None)
+async def _containers(listed: Listed, reader: RangeReader, options: BuildOptions) -> tuple[Rows, str, bytes]:
+    """Returns the rows, why there are none if that is known, and what the survey leaves for the next one."""
+    memories = await asyncio.to_thread(read_memories, options.known)
+    skips = options.on_damage is not None
+    surveyed = await survey_objects(listed, reader, options.concurrency, skips=skips, memories=memories)
     chunk_bytes = choose_chunk_bytes(options.chunk_bytes, surveyed.listing.sizes, False)
     survey = surveyed.survey
     indexer = listed.indexer
@@ -207,7 +213,7 @@ async def _containers(listed: Listed, reader: RangeReader, options: BuildOptions
         options.on_note(f"samples over a change of codec parameters, which are left out: {indexed.left_out}")
     for note in indexed.notes.values():
         options.on_note(f"{note.count} {note.what} (the first is {note.example})")
-    return rows, str(indexed.longest or "")
+    return rows, str(indexed.longest or ""), survey.memory
 
 
 def _leave_out(parts: Sequence[LeftOut], options: BuildOptions, what: str) -> None:

@@ -59,12 +59,16 @@ class _Rows:
         self._first_extent = np.append(manifest.column("chunks", "first_extent").astype(np.int64), len(owner))
         # Of a chunk whose extents are all of one object.
         self._owner = owner[self._first_extent[:-1]]
+        # Rows of an object that are made of others, too, may change with those, which the rows do not name.
+        self._are_of_one = not manifest.recoded or bool(
+            np.array_equal(owner, np.repeat(self._owner, np.diff(self._first_extent)))
+        )
         self._sample_start = np.empty(0) if manifest.recoded else manifest.column("samples", "start")
 
     def of(self, record: ObjectRecord, chunk_bytes: int) -> Cut | list[Block] | None:
         """The samples or blocks of an object; None if it is unknown or has changed."""
         number = self._numbers.get(record.url)
-        if number is None or self._manifest.object(number) != record:
+        if number is None or self._manifest.object(number) != record or not self._are_of_one:
             return None
         first, stop = np.searchsorted(self._owner, [number, number + 1]).tolist()
         if self._manifest.recoded:

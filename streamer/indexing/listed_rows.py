@@ -102,7 +102,7 @@ class Listed(msgspec.Struct, frozen=True):
         indexer: the format chosen for these objects.
         listing: the objects that it accepts.
         others: the objects that it rejects, by url; empty for whole objects.
-        table: The folder below which folders may be partitions; see `FolderSurveyor`.
+        table: The folder below which folders may be partitions; see `SurveyContext`.
     """
 
     indexer: Indexer

@@ -16,13 +16,14 @@ from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.protocols import (
     Answer,
     BoundedReader,
+    ContextSurveyor,
     Examine,
     Examined,
     Examiner,
-    FolderSurveyor,
     Need,
     RangeReader,
     Survey,
+    SurveyContext,
     Surveying,
 )
 
@@ -39,7 +40,9 @@ class Surveyed(msgspec.Struct, frozen=True):
     damages: list[ManifestError]
 
 
-async def survey_objects(listed: Listed, reader: RangeReader, concurrency: int, *, skips: bool) -> Surveyed:
+async def survey_objects(
+    listed: Listed, reader: RangeReader, concurrency: int, *, skips: bool, memories: Sequence[bytes] = ()
+) -> Surveyed:
     """Surveys the listed objects.
 
     Args:
@@ -48,6 +51,7 @@ async def survey_objects(listed: Listed, reader: RangeReader, concurrency: int, 
         concurrency: Requests at once.
         skips: Whether an object that the survey cannot read is left out, as the first one that says which fields all
             have, and the others are surveyed without it.
+        memories: What earlier surveys have left; see `SurveyContext`.
 
     Raises:
         ManifestError: the format's survey failed, or names an object twice or one that was not listed.
@@ -59,7 +63,7 @@ async def survey_objects(listed: Listed, reader: RangeReader, concurrency: int, 
     damages: list[ManifestError] = []
     while True:
         try:
-            found = await _surveyed(listed, accepted, reader, concurrency)
+            found = await _surveyed(listed, accepted, reader, concurrency, memories)
             break
         except ManifestError as error:
             kept = [record for record in accepted if record.url != error.details.get("url")]
@@ -79,11 +83,17 @@ async def survey_objects(listed: Listed, reader: RangeReader, concurrency: int, 
     return Surveyed(listed.listing.only(chosen), found, damages)
 
 
-async def _surveyed(listed: Listed, accepted: Sequence[ObjectRecord], reader: RangeReader, concurrency: int) -> Survey:
+async def _surveyed(
+    listed: Listed,
+    accepted: Sequence[ObjectRecord],
+    reader: RangeReader,
+    concurrency: int,
+    memories: Sequence[bytes],
+) -> Survey:
     """Runs one survey of these objects."""
     indexer = listed.indexer
-    if isinstance(indexer, FolderSurveyor):
-        steps = indexer.survey_below(listed.table, accepted, listed.others)
+    if isinstance(indexer, ContextSurveyor):
+        steps = indexer.survey_with(SurveyContext(listed.table, memories), accepted, listed.others)
     else:
         steps = indexer.survey(accepted, listed.others)
     found = await asyncio.to_thread(_advance, steps, None)

@@ -136,6 +136,7 @@ class Survey(msgspec.Struct, frozen=True):
         read_bytes: the most bytes that the index will read; None: all bytes of the objects.
         rows: of a table that says what the samples are: one each, unless it is left out; 0: there is no table.
         left_out: parts that cannot be used, such as rows of a table that name no object.
+        memory: What the next survey of the dataset can use, kept beside the manifest; empty if that is nothing.
     """
 
     sources: Sequence[Source]
@@ -143,6 +144,19 @@ class Survey(msgspec.Struct, frozen=True):
     read_bytes: int | None = None
     rows: int = 0
     left_out: Sequence[LeftOut] = ()
+    memory: bytes = b""
+
+
+class SurveyContext(msgspec.Struct, frozen=True):
+    """What a survey is told besides the objects.
+
+    Attributes:
+        base: Folder that the urls of the dataset share, up to the first pattern; "" if each url is an object.
+        memories: What earlier surveys of the dataset have left (`Survey.memory`), the newest first.
+    """
+
+    base: str = ""
+    memories: Sequence[bytes] = ()
 
 
 Answer: TypeAlias = memoryview | tuple[memoryview, ...] | Examined | None
@@ -209,19 +223,13 @@ class Indexer(Protocol):
 
 
 @runtime_checkable
-class FolderSurveyor(Protocol):
-    """An indexer to which the folders of objects say something, as `year=2024/` does of tables."""
+class ContextSurveyor(Protocol):
+    """An indexer whose survey depends on more than the objects."""
 
-    def survey_below(
-        self, base: str, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
+    def survey_with(
+        self, context: SurveyContext, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
     ) -> Surveying:
-        """Surveys objects as `Indexer.survey` does.
-
-        Args:
-            base: The folder that the urls of the dataset share, up to the first pattern; "" if each url is an object.
-            accepted: The objects that `accepts` takes.
-            others: The other objects below the urls, by url.
-        """
+        """Surveys objects as `Indexer.survey` does."""
         ...
 
 

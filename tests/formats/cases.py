@@ -32,6 +32,7 @@ from streamer.formats.base import (
     Source,
     Span,
     Survey,
+    SurveyContext,
 )
 from streamer.formats.chunkfile import RecordTable, encode_table
 from streamer.formats.registry import find_format
@@ -133,7 +134,8 @@ def find(chosen: Format, objects: Mapping[str, bytes], chunk_bytes: int = 8 << 2
         sources: Sequence[Source] = [Source(record) for record in accepted]
     else:
         others = {record.url: record for record in listing if record not in accepted}
-        found.survey = run(chosen.survey_below(URL, accepted, others), objects, None, found.survey_needs, _refuse)
+        survey = chosen.survey_with(SurveyContext(URL), accepted, others)
+        found.survey = run(survey, objects, None, found.survey_needs, _refuse)
         sources = found.survey.sources
         if found.survey.left_out:
             # As a build without `Index(on_error="skip")`.

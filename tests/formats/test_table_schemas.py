@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import decimal
 import io
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise, permutations
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +25,7 @@ from streamer.formats.base import Format, SampleName
 from streamer.tables.arrow_ipc.format import ArrowIPC
 from streamer.tables.parquet import pages
 from streamer.tables.parquet.format import Parquet
-from tests.formats.cases import block_bytes, facts_of, find, recode
+from tests.formats.cases import MemoryStore, block_bytes, built, facts_of, find, recode
 
 WHEN = datetime.datetime(2024, 5, 17, 12, 30, 15, 123000)  # noqa: DTZ001 - as the column has it
 
@@ -400,6 +402,51 @@ def test_pages_without_rows(monkeypatch: pytest.MonkeyPatch):
     records = [one for block in blocks for one in recode(Parquet(), found, block, block_bytes(block, content))]
     rows = [decoder("", opener.open(memoryview(record), SampleName())[1]) for record in records]
     assert [row["x"] for row in rows] == values
+
+
+# ---------------------------------------------------------------- files that are added
+
+
+async def check_added(chosen: Format, first: Mapping[str, bytes], then: Mapping[str, bytes], root: Path) -> set[str]:
+    """Compares an index that goes on from an earlier one with a fresh one; returns the names of the files it reads."""
+    known = await built(chosen, MemoryStore(first), root / "known")
+    fresh = await built(chosen, MemoryStore(then), root / "fresh")
+    store = MemoryStore(then)
+    found = await built(chosen, store, root / "known", known=[known])
+    assert found.digest == fresh.digest
+    return {extent.object.url.rpartition("/")[2] for extent in store.reads}
+
+
+async def test_a_refresh_reads_new_files_only(tmp_path: Path):
+    """What earlier surveys have read is kept beside the manifest, and the result is that of reading all."""
+    content = parquet(pa.table({"a": [1], "s": [{"x": 1, "y": None}]}))
+    more = parquet(pa.table({"b": ["x"], "s": [{"y": 2, "x": 1}]}))
+    first = {f"{n}.parquet": content for n in range(5)} | {"none.parquet": parquet(pa.table({"a": [1]}).slice(0, 0))}
+    assert await check_added(Parquet(), first, first | {"2x.parquet": content}, tmp_path / "a") == {"2x.parquet"}
+    assert await check_added(Parquet(), first, first | {"3.parquet": content + content}, tmp_path / "b") == {
+        "3.parquet"
+    }
+    # Of one that has new columns the rows of all change, and each file is read once.
+    for name in ("0a.parquet", "9.parquet", "2x.parquet"):
+        await check_added(Parquet(), first, first | {name: more}, tmp_path / name)
+    # Without what was kept, all are read.
+    known = await built(Parquet(), MemoryStore(first), tmp_path / "c")
+    (tmp_path / f"c/{known.digest}.survey").write_bytes(b"of another version")
+    store = MemoryStore(first)
+    assert (await built(Parquet(), store, tmp_path / "d", known=[known])).digest == known.digest
+    assert len(store.reads) >= len(first)
+
+
+@given(drawn=drawn_tables(), count=st.integers(1, 3), order=st.randoms(use_true_random=False))
+@settings(max_examples=10)
+def test_files_that_are_added_change_what_a_fresh_index_has(drawn, count: int, order, tmp_path_factory):
+    """However the files differ and wherever new ones sort: the manifest is that of a fresh index."""
+    contents = [parquet(table) for table in drawn[1] if table.num_rows]
+    names = order.sample(range(100), len(contents))
+    objects = {f"{name}.parquet": content for name, content in zip(names, contents, strict=True)}
+    first = dict(order.sample([*objects.items()], min(count, len(objects))))
+    if first:
+        asyncio.run(check_added(Parquet(), first, objects, tmp_path_factory.mktemp("added")))
 
 
 # ---------------------------------------------------------------- partitions in paths

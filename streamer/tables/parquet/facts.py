@@ -78,7 +78,9 @@ def describe(
         tuple(root.logicals().items()),
         leading if leading < len(root.children) else -1,
     )
-    return Facts((*(field.spec for field in wanted), *parts), msgspec.to_builtins(notes), classes_of(wanted))
+    # As a manifest that is read has them, with which they are compared.
+    plain = msgspec.json.decode(msgspec.json.encode(notes))
+    return Facts((*(field.spec for field in wanted), *parts), plain, classes_of(wanted))
 
 
 def is_wanted(name: str, columns: Sequence[str]) -> bool:

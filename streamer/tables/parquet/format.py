@@ -18,15 +18,16 @@ from streamer.formats.reading import Range, Reading, near_needs, read_ranges
 from streamer.formats.table.layouts import refuse_table, table_log
 from streamer.formats.table.partitions import partition_values
 from streamer.formats.table.records import TableOpener, head_bytes
+from streamer.formats.table.schema_memory import SchemaMemory
 from streamer.formats.windows.format import RowFormat
 from streamer.manifest.blocks import MOST_FETCH_BYTES, MOST_RECORD_BYTES
 from streamer.manifest.model import ObjectRecord
-from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
+from streamer.manifest.protocols import Indexing, Source, Survey, SurveyContext, Surveying
 from streamer.tables.parquet.ends import FIRST_READ, Tail, encrypted, read_end
 from streamer.tables.parquet.facts import Own, Wanted
 from streamer.tables.parquet.footer import ColumnChunk
 from streamer.tables.parquet.pages import FileHint, Group, Pages, Primitive, blocks_of, needs_pages, read_pages
-from streamer.tables.parquet.survey import FileNotes, describe_files, is_bare, leave_out_others
+from streamer.tables.parquet.survey import SCHEMA_RULE, FileNotes, describe_files, is_bare, leave_out_others
 from streamer.tables.parquet.unify import DifferentError
 
 # "df.parquet.gzip" is how pandas' documentation calls files whose pages are compressed.
@@ -60,16 +61,19 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
             return False
         return parts[-1].endswith(SUFFIXES) or is_bare(parts[-1])
 
-    def survey_below(
-        self, base: str, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
+    def survey_with(
+        self, context: SurveyContext, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
     ) -> Surveying:
-        """Surveys files whose partitions are the folders `key=value` below `base`."""
-        return self.survey_windows(self.survey_rows(accepted, others, base))
+        """Surveys files whose partitions are the folders `key=value` below the dataset's."""
+        return self.survey_windows(self.survey_rows(accepted, others, context))
 
     def survey_rows(
-        self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord], base: str | None = None
+        self,
+        accepted: Sequence[ObjectRecord],
+        others: Mapping[str, ObjectRecord],
+        context: SurveyContext | None = None,
     ) -> Surveying:
-        """Reads the schemas of all files.
+        """Reads the schemas of the files that no survey before has read; paths have no partitions without a context.
 
         Raises:
             ConfigError: `columns` names one that no file has.
@@ -79,11 +83,13 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
             raise ManifestError(refuse_table(*found), url=found[1])
         if not accepted:
             return Survey([])
-        files = yield from leave_out_others(accepted)
-        facts, notes = yield from describe_files(files, self.columns, base)
+        memory = SchemaMemory(SCHEMA_RULE, context.memories if context else ())
+        files = yield from leave_out_others(accepted, memory)
+        facts, notes = yield from describe_files(files, self.columns, context.base if context else None, memory)
         sources = [Source(record, notes.get(record.url, b"")) for record in files]
         expected = 2 * FIRST_READ * len(files)
-        return Survey(sources, facts, read_bytes=min(expected, sum(record.size for record in files)))
+        read_bytes = min(expected, sum(record.size for record in files))
+        return Survey(sources, facts, read_bytes=read_bytes, memory=memory.encode())
 
     def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
         """Finds the blocks of one file; a column that it lacks has no values in its rows."""

@@ -17,15 +17,19 @@ from streamer.formats.names import base_name
 from streamer.formats.reading import Reading, read_ranges
 from streamer.formats.table.layouts import refuse_table, written_by
 from streamer.formats.table.partitions import partition_fields, partition_key, read_partitions
+from streamer.formats.table.schema_memory import SchemaMemory
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Need
 from streamer.tables.parquet.ends import Tail, read_tails
 from streamer.tables.parquet.facts import describe, is_wanted
 from streamer.tables.parquet.footer import ENCRYPTED_MAGIC, MAGIC, Description, Descriptions
-from streamer.tables.parquet.schema import Element, Node, features_of, fields_of, pruned
+from streamer.tables.parquet.schema import Element, Node, features_of, fields_of, pruned, tree
 from streamer.tables.parquet.unify import DifferentError, unify
 
 _MAGICS = (MAGIC, ENCRYPTED_MAGIC)
+# Raise the number when the schema of a file is read in another way.
+SCHEMA_RULE = "parquet-1"
+_DESCRIPTION = msgspec.msgpack.Decoder(tuple[list[Element], list[tuple[int, str]], bytes, bool])
 _HUGGING_FACE = b"huggingface"
 # Ends of files that are read at the same time, and those that are kept for the index.
 _BATCH_FILES = 256
@@ -47,14 +51,15 @@ class FileNotes(msgspec.Struct, frozen=True, array_like=True):
 
 
 def describe_files(
-    records: Sequence[ObjectRecord], columns: Sequence[str], base: str | None
+    records: Sequence[ObjectRecord], columns: Sequence[str], base: str | None, memory: SchemaMemory
 ) -> Reading[tuple[Facts, dict[str, bytes]]]:
-    """Reads the schemas of files.
+    """Reads the schemas of files that are not remembered, and remembers them.
 
     Args:
         records: The files.
         columns: Names of the wanted fields; all are wanted if there are none.
         base: Folder below which `key=value` in paths are fields, "" for the whole path; None if they are no fields.
+        memory: The schemas of files that were read before.
 
     Returns:
         The facts, and notes for the index by the urls of files: see `FileNotes`.
@@ -63,7 +68,7 @@ def describe_files(
         ConfigError: no file has a column of a name.
         ManifestError: no file can be read.
     """
-    united = _United(columns)
+    united = _United(columns, memory)
     keys = {} if base is None else {record.url: partition_key(record.url, base) for record in records}
     problems = _find_path_problems(keys)
     partitions = partition_fields(key for url, key in keys.items() if url not in problems)
@@ -71,8 +76,10 @@ def describe_files(
     kept_bytes = 0
     for first in range(0, len(records), _BATCH_FILES):
         some = records[first : first + _BATCH_FILES]
-        tails = yield from read_tails(some)
-        for record, tail in zip(some, tails, strict=True):
+        unread = [record for record in some if memory.find(record) is None]
+        tails = dict(zip((record.url for record in unread), (yield from read_tails(unread)), strict=True))
+        for record in some:
+            tail = tails.get(record.url)
             problem = united.add(record, tail) or problems.get(record.url, "")
             content = tail.content if isinstance(tail, Tail) else b""
             content = content if kept_bytes + len(content) <= _MOST_KEPT_BYTES else b""
@@ -99,9 +106,10 @@ def is_bare(name: str) -> bool:
     return bool(name) and "." not in name
 
 
-def leave_out_others(records: Sequence[ObjectRecord]) -> Reading[list[ObjectRecord]]:
+def leave_out_others(records: Sequence[ObjectRecord], memory: SchemaMemory) -> Reading[list[ObjectRecord]]:
     """Returns the records but for those without an ending that are not Parquet, as LICENSE is, if others are left."""
-    bare = [record for record in records if is_bare(base_name(record.url)) and record.size]
+    unread = [record for record in records if record.size and memory.find(record) is None]
+    bare = [record for record in unread if is_bare(base_name(record.url))]
     others = set[str]()
     for first in range(0, len(bare), _BATCH_FILES):
         some = bare[first : first + _BATCH_FILES]
@@ -113,9 +121,14 @@ def leave_out_others(records: Sequence[ObjectRecord]) -> Reading[list[ObjectReco
 class _United:
     """The schema of the files so far."""
 
-    def __init__(self, columns: Sequence[str]) -> None:
+    def __init__(self, columns: Sequence[str], memory: SchemaMemory) -> None:
         self._columns = columns
+        self._memory = memory
         self._descriptions = Descriptions()
+        # Those of files that were read by an earlier survey, by their encoding.
+        self._remembered: dict[bytes, Description] = {}
+        # By the number of the root, and whether there are rows.
+        self._encoded: dict[tuple[int, bool], bytes] = {}
         self._root: Node | None = None
         self._leading = 0
         # A column for blocks of files of which only partitions are wanted.
@@ -131,20 +144,27 @@ class _United:
         self._empty: tuple[ObjectRecord, Description] | None = None
         self._failure: ManifestError | None = None
 
-    def add(self, record: ObjectRecord, tail: Tail | ManifestError) -> str:
-        """Adds a file; returns why it is not a part of the dataset, "" if it is, or if its index says it."""
+    def add(self, record: ObjectRecord, tail: Tail | ManifestError | None) -> str:
+        """Adds a file; returns why it is not a part of the dataset, "" if it is, or if its index says it.
+
+        Args:
+            record: The file.
+            tail: Its end, or why that cannot be read; None if the file is remembered.
+        """
         if isinstance(tail, ManifestError):
             self._failure = self._failure or tail
             return ""
         try:
-            found = self._descriptions.read(tail.footer)
+            found = self._recall(record) if tail is None else self._descriptions.read(tail.footer)
         except UnreadError as error:
-            self._failure = self._failure or refused(record, f"has {error}", tail.footer_start, of_one=True)
+            where = tail.footer_start if tail else 0
+            self._failure = self._failure or refused(record, f"has {error}", where, of_one=True)
             return ""
         except DamagedError as error:
-            where = tail.footer_start + error.offset
+            where = tail.footer_start + error.offset if tail else 0
             self._failure = self._failure or damaged(record, f"in the footer, {error}", where)
             return ""
+        self._memory.add(record, self._encode(found))
         if (writer := written_by([child.element.name for child in found.root.children])) is not None:
             raise ManifestError(refuse_table(writer, record.url), url=record.url)
         if found.rows:
@@ -173,6 +193,27 @@ class _United:
             raise refused(self._first, f"has {error}") from error
         except ConfigError as error:
             raise ConfigError(f"{self._first.url}: {error}", **error.details) from error
+
+    def _recall(self, record: ObjectRecord) -> Description:
+        """Returns the description of a file that an earlier survey has read."""
+        content = self._memory.find(record)
+        assert content is not None, "the file is remembered"
+        if content not in self._remembered:
+            elements, logicals, features, has_rows = _DESCRIPTION.decode(content)
+            root = tree(elements, dict(logicals))
+            self._remembered[content] = Description(root, int(has_rows), {_HUGGING_FACE: features} if features else {})
+        return self._remembered[content]
+
+    def _encode(self, found: Description) -> bytes:
+        """Encodes the description of a file for `_recall`; those that are alike once."""
+        key = id(found.root), found.rows > 0
+        if key not in self._encoded:
+            # Kept, so that no other schema has its number.
+            self._kept.append(found.root)
+            features = found.metadata.get(_HUGGING_FACE, b"")
+            content = found.root.elements(), [*found.root.logicals().items()], features, found.rows > 0
+            self._encoded[key] = msgspec.msgpack.encode(content)
+        return self._encoded[key]
 
     def _unite(self, record: ObjectRecord, found: Description) -> str:
         """Adds the columns of a file; returns why they do not fit to the others, "" if they do."""
