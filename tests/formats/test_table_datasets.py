@@ -47,9 +47,14 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rows:
 
 
 def write(path: Path, **columns: object) -> Path:
-    """Writes a Parquet file."""
+    """Writes a Parquet file, or an Arrow file where its name says so."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(columns), path)
+    table = pa.table(columns)
+    if path.suffix == ".arrow":
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        pq.write_table(table, path)
     return path
 
 
@@ -172,19 +177,44 @@ def test_a_file_of_other_columns_is_left_out(rows: Rows, tmp_path: Path):
     assert rows("data", format=Parquet(columns=("x",))) == [{"x": None}, {"x": 1}, {"x": None}]
 
 
-@pytest.mark.parametrize("name", ["a-new.parquet", "z-new.parquet"])
-def test_a_column_that_is_added_while_a_job_runs(rows: Rows, tmp_path: Path, caplog, name: str):
+@pytest.mark.parametrize("name", ["a-new", "z-new"])
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_a_column_that_is_added_while_a_job_runs(rows: Rows, tmp_path: Path, caplog, name: str, ending: str):
     """The job goes on with the fields with which it began, and says so; the next one has the new one."""
-    write(tmp_path / "data/m-old.parquet", id=[0, 1])
+    write(tmp_path / f"data/m-old.{ending}", id=[0, 1])
     dataset = StreamingDataset(tmp_path / "data", engine="inline", manifest=Index(on_change="refresh"))
     with closing(StreamingDataLoader(dataset, batch_size=1)) as loader:
         assert sorted(int(batch["id"]) for batch in loader) == [0, 1]
-        write(tmp_path / "data" / name, id=[2], extra=[1])
+        write(tmp_path / f"data/{name}.{ending}", id=[2], extra=[1])
         batches = list(loader)
     assert sorted(int(batch["id"]) for batch in batches) == [0, 1, 2]
     assert all(batch.keys() == {"id", "__key__"} for batch in batches)
     assert "new fields (extra)" in caplog.text
     assert [row["extra"] for row in sorted(rows("data"), key=lambda row: row["id"])] == [None, None, 1]
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_columns_that_come_one_after_the_other(rows: Rows, tmp_path: Path, ending: str):
+    """Rows of a file that was read before have the fields of the day, in their order, not those of the cache."""
+    rows  # noqa: B018 - for its environment
+
+    def read(*names: str) -> dict[str, object]:
+        urls = [f"{tmp_path}/data/{name}.{ending}" for name in names] or f"{tmp_path}/data"
+        dataset = StreamingDataset(urls, engine="inline")
+        with closing(StreamingDataLoader(dataset, batch_size=1, collate_fn=list)) as loader:
+            found = [sample for batch in loader for sample in batch]
+        return next(sample for sample in found if sample["a"] == 1)
+
+    write(tmp_path / f"data/m.{ending}", a=[1], b=[2])
+    wanted = {"a": 1, "b": 2}
+    assert wanted.items() <= read().items()
+    added = [{"b": [7], "a": [8]}, {"c": [9]}, {"d": ["x"], "a": [10]}, {"e": [11], "b": [0]}]
+    for number, columns in enumerate(added):
+        write(tmp_path / f"data/{5 - number}.{ending}", **columns)
+        wanted |= dict.fromkeys(columns.keys() - wanted.keys())
+        assert wanted.items() <= read().items()
+    for names in (("m", "4"), ("3", "m"), ("m",), ("2", "m")):
+        assert {"a": 1, "b": 2}.items() <= read(*names).items()
 
 
 def test_unsigned_numbers(rows: Rows, tmp_path: Path):

@@ -316,10 +316,21 @@ def joined(one: pa.DataType, two: pa.DataType) -> pa.DataType:
     return one
 
 
-def check_drawn(drawn: tuple[pa.Schema, list[pa.Table]], options: Mapping[str, object]) -> None:
+def arrow_stream(table: pa.Table) -> bytes:
+    """The bytes of an Arrow stream."""
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def check_drawn(
+    drawn: tuple[pa.Schema, list[pa.Table]], options: Mapping[str, object], ending: str = "parquet"
+) -> None:
     """Compares the samples of drawn tables with the rows under the unified schema."""
     _, tables = drawn
-    objects = {f"{number}.parquet": parquet(table, **options) for number, table in enumerate(tables)}
+    written = {"parquet": lambda table: parquet(table, **options), "arrow": arrow, "stream.arrow": arrow_stream}[ending]
+    objects = {f"{number}.{ending}": written(table) for number, table in enumerate(tables)}
     whole = unified(tables)
     rows = [row for table in tables for row in table.to_pylist()]
     wanted = [wanted_fields(row, [*whole]) for row in rows]
@@ -327,7 +338,7 @@ def check_drawn(drawn: tuple[pa.Schema, list[pa.Table]], options: Mapping[str, o
     if holes and any(pa.types.is_list(field.type) for field in whole):
         # Lists of integers with nulls in them are refused when they are read.
         return
-    found = samples(Parquet(), objects)
+    found = samples(Parquet() if ending == "parquet" else ArrowIPC(), objects)
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted, strict=True):
         assert one.keys() == other.keys(), (one, other)
@@ -360,6 +371,18 @@ def test_columns_of_all_files_are_fields_in_many_layouts(
 ):
     """The same, with all kinds of pages and row groups."""
     check_drawn(drawn, {"data_page_version": version, "write_page_index": index, "row_group_size": groups})
+
+
+@pytest.mark.parametrize("examples", [15, pytest.param(400, marks=pytest.mark.formats)])
+def test_columns_of_all_arrow_files_are_fields(examples: int):
+    """The same of Arrow, files and streams."""
+
+    @given(drawn=drawn_tables(), ending=st.sampled_from(["arrow", "stream.arrow"]))
+    @settings(max_examples=examples)
+    def check(drawn: tuple[pa.Schema, list[pa.Table]], ending: str) -> None:
+        check_drawn(drawn, {}, ending)
+
+    check()
 
 
 @given(drawn=drawn_tables(), order=st.randoms(use_true_random=False))
@@ -435,6 +458,14 @@ async def test_a_refresh_reads_new_files_only(tmp_path: Path):
     store = MemoryStore(first)
     assert (await built(Parquet(), store, tmp_path / "d", known=[known])).digest == known.digest
     assert len(store.reads) >= len(first)
+
+
+async def test_a_refresh_of_arrow_reads_new_files_only(tmp_path: Path):
+    """Besides the first file, whose schema the manifest has."""
+    first = {f"{n}.arrow": arrow(pa.table({"a": [n]})) for n in range(5)}
+    read = await check_added(ArrowIPC(), first, first | {"2x.arrow": arrow(pa.table({"a": [7]}))}, tmp_path / "a")
+    assert read == {"0.arrow", "2x.arrow"}
+    await check_added(ArrowIPC(), first, first | {"2x.arrow": arrow(pa.table({"b": [7]}))}, tmp_path / "b")
 
 
 @given(drawn=drawn_tables(), count=st.integers(1, 3), order=st.randoms(use_true_random=False))
@@ -529,6 +560,29 @@ def test_any_partitions_are_those_of_pyarrow(examples: int, tmp_path_factory):
         assert sorted(found, key=lambda row: row["id"]) == sorted(wanted, key=lambda row: row["id"])
 
     check()
+
+
+def test_partitions_of_arrow_files():
+    """Folders of Arrow files are fields as those of Parquet files, beside dictionaries and united columns, too."""
+    words = pa.array(["x", "y"]).dictionary_encode()
+    tables = [pa.table({"id": [1, 2]}), pa.table({"id": [3, 4], "word": words})]
+    for each in (tables[:1] * 2, tables[1:] * 2, tables, tables[::-1]):
+        objects = {f"k={n}/z=a/{n}.arrow": arrow(table) for n, table in enumerate(each)}
+        names = {name for table in each for name in table.column_names}
+        wanted = [
+            {name: row.get(name) for name in names} | {"k": n, "z": "a"}
+            for n, table in enumerate(each)
+            for row in table.to_pylist()
+        ]
+        assert samples(ArrowIPC(), objects) == wanted
+    with pytest.raises(ManifestError, match="a column 'id' and a partition 'id'"):
+        samples(ArrowIPC(), {"id=1/a.arrow": arrow(tables[0])})
+
+
+def test_fields_that_are_one_in_arrow():
+    """A column `a.b` beside a struct with a part `b` is refused."""
+    with pytest.raises(ManifestError, match=r"'a\.b' beside a struct"):
+        samples(ArrowIPC(), {"a.arrow": arrow(pa.table({"a": [{"b": 1}], "a.b": [2]}))})
 
 
 def test_a_partition_that_is_a_column_is_refused():

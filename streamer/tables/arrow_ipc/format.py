@@ -6,7 +6,6 @@ pyarrow's `new_file` writes) has a footer with the places of all messages.
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -14,28 +13,32 @@ import numpy as np
 
 from streamer.formats import window
 from streamer.formats.base import Block, Facts, Format, Recoder
-from streamer.formats.failures import DamagedError, UnreadError, damaged, needing, refused
+from streamer.formats.failures import DamagedError, damaged, needing, refused
 from streamer.formats.names import base_name
-from streamer.formats.reading import Reading, joined_ranges, read_range, read_ranges
+from streamer.formats.reading import Reading, joined_ranges, read_ranges
+from streamer.formats.table.partitions import partition_values
 from streamer.formats.table.records import TableOpener, head_bytes
 from streamer.manifest.model import ObjectRecord
-from streamer.manifest.protocols import Indexing, Need, Source, Survey, Surveying
+from streamer.manifest.protocols import Indexing, Need, Source, Survey, SurveyContext, Surveying
 from streamer.tables.arrow_ipc import messages
+from streamer.tables.arrow_ipc.columns import Columns
 from streamer.tables.arrow_ipc.messages import (
     BATCH,
     DICTIONARIES,
     DICTIONARY,
     END_BYTES,
+    FILE_HINT,
     OWN_SCHEMA,
     PREFIX_BYTES,
+    FileHint,
     Message,
     read_prefix,
 )
-from streamer.tables.arrow_ipc.schema import Schema, read_schema
-from streamer.tables.parquet.schema import classes_of
+from streamer.tables.arrow_ipc.survey import FileNotes, read_file_schema, survey_files
+from streamer.tables.parquet.unify import DifferentError
 
-# Most schemas fit, with the names of a thousand classes.
-_HEAD_BYTES = 64 << 10
+_NOTES = msgspec.msgpack.Decoder(FileNotes)
+
 # Heads of messages that are held at a time.
 _HEADS_AT_ONCE = 4096
 # How many times longer compressed buffers become, at most by experience (texts, 2026-11-22).
@@ -63,32 +66,46 @@ class ArrowIPC(Format, frozen=True, forbid_unknown_fields=True):
         return super().accepts(key) and not base_name(key).startswith("cache-")
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Reads the schema of the first file."""
-        if not accepted:
-            return Survey([])
-        message, schema, _ = yield from _read_schema(accepted[0])
-        notes = {"schema": b64encode(message).decode()}
-        facts = Facts(tuple(field.spec for field in schema.fields), notes, classes_of(schema.fields))
-        first = accepted[0].url.encode()
-        return Survey([Source(record, first) for record in accepted], facts)
+        """Reads the schemas of the files."""
+        return (yield from survey_files(accepted, None)) if accepted else Survey([])
+
+    def survey_with(
+        self, context: SurveyContext, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
+    ) -> Surveying:
+        """Reads the schemas of the files, whose partitions are the folders `key=value` below the dataset's."""
+        return (yield from survey_files(accepted, context)) if accepted else Survey([])
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the record batches of one file, which must have the columns of the first one."""
+        """Finds the record batches of one file; a column that it lacks has no values in its rows."""
         record = source.record
-        message, schema, footer = yield from _read_schema(record)
-        first = read_schema(memoryview(b64decode(facts.notes["schema"])))
-        if schema.types != first.types:
-            raise refused(
-                record,
-                f"has other columns than the first file, {source.notes.decode() or 'of the dataset'}: "
-                f"{_difference(schema.types, first.types)}",
-                of_one=True,
-            )
-        places = yield from (_listed(record, footer) if footer else _walked(record, len(message)))
-        own = OWN_SCHEMA + message if schema.layouts != first.layouts else b""
-        blocks = _blocks(record, places, source.chunk_bytes, head_bytes(facts.fields), is_file=bool(footer))
+        notes = _NOTES.decode(source.notes) if source.notes else FileNotes()
+        if notes.problem:
+            raise refused(record, notes.problem, of_one=True)
+        head, schema = yield from read_file_schema(record, notes.head)
+        known = Columns.of(facts)
+        places = yield from (
+            _listed(record, memoryview(head.footer)) if head.footer else _walked(record, len(head.message))
+        )
+        if not any(place.message.rows for place in places):
+            return
+        try:
+            known.check(schema)
+            partitions = partition_values(known.partitions, notes.key)
+        except DifferentError as error:
+            first, own = error.types
+            what = f"has a column {error.name!r} that is {own}, in the other files it is {first}"
+            raise refused(record, what, of_one=True) from error
+        except ValueError as error:
+            raise refused(record, str(error), of_one=True) from error
+        own_schema = head.message if (schema.types, schema.layouts) != known.first_layout else b""
+        blocks = _blocks(record, places, source.chunk_bytes, head_bytes(facts.fields), is_file=bool(head.footer))
         for block in blocks:
-            yield msgspec.structs.replace(block, hint=block.hint + own)
+            if known.is_described_by(schema):
+                hint = block.hint + (OWN_SCHEMA + own_schema if own_schema else b"")
+            else:
+                file = FileHint(bool(block.hint), own_schema, partitions, known.layout)
+                hint = FILE_HINT + msgspec.msgpack.encode(file)
+            yield msgspec.structs.replace(block, hint=hint)
 
     def opener(self, facts: Facts) -> TableOpener:
         """Opens records of a table."""
@@ -99,54 +116,6 @@ class ArrowIPC(Format, frozen=True, forbid_unknown_fields=True):
         with needing("Arrow files are decoded with pyarrow", "parquet"):
             from streamer.tables.arrow_ipc.recode import BatchRecoder
         return BatchRecoder(facts)
-
-
-def _difference(types: Sequence[str], first: Sequence[str]) -> str:
-    own, others = (
-        next((each for each in one if each not in other), "another order")
-        for one, other in ((types, first), (first, types))
-    )
-    return f"{own!r}, there {others!r}"
-
-
-def _read_schema(record: ObjectRecord) -> Reading[tuple[bytes, Schema, memoryview]]:
-    """Reads the message of the schema, that schema, and the footer (empty for streams)."""
-    if not record.size:
-        raise damaged(record, "no bytes", 0)
-    content = yield from read_range(0, min(_HEAD_BYTES, record.size), record)
-    footer = memoryview(b"")
-    try:
-        if content[: len(messages.MAGIC)] == messages.MAGIC:
-            footer = yield from _footer(record)
-            message = messages.schema_message(footer)
-        else:
-            message = yield from _first_message(record, content)
-        return message, read_schema(memoryview(message)), footer
-    except UnreadError as error:
-        raise refused(record, f"has {error}") from error
-    except ValueError as error:
-        raise damaged(record, f"not an Arrow file: {error}", record.size if footer else 0) from error
-
-
-def _first_message(record: ObjectRecord, content: memoryview) -> Reading[bytes]:
-    if len(content) < PREFIX_BYTES:
-        raise DamagedError(f"{len(content)} bytes")
-    stop = PREFIX_BYTES + read_prefix(content)
-    if stop > record.size:
-        raise DamagedError(f"cut off in its schema, which ends at byte {stop}")
-    if stop > len(content):
-        content = yield from read_range(0, stop, record)
-    return bytes(content[:stop])
-
-
-def _footer(record: ObjectRecord) -> Reading[memoryview]:
-    tail = yield from read_range(max(0, record.size - _HEAD_BYTES), record.size, record)
-    length = messages.footer_bytes(tail) + END_BYTES
-    if length > record.size:
-        raise DamagedError(f"a footer of {length} bytes")
-    if length > len(tail):
-        tail = yield from read_range(record.size - length, record.size, record)
-    return tail[-length:-END_BYTES]
 
 
 def _walked(record: ObjectRecord, at: int) -> Reading[list[Place]]:

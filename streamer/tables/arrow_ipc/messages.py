@@ -30,6 +30,8 @@ END_BYTES = 4 + len(MAGIC)
 # What blocks of a file have in their hints: that there are dictionaries before the batches, and the file's own schema.
 DICTIONARIES = b"dictionaries"
 OWN_SCHEMA = b" schema "
+# What hints begin with where the file does not say itself what its records have; `FileHint` follows, as MessagePack.
+FILE_HINT = b"file "
 MOST_METADATA_BYTES = 16 << 20
 _PREFIX = Struct("<II")
 _CONTINUES = 0xFFFFFFFF
@@ -41,6 +43,22 @@ _BATCHES = 3
 _MESSAGE = Struct("<IHHHHHHiHBxIxxxxq").pack(16, 12, 24, 4, 6, 8, 16, 12, 4, SCHEMA, 0, 0)
 _HEADER_AT = 24
 PLACE = np.dtype([("place", "<i8"), ("head", "<i4"), ("pad", "<i4"), ("body", "<i8")])
+
+
+class FileHint(msgspec.Struct, frozen=True, array_like=True):
+    """What the recoder has to know of the file of a block.
+
+    Attributes:
+        has_dictionaries: Whether there are dictionaries before the batches.
+        schema: The message of the file's own schema; empty if it is that of the facts.
+        partitions: Values of the fields that the path has.
+        layout: `Columns.layout`, so that records of other layouts are other chunks; the recoder has no use for it.
+    """
+
+    has_dictionaries: bool
+    schema: bytes
+    partitions: list[int | str | None]
+    layout: bytes = b""
 
 
 class Message(msgspec.Struct, frozen=True):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
 from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from streamer.formats.base import Facts, Records
 from streamer.formats.table.writer import decoding, write_records
-from streamer.tables.arrow_ipc.messages import OWN_SCHEMA
+from streamer.tables.arrow_ipc.columns import Columns
+from streamer.tables.arrow_ipc.messages import FILE_HINT, OWN_SCHEMA, FileHint
 from streamer.tables.arrow_ipc.schema import read_schema
-from streamer.tables.parquet.columns import column_of
+from streamer.tables.parquet.columns import column_of, constant_column
+from streamer.tables.parquet.schema import Node
 
+_FILE_HINT = msgspec.msgpack.Decoder(FileHint)
 _TIMES = {32: pa.int32(), 64: pa.int64()}
 
 
@@ -21,28 +24,39 @@ class BatchRecoder:
     """Makes records of record batches."""
 
     def __init__(self, facts: Facts) -> None:
-        self._message = memoryview(b64decode(facts.notes["schema"]))
-        schema = read_schema(self._message)
-        self._specs = facts.fields
-        self._nodes = [schema.root.at(field.path) for field in schema.fields]
-        self._meanings = {path: meaning for field in schema.fields for path, meaning in field.meanings}
-        self._primitives = schema.root.primitives
+        self._columns = Columns.of(facts)
+        self._fields = facts.fields
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Decodes record batches; see `messages.DICTIONARIES` for the hint."""
+        """Decodes record batches; see `messages.DICTIONARIES` and `FILE_HINT` for the hint."""
         with decoding(content, samples, "Arrow"):
-            dictionaries, _, own = hint.partition(OWN_SCHEMA)
-            message = memoryview(own) if own else self._message
-            return joined(read_batches(message, content, dictionaries=bool(dictionaries)), samples, self._records)
+            if hint.startswith(FILE_HINT):
+                file = _FILE_HINT.decode(hint[len(FILE_HINT) :])
+            else:
+                dictionaries, _, own = hint.partition(OWN_SCHEMA)
+                file = FileHint(bool(dictionaries), own, [])
+            message = memoryview(file.schema) if file.schema else self._columns.message
+            schema = read_schema(message) if file.schema else self._columns.first
+            nodes = self._columns.nodes(schema)
+            batches = read_batches(message, content, dictionaries=file.has_dictionaries)
+            return joined(batches, samples, lambda batch: self._write(batch, nodes, file, schema.root.primitives))
 
-    def _records(self, batch: pa.RecordBatch) -> Records:
+    def _write(
+        self, batch: pa.RecordBatch, nodes: Sequence[tuple[Node | None, Node]], file: FileHint, primitives: int
+    ) -> Records:
+        """Makes the records of a batch of a file, whose nodes of the fields these are."""
         rows = batch.num_rows
         plain = pa.table([_plain_values(column) for column in batch.columns], batch.schema.names)
+        meanings = self._columns.meanings
         columns = [
-            column_of(spec, node, node, tables=[plain] * self._primitives, rows=rows, meanings=self._meanings)
-            for spec, node in zip(self._specs, self._nodes, strict=True)
+            constant_column(spec, None, rows)
+            if node is None
+            else column_of(spec, node, known, tables=[plain] * primitives, rows=rows, meanings=meanings)
+            for spec, (node, known) in zip(self._columns.fields, nodes, strict=True)
         ]
-        return write_records(self._specs, columns, rows)
+        pairs = zip(self._columns.partitions, file.partitions, strict=True)
+        columns += [constant_column(spec, value, rows) for spec, value in pairs]
+        return write_records(self._fields, columns, rows)
 
 
 def _plain_values(values: pa.Array) -> pa.Array:

@@ -40,6 +40,8 @@ _PLAIN = {
 }
 # Date, time, timestamp, with the width of those that do not say it.
 _TIMES = {8: "date", 9: "time", 10: "timestamp"}
+# Types whose values mean what their layout does not say: null, dates and times, duration.
+_LOGICAL_KINDS = frozenset([1, *_TIMES, _DURATION])
 _FLOATS = (("float16", parquet.FIXED, "<f2"), ("float", parquet.FLOAT, ""), ("double", parquet.DOUBLE, ""))
 
 
@@ -51,12 +53,14 @@ class Schema(msgspec.Struct, frozen=True):
         types: name and type of each part, in order; files of one dataset have the same.
         layouts: how they are laid out, besides their types: the dictionary of each part, scales of decimals.
         fields: fields of the samples.
+        features: How Hugging Face's datasets describe the columns, as JSON.
     """
 
     root: parquet.Node
     types: list[str]
     layouts: list[str]
     fields: list[parquet.Field]
+    features: str
 
 
 def read_schema(message: memoryview) -> Schema:
@@ -70,12 +74,9 @@ def read_schema(message: memoryview) -> Schema:
         reader.add(column, "")
     root = parquet.tree([parquet.Element("schema", len(columns)), *reader.elements], reader.logicals)
     metadata = {pair.text(0): pair.text(1) for pair in table.tables(2)}
-    return Schema(
-        root,
-        reader.types,
-        reader.layouts,
-        parquet.fields_of(root, parquet.features_of(metadata.get(_HUGGING_FACE, "null"))),
-    )
+    features = metadata.get(_HUGGING_FACE, "null")
+    fields = parquet.fields_of(root, parquet.features_of(features))
+    return Schema(root, reader.types, reader.layouts, fields, features)
 
 
 class _Columns:
@@ -85,7 +86,7 @@ class _Columns:
         self.elements: list[parquet.Element] = []
         self.types: list[str] = []
         self.layouts: list[str] = []
-        # Shapes of tensors, by the place of their lists behind the root.
+        # What the layout does not say, and shapes of tensors, by the place of the parts behind the root.
         self.logicals: dict[int, str] = {}
 
     def add(self, field: Table, name: str, depth: int = 0, *, inside: bool = False) -> None:
@@ -112,6 +113,8 @@ class _Columns:
             exact, physical, meaning, length = _primitive(kind, own, field)
             elements = [parquet.Element(name, type=physical, meaning=meaning, length=length)]
             parts = []
+            if kind in _LOGICAL_KINDS:
+                self.logicals[1 + len(self.elements)] = exact
         if shape := tensor_of(field):
             if inside:
                 raise UnreadError(f"a tensor inside of a list, column {own!r}, which is not read")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from itertools import pairwise
 
 import msgspec
@@ -125,7 +126,7 @@ class Own(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, root: Node, paths: Sequence[tuple[str, ...]], fields: Sequence[FieldSpec]) -> Own:
         """Finds the nodes of fields in a schema, of which it may have some."""
-        nodes = [_values_at(root, path) for path in paths]
+        nodes = [values_at(root, path) for path in paths]
         ways = root.ways()
         nested = [False] * len(ways)
         for spec, node in zip(fields, nodes, strict=True):
@@ -181,19 +182,35 @@ class Wanted(msgspec.Struct, frozen=True):
         if _is_equal(self.all.root, root):
             return self.all
         for path in self.paths:
-            if (own := _values_at(root, path)) is not None:
+            if (own := values_at(root, path)) is not None:
                 check_same(self.all.root.at(path), own)
-        found = [path for path in self.paths if _values_at(root, path) is not None]
+        found = [path for path in self.paths if values_at(root, path) is not None]
         # A block has bytes: those of some column, if the file has none that is wanted.
         part = pruned(root, found or [next(iter(root.children)).path])
         return Own.of(part, self.paths, self.fields)
+
+    def is_described_by(self, root: Node, features: object, columns: Sequence[str]) -> bool:
+        """Whether a file alone would have the same fields in the same order, so that its records are the same."""
+        fields = [field for field in fields_of(root, features) if is_wanted(field.name, columns)]
+        meanings = {path: meaning for field in fields for path, meaning in field.meanings}
+        return [field.spec for field in fields] == [*self.fields] and meanings == self.meanings
+
+    @property
+    def layout(self) -> bytes:
+        """A digest of what decides how records are laid out, for blocks of files that do not say it themselves."""
+        return layout_of([*self.fields, *self.partitions], self.meanings)
 
     def of_block(self, schema: Sequence[Element], logicals: Sequence[tuple[int, str]]) -> Own:
         """Returns the part of a file whose wanted part of the schema is given; `all` for none."""
         return Own.of(tree(schema, dict(logicals)), self.paths, self.fields) if schema else self.all
 
 
-def _values_at(root: Node, path: Sequence[str]) -> Node | None:
+def layout_of(fields: Sequence[FieldSpec], meanings: Mapping[tuple[str, ...], str]) -> bytes:
+    """Returns a digest of fields in their order, and of what their nested parts mean."""
+    return blake2b(msgspec.json.encode((fields, [*meanings.items()])), digest_size=8).digest()
+
+
+def values_at(root: Node, path: Sequence[str]) -> Node | None:
     """Returns the node of a path; None if there is none, or it has no values."""
     node: Node | None = root
     for name in path:

@@ -27,7 +27,15 @@ from streamer.tables.parquet.ends import FIRST_READ, Tail, encrypted, read_end
 from streamer.tables.parquet.facts import Own, Wanted
 from streamer.tables.parquet.footer import ColumnChunk
 from streamer.tables.parquet.pages import FileHint, Group, Pages, Primitive, blocks_of, needs_pages, read_pages
-from streamer.tables.parquet.survey import SCHEMA_RULE, FileNotes, describe_files, is_bare, leave_out_others
+from streamer.tables.parquet.schema import features_of
+from streamer.tables.parquet.survey import (
+    HUGGING_FACE,
+    SCHEMA_RULE,
+    FileNotes,
+    describe_files,
+    is_bare,
+    leave_out_others,
+)
 from streamer.tables.parquet.unify import DifferentError
 
 # "df.parquet.gzip" is how pandas' documentation calls files whose pages are compressed.
@@ -105,7 +113,9 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
         try:
             wanted = Wanted.of(facts)
             own = wanted.of_schema(footer.root)
-            hint = _file_hint(wanted, own, record, notes.key)
+            features = features_of(footer.metadata.get(HUGGING_FACE, b"null"))
+            describes = own is wanted.all and wanted.is_described_by(footer.root, features, self.columns)
+            hint = _file_hint(wanted, own, record, notes.key, describes=describes)
             primitives = [footer.root.at(way[-1].path).primitive for way in own.ways]
             for number, group in enumerate(footer.groups):
                 if not group.rows:
@@ -145,15 +155,16 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
         return True
 
 
-def _file_hint(wanted: Wanted, own: Own, record: ObjectRecord, key: str) -> FileHint | None:
-    """Returns what the recoder has to know of a file besides the facts; None if that is nothing."""
+def _file_hint(wanted: Wanted, own: Own, record: ObjectRecord, key: str, *, describes: bool) -> FileHint | None:
+    """Returns what the recoder has to know of a file besides the facts; None if the file `describes` it itself."""
     try:
         values = partition_values(wanted.partitions, key)
     except ValueError as error:
         raise refused(record, str(error), of_one=True) from error
     if own is wanted.all:
-        return FileHint([], partitions=values) if wanted.partitions else None
-    return FileHint([], own.root.elements(), tuple(own.root.logicals().items()), values)
+        is_plain = describes and not wanted.partitions
+        return None if is_plain else FileHint([], partitions=values, layout=wanted.layout)
+    return FileHint([], own.root.elements(), tuple(own.root.logicals().items()), values, wanted.layout)
 
 
 def _read_pages(

@@ -65,12 +65,14 @@ class FileHint(msgspec.Struct, frozen=True, omit_defaults=True):
         schema: the wanted part of that schema; empty: it is that of the facts.
         logicals: see `Notes.logicals`, of that schema.
         partitions: values of the fields that the path has.
+        layout: `Wanted.layout`, so that records of other layouts are other chunks; the recoder has no use for it.
     """
 
     primitives: list[PrimitiveHint]
     schema: list[Element] = []
     logicals: tuple[tuple[int, str], ...] = ()
     partitions: list[int | str | None] = []
+    layout: bytes = b""
 
 
 class Primitive(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from streamer.errors import ConfigError, ManifestError
+from streamer.errors import ManifestError
 from streamer.formats.base import Facts, FieldSpec
 from streamer.formats.failures import DamagedError, UnreadError, damaged, refused
 from streamer.formats.names import base_name
@@ -21,16 +21,15 @@ from streamer.formats.table.schema_memory import SchemaMemory
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Need
 from streamer.tables.parquet.ends import Tail, read_tails
-from streamer.tables.parquet.facts import describe, is_wanted
 from streamer.tables.parquet.footer import ENCRYPTED_MAGIC, MAGIC, Description, Descriptions
-from streamer.tables.parquet.schema import Element, Node, features_of, fields_of, pruned, tree
-from streamer.tables.parquet.unify import DifferentError, unify
+from streamer.tables.parquet.schema import Element, Node, tree
+from streamer.tables.parquet.union import SchemaUnion
 
 _MAGICS = (MAGIC, ENCRYPTED_MAGIC)
 # Raise the number when the schema of a file is read in another way.
 SCHEMA_RULE = "parquet-1"
 _DESCRIPTION = msgspec.msgpack.Decoder(tuple[list[Element], list[tuple[int, str]], bytes, bool])
-_HUGGING_FACE = b"huggingface"
+HUGGING_FACE = b"huggingface"
 # Ends of files that are read at the same time, and those that are kept for the index.
 _BATCH_FILES = 256
 _MOST_KEPT_BYTES = 64 << 20
@@ -122,25 +121,16 @@ class _United:
     """The schema of the files so far."""
 
     def __init__(self, columns: Sequence[str], memory: SchemaMemory) -> None:
-        self._columns = columns
+        self._union = SchemaUnion(columns, "name the files that agree, or the columns that do (columns=)")
         self._memory = memory
         self._descriptions = Descriptions()
         # Those of files that were read by an earlier survey, by their encoding.
         self._remembered: dict[bytes, Description] = {}
         # By the number of the root, and whether there are rows.
         self._encoded: dict[tuple[int, bool], bytes] = {}
-        self._root: Node | None = None
-        self._leading = 0
-        # A column for blocks of files of which only partitions are wanted.
-        self._other: Node | None = None
-        self._features: dict[str, object] = {}
         # By the number of the schema: why it does not fit.
         self._problems: dict[int, str] = {}
         self._kept: list[Node] = []
-        self._first: ObjectRecord | None = None
-        # The first file that has a column, for messages.
-        self._owners: dict[str, ObjectRecord] = {}
-        self._names: dict[str, None] = {}
         self._empty: tuple[ObjectRecord, Description] | None = None
         self._failure: ManifestError | None = None
 
@@ -174,25 +164,12 @@ class _United:
 
     def facts(self, partitions: Sequence[FieldSpec]) -> Facts:
         """Returns the facts about all files, whose paths have these partitions."""
-        if self._root is None and self._empty is not None:
+        if self._union.first is None and self._empty is not None:
             self._unite(*self._empty)
-        if self._first is None:
+        if self._union.first is None:
             assert self._failure is not None, "there is a file"
             raise self._failure
-        try:
-            root = self._root or self._other or Node(Element("schema"), (), 0)
-            return describe(
-                root,
-                self._features,
-                self._columns,
-                partitions=partitions,
-                names=self._names,
-                leading=self._leading,
-            )
-        except UnreadError as error:
-            raise refused(self._first, f"has {error}") from error
-        except ConfigError as error:
-            raise ConfigError(f"{self._first.url}: {error}", **error.details) from error
+        return self._union.facts(partitions)
 
     def _recall(self, record: ObjectRecord) -> Description:
         """Returns the description of a file that an earlier survey has read."""
@@ -201,7 +178,7 @@ class _United:
         if content not in self._remembered:
             elements, logicals, features, has_rows = _DESCRIPTION.decode(content)
             root = tree(elements, dict(logicals))
-            self._remembered[content] = Description(root, int(has_rows), {_HUGGING_FACE: features} if features else {})
+            self._remembered[content] = Description(root, int(has_rows), {HUGGING_FACE: features} if features else {})
         return self._remembered[content]
 
     def _encode(self, found: Description) -> bytes:
@@ -210,50 +187,17 @@ class _United:
         if key not in self._encoded:
             # Kept, so that no other schema has its number.
             self._kept.append(found.root)
-            features = found.metadata.get(_HUGGING_FACE, b"")
+            features = found.metadata.get(HUGGING_FACE, b"")
             content = found.root.elements(), [*found.root.logicals().items()], features, found.rows > 0
             self._encoded[key] = msgspec.msgpack.encode(content)
         return self._encoded[key]
 
     def _unite(self, record: ObjectRecord, found: Description) -> str:
         """Adds the columns of a file; returns why they do not fit to the others, "" if they do."""
-        if (known := self._problems.get(id(found.root))) is not None:
-            return known
-        # Kept, so that no other schema has its number.
-        self._kept.append(found.root)
-        features = features_of(found.metadata.get(_HUGGING_FACE, b"null"))
-        fields = fields_of(found.root, features)
-        wanted = pruned(found.root, [field.path for field in fields if is_wanted(field.name, self._columns)])
-        problem = ""
-        if not wanted.children:
-            # It has none of the columns, and none of its own that contradicts them.
-            self._first = self._first or record
-            self._other = self._other or _narrow_column(found.root)
-        elif self._root is None:
-            self._first = record
-            self._root = wanted
-            self._leading = len(wanted.children)
-        else:
-            try:
-                self._root = unify(self._root, wanted, self._leading)
-            except DifferentError as error:
-                first, own = error.types
-                owner = self._owners[error.name.split(".")[0]].url
-                problem = (
-                    f"has a column {error.name!r} that is {own}, in {owner} it is {first}: name the files that agree, "
-                    "or the columns that do (columns=)"
-                )
-        self._problems[id(found.root)] = problem
-        if not problem:
-            self._names |= dict.fromkeys(field.name for field in fields)
-            for child in wanted.children:
-                self._owners.setdefault(child.element.name, record)
-            if isinstance(features, dict):
-                self._features = {**features, **self._features}
-        return problem
-
-
-def _narrow_column(root: Node) -> Node:
-    """Returns the part of a schema that has one column, of numbers if there is any."""
-    chosen = next((child for child in root.children if not child.is_nested and child.element.width), root.children[0])
-    return pruned(root, [chosen.path])
+        number = id(found.root)
+        if number not in self._problems:
+            # Kept, so that no other schema has its number.
+            self._kept.append(found.root)
+            metadata = found.metadata.get(HUGGING_FACE, b"null")
+            self._problems[number] = self._union.add(record, found.root, metadata)
+        return self._problems[number]

@@ -1,0 +1,275 @@
+"""Surveys Arrow files: the fields that they have together, and which files cannot be one dataset.
+
+Files whose columns have one type each are described by the schema of the first file. Others are united as Parquet files
+are (`streamer.tables.parquet.unify`). A file without rows does not count, and neither does one that cannot be read: its
+index says so, or leaves it out.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from streamer.errors import ManifestError
+from streamer.formats.base import Facts, FieldSpec
+from streamer.formats.failures import DamagedError, UnreadError, damaged, refused
+from streamer.formats.reading import Reading, read_range, read_ranges
+from streamer.formats.table.partitions import partition_fields, partition_key, read_partitions
+from streamer.formats.table.schema_memory import SchemaMemory
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Need, Source, Survey, SurveyContext
+from streamer.tables.arrow_ipc import messages
+from streamer.tables.arrow_ipc.messages import BATCH, END_BYTES, PREFIX_BYTES, read_message, read_prefix
+from streamer.tables.arrow_ipc.schema import Schema, read_schema
+from streamer.tables.parquet.schema import Element, classes_of, tree
+from streamer.tables.parquet.union import SchemaUnion
+
+# Raise the number when the schema of a file is read in another way.
+_RULE = "arrow-1"
+# Most schemas fit, with the names of a thousand classes.
+_HEAD_BYTES = 64 << 10
+_BATCH_FILES = 256
+# Schemas and footers that are kept for the index.
+_MAX_KEPT_BYTES = 64 << 20
+_REMEDY = "name the files that agree, or write the column anew"
+
+
+class FileHead(msgspec.Struct, frozen=True):
+    """What says which columns a file has.
+
+    Attributes:
+        message: The message of the schema.
+        footer: The footer; empty for streams.
+        has_rows: Whether it has rows, as far as that is known: a long stream is not read to its end.
+    """
+
+    message: bytes
+    footer: bytes
+    has_rows: bool = True
+
+
+class FileNotes(msgspec.Struct, frozen=True, array_like=True):
+    """What the survey tells the index of a file.
+
+    Attributes:
+        head: What it has read of the file; None if that is not kept.
+        problem: Why the file is no part of the dataset; "" if it is one.
+        key: The part of its url that has the partitions; "" if the dataset has none.
+    """
+
+    head: FileHead | None = None
+    problem: str = ""
+    key: str = ""
+
+
+class _Columns(msgspec.Struct, frozen=True, array_like=True):
+    """The columns of a file, as they are remembered; see `Schema`."""
+
+    types: list[str]
+    elements: list[Element]
+    logicals: list[tuple[int, str]]
+    features: str
+    has_rows: bool
+
+
+_COLUMNS = msgspec.msgpack.Decoder(_Columns)
+
+
+def survey_files(records: Sequence[ObjectRecord], context: SurveyContext | None) -> Reading[Survey]:
+    """Reads the schemas of the files that no survey before has read.
+
+    Args:
+        records: The files.
+        context: What else is known; None if paths have no partitions.
+
+    Raises:
+        ManifestError: No file can be read, or two columns are one field.
+    """
+    memory = SchemaMemory(_RULE, context.memories if context else ())
+    keys = {record.url: partition_key(record.url, context.base) for record in records} if context else {}
+    problems: dict[str, str] = {}
+    partitions = partition_fields(_readable(keys, problems))
+    kept: dict[str, FileHead] = {}
+    kept_bytes = 0
+    found: list[tuple[ObjectRecord, _Columns]] = []
+    failure: ManifestError | None = None
+    for start in range(0, len(records), _BATCH_FILES):
+        some = records[start : start + _BATCH_FILES]
+        unread = [record for record in some if memory.find(record) is None]
+        heads = dict(zip((record.url for record in unread), (yield from _read_heads(unread)), strict=True))
+        for record in some:
+            head = heads.get(record.url)
+            try:
+                if isinstance(head, ManifestError):
+                    raise head
+                encoded = memory.find(record) if head is None else _encode(record, head)
+            except ManifestError as error:
+                failure = failure or error
+                continue
+            assert encoded is not None, "the file is remembered, or read"
+            memory.add(record, encoded)
+            found.append((record, _COLUMNS.decode(encoded)))
+            kept_bytes += len(head.message) + len(head.footer) if head else 0
+            if head and kept_bytes <= _MAX_KEPT_BYTES:
+                kept[record.url] = head
+    if not found:
+        assert failure is not None, "there is a file"
+        raise failure
+    counted = [pair for pair in found if pair[1].has_rows] or found
+    # Files whose first one has no rows are described by it where it has the same columns.
+    first = found[0] if found[0][1].types == counted[0][1].types else counted[0]
+    head = kept.get(first[0].url) or (yield from read_head(first[0]))
+    facts = _describe(first, head, counted, partitions, problems)
+    sources = []
+    for record in records:
+        key = keys[record.url] if partitions else ""
+        notes = FileNotes(kept.get(record.url), problems.get(record.url, ""), key)
+        sources.append(Source(record, msgspec.msgpack.encode(notes)))
+    return Survey(sources, facts, memory=memory.encode())
+
+
+def _readable(keys: Mapping[str, str], problems: dict[str, str]) -> list[str]:
+    """Returns the paths whose partitions can be read, and notes why others cannot."""
+    found = []
+    for url, key in keys.items():
+        try:
+            read_partitions(key)
+            found.append(key)
+        except ValueError as error:
+            problems[url] = f"has a path that cannot be read: {error}"
+    return found
+
+
+def _describe(
+    first: tuple[ObjectRecord, _Columns],
+    head: FileHead,
+    counted: Sequence[tuple[ObjectRecord, _Columns]],
+    partitions: Sequence[FieldSpec],
+    problems: dict[str, str],
+) -> Facts:
+    """Returns the facts about the files that have rows, and notes which of them do not fit."""
+    record, columns = first
+    union = SchemaUnion((), _REMEDY)
+    # Facts of columns that are one field are an error.
+    union.add(record, tree(columns.elements, dict(columns.logicals)), columns.features)
+    union.facts(partitions)
+    notes: dict[str, object] = {"schema": b64encode(head.message).decode()}
+    if all(each.types == columns.types for _, each in counted):
+        schema = read_schema(memoryview(head.message))
+        fields = (*(field.spec for field in schema.fields), *partitions)
+        return Facts(fields, notes, classes_of(schema.fields))
+    union = SchemaUnion((), _REMEDY)
+    for each, own in counted:
+        if problem := union.add(each, tree(own.elements, dict(own.logicals)), own.features):
+            problems.setdefault(each.url, problem)
+    united = union.facts(partitions)
+    return Facts(united.fields, {**notes, "united": united.notes}, united.classes)
+
+
+def _encode(record: ObjectRecord, head: FileHead) -> bytes:
+    schema = _parse(record, head)
+    logicals = [*schema.root.logicals().items()]
+    columns = _Columns(schema.types, schema.root.elements(), logicals, schema.features, head.has_rows)
+    return msgspec.msgpack.encode(columns)
+
+
+def _parse(record: ObjectRecord, head: FileHead) -> Schema:
+    try:
+        return read_schema(memoryview(head.message))
+    except UnreadError as error:
+        raise refused(record, f"has {error}", of_one=True) from error
+    except ValueError as error:
+        raise damaged(record, f"not an Arrow file: {error}", record.size if head.footer else 0) from error
+
+
+# ---------------------------------------------------------------- heads of files
+
+
+def read_head(record: ObjectRecord) -> Reading[FileHead]:
+    """Reads the message of the schema, and the footer of a file."""
+    (found,) = yield from _read_heads([record])
+    if isinstance(found, ManifestError):
+        raise found
+    return found
+
+
+def read_file_schema(record: ObjectRecord, head: FileHead | None) -> Reading[tuple[FileHead, Schema]]:
+    """Returns the head of a file, which is read if it is not known, and its schema."""
+    head = head or (yield from read_head(record))
+    return head, _parse(record, head)
+
+
+def _read_heads(records: Sequence[ObjectRecord]) -> Reading[list[FileHead | ManifestError]]:
+    """Reads the heads of some files at the same time; of a file that is damaged, returns the error."""
+    filled = [record for record in records if record.size]
+    starts = yield from read_ranges([Need(0, min(_HEAD_BYTES, record.size), record) for record in filled])
+    contents = dict(zip((record.url for record in filled), starts, strict=True))
+    files = [record for record in filled if contents[record.url][: len(messages.MAGIC)] == messages.MAGIC]
+    ends = yield from read_ranges([Need(max(0, record.size - _HEAD_BYTES), record.size, record) for record in files])
+    tails = dict(zip((record.url for record in files), ends, strict=True))
+    found: list[FileHead | ManifestError] = []
+    for record in records:
+        try:
+            if not record.size:
+                raise damaged(record, "no bytes", 0)
+            found.append((yield from _finish_head(record, contents[record.url], tails.get(record.url))))
+        except ManifestError as error:
+            found.append(error)
+    return found
+
+
+def _finish_head(record: ObjectRecord, content: memoryview, tail: memoryview | None) -> Reading[FileHead]:
+    """Reads what is longer than the first reads."""
+    try:
+        if tail is not None:
+            footer = bytes((yield from _read_footer(record, tail)))
+            message = messages.schema_message(memoryview(footer))
+            return FileHead(message, footer, _lists_rows(footer, tail, record.size - len(tail)))
+        if len(content) < PREFIX_BYTES:
+            raise DamagedError(f"{len(content)} bytes")
+        stop = PREFIX_BYTES + read_prefix(content)
+        if stop > record.size:
+            raise DamagedError(f"cut off in its schema, which ends at byte {stop}")
+        if stop > len(content):
+            content = yield from read_range(0, stop, record)
+        return FileHead(bytes(content[:stop]), b"", len(content) < record.size or _has_rows(content, stop))
+    except UnreadError as error:
+        raise refused(record, f"has {error}", of_one=True) from error
+    except ValueError as error:
+        raise damaged(record, f"not an Arrow file: {error}", record.size if tail is not None else 0) from error
+
+
+def _read_footer(record: ObjectRecord, tail: memoryview) -> Reading[memoryview]:
+    length = messages.footer_bytes(tail) + END_BYTES
+    if length > record.size:
+        raise DamagedError(f"a footer of {length} bytes")
+    if length > len(tail):
+        tail = yield from read_range(record.size - length, record.size, record)
+    return tail[-length:-END_BYTES]
+
+
+def _lists_rows(footer: bytes, tail: memoryview, start: int) -> bool:
+    """Whether a file has rows, by the heads of batches that are in its last bytes; others count as batches of rows."""
+    _, batches = messages.read_footer(memoryview(footer))
+    for place in batches["place"].tolist():
+        if place < start:
+            return True
+        head = tail[place - start :]
+        if read_message(head[PREFIX_BYTES : PREFIX_BYTES + read_prefix(head)]).rows:
+            return True
+    return False
+
+
+def _has_rows(content: memoryview, at: int) -> bool:
+    """Whether a stream that was read as a whole has rows; one that is damaged counts, and its index says so."""
+    try:
+        while at + PREFIX_BYTES < len(content) and (length := read_prefix(content[at:])):
+            message = read_message(content[at + PREFIX_BYTES : at + PREFIX_BYTES + length])
+            if message.kind == BATCH and message.rows:
+                return True
+            at += PREFIX_BYTES + length + message.body_bytes
+    except ValueError:
+        return True
+    return False
