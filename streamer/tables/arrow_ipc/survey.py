@@ -253,17 +253,16 @@ def _read_footer(record: ObjectRecord, tail: memoryview) -> Reading[memoryview]:
 def _lists_rows(footer: bytes, tail: memoryview, start: int) -> bool:
     """Whether a file has rows, by the heads of batches that are in its last bytes; others count as batches of rows."""
     _, batches = messages.read_footer(memoryview(footer))
-    for place in batches["place"].tolist():
-        if place < start:
-            return True
-        head = tail[place - start :]
-        if read_message(head[PREFIX_BYTES : PREFIX_BYTES + read_prefix(head)]).rows:
+    for place, length, *_ in batches.tolist():
+        head = tail[max(0, place - start) : max(0, place - start) + length]
+        # A footer that is wrong is an error of the index.
+        if place < start or len(head) < PREFIX_BYTES or _has_rows(head, 0):
             return True
     return False
 
 
 def _has_rows(content: memoryview, at: int) -> bool:
-    """Whether a stream that was read as a whole has rows; one that is damaged counts, and its index says so."""
+    """Whether messages from byte `at` on have rows; damaged ones count as if they had, and the index says so."""
     try:
         while at + PREFIX_BYTES < len(content) and (length := read_prefix(content[at:])):
             message = read_message(content[at + PREFIX_BYTES : at + PREFIX_BYTES + length])
