@@ -28,6 +28,8 @@ _OF_OBJECTS = ("labels", "area", "iscrowd", "category_ids")
 # albumentations calculates boxes as shares of the sides in float32: 8 comes back as 7.9999995.
 _IN_PIXELS = frozenset(["pascal_voc", "coco"])
 _PARTS_OF_PIXEL = 1024
+# Axes of a picture in colours.
+_PICTURE_AXES = 3
 _BOXES_FORMAT = "pascal_voc"
 # Steps of torchvision that move nothing.
 _COLOUR_STEPS = frozenset(
@@ -276,3 +278,70 @@ def _like(before: object, value: Value) -> Value:
         return value
     found = np.asarray(value, before.dtype)
     return found if len(found) else found.reshape(0, *before.shape[1:])
+
+
+class WholeStep:
+    """A step of torchvision that moves pixels, and checks what it is given until that was right once.
+
+    The v2 transforms move images of PIL and torchvision's own tensors, and of plain tensors the first one alone: pictures
+    as arrays stay as they are, and boxes and masks beside a batch of pictures stay where they were.
+
+    Args:
+        option: Name of the option that has the step, for errors.
+        step: The step.
+    """
+
+    def __init__(self, option: str, step: Callable[[Any], object]) -> None:
+        self._option = option
+        self._step = step
+        self._is_checked = False
+
+    def __repr__(self) -> str:
+        return f"WholeStep({self._option!r}, {self._step!r})"
+
+    def __call__(self, value: object) -> object:
+        """Applies the step.
+
+        Raises:
+            ConfigError: It would move another field than the picture, or leave one behind.
+        """
+        if not self._is_checked and isinstance(value, Mapping):
+            self._check(value)
+            self._is_checked = True
+        return self._step(value)
+
+    def _check(self, fields: Mapping[str, Any]) -> None:
+        roots = {name: type(value).__module__.partition(".")[0] for name, value in fields.items()}
+        if {"torchvision", "PIL"}.intersection(roots.values()):
+            # Made by a function of the user before, which says what each field is.
+            return
+        tensors = [name for name, root in roots.items() if root == "torch"]
+        what = f"{self._option}: {type(self._step).__name__} of torchvision"
+        if not tensors:
+            raise ConfigError(
+                f"{what} does nothing to pictures that are arrays: give it OnField('image', ...), which hands it the "
+                "picture, or a function of the sample",
+                field=self._option,
+            )
+        belonging = [name for name in fields if name != tensors[0] and kind_by_name(name)]
+        if fields[tensors[0]].ndim < _PICTURE_AXES or belonging:
+            left = f", and {', '.join(belonging)} would stay where they were" if belonging else ""
+            raise ConfigError(
+                f"{what} moves the first tensor alone, which is {tensors[0]!r} of {', '.join(fields)}{left}: give a "
+                "function that applies it to the picture, or that makes torchvision.tv_tensors of the fields before",
+                field=self._option,
+            )
+
+
+def check_whole_step(option: str, step: Callable[[Any], object] | None) -> Callable[[Any], object] | None:
+    """Returns a step that checks what it is given, if it is one of torchvision that moves pixels; others unchanged."""
+    if step is None or not _is_of_torchvision(step) or not moves_pixels(step):
+        return step
+    return WholeStep(option, step)
+
+
+def _is_of_torchvision(step: object) -> bool:
+    inner = getattr(step, "transforms", None)
+    if isinstance(inner, list | tuple):
+        return all(map(_is_of_torchvision, inner))
+    return any(kind.__module__.partition(".")[0] == "torchvision" for kind in type(step).__mro__)

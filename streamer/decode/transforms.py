@@ -193,8 +193,10 @@ def _is_resized(shape: tuple[int, ...], picture: object) -> bool:
 
 
 def as_transform(transform: Callable[..., object] | None) -> Callable[..., object] | None:
-    """Makes a transform of samples: applies one of albumentations to the picture; returns others unchanged."""
-    return OnField("image", transform) if transform is not None and is_albumentations(transform) else transform
+    """Makes a transform of samples: applies one of albumentations to the picture; looks after those of torchvision."""
+    if transform is not None and is_albumentations(transform):
+        return OnField("image", transform)
+    return together.check_whole_step("transform", transform)
 
 
 def is_albumentations(transform: object) -> bool:

@@ -23,7 +23,7 @@ from streamer.errors import ClosedError, StreamerError
 from streamer.loader.accelerate_state import AccelerateEpochs, refuse_other_loader
 from streamer.loader.agreement.epoch_cell import check_same_rank
 from streamer.loader.delivery import Delivery
-from streamer.loader.device.prefetcher import check_device
+from streamer.loader.device.prefetcher import check_device, check_device_step
 from streamer.loader.epoch_dataset import EpochDataset, opening_of
 from streamer.loader.epoch_iterator import EpochIterator, EpochOwner
 from streamer.loader.lifecycle import SupplyOwner
@@ -118,7 +118,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
             workers=workers,
             last_batch="drop" if flag("drop_last", drop_last) else self._source.last_batch,
             device=check_device(device),
-            device_transform=function("device_transform", device_transform),
+            device_transform=check_device_step(device_transform),
             collate_fn=function("collate_fn", collate_fn),
             ragged=ragged_of(ragged, collate_fn),
             span=span_of(prefetch_batches, workers),

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
+from streamer.batches.checks import function
 from streamer.batches.ring.fence import Fence
+from streamer.decode.together import check_whole_step
 from streamer.errors import ConfigError
 from streamer.loader.device.contiguous import map_tensors
 from streamer.loader.device.copying import BatchTransform, CudaMover, Mover, mover_for
@@ -17,6 +19,11 @@ __all__ = ["AHEAD", "CudaMover", "DevicePrefetcher", "Normalize", "check_device"
 
 # Enough to cover one late batch; each takes a batch of device memory.
 AHEAD = 2
+
+
+def check_device_step(step: Callable[[object], object] | None) -> Callable[[object], object] | None:
+    """Checks `device_transform`; a step of torchvision that moves pixels is looked after, see `WholeStep`."""
+    return check_whole_step("device_transform", function("device_transform", step))
 
 
 def check_device(device: str | torch.device | None) -> torch.device | None:

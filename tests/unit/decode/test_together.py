@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from streamer.decode.together import find_belonging, moves_pixels
+from streamer.decode.together import check_whole_step, find_belonging, moves_pixels
 from streamer.decode.transforms import CentreCrop, HorizontalFlip, OnField, RandomResizedCrop, Resize, as_transform
 from streamer.errors import ConfigError
 
@@ -221,3 +221,34 @@ def test_a_picture_without_a_name_beside_another_is_its_mask():
     """`0.png` beside `0.jpg`; two photographs are not."""
     assert find_belonging({"jpg": PICTURE, "png": PICTURE}, "jpg", "jpg", PICTURE.shape) == {"png": "mask"}
     assert find_belonging({"a.jpg": PICTURE, "b.png": PICTURE}, "a.jpg", "a.jpg", PICTURE.shape) == {}
+
+
+class FakeTensor:
+    """Stands for a tensor of torch, which is known by the module of its type."""
+
+    __module__ = "torch"
+
+    def __init__(self, *shape: int) -> None:
+        self.ndim = len(shape)
+
+
+def test_steps_of_torchvision_for_whole_samples():
+    """They move the first tensor alone: what they would leave behind, and arrays that they leave alone, are refused."""
+    kinds = {"__module__": "torchvision.transforms.v2", "__call__": lambda self, fields: "moved"}
+    flip = type("RandomHorizontalFlip", (), kinds)()
+    step = as_transform(flip)
+    with pytest.raises(ConfigError, match=r"transform: RandomHorizontalFlip .* does nothing to .* arrays"):
+        step({"jpg": PICTURE})
+    step = check_whole_step("device_transform", flip)
+    batch = {"jpg": FakeTensor(2, 3, 8, 8), "label": FakeTensor(2), "__key__": ["a", "b"]}
+    with pytest.raises(ConfigError, match=r"device_transform: .* 'jpg' of .*, and boxes, mask\.png would stay"):
+        step({**batch, "boxes": FakeTensor(2, 1, 4), "mask.png": FakeTensor(2, 8, 8)})
+    with pytest.raises(ConfigError, match=r"moves the first tensor alone, which is 'label'"):
+        step({"label": FakeTensor(2), **batch})
+    boxes = type("BoundingBoxes", (), {"__module__": "torchvision.tv_tensors"})()
+    for right in (batch, {**batch, "boxes": boxes}, FakeTensor(2, 3, 8, 8)):
+        assert check_whole_step("device_transform", flip)(right) == "moved"
+    jitter = type("ColorJitter", (), kinds)()
+    own = lambda fields: fields  # noqa: E731
+    for unchanged in (None, jitter, own, type("Compose", (), {**kinds, "transforms": [own, flip]})()):
+        assert check_whole_step("transform", unchanged) is unchanged
