@@ -283,7 +283,7 @@ def _like(before: object, value: Value) -> Value:
 class WholeStep:
     """A step of torchvision that moves pixels, and checks what it is given until that was right once.
 
-    The v2 transforms move images of PIL and torchvision's own tensors, and of plain tensors the first one alone: pictures
+    The v2 transforms move images of PIL, their own tensors, and of plain tensors the first one alone: pictures
     as arrays stay as they are, and boxes and masks beside a batch of pictures stay where they were.
 
     Args:

@@ -90,6 +90,11 @@ _NONE = np.empty(0, np.int64)
 NO_TILES = Tiles(_NONE.reshape(0, 1), _NONE, _NONE, _NONE)
 
 
+def no_tiles(axes: int) -> Tiles:
+    """Returns the tiles of an array of so many axes of which none was written."""
+    return Tiles(_NONE.reshape(0, axes), _NONE, _NONE, _NONE)
+
+
 class Column(msgspec.Struct, frozen=True):
     """An array whose rows are fields.
 

@@ -241,8 +241,13 @@ def _column(held: Held, dataset: _Dataset) -> Reading[Column]:
     column.check()
     if not layout.chunk:
         length = column.shape[0] * column.row_bytes
-        if length and (layout.address == UNDEFINED or column.start + length > held.record.size):
-            raise ArraysError(f"{length} bytes of it were never written, or the file is cut off")
+        if length and layout.address == UNDEFINED:
+            # Nothing was written: h5py reads the fill value.
+            return Column(
+                dataset.dtype, dataset.shape, dataset.shape, tiles.no_tiles(len(dataset.shape)), fill=dataset.fill
+            )
+        if column.start + length > held.record.size:
+            raise ArraysError(f"its {length} bytes are behind the end of the file, which is cut off")
         return column
     if len(layout.chunk) != len(dataset.shape):
         raise DamagedError(f"chunks of shape {layout.chunk} in a dataset of shape {dataset.shape}", layout.address)
