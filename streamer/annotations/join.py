@@ -18,6 +18,7 @@ from streamer.decode.rule import DecodeRule
 from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.base import Field, FieldSpec
 from streamer.formats.names import extension
+from streamer.formats.registry import restore_format
 from streamer.formats.table.records import TableOpener, fixed_dtype
 from streamer.manifest.columns import BinaryColumn
 from streamer.manifest.model import SampleName
@@ -162,9 +163,10 @@ def _empty(field: FieldSpec) -> Field:
 
 def annotations_of(manifest: Manifest, given: Annotations | None, urls: Sequence[str]) -> Annotations | None:
     """Returns the annotations that the user names, else those that were found among the files."""
-    metadata = manifest.content.options.get("metadata") if manifest.format == "folder" else None
-    if given is not None or metadata is None:
+    if given is not None or not manifest.whole_objects:
         return given
+    if not (metadata := restore_format(manifest).metadata_file):
+        return None
     if len(urls) > 1:
         logger.warning("%s is not joined to the files of %d urls; annotations= does that", metadata, len(urls))
         return None

@@ -117,10 +117,10 @@ def described(sample: dict[str, object], place: SampleLocation, manifest: Manife
 
 
 def _decoding(place: SampleLocation, manifest: Manifest) -> list[str]:
-    """What decoding a clip takes, and how it would take less."""
-    from streamer.media.decode.cost import cost_of
+    """What decoding a sample takes, and how it would take less."""
+    from streamer.formats.registry import restore_format
 
-    if (cost := cost_of(manifest, place.ordinal)) is None:
+    if (cost := restore_format(manifest).find_decode_cost(manifest, place.ordinal)) is None:
         return []
     return [f"decoding: {cost}", *([f"  cheaper: {cost.cheaper}"] if cost.cheaper else [])]
 

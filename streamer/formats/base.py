@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -39,10 +39,13 @@ from streamer.manifest.protocols import (
     Surveying,
 )
 
+if TYPE_CHECKING:
+    from streamer.manifest.table import Manifest
+
 # Formats of other packages import these from here.
-__all__ = ["Answer", "Block", "Examine", "Examined", "Facts", "Field", "FieldSpec", "Format", "Indexer", "Indexing"]
-__all__ += ["Need", "ObjectRecord", "Opener", "Recoder", "Records", "SampleName", "Source", "Span", "Survey"]
-__all__ += ["SurveyContext", "Surveying"]
+__all__ = ["Answer", "Block", "DecodeCost", "Examine", "Examined", "Facts", "Field", "FieldPacker", "FieldSpec"]
+__all__ += ["Format", "Indexer", "Indexing", "Need", "ObjectRecord", "Opener", "Recoder", "Records", "SampleName"]
+__all__ += ["Source", "Span", "Survey", "SurveyContext", "Surveying"]
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -150,8 +153,34 @@ def _is_finite(value: object) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
+# Returns names and values of a field of the sample with this key; None for a field that is written as its kind says.
+FieldPacker: TypeAlias = Callable[[Field, str], "Iterable[tuple[str, object]] | None"]
+
+
+class DecodeCost(Protocol):
+    """What decoding a sample takes, for the stall report, `streamer show` and `streamer plan`; its text says it."""
+
+    @property
+    def work(self) -> float:
+        """Effort, in a unit of the format's own: samples of one dataset are compared by it."""
+        ...
+
+    @property
+    def cheaper(self) -> str:
+        """The ways to decode less, with their numbers; "" if there are none."""
+        ...
+
+    @property
+    def advice(self) -> str:
+        """What to do where decoding is too slow; "" if nothing helps much."""
+        ...
+
+
 class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A format, whose options are the fields of this struct. Where samples say everything, it is its own opener.
+
+    The attributes, and the methods from `narrow` on, say what the format can do. Their defaults fit any format, and
+    nobody asks for its name.
 
     Attributes:
         name: as the user writes it.
@@ -159,6 +188,8 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         whole_objects: whether every object is one sample.
         endings: endings of the names of objects that hold samples, in lower case.
         reads_tables: whether its files may belong to a table whose log says which of their rows are valid.
+        numbered_keys: whether samples without a field "__key__" have no key but their number.
+        recuts: whether an index for chunks of another size reads little, because the objects say where blocks begin.
     """
 
     name: ClassVar[str]
@@ -166,6 +197,8 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     revision: ClassVar[int] = 0
     whole_objects: ClassVar[bool] = False
     reads_tables: ClassVar[bool] = False
+    numbered_keys: ClassVar[bool] = False
+    recuts: ClassVar[bool] = False
 
     def __hash__(self) -> int:
         # Options may be mappings, which have no hash: their JSON has one.
@@ -186,6 +219,11 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def class_names(self) -> Sequence[str] | None:
         """Names of the classes of files, in the order of their numbers; None: the folders, in the order of names."""
         return None
+
+    @property
+    def metadata_file(self) -> str:
+        """The path below the dataset's url of the annotations found among the files; "" if there are none."""
+        return ""
 
     def _plain_option(self, name: str) -> object:
         value = getattr(self, name)
@@ -232,3 +270,42 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ConfigError: a library that is not installed.
         """
         raise NotImplementedError
+
+    # ------------------------------------------------------------ what a format can do besides
+
+    def narrow(self, facts: Facts, fields: Collection[str]) -> Format | None:
+        """Returns the format with which the same samples have these fields, and bytes of others are not fetched.
+
+        Conditions (`where=`) and joins then read their columns without an index of them. None if that would fetch as
+        much as before.
+        """
+        return None
+
+    def find_codecs(self, hint: bytes) -> Iterable[str]:
+        """Returns FFmpeg's names of the codecs in which the samples of a block are, from its hint.
+
+        A dataset whose codecs cannot be decoded is refused when it is opened.
+        """
+        return ()
+
+    def find_token_bytes(self, facts: Facts) -> int:
+        """Returns the bytes of a token where a sample is its tokens and nothing else; 0 if it is something else.
+
+        Packing then knows the length of each sample that is a range of an object.
+        """
+        return 0
+
+    def find_sample_bytes(self, manifest: Manifest) -> NDArray[np.int64] | None:
+        """Returns the bytes of each sample of blocks, shape (samples,); None if the index does not know them."""
+        return None
+
+    def find_decode_cost(self, manifest: Manifest, ordinal: int | None = None) -> DecodeCost | None:
+        """Returns what decoding takes by the index, of a sample or on average; None if the index does not say."""
+        return None
+
+    def find_packer(self, manifest: Manifest) -> FieldPacker | None:
+        """Returns what makes values of fields for `streamer pack`; None if all are written as their kinds say.
+
+        The function is sent to the tasks of the pack.
+        """
+        return None

@@ -71,6 +71,11 @@ class Folder(Format, frozen=True, forbid_unknown_fields=True):
         """The given classes; see `Format.class_names`."""
         return self.classes
 
+    @property
+    def metadata_file(self) -> str:
+        """The file of annotations among the files; see `Format.metadata_file`."""
+        return self.metadata
+
     def accepts(self, key: str) -> bool:
         """Accepts files of these extensions, but neither hidden ones, markers of empty folders, nor the metadata."""
         if is_hidden(key) or key == self.metadata:

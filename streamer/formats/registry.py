@@ -13,13 +13,17 @@ from collections.abc import Mapping
 from importlib import import_module
 
 import msgspec
+import numpy as np
 
 from streamer.errors import ConfigError, ManifestVersionError
 from streamer.formats import AUTO, BUILT_IN
 from streamer.formats.base import Format, Opener
+from streamer.manifest.blocks import decode_hints
 from streamer.manifest.table import Manifest
 
 ENTRY_POINTS = "streamer.formats"
+# 30 us each (2026-11-26). A codec of other chunks alone is an error of the samples.
+_MAX_CHUNKS = 1000
 
 
 def find_format(name: str, options: Mapping[str, object] | None = None) -> Format:
@@ -42,10 +46,28 @@ def open_format(manifest: Manifest) -> Opener:
         ConfigError: the format is not installed.
         ManifestVersionError: the dataset was indexed by another revision of the format.
     """
+    return restore_format(manifest).opener(manifest.facts)
+
+
+def restore_format(manifest: Manifest) -> Format:
+    """Returns the format that has indexed a dataset, with its options; raises as `open_format`."""
     content = manifest.content
     found = find_format(content.format, content.options)
     check_revision(manifest, found)
-    return found.opener(manifest.facts)
+    return found
+
+
+def find_codecs(manifest: Manifest) -> frozenset[str]:
+    """Returns FFmpeg's names of what the samples are encoded in, of some of the chunks if there are many.
+
+    Raises as `open_format`. Samples that are plain ranges say themselves what they are.
+    """
+    if not manifest.recoded:
+        return frozenset()
+    found = restore_format(manifest)
+    numbers = np.unique(np.linspace(0, manifest.chunks - 1, _MAX_CHUNKS).astype(int)).tolist()
+    hints = (block.hint for number in numbers for block in decode_hints(manifest.chunk(number).hint))
+    return frozenset(name for hint in hints for name in found.find_codecs(hint))
 
 
 def check_revision(manifest: Manifest, found: Format) -> None:

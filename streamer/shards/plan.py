@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from streamer.base.splitmix import fold, fold_each
 from streamer.errors import ConfigError, PackError
 from streamer.formats.names import base_name, extension
+from streamer.formats.registry import restore_format
 from streamer.formats.tar import BLOCK
 from streamer.manifest.model import Chunk, ObjectRecord, SampleName
 from streamer.manifest.table import Manifest
-from streamer.media.video.format import Video
-from streamer.shards.clips import clip_sizes
 
 Int64Array = NDArray[np.int64]
 Order = Literal["manifest", "name", "shuffle"]
@@ -177,10 +176,10 @@ def _check(manifest: Manifest, order: str, shard_bytes: int) -> None:
 
 
 def _sizes(manifest: Manifest) -> Int64Array:
-    """Bytes of each sample; in blocks, whose samples' sizes are unknown but for clips, equal shares."""
-    if manifest.format == Video.name:
-        return clip_sizes(manifest)
+    """Returns the bytes of each sample; in blocks whose index does not know them, equal shares."""
     if manifest.recoded:
+        if (known := restore_format(manifest).find_sample_bytes(manifest)) is not None:
+            return known
         return np.repeat(manifest.chunk_local_bytes // np.maximum(manifest.chunk_samples, 1), manifest.chunk_samples)
     _, starts, stops = manifest.locate(np.arange(manifest.samples))
     return stops - starts

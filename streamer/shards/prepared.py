@@ -12,12 +12,12 @@ from streamer.annotations.options import Annotations
 from streamer.annotations.table import AnnotationTable
 from streamer.errors import ConfigError
 from streamer.executors.runner import Runner, run_all
+from streamer.formats.registry import restore_format
 from streamer.indexing.build import BuildOptions
 from streamer.indexing.source import Source, manifest_of_source
 from streamer.manifest.model import Facts
 from streamer.manifest.table import Manifest
 from streamer.shards.annotations import make_table, put_table
-from streamer.shards.clips import are_films
 from streamer.shards.destination import folder_url
 from streamer.shards.job import Job, Transform, transform_name
 from streamer.shards.outputs.columns import FIRST_SAMPLES, known_kinds
@@ -84,7 +84,7 @@ def prepare(source: Source, writing: Writing, folder: Path, runner: Runner, call
         joined,
         dict(source.options),
         writing.options,
-        are_films(manifest),
+        restore_format(manifest).find_packer(manifest),
     )
     described = {
         "source": manifest.digest,

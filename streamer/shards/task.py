@@ -15,12 +15,11 @@ from streamer.base.bounded_map import plain_errors
 from streamer.config import FetchConfig
 from streamer.errors import DecodeError, PackError
 from streamer.fetch import Fetcher
-from streamer.formats.base import Field, Opener
+from streamer.formats.base import Field, FieldPacker, Opener
 from streamer.formats.registry import find_format
 from streamer.indexing.stores import Opener as StoreOpener
 from streamer.manifest.model import SampleName
 from streamer.shards.annotations import rules_here
-from streamer.shards.clips import CLIP_KINDS, clip_values
 from streamer.shards.destination import Destination, agrees, files_of
 from streamer.shards.job import Job, Transform, transform_name
 from streamer.shards.outputs.base import SampleTaker
@@ -41,7 +40,7 @@ class Recipe(msgspec.Struct, frozen=True):
         fields: the fields to write, by name in the source, with their new names; None: all.
         transform: called with each sample; None: there is none.
         joined: annotations of the samples; None: there are none.
-        are_films: whether samples are clips that are written as films of their own.
+        packer: makes values of fields that are not written as their kinds say; None if there are none.
     """
 
     dataset: Dataset
@@ -50,7 +49,7 @@ class Recipe(msgspec.Struct, frozen=True):
     joined: JoinRules | None
     storage_options: dict[str, object]
     out_storage_options: dict[str, object]
-    are_films: bool = False
+    packer: FieldPacker | None = None
 
 
 class ShardTask(msgspec.Struct, frozen=True):
@@ -200,8 +199,8 @@ class _Making:
     def _values(self, fields: Iterable[Field], key: str = "") -> dict[str, Any]:
         found: dict[str, Any] = {}
         for field in fields:
-            is_clip = self._recipe.are_films and field.kind in CLIP_KINDS
-            found |= clip_values(field, key) if is_clip else [field_value(self._output, field)]
+            packed = None if self._recipe.packer is None else self._recipe.packer(field, key)
+            found |= [field_value(self._output, field)] if packed is None else packed
         return found
 
     def _wanted(self, fields: Sequence[Field], name: SampleName, where: str) -> Iterator[Field]:

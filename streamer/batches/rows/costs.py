@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from streamer.batches.rows.options import Estimate
 from streamer.errors import ConfigError
+from streamer.formats.registry import restore_format
 from streamer.manifest.staging import settle_file, workplace
 from streamer.manifest.table import Manifest
 
@@ -105,9 +106,8 @@ def _known(manifest: Manifest, fields: tuple[str, ...]) -> tuple[int, int]:
     found = [match for match in named.values() if match is not None]
     if found and found[0][2]:
         return 0, int(found[0][2])
-    # The bytes of a sample are its tokens, and nothing else.
-    if found and len(kinds) == 1 and manifest.format == "tokens" and not manifest.recoded:
-        return int(found[0][1]), 0
+    if found and not manifest.recoded and (token_bytes := restore_format(manifest).find_token_bytes(manifest.facts)):
+        return token_bytes, 0
     raise ConfigError(
         f"how many tokens a sample of format {manifest.format!r} has is not known before it is read; measure it once: "
         'streamer.measure(dataset, function, to="costs.npy"), then Packing(..., cost="costs.npy"), or without packing '

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from streamer.annotations.join import JoinRules
 from streamer.batches.samples.maker import SampleRules
 from streamer.config import format_bytes
+from streamer.formats.registry import restore_format
 from streamer.manifest.layout import selection_name
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from streamer.batches.rows.table import Documents
     from streamer.batches.samples.joins import JoinRecipe, OpenedJoin
     from streamer.client.session import EpochSchedule
+    from streamer.formats.base import DecodeCost
     from streamer.manifest.selection import Selection
-    from streamer.media.decode.cost import DecodeCost
     from streamer.order.growing import Cohorts
     from streamer.order.spec import OrderSpec
 
@@ -155,11 +156,8 @@ class OpenedDataset:
 
     @cached_property
     def decode_cost(self) -> DecodeCost | None:
-        """What the index says of decoding clips of films; None: the samples are others."""
-        # Only for a report: no other dataset loads it.
-        from streamer.media.decode.cost import mean_cost
-
-        return mean_cost(self.manifest)
+        """What the index says of decoding the samples; None if it says nothing."""
+        return restore_format(self.manifest).find_decode_cost(self.manifest)
 
     @property
     def samples(self) -> int:

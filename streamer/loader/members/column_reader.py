@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,8 @@ from streamer.decode.dispatch import SampleDecoder
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field
 from streamer.formats.registry import open_format
-from streamer.formats.table.records import TableOpener
+from streamer.formats.table.records import TableOpener, fixed_dtype
+from streamer.loader.members.narrow import find_field, list_narrow_fields, narrow_manifest
 from streamer.loader.members.single_reads import KEY, StreamedBytes
 from streamer.manifest.column_files import ColumnFiles, column_of
 from streamer.manifest.condition import ColumnValues
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Columns of Parquet are ranges of their own; anywhere else all bytes are read for one.
-_CHEAP = "parquet"
 _NAMED = 30
 Find = Callable[[Sequence[str]], Sequence[ColumnValues | None]]
 
@@ -91,11 +91,9 @@ class Columns:
     def find(self, names: Sequence[str]) -> list[ColumnValues | None]:
         """Returns the same of this dataset only, or None if a column is neither."""
         found = {name: self._of_annotations(name) or self._files.find(name) for name in names}
-        cheap = [
-            name
-            for name, column in found.items()
-            if column is None and self._manifest.format == _CHEAP and self._field_of(name)
-        ]
+        missing = [name for name, column in found.items() if column is None and find_field(self._manifest, name)]
+        narrow = list_narrow_fields(self._manifest) if missing else []
+        cheap = [name for name in missing if find_field(self._manifest, name) in narrow]
         found |= zip(cheap, self.read(cheap), strict=True)
         return [found[name] for name in names]
 
@@ -105,11 +103,11 @@ class Columns:
         # A join that names its columns has this one; otherwise it may be of either side.
         if all(columns is None for _, _, columns in rights):
             sources.insert(0, (self._manifest, name))
-        # Those of Parquet need no index: it has no others.
+        # A format that reads columns has no others.
         commands = " or ".join(
             f"`streamer index {manifest.urls[0]} --columns {field}`"
             for manifest, field in sources
-            if manifest.format != _CHEAP or field == KEY
+            if field == KEY or not list_narrow_fields(manifest)
         )
         names = dict.fromkeys([*self._known(), *(name for join in joins for name in self._joined_names(join))])
         known = ", ".join(list(names)[:_NAMED]) or "none"
@@ -122,7 +120,7 @@ class Columns:
         """Names of the columns that samples get from a right side, as far as they are known."""
         if join.recipe.columns is not None:
             return [to for _, to in join.recipe.columns]
-        known = [*ColumnFiles(join.manifest, self._spare).names, *_cheap_fields(join.manifest)]
+        known = [*ColumnFiles(join.manifest, self._spare).names, *list_narrow_fields(join.manifest)]
         return [name for name in known if name not in (KEY, join.recipe.key)]
 
     def read(self, names: Sequence[str]) -> list[ColumnValues]:
@@ -136,6 +134,7 @@ class Columns:
         with one_at_a_time(self._spare / f"{self._manifest.digest}.columns.lock"):
             missing = [name for name in dict.fromkeys(names) if self._files.find(name) is None]
             if missing:
+                self._check_kinds(missing)
                 logger.info("reads the columns %s of %d samples", ", ".join(missing), self._manifest.samples)
                 for name, values in zip(missing, self._values(missing), strict=True):
                     self._files.add(name, values)
@@ -168,31 +167,27 @@ class Columns:
 
     def _narrow(self, names: Sequence[str]) -> Manifest:
         """The manifest of the columns alone, of a format that has columns."""
-        fields = sorted({field for name in names if (field := self._field_of(name))})
-        if self._manifest.format != _CHEAP or not fields or KEY in names:
+        fields = {find_field(self._manifest, name) for name in names}
+        if KEY in names or "" in fields:
             return self._manifest
-        options = msgspec.json.encode({"columns": fields})
-        asked = msgspec.structs.replace(self._request, format=_CHEAP, format_options=options, manifest="", build=True)
-        found = Manifest.open(self._client.manifest(asked))
-        # The objects may have changed since the manifest was made.
-        same = (found.samples, found.objects, found.total_bytes)
-        return (
-            found
-            if same == (self._manifest.samples, self._manifest.objects, self._manifest.total_bytes)
-            else self._manifest
-        )
+        return narrow_manifest(self._manifest, sorted(fields), self._client, self._request)
 
-    def _field_of(self, name: str) -> str:
-        """The field that has a column, or of which it is a part; "" for none."""
-        names = {field.name for field in self._manifest.facts.fields}
-        while name and name not in names:
-            name = name.rpartition(".")[0]
-        return name
+    def _check_kinds(self, names: Sequence[str]) -> None:
+        """Refuses columns that have arrays by their kind, before they are read."""
+        kinds = {field.name: field.kind for field in self._manifest.facts.fields}
+        for name in names:
+            dtype = fixed_dtype(kinds.get(name, ""))
+            if dtype is not None and math.prod(dtype.shape) != 1:
+                shape = " x ".join(map(str, dtype.shape))
+                raise ConfigError(
+                    f"column {name!r}: samples have arrays of {shape} numbers, which are neither a number nor a text",
+                    field="where",
+                )
 
     def _known(self) -> list[str]:
         """Names of the columns that need no index."""
         given = [] if self._joined is None else [field.name for field in self._table(self._joined).head.fields]
-        return list(dict.fromkeys([*given, *self._files.names, *_cheap_fields(self._manifest)]))
+        return list(dict.fromkeys([*given, *self._files.names, *list_narrow_fields(self._manifest)]))
 
     def _table(self, joined: JoinRules) -> AnnotationTable:
         return AnnotationTable.open(joined.table)
@@ -219,11 +214,6 @@ class Columns:
             own = {} if row < 0 else {f.name: f for f in opener.open(memoryview(table.row(row)), SampleName())[1]}
             values.append(_value(own, name, decoder, row) if own else None)
         return column_of(name, values)
-
-
-def _cheap_fields(manifest: Manifest) -> list[str]:
-    """The fields that are read without an index."""
-    return [field.name for field in manifest.facts.fields] if manifest.format == _CHEAP else []
 
 
 def _value(fields: dict[str, Field], wanted: str, decoder: SampleDecoder, ordinal: int) -> object:

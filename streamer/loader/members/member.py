@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,18 +26,17 @@ from streamer.config import Environment, RankConfig
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.transforms import as_transform
 from streamer.errors import ConfigError, StreamerError
+from streamer.formats.registry import find_codecs
 from streamer.loader.agreement.agreement import ParentRank, agree, detect, gather_for
 from streamer.loader.agreement.epoch_cell import EpochCell
 from streamer.loader.members.connections import EngineConnections
 from streamer.loader.members.joins.joining import add_joined, both_digests, find_table, kept
 from streamer.loader.members.selections import Choice, Names, choose, new_fields
 from streamer.loader.members.single_reads import KEY, StreamedBytes
-from streamer.loader.options.arguments import Index
 from streamer.loader.options.dataset_options import DatasetOptions
 from streamer.manifest.made import remove_orphans
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
-from streamer.media.decode.codecs import codecs_of
 from streamer.order.spec import shuffle_mode
 
 if TYPE_CHECKING:
@@ -153,7 +152,7 @@ class Member:
                 remove_orphans(place, {path.name for path in manifest.path.parent.iterdir()})
             decode = self.options.decode
             decoder = SampleDecoder(decode.rule, allow_pickle=decode.allow_pickle)
-            decoder.check(manifest.facts.fields, codecs_of(manifest))
+            decoder.check(manifest.facts.fields, find_codecs(manifest))
             joins = [self._open_join(number, manifest) for number in range(len(self.joins))]
             columns = partial(self._get_columns, manifest, joined, joins)
             own = kept(manifest, joined)
@@ -437,14 +436,13 @@ class Member:
         return JoinMaker(join, left, right.key_reader(right.manifest, right.opened.selection, join.on[1])).open()
 
     def key_reader(self, manifest: Manifest, selection: Selection | None, on: str) -> KeyReader:
-        """What reads the keys of this dataset; of Parquet only the column that has them."""
-        from streamer.loader.members.joins.keys import KeyReader, column_of
+        """What reads the keys of this dataset, with no other field where the format has columns."""
+        from streamer.loader.members.joins.keys import KeyReader
+        from streamer.loader.members.narrow import find_field, narrow_manifest
 
         read_from = manifest
-        if (column := column_of(manifest, on)) is not None:
-            from streamer.tables.parquet.format import Parquet
-
-            narrow = replace(self.options, format=Parquet(columns=(column,)), manifest=Index(), chunk_bytes=0)
-            with closing(Member(narrow, (), self.job, EpochCell())) as keys:
-                read_from = keys.manifest if keys.manifest.samples == manifest.samples else manifest
+        if field := find_field(manifest, on):
+            request = self.options.manifest_request(self.rank_config())
+            with self.connections.for_requests() as connection:
+                read_from = narrow_manifest(manifest, [field], connection, request)
         return KeyReader(read_from, self.connections, on, spare=self._spare, whole=manifest, selection=selection)

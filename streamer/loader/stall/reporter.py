@@ -30,7 +30,7 @@ from streamer.loader.stall.stats import LoaderStats, PackingStats, TrainerClock
 from streamer.wire.messages import PackedRows
 
 if TYPE_CHECKING:
-    from streamer.media.decode.cost import DecodeCost
+    from streamer.formats.base import DecodeCost
 
 logger = logging.getLogger("streamer.loader.stall")
 
@@ -171,7 +171,7 @@ def named(report: StallReport, name: Callable[[int], str]) -> StallReport:
 
 
 def advised(report: StallReport, costs: Iterable[DecodeCost | None]) -> StallReport:
-    """The report with what would make clips of films cheaper, where decoding limits the training.
+    """The report with what would make samples cheaper to decode, where decoding limits the training.
 
     Args:
         report: the report.

@@ -12,9 +12,9 @@ from streamer.formats.base import Facts, Field, FieldSpec, Format, SampleName
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Short, Source, Survey, Surveying
 from streamer.media.audio.flac import PROBE_BYTES
-from streamer.media.audio.index import HEAD_BYTES, cut_blocks, read_recording
+from streamer.media.audio.index import HEAD_BYTES, BlockNote, cut_blocks, read_recording
 from streamer.media.audio.recode import AudioRecoder
-from streamer.media.audio.sounds import AUDIO, START, split_record
+from streamer.media.audio.sounds import AUDIO, PCM, START, split_record
 from streamer.media.audio.windows import Windows
 
 _RATE = Struct("<i")
@@ -77,6 +77,11 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
     def recoder(self, facts: Facts) -> AudioRecoder:
         """Cuts windows."""
         return AudioRecoder()
+
+    def find_codecs(self, hint: bytes) -> list[str]:
+        """Returns that of the recording, unless it is numbers; see `Format.find_codecs`."""
+        name = msgspec.msgpack.decode(hint, type=BlockNote).sound.name
+        return [] if name == PCM else [name]
 
     @property
     def _step_seconds(self) -> float:

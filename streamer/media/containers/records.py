@@ -16,6 +16,7 @@ from functools import lru_cache
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from streamer.media.containers.clips import Pattern, drawn
 from streamer.media.containers.entries import Codec
@@ -89,6 +90,18 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
         base, number = np.frombuffer(self.draws, "<i8").reshape(-1, 2).T
         chosen = self.pattern.of(pts, base + drawn(number, rng)).ravel()
         return pts[chosen], duration[chosen]
+
+    def shape(self, frames: int) -> tuple[int, ...]:
+        """Returns the shape of so many frames of the sample, by clip where it has several."""
+        if not self.pattern.count:
+            return ()
+        clips = frames // self.pattern.count
+        return (frames,) if clips == 1 else (clips, self.pattern.count)
+
+    def seconds(self, rng: np.random.Generator | None = None, *, durations: bool = False) -> NDArray[np.float64]:
+        """Returns the times of the frames, or their durations, in the shape of the sample; see `drawn`."""
+        found = self.drawn(rng)[durations]
+        return (found / self.timescale).reshape(self.shape(len(found)))
 
 
 class Opened(msgspec.Struct, frozen=True):

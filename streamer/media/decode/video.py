@@ -19,7 +19,7 @@ from streamer.media.containers.entries import ENCRYPTED
 from streamer.media.containers.frames import Frames as FramesOfFilm
 from streamer.media.containers.keys import unreferenced
 from streamer.media.containers.movie import is_movie
-from streamer.media.containers.records import Head, open_record, read_head
+from streamer.media.containers.records import open_record, read_head
 from streamer.media.containers.tables import Integers
 from streamer.media.decode.audio import decoded
 from streamer.media.decode.containers import read_container
@@ -65,7 +65,7 @@ class Frames(MediaDecoder):
         first, stop = record.span(pts)
         gaps = [gap - first for gap in record.gaps if first < gap < stop]
         film = Film(record.codec, record.packets[first:stop], record.pts[first:stop], record.head.timescale, gaps)
-        return self.of(film, pts, _clips(record.head, len(pts)), out)
+        return self.of(film, pts, record.head.shape(len(pts)), out)
 
     def of(self, film: Film, pts: Integers, shape: tuple[int, ...], out: Array | None) -> Array:
         """Decodes the frames of these times, which get this shape."""
@@ -171,7 +171,7 @@ class SoundOfClips(MediaDecoder):
             raise ValueError("a clip without sound")
         pts, _ = head.drawn(draws() if draws else None)
         wave = decoded(packets_of(rest[len(rest) - sound.stored :]), sound.codec)
-        made = memory_for((*_clips(head, len(pts))[:-1], len(wave), sound.length), np.float32, out)
+        made = memory_for((*head.shape(len(pts))[:-1], len(wave), sound.length), np.float32, out)
         made[...] = 0
         begins = [sound.begin(time / head.timescale) for time in pts[:: head.pattern.count].tolist()]
         for begin, target in zip(begins, made.reshape(-1, *made.shape[-2:]), strict=True):
@@ -193,9 +193,9 @@ class ClipTimes(MediaDecoder):
     def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
         """Reads times of a record; see `MediaDecoder`."""
         head, _ = read_head(content)
-        found = head.drawn(draws() if draws else None)[self.durations]
-        made = memory_for(_clips(head, len(found)), np.float64, out)
-        made[...] = (found / head.timescale).reshape(made.shape)
+        found = head.seconds(draws() if draws else None, durations=self.durations)
+        made = memory_for(found.shape, np.float64, out)
+        made[...] = found
         return made
 
 
@@ -205,14 +205,6 @@ def _check_output(name: str, size: object, order: object) -> None:
     is_pair = isinstance(size, tuple) and len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size)
     if size is not None and not is_pair:
         raise ConfigError(f"{name}: size={size!r} is not (height, width)", field="decode")
-
-
-def _clips(head: Head, frames: int) -> tuple[int, ...]:
-    """The shape of the frames of a sample."""
-    if not head.pattern.count:
-        return ()
-    clips = frames // head.pattern.count
-    return (frames,) if clips == 1 else (clips, head.pattern.count)
 
 
 def _decoded(film: Film, wanted: Sequence[int]) -> list[VideoFrame]:

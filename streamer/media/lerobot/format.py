@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Any
 
@@ -19,11 +19,12 @@ from streamer.manifest.blocks import Block
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Examine, Examined, Indexing, LeftOut, Source, Span, Survey, Surveying
 from streamer.media.containers.tables import Integers
-from streamer.media.lerobot.blocks import Part, reach_of
+from streamer.media.lerobot.blocks import Hint, Part, reach_of
 from streamer.media.lerobot.episodes import EPISODE_COLUMNS, TASK_COLUMNS, Episode, File, files_of, tasks_of
 from streamer.media.lerobot.info import EPISODE, FRAME, NAME, TASK, TIME, TOLERANCE, Info, frames_of, read_info
 from streamer.media.lerobot.notes import Notes, lengths_of
 from streamer.media.lerobot.windows import Film, Run, read_film
+from streamer.media.video.sound import find_clip_codecs
 from streamer.tables.parquet.format import Parquet
 
 
@@ -115,6 +116,21 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
             assert isinstance(made, Examined)
             rows += msgspec.msgpack.decode(made.records)
         return rows
+
+    def narrow(self, facts: Facts, fields: Collection[str]) -> LeRobot | None:
+        """Returns the format without the videos of other cameras; see `Format.narrow`."""
+        cameras = facts.notes["cameras"]
+        wanted = tuple(camera for camera in cameras if camera in fields)
+        if len(wanted) == len(cameras):
+            return None
+        left_out = set(cameras) - set(wanted)
+        windows = {name: times for name, times in self.delta_timestamps.items() if name not in left_out}
+        return msgspec.structs.replace(self, cameras=wanted, delta_timestamps=windows)
+
+    def find_codecs(self, hint: bytes) -> list[str]:
+        """Returns those of the cameras; see `Format.find_codecs`."""
+        films = msgspec.msgpack.decode(hint, type=Hint).films
+        return [name for film in films for name in find_clip_codecs(film.hint)]
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the blocks of a file of rows; films have none of their own."""

@@ -8,7 +8,7 @@ import msgspec
 
 from streamer.formats.base import Facts, FieldSpec
 from streamer.media.lerobot.info import TOLERANCE
-from streamer.media.video.format import CLIP
+from streamer.media.video.kinds import CLIP
 
 
 class Notes(msgspec.Struct, frozen=True, omit_defaults=True):

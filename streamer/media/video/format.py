@@ -10,12 +10,13 @@ import msgspec
 import numpy as np
 
 from streamer.errors import ConfigError, DecodeError
-from streamer.formats.base import Facts, Field, FieldSpec, Format, SampleName
+from streamer.formats.base import Facts, Field, FieldPacker, FieldSpec, Format, SampleName
 from streamer.formats.failures import DamagedError, UnreadError, errors_of
 from streamer.formats.reading import Reading
 from streamer.formats.table.records import TableOpener
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Short, Source, Survey, Surveying
+from streamer.manifest.table import Manifest
 from streamer.media.audio.recordings import Packeted
 from streamer.media.audio.tracks import sound_of_movie
 from streamer.media.containers.blocks import Described, cut_blocks
@@ -26,13 +27,12 @@ from streamer.media.containers.movie import VIDEO, read_movie
 from streamer.media.containers.recode import ClipRecoder
 from streamer.media.containers.records import read_head
 from streamer.media.containers.segments import Segments, read_table, rows_of_films
-from streamer.media.containers.tables import Packets
-from streamer.media.video.sound import ClipSound, sound_pieces
+from streamer.media.containers.tables import Integers, Packets
+from streamer.media.video.cost import ClipCost, mean_cost, sample_cost
+from streamer.media.video.kinds import CLIP, DURATION, PTS, SOUND
+from streamer.media.video.packing import can_pack_clips, find_clip_bytes, pack_clip
+from streamer.media.video.sound import ClipSound, find_clip_codecs, sound_pieces
 
-CLIP = "clip"
-PTS = "clip-pts"
-DURATION = "clip-duration"
-SOUND = "clip-sound"
 _FIELDS = (FieldSpec("frames", CLIP), FieldSpec("pts_seconds", PTS), FieldSpec("duration_seconds", DURATION))
 _SOUND = (FieldSpec("audio", SOUND), FieldSpec("sample_rate", "<i4"))
 _RATE = struct.Struct("<i")
@@ -186,6 +186,22 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
             track.codec(int(entry))
         sound = sound_of_movie(movie) if self.audio else None
         return packets, Described(key, codecs, track.timescale), sound
+
+    def find_codecs(self, hint: bytes) -> list[str]:
+        """Returns those of the pictures and of the sound; see `Format.find_codecs`."""
+        return find_clip_codecs(hint)
+
+    def find_sample_bytes(self, manifest: Manifest) -> Integers:
+        """Returns the bytes of the packets of each clip; see `Format.find_sample_bytes`."""
+        return find_clip_bytes(manifest)
+
+    def find_decode_cost(self, manifest: Manifest, ordinal: int | None = None) -> ClipCost:
+        """Returns how many packets are decoded for how many frames; see `Format.find_decode_cost`."""
+        return mean_cost(manifest) if ordinal is None else sample_cost(manifest, ordinal)
+
+    def find_packer(self, manifest: Manifest) -> FieldPacker | None:
+        """Returns what makes a small video of each clip; see `Format.find_packer`."""
+        return pack_clip if can_pack_clips(manifest) else None
 
     @property
     def _fields(self) -> tuple[FieldSpec, ...]:

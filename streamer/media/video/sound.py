@@ -14,6 +14,7 @@ from streamer.media.audio.frames import Frames as SoundFrames
 from streamer.media.audio.frames import PackedFrames
 from streamer.media.audio.recordings import Packeted
 from streamer.media.audio.windows import shared_parts
+from streamer.media.containers.blocks import Hint
 from streamer.media.containers.clips import Samples
 from streamer.media.containers.frames import Frames
 from streamer.media.containers.records import SoundHead
@@ -74,9 +75,12 @@ def sound_pieces(content: memoryview, hint: bytes) -> tuple[list[bytes], Integer
         raise RecodeError(f"the hint of the sound of a block is damaged: {error}") from error
 
 
-def sound_codec(hint: bytes) -> str:
-    """Returns FFmpeg's name of the decoder."""
-    return msgspec.msgpack.decode(hint, type=SoundHint).head.codec.name
+def find_clip_codecs(hint: bytes) -> list[str]:
+    """Returns FFmpeg's names of the codecs of a block of clips, from its hint."""
+    found = msgspec.msgpack.decode(hint, type=Hint)
+    if not found.sound:
+        return [found.codec.name]
+    return [found.codec.name, msgspec.msgpack.decode(found.sound, type=SoundHint).head.codec.name]
 
 
 class ClipSound(msgspec.Struct, frozen=True):

@@ -53,6 +53,7 @@ class Npy(RowFormat, frozen=True, forbid_unknown_fields=True):
     """`.npy` files: a sample is a row along axis 0, the field "array". All files have rows of one dtype and shape."""
 
     name = "npy"
+    numbered_keys = True
     endings = (".npy",)
 
     def survey_rows(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
@@ -88,6 +89,7 @@ class RawArrays(RowFormat, frozen=True, forbid_unknown_fields=True):
     """
 
     name = "raw"
+    numbered_keys = True
     dtype: str = "u1"
     shape: tuple[int, ...] = ()
     header_bytes: int = 0

@@ -59,6 +59,8 @@ class ArrowIPC(Format, frozen=True, forbid_unknown_fields=True):
     """Arrow IPC streams and files, Feather 2, and what Hugging Face's `save_to_disk` writes."""
 
     name = "arrow"
+    numbered_keys = True
+    recuts = True
     endings = (".arrow", ".feather", ".ipc")
 
     def accepts(self, key: str) -> bool:

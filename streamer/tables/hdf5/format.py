@@ -6,7 +6,7 @@ together once, before the cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import msgspec
@@ -63,6 +63,7 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
     """
 
     name = "hdf5"
+    numbered_keys = True
     # Also of NetCDF 4 and of MATLAB 7.3.
     endings = (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4", ".mat")
     datasets: dict[str, str] = msgspec.field(default_factory=dict)
@@ -101,6 +102,10 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
             for item in tiles.samples_of(columns, source.chunk_bytes):
                 if isinstance(item, Block) or item.start >= start:
                     yield item
+
+    def narrow(self, facts: Facts, fields: Collection[str]) -> HDF5:
+        """Returns the format of these datasets, whose chunks are ranges of their own; see `Format.narrow`."""
+        return msgspec.structs.replace(self, datasets={name: self.datasets.get(name, name) for name in sorted(fields)})
 
     def open_rows(self, facts: Facts) -> Opener:
         """Opens rows."""

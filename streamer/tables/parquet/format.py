@@ -7,7 +7,7 @@ Face's datasets write since 5.0). Only the bytes of the wanted columns are fetch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -55,6 +55,8 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
 
     name = "parquet"
     reads_tables = True
+    numbered_keys = True
+    recuts = True
     columns: tuple[str, ...] = ()
 
     def accepts(self, key: str) -> bool:
@@ -139,6 +141,10 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
             raise refused(record, what, tail.footer_start, of_one=True) from error
         except DamagedError as error:
             raise damaged(record, str(error), tail.footer_start) from error
+
+    def narrow(self, facts: Facts, fields: Collection[str]) -> Parquet:
+        """Returns the format of these columns, which are ranges of their own; see `Format.narrow`."""
+        return msgspec.structs.replace(self, columns=tuple(sorted(fields)))
 
     def open_rows(self, facts: Facts) -> TableOpener:
         """Opens records of a table."""

@@ -93,6 +93,7 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
     """
 
     name = "tokens"
+    numbered_keys = True
     endings = (".bin", ".npy", _DATATROVE)
     sequence_length: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] | None = None
     dtype: str = ""
@@ -182,6 +183,11 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
         """Cuts windows."""
         assert self.sequence_length is not None
         return WindowRecoder(self.sequence_length, np.dtype(facts.fields[0].kind.partition("[")[0]))
+
+    def find_token_bytes(self, facts: Facts) -> int:
+        """Returns the width of a token of sequences, which have nothing else; see `Format.find_token_bytes`."""
+        kinds = [spec.kind for spec in facts.fields]
+        return np.dtype(kinds[0].removesuffix("[]")).itemsize if len(kinds) == 1 and kinds[0].endswith("[]") else 0
 
     def _facts(self, streams: Sequence[Stream]) -> Facts:
         if not streams:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -67,6 +67,7 @@ class Zarr(RowFormat, frozen=True, forbid_unknown_fields=True):
     """
 
     name = "zarr"
+    numbered_keys = True
     arrays: dict[str, str] = msgspec.field(default_factory=dict)
 
     def accepts(self, key: str) -> bool:
@@ -113,6 +114,13 @@ class Zarr(RowFormat, frozen=True, forbid_unknown_fields=True):
                 for name, stored in each.stored.items():
                     columns[name] = stored.column((yield from stored.chunks()))
                 yield from blocks_of(columns, each.rows, source.chunk_bytes)
+
+    def narrow(self, facts: Facts, fields: Collection[str]) -> Zarr:
+        """Returns the format of these arrays, whose chunks are objects of their own; see `Format.narrow`."""
+        if len(facts.fields) == 1:
+            # The only array may be the root, which has no path.
+            return self
+        return msgspec.structs.replace(self, arrays={name: self.arrays.get(name, name) for name in sorted(fields)})
 
     def open_rows(self, facts: Facts) -> Opener:
         """Opens rows."""

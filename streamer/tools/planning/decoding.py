@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamer.batches.samples.maker import SampleMaker, SampleRules
+from streamer.formats.base import DecodeCost
+from streamer.formats.registry import restore_format
 from streamer.loader.members.single_reads import StreamedBytes
 from streamer.manifest.table import Manifest
-from streamer.media.decode.cost import DecodeCost, cost_of, mean_cost
 
 _CLIPS = 3
 _TIMES = 2
@@ -38,7 +39,9 @@ def measure_decoding(manifest: Manifest, content: StreamedBytes) -> Decoding | N
         ConfigError: PyAV is not installed.
         DecodeError: a clip cannot be decoded.
     """
-    if (mean := mean_cost(manifest)) is None or not manifest.samples:
+    indexed = restore_format(manifest)
+    mean = indexed.find_decode_cost(manifest) if manifest.samples else None
+    if mean is None:
         return None
     maker = SampleMaker(manifest, content, SampleRules())
     seconds = 0.0
@@ -54,6 +57,6 @@ def measure_decoding(manifest: Manifest, content: StreamedBytes) -> Decoding | N
             spent.append(time.process_time() - begun)
         seconds += min(spent)
         nbytes = max(nbytes, sum(value.nbytes for value in sample.values() if isinstance(value, np.ndarray)))
-        if (cost := cost_of(manifest, place.ordinal)) is not None:
-            work += cost.packets * cost.pixels
-    return Decoding(mean, seconds * mean.packets * mean.pixels / work, nbytes)
+        if (cost := indexed.find_decode_cost(manifest, place.ordinal)) is not None:
+            work += cost.work
+    return Decoding(mean, seconds * mean.work / work, nbytes)

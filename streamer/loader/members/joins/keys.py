@@ -16,7 +16,7 @@ import numpy as np
 from streamer.decode.dispatch import SampleDecoder
 from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.base import Field, SampleName
-from streamer.formats.registry import open_format
+from streamer.formats.registry import restore_format
 from streamer.loader.members.connections import EngineConnections
 from streamer.loader.members.single_reads import KEY, StreamedBytes
 from streamer.manifest.column_files import ColumnFiles
@@ -26,8 +26,6 @@ from streamer.manifest.keys import Keys, hash_values, number_keys
 from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
 
-# Formats whose samples have no key unless a field is one: their keys are their numbers.
-_NUMBERED = {"npy", "raw", "parquet", "arrow", "hdf5", "zarr", "tokens"}
 # Chunks that are read at the same time; an engine shares its link among them.
 _READERS = 8
 _NAMES_AT_ONCE = 1 << 16
@@ -68,7 +66,10 @@ class KeyReader:
         self._connections = connections
         self._on = on
         self._column = ColumnFiles(self.manifest, spare).find(on)
-        self._opener = open_format(manifest)
+        own = restore_format(manifest)
+        fields = {spec.name for spec in manifest.facts.fields}
+        self._is_numbered = on == KEY and own.numbered_keys and KEY not in fields
+        self._opener = own.opener(manifest.facts)
         self._decoder = SampleDecoder()
 
     def __repr__(self) -> str:
@@ -126,11 +127,6 @@ class KeyReader:
             yield
         except ManifestError as error:
             raise ManifestError(f"{', '.join(self.manifest.urls[:4])}: {error.message}", **error.details) from error
-
-    @property
-    def _is_numbered(self) -> bool:
-        fields = {spec.name for spec in self._read_from.facts.fields}
-        return self._on == KEY and self._read_from.format in _NUMBERED and KEY not in fields
 
     def _all(self) -> Iterator[tuple[int, Keys]]:
         if self._is_numbered:
@@ -221,14 +217,6 @@ class KeyReader:
             raise ManifestError(f"the key {self._on!r} of sample {ordinal}: {error.message}", sample=ordinal) from error
         # A list of one number is how some formats have one.
         return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
-
-
-def column_of(manifest: Manifest, on: str) -> str | None:
-    """Returns the column of a Parquet dataset that has a key or its parts, or None without one."""
-    names = {spec.name for spec in manifest.facts.fields}
-    while on and on not in names:
-        on = on.rpartition(".")[0]
-    return on if on and manifest.format == "parquet" and len(names) > 1 else None
 
 
 def key_value(on: str, fields: Sequence[Field], decoder: SampleDecoder) -> object:

@@ -20,7 +20,7 @@ import numpy as np
 from streamer.batches import checks
 from streamer.batches.samples.joins import How, JoinRecipe, OpenedJoin
 from streamer.errors import ConfigError, ManifestError
-from streamer.formats.registry import find_format
+from streamer.formats.registry import find_format, restore_format
 from streamer.loader.members.joins.keys import KeyReader
 from streamer.loader.members.joins.tables import keep, keep_keys, table_path
 from streamer.loader.members.selections import Choice
@@ -43,8 +43,6 @@ from streamer.manifest.table import Manifest
 logger = logging.getLogger(__name__)
 
 MissingRows = Literal["error", "drop", "null"]
-# Formats whose index is read again in little time: footers say where row groups, pages and batches are.
-_CUT = ("parquet", "arrow")
 
 
 class JoinArguments(NamedTuple):
@@ -266,7 +264,7 @@ def finer_chunks(left: Manifest, right: Manifest) -> int:
     Returns:
         A power of 2, or 0 if they stay as they are.
     """
-    if right.format not in _CUT or right.samples * left.chunks <= left.samples * right.chunks:
+    if right.samples * left.chunks <= left.samples * right.chunks or not restore_format(right).recuts:
         return 0
     stored = int(right.column("chunks", "fetch_bytes").sum())
     found = 1 << (max(LEAST_CHUNK_BYTES, stored // TOO_MANY_CHUNKS) - 1).bit_length()

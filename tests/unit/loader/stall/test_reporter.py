@@ -17,7 +17,7 @@ from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.report import Snapshot, StallReport, compare
 from streamer.loader.stall.reporter import Reports, StallReporter, advised
 from streamer.loader.stall.stats import LoaderStats
-from streamer.media.decode.cost import DecodeCost
+from streamer.media.video.cost import ClipCost
 from tests.fake_dataset import FakeDataset
 
 
@@ -144,7 +144,7 @@ def test_the_engine_receives_what_was_found():
 
 def test_films_are_advised_on_where_decoding_limits_the_training():
     """By those members of which most is thrown away; nothing is computed for other bottlenecks."""
-    wasteful, thrifty = DecodeCost(95, 16, 31, 8, 48, 5.28), DecodeCost(40, 16, 31, 8, 0, 0)
+    wasteful, thrifty = ClipCost(95, 16, 31, 8, 48, 5.28), ClipCost(40, 16, 31, 8, 0, 0)
     report = StallReport(bottleneck=Bottleneck.DECODE, advice="2 more workers")
     assert advised(report, [None, thrifty]).advice == "2 more workers"
     assert advised(report, [None, thrifty, wasteful]).advice == (

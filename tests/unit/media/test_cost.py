@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from streamer.formats.detect import chooser
+from streamer.formats.registry import restore_format
 from streamer.indexing.build import build
 from streamer.media.containers.blocks import Described, cut_blocks
 from streamer.media.containers.clips import Pattern, Sampling, samples_of
 from streamer.media.containers.entries import Codec
 from streamer.media.containers.frames import Frames
-from streamer.media.decode.cost import DecodeCost, block_costs, cost_of, mean_cost
+from streamer.media.video.cost import ClipCost, block_costs
 from tests.films import made
 from tests.unit.manifest.conftest import MemoryStore
 from tests.unit.media.containers.conftest import TIMESCALE, track
@@ -62,13 +63,13 @@ def test_what_lies_between_clips_counts():
 
 def test_the_words():
     """Whole numbers; only ways that decode fewer packets."""
-    cost = DecodeCost(95, 16, 31, 1280 * 720, 48, 5.28)
+    cost = ClipCost(95, 16, 31, 1280 * 720, 48, 5.28)
     assert str(cost) == "95 packets for 16 of 31 frames, 83% thrown away; key frames are 5.3 s apart"
     assert cost.cheaper == (
         'start="key": 31 packets, clips_per_sample=4: 48 a clip, films encoded with ffmpeg -g 31: about 46'
     )
-    assert DecodeCost(31, 16, 31, 1, 0, 0).cheaper == ""
-    assert str(DecodeCost(31, 16, 31, 1, 0, 0)) == "31 packets for 16 of 31 frames, 48% thrown away"
+    assert ClipCost(31, 16, 31, 1, 0, 0).cheaper == ""
+    assert str(ClipCost(31, 16, 31, 1, 0, 0)) == "31 packets for 16 of 31 frames, 48% thrown away"
 
 
 async def test_costs_are_those_of_the_manifest(tmp_path: Path):
@@ -77,15 +78,17 @@ async def test_costs_are_those_of_the_manifest(tmp_path: Path):
     options = {"num_frames_per_clip": 4, "num_indices_between_frames": 2, "num_indices_between_clip_starts": 10}
     chosen = chooser("video", options)
     manifest = await build("s3://b/", tmp_path / "m", lister=store, reader=store, choose_format=chosen)
-    found = [cost_of(manifest, ordinal) for ordinal in range(manifest.samples)]
+    video = restore_format(manifest)
+    found = [video.find_decode_cost(manifest, ordinal) for ordinal in range(manifest.samples)]
     assert found[9] == found[0]
     assert len(found) == 18
     assert {cost.span for cost in found if cost} == {7}
     # A key frame every 24 frames: the third clip begins with frame 20, and its last frame is frame 26.
     assert [round(cost.packets, -1) for cost in found[:4] if cost] == [10, 20, 30, 10]
-    mean = mean_cost(manifest)
+    mean = video.find_decode_cost(manifest)
     assert mean is not None
     assert mean.packets == pytest.approx(np.mean([cost.packets for cost in found if cost]))
     assert mean.key_seconds == pytest.approx(0.8)
     folder = await build("s3://b/", tmp_path / "f", lister=store, reader=store, choose_format=chooser("folder"))
-    assert (cost_of(folder, 0), mean_cost(folder)) == (None, None)
+    files = restore_format(folder)
+    assert (files.find_decode_cost(folder, 0), files.find_decode_cost(folder)) == (None, None)

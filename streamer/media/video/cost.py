@@ -1,4 +1,4 @@
-"""How much of the decoding of clips is thrown away, and what would be cheaper: computed from the index alone."""
+"""Computes from the index alone how much of the decoding of clips is thrown away, and what would be cheaper."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _WASTED_SHARE = 0.7
 # Clips of one sample, for the estimate.
 _GROUP = 4
 # A mean is taken of so many chunks: 0.1 s for 16 chunks of 8 MiB (2026-11-26).
-_MOST_CHUNKS = 16
+_MAX_CHUNKS = 16
 
 Numbers = NDArray[np.float64]
 
 
-class DecodeCost(msgspec.Struct, frozen=True):
-    """What decoding a sample takes, or the means of several samples.
+class ClipCost(msgspec.Struct, frozen=True):
+    """What decoding a sample of clips takes, or the means of several samples; see `formats.base.DecodeCost`.
 
     Attributes:
         packets: decoded, from a key frame on.
@@ -41,6 +41,11 @@ class DecodeCost(msgspec.Struct, frozen=True):
     pixels: float
     grouped: float
     key_seconds: float
+
+    @property
+    def work(self) -> float:
+        """Pixels of the decoded packets."""
+        return self.packets * self.pixels
 
     @property
     def wasted(self) -> float:
@@ -71,27 +76,23 @@ class DecodeCost(msgspec.Struct, frozen=True):
         return f"clips: {self}; cheaper: {self.cheaper}" if self.wasted > _WASTED_SHARE else ""
 
 
-def cost_of(manifest: Manifest, ordinal: int) -> DecodeCost | None:
-    """Returns what decoding a sample takes; None: it is not a clip of a film."""
-    if manifest.format != "video":
-        return None
+def sample_cost(manifest: Manifest, ordinal: int) -> ClipCost:
+    """Returns what decoding a sample of clips takes."""
     chunk = manifest.chunk(int(manifest.locate(np.array([ordinal]))[0][0]))
     place = ordinal - chunk.first_sample
     return _mean(_costs_in(chunk.hint)[place : place + 1])
 
 
-def mean_cost(manifest: Manifest) -> DecodeCost | None:
-    """Returns the means of a dataset, of some of its chunks if it has many; None: its samples are no clips of films."""
-    if manifest.format != "video":
-        return None
-    numbers = np.unique(np.linspace(0, manifest.chunks - 1, _MOST_CHUNKS).astype(int)).tolist()
+def mean_cost(manifest: Manifest) -> ClipCost:
+    """Returns the means of a dataset of clips, of some of its chunks if it has many."""
+    numbers = np.unique(np.linspace(0, manifest.chunks - 1, _MAX_CHUNKS).astype(int)).tolist()
     return _mean(np.concatenate([_costs_in(manifest.chunk(number).hint) for number in numbers]))
 
 
-def _mean(costs: Numbers) -> DecodeCost:
+def _mean(costs: Numbers) -> ClipCost:
     known = ~np.isnan(costs)
     means = np.where(known, costs, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
-    return DecodeCost(*means.tolist())
+    return ClipCost(*means.tolist())
 
 
 def _costs_in(hint: bytes) -> Numbers:
@@ -100,7 +101,7 @@ def _costs_in(hint: bytes) -> Numbers:
 
 
 def block_costs(content: bytes) -> Numbers:
-    """The costs of the samples of a block, from its hint: (samples, 6), as `DecodeCost` has them, NaN for unknown.
+    """The costs of the samples of a block, from its hint: (samples, 6), as `ClipCost` has them, NaN for unknown.
 
     Where clips are drawn, those in the middle count.
     """

@@ -9,8 +9,8 @@ import pytest
 
 from streamer.formats import Audio, LeRobot, Video
 from streamer.formats.base import Format
+from streamer.formats.registry import find_codecs
 from streamer.formats.webdataset import WebDataset
-from streamer.media.decode.codecs import codecs_of
 from tests.films import made
 from tests.formats.cases import MemoryStore, built
 from tests.lerobot_sets import lerobot_set
@@ -31,4 +31,4 @@ FILMS = {"a.mp4": made("b_frames.mp4"), "b.mp4": made("mpeg4.mp4")}
 )
 async def test_codecs_of_manifests(chosen: Format, objects: Mapping[str, bytes], names: set[str], tmp_path: Path):
     """Those of films and sounds, without the numbers of WAV."""
-    assert codecs_of(await built(chosen, MemoryStore(objects), tmp_path)) == names
+    assert find_codecs(await built(chosen, MemoryStore(objects), tmp_path)) == names

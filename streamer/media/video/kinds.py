@@ -1,0 +1,6 @@
+"""The kinds of the fields of clips; see `streamer.media.decode.video`."""
+
+CLIP = "clip"
+PTS = "clip-pts"
+DURATION = "clip-duration"
+SOUND = "clip-sound"
