@@ -18,6 +18,7 @@
 Imports neither torch nor any decoder until a field needs one.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from streamer.decode.arrays import ArrayDecoder
@@ -26,9 +27,9 @@ from streamer.decode.images import ImageDecoder, decode_image
 from streamer.decode.masks import coco_masks
 from streamer.decode.nested import NestedDecoder
 from streamer.decode.rule import Decode, DecodeRule, FieldDecoder
-from streamer.media.decode.audio_clip import AudioClip
 
 if TYPE_CHECKING:
+    from streamer.media.decode.audio_clip import AudioClip as AudioClip
     from streamer.media.decode.video import Frames as Frames
     from streamer.media.decode.video import VideoClip as VideoClip
 
@@ -48,10 +49,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name not in {"Frames", "VideoClip"}:
-        raise AttributeError(f"module 'streamer.decode' has no attribute {name!r}")
-    # Most workers decode no films.
-    from streamer.media.decode import video
+# Most workers decode no videos and no sounds.
+_MODULES = {
+    "AudioClip": "streamer.media.decode.audio_clip",
+    "Frames": "streamer.media.decode.video",
+    "VideoClip": "streamer.media.decode.video",
+}
 
-    return getattr(video, name)
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'streamer.decode' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

@@ -14,11 +14,11 @@ from streamer.decode.gzipped import unpacking
 from streamer.decode.kinds import NULL, decoder_of, nothing
 from streamer.decode.nested import NestedDecoder
 from streamer.decode.rule import DecodeRule, FieldDecoder, StoredFields, check_rule
+from streamer.decode.target import Draws, TargetDecoder
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field, FieldSpec
 from streamer.formats.names import PICTURES, field_name
 from streamer.manifest.model import NESTED
-from streamer.media.decode.decoder import Draws, MediaDecoder
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class SampleDecoder:
             row: target arrays; a field whose array has the same dtype and shape is written there.
             in_place: arrays that are already in their rows, by the name of their field.
             raw: converts fields without a decoder.
-            draws: for decoders that draw, see `MediaDecoder`.
+            draws: for decoders that draw, see `TargetDecoder`.
 
         Raises:
             DecodeError: the bytes of a field do not match its name; the decoder's error is the cause.
@@ -128,7 +128,7 @@ class SampleDecoder:
         """
         readers = [(spec, self.reader(Field(spec.name, _NO_BYTES, spec.kind))) for spec in fields]
         for reader in [*self._given.values(), *(reader for _, reader in readers)]:
-            if isinstance(reader, MediaDecoder):
+            if isinstance(reader, TargetDecoder):
                 reader.check(codecs)
         self._report_unused(fields)
         for spec, reader in readers:
@@ -203,7 +203,7 @@ class SampleDecoder:
 def _value(key: str, field: Field, reader: _Reader, given: tuple[Array | None, Draws | None]) -> object:
     place, draws = given
     try:
-        if isinstance(reader, MediaDecoder):
+        if isinstance(reader, TargetDecoder):
             return reader.decode(field.content, place, draws)
         if type(reader) is images.ImageDecoder:
             fits = place is not None and place.dtype == np.uint8
@@ -245,7 +245,7 @@ def _is_own(reader: object) -> bool:
     # Not for subclasses, whose authors know what they do.
     if type(reader) is NestedDecoder:
         return reader.picture is bytes or _is_own(reader.picture)
-    return type(reader) in (images.ImageDecoder, ArrayDecoder) or isinstance(reader, MediaDecoder)
+    return type(reader) in (images.ImageDecoder, ArrayDecoder) or isinstance(reader, TargetDecoder)
 
 
 def _name_of(reader: _Reader) -> str:

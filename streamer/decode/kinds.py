@@ -1,31 +1,35 @@
-"""Finds decoders by the kind of a field, if its format names one; see `streamer.formats.base.Field`."""
+"""Finds decoders by the kind of a field, if its format names one; see `streamer.formats.base.Field`.
+
+`ELSEWHERE` is the table of the kinds whose decoders are beside the formats that write them, imported at their first
+use.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from functools import lru_cache
+from importlib import import_module
 from struct import Struct
 
 import numpy as np
 
-from streamer.decode import images, texts
-from streamer.decode.arrays import ArrayDecoder, decode_npy
-from streamer.decode.foreign import foreign_decoder
+from streamer.decode import images
+from streamer.decode.arrays import ArrayDecoder
 from streamer.decode.nested import decode_nested
 from streamer.errors import ConfigError
 from streamer.manifest.model import NESTED
-from streamer.media.audio.sounds import AUDIO, START
-from streamer.media.decode.audio import Sound, SoundStart
-from streamer.media.lerobot.depth import DEPTH, read_kind
-from streamer.tables.tfrecord.example import byte_strings
 
 # The kind of a field without a value, whatever a rule says about its name.
 NULL = "null"
-# How the kinds of `streamer.media.containers` begin.
-_CLIP = "clip"
-# Lists of byte strings of TFRecord, and how each of them is decoded.
-_STRINGS = "tf-list:"
+_MEDIA = "streamer.media.decode.kinds:find_decoder"
+_FOREIGN = "streamer.tables.foreign:find_decoder"
+# How kinds begin, and the function that returns the decoder of such a kind, or None.
+ELSEWHERE = {
+    **dict.fromkeys(["audio", "clip", "depth:"], _MEDIA),
+    "tf-list:": "streamer.tables.tfrecord.decode:find_decoder",
+    **dict.fromkeys(["mds-", "litdata-", "pil", "jpeg_array", "int-text", "float-text", "decimal-text"], _FOREIGN),
+}
 # "<f4[3,224,224]", "<i8", "?".
 _NUMBERS = re.compile(r"([<>|=]?[?a-z][0-9]*)(?:\[(-?\d*(?:,-?\d+)*)\])?")
 
@@ -34,30 +38,22 @@ _NUMBERS = re.compile(r"([<>|=]?[?a-z][0-9]*)(?:\[(-?\d*(?:,-?\d+)*)\])?")
 def decoder_of(kind: str) -> Callable[[memoryview], object] | None:
     """Returns the decoder of a kind other than an extension; None if there is none.
 
-    "image" returns an array as images do, "audio" an array of floats, "bytes" bytes, "null" None, "nested" a list or
-    dict, a dtype a Python number, a dtype with a shape an array; for other libraries' layouts see `foreign`, for "clip"
-    and others that begin so `media.video`.
+    "image" returns an array as images do, "bytes" bytes, "null" None, "nested" a list or dict, a dtype a Python number,
+    a dtype with a shape an array; for others see `ELSEWHERE`.
     """
-    if (known := _NAMED.get(kind) or foreign_decoder(kind)) is not None:
+    if (known := _NAMED.get(kind)) is not None:
         return known
-    if kind.startswith(_STRINGS):
-        decode = _OF_STRINGS.get(kind.removeprefix(_STRINGS))
-        return None if decode is None else lambda content: [decode(value) for value in byte_strings(content)]
-    if kind.startswith(DEPTH):
-        from streamer.media.decode.depth import DepthFrames
-
-        return DepthFrames(depth=read_kind(kind))
-    if kind.startswith(_CLIP):
-        # Most workers decode none.
-        from streamer.media.decode.video import CLIP_DECODERS
-
-        return CLIP_DECODERS[kind]() if kind in CLIP_DECODERS else None
-    if (found := _NUMBERS.fullmatch(kind)) is None:
+    for beginning, place in ELSEWHERE.items():
+        if kind.startswith(beginning):
+            module, _, name = place.partition(":")
+            found: Callable[[memoryview], object] | None = getattr(import_module(module), name)(kind)
+            return found
+    if (numbers := _NUMBERS.fullmatch(kind)) is None:
         return None
     try:
-        if found[2] is not None:
-            return ArrayDecoder(found[1], tuple(map(int, found[2].split(","))) if found[2] else (-1,))
-        return _number(np.dtype(found[1]))
+        if numbers[2] is not None:
+            return ArrayDecoder(numbers[1], tuple(map(int, numbers[2].split(","))) if numbers[2] else (-1,))
+        return _number(np.dtype(numbers[1]))
     except (ConfigError, TypeError):
         return None
 
@@ -85,18 +81,9 @@ def nothing(content: memoryview) -> None:
     """Returns None, the value of a field that has none."""
 
 
-_OF_STRINGS: dict[str, Callable[[memoryview], object]] = {
-    "bytes": bytes,
-    "image": images.decode_image,
-    "json": texts.decode_json,
-    "npy": decode_npy,
-    "txt": texts.decode_text,
-}
 _NAMED: dict[str, Callable[[memoryview], object]] = {
     "image": images.decode_image,
     "bytes": bytes,
-    AUDIO: Sound(),
-    START: SoundStart(),
     NULL: nothing,
     NESTED: decode_nested,
 }

@@ -179,8 +179,8 @@ class DecodeCost(Protocol):
 class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A format, whose options are the fields of this struct. Where samples say everything, it is its own opener.
 
-    The attributes, and the methods from `narrow` on, say what the format can do. Their defaults fit any format, and
-    nobody asks for its name.
+    The attributes, and the methods from `narrow` on, say what the format can do; their defaults fit any format. The
+    other parts of the package ask them, not the name.
 
     Attributes:
         name: as the user writes it.

@@ -12,7 +12,7 @@ from streamer.errors import IntegrityError, ObjectChangedError
 from streamer.formats.base import Facts
 from streamer.formats.checksum import crc32
 from streamer.formats.detect import chooser
-from streamer.formats.webdataset import WebDataset
+from streamer.formats.registry import find_format
 from streamer.indexing.build import build
 from streamer.indexing.listed_rows import list_objects
 from streamer.indexing.publish import publish
@@ -26,11 +26,8 @@ from streamer.shards.destination import Destination, files_of
 from streamer.shards.job import Job
 from streamer.shards.receipts import Receipt
 from streamer.store.addresses.urls import shown
-from streamer.tables.parquet.format import Parquet
-from streamer.tables.tokens.format import Tokens
 
 _READS_AT_ONCE = 16
-_FORMATS = {"tar": WebDataset.name, "parquet": Parquet.name, "tokens": Tokens.name}
 
 
 async def check_samples(destination: Destination, receipts: Sequence[Receipt], records: Sequence[ObjectRecord]) -> int:
@@ -93,13 +90,13 @@ def compare_index(receipt: Receipt, record: ObjectRecord, content: bytes) -> Non
 
 
 async def manifest_of(destination: Destination, job: Job, receipts: Mapping[int, Receipt], folder: Path) -> Manifest:
-    """The manifest of the shards, as an index of the destination would find it; for tars without reading them.
+    """The manifest of the shards, as an index of the destination would find it; made of receipts where they suffice.
 
     Raises:
         IntegrityError: there are other such files, or footers or index files have other numbers of samples.
         ObjectChangedError: a shard differs from its receipt, or is gone.
     """
-    chosen = chooser(_FORMATS[job.output])
+    chosen = chooser(job.output.format)
     listed = await list_objects((destination.url,), FetchedLists(destination.fetcher), chosen, 1)
     listing = listed.listing
     by_name = {job.shard_name(number): receipt for number, receipt in receipts.items()}
@@ -113,14 +110,14 @@ async def manifest_of(destination: Destination, job: Job, receipts: Mapping[int,
         )
     for receipt in receipts.values():
         _require(destination, job, receipt, found | others)
-    if job.output != "tar":
+    if not job.output.is_indexed_by_receipts:
         return await _indexed(destination, chosen, receipts, folder)
     chunk_bytes = choose_chunk_bytes("auto", listing.sizes, False)
     cuts = [
         cut_object(edges[:-1], edges[1:], record.size, chunk_bytes)
         for record, edges in ((record, by_name[name].edges) for name, record in found.items())
     ]
-    rows = Contained(listing, WebDataset(), Facts(), chunk_bytes).rows(cuts)
+    rows = Contained(listing, find_format(job.output.format), Facts(), chunk_bytes).rows(cuts)
     return Manifest.open(publish(rows, folder))
 
 

@@ -15,7 +15,6 @@ from streamer.executors.runner import Runner, run_all
 from streamer.shards.destination import Destination
 from streamer.shards.job import Job
 from streamer.shards.outputs.base import SampleTaker
-from streamer.shards.outputs.writer import shard_writer
 from streamer.shards.receipts import Receipt
 from streamer.shards.spool import spool_folder, spooled
 from streamer.shards.task import Made, add_sample, receipt_there, upload
@@ -69,7 +68,7 @@ def _made(
     following = next(numbered, None)
     while following is not None:
         path = closing[number].enter_context(spooled(spool_folder(job), number))
-        with shard_writer(job, path) as writer:
+        with job.open_writer(path) as writer:
             while following is not None and writer.filled < shard_bytes:
                 ordinal, sample = following
                 take_sample(writer, sample, ordinal)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from streamer.manifest.beside import BESIDE
+from streamer.shards.outputs.base import Output, ShardWriter
+from streamer.shards.outputs.registry import OUTPUTS
 
-# Ending of the names of shards, if the output has none.
-_ENDINGS = {"tokens": "bin"}
 # Raised when the same samples would be written as other bytes.
 _REVISION = 1
 FOLDER = f"{BESIDE}pack/"
@@ -45,13 +46,17 @@ class Job(msgspec.Struct, frozen=True):
         return f"{FOLDER}{self.id}/"
 
     @property
-    def output(self) -> str:
-        """Output of its shards: "tar", "parquet" or "tokens"."""
-        return str(self.described.get("output", "tar"))
+    def output(self) -> Output:
+        """The output of its shards."""
+        return OUTPUTS[self.described.get("output", "tar")]
+
+    def open_writer(self, path: Path) -> ShardWriter:
+        """Opens the writer of one shard, which overwrites an existing file."""
+        return self.output.open_writer(path, self.described)
 
     def shard_name(self, number: int) -> str:
         """Name of a shard, below the destination."""
-        return f"{self.prefix}{number:06d}.{_ENDINGS.get(self.output, self.output)}"
+        return f"{self.prefix}{number:06d}.{self.output.extension}"
 
     def table_folder(self, digest: str) -> str:
         """Folder of its source's annotations, below the destination."""

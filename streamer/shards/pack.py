@@ -19,8 +19,9 @@ from streamer.indexing.source import Source
 from streamer.shards.destination import folder_url
 from streamer.shards.iterable import NO_SAMPLES, pack_iterable, take_sample
 from streamer.shards.job import Job, Transform
+from streamer.shards.outputs.base import Output
 from streamer.shards.outputs.columns import FIRST_SAMPLES
-from streamer.shards.outputs.writer import KindFinder, Output, check_output, described_output
+from streamer.shards.outputs.registry import KindFinder, OutputName, find_output
 from streamer.shards.plan import Order
 from streamer.shards.prepared import Writing, prepare, run
 from streamer.shards.progress import Callbacks, Follower, PackProgress
@@ -40,7 +41,7 @@ def pack(
     prefix: str = "shard-",
     storage_options: Mapping[str, object] | None = None,
     out_storage_options: Mapping[str, object] | None = None,
-    format: Output = "tar",  # noqa: A002 - as the command calls it
+    format: OutputName = "tar",  # noqa: A002 - as the command calls it
     vocabulary: int | None = None,
     source_format: str = "auto",
     format_options: Mapping[str, object] | None = None,
@@ -97,8 +98,8 @@ def pack(
     if urls is None:
         if transform is not None or fields is not None or annotations is not None:
             raise ConfigError("an iterable is packed as it is: change the samples where they are made", field="source")
-        check_output(format, vocabulary)
-        samples, fields_described = _described(cast("Iterable[Mapping[str, Any]]", source), format, vocabulary)
+        output = find_output(format, vocabulary)
+        samples, fields_described = _described(cast("Iterable[Mapping[str, Any]]", source), output, vocabulary)
         described = {"source": "an iterable", "prefix": prefix, "shard_bytes": size, **fields_described}
         return _pack_samples(samples, Job(target, prefix, described), size, out_options, callbacks)
     with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder, runner(on) as running:
@@ -154,7 +155,7 @@ def _described(
     samples: Iterable[Mapping[str, Any]], output: Output, vocabulary: int | None
 ) -> tuple[Iterable[Mapping[str, Any]], dict[str, Any]]:
     """Returns all samples, and the description of their shards that follows from the first ones."""
-    if output == "tar":
+    if not output.needs_kinds:
         return samples, {}
     coming = iter(samples)
     first = list(islice(coming, FIRST_SAMPLES))
@@ -163,7 +164,7 @@ def _described(
         take_sample(finder, sample, ordinal)
     if not first:
         raise PackError(NO_SAMPLES)
-    return chain(first, coming), {"output": output, **described_output(output, finder.kinds, {}, vocabulary)}
+    return chain(first, coming), {"output": output.name, **output.describe(finder.kinds, {}, vocabulary)}
 
 
 def _renaming(fields: Mapping[str, str] | Sequence[str] | None) -> dict[str, str] | None:

@@ -21,8 +21,8 @@ from streamer.shards.annotations import make_table, put_table
 from streamer.shards.destination import folder_url
 from streamer.shards.job import Job, Transform, transform_name
 from streamer.shards.outputs.columns import FIRST_SAMPLES, known_kinds
-from streamer.shards.outputs.writer import Output, check_output, described_output
-from streamer.shards.plan import TAR_OVERHEAD, Order, Plan, batch_of, make_plan, refuse_double_keys
+from streamer.shards.outputs.registry import OutputName, find_output
+from streamer.shards.plan import Order, Plan, batch_of, make_plan, refuse_double_keys
 from streamer.shards.progress import Callbacks, Follower
 from streamer.shards.reading import Dataset
 from streamer.shards.receipts import Receipt
@@ -42,7 +42,7 @@ class Writing(msgspec.Struct, frozen=True):
     fields: dict[str, str] | None
     transform: Transform | None
     options: dict[str, object]
-    output: Output = "tar"
+    output: OutputName = "tar"
     vocabulary: int | None = None
     annotations: Annotations | None = None
 
@@ -67,13 +67,12 @@ def prepare(source: Source, writing: Writing, folder: Path, runner: Runner, call
     Raises:
         ConfigError, PackError, ManifestError, StoreError: as `pack`.
     """
-    check_output(writing.output, writing.vocabulary)
+    output = find_output(writing.output, writing.vocabulary)
     _refuse_same_place(source.urls, writing.url)
     options = BuildOptions(on_progress=callbacks.on_index)
     manifest = waited(manifest_of_source(source, folder, runner, options, callbacks.on_note))
-    overhead = TAR_OVERHEAD if writing.output == "tar" else 0
-    plan = make_plan(manifest, writing.order, writing.seed, writing.shard_bytes, overhead)
-    if writing.transform is None and writing.output == "tar":
+    plan = make_plan(manifest, writing.order, writing.seed, writing.shard_bytes, output.overhead_bytes)
+    if writing.transform is None and output.has_files:
         refuse_double_keys(manifest)
     content = manifest.content
     joined = _joined(manifest, source, writing, folder)
@@ -98,7 +97,7 @@ def prepare(source: Source, writing: Writing, folder: Path, runner: Runner, call
     if joined is not None:
         described["annotations"] = [joined.digest, joined.missing, joined.on]
     prepared = Prepared(manifest, plan, Job(writing.url, writing.prefix, described), recipe)
-    return prepared if writing.output == "tar" else _with_fields(prepared, writing, runner)
+    return _with_fields(prepared, writing, runner) if output.needs_kinds else prepared
 
 
 def _with_fields(prepared: Prepared, writing: Writing, runner: Runner) -> Prepared:
@@ -116,7 +115,7 @@ def _with_fields(prepared: Prepared, writing: Writing, runner: Runner) -> Prepar
         kinds = waited(find_kinds(task))
         known |= known_kinds({spec.name: spec.kind for spec in AnnotationTable.open(joined.table).head.fields})
     known = {} if writing.transform else known
-    described |= described_output(writing.output, kinds, known, writing.vocabulary)
+    described |= task.job.output.describe(kinds, known, writing.vocabulary)
     return msgspec.structs.replace(prepared, job=Job(job.url, job.prefix, described))
 
 

@@ -22,9 +22,9 @@ from streamer.manifest.model import SampleName
 from streamer.shards.annotations import rules_here
 from streamer.shards.destination import Destination, agrees, files_of
 from streamer.shards.job import Job, Transform, transform_name
-from streamer.shards.outputs.base import SampleTaker
+from streamer.shards.outputs.base import Output, SampleTaker
 from streamer.shards.outputs.columns import given_value
-from streamer.shards.outputs.writer import KindFinder, field_value, shard_writer
+from streamer.shards.outputs.registry import KindFinder
 from streamer.shards.plan import Batch, RecodedBatch, key_of_file
 from streamer.shards.reading import BatchReader, Dataset, Read, ReadBatch
 from streamer.shards.receipts import Receipt, Written
@@ -98,7 +98,7 @@ async def _pack_shard(task: ShardTask) -> Receipt:
         with spooled(spool_folder(job), task.number) as path:
             if recipe.joined is not None:
                 recipe = msgspec.structs.replace(recipe, joined=await rules_here(destination, job, recipe.joined))
-            with shard_writer(job, path) as writer:
+            with job.open_writer(path) as writer:
                 await _write(task, _Making(recipe, job.output, writer), source)
                 made = Made(task.number, path, await asyncio.to_thread(writer.finish), writer.index)
             return await upload(destination, job, made)
@@ -162,7 +162,7 @@ async def _write(task: ShardTask, making: _Making, source: Fetcher) -> None:
 class _Making:
     """Opens, annotates and changes samples, and passes them to a writer."""
 
-    def __init__(self, recipe: Recipe, output: str, writer: SampleTaker) -> None:
+    def __init__(self, recipe: Recipe, output: Output, writer: SampleTaker) -> None:
         self._joiner = None if recipe.joined is None else Joiner(recipe.joined, "auto")
         self._recipe = recipe
         self._output = output
@@ -200,7 +200,7 @@ class _Making:
         found: dict[str, Any] = {}
         for field in fields:
             packed = None if self._recipe.packer is None else self._recipe.packer(field, key)
-            found |= [field_value(self._output, field)] if packed is None else packed
+            found |= [self._output.field_value(field)] if packed is None else packed
         return found
 
     def _wanted(self, fields: Sequence[Field], name: SampleName, where: str) -> Iterator[Field]:

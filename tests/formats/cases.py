@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from streamer.decode.dispatch import SampleDecoder
+from streamer.decode.target import Draws
 from streamer.errors import ManifestError, RecodeError
 from streamer.formats.base import (
     Answer,
@@ -41,7 +42,6 @@ from streamer.manifest.model import Codec, Extent, ObjectRecord
 from streamer.manifest.protocols import LeftOut, Short
 from streamer.manifest.table import Manifest
 from streamer.manifest.validation import check_keys
-from streamer.media.decode.decoder import Draws
 from tests.formats.summary import EXPECTED, KEY, summary
 
 DATA = Path(__file__).parent / "data"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ from streamer.decode.rule import StoredFields
 from streamer.errors import ConfigError, PackError
 from streamer.formats.base import Field
 from streamer.formats.folder import Folder
-from streamer.shards.outputs.columns import listed_value
-from streamer.shards.outputs.writer import field_value
+from streamer.shards.outputs.columns import field_value, listed_value
+from streamer.shards.outputs.registry import OUTPUTS
 
 # What is written as a member of its own, under its own name or with an extension.
 _MEMBERS = (bytes, memoryview, str, np.ndarray)
@@ -64,12 +64,13 @@ def samples_of(dataset: StreamingDataset, output: str, fields: Mapping[str, str]
 
     Args:
         dataset: from `joined_dataset`.
-        output: see `shards.outputs.writer`.
+        output: name of the output, see `shards.outputs.registry`.
         fields: the names of those that are written, with their new names; None: all.
 
     Raises:
         PackError: a sample lacks one of them.
     """
+    chosen = OUTPUTS[output]
     for sample in dataset:
         assert isinstance(sample, dict)
         wanted = {name: name for name in sample} if fields is None else {"__key__": "__key__", **fields}
@@ -78,14 +79,14 @@ def samples_of(dataset: StreamingDataset, output: str, fields: Mapping[str, str]
                 f"sample {sample['__key__']!r} has no field {min(lacking)!r}; it has {', '.join(sample)}",
                 sample=sample["__key__"],
             )
-        found = dict(_written(output, new, sample[name]) for name, new in wanted.items())
-        if output == "tar" and "json" in found:
+        found = dict(_written(chosen.field_value, new, sample[name]) for name, new in wanted.items())
+        if chosen.has_files and "json" in found:
             # Numbers, lists and None would be together in one more `json`.
             found = {_member(name, value): value for name, value in found.items()}
         yield found
 
 
-def _written(output: str, name: str, value: object) -> tuple[str, object]:
+def _written(to_value: Callable[[Field], tuple[str, object]], name: str, value: object) -> tuple[str, object]:
     """Name and value of a field, or of the list of those of several rows."""
     if isinstance(value, list):
         return name, [_listed(name, each) for each in value]
@@ -95,12 +96,12 @@ def _written(output: str, name: str, value: object) -> tuple[str, object]:
     ending = value.name.rpartition(".")[2]
     if not value.kind and name != value.name and name.rpartition(".")[2] != ending:
         name = f"{name}.{ending}"
-    return field_value(output, Field(name, value.content, value.kind))
+    return to_value(Field(name, value.content, value.kind))
 
 
 def _listed(name: str, value: object) -> object:
     """A field of one of several rows, in their list: it is JSON, in every output."""
-    return listed_value(*_written("parquet", name, value)) if isinstance(value, Field) else value
+    return listed_value(*_written(field_value, name, value)) if isinstance(value, Field) else value
 
 
 def _member(name: str, value: object) -> str:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.decode.target import Array, Draws
 from streamer.media.audio.sounds import PCM, packets_of, split_record
 from streamer.media.containers.entries import Codec
 from streamer.media.decode.contexts import check_codecs, context_of, packet_of
-from streamer.media.decode.decoder import Array, Draws, MediaDecoder, memory_for
+from streamer.media.decode.decoder import MediaDecoder, memory_for
 
 if TYPE_CHECKING:
     from av import AudioFrame

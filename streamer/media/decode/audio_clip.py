@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from streamer.decode.target import Array, Draws
 from streamer.errors import ConfigError, ManifestError
 from streamer.formats.reading import read_in_memory
 from streamer.manifest.model import ObjectRecord
@@ -17,7 +18,7 @@ from streamer.media.containers.clips import drawn
 from streamer.media.decode.audio import Sound, Wave, joined_frames
 from streamer.media.decode.containers import open_container
 from streamer.media.decode.contexts import check_installed
-from streamer.media.decode.decoder import Array, Draws, MediaDecoder, check_seconds
+from streamer.media.decode.decoder import MediaDecoder, check_seconds
 
 # How far apart places are looked for in files whose frames say where they are.
 _STRETCH_BYTES = 256 << 10

@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
-from typing import Any, ClassVar
+from collections.abc import Collection
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from streamer.decode.target import Array, TargetDecoder
 from streamer.errors import ConfigError
 from streamer.media.decode.contexts import check_codecs
 
-Array = NDArray[Any]
-# Returns a generator that depends on seed, epoch and sample alone; each call one that begins anew.
-Draws = Callable[[], np.random.Generator]
 
-
-class MediaDecoder(ABC):
-    """Decodes a field, an array in the memory that is given where it fits."""
+class MediaDecoder(TargetDecoder):
+    """Decodes a field of pictures or sound."""
 
     needs_pyav: ClassVar[bool] = True
-
-    @abstractmethod
-    def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> object:
-        """Decodes a field.
-
-        Args:
-            content: its bytes.
-            out: written and returned if the array has its shape and type.
-            draws: where something is drawn; None: the middle is taken.
-
-        Raises:
-            ValueError: other bytes.
-            ConfigError: a library is not installed.
-        """
 
     def check(self, codecs: Collection[str] = ()) -> None:
         """Raises ConfigError if PyAV is needed and not installed, or does not decode one of these codecs.
@@ -44,10 +25,6 @@ class MediaDecoder(ABC):
         """
         if self.needs_pyav:
             check_codecs(codecs)
-
-    def __call__(self, content: bytes | memoryview) -> object:
-        """Decodes a field of a sample that is in no epoch."""
-        return self.decode(memoryview(content))
 
 
 def check_seconds(decoder: str, name: str, value: object, *, zero: bool = False) -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.decode.target import Array
 from streamer.media.containers.tables import Integers
-from streamer.media.decode.decoder import Array, memory_for
+from streamer.media.decode.decoder import memory_for
 from streamer.media.decode.films import Film
 from streamer.media.decode.video import Frames, _decoded
 from streamer.media.lerobot.depth import Depth

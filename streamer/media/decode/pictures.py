@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from streamer.media.decode.decoder import Array
+from streamer.decode.target import Array
 
 if TYPE_CHECKING:
     from av import VideoFrame

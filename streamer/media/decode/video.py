@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from streamer.decode.target import Array, Draws
 from streamer.errors import ConfigError
 from streamer.formats.failures import UnreadError
 from streamer.media.audio.sounds import packets_of
@@ -23,7 +24,7 @@ from streamer.media.containers.records import open_record, read_head
 from streamer.media.containers.tables import Integers
 from streamer.media.decode.audio import decoded
 from streamer.media.decode.containers import read_container
-from streamer.media.decode.decoder import Array, Draws, MediaDecoder, check_seconds, memory_for
+from streamer.media.decode.decoder import MediaDecoder, check_seconds, memory_for
 from streamer.media.decode.films import DisorderError, Film, read_own
 from streamer.media.decode.pictures import turned, write_rgb
 

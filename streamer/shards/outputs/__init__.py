@@ -1,1 +1,1 @@
-"""The outputs of a shard: `writer` chooses among `tars`, `tokens` and `parquet`, whose `columns` samples decide."""
+"""The outputs of a pack, by name in `registry`: `tars`, `tokens`, and `rows` of Parquet, whose `columns` follow."""

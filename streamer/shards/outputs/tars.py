@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from streamer.errors import PackError
-from streamer.shards.outputs.base import ShardWriter
+from streamer.formats.base import Field
+from streamer.formats.webdataset import WebDataset
+from streamer.shards.outputs.base import Output, ShardWriter
+from streamer.shards.plan import TAR_OVERHEAD
 from streamer.shards.receipts import Written, packed_numbers
 from streamer.shards.tar import TarWriter
-from streamer.shards.values import Sample, files_of, key_of
+from streamer.shards.values import Sample, files_of, key_of, value_of
+
+
+class TarOutput(Output):
+    """WebDataset tars."""
+
+    name = "tar"
+    extension = "tar"
+    format = WebDataset.name
+    overhead_bytes = TAR_OVERHEAD
+    needs_kinds = False
+    is_indexed_by_receipts = True
+    has_files = True
+
+    def open_writer(self, path: Path, described: Mapping[str, Any]) -> ShardWriter:
+        """Opens a tar; see `Output.open_writer`."""
+        return TarShard(path)
+
+    def field_value(self, field: Field) -> tuple[str, object]:
+        """Returns bytes if the name tells their type, else the decoded value; see `Output.field_value`."""
+        return value_of(field)
 
 
 class TarShard(ShardWriter):

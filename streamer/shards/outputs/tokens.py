@@ -8,28 +8,61 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import ConfigError, PackError
+from streamer.formats.base import Field
 from streamer.formats.checksum import crc32
-from streamer.shards.outputs.base import ShardWriter
-from streamer.shards.outputs.columns import FIRST_SAMPLES, JsonText, plain_values
+from streamer.shards.outputs.base import MAX_TOKENS, Output, ShardWriter, refuse_vocabulary
+from streamer.shards.outputs.columns import FIRST_SAMPLES, JsonText, field_value, plain_values
 from streamer.shards.receipts import Written, packed_numbers
 from streamer.shards.values import KEY, Sample
+from streamer.tables.tokens.format import Tokens
 from streamer.tables.tokens.megatron import encode_index
 
 _SHORT = "<u2"
 _WIDE = "<i4"
 # As in Megatron-LM's `DType.optimal_dtype`: its own files of the same vocabulary have the same dtype.
 _SHORT_VOCABULARY = 65_500
-MOST_TOKENS = 1 << 31
-_LIMITS = {_SHORT: 1 << 16, _WIDE: MOST_TOKENS}
+_LIMITS = {_SHORT: 1 << 16, _WIDE: MAX_TOKENS}
 # A piece of this length has one checksum, and is read at once when it is verified.
 _PIECE_BYTES = 1 << 20
 _JSON_LIST = msgspec.json.Decoder(list[int])
+
+
+class TokenOutput(Output):
+    """Tokens, with an index of the lengths of samples."""
+
+    name = "tokens"
+    extension = "bin"
+    format = Tokens.name
+
+    def open_writer(self, path: Path, described: Mapping[str, Any]) -> ShardWriter:
+        """Opens a file of the field of the job; see `Output.open_writer`."""
+        return TokenShard(path, msgspec.convert(described["tokens"], TokenField))
+
+    def field_value(self, field: Field) -> tuple[str, object]:
+        """Returns the value that its kind says; see `Output.field_value`."""
+        return field_value(field)
+
+    def check(self, vocabulary: int | None = None) -> None:
+        """Refuses a vocabulary of no tokens, or too many; see `Output.check`."""
+        if vocabulary is not None and not 0 < vocabulary <= MAX_TOKENS:
+            raise refuse_vocabulary(self.name, vocabulary)
+
+    def find_kinds(self, values: Mapping[str, object]) -> dict[str, str]:
+        """Returns the dtype of each field that is a list of integers; see `Output.find_kinds`."""
+        return kinds_of(values)
+
+    def describe(
+        self, kinds: Sequence[Mapping[str, str]], known: Mapping[str, str], vocabulary: int | None
+    ) -> dict[str, Any]:
+        """Returns the field with the tokens and their dtype; see `Output.describe`."""
+        return {"tokens": msgspec.to_builtins(token_field(kinds, vocabulary))}
 
 
 class TokenField(msgspec.Struct, frozen=True, array_like=True):

@@ -19,7 +19,7 @@ from streamer.formats.table.records import fixed_dtype
 from streamer.formats.table.writer import Column, bytes_column, decoding, listed_column, nulls_of, write_records
 from streamer.tables.arrow_ipc.recode import joined, read_batches
 
-# How a nested value is written; see `streamer.decode.foreign.decode_value`.
+# How a nested value is written; see `streamer.tables.foreign.decode_value`.
 INTEGERS = b"i"
 FLOATS = b"f"
 PACKED = b"m"

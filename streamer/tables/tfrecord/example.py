@@ -16,6 +16,8 @@ import numpy as np
 
 from streamer.formats.failures import DamagedError
 
+# How kinds of lists of byte strings begin; see `streamer.tables.tfrecord.decode`.
+STRINGS = "tf-list:"
 BYTES = 0x0A
 FLOATS = 0x12
 INTEGERS = 0x1A

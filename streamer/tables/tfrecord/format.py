@@ -28,8 +28,6 @@ _INDEX_ENDINGS = (".idx", "/.idx", ".index", "/.index")
 _WORDS = {"int": "<i8", "float": "<f4"}
 _RULE = re.compile(r"(int|float)(\[[-\d,]*\])?")
 _LIST_RULE = re.compile(r"(bytes|image|txt|json|npy)\[\]")
-# How kinds of lists of byte strings begin; see `streamer.decode.kinds`.
-_STRINGS = "tf-list:"
 # How much of the first file says which features are lists, in the notes of the facts and for a recoder.
 _PROBE_BYTES = 256 << 10
 _LISTS = "lists"
@@ -152,7 +150,7 @@ class ExampleOpener:
     """Opens tf.train.Example messages, with the features of `TFRecord`; raises ConfigError if a rule has no meaning."""
 
     def __init__(self, features: Mapping[str, str], lists: Sequence[str] = ()) -> None:
-        self._kinds = dict.fromkeys(lists, f"{_STRINGS}bytes")
+        self._kinds = dict.fromkeys(lists, f"{example.STRINGS}bytes")
         self._kinds |= {name: _kind(name, rule) for name, rule in features.items()}
 
     def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
@@ -183,7 +181,7 @@ def payload_of(content: memoryview) -> memoryview:
 def _field(name: str, feature: example.Feature, kind: str) -> Field:
     tag, content = feature
     if tag == example.BYTES:
-        if kind.startswith(_STRINGS):
+        if kind.startswith(example.STRINGS):
             return Field(name, content, kind)
         values = example.byte_strings(content)
         if len(values) == 1:
@@ -212,7 +210,7 @@ def _kind(name: str, rule: str) -> str:
     if not rule:
         raise ConfigError(f"features[{name!r}] is empty; it is a kind, such as 'int' or 'float[-1,4]'", field="format")
     if found := _LIST_RULE.fullmatch(rule):
-        return f"{_STRINGS}{found[1]}"
+        return f"{example.STRINGS}{found[1]}"
     if found := _RULE.fullmatch(rule):
         return f"{_WORDS[found[1]]}{found[2] or ''}"
     return rule

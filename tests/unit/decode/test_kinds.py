@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from streamer.decode.dispatch import SampleDecoder
-from streamer.decode.foreign import decode_pixels
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field
+from streamer.tables.foreign import decode_pixels
 
 
 def decoded(content: bytes, kind: str, rule: object = "auto", name: str = "x", **options: bool) -> object:

@@ -213,8 +213,8 @@ _TAGS: dict[int, Callable[[_Nested], object]] = {
 }
 
 
-def foreign_decoder(kind: str) -> Decoder | None:
-    """Returns the decoder for a kind of another library; None if it is not one of these."""
+def find_decoder(kind: str) -> Decoder | None:
+    """Returns the decoder of a kind of another library; None if there is none. See `streamer.decode.kinds`."""
     name, _, inner = kind.partition(":")
     if name == "mds-ndarray":
         return partial(decode_mds_array, dtype=inner)
