@@ -221,6 +221,16 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None
 
     @property
+    def requested_name(self) -> str:
+        """The name with which the engine is asked for the dataset: "auto" where its listing says what is beside it."""
+        return self.name
+
+    @property
+    def chosen_extensions(self) -> Collection[str] | None:
+        """The extensions of the files that are samples, if the user says them and the format leaves out others."""
+        return None
+
+    @property
     def metadata_file(self) -> str:
         """The path below the dataset's url of the annotations found among the files; "" if there are none."""
         return ""
@@ -277,7 +287,8 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Returns the format with which the same samples have these fields, and bytes of others are not fetched.
 
         Conditions (`where=`) and joins then read their columns without an index of them. None if that would fetch as
-        much as before.
+        much as before. Fields that alone are no dataset, so that its survey raises ManifestError, are read with the
+        others.
         """
         return None
 

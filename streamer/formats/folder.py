@@ -9,6 +9,7 @@ from typing import Any
 from msgspec.structs import force_setattr
 
 from streamer.errors import ConfigError, DecodeError
+from streamer.formats import AUTO
 from streamer.formats.base import Facts, Field, Format, SampleName
 from streamer.formats.names import (
     AUDIO,
@@ -70,6 +71,16 @@ class Folder(Format, frozen=True, forbid_unknown_fields=True):
     def class_names(self) -> Sequence[str] | None:
         """The given classes; see `Format.class_names`."""
         return self.classes
+
+    @property
+    def requested_name(self) -> str:
+        """Asks as under "auto" for given files or classes, so that annotations beside the files are found, too."""
+        return self.name if self.extensions is None and self.classes is None else AUTO
+
+    @property
+    def chosen_extensions(self) -> Collection[str] | None:
+        """The given extensions; see `Format.chosen_extensions`."""
+        return self.extensions
 
     @property
     def metadata_file(self) -> str:

@@ -103,6 +103,7 @@ class Mds(Format, frozen=True, forbid_unknown_fields=True):
     """MDS shards, compressed or not. Several streams are several urls."""
 
     name = "mds"
+    numbered_keys = True
 
     def accepts(self, key: str) -> bool:
         """Accepts shards, compressed or not."""

@@ -18,6 +18,7 @@ import pickle
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,15 +27,17 @@ import pytest
 from streamer import Order, StreamingDataLoader, StreamingDataset
 from streamer.cli.main import main
 from streamer.errors import ConfigError, DecodeError, ManifestError, ObjectChangedError, RecodeError
-from streamer.formats import window
+from streamer.formats import AUTO, window
 from streamer.formats.base import Block, Span
-from streamer.formats.registry import find_format
+from streamer.formats.registry import find_codecs, find_format
+from streamer.formats.table.records import fixed_dtype
 from streamer.manifest.blocks import decode_hints
 from streamer.manifest.table import Manifest
 from streamer.manifest.validation import verify
 from tests.formats.cases import (
     URL,
     Case,
+    Found,
     MemoryStore,
     block_bytes,
     built,
@@ -44,6 +47,7 @@ from tests.formats.cases import (
     opened,
     recode,
     run,
+    samples_in,
 )
 from tests.formats.mutations import mutated
 from tests.formats.summary import KEY, summary
@@ -215,6 +219,106 @@ class FormatContract:
         assert pickle.loads(pickle.dumps(case.format)) == case.format
         assert hash(case.format) == hash(pickle.loads(pickle.dumps(case.format)))
 
+    # ------------------------------------------------------------ what a format can do besides
+
+    def test_narrow_reads_the_same_values_and_less(self, case: Case):
+        """Of one field, and of two: all samples in their order, without the bytes of the others."""
+        found = find(case.format, case.objects)
+        names = [spec.name for spec in facts_of(found).fields]
+        whole = samples_of(case)
+        for some in [[name] for name in names] + [names[:2]]:
+            narrow = case.format.narrow(facts_of(found), some) if 0 < len(some) < len(names) else None
+            if narrow is None:
+                continue
+            assert find_format(narrow.name, narrow.options) == narrow
+            part = replace(case, format=narrow)
+            try:
+                less = find(narrow, case.objects)
+            except ManifestError:
+                # These fields alone are no dataset; they are read with the others then.
+                continue
+            assert set(some) <= {spec.name for spec in facts_of(less).fields}
+            assert _fetched_bytes(less) < _fetched_bytes(found) or not len(whole)
+            assert [[sample[name] for name in some] for sample in samples_of(part)] == [
+                [sample[name] for name in some] for sample in whole
+            ]
+
+    def test_numbered_keys(self, case: Case):
+        """Samples have no key in their bytes exactly where the format says so, if their fields are known."""
+        found = find(case.format, case.objects)
+        opener = case.format.opener(facts_of(found))
+        contents = contents_of(case.format, found, case.objects)
+        keys = [opener.open(memoryview(content), name)[0] for content, name in contents]
+        fields = {spec.name for spec in facts_of(found).fields}
+        if case.format.numbered_keys and KEY not in fields:
+            assert set(keys) <= {None}
+        elif fields:
+            assert None not in keys or KEY in fields
+
+    def test_recuts(self, case: Case):
+        """An index for smaller chunks finds the same samples in as many blocks or more, and reads as much at most."""
+        if not case.format.recuts:
+            return
+        coarse, fine = (find(case.format, case.objects, chunk_bytes) for chunk_bytes in (8 << 20, 4 << 10))
+        first, other = ([item for _, items in found.items for item in items] for found in (coarse, fine))
+        assert all(isinstance(item, Block) for item in first)
+        assert sum(block.samples for block in first) == sum(block.samples for block in other)
+        assert len(first) <= len(other)
+        size = sum(map(len, case.objects.values()))
+        assert _read_bytes(fine) <= max(_read_bytes(coarse), size)
+
+    async def test_codecs(self, case: Case, tmp_path: Path):
+        """Names that FFmpeg has; of formats without any, none."""
+        av = pytest.importorskip("av")
+        for name in find_codecs(await built(case.format, MemoryStore(case.objects), tmp_path)):
+            assert av.Codec(name, "r").name
+
+    async def test_bytes_of_tokens_and_samples(self, case: Case, tmp_path: Path):
+        """A sample is so many tokens, and nothing else; the bytes of samples are known of all or of none."""
+        manifest = await built(case.format, MemoryStore(case.objects), tmp_path)
+        token_bytes = case.format.find_token_bytes(manifest.facts)
+        if token_bytes:
+            found = find(case.format, case.objects)
+            lengths = [len(content) for content, _ in contents_of(case.format, found, case.objects)]
+            [field] = manifest.facts.fields
+            assert np.dtype(field.kind.partition("[")[0]).itemsize == token_bytes
+            assert all(length % token_bytes == 0 for length in lengths)
+        sizes = case.format.find_sample_bytes(manifest)
+        if sizes is not None:
+            assert manifest.recoded
+            assert sizes.shape == (manifest.samples,)
+            assert (sizes > 0).all()
+
+    async def test_decode_cost(self, case: Case, tmp_path: Path):
+        """Of all samples and of their mean, or of none; it says itself in words."""
+        manifest = await built(case.format, MemoryStore(case.objects), tmp_path)
+        mean = case.format.find_decode_cost(manifest)
+        each = [case.format.find_decode_cost(manifest, ordinal) for ordinal in range(manifest.samples)]
+        assert {cost is None for cost in each} <= {mean is None}
+        for cost in (mean, *each):
+            assert cost is None or (cost.work > 0 and str(cost) and isinstance(cost.cheaper + cost.advice, str))
+
+    async def test_packer(self, case: Case, tmp_path: Path):
+        """It travels to the tasks of a pack, and gives names and values, or leaves a field to its kind."""
+        manifest = await built(case.format, MemoryStore(case.objects), tmp_path)
+        packer = pickle.loads(pickle.dumps(case.format.find_packer(manifest)))
+        if packer is None:
+            return
+        found = find(case.format, case.objects)
+        opener = case.format.opener(facts_of(found))
+        for content, name in contents_of(case.format, found, case.objects)[:3]:
+            key, fields = opener.open(memoryview(content), name)
+            packed = [packer(field, key or "") for field in fields]
+            assert all(isinstance(pair[0], str) for values in packed if values is not None for pair in values)
+
+    def test_request(self, case: Case):
+        """The engine is asked for it by its name, or to look what is beside the files; annotations are no sample."""
+        assert case.format.requested_name in (case.format.name, AUTO)
+        assert case.format.chosen_extensions is None or case.format.whole_objects
+        if case.format.metadata_file:
+            assert case.format.whole_objects
+            assert not case.format.accepts(case.format.metadata_file)
+
     # ------------------------------------------------------------ end to end
 
     def test_epochs_and_single_samples(self, case: Case, job: Job):
@@ -226,6 +330,18 @@ class FormatContract:
             assert _told(dataset[index]) in job.expected
         shown = job.show(case)
         assert all(name in shown for name in case.samples[0] if name != KEY), shown
+
+    def test_conditions_need_no_index(self, case: Case, job: Job):
+        """Where a format reads a field alone, `where=` takes it as it is."""
+        facts = facts_of(find(case.format, case.objects))
+        for spec in facts.fields:
+            dtype = fixed_dtype(spec.kind)
+            is_number = dtype is not None and not dtype.shape and dtype.kind in "iu" and spec.name.isidentifier()
+            if is_number and case.format.narrow(facts, [spec.name]) is not None:
+                values = [sample[spec.name] for sample in samples_in(case.format, case.objects)]
+                part = job.dataset(case).select(where=f"{spec.name} == {values[0]!r}")
+                assert part.samples == values.count(values[0])
+                return
 
     @pytest.mark.formats
     def test_resumes_on_another_number_of_ranks(self, case: Case, job: Job):
@@ -255,6 +371,17 @@ class FormatContract:
                 path.write_bytes(path.read_bytes() + b"\0")
         with job.loader(case, 0, 1, manifest=manifest) as loader, pytest.raises(ObjectChangedError):
             list(loader)
+
+
+def _fetched_bytes(found: Found) -> int:
+    """What is fetched for the samples of an index."""
+    items = [item for _, items in found.items for item in items]
+    return sum(item.fetch_bytes if isinstance(item, Block) else item.stop - item.start for item in items)
+
+
+def _read_bytes(found: Found) -> int:
+    """What an index reads."""
+    return sum(need.stop - need.start for asks in found.needs.values() for ask in asks for need in ask)
 
 
 class Job:

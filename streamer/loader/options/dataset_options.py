@@ -22,7 +22,6 @@ from streamer.decode.rule import Decode
 from streamer.errors import ConfigError
 from streamer.formats import AUTO
 from streamer.formats.base import Format
-from streamer.formats.folder import Folder
 from streamer.formats.registry import find_format
 from streamer.loader.options.arguments import Index, Order, Skip, skip_rules
 from streamer.order.growing import Growing
@@ -210,14 +209,13 @@ class DatasetOptions(StreamOptions):
 
     def manifest_request(self, rank_config: RankConfig) -> GetManifest:
         """The request for the manifest. Only the first node builds it; the others wait for it to appear."""
-        # As under "auto", an index then finds the file of annotations beside the files, too.
-        folder = self.format if isinstance(self.format, Folder) else Folder()
-        chosen = folder.extensions
+        given = None if isinstance(self.format, str) else self.format
+        chosen = None if given is None else given.chosen_extensions
         return GetManifest(
             request=0,
             urls=[absolute(url) for url in self.urls],
-            format=self.format_name if chosen is None and folder.classes is None else AUTO,
-            format_options=b"{}" if isinstance(self.format, str) else msgspec.json.encode(self.format.options),
+            format=self.format_name if given is None else given.requested_name,
+            format_options=b"{}" if given is None else msgspec.json.encode(given.options),
             manifest="" if self.manifest.url_text is None else absolute(self.manifest.url_text),
             build=rank_config.node == 0,
             chunk_bytes=_LEAST_CHUNK_BYTES if shuffle_mode(self.shuffle) == "sample" else self.chunk_bytes,

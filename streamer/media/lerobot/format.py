@@ -22,7 +22,7 @@ from streamer.media.containers.tables import Integers
 from streamer.media.lerobot.blocks import Hint, Part, reach_of
 from streamer.media.lerobot.episodes import EPISODE_COLUMNS, TASK_COLUMNS, Episode, File, files_of, tasks_of
 from streamer.media.lerobot.info import EPISODE, FRAME, NAME, TASK, TIME, TOLERANCE, Info, frames_of, read_info
-from streamer.media.lerobot.notes import Notes, lengths_of
+from streamer.media.lerobot.notes import PAD, Notes, lengths_of
 from streamer.media.lerobot.windows import Film, Run, read_film
 from streamer.media.video.sound import find_clip_codecs
 from streamer.tables.parquet.format import Parquet
@@ -47,6 +47,7 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
     """
 
     name = "lerobot"
+    numbered_keys = True
     endings = (".parquet", ".mp4")
     delta_timestamps: Mapping[str, Sequence[float]] = msgspec.field(default_factory=dict)
     episodes: tuple[int, ...] | None = None
@@ -120,7 +121,7 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
     def narrow(self, facts: Facts, fields: Collection[str]) -> LeRobot | None:
         """Returns the format without the videos of other cameras; see `Format.narrow`."""
         cameras = facts.notes["cameras"]
-        wanted = tuple(camera for camera in cameras if camera in fields)
+        wanted = tuple(camera for camera in cameras if camera in fields or camera + PAD in fields)
         if len(wanted) == len(cameras):
             return None
         left_out = set(cameras) - set(wanted)

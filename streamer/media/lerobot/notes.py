@@ -10,6 +10,9 @@ from streamer.formats.base import Facts, FieldSpec
 from streamer.media.lerobot.info import TOLERANCE
 from streamer.media.video.kinds import CLIP
 
+# The end of the name of the field that says which rows of a window are outside of the episode.
+PAD = "_is_pad"
+
 
 class Notes(msgspec.Struct, frozen=True, omit_defaults=True):
     """Notes of the facts.
@@ -44,7 +47,7 @@ class Notes(msgspec.Struct, frozen=True, omit_defaults=True):
             base, _, shape = spec.kind.removesuffix("]").partition("[")
             kind = spec.kind if window is None else f"{base}[{','.join(filter(None, [str(len(window)), shape]))}]"
             found.append(FieldSpec(spec.name, kind))
-        pads = [FieldSpec(f"{name}_is_pad", f"?[{len(window)}]") for name, window in self.windows.items()]
+        pads = [FieldSpec(name + PAD, f"?[{len(window)}]") for name, window in self.windows.items()]
         return [*found, *pads, FieldSpec("task", "txt")]
 
 

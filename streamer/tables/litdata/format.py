@@ -77,6 +77,7 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
     """
 
     name = "litdata"
+    numbered_keys = True
     block_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
     def accepts(self, key: str) -> bool:

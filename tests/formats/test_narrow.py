@@ -1,0 +1,99 @@
+"""Columns of arrays: conditions and joins read one dataset of a file or store, and not the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer import StreamingDataset
+from streamer.errors import ConfigError
+from streamer.formats import HDF5
+from streamer.formats.base import Format
+from streamer.loader.members import narrow
+from streamer.manifest.table import Manifest
+from tests.formats.contract import engine_below
+
+h5py = pytest.importorskip("h5py")
+LABELS = np.arange(40) % 7
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Pictures, and a number for each, in two compressed datasets."""
+    engine_below(tmp_path, monkeypatch)
+    place = tmp_path / "data"
+    place.mkdir()
+    with h5py.File(place / "a.h5", "w") as file:
+        images = np.random.default_rng(1).integers(0, 255, (40, 32, 32), np.uint8)
+        file.create_dataset("image", data=images, chunks=(4, 32, 32), compression="gzip")
+        file.create_dataset("label", data=LABELS, chunks=(8,), compression="gzip")
+    return place
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Digests of the manifests that columns are read with, and the bytes that are fetched for their samples."""
+    noted: list[tuple[str, int]] = []
+    real: Callable[..., Manifest] = narrow.narrow_manifest
+
+    def note(*arguments: object) -> Manifest:
+        manifest = real(*arguments)
+        noted.append((manifest.digest, fetched(manifest)))
+        return manifest
+
+    monkeypatch.setattr("streamer.loader.members.column_reader.narrow_manifest", note)
+    monkeypatch.setattr(narrow, "narrow_manifest", note)
+    return noted
+
+
+def fetched(manifest: Manifest) -> int:
+    return int(manifest.column("chunks", "fetch_bytes").sum())
+
+
+def test_a_condition_on_a_dataset(data: Path, found: list[tuple[str, int]]):
+    """It fetches that one alone; pictures are refused before they are fetched."""
+    with closing(StreamingDataset(data, cache_bytes="1GB")) as dataset:
+        part = dataset.select(where="label == 3")
+        assert part.samples == int((LABELS == 3).sum())
+        assert 0 < found[0][1] < fetched(dataset._member.manifest) / 20
+        with pytest.raises(ConfigError, match="'image': samples have arrays of 32 x 32 numbers"):
+            _ = dataset.select(where="image > 3").samples
+        assert len(found) == 1
+
+
+def test_a_key_in_a_dataset(data: Path, found: list[tuple[str, int]]):
+    """The keys of both sides are read without the pictures."""
+    named = HDF5(datasets={"label": "label", "picture": "image"})
+    with closing(StreamingDataset(data, cache_bytes="1GB")) as left, closing(_first(data, named)) as right:
+        joined = left.join(right, on="label", columns=["picture"])
+        assert joined.samples == 40
+        assert [length < fetched(left._member.manifest) / 20 for _, length in found] == [True, True]
+
+
+def _first(data: Path, chosen: Format) -> StreamingDataset:
+    """One sample of each label."""
+    return StreamingDataset(data, format=chosen, cache_bytes="1GB").select(indices=range(7))
+
+
+def test_an_array_that_was_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: list[tuple[str, int]]):
+    """It is no dataset by itself; its values, all the fill value, are read with the other arrays."""
+    engine_below(tmp_path, monkeypatch)
+    store = tmp_path / "data" / "a.zarr"
+    layout = {"zarr_format": 2, "compressor": None, "filters": None, "order": "C", "fill_value": 5}
+    for name, dtype in (("image", "<f4"), ("label", "<i4")):
+        (store / name).mkdir(parents=True)
+        described = {**layout, "shape": [6], "chunks": [3], "dtype": dtype}
+        (store / name / ".zarray").write_text(json.dumps(described))
+    (store / ".zgroup").write_text('{"zarr_format": 2}')
+    for number in range(2):
+        (store / "image" / str(number)).write_bytes(np.arange(3, dtype="<f4").tobytes())
+    with closing(StreamingDataset(store.parent, cache_bytes="1GB")) as dataset:
+        assert dataset.select(where="label == 5").samples == 6
+        assert found[0][0] == dataset._member.manifest.digest
+        assert dataset.select(where="image == 2").samples == 2
+        assert found[1][0] != dataset._member.manifest.digest
