@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 LISTED = """
 import sys
+from pathlib import Path
 import streamer
 import streamer.service.embedded
 from streamer.decode import AudioClip, SampleDecoder, VideoClip
@@ -32,3 +35,36 @@ def test_no_process_imports_av_before_it_decodes():
     assert {"streamer.media.decode.video", "streamer.media.containers.recode"} <= imported
     assert "streamer.media.audio.recode" in imported
     assert not {"av", "torch"} & imported
+
+
+OPENED = """
+import sys
+from pathlib import Path
+from pathlib import Path
+from streamer import StreamingDataset
+
+for name in "ab":
+    Path(sys.argv[1], f"{name}.txt").write_text(name)
+dataset = StreamingDataset(sys.argv[1])
+assert {sample["txt"] for sample in dataset} == {"a", "b"}
+assert dataset[0]["txt"] in "ab"
+dataset.close()
+print(*sys.modules)
+"""
+
+
+@pytest.mark.process
+def test_files_are_read_without_a_wing(tmp_path: Path):
+    """A rank that trains on files imports no format of tables or media, no decoder of theirs, no peers and no tools."""
+    folders = {"STREAMER_CACHE_DIR": str(tmp_path / "cache"), "STREAMER_RUNTIME_DIR": str(tmp_path / "run")}
+    data = tmp_path / "data"
+    data.mkdir()
+    listed = subprocess.run(
+        [sys.executable, "-c", OPENED, str(data)],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **folders},
+    )
+    wings = ("streamer.media", "streamer.tables", "streamer.peers", "streamer.tools", "streamer.shards")
+    assert [name for name in listed.stdout.split() if name.startswith(wings)] == []
