@@ -37,17 +37,20 @@ class JoinRules(msgspec.Struct, frozen=True):
         missing: what happens to a sample without a row.
         on: the field of the sample with its key; None: "__key__".
         base: url of the folder below which the keys of samples are, if they are files.
+        part_mark: see `Format.part_mark`.
     """
 
     table: Path
     missing: Missing = "error"
     on: str | None = None
     base: str = ""
+    part_mark: str = ""
 
     @classmethod
     def of(cls, table: Path, given: Annotations, manifest: Manifest) -> JoinRules:
         """Makes the rules of annotations whose table is found."""
-        return cls(table, given.missing, given.on, manifest.content.base if manifest.whole_objects else "")
+        base = manifest.content.base if manifest.whole_objects else ""
+        return cls(table, given.missing, given.on, base, restore_format(manifest).part_mark)
 
     @property
     def digest(self) -> str:
@@ -122,8 +125,8 @@ class Joiner:
 
     def _name(self, key: str, fields: Sequence[Field]) -> str:
         if self._rules.on is None:
-            # A row is for all windows of a file ("a.wav#t=10,20").
-            return key.partition("#t=")[0]
+            file, mark, _ = key.rpartition(self._rules.part_mark) if self._rules.part_mark else (key, "", "")
+            return file if mark else key
         found = [field for field in fields if field.name == self._rules.on]
         if not found:
             raise DecodeError(

@@ -188,6 +188,8 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         whole_objects: whether every object is one sample.
         endings: endings of the names of objects that hold samples, in lower case.
         reads_tables: whether its files may belong to a table whose log says which of their rows are valid.
+        part_mark: what is between the name of a file and that of its part in the keys of samples, "#t=" in
+            "a.wav#t=10,20": a row of annotations for the file is for all its parts. "" if samples are no such parts.
         numbered_keys: whether samples without a field "__key__" have no key but their number.
         recuts: whether an index for chunks of another size reads little, because the objects say where blocks begin.
     """
@@ -197,6 +199,7 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     revision: ClassVar[int] = 0
     whole_objects: ClassVar[bool] = False
     reads_tables: ClassVar[bool] = False
+    part_mark: ClassVar[str] = ""
     numbered_keys: ClassVar[bool] = False
     recuts: ClassVar[bool] = False
 

@@ -247,8 +247,8 @@ class StreamingDataset(FixedArguments, EpochDataset):
             max_bytes: largest stored size of a sample, inclusive.
             fraction: a random part, half-open: (0, 0.9) for training and (0.9, 1) for validation are disjoint.
             seed: Seed of the random parts.
-            where: a condition on columns, "width >= 256 and lang == 'en'": fields of the annotations, of Parquet
-                files or of joined datasets, and what `streamer index --columns` has kept (docs/select.md).
+            where: a condition on columns, "width >= 256 and lang == 'en'": fields of the annotations, of formats
+                that have columns or of joined datasets, and what `streamer index --columns` has kept (docs/select.md).
             transform: Transform of the new dataset, or None for none. That of this dataset if it is left out.
 
         Raises:

@@ -18,7 +18,7 @@ from streamer.annotations.join import Joiner, JoinRules
 from streamer.annotations.options import TableOptions
 from streamer.annotations.parse import AnnotationRecoder
 from streamer.annotations.table import AnnotationTable, Head, hash_of
-from streamer.errors import ConfigError, RecodeError
+from streamer.errors import ConfigError, DecodeError, RecodeError
 from streamer.formats.chunkfile import RecordTable, encode_table
 from streamer.manifest.columns import BinaryColumn
 from streamer.manifest.model import Codec
@@ -58,7 +58,7 @@ def parquet(rows: list[dict[str, Any]]) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def table(tmp_path: Path, name: str, content: bytes, **options: Any) -> Joiner:
+def table(tmp_path: Path, name: str, content: bytes, part_mark: str = "", **options: Any) -> Joiner:
     """The table of a file, as an engine publishes it and a worker opens it."""
     made = AnnotationRecoder(TableOptions(name, **options)).recode(memoryview(content), -1, b"")
     joined = b"".join(bytes(part) for part in made.parts)
@@ -66,7 +66,19 @@ def table(tmp_path: Path, name: str, content: bytes, **options: Any) -> Joiner:
     edges = RecordTable.decode(content, len(made.lengths), Codec.RECORDS, len(content))
     place = tmp_path / "place"
     place.mkdir(exist_ok=True)
-    return Joiner(JoinRules(tmp_path / publish(Recoded(content, edges), place, tmp_path)), "auto")
+    folder = tmp_path / publish(Recoded(content, edges), place, tmp_path)
+    return Joiner(JoinRules(folder, part_mark=part_mark), "auto")
+
+
+def test_a_row_of_a_file_is_for_its_parts(tmp_path: Path) -> None:
+    """Where the format cuts samples out of files; in other keys the mark is a part of the name."""
+    rows = lines([{"file_name": "a.wav", "label": 1}, {"file_name": "b#t=2.wav", "label": 2}])
+    joiner = table(tmp_path, "x.jsonl", rows, part_mark="#t=")
+    assert [joiner.values(key, ())["label"] for key in ("a.wav#t=10,20", "b#t=2.wav#t=0,1", "a.wav")] == [1, 2, 1]
+    joiner = table(tmp_path, "x.jsonl", rows)
+    assert joiner.values("b#t=2.wav", ())["label"] == 2
+    with pytest.raises(DecodeError, match="no annotations"):
+        joiner.values("a.wav#t=10,20", ())
 
 
 @pytest.mark.parametrize(

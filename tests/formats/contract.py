@@ -255,6 +255,16 @@ class FormatContract:
         elif fields:
             assert None not in keys or KEY in fields
 
+    def test_keys_of_parts_begin_with_their_file(self, case: Case):
+        """What is before the mark is the key of an object."""
+        if mark := case.format.part_mark:
+            found = find(case.format, case.objects)
+            opener = case.format.opener(facts_of(found))
+            for content, name in contents_of(case.format, found, case.objects):
+                key, _ = opener.open(memoryview(content), name)
+                assert key is not None
+                assert key.rpartition(mark)[0] in case.objects
+
     def test_recuts(self, case: Case):
         """An index for smaller chunks finds the same samples in as many blocks or more, and reads as much at most."""
         if not case.format.recuts:

@@ -14,7 +14,7 @@ from streamer.manifest.protocols import Indexing, Short, Source, Survey, Surveyi
 from streamer.media.audio.flac import PROBE_BYTES
 from streamer.media.audio.index import HEAD_BYTES, BlockNote, cut_blocks, read_recording
 from streamer.media.audio.recode import AudioRecoder
-from streamer.media.audio.sounds import AUDIO, PCM, START, split_record
+from streamer.media.audio.sounds import AUDIO, PCM, START, TIME_MARK, split_record
 from streamer.media.audio.windows import Windows
 
 _RATE = Struct("<i")
@@ -40,6 +40,7 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
     """
 
     name = "audio"
+    part_mark = TIME_MARK
     endings = (".wav", ".flac", ".mp3", ".opus", ".ogg", ".m4a", ".m4b", ".mp4", ".m4v", ".mov")
     seconds: _Seconds = 10.0
     seconds_between_starts: _Seconds | None = None
@@ -68,7 +69,7 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
         """Returns a window and where it is."""
         head, _ = split_record(content)
         begin, end = (f"{head.seconds(sample):.6f}".rstrip("0").rstrip(".") for sample in (head.start, head.stop))
-        return f"{head.path}#t={begin},{end}", [
+        return f"{head.path}{TIME_MARK}{begin},{end}", [
             Field("audio", content, AUDIO),
             Field("sample_rate", memoryview(_RATE.pack(head.sound.rate)), "<i4"),
             Field("start_seconds", content, START),

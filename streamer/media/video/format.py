@@ -18,6 +18,7 @@ from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Short, Source, Survey, Surveying
 from streamer.manifest.table import Manifest
 from streamer.media.audio.recordings import Packeted
+from streamer.media.audio.sounds import TIME_MARK
 from streamer.media.audio.tracks import sound_of_movie
 from streamer.media.containers.blocks import Described, cut_blocks
 from streamer.media.containers.clips import Pattern, Sampling, samples_of
@@ -75,6 +76,7 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
     """
 
     name = "video"
+    part_mark = TIME_MARK
     endings = (".mp4", ".m4v", ".mov", *_MATROSKA)
     num_frames_per_clip: _Count = 16
     num_indices_between_frames: _Count = 1
@@ -236,7 +238,7 @@ class ClipOpener:
             fields += [Field("audio", content, SOUND), Field("sample_rate", rate, "<i4")]
         if self._row:
             fields += self._row.open(memoryview(head.extra), name)[1]
-        return f"{head.key}#t={_text(first)},{_text(last)}", fields
+        return f"{head.key}{TIME_MARK}{_text(first)},{_text(last)}", fields
 
 
 def _text(seconds: float) -> str:

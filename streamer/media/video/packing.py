@@ -9,6 +9,7 @@ import numpy as np
 from streamer.formats.base import Field
 from streamer.manifest.blocks import decode_hints
 from streamer.manifest.table import Manifest
+from streamer.media.audio.sounds import TIME_MARK
 from streamer.media.containers.blocks import Needed, read_hint
 from streamer.media.containers.mp4 import clip_mp4
 from streamer.media.containers.records import read_head
@@ -25,7 +26,7 @@ def pack_clip(field: Field, key: str) -> Iterable[tuple[str, object]] | None:
         ValueError: it cannot be an mp4.
     """
     if field.kind == CLIP:
-        path, _, times = key.rpartition("#t=")
+        path, _, times = key.rpartition(TIME_MARK)
         name = "mp4" if field.name == _FRAMES else f"{field.name}.mp4"
         source = {"path": path, "time": [float(each) for each in times.split(",")]}
         return [(name, clip_mp4(field.content)), ("source", source)]
