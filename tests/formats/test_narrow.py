@@ -7,15 +7,18 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from streamer import StreamingDataset
-from streamer.errors import ConfigError
+from streamer.errors import AccessDeniedError, ConfigError, ManifestError
 from streamer.formats import HDF5
 from streamer.formats.base import Format
 from streamer.loader.members import narrow
 from streamer.manifest.table import Manifest
+from streamer.wire.messages import GetManifest
+from tests.formats.cases import MemoryStore, built
 from tests.formats.contract import engine_below
 
 h5py = pytest.importorskip("h5py")
@@ -28,11 +31,16 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     engine_below(tmp_path, monkeypatch)
     place = tmp_path / "data"
     place.mkdir()
-    with h5py.File(place / "a.h5", "w") as file:
-        images = np.random.default_rng(1).integers(0, 255, (40, 32, 32), np.uint8)
+    _file(place / "a.h5")
+    return place
+
+
+def _file(path: Path, seed: int = 0) -> Path:
+    with h5py.File(path, "w") as file:
+        images = np.random.default_rng(seed).integers(0, 255, (40, 32, 32), np.uint8)
         file.create_dataset("image", data=images, chunks=(4, 32, 32), compression="gzip")
         file.create_dataset("label", data=LABELS, chunks=(8,), compression="gzip")
-    return place
+    return path
 
 
 @pytest.fixture
@@ -97,3 +105,36 @@ def test_an_array_that_was_never_written(tmp_path: Path, monkeypatch: pytest.Mon
         assert found[0][0] == dataset._member.manifest.digest
         assert dataset.select(where="image == 2").samples == 2
         assert found[1][0] != dataset._member.manifest.digest
+
+
+@pytest.mark.parametrize("error", [ManifestError("it takes too long"), AccessDeniedError("no listing")])
+async def test_fields_that_cannot_be_had_alone(error: Exception, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """They are read with the others, and a warning says why."""
+    objects = {"a.h5": _file(tmp_path / "a.h5").read_bytes()}
+    whole = await built(HDF5(), MemoryStore(objects), tmp_path / "m")
+
+    class Client:
+        def manifest(self, request: GetManifest) -> Path:
+            assert msgspec.json.decode(request.format_options) == {"datasets": {"label": "label"}}
+            raise error
+
+    request = GetManifest(0, ["s3://bucket/data/"], "hdf5")
+    assert narrow.narrow_manifest(whole, ["label"], Client(), request) is whole
+    assert str(error) in caplog.text
+
+
+async def test_objects_that_have_changed(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """A manifest of fields is used for the objects of the whole one alone."""
+    content = _file(tmp_path / "a.h5").read_bytes()
+    whole = await built(HDF5(), MemoryStore({"a.h5": content}), tmp_path / "m")
+    other = _file(tmp_path / "b.h5", 1).read_bytes()
+    for held, expected in ((content, True), (other, False)):
+        part = await built(HDF5(datasets={"label": "label"}), MemoryStore({"a.h5": held}), tmp_path / "n")
+
+        class Client:
+            def manifest(self, request: GetManifest, path: Path = part.path) -> Path:
+                return path
+
+        found = narrow.narrow_manifest(whole, ["label"], Client(), GetManifest(0, ["s3://bucket/data/"], "hdf5"))
+        assert (found is not whole) is expected
+    assert "the objects have changed" in caplog.text

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from streamer.client.engine_client import EngineClient
-from streamer.errors import ManifestError
+from streamer.errors import AccessDeniedError, ManifestError
 from streamer.formats.registry import restore_format
 from streamer.manifest.columns import BinaryColumn, encoded
 from streamer.manifest.table import Manifest
@@ -61,11 +61,15 @@ def narrow_manifest(
     )
     try:
         found = Manifest.open(client.manifest(asked))
-    except ManifestError as error:
-        # As an array of a store of which no chunk was written: all of its values are the fill value.
-        logger.info("%s are read with the other fields: %s", ", ".join(fields), error.message)
+    except (ManifestError, AccessDeniedError) as error:
+        # An array of which no chunk was written is no dataset, and credentials may read objects and not list them.
+        reason = error.message
+        logger.warning("%s: read with all other fields, because alone they cannot be: %s", ", ".join(fields), reason)
         return manifest
-    return found if _is_part(found, manifest) else manifest
+    if not _is_part(found, manifest):
+        logger.warning("%s: read with all other fields, because the objects have changed", ", ".join(fields))
+        return manifest
+    return found
 
 
 def _is_part(narrow: Manifest, whole: Manifest) -> bool:

@@ -56,7 +56,7 @@ class Hint(msgspec.Struct, frozen=True, array_like=True):
     sound: bytes = b""
 
 
-class ClipSound(Protocol):
+class TrackSound(Protocol):
     """The sound of the samples of a track."""
 
     @property
@@ -79,7 +79,7 @@ class Described(msgspec.Struct, frozen=True):
     key: str
     codecs: Sequence[Codec]
     timescale: int
-    sound: ClipSound | None = None
+    sound: TrackSound | None = None
 
 
 class Needed(msgspec.Struct, frozen=True):
