@@ -25,7 +25,7 @@ _LENGTH = struct.Struct("<I")
 # The kinds of the fields of a record; see `streamer.media.decode.audio`.
 AUDIO = "audio"
 START = "audio-start"
-# What is between the path of a file and a time in it, in the keys of samples.
+# Mark between the path of a file and a time in it, in the keys of samples.
 TIME_MARK = "#t="
 # The codec of recordings that are numbers, of which `extradata` is the dtype; "i3" and ">i3" are of three bytes.
 PCM = "pcm"
