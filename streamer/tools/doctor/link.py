@@ -19,7 +19,7 @@ async def link_findings(url: str, options: Mapping[str, object], seconds: float 
     try:
         store = open_store(url, options)
         try:
-            return list(judge_link(await measure_link(store, await find_objects(store, url), seconds)))
+            return list(assess_link(await measure_link(store, await find_objects(store, url), seconds)))
         finally:
             await store.aclose()
     except ConfigError:
@@ -28,7 +28,7 @@ async def link_findings(url: str, options: Mapping[str, object], seconds: float 
         return [Finding("warning", "link", str(error), "docs/trouble.md")]
 
 
-def judge_link(test: QuickTest) -> Iterator[Finding]:
+def assess_link(test: QuickTest) -> Iterator[Finding]:
     """Yields the rates, and a warning where requests failed."""
     one = format_bytes(test.one.bytes_per_second)
     many = format_bytes(test.many.bytes_per_second)

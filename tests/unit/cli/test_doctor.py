@@ -10,7 +10,7 @@ import pytest
 from streamer.cli.exit_codes import Exit
 from streamer.cli.main import main
 from streamer.tools.doctor.libraries import extras, library_findings
-from streamer.tools.doctor.link import judge_link
+from streamer.tools.doctor.link import assess_link
 from streamer.tools.link.meter import Cell, Latency, QuickTest
 
 
@@ -52,7 +52,7 @@ def test_failed_requests_and_a_silent_store_are_warnings() -> None:
 
     latency = Latency(requests=10, first_seconds=0.1, median_seconds=0.03, p95_seconds=0.08, max_seconds=0.1)
     judged = [
-        next(iter(judge_link(QuickTest(latency=latency, one=cell(9), many=many))))
+        next(iter(assess_link(QuickTest(latency=latency, one=cell(9), many=many))))
         for many in (cell(9_000_000), cell(9, "ThrottledError", "ThrottledError"), cell(0))
     ]
     assert [finding.state for finding in judged] == ["ok", "warning", "warning"]
