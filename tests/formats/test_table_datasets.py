@@ -103,7 +103,7 @@ def test_more_files_of_a_log_than_data(rows: Rows, tmp_path: Path):
     touch(tmp_path / "table/metadata/v1.metadata.json")
     for number in range(5):
         touch(tmp_path / f"table/metadata/snap-{number}.avro", b"Obj\x01")
-    with pytest.raises(ConfigError, match="Iceberg"):
+    with pytest.raises(ManifestError, match="Iceberg"):
         rows("table")
 
 
