@@ -116,9 +116,14 @@ def film(
     times: Sequence[int] | None = None,
     sound: bool = False,
     shown: Sequence[int] | None = None,
+    types: str = "",
     form: str = "yuv420p",
 ) -> bytes:
-    """Encodes a film; `times` are milliseconds, `shown` the numbers in its pictures (else those of the frames)."""
+    """Encodes a film.
+
+    `times` are milliseconds, `shown` the numbers in its pictures (else those of the frames), `types` the letters I, P
+    and B of the types that its frames get (else those that the encoder likes).
+    """
     # Some options read the file again.
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -134,6 +139,7 @@ def film(
         for number in range(frames):
             frame = av.VideoFrame.from_ndarray(picture(shown[number] if shown else number, *size), "rgb24")
             frame.pts, frame.time_base = (times[number] if times is not None else number), base
+            frame.pict_type = "?IPB".index(types[number]) if types else 0
             box.mux(stream.encode(frame))
             while wave and at < (number + 1) * 48000 // rate:
                 values = (0.2 * np.sin(np.arange(at, at + 1024) * 0.05)).astype(np.float32)
@@ -197,6 +203,11 @@ def decoded(content: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         last = pts[-1] + frames[-1].duration
         scale = stream.time_base.denominator
         return np.moveaxis(np.stack(rgb), -1, 1), pts / scale, np.diff(pts, append=last) / scale
+
+
+def without_times(content: bytes) -> bytes:
+    """An mp4 that says of no frame when it is shown, but only when it is decoded."""
+    return content.replace(b"ctts", b"free").replace(b"edts", b"free")
 
 
 def index_of(content: bytes) -> tuple[Movie, list[tuple[int, int]]]:

@@ -24,8 +24,8 @@ from streamer.media.containers.frames import Frames
 from streamer.media.containers.tables import Packets
 from streamer.media.lerobot.info import TOLERANCE
 from streamer.media.lerobot.windows import Film
-from tests.films import number_in
-from tests.formats.cases import Case, contents_of, facts_of, find, opened, samples_in
+from tests.films import film, number_in, without_times
+from tests.formats.cases import Case, block_bytes, contents_of, facts_of, find, opened, recode, samples_in
 from tests.formats.contract import FormatContract, samples_of
 from tests.formats.summary import summary
 from tests.lerobot_sets import CAMERAS, LENGTHS, lerobot_set, samples_of_set
@@ -86,6 +86,41 @@ def test_chosen_episodes_and_cameras():
     ]
     assert samples_of(chosen) == expected
     assert all(WRIST not in sample for sample in samples_of(Case("", LeRobot(cameras=()), lerobot_set(), [])))
+
+
+def reencoded(name: str, content: bytes, codec: str, options: Mapping[str, str]) -> bytes:
+    """A film of the set with the same numbers, that says only when its frames are decoded."""
+    if not name.endswith(".mp4"):
+        return content
+    with av.open(io.BytesIO(content)) as box:
+        numbers = [number_in(frame.to_ndarray(format="rgb24")) for frame in box.decode(video=0)]
+    return without_times(film(codec, len(numbers), rate=10, options=options, shown=numbers))
+
+
+_X265 = {"preset": "ultrafast", "x265-params": "bframes=2:log-level=none:pools=1"}
+
+
+@pytest.mark.parametrize(
+    ("codec", "options"), [("libx264", {"bf": "2"}), ("libx265", _X265), ("mpeg4", {"bf": "2"}), ("mpeg4", {"bf": "0"})]
+)
+@pytest.mark.parametrize("windows", [{}, {TOP: [-0.1, 0.0]}])
+def test_films_that_do_not_say_when_frames_are_shown(
+    codec: str, options: Mapping[str, str], windows: Mapping[str, list[float]]
+):
+    """Are refused where frames are reordered, at whatever place of the film the rows are; else each row has its own."""
+    objects = {name: reencoded(name, content, codec, options) for name, content in lerobot_set().items()}
+    chosen = LeRobot(delta_timestamps=windows, cameras=(TOP,))
+    if options.get("bf") == "0":
+        for sample in samples_in(chosen, objects, 300):
+            pictures = sample[TOP].reshape(-1, *sample[TOP].shape[-3:])
+            assert number_in(np.moveaxis(pictures[-1], 0, -1)) == sample["index"]
+        return
+    found = find(chosen, objects, 300)
+    blocks = [item for _, items in found.items for item in items if isinstance(item, Block)]
+    assert len(blocks) > len(LENGTHS)
+    for block in blocks:
+        with pytest.raises(RecodeError, match="no times at which they are shown"):
+            recode(chosen, found, block, block_bytes(block, b"", objects))
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from streamer.decode import Frames
 from streamer.errors import ConfigError, ManifestError, RecodeError
@@ -17,7 +19,7 @@ from streamer.formats.base import Block
 from streamer.indexing.container_rows import Container, index_container
 from streamer.media.containers.records import read_head
 from streamer.media.video.format import Video
-from tests.films import decoded, film, joined, made, number_in
+from tests.films import decoded, film, joined, made, number_in, without_times
 from tests.formats.cases import Case, Found, MemoryStore, block_bytes, built, facts_of, find, recode
 from tests.formats.contract import FormatContract, samples_of
 from tests.formats.summary import KEY, summary
@@ -251,15 +253,80 @@ def test_films_that_are_not_read():
         Video(seconds_between_frames=0.1, num_indices_between_frames=2)
 
 
-@pytest.mark.parametrize("name", ["b_frames.mp4", "mpeg4.mp4"])
+def read_without_times(content: bytes, chosen: Video, chunk_bytes: int) -> tuple[int, int]:
+    """Reads all clips of an mp4 that says only when frames are decoded, 30 a second and in their order.
+
+    Checks that those which are delivered have the frames of their times; returns how many were, and how many refused.
+    """
+    found = find(chosen, {"x.mp4": content}, chunk_bytes)
+    delivered = refused = 0
+    for block in blocks_of(found):
+        try:
+            records = recode(chosen, found, block, block_bytes(block, content))
+        except RecodeError as error:
+            if not re.search(r"B-frames, .* and no times at which they are shown \(no ctts\)", str(error)):
+                raise
+            refused += block.samples
+            continue
+        for record in records:
+            head, _ = read_head(memoryview(record))
+            places = head.drawn(None)[0] * 30 // head.timescale
+            frames = [number_in(np.moveaxis(frame, 0, -1)) for frame in Frames()(record)]
+            assert frames == places.tolist()
+            delivered += 1
+    return delivered, refused
+
+
+@pytest.mark.parametrize("name", ["b_frames.mp4", "open_gop.mp4", "hevc.mp4", "mpeg4.mp4"])
 @pytest.mark.parametrize("frames", [1, 2, 8])
-def test_films_that_do_not_say_when_pictures_are_shown_are_refused(name: str, frames: int):
-    """Pictures would come in the order stored; those without B-frames are shown in it."""
-    content = made(name).replace(b"ctts", b"free").replace(b"edts", b"free")
-    found = find(Video(frames), {name: content})
-    [block] = blocks_of(found)
-    with pytest.raises(RecodeError, match=r"B-frames, .* and no times at which they are shown \(no ctts\)"):
-        recode(Video(frames), found, block, block_bytes(block, content))
+@pytest.mark.parametrize("chunk_bytes", [1 << 10, 1 << 20])
+def test_films_that_do_not_say_when_pictures_are_shown_are_refused(name: str, frames: int, chunk_bytes: int):
+    """Pictures would come in the order stored; with small chunks a block has few of them."""
+    delivered, refused = read_without_times(without_times(made(name)), Video(frames), chunk_bytes)
+    assert refused
+    assert not delivered
+
+
+_ENCODERS = {
+    "libx264": {"preset": "veryfast", "bf": "{b}", "g": "{gop}"},
+    "libx265": {"preset": "ultrafast", "x265-params": "bframes={b}:keyint={gop}:log-level=none:pools=1"},
+    **{name: {"bf": "{b}", "g": "{gop}"} for name in ("mpeg4", "mpeg2video", "mpeg1video")},
+}
+
+
+@settings(max_examples=12)
+@given(
+    codec=st.sampled_from(sorted(_ENCODERS)),
+    b_frames=st.integers(0, 3),
+    gop=st.sampled_from([1, 4, 9, 60]),
+    frames=st.integers(1, 4),
+    chunk_bytes=st.sampled_from([1 << 8, 1 << 12, 1 << 20]),
+)
+def test_frames_without_times_of_showing_are_those_of_a_full_decode(
+    codec: str, b_frames: int, gop: int, frames: int, chunk_bytes: int
+):
+    """Or refused, if and only if frames are reordered."""
+    options = {name: value.format(b=b_frames, gop=gop) for name, value in _ENCODERS[codec].items()}
+    content = without_times(film(codec, 14, options=options))
+    delivered, refused = read_without_times(content, Video(frames), chunk_bytes)
+    assert delivered + refused == 14 // frames
+    is_reordered = b_frames > 0 and gop > 1
+    assert bool(refused) == is_reordered
+    assert bool(delivered) != is_reordered
+
+
+@pytest.mark.parametrize("frames", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("types", "delivered"),
+    [("IPPPPPPPPPPPIPPPPPPPPPPP", 24), ("IPPPPPPPPPPPIPBPBPBPBPBP", 12), ("IPPPPPPPPPPBPPIPPPPPPPPP", 10)],
+)
+def test_gops_without_b_frames_are_read(types: str, delivered: int, frames: int):
+    """Although the codec parameters allow B-frames: the order counts of slices decide."""
+    options = {"preset": "veryfast", "bf": "3", "g": "250", "x264-params": "b-adapt=0"}
+    content = without_times(film("libx264", len(types), options=options, types=types))
+    found, refused = read_without_times(content, Video(frames), 1 << 8)
+    assert found * frames in range(delivered - frames + 1, delivered + 1)
+    assert found + refused == len(types) // frames
 
 
 def test_a_film_of_more_frames_than_ticks():

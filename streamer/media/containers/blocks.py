@@ -15,6 +15,7 @@ from streamer.media.containers.clips import Pattern, Samples
 from streamer.media.containers.columns import pack_columns, unpack_columns
 from streamer.media.containers.entries import Codec
 from streamer.media.containers.frames import Frames
+from streamer.media.containers.packets.frame_order import max_reorder
 from streamer.media.containers.records import SoundHead, heads_bytes, part_bytes
 from streamer.media.containers.tables import Integers, Packets
 
@@ -174,8 +175,9 @@ def block_of(packets: Packets, frames: Frames, samples: Samples, run: slice, des
     first = samples.start[run]
     stop = samples.stop[run]
     base = int(first.min())
-    which = _needed(packets, frames, samples.rows[run], base)
-    place = np.full(int(stop.max()) - base, -1, np.int64)
+    codec = described.codecs[int(packets.entry[base])]
+    which = _needed(packets, frames, samples.rows[run], base, max_reorder(codec) if frames.ascends else 0)
+    place = np.full(int(which[-1]) + 1 - base, -1, np.int64)
     place[which - base] = np.arange(len(which))
     behind_gap = packets.key[which] & (np.diff(which, prepend=which[:1] - 1) > 1)
     sound = described.sound
@@ -191,7 +193,6 @@ def block_of(packets: Packets, frames: Frames, samples: Samples, run: slice, des
         behind_gap, samples.extra[run],
     )  # fmt: skip
     key = described.key
-    codec = described.codecs[int(packets.entry[base])]
     extra = zlib.compress(msgspec.msgpack.encode(needed.extra)) if needed.extra else b""
     sound_hint, sound_parts, sound_bytes = sound.hint(run, ranges) if sound else (b"", 0, 0)
     hint = Hint(key, codec, described.timescale, samples.pattern, *_packed(needed), extra, sound_hint)
@@ -214,13 +215,23 @@ def block_of(packets: Packets, frames: Frames, samples: Samples, run: slice, des
     )
 
 
-def _needed(packets: Packets, frames: Frames, rows: Sequence[Integers], base: int) -> Integers:
-    """The packets that samples need, those from `base` on: for each frame those from its key packet to its own.
+def _needed(packets: Packets, frames: Frames, rows: Sequence[Integers], base: int, ahead: int) -> Integers:
+    """Returns the packets that samples need: for each frame those from its key packet to its own.
 
     What is between two frames of a sample is needed, too, unless whole GOPs are.
+
+    Args:
+        packets: Packets of the track.
+        frames: Frames of the track.
+        rows: Frames of each sample.
+        base: First packet of the samples.
+        ahead: Number of packets behind each frame by which the recoder sees whether frames are reordered.
     """
     flat = np.concatenate(rows)
-    start, stop = frames.start[flat] - base, frames.packet[flat] + 1 - base
+    others = np.flatnonzero(packets.entry[base:] != packets.entry[base])
+    end = int(others[0]) if len(others) else len(packets) - base
+    start = frames.start[flat] - base
+    stop = np.minimum(frames.packet[flat] + 1 - base + ahead, end)
     gop = np.cumsum(packets.key[base : base + int(stop.max())])
     near = np.less_equal(gop[start[1:]] - gop[stop[:-1] - 1], 1)
     near[np.cumsum(list(map(len, rows)))[:-1] - 1] = False

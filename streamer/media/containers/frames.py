@@ -17,12 +17,14 @@ class Frames(msgspec.Struct, frozen=True):
         pts: when it is shown, ticks.
         duration: until the next one is shown, ticks.
         start: number of the key packet from which it is decoded.
+        ascends: Whether the times of the packets only ascend: they may be times of decoding alone.
     """
 
     packet: Integers
     pts: Integers
     duration: Integers
     start: Integers
+    ascends: bool = False
 
     def __len__(self) -> int:
         return len(self.packet)
@@ -55,4 +57,5 @@ class Frames(msgspec.Struct, frozen=True):
         at = np.searchsorted(keys, order, "right") - 1
         while (later := packets.pts[keys[at]] > pts).any():
             at[later] -= 1
-        return cls(order, pts, duration, keys[at])
+        ascends = bool((np.diff(packets.pts[filled]) >= 0).all())
+        return cls(order, pts, duration, keys[at], ascends)

@@ -13,7 +13,8 @@ from streamer.errors import RecodeError
 from streamer.formats.base import Records
 from streamer.formats.failures import needing
 from streamer.media.containers.blocks import Hint, Needed, read_hint
-from streamer.media.containers.keys import check_key, check_order
+from streamer.media.containers.packets.frame_order import check_order
+from streamer.media.containers.packets.keys import check_key
 from streamer.media.containers.records import Head, SoundHead, encode_head, encode_part
 from streamer.media.containers.tables import Integers
 
@@ -48,7 +49,7 @@ class ClipRecoder:
         packets = [content[start:stop] for start, stop in edges]
         for first in np.unique(needed.first).tolist():
             check_key(packets[first], described.codec)
-        check_order(packets, needed.pts.tolist(), described.codec)
+        check_order(packets, needed.pts.tolist(), described.codec, np.flatnonzero(needed.behind_gap).tolist())
         cuts = needed.parts()
         parts = _parts(described, needed, packets, cuts)
         ranges = np.stack(

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from streamer.formats.reading import read_in_memory
 from streamer.manifest.model import ObjectRecord
 from streamer.media.containers.entries import Codec
 from streamer.media.containers.frames import Frames
 from streamer.media.containers.movie import VIDEO, read_movie
+from streamer.media.containers.packets.frame_order import is_reordered, max_reorder
 from streamer.media.decode.contexts import context_of, packet_of
 
 if TYPE_CHECKING:
     from av import Packet, VideoCodecContext, VideoFrame
-
-
-_REORDERED = frozenset(["h264", "hevc", "mpeg4", "mpeg1video", "mpeg2video"])
-# B-frames are behind the second or third packet.
-_TRIED_PACKETS = 8
 
 
 class DisorderError(ValueError):
@@ -90,26 +85,10 @@ def read_own(content: memoryview) -> tuple[Film, Frames, bool]:
     packets, timescale = movie.packets(track).with_own_times(track.timescale)
     edges = zip(packets.offset.tolist(), (packets.offset + packets.size).tolist(), strict=True)
     views = [content[start:stop] for start, stop in edges]
-    film = Film(track.codec(), views, packets.pts.tolist(), timescale)
+    entries = np.unique(packets.entry)
+    film = Film(track.codec(int(entries[0]) if len(entries) else 0), views, packets.pts.tolist(), timescale)
     frames = Frames.of(packets)
     is_whole = len(frames) == int((packets.shown & (packets.size > 0)).sum())
-    return film, frames, is_whole and (track.tables.has_times or _is_shown_as_timed(film))
-
-
-def _is_shown_as_timed(film: Film) -> bool:
-    """Returns whether pictures may be shown at the times of their packets.
-
-    Times that only ascend are those of decoding, where a file says none of showing. Its first packets are decoded then,
-    of which the decoder learns whether pictures are reordered.
-    """
-    if film.codec.name not in _REORDERED or any(later < pts for pts, later in pairwise(film.pts)):
-        return True
-    import av
-
-    context = film.context()
-    # Damage is the error of the clip that needs its packets.
-    with suppress(av.FFmpegError):
-        for number in range(min(len(film.packets), _TRIED_PACKETS)):
-            if len(film.packets[number]):
-                context.decode(film.packet(number))
-    return not context.has_b_frames
+    is_timed = not (frames.ascends and max_reorder(film.codec) and is_reordered(views, film.codec))
+    # Parameters that change in the middle are those of packets from there on alone.
+    return film, frames, is_whole and is_timed and len(entries) <= 1

@@ -18,8 +18,8 @@ from streamer.media.audio.sounds import packets_of
 from streamer.media.containers.clips import Pattern
 from streamer.media.containers.entries import ENCRYPTED
 from streamer.media.containers.frames import Frames as FramesOfFilm
-from streamer.media.containers.keys import unreferenced
 from streamer.media.containers.movie import is_movie
+from streamer.media.containers.packets.keys import unreferenced
 from streamer.media.containers.records import open_record, read_head
 from streamer.media.containers.tables import Integers
 from streamer.media.decode.audio import decoded

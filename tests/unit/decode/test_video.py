@@ -17,7 +17,7 @@ from streamer.decode import Frames, SampleDecoder, VideoClip
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field, FieldSpec
 from streamer.media.containers.entries import Codec
-from streamer.media.containers.keys import unreferenced
+from streamer.media.containers.packets.keys import unreferenced
 from streamer.media.decode.contexts import context_of
 from streamer.media.decode.films import Film
 from streamer.media.decode.pictures import write_rgb

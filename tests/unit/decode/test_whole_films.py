@@ -17,7 +17,7 @@ from streamer.decode import VideoClip
 from streamer.media.decode import containers
 from streamer.media.decode.films import Film
 from streamer.media.decode.video import _decoded, read_film
-from tests.films import film, made, number_in, packed_b_frames, repacked
+from tests.films import film, joined, made, number_in, packed_b_frames, repacked, without_times
 
 B_FRAMES = {"preset": "veryfast", "bf": "3", "g": "12"}
 HEVC = {"preset": "ultrafast", "x265-params": "keyint=12:bframes=3:log-level=none:pools=1"}
@@ -114,11 +114,6 @@ def test_films_that_are_longer_than_what_is_kept_are_decoded_again(monkeypatch: 
     check_all(film("mpeg4", 30, name="x.avi", options={"g": "12", "bf": "2"}))
 
 
-def without_times(content: bytes) -> bytes:
-    """An mp4 that says of no picture when it is shown, but only when it is decoded."""
-    return content.replace(b"ctts", b"free").replace(b"edts", b"free")
-
-
 @pytest.mark.parametrize("name", ["b_frames.mp4", "hevc.mp4", "mpeg4.mp4"])
 def test_mp4_without_times_of_showing(name: str):
     """Is played in FFmpeg's order: a clip of one frame too, of which nothing is seen while it is decoded."""
@@ -128,6 +123,34 @@ def test_mp4_without_times_of_showing(name: str):
     assert numbers == sorted(numbers)
     for start in ("first", "middle"):
         assert len(VideoClip(1, start=start)(content)) == 1
+
+
+@pytest.mark.parametrize("codec", ["mpeg1video", "mpeg2video", "libx264"])
+def test_mp4_whose_first_box_is_another(codec: str):
+    """Is read by FFmpeg's demuxer, which says the times of decoding as those of showing, too."""
+    content = without_times(film(codec, 30, options={"bf": "2", "g": "12"}))
+    numbers = [number_in(frame) for frame in check_all(content.replace(b"ftyp", b"uuid"))]
+    assert numbers == list(range(30))
+
+
+def test_mp4_whose_first_b_frame_comes_late():
+    """Nothing in the first packets says that it reorders."""
+    options = {"preset": "veryfast", "bf": "3", "g": "250", "x264-params": "b-adapt=0"}
+    content = without_times(film("libx264", 24, options=options, types="IPPPPPPPPPPPIPBPBPBPBPBP"))
+    assert [number_in(frame) for frame in check_all(content)] == list(range(24))
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_parameters_that_change_within_an_mp4(repeats: bool):
+    """Are those of the packets behind the change, whether these repeat them or not."""
+    options = [{"preset": "veryfast", "g": "24"}, {"preset": "ultrafast", "g": "30"}]
+    more = {"x264-params": "repeat-headers=1"} if repeats else {}
+    one, two = (
+        film("libx264", 20, options={**each, **more}, shown=range(n, n + 20))
+        for n, each in zip((0, 20), options, strict=True)
+    )
+    numbers = [number_in(frame) for frame in check_all(joined(one, two, entries=2))]
+    assert numbers == list(range(40))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def costs(sampling: Sampling, frames: int = 20, gop: int = 7) -> list[list[float
     packets = track(frames, gop)
     found = Frames.of(packets)
     samples = samples_of(sampling, packets, found, TIMESCALE)
-    described = Described("a.mp4", [Codec("h264", width=8, height=4)], TIMESCALE)
+    described = Described("a.mp4", [Codec("vp9", width=8, height=4)], TIMESCALE)
     [block] = cut_blocks(packets, found, samples, described, 1 << 20)
     return block_costs(block.hint).tolist()
 

@@ -8,7 +8,7 @@ import pytest
 
 from streamer.errors import RecodeError
 from streamer.media.containers.entries import Codec
-from streamer.media.containers.keys import check_key, check_order, unreferenced
+from streamer.media.containers.packets.keys import check_key, unreferenced
 
 HEVC = Codec("hevc", b"\1" + bytes(20) + b"\x03" + bytes(10))
 AVC = Codec("h264", bytes(4) + b"\x03" + bytes(10))
@@ -51,25 +51,3 @@ def test_pictures_to_which_no_other_refers():
     assert unreferenced(base, AVC) == [True] * 6
     assert unreferenced(base, Codec("vp9")) == [False] * 6
     assert unreferenced(base, Codec("hevc", b"\0\0\0\1" + HEVC.extradata[4:])) == [False] * 6
-
-
-def h264_slice(kind: int) -> bytes:
-    """A slice of this type, which begins with macroblock 0."""
-    bits = "1" + bin(kind + 1)[2:].zfill(2 * (kind + 1).bit_length() - 1)
-    return b"\x41" + int(bits.ljust(16, "0"), 2).to_bytes(2, "big")
-
-
-@pytest.mark.parametrize(
-    ("codec", "of_p", "of_b"),
-    [
-        (AVC, packet(b"\x06sei", h264_slice(5)), packet(h264_slice(6))),
-        (AVC, packet(h264_slice(0)), packet(h264_slice(1), h264_slice(1))),
-        (Codec("mpeg4"), memoryview(b"\0\0\1\xb2user\0\0\1\xb6\x50"), memoryview(b"\0\0\1\xb6\x90")),
-    ],
-)
-def test_b_frames_without_times_of_showing_are_refused(codec: Codec, of_p: memoryview, of_b: memoryview):
-    """Their times only ascend, as those of decoding do; sprites of MPEG-4 are no B-frames."""
-    check_order([of_p, of_p, of_b], [0, 20, 10], codec)
-    check_order([of_p, of_p, packet(b"\x01"), memoryview(b"\0\0\1\xb6\xd0")], [0, 1, 2, 3], codec)
-    with pytest.raises(RecodeError, match=r"no times at which they are shown \(no ctts\)"):
-        check_order([of_p, of_p, of_b], [0, 10, 20], codec)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 
 from streamer.errors import RecodeError
 from streamer.media.containers.entries import Codec
+from streamer.media.containers.packets.nal_units import has_lengths, length_bytes_of, split_units
 
-_H264_LEAST_BYTES = 7
-_HEVC_LEAST_BYTES = 23
 # Types of NAL units: h264 (ISO/IEC 14496-10, 7.4.1), hevc (ISO/IEC 23008-2, 7.4.2.2), and of SEI messages.
 _SLICE = 1
 _IDR = 5
@@ -19,13 +17,6 @@ _HEVC_FIRST_KEY = 16
 _HEVC_LAST_KEY = 23
 _HEVC_LAST_PICTURE = 31
 _SEI_BYTES = 64
-# What is before the picture in a packet of MPEG-4.
-_HEAD_BYTES = 1024
-# Slices of B of h264, of as many types twice; pictures of MPEG-4, whose two highest bits are 2 of B and 3 of sprites.
-_SLICE_B = 1
-_SLICE_TYPES = 5
-_VOP = b"\0\0\1\xb6"
-_VOP_S = 0xC0
 
 
 def check_key(packet: memoryview, codec: Codec) -> None:
@@ -34,9 +25,10 @@ def check_key(packet: memoryview, codec: Codec) -> None:
     Raises:
         RecodeError: it is one.
     """
-    setup = codec.extradata
-    if codec.name == "h264" and len(setup) >= _H264_LEAST_BYTES:
-        for unit in _units(packet, (setup[4] & 3) + 1):
+    if not has_lengths(codec):
+        return
+    if codec.name == "h264":
+        for unit in split_units(packet, length_bytes_of(codec)):
             kind = unit[0] & 31
             if kind == _SEI and (frames := _recovery_frames(bytes(unit[:_SEI_BYTES]))):
                 raise RecodeError(
@@ -44,46 +36,13 @@ def check_key(packet: memoryview, codec: Codec) -> None:
                 )
             if kind in {_SLICE, _IDR}:
                 return
-    elif codec.name == "hevc" and len(setup) >= _HEVC_LEAST_BYTES:
-        for unit in _units(packet, (setup[21] & 3) + 1):
+    else:
+        for unit in split_units(packet, length_bytes_of(codec)):
             kind = unit[0] >> 1 & 63
             if _HEVC_FIRST_KEY <= kind <= _HEVC_LAST_KEY:
                 return
             if kind <= _HEVC_LAST_PICTURE:
                 raise RecodeError(f"it has no whole key frames: a picture of type {kind} is called one")
-
-
-def check_order(packets: Sequence[memoryview], pts: Sequence[int], codec: Codec) -> None:
-    """Refuses packets with B-frames whose times only ascend: they are times of decoding, not of showing.
-
-    Raises:
-        RecodeError: they are such.
-    """
-    if codec.name not in {"h264", "mpeg4"} or any(later < time for time, later in pairwise(pts)):
-        return
-    length_bytes = (codec.extradata[4] & 3) + 1 if len(codec.extradata) >= _H264_LEAST_BYTES else 4
-    if any(_is_mpeg4_b(each) if codec.name == "mpeg4" else _is_h264_b(each, length_bytes) for each in packets):
-        raise RecodeError(
-            "it has B-frames, which are shown in another order than they are stored, and no times at which they are "
-            "shown (no ctts): encode it anew, or decode whole films (VideoClip)"
-        )
-
-
-def _is_mpeg4_b(packet: memoryview) -> bool:
-    content = bytes(packet[:_HEAD_BYTES])
-    at = content.find(_VOP)
-    return at >= 0 and content[at + len(_VOP) : at + len(_VOP) + 1] >= b"\x80" and content[at + len(_VOP)] < _VOP_S
-
-
-def _is_h264_b(packet: memoryview, length_bytes: int) -> bool:
-    """Whether the first slice of a packet of h264 is one of B."""
-    slices = (unit for unit in _units(packet, length_bytes) if unit[0] & 31 in {_SLICE, _IDR})
-    if (unit := next(slices, None)) is None:
-        return False
-    # Behind the number of its first macroblock, Exp-Golomb both.
-    bits = int.from_bytes(bytes(unit[1:9]).ljust(8, b"\0"), "big")
-    kind, _ = _golomb(bits, _golomb(bits, 0)[1])
-    return kind % _SLICE_TYPES == _SLICE_B
 
 
 def _golomb(bits: int, at: int) -> tuple[int, int]:
@@ -99,11 +58,10 @@ def unreferenced(packets: Sequence[memoryview], codec: Codec) -> list[bool]:
     Of hevc sub-layer non-reference pictures of the highest sub-layer: pictures of higher ones may refer to others
     (ISO/IEC 23008-2, 7.4.2.2, types 0, 2, ... 14), which FFmpeg does not check.
     """
-    setup = codec.extradata
     # Other containers than mp4 and Matroska have start codes in place of lengths, and no version before them.
-    if codec.name != "hevc" or len(setup) < _HEVC_LEAST_BYTES or setup[0] != 1:
+    if codec.name != "hevc" or not has_lengths(codec) or codec.extradata[0] != 1:
         return [codec.name == "h264"] * len(packets)
-    length_bytes = (setup[21] & 3) + 1
+    length_bytes = length_bytes_of(codec)
     found = [_picture(packet, length_bytes) for packet in packets]
     highest = max(layer for _, layer in found)
     return [kind < _HEVC_FIRST_KEY and kind % 2 == 0 and layer == highest for kind, layer in found]
@@ -111,18 +69,8 @@ def unreferenced(packets: Sequence[memoryview], codec: Codec) -> list[bool]:
 
 def _picture(packet: memoryview, length_bytes: int) -> tuple[int, int]:
     """Type and temporal id plus 1 of a picture of hevc; of a packet without one, those of one that is needed."""
-    units = (unit for unit in _units(packet, length_bytes) if len(unit) > 1)
+    units = (unit for unit in split_units(packet, length_bytes) if len(unit) > 1)
     return next(((unit[0] >> 1, unit[1] & 7) for unit in units if unit[0] >> 1 <= _HEVC_LAST_PICTURE), (1, 7))
-
-
-def _units(packet: memoryview, length_bytes: int) -> Iterator[memoryview]:
-    at = 0
-    while at + length_bytes < len(packet):
-        size = int.from_bytes(packet[at : at + length_bytes], "big")
-        at += length_bytes
-        if size:
-            yield packet[at : at + size]
-        at += size
 
 
 def _recovery_frames(sei: bytes) -> int:

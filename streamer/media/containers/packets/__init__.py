@@ -1,0 +1,1 @@
+"""What the bytes of packets say without being decoded."""

@@ -1,0 +1,123 @@
+"""Finds out whether frames are shown in the order in which they are stored.
+
+Files without composition times (no ctts) say only when frames are decoded. If the codec shows them in another order,
+the frame at a place is not the one that a full decode has there. The order counts of slices decide: a frame is at its
+place if no frame that is stored before it counts further, and none that is stored behind it counts less. Of the frames
+behind it as many are looked at as the codec reorders, because a frame that is shown earlier has at most so many before
+it that are shown later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import pairwise
+
+from streamer.errors import RecodeError
+from streamer.media.containers.entries import Codec
+from streamer.media.containers.packets.nal_units import (
+    MAX_SET_BYTES,
+    H264Sets,
+    HevcSets,
+    ParameterSets,
+    length_bytes_of,
+    split_units,
+)
+
+_SETS: dict[str, type[H264Sets | HevcSets]] = {"h264": H264Sets, "hevc": HevcSets}
+# Start code of a frame, how far behind it the type of the frame is, and the bits of the type: 1 of I, 2 of P, 3 of B;
+# of MPEG-4 two bits, 2 of B.
+_MPEG4_FRAME = b"\0\0\1\xb6"
+_MPEG2_FRAME = b"\0\0\1\0"
+_MPEG = frozenset(["mpeg1video", "mpeg2video"])
+_MPEG4_B = 2
+_MPEG2_B = 3
+
+
+@lru_cache(maxsize=64)
+def max_reorder(codec: Codec) -> int:
+    """Returns how many frames, at most, a stream stores before a frame and shows after it; 0 if it never reorders."""
+    if codec.name == "mpeg4" or codec.name in _MPEG:
+        return 1
+    if codec.name not in _SETS:
+        return 0
+    try:
+        return _SETS[codec.name](codec.extradata).max_reorder()
+    except (ValueError, IndexError):
+        return _SETS[codec.name](b"").max_reorder()
+
+
+def is_reordered(packets: Iterable[memoryview], codec: Codec) -> bool:
+    """Returns whether a frame is shown before one that is stored before it.
+
+    Args:
+        packets: Packets in the order stored, without gaps; the first one is a key packet.
+        codec: Codec of the packets.
+    """
+    if codec.name == "mpeg4":
+        return any(_has_type(packet, _MPEG4_FRAME, 4, 6, _MPEG4_B) for packet in packets)
+    if codec.name in _MPEG:
+        return any(_has_type(packet, _MPEG2_FRAME, 5, 3, _MPEG2_B) for packet in packets)
+    if codec.name not in _SETS:
+        return False
+    try:
+        return _counts_back(packets, _SETS[codec.name](codec.extradata), codec)
+    except (ValueError, IndexError):
+        # Headers that cannot be read prove nothing.
+        return True
+
+
+def check_order(packets: Sequence[memoryview], pts: Sequence[int], codec: Codec, gaps: Sequence[int] = ()) -> None:
+    """Refuses packets whose times only ascend although their frames are shown in another order.
+
+    Args:
+        packets: Packets in the order stored.
+        pts: Times of the packets.
+        codec: Codec of the packets.
+        gaps: Numbers of the packets before which others are left out.
+
+    Raises:
+        RecodeError: The times are those of decoding.
+    """
+    if not max_reorder(codec) or any(later < time for time, later in pairwise(pts)):
+        return
+    for first, stop in pairwise([0, *gaps, len(packets)]):
+        if is_reordered(packets[first:stop], codec):
+            raise RecodeError(
+                "it has B-frames, which are shown in another order than they are stored, and no times at which they "
+                "are shown (no ctts): encode it anew, or decode whole videos (VideoClip)"
+            )
+
+
+def _has_type(packet: memoryview, start_code: bytes, offset: int, shift: int, wanted: int) -> bool:
+    """Returns whether a packet has a frame of this type: the bits from `shift` on of the byte at `offset`."""
+    content = bytes(packet)
+    at = content.find(start_code)
+    while at >= 0:
+        if at + offset < len(content) and content[at + offset] >> shift & 7 == wanted:
+            return True
+        at = content.find(start_code, at + offset)
+    return False
+
+
+def _counts_back(packets: Iterable[memoryview], sets: ParameterSets, codec: Codec) -> bool:
+    length_bytes = length_bytes_of(codec)
+    anchor: int | None = None
+    highest: int | None = None
+    for packet in packets:
+        for unit in split_units(packet, length_bytes):
+            frame = sets.take(bytes(unit[:MAX_SET_BYTES]))
+            if frame is None:
+                continue
+            if frame.begins or anchor is None:
+                anchor = frame.count
+                highest = None
+            half = frame.period // 2
+            count = anchor + (frame.count - anchor + half - 1) % frame.period - (half - 1)
+            if highest is not None and count < highest:
+                return True
+            highest = count
+            if frame.is_anchor:
+                anchor = count
+            break
+    return False
