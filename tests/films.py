@@ -205,6 +205,30 @@ def decoded(content: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return np.moveaxis(np.stack(rgb), -1, 1), pts / scale, np.diff(pts, append=last) / scale
 
 
+def repeated(content: bytes, count: int) -> bytes:
+    """An mp4 of so many frames, which are the second one of this again and again, in hardly more bytes."""
+    movie, _ = index_of(content)
+    track = movie.track(VIDEO)
+    packets = movie.packets(track)
+    first, second = (content[at : at + size] for at, size in zip(packets.offset[:2], packets.size[:2], strict=True))
+    sizes = np.array([len(first), *[len(second)] * (count - 1)])
+    tables = [
+        mp4.full(b"stsd", 0, struct.pack(">I", 1), track.entries[0]),
+        mp4.full(b"stts", 0, mp4.rows(np.array([count]), packets.duration[:1])),
+        mp4.full(b"stsc", 0, mp4.rows(np.array([1]), np.array([1]), np.array([1]))),
+        mp4.full(b"stsz", 0, bytes(4), mp4.rows(sizes)),
+        mp4.full(b"stss", 0, mp4.rows(np.array([1]))),
+    ]
+    edit = 0, count * int(packets.duration[0])
+    head = mp4.box(b"ftyp", b"isom", bytes(20))
+
+    def moov(data: int) -> bytes:
+        places = [data, *[data + len(first)] * (count - 1)]
+        return mp4.movie_box(tables, edit, track.codec(), track.timescale, *places)
+
+    return head + moov(len(head) + len(moov(0)) + 8) + mp4.box(b"mdat", first, second)
+
+
 def without_times(content: bytes) -> bytes:
     """An mp4 that says of no frame when it is shown, but only when it is decoded."""
     return content.replace(b"ctts", b"free").replace(b"edts", b"free")

@@ -30,6 +30,8 @@ _SYNC = re.compile(rb"\xff[\xf8\xf9]")
 # A head is followed by a frame that goes on with its samples; candidates that are looked at for it.
 _CANDIDATES = 8
 _LONGEST_HEAD = 17
+# Samples of a block, as STREAMINFO can have it; the head of a frame can have one more.
+_MAX_BLOCK = (1 << 16) - 1
 # By the code of a frame's samples, and bytes of the head that some codes of samples and of the rate have.
 _SIZES = np.array([0, 192, 576, 1152, 2304, 4608, 0, 0, *(256 << power for power in range(8))])
 _MORE_OF_SIZE = np.array([0] * 6 + [1, 2] + [0] * 8)
@@ -105,6 +107,8 @@ def _settled(sound: Codec, content: memoryview) -> Codec:
         return sound
     following = numbers[0] + 1
     if len(numbers) > 1 and counts[0] > 1 and following not in numbers[1 : 1 + _CANDIDATES]:
+        return sound
+    if counts[0] > _MAX_BLOCK:
         return sound
     size = int(counts[0]).to_bytes(2, "big")
     return msgspec.structs.replace(sound, extradata=size + size + sound.extradata[4:])

@@ -12,12 +12,14 @@ from streamer.decode.target import Array, Draws
 from streamer.media.audio.sounds import PCM, packets_of, split_record
 from streamer.media.containers.entries import Codec
 from streamer.media.decode.contexts import check_codecs, context_of, packet_of
+from streamer.media.decode.deadline import Deadline
 from streamer.media.decode.decoder import MediaDecoder, memory_for
 
 if TYPE_CHECKING:
     from av import AudioFrame
 
 Wave = NDArray[np.float32]
+
 
 # PyAV looks for the planes of a frame up to a pointer that is 0; behind the eighth there is none, and to_ndarray reads
 # other memory (18.1).
@@ -83,7 +85,11 @@ def decoded(packets: Sequence[memoryview], sound: Codec) -> Wave:
     import av
 
     assert isinstance(context, av.AudioCodecContext)
-    frames = [frame for packet in packets for frame in context.decode(packet_of(packet))]
+    deadline = Deadline()
+    frames = []
+    for packet in packets:
+        deadline.check()
+        frames += context.decode(packet_of(packet))
     frames += context.decode(None)
     return joined_frames(frames, sound.channels, sound.rate)
 

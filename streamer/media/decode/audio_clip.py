@@ -18,10 +18,13 @@ from streamer.media.containers.clips import drawn
 from streamer.media.decode.audio import Sound, Wave, joined_frames
 from streamer.media.decode.containers import open_container
 from streamer.media.decode.contexts import check_installed
+from streamer.media.decode.deadline import Deadline
 from streamer.media.decode.decoder import MediaDecoder, check_seconds
 
 # How far apart places are looked for in files whose frames say where they are.
 _STRETCH_BYTES = 256 << 10
+# 6 hours of 48 kHz in stereo.
+_MAX_WAVE_BYTES = 8 << 30
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,8 @@ def _decode_file(content: memoryview) -> tuple[Wave, int]:
     check_installed()
     import av
 
-    with open_container(content) as file:
+    deadline = Deadline()
+    with open_container(content, deadline) as file:
         if not file.streams.audio:
             raise ValueError("it has no sound")
         stream = file.streams.audio[0]
@@ -98,7 +102,18 @@ def _decode_file(content: memoryview) -> tuple[Wave, int]:
                 "the FFmpeg of PyAV has no decoder of its sound: its head is damaged, or its codec unknown"
             )
         stream.codec_context.thread_count = 1
-        frames = list(file.decode(stream))
+        frames = []
+        decoded_bytes = 0
+        for frame in file.decode(stream):
+            deadline.check()
+            frames.append(frame)
+            decoded_bytes += frame.samples * frame.layout.nb_channels * np.dtype(np.float32).itemsize
+            if decoded_bytes > _MAX_WAVE_BYTES:
+                raise ValueError(
+                    f"its audio takes more than {_MAX_WAVE_BYTES >> 30} GiB when it is decoded: cut it into files"
+                )
+        if not frames and stream.duration != 0:
+            raise ValueError("no packet of its audio can be decoded: its header is damaged, or it is cut off")
         # Of AAC, the head of the file may say half the rate of what is decoded.
         rate = frames[0].sample_rate if frames else stream.rate
         return joined_frames(frames, stream.channels), rate

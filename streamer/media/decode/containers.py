@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 from collections.abc import Collection, Iterator, Sequence
 from fractions import Fraction
 from itertools import islice
@@ -16,6 +15,7 @@ from streamer.media.containers.entries import Codec
 from streamer.media.containers.frames import Frames
 from streamer.media.containers.tables import Packets
 from streamer.media.decode.contexts import check_installed, limit
+from streamer.media.decode.deadline import MAX_SECONDS, Deadline, LimitedReader
 from streamer.media.decode.films import Film
 
 if TYPE_CHECKING:
@@ -55,22 +55,30 @@ class _Played(msgspec.Struct):
         content: the file.
         places: of each frame, by its time.
         frames: those that are decoded already, from the first one on.
+        deadline: Limit of the time for decoding.
     """
 
     content: memoryview
     places: dict[int, int]
     frames: list[VideoFrame]
+    deadline: Deadline
 
     def find(self, wanted: Collection[int]) -> dict[int, VideoFrame]:
         """Finds the frames of these times."""
         times = {self.places[time]: time for time in wanted}
         last = max(times)
-        frames = self.frames if last < len(self.frames) else _decode_all(_open(self.content))
+        frames = (
+            self.frames if last < len(self.frames) else _decode_all(_open(self.content, self.deadline), self.deadline)
+        )
         return {times[place]: frame for place, frame in enumerate(islice(frames, last + 1)) if place in times}
 
 
-def open_container(content: memoryview) -> InputContainer:
+def open_container(content: memoryview, deadline: Deadline) -> InputContainer:
     """Opens a file that is whole by itself with FFmpeg; nothing else is opened for it.
+
+    Args:
+        content: Bytes of the file.
+        deadline: Limit of the time for reading it.
 
     Raises:
         ConfigError: PyAV is not installed.
@@ -82,18 +90,20 @@ def open_container(content: memoryview) -> InputContainer:
 
     options = {"format_whitelist": _READ, "protocol_whitelist": ""}
     try:
-        return av.open(io.BytesIO(content), "r", container_options=options)
+        # FFmpeg looks at the first frames, for as long at most.
+        return av.open(LimitedReader(content, deadline), "r", container_options=options, timeout=(MAX_SECONDS, None))
     except av.FFmpegError as error:
         if error.errno != errno.EINVAL:
             raise
         raise ValueError(f"it is none of the containers that are read: {_READ.replace(',', ', ')}") from error
 
 
-def read_container(content: memoryview, *, by_number: bool = False) -> tuple[Film, Frames]:
+def read_container(content: memoryview, deadline: Deadline, *, by_number: bool = False) -> tuple[Film, Frames]:
     """Finds packets and frames of a film, by the times that are stored, or by their numbers in a full decode.
 
     Args:
         content: the file.
+        deadline: Limit of the time for decoding.
         by_number: whether times are not to be believed.
 
     Raises:
@@ -102,7 +112,7 @@ def read_container(content: memoryview, *, by_number: bool = False) -> tuple[Fil
     import av
 
     try:
-        opened = _open(content)
+        opened = _open(content, deadline)
         pts = [packet.pts for packet in opened.packets]
         names = frozenset(opened.box.format.name.split(","))
         is_reordered = bool(opened.stream.codec_context.codec.properties & _REORDER)
@@ -111,11 +121,11 @@ def read_container(content: memoryview, *, by_number: bool = False) -> tuple[Fil
         # do not have them.
         is_timed = is_timed and not any(map(_brings_parameters, opened.packets[1:]))
         if by_number or not is_timed or None in pts or len(set(pts)) < len(pts):
-            return _by_number(content, opened)
-        film, frames = _by_times(content, opened)
+            return _by_number(content, opened, deadline)
+        film, frames = _by_times(content, opened, deadline)
         if len(frames) < sum(not packet.is_discard for packet in opened.packets):
             # It begins between key frames, or with pictures of an open GOP, of which some may be shown.
-            return _by_number(content, _open(content))
+            return _by_number(content, _open(content, deadline), deadline)
         return film, frames
     except av.FFmpegError as error:
         raise ValueError(f"FFmpeg: {error}") from error
@@ -127,11 +137,11 @@ def _brings_parameters(packet: Packet[Any]) -> bool:
     return has is not None and any(map(has, ("palette", "new_extradata")))
 
 
-def _open(content: memoryview) -> _Opened:
+def _open(content: memoryview, deadline: Deadline) -> _Opened:
     import av
     from av.stream import Disposition
 
-    box = open_container(content)
+    box = open_container(content, deadline)
     stream = box.streams.best("video")
     if stream is None:
         raise ValueError("it has no film")
@@ -141,10 +151,15 @@ def _open(content: memoryview) -> _Opened:
         raise ValueError("it has no film, but a cover")
     limit(stream.codec_context)
     assert isinstance(stream, av.video.stream.VideoStream)
-    return _Opened(box, stream, [packet for packet in box.demux(stream) if packet.size])
+    packets = []
+    for packet in box.demux(stream):
+        deadline.check()
+        if packet.size:
+            packets.append(packet)
+    return _Opened(box, stream, packets)
 
 
-def _by_times(content: memoryview, opened: _Opened) -> tuple[Film, Frames]:
+def _by_times(content: memoryview, opened: _Opened, deadline: Deadline) -> tuple[Film, Frames]:
     stream = opened.stream
     found = opened.packets
     context = opened.stream.codec_context
@@ -164,7 +179,8 @@ def _by_times(content: memoryview, opened: _Opened) -> tuple[Film, Frames]:
         pts.tolist(),
         base.denominator,
         stored=found,
-        open=_Contexts(content, context),
+        open=_Contexts(content, context, deadline),
+        deadline=deadline,
     )
     return film, Frames.of(packets)
 
@@ -172,23 +188,24 @@ def _by_times(content: memoryview, opened: _Opened) -> tuple[Film, Frames]:
 class _Contexts:
     """Contexts with all that a container says of its film: codec tag, bits of a pixel, palette; each used once."""
 
-    def __init__(self, content: memoryview, first: VideoCodecContext) -> None:
+    def __init__(self, content: memoryview, first: VideoCodecContext, deadline: Deadline) -> None:
         self._content = content
+        self._deadline = deadline
         self._first: VideoCodecContext | None = first
 
     def __call__(self) -> VideoCodecContext:
         found, self._first = self._first, None
-        return found if found is not None else _open(self._content).stream.codec_context
+        return found if found is not None else _open(self._content, self._deadline).stream.codec_context
 
 
-def _by_number(content: memoryview, opened: _Opened) -> tuple[Film, Frames]:
+def _by_number(content: memoryview, opened: _Opened, deadline: Deadline) -> tuple[Film, Frames]:
     """Decodes the whole film, which alone says in which order its pictures are shown, and how many there are."""
     stream = opened.stream
     name = opened.stream.codec_context.codec.name
     kept = list["VideoFrame"]()
     kept_bytes = 0
     count = 0
-    for frame in _decode_all(opened):
+    for frame in _decode_all(opened, deadline):
         if kept_bytes < _MOST_KEPT_BYTES:
             kept.append(frame)
             kept_bytes += sum(plane.buffer_size for plane in frame.planes)
@@ -206,16 +223,17 @@ def _by_number(content: memoryview, opened: _Opened) -> tuple[Film, Frames]:
     usual = max(1, round(timescale / rate))
     place = np.arange(count)
     frames = Frames(place, pts, np.diff(pts, append=pts[-1:] + usual), place)
-    played = _Played(content, {time: number for number, time in enumerate(pts.tolist())}, kept)
-    return Film(Codec(name), (), pts.tolist(), timescale, play=played.find), frames
+    played = _Played(content, {time: number for number, time in enumerate(pts.tolist())}, kept, deadline)
+    return Film(Codec(name), (), pts.tolist(), timescale, play=played.find, deadline=deadline), frames
 
 
-def _decode_all(opened: _Opened) -> Iterator[VideoFrame]:
+def _decode_all(opened: _Opened, deadline: Deadline) -> Iterator[VideoFrame]:
     """Decodes all packets as FFmpeg plays them: those that it cannot decode have no frame."""
     import av
 
     context = opened.stream.codec_context
     for packet in [*opened.packets, None]:
+        deadline.check()
         try:
             yield from context.decode(packet)
         except av.FFmpegError:

@@ -15,6 +15,7 @@ from streamer.media.containers.frames import Frames
 from streamer.media.containers.movie import VIDEO, read_movie
 from streamer.media.containers.packets.frame_order import is_reordered, max_reorder
 from streamer.media.decode.contexts import context_of, packet_of
+from streamer.media.decode.deadline import Deadline
 
 if TYPE_CHECKING:
     from av import Packet, VideoCodecContext, VideoFrame
@@ -36,6 +37,7 @@ class Film(msgspec.Struct, frozen=True):
         stored: the packets as FFmpeg's demuxer gives them, with what is beside their bytes.
         open: opens a context that has decoded nothing; None: one of `codec`.
         play: decodes the frames of these times without `packets`, from the beginning of the file on.
+        deadline: Limit of the time for decoding.
     """
 
     codec: Codec
@@ -46,6 +48,7 @@ class Film(msgspec.Struct, frozen=True):
     stored: Sequence[Packet[Any]] = ()
     open: Callable[[], VideoCodecContext] | None = None
     play: Callable[[Collection[int]], dict[int, VideoFrame]] | None = None
+    deadline: Deadline = msgspec.field(default_factory=Deadline)
 
     def piece(self, first: int, stop: int) -> Film:
         """Returns the film of the packets `[first, stop)`."""

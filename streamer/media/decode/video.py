@@ -9,6 +9,7 @@ from fractions import Fraction
 from numbers import Integral
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
 import numpy as np
 
 from streamer.decode.target import Array, Draws
@@ -24,6 +25,7 @@ from streamer.media.containers.records import open_record, read_head
 from streamer.media.containers.tables import Integers
 from streamer.media.decode.audio import decoded
 from streamer.media.decode.containers import read_container
+from streamer.media.decode.deadline import Deadline
 from streamer.media.decode.decoder import MediaDecoder, check_seconds, memory_for
 from streamer.media.decode.films import DisorderError, Film, read_own
 from streamer.media.decode.pictures import turned, write_rgb
@@ -136,10 +138,11 @@ class VideoClip(MediaDecoder):
 
     def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
         """Decodes a clip of a film; see `MediaDecoder`."""
+        deadline = Deadline()
         try:
-            return self._clip(*read_film(content), out, draws)
+            return self._clip(*read_film(content, deadline), out, draws)
         except DisorderError:
-            return self._clip(*read_container(content, by_number=True), out, draws)
+            return self._clip(*read_container(content, deadline, by_number=True), out, draws)
 
     def _clip(self, film: Film, frames: FramesOfFilm, out: Array | None, draws: Draws | None) -> Array:
         between = self.seconds_between_frames
@@ -243,6 +246,7 @@ def _found(film: Film, wanted: set[int], skippable: Sequence[bool]) -> dict[int,
     base = Fraction(1, film.timescale)
     gaps = set(film.gaps)
     for number, (content, pts) in enumerate(zip(film.packets, film.pts, strict=True)):
+        film.deadline.check()
         # FFmpeg takes a packet without a byte for the end.
         if not len(content):
             continue
@@ -284,21 +288,27 @@ class _Found:
                 self.frames[pts] = frame
 
 
-def read_film(content: memoryview) -> tuple[Film, FramesOfFilm]:
+def read_film(content: memoryview, deadline: Deadline) -> tuple[Film, FramesOfFilm]:
     """Finds packets and frames of a whole film: of mp4 and mov by their own index, of what else there is by FFmpeg.
 
+    Args:
+        content: Bytes of the file.
+        deadline: Limit of the time for decoding.
+
     Raises:
-        ValueError: it is not a film, or damaged.
+        ValueError: it is not a film, or damaged, or takes too long.
     """
     if not is_movie(content):
-        return read_container(content)
+        return read_container(content, deadline)
     try:
         film, frames, is_timed = read_own(content)
     except UnreadError as error:
         if ENCRYPTED in str(error):
             raise
-        return read_container(content, by_number=True)
-    return (film, frames) if is_timed else read_container(content, by_number=True)
+        return read_container(content, deadline, by_number=True)
+    if is_timed:
+        return msgspec.structs.replace(film, deadline=deadline), frames
+    return read_container(content, deadline, by_number=True)
 
 
 # By kind of a field.

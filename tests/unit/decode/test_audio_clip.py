@@ -16,10 +16,12 @@ from streamer.formats.base import Field
 from streamer.formats.reading import read_in_memory
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Source
+from streamer.media.audio.flac import _crc8_table
 from streamer.media.audio.index import read_recording
 from streamer.media.audio.recode import record_of
+from streamer.media.decode import audio_clip, deadline
 from streamer.media.decode.audio import Sound
-from tests.sounds import RATE, decoded, flac, m4a, mp3, opus, sound, wav
+from tests.sounds import RATE, decoded, encoded, flac, m4a, mp3, opus, sound, wav
 
 
 @pytest.mark.parametrize("make", [lambda: wav(sound(3, 2)), flac, mp3, opus, m4a])
@@ -64,6 +66,44 @@ def test_sound_of_an_unknown_codec_is_refused():
     content = content[:20] + b"\xfe\xff" + content[22:]
     with pytest.raises(DecodeError, match=r"sample 'a': field 'wav' .*no decoder of its sound: its head is damaged"):
         SampleDecoder({"wav": AudioClip()})("a", [Field("wav", memoryview(content))])
+
+
+def test_decoding_has_a_deadline_and_a_bound_of_memory(monkeypatch: pytest.MonkeyPatch):
+    """Files of which a decoder makes hours end with an error."""
+    monkeypatch.setattr(audio_clip, "_MAX_WAVE_BYTES", 1 << 20)
+    content = encoded("pcm_s16be", "aiff", np.zeros((1, 1 << 20), "<i2"))
+    with pytest.raises(ValueError, match="its audio takes more than 0 GiB when it is decoded: cut it into files"):
+        AudioClip()(content)
+    monkeypatch.setattr(deadline, "MAX_SECONDS", 0.0)
+    for each in (content, flac()):
+        with pytest.raises(ValueError, match="decoding takes more than 0 s of CPU"):
+            AudioClip()(each)
+
+
+def test_a_flac_whose_blocks_of_metadata_cannot_be_followed_is_refused():
+    """It is not a recording of no samples, as a player takes it."""
+    content = bytearray(flac())
+    behind_info = 4 + 4 + 34
+    content[behind_info + 1 : behind_info + 4] = (16).to_bytes(3, "big")
+    content[behind_info + 20 : behind_info + 24] = b"\xff\xff\xff\xff"
+    with pytest.raises(ValueError, match="no packet of its audio can be decoded"):
+        AudioClip()(bytes(content))
+
+
+def test_a_flac_of_larger_blocks_than_there_are_is_refused():
+    """Blocks of 65,536 samples, which the head of a frame can have, and STREAMINFO cannot."""
+    content = bytearray(flac())
+    content[8:12] = bytes(4)
+    at = content.index(b"\xff\xf8")
+    content[at + 2] = 0x70 | content[at + 2] & 15
+    head = bytes(content[at : at + 5]) + b"\xff\xff"
+    table = _crc8_table()
+    crc = 0
+    for byte in head:
+        crc = int(table[crc ^ byte])
+    content[at : at + 8] = head + bytes([crc])
+    with pytest.raises(ValueError, match=r"there are 0 to 65536|Invalid data"):
+        AudioClip()(bytes(content))
 
 
 def test_another_rate_than_the_file_says_is_refused():

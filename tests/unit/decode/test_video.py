@@ -19,6 +19,7 @@ from streamer.formats.base import Field, FieldSpec
 from streamer.media.containers.entries import Codec
 from streamer.media.containers.packets.keys import unreferenced
 from streamer.media.decode.contexts import context_of
+from streamer.media.decode.deadline import Deadline
 from streamer.media.decode.films import Film
 from streamer.media.decode.pictures import write_rgb
 from streamer.media.decode.video import _decoded, _found, read_film
@@ -111,7 +112,7 @@ def test_pictures_of_hevc_are_skipped(layers: str):
     """Where no other refers to them, also with temporal sub-layers; frames are those of a full decode."""
     told = f"keyint=30:bframes=4:b-pyramid=1:log-level=none:pools=1{layers}"
     content = film("libx265", 60, options={"preset": "veryfast", "x265-params": told})
-    whole, frames = read_film(memoryview(content))
+    whole, frames = read_film(memoryview(content), Deadline())
     skippable = unreferenced(whole.packets, whole.codec)
     assert 20 < sum(skippable) < 40
     expected, _, _ = decoded(content)
@@ -169,7 +170,7 @@ def test_damaged_packets():
     with pytest.raises(DecodeError, match=r"sample 'a': field 'mp4'.* FFmpeg: .*Invalid data"):
         SampleDecoder({"mp4": VideoClip(4, start="first")})("a", [Field("mp4", memoryview(content))])
     # A time at which no picture is shown.
-    whole, _ = read_film(memoryview(made("b_frames.mp4")))
+    whole, _ = read_film(memoryview(made("b_frames.mp4")), Deadline())
     with pytest.raises(ValueError, match=r"1 of 2 frames cannot be decoded, the first at \d+\.\d+ s, from 24 packets"):
         _decoded(
             Film(whole.codec, whole.packets[:24], whole.pts[:24], whole.timescale), [whole.pts[0], whole.pts[0] + 1]
@@ -208,7 +209,7 @@ def test_without_PyAV_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
 def test_what_lies_behind_a_packet_is_not_read(behind):
     """The last frame of each film is that of a full decode; with zero and another byte behind it MPEG-4's was not."""
     content = made("mpeg4.mp4")
-    opened, frames = read_film(memoryview(content))
+    opened, frames = read_film(memoryview(content), Deadline())
     end = 1 + opened.pts.index(wanted := sorted(frames.pts.tolist())[45])
     packets = [memoryview(bytes(packet) + behind)[: len(packet)] for packet in opened.packets[:end]]
     [frame] = _decoded(Film(opened.codec, packets, opened.pts[:end], opened.timescale), [wanted])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import socket
+import time
 from pathlib import Path
 
 import av
@@ -13,11 +14,14 @@ from av.video.reformatter import Interpolation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamer.decode import VideoClip
-from streamer.media.decode import containers
+from streamer.decode import Frames, VideoClip
+from streamer.media.decode import containers, deadline
+from streamer.media.decode.deadline import Deadline
 from streamer.media.decode.films import Film
 from streamer.media.decode.video import _decoded, read_film
-from tests.films import film, joined, made, number_in, packed_b_frames, repacked, without_times
+from streamer.media.video.format import Video
+from tests.films import film, joined, made, number_in, packed_b_frames, repacked, repeated, without_times
+from tests.formats.cases import block_bytes, find, recode
 
 B_FRAMES = {"preset": "veryfast", "bf": "3", "g": "12"}
 HEVC = {"preset": "ultrafast", "x265-params": "keyint=12:bframes=3:log-level=none:pools=1"}
@@ -170,10 +174,35 @@ def test_films_that_begin_between_keys(codec: str, options: dict[str, str]):
     assert numbers[-20:] == list(range(80, 100))
 
 
+def test_decoding_has_a_deadline(monkeypatch: pytest.MonkeyPatch):
+    """Some kilobytes of which a decoder makes hours of frames end with an error, whoever finds the packets."""
+    monkeypatch.setattr(deadline, "MAX_SECONDS", 0.2)
+    content = repeated(film("libx264", 2, size=(1024, 1024), options={"preset": "ultrafast", "bf": "0"}), 5_000)
+    for each in (content, content.replace(b"ftyp", b"uuid")):
+        start = time.thread_time()
+        with pytest.raises(ValueError, match=r"decoding takes more than 0.2 s of CPU: .*cut, or converted"):
+            VideoClip(2)(each)
+        assert time.thread_time() - start < 2
+    assert len(VideoClip(2, start="first")(content)) == 2
+    found = find(Video(2, num_indices_between_clip_starts=4_000), {"x.mp4": content})
+    [block] = [item for _, items in found.items for item in items]
+    record = recode(Video(2), found, block, block_bytes(block, content))[-1]
+    with pytest.raises(ValueError, match="decoding takes more than"):
+        Frames()(record)
+
+
+def test_a_demuxer_has_a_deadline():
+    """It reads no further."""
+    late = deadline.Deadline()
+    late._end = 0.0
+    with pytest.raises(ValueError, match="decoding takes more than 60 s of CPU"):
+        containers.open_container(memoryview(made("b_frames.mp4")), late)
+
+
 def test_a_packet_without_a_byte_is_no_end():
     """It is a picture that an encoder has dropped; FFmpeg's decoders take it for the end."""
     content = made("b_frames.mp4")
-    whole, frames = read_film(memoryview(content))
+    whole, frames = read_film(memoryview(content), Deadline())
     empty = Film(
         whole.codec, [*whole.packets[:7], memoryview(b""), *whole.packets[7:]], [*whole.pts[:7], -1, *whole.pts[7:]],
         whole.timescale,
