@@ -32,7 +32,7 @@ _READ = (
     "w64,wav,webm,wtv,wv,xwma,yuv4mpegpipe"
 )
 # Those that store when each picture is shown. FFmpeg guesses it for others, and wrongly where pictures are reordered.
-_TIMED = frozenset(["asf", "flv", "gif", "ivf", "matroska", "mpegts", "mxf", "nut", "ogg", "webm", "wtv"])
+_TIMED = frozenset(["flv", "gif", "ivf", "matroska", "mpegts", "mxf", "nut", "ogg", "webm", "wtv"])
 # Frames of a film whose order is only known when it is decoded are kept up to so much; others are decoded once more.
 _MOST_KEPT_BYTES = 128 << 20
 # AV_CODEC_PROP_REORDER: pictures may be stored in another order than shown.
