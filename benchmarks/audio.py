@@ -21,9 +21,9 @@ from streamer.formats.base import Facts
 from streamer.media.audio.format import Audio
 from streamer.media.audio.index import BlockNote
 from streamer.media.audio.recode import units_of
-from streamer.media.decode.audio import Sound
+from streamer.media.decode.audio import WindowAudio
 from tests.formats.cases import block_bytes, contents_of, find, run
-from tests.sounds import encoded, sound
+from tests.recordings import encoded, sound
 
 # Encoder, container, rate, channels, bits a second.
 KINDS = {
@@ -55,7 +55,7 @@ def measure(kind: str, minutes: float, bounds: Bounds) -> None:
     notes = [msgspec.msgpack.decode(block.hint, type=BlockNote) for block in blocks]
     packets = sum(len(units_of(piece, note).sizes) for (_, piece), note in zip(pieces, notes, strict=True))
     records = [memoryview(record) for record, _ in contents_of(CHOSEN, found, objects)]
-    decoding = least_cpu(lambda: [Sound().decode(record) for record in records], RUNS) / len(records)
+    decoding = least_cpu(lambda: [WindowAudio().decode(record) for record in records], RUNS) / len(records)
     size, hints = len(content), sum(len(block.hint) for block in blocks)
     figures = (size / 1e6, packets, index / size * 1e9, read / size, hints / packets)
     figures += recoding / size * 1e9, recoding / packets * 1e6, decoding * 1e3

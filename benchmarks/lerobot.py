@@ -32,7 +32,7 @@ from report import kept
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.decode import Frames
 from streamer.formats import LeRobot
-from tests.films import same_scheduling
+from tests.videos import same_scheduling
 
 FPS, EDGE, LENGTH, WORKERS = 30, 96, 200, 2
 DECODED = 400

@@ -11,7 +11,7 @@ from pathlib import Path
 import av
 import numpy as np
 
-from tests.films import ffmpeg_of_pyav
+from tests.videos import ffmpeg_of_pyav
 
 # Scenes of 2 to 9 seconds.
 _SCENE_SECONDS = (2, 9)

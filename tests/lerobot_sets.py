@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.films import decoded, film
+from tests.videos import decoded, video
 
 FPS = 10
 CAMERAS = ("observation.images.top", "observation.images.wrist")
 LENGTHS = (9, 4, 7, 5)
-# The film of each episode, for each camera; the file of rows of each.
+# The video of each episode, for each camera; the file of rows of each.
 FILMS, ROWS = ((0, 0, 1, 1), (0, 1, 1, 1)), (0, 0, 0, 1)
 ALONE = tuple(range(len(LENGTHS)))
 TASKS = ("push the block", "lift it")
@@ -78,18 +78,20 @@ def lerobot_set(version: str = "v3.0", groups: bool = True) -> Mapping[str, byte
         some = members if groups else [[row for member in members for row in member]]
         found[_path(version, "data_path", file)] = _table(some)
     for camera, name in enumerate(CAMERAS):
-        for file in sorted(set(_films(version, camera))):
+        for file in sorted(set(_videos(version, camera))):
             shown = [row + 500 * camera for row in _rows_of_film(version, camera, file)]
-            found[_path(version, "video_path", file, name)] = _film(shown, coded_alone=version == "v3.0" and file == 0)
+            found[_path(version, "video_path", file, name)] = _find_video(
+                shown, coded_alone=version == "v3.0" and file == 0
+            )
     return found
 
 
 def samples_of_set(version: str, windows: Mapping[str, Sequence[float]]) -> Iterator[dict[str, object]]:
-    """Every sample as `LeRobotDataset` makes them, but for pictures, which are uint8; by full decodes of all films."""
+    """Every sample as `LeRobotDataset` makes them, but for pictures, which are uint8; by full decodes of all videos."""
     pictures = [
         {
             row: picture
-            for file in set(_films(version, camera))
+            for file in set(_videos(version, camera))
             for row, picture in zip(
                 _rows_of_film(version, camera, file),
                 decoded(lerobot_set(version)[_path(version, "video_path", file, name)])[0],
@@ -115,12 +117,12 @@ def samples_of_set(version: str, windows: Mapping[str, Sequence[float]]) -> Iter
             yield {**sample, "task": TASKS[episode % 2]}
 
 
-def _films(version: str, camera: int) -> Sequence[int]:
+def _videos(version: str, camera: int) -> Sequence[int]:
     return FILMS[camera] if version == "v3.0" else ALONE
 
 
 def _rows_of_film(version: str, camera: int, file: int) -> list[int]:
-    chosen = [episode for episode in ALONE if _films(version, camera)[episode] == file]
+    chosen = [episode for episode in ALONE if _videos(version, camera)[episode] == file]
     return [row for episode in chosen for row in range(_FIRSTS[episode], _FIRSTS[episode + 1])]
 
 
@@ -159,9 +161,9 @@ def _table(groups: Sequence[Sequence[Mapping[str, object]]]) -> bytes:
     return content.getvalue()
 
 
-def _film(shown: Sequence[int], *, coded_alone: bool) -> bytes:
-    """A film as LeRobot encodes it (AV1, a key frame every 2), or with B-frames."""
+def _find_video(shown: Sequence[int], *, coded_alone: bool) -> bytes:
+    """A video as LeRobot encodes it (AV1, a key frame every 2), or with B-frames."""
     if coded_alone:
         more = {"g": "2", "crf": "30", "preset": "12", "svtav1-params": "lp=1"}
-        return film("libsvtav1", len(shown), rate=FPS, options=more, shown=shown)
-    return film("libx264", len(shown), rate=FPS, options={"preset": "veryfast", "bf": "3", "g": "12"}, shown=shown)
+        return video("libsvtav1", len(shown), rate=FPS, options=more, shown=shown)
+    return video("libx264", len(shown), rate=FPS, options={"preset": "veryfast", "bf": "3", "g": "12"}, shown=shown)

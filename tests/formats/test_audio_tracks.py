@@ -15,14 +15,14 @@ from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Source
 from streamer.media.audio import tracks
 from streamer.media.audio.format import Audio
-from streamer.media.audio.frames import Frames
+from streamer.media.audio.frames import AudioFrames
 from streamer.media.audio.index import cut_blocks
 from streamer.media.audio.recordings import Packeted
 from streamer.media.audio.windows import Windows
 from streamer.media.containers.entries import Codec
-from tests.films import film
 from tests.formats.cases import find, samples_in
-from tests.sounds import decoded, encoded, m4a, sound
+from tests.recordings import decoded, encoded, m4a, sound
+from tests.videos import video
 
 FRAGMENTS = {"movflags": "frag_keyframe+empty_moov+default_base_moof", "frag_duration": "500000"}
 RATE_OF_TRACKS = 48_000
@@ -43,7 +43,7 @@ KINDS: dict[str, tuple[Callable[[], bytes], int, float]] = {
     # What the encoder delays is played there, as the file does not say it.
     "aac, fragments": (lambda: m4a(container="mp4", **FRAGMENTS), 3 * RATE_OF_TRACKS + 1024, NEAR),
     "aac, edited": (lambda: edited(m4a(), 2500, ticks=2000), 2 * RATE_OF_TRACKS, NEAR),
-    "aac, film": (lambda: film("mpeg4", 60, sound=True), 94 * 1024, NEAR),
+    "aac, video": (lambda: video("mpeg4", 60, sound=True), 94 * 1024, NEAR),
     "alac": (lambda: m4a(codec="alac"), 3 * RATE_OF_TRACKS, 0),
     "opus": (lambda: m4a(codec="libopus", container="mp4"), 3 * RATE_OF_TRACKS, 0),
     "opus, its pre-skip in an edit": (
@@ -88,14 +88,14 @@ def test_noise_that_decoders_draw_is_the_same_again():
 
 
 def test_when_a_window_begins_is_when_it_is_played():
-    """As in the film beside it: Opus begins behind its pre-skip, what an edit delays is later."""
+    """As in the video beside it: Opus begins behind its pre-skip, what an edit delays is later."""
     first = windows(Audio(seconds=0.2), m4a(codec="libopus", container="mp4"))[0]
     assert (first["start_seconds"], first["__key__"]) == (312 / 48_000, "a.mp4#t=0.0065,0.2065")
 
 
 def test_fetches_sound_without_the_pictures_between():
     """Where more than 64 KiB are between; the index reads the boxes alone."""
-    content = film("rawvideo", 60, name="x.mov", sound=True)
+    content = video("rawvideo", 60, name="x.mov", sound=True)
     found = find(Audio(seconds=0.1, seconds_between_starts=1.0), {"a.mp4": content})
     ((_, (block,)),) = found.items
     assert len(block.ranges) == 2
@@ -106,7 +106,7 @@ def test_fetches_sound_without_the_pictures_between():
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (film("mpeg4", 4), "has no track of kind 'soun'"),
+        (video("mpeg4", 4), "has no track of kind 'soun'"),
         (m4a(0.2)[:-3_000], "cut off: "),
         (m4a(0.2).replace(b"\x03\x80\x80\x80", b"\x07\x80\x80\x80"), "is encoded as 'mp4a'"),
         (encoded("ac3", "mp4", sound(0.3, 1, 48_000), 48_000), "codec 'ac3'"),
@@ -120,7 +120,7 @@ def test_what_has_no_sound_that_is_read_is_refused(content: bytes, reason: str):
 
 def test_the_track_is_chosen_by_its_number():
     """Of all tracks; the first one with sound without it."""
-    content = film("mpeg4", 10, sound=True)
+    content = video("mpeg4", 10, sound=True)
     assert len(windows(Audio(seconds=0.1, stream_index=1), content)) == 3
     with pytest.raises(ManifestError, match="no track, number 0, of kind 'soun'"):
         find(Audio(stream_index=0), {"a.mp4": content})
@@ -159,9 +159,9 @@ def test_hints_of_many_packets_are_short(between: int):
     offsets = np.cumsum(sizes + gaps) - sizes
     firsts = 960 * np.arange(count + 1)
     recording = Packeted(
-        Codec("opus", rate=48_000, channels=1), int(firsts[-1]), Frames(offsets, sizes, firsts, 48_000)
+        Codec("opus", rate=48_000, channels=1), int(firsts[-1]), AudioFrames(offsets, sizes, firsts, 48_000)
     )
     source = Source(ObjectRecord("x.mp4", int(offsets[-1] + sizes[-1]), ""), chunk_bytes=1 << 40)
-    blocks = list(cut_blocks(source, recording, Windows.of(recording.total, 480_000, 480_000, pad=True)))
+    blocks = list(cut_blocks(source, recording, Windows.cut(recording.total, 480_000, 480_000, pad=True)))
     assert len(blocks) > 2
     assert LONGEST_HINT // 3 < max(len(block.hint) for block in blocks) < LONGEST_HINT

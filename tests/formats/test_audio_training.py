@@ -14,7 +14,7 @@ from streamer.cache.verify import verify_file
 from streamer.decode import AudioClip
 from streamer.formats import Audio
 from streamer.formats.chunkfile import ChunkHeader
-from tests.sounds import decoded, flac, sound, wav
+from tests.recordings import decoded, flac, sound, wav
 
 WINDOWS = Audio(seconds=0.5, seconds_between_starts=0.25)
 DRAWN = Audio(seconds=0.5, seconds_between_starts=0.25, start="random")

@@ -17,9 +17,9 @@ from streamer.errors import ManifestError
 from streamer.formats import HDF5, LeRobot, Npy, Video
 from streamer.formats.base import Format
 from streamer.manifest.table import Manifest
-from tests.films import film
 from tests.formats.cases import MemoryStore, built
 from tests.lerobot_sets import CAMERAS, LENGTHS, lerobot_set
+from tests.videos import video
 
 
 async def skipped(
@@ -30,18 +30,18 @@ async def skipped(
 
 
 BAD = {
-    '{"path": "gone.mp4", "start": 0, "end": 1}': "row 1 names 'gone.mp4', which is no film",
+    '{"path": "gone.mp4", "start": 0, "end": 1}': "row 1 names 'gone.mp4', which is no video",
     '{"path": "a.mp4", "start": 3, "end": 2}': "row 2 goes from 3.0 to 2.0 s",
     '{"path": "a.mp4", "start": 1}': "row 3 goes from 1.0 to nan s",
     '{"path": "a.mp4", "start": -1, "end": 1}': "row 4 goes from -1.0 to 1.0 s",
-    '{"path": null, "start": 0, "end": 1}': "row 5 names '', which is no film",
+    '{"path": null, "start": 0, "end": 1}': "row 5 names '', which is no video",
 }
 GOOD = '{"path": "a.mp4", "start": 0, "end": 1}'
 
 
 async def test_rows_that_are_no_segments(tmp_path: Path):
-    """Each kind of them, with rows behind the film, which are found when it is read."""
-    content = film("libx264", 60, options={"preset": "ultrafast"})
+    """Each kind of them, with rows behind the video, which are found when it is read."""
+    content = video("libx264", 60, options={"preset": "ultrafast"})
     behind = '{"path": "b.mp4", "start": 0, "end": 99}\n{"path": "b.mp4", "start": 50, "end": 51}'
     objects = {"a.mp4": content, "b.mp4": content, "rows.jsonl": "\n".join([GOOD, *BAD, GOOD]).encode()}
     with pytest.raises(ManifestError, match="5 rows or parts of the dataset cannot be used") as caught:
@@ -61,7 +61,7 @@ async def test_rows_that_are_no_segments(tmp_path: Path):
 
 async def test_the_first_ten_are_named(tmp_path: Path):
     """With the number of all."""
-    content = film("libx264", 60, options={"preset": "ultrafast"})
+    content = video("libx264", 60, options={"preset": "ultrafast"})
     rows = [GOOD, *(json.dumps({"path": f"{n}.mp4", "start": 0, "end": 1}) for n in range(25))]
     objects = {"a.mp4": content, "rows.jsonl": "\n".join(rows).encode()}
     with pytest.raises(ManifestError, match=r"25 rows .*names '9.mp4'[^']*; 15 more; correct them"):
@@ -73,7 +73,7 @@ async def test_the_first_ten_are_named(tmp_path: Path):
 
 async def test_times_with_colons(tmp_path: Path):
     """Are seconds, minutes and hours; other texts are no times."""
-    content = film("libx264", 90, options={"preset": "ultrafast"})
+    content = video("libx264", 90, options={"preset": "ultrafast"})
     times = [("00:00:01.5", "0:02"), ("00:01", "00:00:03"), ("1", "noon")]
     rows = [json.dumps({"path": "a.mp4", "start": start, "end": end}) for start, end in times]
     notes = list[str]()
@@ -125,7 +125,7 @@ async def test_npy_of_other_shapes(tmp_path: Path):
 
 
 async def test_episodes(tmp_path: Path):
-    """Whose films are gone, or have no frames at their times."""
+    """Whose videos are gone, or have no frames at their times."""
     objects = dict(lerobot_set())
     episodes = "meta/episodes/chunk-000/file-000.parquet"
     table = pq.read_table(io.BytesIO(objects[episodes]))

@@ -20,15 +20,15 @@ from streamer.errors import ConfigError, DecodeError, ManifestError, RecodeError
 from streamer.formats import LeRobot
 from streamer.formats.base import Block, ObjectRecord
 from streamer.media.containers.entries import Codec
-from streamer.media.containers.frames import Frames
+from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.tables import Packets
 from streamer.media.lerobot.info import TOLERANCE
-from streamer.media.lerobot.windows import Film
-from tests.films import film, number_in, without_times
+from streamer.media.lerobot.windows import CameraVideo
 from tests.formats.cases import Case, block_bytes, contents_of, facts_of, find, opened, recode, samples_in
 from tests.formats.contract import FormatContract, samples_of
 from tests.formats.summary import summary
 from tests.lerobot_sets import CAMERAS, LENGTHS, lerobot_set, samples_of_set
+from tests.videos import number_in, video, without_times
 
 TOP, WRIST = CAMERAS
 # Files of the last two episodes.
@@ -89,12 +89,12 @@ def test_chosen_episodes_and_cameras():
 
 
 def reencoded(name: str, content: bytes, codec: str, options: Mapping[str, str]) -> bytes:
-    """A film of the set with the same numbers, that says only when its frames are decoded."""
+    """A video of the set with the same numbers, that says only when its frames are decoded."""
     if not name.endswith(".mp4"):
         return content
     with av.open(io.BytesIO(content)) as box:
         numbers = [number_in(frame.to_ndarray(format="rgb24")) for frame in box.decode(video=0)]
-    return without_times(film(codec, len(numbers), rate=10, options=options, shown=numbers))
+    return without_times(video(codec, len(numbers), rate=10, options=options, shown=numbers))
 
 
 _X265 = {"preset": "ultrafast", "x265-params": "bframes=2:log-level=none:pools=1"}
@@ -107,7 +107,7 @@ _X265 = {"preset": "ultrafast", "x265-params": "bframes=2:log-level=none:pools=1
 def test_films_that_do_not_say_when_frames_are_shown(
     codec: str, options: Mapping[str, str], windows: Mapping[str, list[float]]
 ):
-    """Are refused where frames are reordered, at whatever place of the film the rows are; else each row has its own."""
+    """Are refused where frames are reordered, wherever in the video the rows are; else each row has its own."""
     objects = {name: reencoded(name, content, codec, options) for name, content in lerobot_set().items()}
     chosen = LeRobot(delta_timestamps=windows, cameras=(TOP,))
     if options.get("bf") == "0":
@@ -128,14 +128,14 @@ def test_nearest_frames(count: int):
     """At their times, up to 0.1 ms away; other times have none."""
     numbers = np.arange(count)
     packets = Packets(*([numbers] * 7))
-    film = Film(
-        ObjectRecord("a.mp4", 0, ""), packets, Frames(numbers, 100 * numbers, numbers, numbers), Codec(""), 1000
+    video = CameraVideo(
+        ObjectRecord("a.mp4", 0, ""), packets, FrameTable(numbers, 100 * numbers, numbers, numbers), Codec(""), 1000
     )
     for late in (-0.00009, 0.0, 0.00009):
-        assert film.frames_at(numbers / 10 + late, 0, TOLERANCE).tolist() == numbers.tolist()
+        assert video.frames_at(numbers / 10 + late, 0, TOLERANCE).tolist() == numbers.tolist()
     for seconds in (-0.0002, 0.05, count / 10):
         with pytest.raises(ManifestError, match=r"a\.mp4 has no frame at .* where episode 3 has row 1"):
-            film.frames_at(np.array([0.0, seconds]), 3, TOLERANCE)
+            video.frames_at(np.array([0.0, seconds]), 3, TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ DEPTHS = {"is_depth_map": True, "video.depth_min": 0.05, "video.depth_max": 8.0,
 
 
 def of_depth(codes: np.ndarray, **said: object) -> dict[str, bytes]:
-    """The data set with a film of depth in place of the first camera's: a picture of each row's codes."""
+    """The data set with a video of depth in place of the first camera's: a picture of each row's codes."""
     objects = dict(lerobot_set())
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as box:
@@ -282,11 +282,11 @@ def test_depth_that_cannot_be_told_is_refused():
     with pytest.raises(ManifestError, match=r"camera 'observation.images.top' of depth.*LeRobot\(cameras=...\)"):
         samples_in(LeRobot(), of_depth(codes, **{"video.depth_max": 0.01}))
     unmarked = of_depth(codes, is_depth_map=False, **{"video.pix_fmt": "gray12le"})
-    with pytest.raises(ManifestError, match="has pictures gray12le and is not marked as one of depth"):
+    with pytest.raises(ManifestError, match="has frames gray12le and is not marked as one of depth"):
         samples_in(LeRobot(), unmarked)
     assert TOP not in samples_in(LeRobot(cameras=(WRIST,)), unmarked)[0]
     of_8_bits = dict(lerobot_set()) | {INFO: of_depth(codes)[INFO]}
-    with pytest.raises(DecodeError, match="has pictures of 12 bits, and these are yuv420p: leave it out"):
+    with pytest.raises(DecodeError, match="has frames of 12 bits, and these are yuv420p: leave it out"):
         samples_in(LeRobot(cameras=(TOP,)), of_8_bits)
 
 
@@ -305,7 +305,7 @@ def test_columns_of_structs_and_texts_are_fields():
 
 
 def test_more_tolerance():
-    """Films and rows whose times are a bit off are read with it."""
+    """Videos and rows whose times are a bit off are read with it."""
     late = column(EPISODES, f"videos/{TOP}/from_timestamp", lambda values: [value + 0.002 for value in values])
     jitter = column(DATA, "timestamp", lambda values: [value + 0.001 * (n % 2) for n, value in enumerate(values)])
     objects, first_file = dict(lerobot_set()), (0, 1, 2)

@@ -11,8 +11,8 @@ import pytest
 from streamer import Order, StreamingDataLoader, StreamingDataset
 from streamer.decode import Frames
 from streamer.formats import LeRobot
-from tests.films import number_in
 from tests.lerobot_sets import CAMERAS, FPS, LENGTHS, lerobot_set
+from tests.videos import number_in
 
 TOP, WRIST = CAMERAS
 STEPS = (-2, 0, 1)

@@ -1,4 +1,4 @@
-"""Films meet the contract of the formats; frames are those of a full decode by PyAV; what is said of bad ones."""
+"""Videos meet the contract of the formats; frames are those of a full decode by PyAV; what is said of bad ones."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from streamer.formats.base import Block
 from streamer.indexing.container_rows import Container, index_container
 from streamer.media.containers.records import read_head
 from streamer.media.video.format import Video
-from tests.films import decoded, film, joined, made, number_in, without_times
 from tests.formats.cases import Case, Found, MemoryStore, block_bytes, built, facts_of, find, recode
 from tests.formats.contract import FormatContract, samples_of
 from tests.formats.summary import KEY, summary
-from tests.sounds import m4a
+from tests.recordings import m4a
+from tests.videos import decoded, joined, made, number_in, video, without_times
 
 
 @functools.cache
@@ -130,7 +130,7 @@ def test_neighbouring_clips_share_their_bytes():
 
 
 def test_blocks_overlap_by_the_end_of_a_clip():
-    """With small chunks a film is many blocks; what is fetched twice is what clips need of the next block."""
+    """With small chunks a video is many blocks; what is fetched twice is what clips need of the next block."""
     content = made("b_frames.mp4")
     blocks = blocks_of(find(Video(8), {"x.mp4": content}, 4 << 10))
     assert len(blocks) >= 2
@@ -149,20 +149,20 @@ def test_gops_between_the_frames_of_a_clip_are_not_needed():
 
 
 def of_ten(frames: int) -> bytes:
-    """A film of ten frames a second."""
-    return film("mpeg4", frames, rate=10)
+    """A video of ten frames a second."""
+    return video("mpeg4", frames, rate=10)
 
 
 async def test_films_that_are_shorter_than_a_clip(tmp_path: Path):
-    """The error has the longest one, also where other processes index; a film that is long enough is enough."""
-    films = {"a.mp4": of_ten(5), "b.mp4": of_ten(9), "c.mp4": of_ten(7)}
+    """The error has the longest one, also where other processes index; a video that is long enough is enough."""
+    videos = {"a.mp4": of_ten(5), "b.mp4": of_ten(9), "c.mp4": of_ten(7)}
 
     async def elsewhere(containers: Sequence[Container], chosen: Video) -> AsyncIterator[tuple[int, object]]:
         for place, container in enumerate(containers):
             yield (
                 place,
                 await index_container(
-                    container, chosen, MemoryStore(films), ahead=0, on_chunk=None, on_read=lambda need: None
+                    container, chosen, MemoryStore(videos), ahead=0, on_chunk=None, on_read=lambda need: None
                 ),
             )
 
@@ -171,9 +171,9 @@ async def test_films_that_are_shorter_than_a_clip(tmp_path: Path):
             ManifestError,
             match=r"3 objects below .* have no sample .*'video'.*: the longest has 9 frames, clips have 10; policy=",
         ):
-            await built(Video(10, stream_index=0), MemoryStore(films), tmp_path, **options)
-        assert (await built(Video(9), MemoryStore(films), tmp_path, **options)).samples == 1
-    assert (await built(Video(10, policy="repeat_last"), MemoryStore(films), tmp_path)).samples == 3
+            await built(Video(10, stream_index=0), MemoryStore(videos), tmp_path, **options)
+        assert (await built(Video(9), MemoryStore(videos), tmp_path, **options)).samples == 1
+    assert (await built(Video(10, policy="repeat_last"), MemoryStore(videos), tmp_path)).samples == 3
 
 
 async def test_rows_that_are_shorter_than_a_clip(tmp_path: Path):
@@ -197,7 +197,7 @@ async def test_clips_over_a_change_of_parameters(entries: int, tmp_path: Path):
         {"preset": "ultrafast", "g": "30", "x264-params": "repeat-headers=1:keyint=30"},
     ]
     one, two = (
-        film("libx264", 44, options=each, shown=range(n, n + 44)) for n, each in zip((0, 44), options, strict=True)
+        video("libx264", 44, options=each, shown=range(n, n + 44)) for n, each in zip((0, 44), options, strict=True)
     )
     content, notes = joined(one, two, entries=entries), list[str]()
     manifest = await built(Video(8), MemoryStore({"a.mp4": content}), tmp_path, on_note=notes.append)
@@ -223,8 +223,8 @@ async def test_films_that_are_not_read_are_left_out(tmp_path: Path):
         "sound.mp4": m4a(),
     }
     notes: list[str] = []
-    films = MemoryStore({"a.mp4": made("b_frames.mp4"), **bad})
-    assert (await built(Video(90), films, tmp_path, on_damage=notes.append)).samples == 1
+    videos = MemoryStore({"a.mp4": made("b_frames.mp4"), **bad})
+    assert (await built(Video(90), videos, tmp_path, on_damage=notes.append)).samples == 1
     assert notes[0] == "4 of 5 objects cannot be read and are left out, with all their samples"
     told = [re.fullmatch(r"left out: .*/(\w+)\.mp4: (.*) \(at byte .*", note).groups() for note in notes[1:]]
     assert [(name, reason.split(":")[0]) for name, reason in told] == [
@@ -270,7 +270,7 @@ def read_without_times(content: bytes, chosen: Video, chunk_bytes: int) -> tuple
             continue
         for record in records:
             head, _ = read_head(memoryview(record))
-            places = head.drawn(None)[0] * 30 // head.timescale
+            places = head.draw(None)[0] * 30 // head.timescale
             frames = [number_in(np.moveaxis(frame, 0, -1)) for frame in Frames()(record)]
             assert frames == places.tolist()
             delivered += 1
@@ -307,7 +307,7 @@ def test_frames_without_times_of_showing_are_those_of_a_full_decode(
 ):
     """Or refused, if and only if frames are reordered."""
     options = {name: value.format(b=b_frames, gop=gop) for name, value in _ENCODERS[codec].items()}
-    content = without_times(film(codec, 14, options=options))
+    content = without_times(video(codec, 14, options=options))
     delivered, refused = read_without_times(content, Video(frames), chunk_bytes)
     assert delivered + refused == 14 // frames
     is_reordered = b_frames > 0 and gop > 1
@@ -323,7 +323,7 @@ def test_frames_without_times_of_showing_are_those_of_a_full_decode(
 def test_gops_without_b_frames_are_read(types: str, delivered: int, frames: int):
     """Although the codec parameters allow B-frames: the order counts of slices decide."""
     options = {"preset": "veryfast", "bf": "3", "g": "250", "x264-params": "b-adapt=0"}
-    content = without_times(film("libx264", len(types), options=options, types=types))
+    content = without_times(video("libx264", len(types), options=options, types=types))
     found, refused = read_without_times(content, Video(frames), 1 << 8)
     assert found * frames in range(delivered - frames + 1, delivered + 1)
     assert found + refused == len(types) // frames
@@ -332,12 +332,12 @@ def test_gops_without_b_frames_are_read(types: str, delivered: int, frames: int)
 def test_a_film_of_more_frames_than_ticks():
     """Milliseconds, of 2,500 frames a second: all of them come in their order, parts of a tick apart."""
     name, options = "fast.mkv", {"preset": "veryfast", "bf": "0", "g": "10"}
-    content = film("libx264", 40, name=name, rate=2_500, options=options)
+    content = video("libx264", 40, name=name, rate=2_500, options=options)
     found = find(Video(8), {name: content})
     [block] = blocks_of(found)
     records = recode(Video(8), found, block, block_bytes(block, content))
     numbers = [number_in(frame) for record in records for frame in np.moveaxis(Frames()(record), 1, -1)]
     assert numbers == list(range(40))
-    pts = np.concatenate([read_head(memoryview(record))[0].drawn(None)[0] for record in records])
+    pts = np.concatenate([read_head(memoryview(record))[0].draw(None)[0] for record in records])
     assert (np.diff(pts) > 0).all()
     assert read_head(memoryview(records[0]))[0].timescale == 3_000

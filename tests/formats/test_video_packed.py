@@ -1,4 +1,4 @@
-"""Films as shards of clips: frames and times are those of the films, for streamer, PyAV, webdataset and torchcodec."""
+"""Videos as shards of clips: frames and times are those of the videos, for streamer, PyAV, webdataset, torchcodec."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import streamer
 from streamer import StreamingDataset
 from streamer.cli.main import main
 from streamer.decode import VideoClip
-from tests.films import KINDS, MATROSKA, decoded, ffmpeg_of_pyav, made
 from tests.formats.library_environment import library_python, make
+from tests.videos import KINDS, MATROSKA, decoded, ffmpeg_of_pyav, made
 
 ALL = [name for name in (*KINDS, *MATROSKA) if name != "refresh.mp4"]
 LIBRARIES = ("torchcodec==0.13.0", "webdataset==1.0.2", "braceexpand==0.1.7")
@@ -36,19 +36,19 @@ def here() -> Iterator[Executor]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder without films."""
+    """A folder without videos."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
-    (tmp_path / "films" / "b").mkdir(parents=True)
+    (tmp_path / "videos" / "b").mkdir(parents=True)
     return tmp_path
 
 
 def packed(folder: Path, names: list[str], here: Executor, **more: object) -> Path:
-    """Packs these films, the last one of them in a folder."""
+    """Packs these videos, the last one of them in a folder."""
     for name in names:
-        (folder / "films" / ("b" if name == names[-1] else "") / name).write_bytes(made(name))
+        (folder / "videos" / ("b" if name == names[-1] else "") / name).write_bytes(made(name))
     options = {"format_options": OPTIONS, **more}
-    streamer.pack(folder / "films", folder / "out", source_format="video", on=here, **options)  # type: ignore[arg-type]
+    streamer.pack(folder / "videos", folder / "out", source_format="video", on=here, **options)  # type: ignore[arg-type]
     return folder / "out"
 
 
@@ -59,7 +59,7 @@ def shown(name: str) -> tuple[np.ndarray, list[float]]:
 
 
 def check(sample: dict[str, object], source: object, pts: object, step: int = 2) -> str:
-    """Compares the frames of a sample with those that a full decode of its film has at these times."""
+    """Compares the frames of a sample with those that a full decode of its video has at these times."""
     path, times = str(source["path"]), list(pts)  # type: ignore[index,call-overload]
     frames, known = shown(path.rpartition("/")[2])
     chosen = [known.index(each) for each in np.round(times, 6).tolist()]
@@ -71,7 +71,7 @@ def check(sample: dict[str, object], source: object, pts: object, step: int = 2)
 
 @pytest.mark.parametrize("output", ["tar", "parquet"])
 def test_clips_are_read_as_they_were(folder: Path, here: Executor, output: str):
-    """Clips of every second frame, of films with open GOPs and of variable rate, in tars and in Parquet."""
+    """Clips of every second frame, of videos with open GOPs and of variable rate, in tars and in Parquet."""
     out = packed(folder, ["open_gop.mp4", "variable.mp4"], here, format=output, shard_bytes="64kB")
     assert len(list(out.glob(f"*.{output}"))) > 1
     with closing(StreamingDataset(out, decode={"mp4": VideoClip(4)})) as dataset:
@@ -83,7 +83,7 @@ def test_clips_are_read_as_they_were(folder: Path, here: Executor, output: str):
 
 
 def test_shards_have_the_size_that_was_asked_for(folder: Path, here: Executor):
-    """Of a clip at each frame, which have the packets of their GOPs each: 20 times the film."""
+    """Of a clip at each frame, which have the packets of their GOPs each: 20 times the video."""
     every = {"num_frames_per_clip": 4, "num_indices_between_clip_starts": 1}
     out = packed(folder, ["b_frames.mp4"], here, format_options=every, shard_bytes="1MB", fields=["frames"])
     sizes = [path.stat().st_size for path in out.glob("*.tar")]
@@ -92,7 +92,7 @@ def test_shards_have_the_size_that_was_asked_for(folder: Path, here: Executor):
 
 
 def test_frames_that_are_gops_apart_are_arrays(folder: Path, here: Executor):
-    """Packets of such a clip are not a film; other clips of the same film, which others precede after a gap, are."""
+    """Packets of such a clip are not a video; other clips of the same video, which others precede after a gap, are."""
     apart = {"num_frames_per_clip": 2, "num_indices_between_frames": 60, "num_indices_between_clip_starts": 15}
     out = packed(folder, ["open_gop.mp4"], here, format_options=apart)
     with closing(StreamingDataset(out)) as dataset:
@@ -101,20 +101,20 @@ def test_frames_that_are_gops_apart_are_arrays(folder: Path, here: Executor):
             source = {"path": "b/open_gop.mp4", "time": [times[0], times[1]]}
             check({"mp4": sample["frames.npy"]}, source, times, step=60)
     sparse = {"num_frames_per_clip": 2, "num_indices_between_clip_starts": 40}
-    streamer.pack(folder / "films", folder / "sparse", source_format="video", on=here, format_options=sparse)
+    streamer.pack(folder / "videos", folder / "sparse", source_format="video", on=here, format_options=sparse)
     with closing(StreamingDataset(folder / "sparse", decode={"mp4": VideoClip(2)})) as dataset:
         assert len([check(s, s["json"]["source"], s["json"]["pts_seconds"], step=1) for s in dataset]) == 3
 
 
 @pytest.mark.leaves_over("libuv opens one pipe for signals per process and keeps it")
 def test_columns_of_segments_and_sounds_are_kept(folder: Path, here: Executor):
-    """Beside the film: numbers of a table in the JSON, texts and sounds as files; the clip alone is shown."""
+    """Beside the video: numbers of a table in the JSON, texts and sounds as files; the clip alone is shown."""
     row = {"path": "b/sound.mp4", "start": 1, "end": 2, "caption": "a pattern", "number": 7}
-    (folder / "films" / "rows.jsonl").write_text(json.dumps(row))
+    (folder / "videos" / "rows.jsonl").write_text(json.dumps(row))
     options = {"num_frames_per_clip": 8, "segments": "rows.jsonl", "audio": True}
-    (folder / "films" / "b" / "sound.mp4").write_bytes(made("sound.mp4"))
+    (folder / "videos" / "b" / "sound.mp4").write_bytes(made("sound.mp4"))
     told = json.dumps(options)
-    index = ["index", f"{folder}/films/", "--format", "video", "--format-options", told, "--out", f"{folder}/manifest"]
+    index = ["index", f"{folder}/videos/", "--format", "video", "--format-options", told, "--out", f"{folder}/manifest"]
     assert main(index) == 0
     out = packed(folder, [], here, format_options=options, manifest=f"{folder}/manifest")
     with closing(StreamingDataset(out, decode=None)) as dataset:
@@ -130,7 +130,7 @@ def test_columns_of_segments_and_sounds_are_kept(folder: Path, here: Executor):
 
 @pytest.mark.formats
 def test_webdataset_and_torchcodec_read_clips(folder: Path, here: Executor, monkeypatch: pytest.MonkeyPatch):
-    """All kinds of films, also of Matroska: each clip has its frames alone, RGB bit by bit, at their times."""
+    """All kinds of videos, also of Matroska: each clip has its frames alone, RGB bit by bit, at their times."""
     out = packed(folder, ALL, here)
     python = library_python(*LIBRARIES)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(ffmpeg_of_pyav(folder / "links")))

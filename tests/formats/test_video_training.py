@@ -1,4 +1,4 @@
-"""Films in training: clips with annotations, selected, in a mix, drawn; resumed on other ranks; their chunk files."""
+"""Videos in training: clips with annotations, selected, in a mix, drawn; resumed on other ranks; their chunk files."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from streamer.formats import Video
 from streamer.formats.chunkfile import HEADER_BYTES
 from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.report import StallReport
-from tests.films import made, number_in
+from tests.videos import made, number_in
 
 EVERY, STEP = 2, 6
 CLIPS = Video(3, num_indices_between_frames=EVERY, num_indices_between_clip_starts=STEP)
 DRAWN = Video(3, num_indices_between_frames=EVERY, num_indices_between_clip_starts=STEP, start="random")
-# Films have 90 frames: clips that begin with these end inside of it.
+# Videos have 90 frames: clips that begin with these end inside of it.
 FIRSTS = range(0, 86, STEP)
 
 
 @pytest.fixture
-def films(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A film, and one in a folder, with 15 clips each."""
+def videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A video, and one in a folder, with 15 clips each."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
-    folder = tmp_path / "films"
+    folder = tmp_path / "videos"
     (folder / "b").mkdir(parents=True)
     (folder / "a.mp4").write_bytes(made("b_frames.mp4"))
     (folder / "b" / "c.mp4").write_bytes(made("open_gop.mp4"))
@@ -51,7 +51,7 @@ def begin(sample: Mapping[str, object]) -> tuple[str, int]:
     return str(sample["__key__"]), shown[0]
 
 
-def test_a_codec_that_PyAV_does_not_have(films: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_codec_that_PyAV_does_not_have(videos: Path, monkeypatch: pytest.MonkeyPatch):
     """Is an error of the opening; without the pictures the dataset has the times."""
 
     def unknown(name: str, mode: str) -> av.Codec:
@@ -59,18 +59,18 @@ def test_a_codec_that_PyAV_does_not_have(films: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(av, "Codec", unknown)
     with (
-        closing(StreamingDataset(str(films), format=CLIPS)) as dataset,
+        closing(StreamingDataset(str(videos), format=CLIPS)) as dataset,
         pytest.raises(ConfigError, match=r"this PyAV .* has no decoder 'h264'"),
     ):
         assert dataset.samples
-    with closing(StreamingDataset(str(films), format=CLIPS, decode={"frames": None})) as dataset:
+    with closing(StreamingDataset(str(videos), format=CLIPS, decode={"frames": None})) as dataset:
         assert dataset.samples == 30
 
 
-def test_a_row_serves_all_clips_of_a_film(films: Path, tmp_path: Path):
+def test_a_row_serves_all_clips_of_a_film(videos: Path, tmp_path: Path):
     """Annotations are found by the path before "#"; samples are chosen by numbers and by parts."""
     (tmp_path / "labels.csv").write_text("file_name,label\na.mp4,run\nb/c.mp4,jump\n")
-    with closing(StreamingDataset(films, format=CLIPS, annotations=str(tmp_path / "labels.csv"))) as dataset:
+    with closing(StreamingDataset(videos, format=CLIPS, annotations=str(tmp_path / "labels.csv"))) as dataset:
         samples = list(dataset)
         assert len(samples) == len(dict(map(begin, samples))) == 2 * len(FIRSTS)
         assert sorted(first for _, first in map(begin, samples)) == sorted([*FIRSTS, *FIRSTS])
@@ -84,9 +84,9 @@ def test_a_row_serves_all_clips_of_a_film(films: Path, tmp_path: Path):
 
 
 @pytest.mark.leaves_over("libuv opens one pipe for signals per process and keeps it")
-def test_cache_check_knows_clips(films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_cache_check_knows_clips(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """A chunk file of clips is whole; a byte of a packet that several clips share is missed."""
-    with closing(StreamingDataset(films, format=CLIPS, engine="inline")) as dataset:
+    with closing(StreamingDataset(videos, format=CLIPS, engine="inline")) as dataset:
         assert len(list(dataset)) == 2 * len(FIRSTS)
     cache = tmp_path / "cache"
     assert main(["cache", "check", str(cache)]) == 0
@@ -99,7 +99,7 @@ def test_cache_check_knows_clips(films: Path, tmp_path: Path, capsys: pytest.Cap
     assert "checksum of its bytes" in "".join(capsys.readouterr())
     assert main(["cache", "check", str(cache), "--repair"]) == 0
     assert not chunks[0].exists()
-    with closing(StreamingDataset(films, format=CLIPS, engine="inline")) as dataset:
+    with closing(StreamingDataset(videos, format=CLIPS, engine="inline")) as dataset:
         assert len(dict(map(begin, dataset))) == 2 * len(FIRSTS)
 
 
@@ -111,33 +111,33 @@ def taken(loader: StreamingDataLoader, steps: int | None = None) -> Iterator[str
             break
 
 
-def loaders(films: Path, words: Path, ranks: int, workers: int) -> Iterator[StreamingDataLoader]:
-    """The ranks of a mix of films and texts, one after the other."""
+def loaders(videos: Path, words: Path, ranks: int, workers: int) -> Iterator[StreamingDataLoader]:
+    """The ranks of a mix of videos and texts, one after the other."""
     for rank in range(ranks):
         members = {
-            "films": StreamingDataset(films, format=DRAWN, transform=lambda sample: "{} {}".format(*begin(sample))),
+            "videos": StreamingDataset(videos, format=DRAWN, transform=lambda sample: "{} {}".format(*begin(sample))),
             "words": StreamingDataset(words, transform=lambda sample: sample["__key__"]),
         }
-        once, filled = {"films": 1.0, "words": 1.0}, Order(last_batch="fill")
+        once, filled = {"videos": 1.0, "words": 1.0}, Order(last_batch="fill")
         mix = MixedDataset(members, repeat=once, rank=rank, world_size=ranks, order=filled)
         with StreamingDataLoader(mix, 6 // ranks, workers, reports=None) as loader:
             yield loader
 
 
 @pytest.mark.formats
-def test_starts_agree_after_a_resume_on_other_ranks(films: Path, tmp_path: Path):
+def test_starts_agree_after_a_resume_on_other_ranks(videos: Path, tmp_path: Path):
     """Of a mix, with workers and without: two ranks, then three; drawn inside of their cells, anew in each epoch."""
     words = tmp_path / "words"
     words.mkdir()
     for number in range(12):
         (words / f"{number}.txt").write_text(str(number))
-    for loader in loaders(films, words, 1, 0):
+    for loader in loaders(videos, words, 1, 0):
         expected, following = list(taken(loader)), list(taken(loader))
     seen: list[str] = []
-    for loader in loaders(films, words, 2, 0):
+    for loader in loaders(videos, words, 2, 0):
         seen += taken(loader, 3)
         state = loader.state_dict()
-    for loader in loaders(films, words, 3, 1):
+    for loader in loaders(videos, words, 3, 1):
         loader.load_state_dict(state)
         seen += taken(loader)
     assert sorted(seen) == sorted(expected)
@@ -158,16 +158,16 @@ def captioned(batch: Mapping[str, object]) -> list[tuple[str, list[int]]]:
     return list(zip(batch["caption"], [[number_in(frame) for frame in clip] for clip in clips], strict=True))
 
 
-def test_a_caption_for_each_segment(films: Path):
+def test_a_caption_for_each_segment(videos: Path):
     """A table is the dataset: each row once in an epoch, with its clip, by workers, and after a resume."""
     rows = [("a.mp4" if number % 3 else "b/c.mp4", number / 10) for number in range(24)]
     table = "".join(f"{path},{start},{start + 0.5},{path} {start}\n" for path, start in rows)
-    (films / "rows.csv").write_text("path,start,end,caption\n" + table)
+    (videos / "rows.csv").write_text("path,start,end,caption\n" + table)
     expected = {
         f"{path} {start}": [int(start * 30 + 15 * part) for part in (1 / 6, 0.5, 5 / 6)] for path, start in rows
     }
     segments = Video(3, segments="rows.csv", start="spread")
-    with closing(StreamingDataset(films, format=segments)) as dataset:
+    with closing(StreamingDataset(videos, format=segments)) as dataset:
         with StreamingDataLoader(dataset, 4, 2, reports=None) as loader:
             first = [captioned(batch) for batch in loader]
             begun = [captioned(batch) for _, batch in zip(range(2), loader, strict=False)]
@@ -182,11 +182,11 @@ def test_a_caption_for_each_segment(films: Path):
 
 
 @pytest.mark.leaves_over("libuv opens one pipe for signals per process and keeps it")
-def test_what_decoding_takes_is_in_the_stall_report(films: Path):
+def test_what_decoding_takes_is_in_the_stall_report(videos: Path):
     """Where decoding limits the training, and most of it is thrown away: single frames of GOPs of 24 and 12."""
     singles = Video(1, num_indices_between_clip_starts=1)
     with (
-        closing(StreamingDataset(films, format=singles, engine="inline")) as dataset,
+        closing(StreamingDataset(videos, format=singles, engine="inline")) as dataset,
         StreamingDataLoader(dataset, 4, 1, reports=None) as loader,
     ):
         next(iter(loader))
@@ -197,10 +197,10 @@ def test_what_decoding_takes_is_in_the_stall_report(films: Path):
 
 
 @pytest.mark.process
-def test_what_decoding_takes_is_in_show_and_plan(films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_decoding_takes_is_in_show_and_plan(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Of one clip, with its frames as a picture; of all clips, with the workers that it needs."""
     options = '{"num_frames_per_clip": 3, "num_indices_between_frames": 2, "num_indices_between_clip_starts": 6}'
-    data = [f"{films}/", "--format", "video", "--format-options", options]
+    data = [f"{videos}/", "--format", "video", "--format-options", options]
     assert main(["show", *data, "--sample", "3", "--out", str(tmp_path / "clip.png")]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].startswith("sample 3 of 30: a.mp4#t=0.6")

@@ -1,4 +1,4 @@
-"""Whole films and sounds in training: in class folders, and in the columns that Hugging Face's datasets writes."""
+"""Whole videos and sounds in training: in class folders, and in the columns that Hugging Face's datasets writes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.decode import AudioClip, VideoClip
-from tests.films import made, number_in
 from tests.formats.library_environment import make, python_with_only
-from tests.sounds import decoded, flac, mp3, sound, wav
+from tests.recordings import decoded, flac, mp3, sound, wav
+from tests.videos import made, number_in
 
 SOUNDS = {"wav": wav(sound(1)), "flac": flac(1, 1), "mp3": mp3()}
 FILMS = {"mp4": made("b_frames.mp4")}
@@ -69,8 +69,8 @@ def test_columns_of_datasets(folders: Path):
     assert len(found) == 2 * len(SOUNDS)
     for label, value in found.items():
         check(value, sorted(SOUNDS)[label // 2])
-    with closing(StreamingDataset(folders / "parquet" / "films", decode=rule)) as dataset:
-        films = list(dataset)
-    assert len(films) == 2
-    for sample in films:
+    with closing(StreamingDataset(folders / "parquet" / "videos", decode=rule)) as dataset:
+        videos = list(dataset)
+    assert len(videos) == 2
+    for sample in videos:
         check(sample["video"], "mp4")

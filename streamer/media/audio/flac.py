@@ -16,9 +16,9 @@ from streamer.formats.failures import damaged
 from streamer.formats.reading import Reading, read_range, read_ranges
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Need
-from streamer.media.audio.frames import Frames
+from streamer.media.audio.frames import AudioFrames
 from streamer.media.audio.recordings import Edge, Edged
-from streamer.media.audio.sounds import Integers
+from streamer.media.audio.window_records import Integers
 from streamer.media.containers.entries import Codec
 
 MAGIC = b"fLaC"
@@ -32,11 +32,11 @@ _CANDIDATES = 8
 _LONGEST_HEAD = 17
 # Samples of a block, as STREAMINFO can have it; the head of a frame can have one more.
 _MAX_BLOCK = (1 << 16) - 1
-# By the code of a frame's samples, and bytes of the head that some codes of samples and of the rate have.
+# Samples of a frame by their code, and bytes of the head that some codes of samples and of the rate have.
 _SIZES = np.array([0, 192, 576, 1152, 2304, 4608, 0, 0, *(256 << power for power in range(8))])
 _MORE_OF_SIZE = np.array([0] * 6 + [1, 2] + [0] * 8)
 _MORE_OF_RATE = np.array([0] * 12 + [1, 2, 2, 0])
-# By the first byte of a number: bytes behind it, -1 if none begins so; by these: the bits of the first byte.
+# Bytes behind the first one of a number, -1 if none begins so, and by these the bits of the first byte.
 _MORE_OF_NUMBER = np.array([0] * 128 + [-1] * 64 + [1] * 32 + [2] * 16 + [3] * 8 + [4] * 4 + [5] * 2 + [6, -1])
 _LEAD_MASK = np.array([0x7F, 0x1F, 0x0F, 0x07, 0x03, 0x01, 0x00, 0x00])
 
@@ -44,9 +44,9 @@ _LEAD_MASK = np.array([0x7F, 0x1F, 0x0F, 0x07, 0x03, 0x01, 0x00, 0x00])
 class Flac(Edged, frozen=True):
     """A file of frames, whose extradata is its STREAMINFO."""
 
-    def most_bytes(self, samples: Integers) -> Integers:
+    def max_bytes(self, samples: Integers) -> Integers:
         """The numbers themselves, and the frames' heads: what does not get smaller is stored as it is."""
-        return (samples + _longest_block(self.sound)) * _width(self.sound) + (samples // 16 + 64 * self.sound.channels)
+        return (samples + _longest_block(self.audio)) * _width(self.audio) + (samples // 16 + 64 * self.audio.channels)
 
 
 def read_flac(record: ObjectRecord, head: memoryview, start: int, chunk_bytes: int) -> Reading[Flac]:
@@ -78,24 +78,24 @@ def read_flac(record: ObjectRecord, head: memoryview, start: int, chunk_bytes: i
             break
     if at > record.size:
         raise damaged(record, "its head is cut off", record.size)
-    sound = sound_of(info)
-    if not sound.rate:
+    audio = parse_codec(info)
+    if not audio.rate:
         raise damaged(record, "its head says 0 Hz", at)
-    return (yield from _probed(record, sound, at, chunk_bytes))
+    return (yield from _probe(record, audio, at, chunk_bytes))
 
 
-def sound_of(info: bytes) -> Codec:
+def parse_codec(info: bytes) -> Codec:
     """Reads STREAMINFO."""
     packed = int.from_bytes(info[10:18], "big")
     return Codec("flac", info, rate=packed >> 44, channels=(packed >> 41 & 7) + 1)
 
 
 def block_of(info: bytes) -> int:
-    """Samples of a frame but for the last one; 0: they differ, and frames have the number of their first sample."""
+    """Samples of a frame but for the last one; 0 if they differ, and frames have the number of their first sample."""
     return int.from_bytes(info[:2], "big") if info[:2] == info[2:4] else 0
 
 
-def _settled(sound: Codec, content: memoryview) -> Codec:
+def _fill_block_size(audio: Codec, content: memoryview) -> Codec:
     """Writes the size of blocks to a STREAMINFO that does not say it, if the first frames have one.
 
     Some writers leave 0 as the least size, or count the last block as well. Files of before 2007 whose sizes differ do
@@ -103,24 +103,24 @@ def _settled(sound: Codec, content: memoryview) -> Codec:
     that of the first.
     """
     _, numbers, counts, are_samples = _heads(content)
-    if block_of(sound.extradata) or not len(numbers) or are_samples[0]:
-        return sound
+    if block_of(audio.extradata) or not len(numbers) or are_samples[0]:
+        return audio
     following = numbers[0] + 1
     if len(numbers) > 1 and counts[0] > 1 and following not in numbers[1 : 1 + _CANDIDATES]:
-        return sound
+        return audio
     if counts[0] > _MAX_BLOCK:
-        return sound
+        return audio
     size = int(counts[0]).to_bytes(2, "big")
-    return msgspec.structs.replace(sound, extradata=size + size + sound.extradata[4:])
+    return msgspec.structs.replace(audio, extradata=size + size + audio.extradata[4:])
 
 
-def _probed(record: ObjectRecord, sound: Codec, start: int, chunk_bytes: int) -> Reading[Flac]:
-    total = _total(sound)
-    length = max(PROBE_BYTES, 2 * _longest_frame(sound) + _LONGEST_HEAD)
+def _probe(record: ObjectRecord, audio: Codec, start: int, chunk_bytes: int) -> Reading[Flac]:
+    total = _total(audio)
+    length = max(PROBE_BYTES, 2 * _longest_frame(audio) + _LONGEST_HEAD)
     places = list(range(start + chunk_bytes, record.size - length, chunk_bytes))
     if not total and start < record.size:
         places.append(max(start, record.size - length))
-    if start < record.size and start not in places and (places or not block_of(sound.extradata)):
+    if start < record.size and start not in places and (places or not block_of(audio.extradata)):
         places.insert(0, start)
     needs = [Need(place, min(record.size, place + length), record) for place in places]
     probes = yield from read_ranges(needs)
@@ -129,9 +129,9 @@ def _probed(record: ObjectRecord, sound: Codec, start: int, chunk_bytes: int) ->
     after = 0
     for place, probe in zip(places, probes, strict=True):
         if place == start:
-            sound = _settled(sound, probe)
-            base = _first_sample(probe, sound)
-        found = frames_of(probe, sound, 0 if place == start else None, total and base + total)
+            audio = _fill_block_size(audio, probe)
+            base = _first_sample(probe, audio)
+        found = frames_of(probe, audio, 0 if place == start else None, total and base + total)
         if not len(found.offsets):
             raise damaged(record, f"there is no frame in {len(probe)} bytes", place)
         moved = 0 if place == start else base
@@ -141,35 +141,35 @@ def _probed(record: ObjectRecord, sound: Codec, start: int, chunk_bytes: int) ->
     samples = [*edges.values()]
     if start < record.size and any(one >= other for one, other in pairwise(samples)):
         raise damaged(record, "its frames do not follow each other", start)
-    return Flac(sound, total, tuple(Edge(*edge) for edge in edges.items()))
+    return Flac(audio, total, tuple(Edge(*edge) for edge in edges.items()))
 
 
-def frames_of(content: memoryview, sound: Codec, first: int | None, stop: int = 0) -> Frames:
+def frames_of(content: memoryview, audio: Codec, first: int | None, stop: int = 0) -> AudioFrames:
     """Finds the frames of a run, of which the last may be cut off.
 
     Args:
         content: Bytes of the run.
-        sound: What the head of the file says.
+        audio: What the head of the file says.
         first: Number of its first sample, if the run begins with a frame; None: it begins anywhere, and the frames say
             their numbers, which begin with another one than 0 in a part of a longer recording.
         stop: Number behind that of the last sample of the file as frames say it; 0 if it is not known.
     """
     places, numbers, counts, are_samples = _heads(content)
-    starts = np.where(are_samples, numbers, numbers * (block_of(sound.extradata) or 1))
+    starts = np.where(are_samples, numbers, numbers * (block_of(audio.extradata) or 1))
     if first is not None and len(places) and places[0] == 0:
         starts += first - starts[0]
     stops = starts + counts
     chain = _chain(starts.tolist(), stops.tolist(), first, stop)
     offsets = np.append(places[chain], len(content))[: len(chain) + 1]
-    return Frames(offsets[:-1], np.diff(offsets), np.append(starts[chain], stops[chain[-1:]]), content=content)
+    return AudioFrames(offsets[:-1], np.diff(offsets), np.append(starts[chain], stops[chain[-1:]]), content=content)
 
 
-def _first_sample(content: memoryview, sound: Codec) -> int:
+def _first_sample(content: memoryview, audio: Codec) -> int:
     """Returns the number that the frame with which a run begins says its first sample has."""
     places, numbers, _, are_samples = _heads(content)
     if not len(places) or places[0]:
         return 0
-    return int(numbers[0]) * (1 if are_samples[0] else block_of(sound.extradata) or 1)
+    return int(numbers[0]) * (1 if are_samples[0] else block_of(audio.extradata) or 1)
 
 
 def _chain(starts: list[int], stops: list[int], first: int | None, total: int) -> list[int]:
@@ -200,7 +200,7 @@ def _heads(content: memoryview) -> tuple[Integers, Integers, Integers, Integers]
     heads = np.frombuffer(content, np.uint8)[within].astype(np.int64)
     size_code = heads[:, 2] >> 4
     rate_code = heads[:, 2] & 15
-    number, end = _coded_numbers(heads)
+    number, end = _decode_numbers(heads)
     is_head = (size_code > 0) & (rate_code < 15) & (heads[:, 3] & 1 == 0) & (heads[:, 3] >> 4 <= 10) & (end > 0)
     row = np.arange(len(heads))
     stored = heads[row, end]
@@ -215,8 +215,8 @@ def _heads(content: memoryview) -> tuple[Integers, Integers, Integers, Integers]
     return places[is_head], number[is_head], count[is_head], (heads[:, 1] & 1)[is_head]
 
 
-def _coded_numbers(heads: Integers) -> tuple[Integers, Integers]:
-    """The numbers behind the fourth byte, coded as UTF-8 does, and where they end; 0: there is none."""
+def _decode_numbers(heads: Integers) -> tuple[Integers, Integers]:
+    """Returns the numbers behind the fourth byte, coded as UTF-8 does, and where they end, 0 where there is none."""
     lead = heads[:, 4]
     more = _MORE_OF_NUMBER[lead]
     number = lead & _LEAD_MASK[more]
@@ -237,21 +237,21 @@ def _crc8_table() -> Integers:
     return table
 
 
-def _total(sound: Codec) -> int:
-    """Samples that the head tells; 0: it does not."""
-    return int.from_bytes(sound.extradata[13:18], "big") & (1 << 36) - 1
+def _total(audio: Codec) -> int:
+    """Returns the samples that the head tells, 0 if it does not."""
+    return int.from_bytes(audio.extradata[13:18], "big") & (1 << 36) - 1
 
 
-def _width(sound: Codec) -> int:
+def _width(audio: Codec) -> int:
     """Bytes of a sample of all channels, at most: the difference of two channels has a bit more."""
-    bits = (int.from_bytes(sound.extradata[10:18], "big") >> 36 & 31) + 1
-    return -(-sound.channels * (bits + 1) // 8)
+    bits = (int.from_bytes(audio.extradata[10:18], "big") >> 36 & 31) + 1
+    return -(-audio.channels * (bits + 1) // 8)
 
 
-def _longest_frame(sound: Codec) -> int:
+def _longest_frame(audio: Codec) -> int:
     """Bytes of a frame at most, as the head says; where it does not, as if nothing got smaller."""
-    return int.from_bytes(sound.extradata[7:10], "big") or _longest_block(sound) * _width(sound)
+    return int.from_bytes(audio.extradata[7:10], "big") or _longest_block(audio) * _width(audio)
 
 
-def _longest_block(sound: Codec) -> int:
-    return int.from_bytes(sound.extradata[2:4], "big")
+def _longest_block(audio: Codec) -> int:
+    return int.from_bytes(audio.extradata[2:4], "big")

@@ -14,7 +14,7 @@ from streamer.manifest.protocols import Indexing, Short, Source, Survey, Surveyi
 from streamer.media.audio.flac import PROBE_BYTES
 from streamer.media.audio.index import HEAD_BYTES, BlockNote, cut_blocks, read_recording
 from streamer.media.audio.recode import AudioRecoder
-from streamer.media.audio.sounds import AUDIO, PCM, START, TIME_MARK, split_record
+from streamer.media.audio.window_records import AUDIO, PCM, START, TIME_MARK, split_record
 from streamer.media.audio.windows import Windows
 
 _RATE = Struct("<i")
@@ -36,7 +36,7 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
         start: "grid": at these beginnings. "random": anywhere from one to the next, drawn anew in each epoch.
         policy: "drop" leaves out what is shorter than a window, the end of a recording or all of it; "pad" fills such
             a window with zeros.
-        stream_index: number of the track in mp4, m4a and mov; None: the first one with sound.
+        stream_index: number of the track in mp4, m4a and mov; None: the first one with audio.
     """
 
     name = "audio"
@@ -56,9 +56,9 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the windows of a recording."""
         recording = yield from read_recording(source, self.stream_index)
-        rate = recording.sound.rate
+        rate = recording.audio.rate
         length, step = (max(1, round(rate * seconds)) for seconds in (self.seconds, self._step_seconds))
-        windows = Windows.of(recording.total, length, step, pad=self.policy == "pad", random=self.start == "random")
+        windows = Windows.cut(recording.total, length, step, pad=self.policy == "pad", random=self.start == "random")
         if not windows.count:
             yield Short(
                 recording.total / rate, f"seconds, windows have {self.seconds:g}", "policy='pad' fills them with zeros"
@@ -71,7 +71,7 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
         begin, end = (f"{head.seconds(sample):.6f}".rstrip("0").rstrip(".") for sample in (head.start, head.stop))
         return f"{head.path}{TIME_MARK}{begin},{end}", [
             Field("audio", content, AUDIO),
-            Field("sample_rate", memoryview(_RATE.pack(head.sound.rate)), "<i4"),
+            Field("sample_rate", memoryview(_RATE.pack(head.audio.rate)), "<i4"),
             Field("start_seconds", content, START),
         ]
 
@@ -81,7 +81,7 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
 
     def find_codecs(self, hint: bytes) -> list[str]:
         """Returns that of the recording, unless it is numbers; see `Format.find_codecs`."""
-        name = msgspec.msgpack.decode(hint, type=BlockNote).sound.name
+        name = msgspec.msgpack.decode(hint, type=BlockNote).audio.name
         return [] if name == PCM else [name]
 
     @property
@@ -90,7 +90,7 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
 
 
 def _most_read(record: ObjectRecord) -> int:
-    """The bytes that the index reads, with chunks of 8 MiB and no pictures in the head of the file."""
+    """The bytes that the index reads, with chunks of 8 MiB and no images in the head of the file."""
     name = record.url.lower()
     if name.endswith((".mp3", ".wav")):
         return HEAD_BYTES + (record.size if name.endswith(".mp3") else min(record.size, HEAD_BYTES))

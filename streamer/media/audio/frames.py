@@ -10,7 +10,7 @@ import numpy as np
 
 from streamer.formats.failures import DamagedError
 from streamer.formats.reading import Range
-from streamer.media.audio.sounds import Integers, encode_piece
+from streamer.media.audio.window_records import Integers, encode_piece
 from streamer.media.containers.columns import pack_columns, unpack_columns
 
 # Size, bytes before it that are of no packet, samples.
@@ -34,14 +34,14 @@ class Units(Protocol):
 
 
 class PackedFrames(msgspec.Struct, frozen=True, array_like=True):
-    """Packets in the hint of a block: their number, `Frames.lead`, and compressed columns."""
+    """Packets in the hint of a block: their number, `AudioFrames.lead`, and compressed columns."""
 
     count: int
     lead: int
     columns: bytes
 
 
-class Frames(msgspec.Struct, frozen=True):
+class AudioFrames(msgspec.Struct, frozen=True):
     """Packets, one after the other.
 
     Attributes:
@@ -83,16 +83,16 @@ class Frames(msgspec.Struct, frozen=True):
         spans = zip(offsets.tolist(), (offsets + sizes).tolist(), strict=True)
         return encode_piece(sizes, [self.content[first:behind] for first, behind in spans])
 
-    def within(self, ranges: Sequence[Range]) -> Integers:
+    def find_inside(self, ranges: Sequence[Range]) -> Integers:
         """The numbers of the packets in ranges of the object."""
         edges = np.searchsorted(self.offsets, np.array(ranges))
         return np.concatenate([np.arange(*edge) for edge in edges.tolist()])
 
-    def packed(self, ranges: Sequence[Range]) -> PackedFrames:
+    def write_hint(self, ranges: Sequence[Range]) -> PackedFrames:
         """Returns the packets in ranges of the object, for a hint."""
-        which = self.within(ranges)
+        which = self.find_inside(ranges)
         (begins, ends) = np.array(ranges).T
-        # From places in the object to those in the joined ranges.
+        # Places in the object become those in the joined ranges.
         behind = np.searchsorted(begins, self.offsets[which], "right") - 1
         moved = (np.cumsum(ends - begins) - ends)[behind]
         starts = self.offsets[which] + moved
@@ -102,7 +102,7 @@ class Frames(msgspec.Struct, frozen=True):
         return PackedFrames(len(which), self.lead, pack_columns([sizes, gaps, np.diff(firsts)]))
 
     @classmethod
-    def unpacked(cls, content: memoryview, first: int, packed: PackedFrames) -> Frames:
+    def read_hint(cls, content: memoryview, first: int, packed: PackedFrames) -> AudioFrames:
         """Returns the packets of a hint, of which the first one has the sample `first`; raises DamagedError."""
         try:
             sizes, gaps, counts = unpack_columns(packed.columns, [packed.count] * _COLUMNS)

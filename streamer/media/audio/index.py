@@ -15,17 +15,17 @@ from streamer.manifest.protocols import Source
 from streamer.media.audio import flac, mp3, ogg
 from streamer.media.audio.frames import PackedFrames
 from streamer.media.audio.recordings import Recording
-from streamer.media.audio.sounds import Head, encode_head
 from streamer.media.audio.tracks import read_track
 from streamer.media.audio.wav import is_wav, read_wav
-from streamer.media.audio.windows import Windows, shared_parts
+from streamer.media.audio.window_records import WindowHeader, encode_head
+from streamer.media.audio.windows import Windows, cut_parts
 from streamer.media.containers.entries import Codec
 from streamer.media.containers.movie import is_movie
 
 HEAD_BYTES = 4096
-# Their hint has less than 64 KiB: at most 2 bytes for each packet of sound alone, 5 where others are between them.
-_MOST_PACKETS = 24_576
-_MOST_BETWEEN_OTHERS = 10_240
+# Their hint has less than 64 KiB: at most 2 bytes for each packet of audio alone, 5 where others are between them.
+_MAX_PACKETS = 24_576
+_MAX_BETWEEN_OTHERS = 10_240
 
 
 class BlockNote(msgspec.Struct, frozen=True, array_like=True):
@@ -33,7 +33,7 @@ class BlockNote(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         path: of the object below the dataset's url.
-        sound: how it is encoded.
+        audio: how it is encoded.
         windows: of the block.
         ranges: of the object's bytes.
         first: number of the sample with which the first range begins.
@@ -42,7 +42,7 @@ class BlockNote(msgspec.Struct, frozen=True, array_like=True):
     """
 
     path: str
-    sound: Codec
+    audio: Codec
     windows: Windows
     ranges: tuple[Range, ...]
     first: int
@@ -50,11 +50,11 @@ class BlockNote(msgspec.Struct, frozen=True, array_like=True):
     played_at: float = 0.0
 
     @classmethod
-    def of(cls, path: str, recording: Recording, windows: Windows, ranges: tuple[Range, ...]) -> BlockNote:
+    def write(cls, path: str, recording: Recording, windows: Windows, ranges: tuple[Range, ...]) -> BlockNote:
         """Describes windows of a recording."""
         first = recording.sample_at(ranges[0][0])
         frames = recording.packets_in(ranges)
-        return cls(path, recording.sound, windows, ranges, first, frames, recording.played_at)
+        return cls(path, recording.audio, windows, ranges, first, frames, recording.played_at)
 
     @property
     def fetch_bytes(self) -> int:
@@ -67,7 +67,7 @@ def read_recording(source: Source, stream_index: int | None = None) -> Reading[R
 
     Args:
         source: the object.
-        stream_index: number of the track in files that have tracks; None: the first one with sound.
+        stream_index: number of the track in files that have tracks; None: the first one with audio.
     """
     record = source.record
     check_filled(record)
@@ -76,7 +76,7 @@ def read_recording(source: Source, stream_index: int | None = None) -> Reading[R
         return (yield from read_wav(record, head))
     start = 0
     tagged = head
-    # Of taggers that put a tag of MP3 before FLAC.
+    # Some taggers put a tag of MP3 before FLAC.
     if 0 < (tag := mp3.tag_bytes(bytes(head[:10]))) < record.size:
         start = tag
         whole = start + 4 <= len(head)
@@ -102,14 +102,14 @@ def cut_blocks(source: Source, recording: Recording, windows: Windows) -> Genera
         raise refused(source.record, what, of_one=True)
     lower, upper = recording.bounds(windows.starts, windows.stops)
     packets = recording.packets_before(lower)
-    most = _MOST_BETWEEN_OTHERS if recording.is_interleaved else _MOST_PACKETS
+    most = _MAX_BETWEEN_OTHERS if recording.is_interleaved else _MAX_PACKETS
     stretch = (lower - lower[0]) // source.chunk_bytes + (packets - packets[0]) // most
     cuts = [0, *(np.flatnonzero(np.diff(stretch)) + 1).tolist(), windows.count]
     for first, stop in pairwise(cuts):
         ranges = _ranges(lower[first:stop].tolist(), upper[first:stop].tolist(), recording.near_bytes)
-        begin, end, _ = shared_parts(lower[first:stop], upper[first:stop])
-        note = BlockNote.of(source.key, recording, windows.part(first, stop), ranges)
-        longest = Head(source.key, recording.sound, *[1 << 62] * 5)
+        begin, end, _ = cut_parts(lower[first:stop], upper[first:stop])
+        note = BlockNote.write(source.key, recording, windows.part(first, stop), ranges)
+        longest = WindowHeader(source.key, recording.audio, *[1 << 62] * 5)
         planned = (stop - first) * len(encode_head(longest)) + int((end - begin).sum())
         yield Block(ranges, stop - first, planned, msgspec.msgpack.encode(note), parts=len(begin), part_ranges=1)
 

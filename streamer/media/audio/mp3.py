@@ -14,7 +14,7 @@ from streamer.formats.failures import damaged
 from streamer.formats.reading import Reading
 from streamer.formats.window import Window
 from streamer.manifest.model import ObjectRecord
-from streamer.media.audio.frames import Frames
+from streamer.media.audio.frames import AudioFrames
 from streamer.media.audio.recordings import Packeted
 from streamer.media.containers.entries import Codec
 
@@ -45,13 +45,13 @@ class Shape(msgspec.Struct, frozen=True):
 
     @property
     def side_bytes(self) -> int:
-        """Bytes between its head and what the first frame may have in place of sound."""
+        """Bytes between its head and what the first frame may have in place of audio."""
         return (17 if self.version == 3 else 9) if self.channels == 1 else (32 if self.version == 3 else 17)
 
 
 @lru_cache(maxsize=4096)
 def shape_of(word: bytes) -> Shape | None:
-    """Reads the head of a frame; None: it is none of layer 3."""
+    """Reads the head of a frame; returns None if it is none of layer 3."""
     if len(word) < 4 or word[0] != 0xFF or word[1] & 0xE0 != 0xE0:
         return None
     version = word[1] >> 3 & 3
@@ -96,8 +96,8 @@ def read_mp3(record: ObjectRecord) -> Reading[Packeted]:
     lengths = np.array(sizes[tagged:], np.int64)
     each = shape.samples
     firsts = each * np.arange(len(places) + 1, dtype=np.int64) - skip
-    sound = Codec("mp3float", rate=shape.rate, channels=shape.channels)
-    return Packeted(sound, max(0, int(firsts[-1]) - padding), Frames(places, lengths, firsts, LEAD_FRAMES * each))
+    audio = Codec("mp3float", rate=shape.rate, channels=shape.channels)
+    return Packeted(audio, max(0, int(firsts[-1]) - padding), AudioFrames(places, lengths, firsts, LEAD_FRAMES * each))
 
 
 def scan(content: memoryview, *, last: bool) -> tuple[list[int], list[int], int]:
@@ -136,7 +136,7 @@ def scan(content: memoryview, *, last: bool) -> tuple[list[int], list[int], int]
 
 
 def tag_bytes(start: bytes) -> int:
-    """Bytes of a tag before the frames; 0: there is none."""
+    """Returns the bytes of a tag before the frames, 0 if there is none."""
     if start[:3] != b"ID3" or len(start) < 10:
         return 0
     length = sum((byte & 0x7F) << shift for byte, shift in zip(start[6:10], (21, 14, 7, 0), strict=True))
@@ -144,7 +144,7 @@ def tag_bytes(start: bytes) -> int:
 
 
 def _info(frame: bytes, shape: Shape, frames: int) -> tuple[int, int, int]:
-    """Samples that are not played at the beginning and at the end, and frames that have no sound (0 or 1)."""
+    """Samples that are not played at the beginning and at the end, and frames that have no audio (0 or 1)."""
     if frame[36:40] == b"VBRI":
         return 0, 0, 1
     at = 4 + shape.side_bytes

@@ -20,21 +20,21 @@ from streamer.formats.reading import Reading, read_range, read_ranges
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Need
 from streamer.media.audio.flac import PROBE_BYTES
-from streamer.media.audio.frames import Frames
+from streamer.media.audio.frames import AudioFrames
 from streamer.media.audio.recordings import Edge, Edged
-from streamer.media.audio.sounds import Integers
+from streamer.media.audio.window_records import Integers
 from streamer.media.containers.entries import Codec
 
 MAGIC = b"OggS"
 _VORBIS = b"\1vorbis"
-# Of a mode, and of the number of modes.
+# Bits of a mode, and of the number of modes.
 _MODE_BITS = 41
 _COUNT_BITS = 6
-_MOST_MODES = 64
+_MAX_MODES = 64
 _RATE = 48_000
 _HEAD_BYTES = 27
 _GRANULE = Struct("<qI")
-# What is read of a file until there is sound: comments may have pictures.
+# What is read of a file until there is audio: comments may have images.
 _STARTS = (PROBE_BYTES, 1 << 20, 16 << 20)
 # With the 80 ms of RFC 7845 27 of 42 windows are equal to those of a decoder that began at the start, with a second all
 # (2026-11-24).
@@ -42,7 +42,7 @@ LEAD = _RATE
 # Samples of each part of a packet, by its configuration.
 _SAMPLES = np.array([480, 960, 1920, 2880] * 3 + [480, 960] * 2 + [120, 240, 480, 960] * 4)
 # Bytes of a second of a stream of two channels, at most (RFC 6716, 2.1.1), and a page, which is read as a whole.
-_MOST_PER_SECOND = 64_000
+_MAX_PER_SECOND = 64_000
 _LONGEST_PAGE = 65_307
 
 
@@ -88,32 +88,32 @@ class Opus(Ogg, frozen=True):
 
     lead: ClassVar[int] = LEAD
 
-    def most_bytes(self, samples: Integers) -> Integers:
+    def max_bytes(self, samples: Integers) -> Integers:
         """With the page in which the last one ends."""
-        return samples * _MOST_PER_SECOND * -(-self.sound.channels // 2) // _RATE + _LONGEST_PAGE
+        return samples * _MAX_PER_SECOND * -(-self.audio.channels // 2) // _RATE + _LONGEST_PAGE
 
 
 class Vorbis(Ogg, frozen=True):
     """The extradata is its three heads."""
 
-    def most_bytes(self, samples: Integers) -> Integers:
+    def max_bytes(self, samples: Integers) -> Integers:
         """Twice those of CDs: none needs as many."""
-        return samples * 4 * self.sound.channels + _LONGEST_PAGE
+        return samples * 4 * self.audio.channels + _LONGEST_PAGE
 
 
 def read_ogg(record: ObjectRecord, chunk_bytes: int) -> Reading[Ogg]:
     """Reads the head of a stream, where its chunks begin and its end; raises ManifestError."""
-    sound, skip, serial, begin, base = yield from _read_start(record)
+    audio, skip, serial, begin, base = yield from _read_start(record)
     places = list(range(begin + chunk_bytes, record.size - 2 * PROBE_BYTES, chunk_bytes))
     last = max(begin, record.size - 2 * PROBE_BYTES)
     needs = [*(Need(place, place + PROBE_BYTES, record) for place in places), Need(last, record.size, record)]
     *probes, end = yield from read_ranges(needs)
     edges = {begin: -skip}
     for place, probe in zip(places, probes, strict=True):
-        found = _first_page(record, probe, serial, sound)
+        found = _first_page(record, probe, serial, audio)
         if found is None:  # pages are longer than those of most files
             stop = min(record.size, place + 4 * PROBE_BYTES)
-            found = _first_page(record, (yield from read_range(place, stop, record)), serial, sound)
+            found = _first_page(record, (yield from read_range(place, stop, record)), serial, audio)
         if found is None:
             raise damaged(record, f"there is no page in {4 * PROBE_BYTES} bytes", place)
         edges[place + found.byte] = found.sample - base - skip
@@ -121,8 +121,8 @@ def read_ogg(record: ObjectRecord, chunk_bytes: int) -> Reading[Ogg]:
     edges[record.size] = total = max(0, max(ends, default=0) - base - skip)
     if any(one >= other for one, other in pairwise(edges.values())):
         raise damaged(record, "its pages do not follow each other", begin)
-    kind = Opus if sound.name == "opus" else Vorbis
-    return kind(sound, total, tuple(Edge(*edge) for edge in edges.items()))
+    kind = Opus if audio.name == "opus" else Vorbis
+    return kind(audio, total, tuple(Edge(*edge) for edge in edges.items()))
 
 
 def skip_of(setup: bytes) -> int:
@@ -130,13 +130,13 @@ def skip_of(setup: bytes) -> int:
     return int.from_bytes(setup[10:12], "little")
 
 
-def sound_of(setup: bytes) -> Codec:
+def parse_codec(setup: bytes) -> Codec:
     """What the decoder is told so that it skips nothing."""
     return Codec("opus", setup[:10] + b"\0\0" + setup[12:], rate=_RATE, channels=setup[9])
 
 
 def _read_start(record: ObjectRecord) -> Reading[tuple[Codec, int, int, int, int]]:
-    """Returns the sound, its pre-skip, number of the stream, byte of the first page with sound, its first sample."""
+    """Returns the audio, its pre-skip, number of the stream, byte of the first page with audio, its first sample."""
     for length in _STARTS:
         head = yield from read_range(0, min(record.size, length), record)
         pages = list(_pages_of(head))
@@ -145,21 +145,21 @@ def _read_start(record: ObjectRecord) -> Reading[tuple[Codec, int, int, int, int
         if not is_opus and setup[:7] != _VORBIS:
             what = "is Ogg of neither Opus nor Vorbis; AudioClip decodes whole files"
             raise refused(record, what, of_one=True)
-        # Pages of the comments, which may have pictures, end at sample 0.
+        # Pages of the comments, which may have images, end at sample 0.
         if page := next((page for page in pages if page.granule > 0), None):
             heads = [each for each in pages if each.byte < page.byte]
             with errors_of(record):
-                sound = sound_of(setup) if is_opus else _vorbis_of(heads, head)
+                audio = parse_codec(setup) if is_opus else _vorbis_of(heads, head)
                 skip = skip_of(setup) if is_opus else 0
-                first = _first_sample(page, head, sound)
-            return sound, skip, pages[0].serial, page.byte, max(0, first)
-    raise damaged(record, f"there is no sound in its first {len(head)} bytes", 0)
+                first = _first_sample(page, head, audio)
+            return audio, skip, pages[0].serial, page.byte, max(0, first)
+    raise damaged(record, f"there is no audio in its first {len(head)} bytes", 0)
 
 
-def _first_page(record: ObjectRecord, content: memoryview, serial: int, sound: Codec) -> Edge | None:
+def _first_page(record: ObjectRecord, content: memoryview, serial: int, audio: Codec) -> Edge | None:
     """The first page of a run in which a packet ends, and its first sample."""
     page = next((page for page in _own(record, content, serial) if page.granule > 0), None)
-    return None if page is None else Edge(page.byte, _first_sample(page, content, sound))
+    return None if page is None else Edge(page.byte, _first_sample(page, content, audio))
 
 
 def _own(record: ObjectRecord, content: memoryview, serial: int) -> Iterator[Page]:
@@ -186,34 +186,34 @@ def _pages_of(content: memoryview) -> Iterator[Page]:
         at = stop
 
 
-def _first_sample(page: Page, content: memoryview, sound: Codec) -> int:
+def _first_sample(page: Page, content: memoryview, audio: Codec) -> int:
     """The first sample of the first packet that begins in a page, in which a packet ends."""
-    return page.granule - int(_packets_of([page], content, 0, sound).firsts[-1])
+    return page.granule - int(_packets_of([page], content, 0, audio).firsts[-1])
 
 
-def frames_of(content: memoryview, first: int, sound: Codec) -> Frames:
+def frames_of(content: memoryview, first: int, audio: Codec) -> AudioFrames:
     """The packets of a run of pages; the first one that begins in it has the sample `first`; raises DamagedError."""
     pages = list(_pages_of(content))
     for page, following in pairwise(pages):
         if following.byte != page.stop or following.goes_on != page.is_cut:
             raise DamagedError("its pages do not follow each other", following.byte)
-    return _packets_of(pages, content, first, sound)
+    return _packets_of(pages, content, first, audio)
 
 
-def _packets_of(pages: Sequence[Page], content: memoryview, first: int, sound: Codec) -> Frames:
+def _packets_of(pages: Sequence[Page], content: memoryview, first: int, audio: Codec) -> AudioFrames:
     """The packets that begin and end in pages."""
-    joined, starts, ends = _joined(pages, content)
-    # Of an empty packet there is no byte.
+    joined, starts, ends = _join_pages(pages, content)
+    # An empty packet has no byte.
     padded = np.frombuffer(joined + b"\0\0", np.uint8)
     begins: Integers = padded[starts].astype(np.int64)
-    if sound.name != "opus":
-        return _vorbis_packets(joined, begins, (starts, ends), first, sound)
+    if audio.name != "opus":
+        return _vorbis_packets(joined, begins, (starts, ends), first, audio)
     samples = np.where(ends > starts, _samples(begins, np.where(ends - starts > 1, padded[starts + 1], 0)), 0)
     firsts = first + np.append(0, np.cumsum(samples))
-    return Frames(starts, ends - starts, firsts, LEAD, memoryview(joined))
+    return AudioFrames(starts, ends - starts, firsts, LEAD, memoryview(joined))
 
 
-def _joined(pages: Sequence[Page], content: memoryview) -> tuple[bytes, Integers, Integers]:
+def _join_pages(pages: Sequence[Page], content: memoryview) -> tuple[bytes, Integers, Integers]:
     """The bodies of pages, and where the packets that begin and end in them do so."""
     joined = b"".join([content[page.body : page.stop] for page in pages])
     pieces = np.frombuffer(b"".join([page.lacing for page in pages]), np.uint8)
@@ -227,31 +227,31 @@ def _joined(pages: Sequence[Page], content: memoryview) -> tuple[bytes, Integers
 
 def _vorbis_of(pages: Sequence[Page], content: memoryview) -> Codec:
     """Reads the heads of Vorbis; raises DamagedError."""
-    joined, starts, ends = _joined(pages, content)
+    joined, starts, ends = _join_pages(pages, content)
     heads = [joined[start:end] for start, end in zip(starts[:3].tolist(), ends[:3].tolist(), strict=True)]
     if [each[:7] for each in heads] != [bytes([kind]) + _VORBIS[1:] for kind in (1, 3, 5)] or len(heads[0]) < 30:
         raise DamagedError("the heads of Vorbis are cut off")
-    # As Matroska has them: the lengths of two, in bytes of which all but the last are 255.
+    # Matroska has the lengths of two before them, in bytes of which all but the last are 255.
     lengths = b"".join(b"\xff" * (len(each) // 255) + bytes([len(each) % 255]) for each in heads[:2])
-    sound = Codec(
+    audio = Codec(
         "vorbis",
         b"\2" + lengths + b"".join(heads),
         rate=int.from_bytes(heads[0][12:16], "little"),
         channels=heads[0][11],
     )
-    if not sound.rate or not sound.channels:
-        raise DamagedError(f"the head of Vorbis says {sound.channels} channels of {sound.rate} Hz")
-    _blocks_of(sound)
-    return sound
+    if not audio.rate or not audio.channels:
+        raise DamagedError(f"the head of Vorbis says {audio.channels} channels of {audio.rate} Hz")
+    _blocks_of(audio)
+    return audio
 
 
 @lru_cache(maxsize=16)
-def _blocks_of(sound: Codec) -> tuple[int, Integers]:
+def _blocks_of(audio: Codec) -> tuple[int, Integers]:
     """The mask of the first byte of a packet that has its mode, and the samples in the window of each mode.
 
     Modes are the last thing in the last head, which is read from its end, where a bit says that it is whole.
     """
-    setup = sound.extradata
+    setup = audio.extradata
     first, last = setup.find(_VORBIS), setup.rfind(b"\5" + _VORBIS[1:])
     if not 0 <= first <= last - 30:
         raise DamagedError("the heads of Vorbis are cut off")
@@ -261,7 +261,7 @@ def _blocks_of(sound: Codec) -> tuple[int, Integers]:
     end = bits.bit_length() - 1
     modes = 0
     flags = list[int]()
-    while end > _MODE_BITS * (len(flags) + 1) + _COUNT_BITS and len(flags) < _MOST_MODES:
+    while end > _MODE_BITS * (len(flags) + 1) + _COUNT_BITS and len(flags) < _MAX_MODES:
         mode = bits >> end - _MODE_BITS * (len(flags) + 1) & (1 << _MODE_BITS) - 1
         # A flag, two types that are 0, and the number of a mapping.
         if mode >> 1 & 0xFFFFFFFF or mode >> 33 >= 64:
@@ -278,18 +278,18 @@ def _blocks_of(sound: Codec) -> tuple[int, Integers]:
 
 
 def _vorbis_packets(
-    joined: bytes, begins: Integers, edges: tuple[Integers, Integers], first: int, sound: Codec
-) -> Frames:
+    joined: bytes, begins: Integers, edges: tuple[Integers, Integers], first: int, audio: Codec
+) -> AudioFrames:
     """Packets of Vorbis: a packet and the next one are decoded for the samples from the middle of its window on."""
-    mask, windows = _blocks_of(sound)
+    mask, windows = _blocks_of(audio)
     starts, ends = edges
-    # Empty packets, and those that are no sound, have no samples.
+    # Empty packets, and those that are no audio, have no samples.
     of_sound = (ends > starts) & (begins & 1 == 0)
     starts = starts[of_sound]
     ends = ends[of_sound]
     window = windows[begins[of_sound] >> 1 & mask]
     counts = np.append((window[:-1] + window[1:]) // 4, 0)[: len(window)]
-    return Frames(starts, ends - starts, first + np.append(0, np.cumsum(counts)), 0, memoryview(joined), behind=1)
+    return AudioFrames(starts, ends - starts, first + np.append(0, np.cumsum(counts)), 0, memoryview(joined), behind=1)
 
 
 def _samples(toc: Integers, following: Integers) -> Integers:

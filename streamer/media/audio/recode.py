@@ -11,12 +11,12 @@ from streamer.errors import RecodeError
 from streamer.formats.base import Records
 from streamer.formats.failures import DamagedError
 from streamer.media.audio import flac, ogg
-from streamer.media.audio.frames import Frames, Units
+from streamer.media.audio.frames import AudioFrames, Units
 from streamer.media.audio.index import BlockNote
 from streamer.media.audio.recordings import Recording
-from streamer.media.audio.sounds import PCM, Head, Integers, encode_head
 from streamer.media.audio.wav import width_of
-from streamer.media.audio.windows import Windows, shared_parts
+from streamer.media.audio.window_records import PCM, Integers, WindowHeader, encode_head
+from streamer.media.audio.windows import Windows, cut_parts
 
 _NOTE = msgspec.msgpack.Decoder(BlockNote)
 
@@ -26,8 +26,8 @@ class Numbers:
 
     def __init__(self, content: memoryview, note: BlockNote) -> None:
         self._content = content
-        self._width = width_of(note.sound)
-        # Of each range: the number of its first sample, and its place in the content.
+        self._width = width_of(note.audio)
+        # The number of the first sample of each range, and its place in the content.
         firsts = [note.first + (start - note.ranges[0][0]) // self._width for start, _ in note.ranges]
         self._firsts, self._samples = np.array(firsts), [(stop - start) // self._width for start, stop in note.ranges]
         self._places = np.cumsum([0, *(count * self._width for count in self._samples)])
@@ -52,9 +52,9 @@ class Numbers:
 # What finds the units of a block without the index, by codec.
 _UNITS: dict[str, Callable[[memoryview, BlockNote], Units]] = {
     PCM: Numbers,
-    "flac": lambda content, note: flac.frames_of(content, note.sound, note.first),
-    "opus": lambda content, note: ogg.frames_of(content, note.first, note.sound),
-    "vorbis": lambda content, note: ogg.frames_of(content, note.first, note.sound),
+    "flac": lambda content, note: flac.frames_of(content, note.audio, note.first),
+    "opus": lambda content, note: ogg.frames_of(content, note.first, note.audio),
+    "vorbis": lambda content, note: ogg.frames_of(content, note.first, note.audio),
 }
 
 
@@ -74,13 +74,21 @@ class AudioRecoder:
 
 def record_of(recording: Recording, content: memoryview, start: int, stop: int, length: int) -> bytes:
     """Makes the record of a window `[start, stop)`, filled to `length`, out of a whole file; raises DamagedError."""
-    head = Head("", recording.sound, start, start, stop, length, played_at=recording.played_at)
+    head = WindowHeader(
+        path="",
+        audio=recording.audio,
+        first=start,
+        start=start,
+        stop=stop,
+        length=length,
+        played_at=recording.played_at,
+    )
     if start == stop:
         return encode_head(head)
     edges = np.array([start]), np.array([stop])
     begin, end = (int(place[0]) for place in recording.bounds(*edges))
     windows = Windows(recording.total, stop - start, 1, start, 1)
-    note = BlockNote.of("", recording, windows, ((begin, end),))
+    note = BlockNote.write("", recording, windows, ((begin, end),))
     units = units_of(content[begin:end], note)
     lower, upper = (int(place[0]) for place in units.between(*edges))
     head = msgspec.structs.replace(head, first=units.first(lower))
@@ -90,8 +98,8 @@ def record_of(recording: Recording, content: memoryview, start: int, stop: int, 
 def units_of(content: memoryview, note: BlockNote) -> Units:
     """Finds the units of a block; raises DamagedError, or KeyError for a codec that none has."""
     if note.frames is not None:
-        return Frames.unpacked(content, note.first, note.frames)
-    return _UNITS[note.sound.name](content, note)
+        return AudioFrames.read_hint(content, note.first, note.frames)
+    return _UNITS[note.audio.name](content, note)
 
 
 def _records(units: Units, note: BlockNote) -> Records:
@@ -99,12 +107,12 @@ def _records(units: Units, note: BlockNote) -> Records:
     starts = windows.starts
     stops = windows.stops
     lower, upper = units.between(starts, stops)
-    begin, end, ranges = shared_parts(lower, upper)
+    begin, end, ranges = cut_parts(lower, upper)
     pieces = [units.piece(*edges) for edges in zip(begin.tolist(), end.tolist(), strict=True)]
     spans = zip(lower.tolist(), starts.tolist(), stops.tolist(), windows.places.tolist(), strict=True)
     heads = [
         encode_head(
-            Head(note.path, note.sound, units.first(first), start, stop, windows.length, places, note.played_at)
+            WindowHeader(note.path, note.audio, units.first(first), start, stop, windows.length, places, note.played_at)
         )
         for first, start, stop, places in spans
     ]

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from streamer.formats.reading import Range
-from streamer.media.audio.frames import Frames, PackedFrames
-from streamer.media.audio.sounds import Integers
+from streamer.media.audio.frames import AudioFrames, PackedFrames
+from streamer.media.audio.window_records import Integers
 from streamer.media.containers.entries import Codec
 
 # A request costs as much as the bytes that a connection transfers in its time; see `formats.window`.
@@ -22,11 +22,11 @@ class Recording(msgspec.Struct, frozen=True):
     """A recording of which the index knows where its samples are.
 
     Attributes:
-        sound: how it is encoded.
+        audio: how it is encoded.
         total: samples of all channels that are played.
     """
 
-    sound: Codec
+    audio: Codec
     total: int
 
     @property
@@ -60,7 +60,7 @@ class Recording(msgspec.Struct, frozen=True):
         return np.zeros_like(places)
 
     def packets_in(self, ranges: Sequence[Range]) -> PackedFrames | None:
-        """The packets in ranges of the object; None: the recoder finds them in the bytes."""
+        """Returns the packets in ranges of the object, None if the recoder finds them in the bytes."""
         return None
 
 
@@ -89,7 +89,7 @@ class Edged(Recording, frozen=True):
         """All ranges of a block are one: what begins in it is not known."""
         return self.edges[-1].byte
 
-    def most_bytes(self, samples: Integers) -> Integers:
+    def max_bytes(self, samples: Integers) -> Integers:
         """The bytes that samples take at most."""
         raise NotImplementedError
 
@@ -98,7 +98,7 @@ class Edged(Recording, frozen=True):
         bytes_, samples = (np.array([getattr(edge, name) for edge in self.edges]) for name in ("byte", "sample"))
         begin = np.maximum(np.searchsorted(samples, starts - self.lead, "right") - 1, 0)
         end = np.searchsorted(samples, stops, "left")
-        most = bytes_[end - 1] + self.most_bytes(stops - samples[end - 1])
+        most = bytes_[end - 1] + self.max_bytes(stops - samples[end - 1])
         return bytes_[begin], np.minimum(np.minimum(bytes_[end], most) + self.behind, bytes_[-1])
 
     def sample_at(self, byte: int) -> int:
@@ -114,7 +114,7 @@ class Packeted(Recording, frozen=True):
         played_at: see `Recording`.
     """
 
-    frames: Frames
+    frames: AudioFrames
     played_at: float = 0.0
 
     def bounds(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
@@ -137,4 +137,4 @@ class Packeted(Recording, frozen=True):
 
     def packets_in(self, ranges: Sequence[Range]) -> PackedFrames:
         """The packets in ranges of the object."""
-        return self.frames.packed(ranges)
+        return self.frames.write_hint(ranges)

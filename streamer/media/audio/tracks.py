@@ -1,4 +1,4 @@
-"""Tracks of sound in mp4, m4a and mov: AAC, ALAC, FLAC, MP3 and Opus. No I/O.
+"""Audio tracks in mp4, m4a and mov: AAC, ALAC, FLAC, MP3 and Opus. No I/O.
 
 Source: ISO/IEC 14496-3, 1.6.2 (what AAC tells its decoder); Encapsulation of Opus in ISO Base Media File Format, 4.3.
 """
@@ -12,9 +12,9 @@ from streamer.formats.failures import DamagedError, UnreadError, errors_of
 from streamer.formats.reading import Reading
 from streamer.manifest.model import ObjectRecord
 from streamer.media.audio import flac, mp3, ogg
-from streamer.media.audio.frames import Frames
+from streamer.media.audio.frames import AudioFrames
 from streamer.media.audio.recordings import Packeted
-from streamer.media.audio.sounds import Integers
+from streamer.media.audio.window_records import Integers
 from streamer.media.containers.entries import Codec
 from streamer.media.containers.movie import AUDIO, Movie, read_movie
 
@@ -31,39 +31,39 @@ _AAC_MARK = 0x2B7
 def read_track(record: ObjectRecord, head: memoryview, stream_index: int | None) -> Reading[Packeted]:
     """Reads the index of a file, which begins with `head`; raises ManifestError."""
     with errors_of(record, "copy it anew", of_one=True):
-        return sound_of_movie((yield from read_movie(record, head)), stream_index)
+        return find_audio_track((yield from read_movie(record, head)), stream_index)
 
 
-def sound_of_movie(movie: Movie, stream_index: int | None = None) -> Packeted:
-    """Finds the packets of a track of sound; raises DamagedError."""
+def find_audio_track(movie: Movie, stream_index: int | None = None) -> Packeted:
+    """Finds the packets of an audio track; raises DamagedError."""
     track = movie.track(AUDIO, stream_index)
-    sound, each, lead, skip = _described(track.codec())
+    audio, each, lead, skip = _describe(track.codec())
     packets = movie.packets(track)
     if packets.entry.any():
-        raise UnreadError("has a sound whose codec parameters change")
+        raise UnreadError("has audio whose codec parameters change")
     if (np.diff(packets.offset) < packets.size[:-1]).any():
-        raise UnreadError("has a sound whose packets are not stored in their order")
+        raise UnreadError("has audio whose packets are not stored in their order")
     # Packets behind the last one that is shown are left out.
     count = int(np.flatnonzero(packets.shown).max(initial=-1)) + 1
-    counts = _samples(packets.duration[:count], track.timescale, sound.rate, each)
+    counts = _samples(packets.duration[:count], track.timescale, audio.rate, each)
     # As faac begins: nothing is decoded of a packet that is played when the next one is.
     counts[:-1][np.diff(packets.pts[:count]) == 0] = 0
-    begin, length = movie.shown(track)
+    begin, length = movie.find_edit(track)
     early = int(begin - packets.pts[0]) if count else 0
-    skip = max(skip, early * sound.rate // track.timescale)
+    skip = max(skip, early * audio.rate // track.timescale)
     firsts = np.append(0, np.cumsum(counts)) - skip
     total = int(firsts[-1])
     # The duration of the last packet is exact, that of an edit only to the tick of the movie.
-    played = length * sound.rate // track.timescale
-    if length and (total - played) * movie.timescale >= sound.rate:
+    played = length * audio.rate // track.timescale
+    if length and (total - played) * movie.timescale >= audio.rate:
         total = played
-    seconds = float(packets.pts[0] / track.timescale + skip / sound.rate) if count else 0.0
-    frames = Frames(packets.offset[:count], packets.size[:count], firsts, lead)
-    return Packeted(sound, max(0, total), frames, seconds)
+    seconds = float(packets.pts[0] / track.timescale + skip / audio.rate) if count else 0.0
+    frames = AudioFrames(packets.offset[:count], packets.size[:count], firsts, lead)
+    return Packeted(audio, max(0, total), frames, seconds)
 
 
 def _samples(durations: Integers, timescale: int, rate: int, each: int) -> Integers:
-    """The samples of packets: `each`, and those of the last one at most so many; 0: as their durations say."""
+    """Returns the samples of packets: `each`, at most so many of the last one; as their durations say if it is 0."""
     spans = durations * rate
     if not each and (spans % timescale).any():
         raise UnreadError(f"has times in 1/{timescale} s, which are not whole samples of {rate} Hz")
@@ -75,24 +75,24 @@ def _samples(durations: Integers, timescale: int, rate: int, each: int) -> Integ
     return spans
 
 
-def _described(codec: Codec) -> tuple[Codec, int, int, int]:
+def _describe(codec: Codec) -> tuple[Codec, int, int, int]:
     """Rate and channels as the decoder has them, samples of a packet (0: of several lengths), lead, pre-skip."""
     setup = codec.extradata
     if codec.name == "aac":
-        sound, each = _aac(codec)
-        return sound, each, _AAC_LEAD * each, 0
+        audio, each = _aac(codec)
+        return audio, each, _AAC_LEAD * each, 0
     if codec.name == "alac" and len(setup) >= 36:
         sizes = {"rate": int.from_bytes(setup[32:36], "big"), "channels": setup[21]}
         return msgspec.structs.replace(codec, **sizes), int.from_bytes(setup[12:16], "big"), 0, 0
     if codec.name == "flac" and len(setup) >= flac.INFO_BYTES:
-        return flac.sound_of(setup), flac.block_of(setup), 0, 0
+        return flac.parse_codec(setup), flac.block_of(setup), 0, 0
     if codec.name == "mp3float":
         each = 1152 if codec.rate >= 32_000 else 576
         return codec, each, mp3.LEAD_FRAMES * each, 0
     if codec.name == "opus" and len(setup) >= 19:
-        return ogg.sound_of(setup), 0, ogg.LEAD, ogg.skip_of(setup)
+        return ogg.parse_codec(setup), 0, ogg.LEAD, ogg.skip_of(setup)
     raise UnreadError(
-        f"has a sound of codec {codec.name!r} with {len(setup)} bytes for the decoder; AAC, ALAC, FLAC, MP3 and Opus "
+        f"has audio of codec {codec.name!r} with {len(setup)} bytes for the decoder; AAC, ALAC, FLAC, MP3 and Opus "
         "are read"
     )
 

@@ -11,15 +11,15 @@ from streamer.formats.failures import damaged, refused
 from streamer.formats.reading import Reading, read_range
 from streamer.manifest.model import ObjectRecord
 from streamer.media.audio.recordings import Recording
-from streamer.media.audio.sounds import PCM, Integers
+from streamer.media.audio.window_records import PCM, Integers
 from streamer.media.containers.entries import Codec
 
 _READ_BYTES = 4096
 _FORMS = {"<": Struct("<HHIIHH"), ">": Struct(">HHIIHH")}
 _FORM_BYTES = _FORMS["<"].size
-# By tag and bytes of a number. One of fewer bits fills the upper ones, as libsndfile and FFmpeg read it, too.
+# Types by tag and bytes of a number. One of fewer bits fills the upper ones, as libsndfile and FFmpeg read it, too.
 _DTYPES = {(1, 1): "u1", (1, 2): "i2", (1, 3): "i3", (1, 4): "i4", (3, 4): "f4", (3, 8): "f8"}
-# By the first bytes of the file: the order of bytes of all its numbers.
+# Orders of bytes by the first bytes of the file.
 _ORDERS = {b"RIFF": "<", b"RF64": "<", b"BW64": "<", b"RIFX": ">"}
 _PLAIN = 16
 _EXTENSIBLE = 0xFFFE
@@ -73,11 +73,11 @@ def read_wav(record: ObjectRecord, head: memoryview) -> Reading[Wav]:
         elif kind == b"data":
             if form is None:
                 raise damaged(record, "it has no fmt chunk before its samples", at)
-            sound, width = form
+            audio, width = form
             # Recorders that were killed leave 0 before their samples. What is of other chunks is none of them.
             if length == _UNKNOWN or (length == 0 and not (yield from _are_chunks(record, at + 8, order))):
                 length = long or record.size
-            return Wav(sound, min(length, record.size - at - 8) // width, at + 8, width)
+            return Wav(audio, min(length, record.size - at - 8) // width, at + 8, width)
         at += 8 + length + (length & 1)
     raise damaged(record, "it is cut off before its samples (a data chunk)", min(at, record.size))
 
@@ -120,6 +120,6 @@ def _form(record: ObjectRecord, content: memoryview, at: int, order: str) -> tup
     return Codec(PCM, named.encode(), rate=rate, channels=channels), width
 
 
-def width_of(sound: Codec) -> int:
+def width_of(audio: Codec) -> int:
     """Bytes of a sample of all channels."""
-    return int(chr(sound.extradata[-1])) * sound.channels
+    return int(chr(audio.extradata[-1])) * audio.channels

@@ -29,7 +29,7 @@ class Windows(msgspec.Struct, frozen=True, array_like=True):
     random: bool = False
 
     @classmethod
-    def of(cls, total: int, length: int, step: int, *, pad: bool, random: bool = False) -> Windows:
+    def cut(cls, total: int, length: int, step: int, *, pad: bool, random: bool = False) -> Windows:
         """All windows of a recording; `pad`: until its end, else only those that are inside of it."""
         inside = max(0, (total - length) // step + 1)
         # One more where samples are left, unless it would begin behind the end.
@@ -59,7 +59,7 @@ class Windows(msgspec.Struct, frozen=True, array_like=True):
         return found
 
 
-def shared_parts(lower: Integers, upper: Integers) -> tuple[Integers, Integers, Integers]:
+def cut_parts(lower: Integers, upper: Integers) -> tuple[Integers, Integers, Integers]:
     """Cuts what ranges `[lower, upper)` cover where one of them begins or ends.
 
     Args:

@@ -1,1 +1,1 @@
-"""Films and sounds: the index of mp4 and mov, clips, and the records that clips are made of. No I/O, no decoding."""
+"""Videos and audio: the index of mp4 and mov, clips, and the records that clips are made of. No I/O, no decoding."""

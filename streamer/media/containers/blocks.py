@@ -14,29 +14,29 @@ from streamer.manifest.blocks import LONGEST_HINT, Block
 from streamer.media.containers.clips import Pattern, Samples
 from streamer.media.containers.columns import pack_columns, unpack_columns
 from streamer.media.containers.entries import Codec
-from streamer.media.containers.frames import Frames
+from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.packets.frame_order import max_reorder
-from streamer.media.containers.records import SoundHead, heads_bytes, part_bytes
+from streamer.media.containers.records import ClipAudioHeader, heads_bytes, part_bytes
 from streamer.media.containers.tables import Integers, Packets
 
-# Packets nearer to each other are one range: sounds between them, 24 % of the bytes of an hour of film (2026-11-24),
+# Packets nearer to each other are one range: audio between them, 24 % of the bytes of an hour of video (2026-11-24),
 # cost less than another request.
 _NEAR_BYTES = 64 << 10
 # A clip reads at most as much too much, and parts are not cut where clips end before a quarter of it.
 _PART_BYTES = 64 << 10
 # Their hint has less than 64 KiB: 1.9 bytes a packet (2026-11-24), at most 4.
-_MOST_PACKETS = 12_288
-_MOST_EXTRA_BYTES = 64 << 20
+_MAX_PACKETS = 12_288
+_MAX_EXTRA_BYTES = 64 << 20
 # Columns of packets and of samples in a hint.
 _PACKET_COLUMNS = 5
 _SAMPLE_COLUMNS = 3
 
 
-class Hint(msgspec.Struct, frozen=True, array_like=True):
+class ClipHint(msgspec.Struct, frozen=True, array_like=True):
     """What the recoder needs besides the bytes.
 
     Attributes:
-        key: path of the film.
+        key: path of the video.
         codec: its parameters.
         timescale: ticks of a second.
         pattern: of clips that are drawn.
@@ -44,7 +44,7 @@ class Hint(msgspec.Struct, frozen=True, array_like=True):
         columns: of packets: gap before it in the content, size, pts, duration, key; of samples: first packet, behind
             the last one, frames; packets of frames; draws. Differences, compressed.
         extra: of each sample, see `Samples`; compressed.
-        sound: of clips that have it, see `formats.video.sound`.
+        audio: of clips that have it, see `streamer.media.video.clip_audio`.
     """
 
     key: str
@@ -54,14 +54,14 @@ class Hint(msgspec.Struct, frozen=True, array_like=True):
     counts: tuple[int, int, int, int]
     columns: bytes
     extra: bytes = b""
-    sound: bytes = b""
+    audio: bytes = b""
 
 
 class TrackSound(Protocol):
-    """The sound of the samples of a track."""
+    """The audio of the samples of a track."""
 
     @property
-    def head(self) -> SoundHead:
+    def head(self) -> ClipAudioHeader:
         """Of all samples."""
         ...
 
@@ -75,12 +75,12 @@ class TrackSound(Protocol):
 
 
 class Described(msgspec.Struct, frozen=True):
-    """What a track is besides its packets: path of the film, codec parameters, ticks of a second, its clips' sound."""
+    """What a track is besides its packets: path of the video, codec parameters, ticks of a second, its clips' audio."""
 
     key: str
     codecs: Sequence[Codec]
     timescale: int
-    sound: TrackSound | None = None
+    audio: TrackSound | None = None
 
 
 class Needed(msgspec.Struct, frozen=True):
@@ -126,7 +126,7 @@ class Needed(msgspec.Struct, frozen=True):
 
 
 def cut_blocks(
-    packets: Packets, frames: Frames, samples: Samples, described: Described, chunk_bytes: int
+    packets: Packets, frames: FrameTable, samples: Samples, described: Described, chunk_bytes: int
 ) -> Iterator[Block]:
     """Yields runs of samples whose packets take about `chunk_bytes`.
 
@@ -134,11 +134,11 @@ def cut_blocks(
     with both.
 
     Args:
-        packets: of the track.
-        frames: of the track.
-        samples: of the track.
-        described: the track.
-        chunk_bytes: length of a block.
+        packets: Packets of the track.
+        frames: Frames of the track.
+        samples: Samples of the track.
+        described: What the track is besides.
+        chunk_bytes: Length of a block.
     """
     ends = np.maximum.accumulate(packets.offset + packets.size).tolist()
     starts = samples.start.tolist()
@@ -148,40 +148,42 @@ def cut_blocks(
     for number, (start, stop) in enumerate(zip(starts, stops, strict=True)):
         begin = starts[first]
         far = max(furthest, stop)
-        full = ends[far - 1] - int(packets.offset[begin]) > chunk_bytes or far - begin > _MOST_PACKETS
+        full = ends[far - 1] - int(packets.offset[begin]) > chunk_bytes or far - begin > _MAX_PACKETS
         other = packets.entry[start] != packets.entry[begin]
         if number > first and (other or (full and start != starts[number - 1])):
-            yield from _fitting(packets, frames, samples, slice(first, number), described)
+            yield from _cut_run(packets, frames, samples, slice(first, number), described)
             first = number
             far = stop
         furthest = far
     if starts:
-        yield from _fitting(packets, frames, samples, slice(first, len(starts)), described)
+        yield from _cut_run(packets, frames, samples, slice(first, len(starts)), described)
 
 
-def _fitting(packets: Packets, frames: Frames, samples: Samples, run: slice, described: Described) -> Iterator[Block]:
+def _cut_run(
+    packets: Packets, frames: FrameTable, samples: Samples, run: slice, described: Described
+) -> Iterator[Block]:
     """Yields a run in blocks whose hints are short enough."""
     block = block_of(packets, frames, samples, run, described)
     if len(block.hint) > LONGEST_HINT and run.stop - run.start > 1:
         middle = (run.start + run.stop) // 2
-        yield from _fitting(packets, frames, samples, slice(run.start, middle), described)
-        yield from _fitting(packets, frames, samples, slice(middle, run.stop), described)
+        yield from _cut_run(packets, frames, samples, slice(run.start, middle), described)
+        yield from _cut_run(packets, frames, samples, slice(middle, run.stop), described)
     else:
         yield block
 
 
-def block_of(packets: Packets, frames: Frames, samples: Samples, run: slice, described: Described) -> Block:
+def block_of(packets: Packets, frames: FrameTable, samples: Samples, run: slice, described: Described) -> Block:
     """Returns the block of a run of samples; see `cut_blocks`."""
     first = samples.start[run]
     stop = samples.stop[run]
     base = int(first.min())
     codec = described.codecs[int(packets.entry[base])]
-    which = _needed(packets, frames, samples.rows[run], base, max_reorder(codec) if frames.ascends else 0)
+    which = _find_needed(packets, frames, samples.rows[run], base, max_reorder(codec) if frames.ascends else 0)
     place = np.full(int(which[-1]) + 1 - base, -1, np.int64)
     place[which - base] = np.arange(len(which))
     behind_gap = packets.key[which] & (np.diff(which, prepend=which[:1] - 1) > 1)
-    sound = described.sound
-    beside = sound.bytes_of(run) if sound else (np.empty(0, np.int64), np.empty(0, np.int64))
+    audio = described.audio
+    beside = audio.bytes_of(run) if audio else (np.empty(0, np.int64), np.empty(0, np.int64))
     ranges, starts = _ranges(packets.offset[which], packets.size[which], beside)
     # Packets that are not shown have none.
     duration = np.zeros(len(packets), np.int64)
@@ -194,12 +196,12 @@ def block_of(packets: Packets, frames: Frames, samples: Samples, run: slice, des
     )  # fmt: skip
     key = described.key
     extra = zlib.compress(msgspec.msgpack.encode(needed.extra)) if needed.extra else b""
-    sound_hint, sound_parts, sound_bytes = sound.hint(run, ranges) if sound else (b"", 0, 0)
-    hint = Hint(key, codec, described.timescale, samples.pattern, *_packed(needed), extra, sound_hint)
+    audio_hint, audio_parts, audio_bytes = audio.hint(run, ranges) if audio else (b"", 0, 0)
+    hint = ClipHint(key, codec, described.timescale, samples.pattern, *_pack_needed(needed), extra, audio_hint)
     cuts = needed.parts()
     numbers = sum(map(len, needed.rows)) + sum(map(len, needed.draws))
-    heads = heads_bytes(key, len(needed.rows), numbers, sound.head if sound else None)
-    heads += sum(map(len, needed.extra)) + sound_bytes
+    heads = heads_bytes(key, len(needed.rows), numbers, audio.head if audio else None)
+    heads += sum(map(len, needed.extra)) + audio_bytes
     record_bytes = heads + sum(
         part_bytes(int(stop - start), codec if needed.key[start] else None)
         for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)
@@ -209,13 +211,13 @@ def block_of(packets: Packets, frames: Frames, samples: Samples, run: slice, des
         len(needed.rows),
         record_bytes + int(needed.size.sum()),
         msgspec.msgpack.encode(hint),
-        parts=len(cuts) - 1 + sound_parts,
-        part_ranges=2 if sound else 1,
+        parts=len(cuts) - 1 + audio_parts,
+        part_ranges=2 if audio else 1,
         left_out=0 if run.start else samples.left_out,
     )
 
 
-def _needed(packets: Packets, frames: Frames, rows: Sequence[Integers], base: int, ahead: int) -> Integers:
+def _find_needed(packets: Packets, frames: FrameTable, rows: Sequence[Integers], base: int, ahead: int) -> Integers:
     """Returns the packets that samples need: for each frame those from its key packet to its own.
 
     What is between two frames of a sample is needed, too, unless whole GOPs are.
@@ -260,7 +262,7 @@ def _ranges(
     return tuple(zip(begins.tolist(), stops.tolist(), strict=True)), starts
 
 
-def _packed(needed: Needed) -> tuple[tuple[int, int, int, int], bytes]:
+def _pack_needed(needed: Needed) -> tuple[tuple[int, int, int, int], bytes]:
     """Counts and columns of a hint."""
     gaps = needed.start - np.append(0, (needed.start + needed.size)[:-1])
     lengths = np.array(list(map(len, needed.rows)))
@@ -275,13 +277,13 @@ def _steps(column: Integers) -> Integers:
     return np.diff(column, prepend=0)
 
 
-def read_hint(content: bytes) -> tuple[Hint, Needed]:
+def read_hint(content: bytes) -> tuple[ClipHint, Needed]:
     """Reads a hint.
 
     Raises:
         ValueError, msgspec.MsgspecError: the index did not write it.
     """
-    hint = msgspec.msgpack.decode(content, type=Hint)
+    hint = msgspec.msgpack.decode(content, type=ClipHint)
     packets, samples, in_rows, drawn = hint.counts
     lengths = [packets] * _PACKET_COLUMNS + [samples] * _SAMPLE_COLUMNS + [in_rows, drawn]
     gaps, size, pts, duration, key, first, stop, row_lengths, flat, draws = unpack_columns(hint.columns, lengths)
@@ -293,16 +295,28 @@ def read_hint(content: bytes) -> tuple[Hint, Needed]:
     starts = np.cumsum(gaps + np.append(0, size[:-1]))
     drawn_rows = list(draws.reshape(samples, -1, 2)) if drawn else []
     extra = _read_extra(hint.extra, samples)
-    # Of keys, 1, and 2 more if they are behind a gap.
+    # The column has 1 for keys, and 2 more for those behind a gap.
     times = np.cumsum(pts)
-    return hint, Needed(starts, size, times, duration, key > 0, first, stop, rows, drawn_rows, key > 1, extra)
+    return hint, Needed(
+        start=starts,
+        size=size,
+        pts=times,
+        duration=duration,
+        key=key > 0,
+        first=first,
+        stop=stop,
+        rows=rows,
+        draws=drawn_rows,
+        behind_gap=key > 1,
+        extra=extra,
+    )
 
 
 def _read_extra(content: bytes, samples: int) -> list[bytes]:
     if not content:
         return []
     try:
-        raw = zlib.decompressobj().decompress(content, _MOST_EXTRA_BYTES)
+        raw = zlib.decompressobj().decompress(content, _MAX_EXTRA_BYTES)
     except zlib.error as error:
         raise ValueError(f"the rows of a hint are damaged: {error}") from error
     found = msgspec.msgpack.decode(raw, type=list[bytes])

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from streamer.media.containers.frames import Frames
+from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.tables import Integers, Packets
 
 # Times are computed in floats: a frame is shown from its time on, and not a rounding error later.
 ROUNDING_TICKS = 1e-6
 
 
-def drawn(numbers: Integers | int, rng: np.random.Generator | None) -> Integers:
+def draw_numbers(numbers: Integers | int, rng: np.random.Generator | None) -> Integers:
     """Returns whole numbers below these: those that `rng` draws, or in the middle."""
     most = np.asarray(numbers)
     found: Integers = most // 2 if rng is None else rng.integers(most)
@@ -25,7 +25,7 @@ class Pattern(msgspec.Struct, frozen=True, array_like=True):
     """The frames of one clip, from its first one on.
 
     Attributes:
-        count: number of frames; 0: one, which is a picture and no clip.
+        count: number of frames; 0: one, which is an image and no clip.
         every: one of so many frames; or, if it is 0,
         ticks: from one frame to the next: the frames shown at these times.
     """
@@ -34,12 +34,12 @@ class Pattern(msgspec.Struct, frozen=True, array_like=True):
     every: int = 1
     ticks: float = 0.0
 
-    def of(self, pts: Integers, firsts: Integers) -> Integers:
+    def find_frames(self, pts: Integers, firsts: Integers) -> Integers:
         """The frames of clips that begin with these frames: (clips, count). The last one is repeated behind the end.
 
         Args:
-            pts: of all frames, ticks.
-            firsts: the first frame of each clip.
+            pts: Times of all frames, ticks.
+            firsts: Number of the first frame of each clip.
         """
         steps = np.arange(self.count)
         if self.every:
@@ -57,7 +57,7 @@ class Pattern(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How a film is cut into samples.
+    """How a video is cut into samples.
 
     Attributes:
         pattern: of a clip, `ticks` in seconds.
@@ -119,13 +119,13 @@ class Cells(msgspec.Struct, frozen=True):
     spread: Integers
     extra: Sequence[bytes] = ()
 
-    def taken(self, which: Integers) -> Cells:
+    def take(self, which: Integers) -> Cells:
         """Those of these numbers."""
         extra = [self.extra[number] for number in which.tolist()] if self.extra else ()
         return Cells(self.first[which], self.stop[which], self.end[which], self.spread[which], extra)
 
 
-def samples_of(sampling: Sampling, packets: Packets, frames: Frames, timescale: int) -> Samples:
+def samples_of(sampling: Sampling, packets: Packets, frames: FrameTable, timescale: int) -> Samples:
     """Cuts a track into samples; those over a change of codec parameters are left out."""
     pattern = sampling.pattern_of(timescale)
     end = int(frames.pts[-1] + frames.duration[-1]) if len(frames) else 0
@@ -137,32 +137,34 @@ def samples_of(sampling: Sampling, packets: Packets, frames: Frames, timescale: 
     return samples_of_cells(sampling, pattern, cells, packets, frames)
 
 
-def samples_of_cells(sampling: Sampling, pattern: Pattern, cells: Cells, packets: Packets, frames: Frames) -> Samples:
+def samples_of_cells(
+    sampling: Sampling, pattern: Pattern, cells: Cells, packets: Packets, frames: FrameTable
+) -> Samples:
     """Makes the samples of these cells, which have a frame with which a clip may begin; see `samples_of`."""
     if sampling.start == "key":
         keys = np.append(np.flatnonzero(frames.start == frames.packet), len(frames))
         at = keys[np.searchsorted(keys, cells.first)]
-        cells = msgspec.structs.replace(cells, first=at).taken(np.flatnonzero(at < cells.stop))
+        cells = msgspec.structs.replace(cells, first=at).take(np.flatnonzero(at < cells.stop))
     clips = sampling.clips
     count = len(cells.first) // clips
     if not count:
-        return _with_packets(pattern, ([], [], []), packets, frames)
+        return _find_packets(pattern, ([], [], []), packets, frames)
     firsts, stops = (column[: count * clips].reshape(count, clips) for column in (cells.first, cells.stop))
     end = cells.end[: count * clips : clips]
     draws: list[Integers] = []
     if sampling.start == "spread":
         rows = list(cells.spread)
     elif sampling.start == "random":
-        last = pattern.of(frames.pts, (stops - 1).ravel()).reshape(count, -1).max(axis=1)
+        last = pattern.find_frames(frames.pts, (stops - 1).ravel()).reshape(count, -1).max(axis=1)
         ends = np.minimum(last + 1, end).tolist()
         rows = [np.arange(first, stop) for first, stop in zip(firsts[:, 0].tolist(), ends, strict=True)]
         draws = list(np.stack([firsts - firsts[:, :1], stops - firsts], axis=-1))
     else:
-        rows = list(np.minimum(pattern.of(frames.pts, firsts.ravel()).reshape(count, -1), end[:, None] - 1))
-    return _with_packets(pattern, (rows, draws, cells.extra), packets, frames)
+        rows = list(np.minimum(pattern.find_frames(frames.pts, firsts.ravel()).reshape(count, -1), end[:, None] - 1))
+    return _find_packets(pattern, (rows, draws, cells.extra), packets, frames)
 
 
-def _edges(sampling: Sampling, pattern: Pattern, frames: Frames, timescale: int) -> Integers:
+def _edges(sampling: Sampling, pattern: Pattern, frames: FrameTable, timescale: int) -> Integers:
     """The frames with which the cells of the grid begin, and the number of frames."""
     step = sampling.step
     seconds = sampling.step_seconds
@@ -179,11 +181,11 @@ def _edges(sampling: Sampling, pattern: Pattern, frames: Frames, timescale: int)
     return np.append(np.unique(edges), len(frames))
 
 
-def _with_packets(
+def _find_packets(
     pattern: Pattern,
     found: tuple[list[Integers], list[Integers], Sequence[bytes]],
     packets: Packets,
-    frames: Frames,
+    frames: FrameTable,
 ) -> Samples:
     rows = found[0]
     if not rows:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-_MOST_BYTES = 256 << 20
+_MAX_BYTES = 256 << 20
 
 
 def pack_columns(columns: Sequence[NDArray[np.int64]]) -> bytes:
@@ -21,7 +21,7 @@ def pack_columns(columns: Sequence[NDArray[np.int64]]) -> bytes:
 def unpack_columns(content: bytes, lengths: Sequence[int]) -> list[NDArray[np.int64]]:
     """Returns the columns of these lengths; raises ValueError if the bytes have others."""
     total = 8 * sum(lengths)
-    if min(lengths) < 0 or total > _MOST_BYTES:
+    if min(lengths) < 0 or total > _MAX_BYTES:
         raise ValueError(f"a hint of columns of {lengths}")
     try:
         raw = zlib.decompressobj().decompress(content, total + 1)

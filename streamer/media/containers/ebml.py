@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from streamer.formats.failures import DamagedError
 
 # An id of 4 bytes and a length of 8.
-MOST_HEADER_BYTES = 12
+MAX_HEADER_BYTES = 12
 _LONGEST_ID = 4
 
 
@@ -52,12 +52,12 @@ def elements(content: memoryview) -> Iterator[tuple[int, memoryview]]:
         at += head + length
 
 
-def unsigned(body: memoryview | bytes) -> int:
+def read_unsigned(body: memoryview | bytes) -> int:
     """Reads a whole number."""
     return int.from_bytes(body, "big")
 
 
-def real(body: memoryview | bytes) -> float:
+def read_real(body: memoryview | bytes) -> float:
     """Reads a number of 4 or 8 bytes, or of none; raises DamagedError for others."""
     if len(body) not in {0, 4, 8}:
         raise DamagedError(f"a float of {len(body)} bytes")

@@ -36,8 +36,8 @@ class Shift(msgspec.Struct, frozen=True):
     first: int = -_LAST
     stop: int = _LAST
 
-    def at_first(self, times: NDArray[np.int64]) -> Shift:
-        """The shift of pictures if the edit begins between two of these composition times.
+    def start_at_first(self, times: NDArray[np.int64]) -> Shift:
+        """The shift of frames if the edit begins between two of these composition times.
 
         The first one inside is shown when it begins, as FFmpeg has it. `ffmpeg -ss 3.7 -c copy` writes such edits.
         """
@@ -68,14 +68,14 @@ def shift_of(edits: list[Edit], timescale: int, movie_timescale: int, *, fragmen
     if shown and shown[0].rate != _PLAIN:
         raise UnreadError(f"an edit of rate {shown[0].rate / _PLAIN}, which is not read")
     begin = shown[0].media_time if shown else 0
-    ticks = begin - rescaled(empty, timescale, movie_timescale)
+    ticks = begin - rescale(empty, timescale, movie_timescale)
     if fragmented:
         return Shift(ticks)
-    length = rescaled(shown[0].duration, timescale, movie_timescale) if shown else 0
+    length = rescale(shown[0].duration, timescale, movie_timescale) if shown else 0
     return Shift(ticks, begin, begin + length if length else _LAST)
 
 
-def rescaled(value: int, to: int, of: int) -> int:
+def rescale(value: int, to: int, of: int) -> int:
     """Returns ticks of another clock, rounded as FFmpeg's av_rescale does: halves away from zero."""
     sign = -1 if value < 0 else 1
     return sign * ((2 * abs(value) * to + of) // (2 * of))

@@ -9,14 +9,14 @@ import msgspec
 from streamer.formats.failures import DamagedError, UnreadError
 from streamer.media.containers.boxes import boxes, name_of, numbers
 
-# By type of the entry: FFmpeg's decoder. dav1d decodes what FFmpeg's own does not.
+# FFmpeg's decoders by type of the entry. dav1d decodes what FFmpeg's own does not.
 CODECS = {
     b"avc1": "h264", b"avc3": "h264", b"hvc1": "hevc", b"hev1": "hevc", b"av01": "libdav1d", b"vp08": "vp8",
     b"vp09": "vp9", b"mp4v": "mpeg4", b"jpeg": "mjpeg", b"mjpa": "mjpeg", b"Opus": "opus", b"fLaC": "flac",
     b"alac": "alac", b".mp3": "mp3float", b"ac-3": "ac3", b"ec-3": "eac3", b"mp4a": "",
     **dict.fromkeys([b"apcn", b"apch", b"apcs", b"apco", b"ap4h"], "prores"),
 }  # fmt: skip
-# By objectTypeIndication of esds (ISO/IEC 14496-1).
+# FFmpeg's decoders by objectTypeIndication of esds (ISO/IEC 14496-1).
 OBJECT_TYPES = {
     0x20: "mpeg4", 0x40: "aac", 0x6A: "mpeg1video", 0x69: "mp3float", 0x6B: "mp3float", 0x6C: "mjpeg", 0x6D: "png",
     0xA5: "ac3", 0xA6: "eac3", 0xDD: "vorbis", **dict.fromkeys(range(0x60, 0x66), "mpeg2video"),
@@ -27,7 +27,7 @@ TURNS = {(1, 0, 0, 1): 0, (0, 1, -1, 0): 270, (-1, 0, 0, -1): 180, (0, -1, 1, 0)
 ENCRYPTED = "is encrypted, and streamer has no keys"
 _VIDEO_BYTES = 86
 _AUDIO_BYTES = 36
-# Of QuickTime's versions 1 and 2 of sounds.
+# Bytes that versions 1 and 2 of QuickTime's audio have besides.
 _LONGER = {1: 16, 2: 36}
 _OPUS_RATE = 48_000
 # Tags of the descriptors in esds.
@@ -42,10 +42,10 @@ class Codec(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         name: FFmpeg's name of the decoder.
         extradata: avcC, hvcC, av1C, the AudioSpecificConfig, ...: as FFmpeg takes it.
-        width, height: of pictures.
-        rotation: degrees counterclockwise by which pictures are turned: 0, 90, 180, 270.
+        width, height: of frames.
+        rotation: degrees counterclockwise by which frames are turned: 0, 90, 180, 270.
         colour: primaries, transfer, matrix (numbers of ISO/IEC 23091-2), whether the range is full; None: not said.
-        rate, channels: of sounds.
+        rate, channels: of audio.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Codec(msgspec.Struct, frozen=True, array_like=True):
 
 
 def read_codec(entry: bytes, *, video: bool, rotation: int = 0) -> Codec:
-    """Reads a sample entry of a track of films or of sounds.
+    """Reads a sample entry of a video or audio track.
 
     Raises:
         UnreadError: it is encrypted, or of a codec that is not read.
@@ -82,13 +82,13 @@ def read_codec(entry: bytes, *, video: bool, rotation: int = 0) -> Codec:
     for inner, body in boxes(memoryview(entry)[at:]):
         if inner == b"sinf":
             raise UnreadError(ENCRYPTED)
-        codec = msgspec.structs.replace(codec, **_stored(inner, body, found))
+        codec = msgspec.structs.replace(codec, **_read_box(inner, body, found))
     if not found["name"]:
         raise UnreadError(f"is encoded as {name_of(kind)}, which is not read")
     return msgspec.structs.replace(codec, **found)
 
 
-def _stored(kind: bytes, body: memoryview, found: dict[str, object]) -> dict[str, object]:
+def _read_box(kind: bytes, body: memoryview, found: dict[str, object]) -> dict[str, object]:
     """Reads a box of an entry: name and extradata to `found`; returns other attributes."""
     if kind in {b"avcC", b"hvcC", b"av1C"}:
         found["extradata"] = bytes(body)
@@ -105,7 +105,7 @@ def _stored(kind: bytes, body: memoryview, found: dict[str, object]) -> dict[str
     elif kind == b"wave":
         for inner, each in boxes(body):
             if inner in {b"esds", b"alac"}:
-                _stored(inner, each, found)
+                _read_box(inner, each, found)
     elif kind == b"alac":
         # FFmpeg takes the whole box.
         found["extradata"] = struct.pack(">I4s", len(body) + 8, kind) + bytes(body)

@@ -20,19 +20,19 @@ from streamer.media.containers.boxes import HEADER_BYTES, LONG_HEADER_BYTES, box
 
 # Read at each box on the outermost level: all of moov in files of some seconds, and moof of 200 packets.
 HEAD_BYTES = 4096
-MOST_INDEX_BYTES = 256 << 20
+MAX_INDEX_BYTES = 256 << 20
 # 290 hours of fragments of 2 s; their places take 200 MB.
-_MOST_BOXES = 1 << 20
+_MAX_BOXES = 1 << 20
 # Heads nearer to each other are read at once, and several fragments that are shorter: another request takes longer.
 _NEAR_BYTES = 64 << 10
 _SEVERAL_BYTES = 256 << 10
 # mfra has 19 bytes a fragment and track, a fragment rarely less than 40 KB.
 _TAIL_SHARE = 1 << 10
-_MOST_TAIL_BYTES = 1 << 20
+_MAX_TAIL_BYTES = 1 << 20
 # A file without an index is walked from several places at once, so that each walk has about as many fragments, a
 # request each. To find a place, one and a half fragments are read: 2.3 % of the file.
 _FRAGMENTS_OF_WALK = 64
-_MOST_SEARCH_BYTES = 16 << 20
+_MAX_SEARCH_BYTES = 16 << 20
 _BEGIN = b"moof\0\0\0\x10mfhd"
 _TRAILER_BYTES = 16
 
@@ -56,8 +56,8 @@ def check_whole(kind: bytes, at: int, stop: int, size: int, missing: str = "") -
         raise DamagedError(
             f"cut off: {kind.decode()} goes from byte {at} to {stop}, the file has {size} bytes{missing}", at
         )
-    if kind in {b"moov", b"moof"} and stop - at > MOST_INDEX_BYTES:
-        raise UnreadError(f"has an index of {stop - at} bytes, at most {MOST_INDEX_BYTES} are read", at)
+    if kind in {b"moov", b"moof"} and stop - at > MAX_INDEX_BYTES:
+        raise UnreadError(f"has an index of {stop - at} bytes, at most {MAX_INDEX_BYTES} are read", at)
 
 
 def read_moofs(record: ObjectRecord, at: int, held: tuple[int, memoryview]) -> Reading[list[tuple[int, memoryview]]]:
@@ -77,7 +77,7 @@ def read_moofs(record: ObjectRecord, at: int, held: tuple[int, memoryview]) -> R
     """
     walk = _Walk(record.size, at)
     walk.take([held])
-    tail = min(max(HEAD_BYTES, record.size // _TAIL_SHARE), _MOST_TAIL_BYTES, record.size)
+    tail = min(max(HEAD_BYTES, record.size // _TAIL_SHARE), _MAX_TAIL_BYTES, record.size)
     more = [] if walk.indexed else [(record.size - tail, record.size)]
     while ranges := walk.ranges():
         needs = near_needs(record, [*ranges, *more], _NEAR_BYTES)
@@ -115,19 +115,19 @@ class _Walk:
         """Parses what was read; `contents` are bytes and where they begin, in order."""
         starts = [start for start, _ in contents]
 
-        def behind(at: int) -> memoryview:
+        def read_from(at: int) -> memoryview:
             which = bisect_right(starts, at) - 1
             return contents[which][1][at - starts[which] :] if which >= 0 else memoryview(b"")
 
         cut, self._cut = self._cut, []
         for box in cut:
-            self._fill(box, behind)
+            self._fill(box, read_from)
         for start, content in contents:
             self._begin(_places(start, content, self._size))
         coming = sorted(self._coming)
         self._coming = {}
         for at in coming:
-            self._follow(at, behind)
+            self._follow(at, read_from)
         self._coming = {at: length for at, length in self._coming.items() if at not in self._boxes}
 
     def search(self) -> list[Range]:
@@ -137,7 +137,7 @@ class _Walk:
             return []
         self._searched = True
         length = self._size - self._at
-        walks = min(length // self._longest // _FRAGMENTS_OF_WALK, _MOST_SEARCH_BYTES // window)
+        walks = min(length // self._longest // _FRAGMENTS_OF_WALK, _MAX_SEARCH_BYTES // window)
         places = [self._at + length * number // walks for number in range(1, walks)]
         return [(place, min(self._size, place + window)) for place in places]
 
@@ -160,17 +160,17 @@ class _Walk:
             if self._at < at < self._size and at not in self._boxes:
                 self._coming.setdefault(at, HEAD_BYTES)
 
-    def _follow(self, at: int, behind: Callable[[int], memoryview]) -> None:
+    def _follow(self, at: int, read_from: Callable[[int], memoryview]) -> None:
         """Goes from box to box, until it comes to bytes that were not read, or where another walk was."""
         fragment = None
         while at + HEADER_BYTES <= self._size and at not in self._boxes:
-            content = behind(at)
+            content = read_from(at)
             if len(content) < min(LONG_HEADER_BYTES, self._size - at):
                 near = fragment is not None and at - fragment < _NEAR_BYTES
                 self._coming.setdefault(at, _SEVERAL_BYTES if near else HEAD_BYTES)
                 break
-            if len(self._boxes) >= _MOST_BOXES:
-                raise UnreadError(f"has more than {_MOST_BOXES} boxes", at)
+            if len(self._boxes) >= _MAX_BOXES:
+                raise UnreadError(f"has more than {_MAX_BOXES} boxes", at)
             try:
                 kind, head, length = header(content, 0, self._size - at)
             except DamagedError as error:
@@ -180,16 +180,16 @@ class _Walk:
             if kind in {b"moof", b"sidx", b"mfra"} and box.stop <= self._size:
                 self._index_bytes += length
                 check_whole(b"moof", 0, self._index_bytes, self._size)
-                self._fill(box, behind)
+                self._fill(box, read_from)
             if kind == b"moof":
                 fragment = at
             at = box.stop
         if fragment is not None:
             self._longest = max(self._longest, min(at, self._size) - fragment)
 
-    def _fill(self, box: _Box, behind: Callable[[int], memoryview]) -> None:
+    def _fill(self, box: _Box, read_from: Callable[[int], memoryview]) -> None:
         have = box.start + len(box.body)
-        box.body += bytes(behind(have)[: box.stop - have])
+        box.body += bytes(read_from(have)[: box.stop - have])
         if box.start + len(box.body) < box.stop:
             self._cut.append(box)
             return

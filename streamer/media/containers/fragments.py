@@ -9,7 +9,7 @@ import numpy as np
 
 from streamer.formats.failures import DamagedError
 from streamer.media.containers.boxes import boxes, numbers, table
-from streamer.media.containers.tables import Integers, most_packets
+from streamer.media.containers.tables import Integers, find_max_packets
 
 _NOT_KEY = 0x10000
 # Flags of tfhd: fields that it has, in this order, and what they are if it has not.
@@ -40,7 +40,7 @@ class Runs(msgspec.Struct):
 
     Attributes:
         defaults: of the whole track.
-        found: columns of `Packets.of`, of each run.
+        found: columns of `Packets.from_columns`, of each run.
         next_time: decode time of the next packet.
         count: packets so far.
     """
@@ -51,7 +51,7 @@ class Runs(msgspec.Struct):
     count: int = 0
 
     def columns(self) -> list[Integers]:
-        """Returns the columns of `Packets.of`."""
+        """Returns the columns of `Packets.from_columns`."""
         if not self.found:
             return [np.empty(0, np.int64)] * 6
         return [np.concatenate(column) for column in zip(*self.found, strict=True)]
@@ -115,7 +115,7 @@ def _trun(runs: Runs, body: memoryview, bases: tuple[int, int], defaults: Defaul
         [first_flags] = numbers(">I", body, at)
         at = at + 4
     names = [name for name, flag in _COLUMNS.items() if flags & flag]
-    most = most_packets(object_bytes)
+    most = find_max_packets(object_bytes)
     if runs.count + count > most or ("size" not in names and not 0 < defaults.size * count <= object_bytes):
         raise DamagedError(f"trun has {count} packets of {defaults.size} bytes")
     rows = table("trun", body, f"({len(names)},)>u4", count, at) if names else np.empty((count, 0), ">u4")

@@ -1,4 +1,4 @@
-"""Frames: the packets that are shown, in the order shown, and where the decoding of each begins."""
+"""FrameTable: the packets that are shown, in the order shown, and where the decoding of each begins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from streamer.formats.failures import DamagedError
 from streamer.media.containers.tables import Integers, Packets
 
 
-class Frames(msgspec.Struct, frozen=True):
+class FrameTable(msgspec.Struct, frozen=True):
     """The frames of a track in the order shown.
 
     Attributes:
@@ -30,12 +30,12 @@ class Frames(msgspec.Struct, frozen=True):
         return len(self.packet)
 
     @classmethod
-    def of(cls, packets: Packets) -> Frames:
+    def from_packets(cls, packets: Packets) -> FrameTable:
         """Finds the frames of a track.
 
-        A frame is decoded from the last key packet that is stored before it and not shown after it: pictures of an open
-        GOP that are shown before its key picture are stored behind it and refer to the GOP before. Packets without a
-        byte, of pictures that an encoder has dropped, are no frames, and neither are those that are stored or shown
+        A frame is decoded from the last key packet that is stored before it and not shown after it: frames of an open
+        GOP that are shown before its key frame are stored behind it and refer to the GOP before. Packets without a
+        byte, of frames that an encoder has dropped, are no frames, and neither are those that are stored or shown
         before the first key packet, of which FFmpeg shows nothing either.
 
         Raises:

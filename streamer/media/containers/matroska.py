@@ -1,4 +1,4 @@
-"""Reads the packets of a film in Matroska or WebM (RFC 9559): all bytes once, because only blocks say where they are.
+"""Reads the packets of a video in Matroska or WebM (RFC 9559): all bytes once, because only blocks say where they are.
 
 Elements that contain blocks are not measured, only entered, so that files of live recorders, which do not know the
 lengths of theirs, are read as others are.
@@ -17,10 +17,10 @@ from streamer.formats.failures import DamagedError, UnreadError
 from streamer.formats.window import Window
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Answer, Need
-from streamer.media.containers.ebml import MOST_HEADER_BYTES, elements, header, number_at, real, unsigned
+from streamer.media.containers.ebml import MAX_HEADER_BYTES, elements, header, number_at, read_real, read_unsigned
 from streamer.media.containers.entries import ENCRYPTED, Codec
 from streamer.media.containers.movie import prefer
-from streamer.media.containers.tables import MOST_PACKETS, Packets
+from streamer.media.containers.tables import MAX_PACKETS, Packets
 
 _EBML = 0x1A45DFA3
 _SEGMENT = 0x18538067
@@ -38,9 +38,9 @@ _ENTERED = frozenset([_SEGMENT, _CLUSTER, _GROUP])
 _HEADS = frozenset([_INFO, _TRACKS])
 # What is read of their bodies: of blocks the number of the track, the time and flags.
 _READ_BYTES = {_SIMPLE_BLOCK: 11, _BLOCK: 11, _TIMESTAMP: 8, _DURATION: 8, _REFERENCE: 1}
-_MOST_HEAD_BYTES = 16 << 20
+_MAX_HEAD_BYTES = 16 << 20
 _SCALE = 0x2AD7B1
-# Of a TrackEntry.
+# Elements of a TrackEntry.
 _ENTRY = 0xAE
 _NUMBER = 0xD7
 _TYPE = 0x83
@@ -61,9 +61,9 @@ _MATRIX = 0x55B1
 _RANGE = 0x55B9
 # Numbers of ISO/IEC 23091-2, and of a range.
 _UNSPECIFIED = 2
-_MOST_COLOUR = 22
+_MAX_COLOUR = 22
 _FULL = 2
-_FILM = 1
+_VIDEO_TRACK = 1
 # Flags of a block.
 _KEY = 0x80
 _INVISIBLE = 0x08
@@ -127,8 +127,8 @@ class Blocks:
         flags = head[used + 2]
         if flags & _LACED:
             self.laced_at = at
-        if len(self.columns[0]) >= MOST_PACKETS:
-            raise UnreadError(f"has more than {MOST_PACKETS} packets", at)
+        if len(self.columns[0]) >= MAX_PACKETS:
+            raise UnreadError(f"has more than {MAX_PACKETS} packets", at)
         time = self.cluster + int.from_bytes(head[used : used + 2], "big", signed=True)
         key = bool(flags & _KEY) if simple else not self._is_referring
         begin = at + used + 3
@@ -138,8 +138,8 @@ class Blocks:
         self._is_added = not simple
 
 
-class Film:
-    """What the elements of a file have said so far: the tracks of films, and the packets of each."""
+class MatroskaTracks:
+    """What the elements of a file have said so far: the video tracks, and the packets of each."""
 
     def __init__(self, stream_index: int | None) -> None:
         self.nanoseconds = 1_000_000
@@ -154,21 +154,23 @@ class Film:
     def take(self, kind: int, content: bytes, body: int, stop: int) -> None:
         """Takes the beginning of the body of an element, which is `[body, stop)` of the file."""
         if kind == _INFO:
-            scales = [unsigned(inner) for name, inner in elements(memoryview(content)) if name == _SCALE]
+            scales = [read_unsigned(inner) for name, inner in elements(memoryview(content)) if name == _SCALE]
             self.nanoseconds = next(filter(None, scales), self.nanoseconds)
         elif kind == _TRACKS:
-            self.tracks = [(entry, Blocks(entry.number)) for entry in _films(memoryview(content), self._stream_index)]
+            self.tracks = [
+                (entry, Blocks(entry.number)) for entry in _find_videos(memoryview(content), self._stream_index)
+            ]
         for _, blocks in self.tracks:
             if kind == _TIMESTAMP:
-                blocks.cluster = unsigned(content)
+                blocks.cluster = read_unsigned(content)
             elif kind == _REFERENCE:
                 blocks.refer()
             elif kind == _DURATION:
-                blocks.last(unsigned(content))
+                blocks.last(read_unsigned(content))
             elif kind in _BLOCKS:
                 blocks.add(content, body, stop, simple=kind == _SIMPLE_BLOCK)
 
-    def chosen(self) -> tuple[Entry, Blocks]:
+    def choose_track(self) -> tuple[Entry, Blocks]:
         """Returns the track to take, see `prefer`; raises UnreadError if it is not read."""
         sizes = [(len(blocks.columns[0]), entry.codec.width * entry.codec.height) for entry, blocks in self.tracks]
         entry, blocks = self.tracks[prefer(sizes)]
@@ -198,31 +200,31 @@ def read_matroska(
     window = Window(record.size)
     size = record.size
     at = 0
-    film = Film(stream_index)
+    found = MatroskaTracks(stream_index)
     while at < size:
-        yield from window.reach(at, min(size, at + MOST_HEADER_BYTES))
-        kind, length, head = header(window.take(at, min(size, at + MOST_HEADER_BYTES)))
+        yield from window.reach(at, min(size, at + MAX_HEADER_BYTES))
+        kind, length, head = header(window.take(at, min(size, at + MAX_HEADER_BYTES)))
         body = at + head
         if (at == 0) != (kind == _EBML):
             raise UnreadError(f"has element {kind:#x}, where Matroska and WebM have another one", at)
         if kind in _ENTERED:
             if kind == _GROUP:
-                film.begin_group()
+                found.begin_group()
             at = body
             continue
         if length is None or body + length > size:
             raise DamagedError(f"cut off: element {kind:#x} at byte {at} ends behind the file of {size} bytes", at)
         read = length if kind in _HEADS else min(length, _READ_BYTES.get(kind, 0))
-        if read > _MOST_HEAD_BYTES:
-            raise UnreadError(f"has a head of {read} bytes, at most {_MOST_HEAD_BYTES} are read", at)
+        if read > _MAX_HEAD_BYTES:
+            raise UnreadError(f"has a head of {read} bytes, at most {_MAX_HEAD_BYTES} are read", at)
         at = body + length
         if read:
             yield from window.reach(body, body + read)
-            film.take(kind, window.take(body, body + read), body, at)
-    if not film.tracks:
+            found.take(kind, window.take(body, body + read), body, at)
+    if not found.tracks:
         raise DamagedError("cut off: it has no tracks", size)
-    entry, blocks = film.chosen()
-    return _packets(blocks, entry, film.nanoseconds, size), entry.codec, _ticks(film.nanoseconds)[0]
+    entry, blocks = found.choose_track()
+    return _packets(blocks, entry, found.nanoseconds, size), entry.codec, _ticks(found.nanoseconds)[0]
 
 
 def _ticks(nanoseconds: int) -> tuple[int, int]:
@@ -239,28 +241,28 @@ def _packets(blocks: Blocks, entry: Entry, nanoseconds: int, size: int) -> Packe
     if np.abs(time).max(initial=0) * ticks >= 1 << 62:
         raise DamagedError("times of more than 100 years")
     packets = Packets(
-        offset,
-        length,
-        time * ticks,
-        np.where(duration, duration * ticks, usual),
-        key.astype(bool),
-        shown.astype(bool),
-        np.zeros(len(offset), np.int64),
+        offset=offset,
+        size=length,
+        pts=time * ticks,
+        duration=np.where(duration, duration * ticks, usual),
+        key=key.astype(bool),
+        shown=shown.astype(bool),
+        entry=np.zeros(len(offset), np.int64),
     )
     packets.check(size)
     return packets
 
 
-def _films(content: memoryview, stream_index: int | None) -> list[Entry]:
+def _find_videos(content: memoryview, stream_index: int | None) -> list[Entry]:
     found = [_entry(body) for kind, body in elements(content) if kind == _ENTRY]
     wanted = found if stream_index is None else found[stream_index : stream_index + 1] if stream_index >= 0 else []
-    films = [entry for entry in wanted if entry.type == _FILM]
-    if not films:
-        which = "" if stream_index is None else f", number {stream_index},"
-        raise UnreadError(f"has no track{which} of films: it has tracks of types {[entry.type for entry in found]}")
-    if len(films) == 1 and films[0].unread:
-        raise UnreadError(films[0].unread)
-    return films
+    videos = [entry for entry in wanted if entry.type == _VIDEO_TRACK]
+    if not videos:
+        which = "" if stream_index is None else f", number {stream_index}"
+        raise UnreadError(f"has no video track{which}: it has tracks of types {[entry.type for entry in found]}")
+    if len(videos) == 1 and videos[0].unread:
+        raise UnreadError(videos[0].unread)
+    return videos
 
 
 def _entry(content: memoryview) -> Entry:
@@ -269,19 +271,19 @@ def _entry(content: memoryview) -> Entry:
     codec: dict[str, Any] = {}
     for kind, body in elements(content):
         if kind == _NUMBER:
-            found.number = unsigned(body)
+            found.number = read_unsigned(body)
         elif kind == _TYPE:
-            found.type = unsigned(body)
+            found.type = read_unsigned(body)
         elif kind == _CODEC:
             name = bytes(body).decode("latin-1").rstrip("\0")
         elif kind == _PRIVATE:
             codec["extradata"] = bytes(body)
         elif kind == _FRAME_NANOSECONDS:
-            found.frame_nanoseconds = unsigned(body)
+            found.frame_nanoseconds = read_unsigned(body)
         elif kind == _ENCODINGS:
             found.unread = ENCRYPTED if _has(body, _ENCRYPTION) else "has packets that are compressed once more"
         elif kind == _VIDEO:
-            codec |= _picture(body, found)
+            codec |= _parse_frame(body, found)
     if name not in _CODECS:
         found.unread = found.unread or f"is encoded as {name!r}, which is not read"
     found.codec = Codec(_CODECS.get(name, ""), **codec)
@@ -292,19 +294,19 @@ def _has(content: memoryview, wanted: int) -> bool:
     return any(inner == wanted for _, body in elements(content) for inner, _ in elements(body))
 
 
-def _picture(content: memoryview, entry: Entry) -> dict[str, Any]:
+def _parse_frame(content: memoryview, entry: Entry) -> dict[str, Any]:
     """What Video says, as `Codec` has it."""
     found: dict[str, Any] = {}
     for kind, body in elements(content):
         if kind in {_WIDTH, _HEIGHT}:
-            found["width" if kind == _WIDTH else "height"] = unsigned(body)
+            found["width" if kind == _WIDTH else "height"] = read_unsigned(body)
         elif kind == _COLOUR:
-            numbers = {name: unsigned(inner) for name, inner in elements(body)}
+            numbers = {name: read_unsigned(inner) for name, inner in elements(body)}
             known = [numbers.get(name, _UNSPECIFIED) for name in (_PRIMARIES, _TRANSFER, _MATRIX)]
-            if max(known) <= _MOST_COLOUR:
+            if max(known) <= _MAX_COLOUR:
                 found["colour"] = (*known, numbers.get(_RANGE) == _FULL)
         elif kind == _PROJECTION:
-            turns = [real(inner) for name, inner in elements(body) if name == _ROLL]
+            turns = [read_real(inner) for name, inner in elements(body) if name == _ROLL]
             if any(turns):
                 entry.unread = f"is turned by {turns[0]} degrees, which is not read"
     return found

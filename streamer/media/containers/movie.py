@@ -12,12 +12,12 @@ from streamer.formats.reading import Reading, read_range
 from streamer.manifest.model import ObjectRecord
 from streamer.media.containers import fragments
 from streamer.media.containers.boxes import HEADER_BYTES, LONG_HEADER_BYTES, boxes, header, name_of, numbers
-from streamer.media.containers.edits import EMPTY, Edit, read_edits, rescaled, shift_of
+from streamer.media.containers.edits import EMPTY, Edit, read_edits, rescale, shift_of
 from streamer.media.containers.entries import TURNS, Codec, read_codec
 from streamer.media.containers.fragment_index import HEAD_BYTES, check_whole, read_moofs
 from streamer.media.containers.tables import Packets, Tables
 
-_MOST_ENTRIES = 64
+_MAX_ENTRIES = 64
 _NOTHING = memoryview(b"")
 _FIRST_BOXES = frozenset([b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp", b"pnot"])
 VIDEO = "vide"
@@ -31,8 +31,8 @@ class Track(msgspec.Struct):
         number: its id.
         kind: "vide", "soun" or another.
         timescale: ticks of a second.
-        rotation: degrees counterclockwise by which pictures have to be turned.
-        pixels: of a picture, as moov has it.
+        rotation: degrees counterclockwise by which frames have to be turned.
+        pixels: of a frame, as moov has it.
         edits: its edit list.
         entries: the sample entries, as stored.
         tables: where its packets are; of fragmented files `runs` says that.
@@ -74,7 +74,7 @@ class Movie(msgspec.Struct):
     tracks: list[Track] = msgspec.field(default_factory=list)
 
     def track(self, kind: str, stream_index: int | None = None) -> Track:
-        """Returns the track of that number; None: the first one of this kind, of films see `prefer`.
+        """Returns the track of that number, or if it is None the first one of this kind, of videos see `prefer`.
 
         Raises:
             UnreadError: there is none.
@@ -100,25 +100,25 @@ class Movie(msgspec.Struct):
             columns = track.runs.columns() if track.runs and fragmented else track.tables.columns(self.size)
             shift = shift_of(track.edits, track.timescale, self.timescale, fragmented=fragmented)
             if track.kind == VIDEO and track.edits and not fragmented:
-                shift = shift.at_first(columns[2])
-            packets = Packets.of(columns, shift)
+                shift = shift.start_at_first(columns[2])
+            packets = Packets.from_columns(columns, shift)
             packets.check(self.size)
         except DamagedError as error:
             raise type(error)(f"track {track.number}: {error}", error.offset) from error
         return packets
 
-    def shown(self, track: Track) -> tuple[int, int]:
-        """When a track begins to be shown, and how long it is; ticks, 0: to its end."""
+    def find_edit(self, track: Track) -> tuple[int, int]:
+        """Returns when a track begins to be shown, and how long, ticks; 0 if it is shown to its end."""
         empty = sum(edit.duration for edit in track.edits if edit.media_time == EMPTY)
         length = sum(edit.duration for edit in track.edits) - empty
-        return rescaled(empty, track.timescale, self.timescale), rescaled(length, track.timescale, self.timescale)
+        return rescale(empty, track.timescale, self.timescale), rescale(length, track.timescale, self.timescale)
 
 
 def prefer(tracks: Sequence[tuple[int, int]]) -> int:
     """Returns the number of the track to take, of tracks with so many packets of so many pixels.
 
     It is the first one with most pixels among those with at least half as many packets as the longest has: covers and
-    previews have large pictures, and few.
+    previews have large frames, and few.
     """
     most = max(count for count, _ in tracks)
     return max(range(len(tracks)), key=lambda number: (2 * tracks[number][0] >= most, tracks[number][1], -number))
@@ -212,7 +212,7 @@ def _read_entries(body: memoryview) -> list[bytes]:
     [count] = numbers(">I", body, 4)
     at = 8
     found = []
-    for _ in range(min(count, _MOST_ENTRIES)):
+    for _ in range(min(count, _MAX_ENTRIES)):
         _, _, length = header(body, at, len(body) - at)
         if at + length > len(body):
             raise DamagedError(f"a sample entry of {length} bytes is longer than its box", at)

@@ -14,11 +14,11 @@ _KINDS = {name: kind for kind, name in reversed(CODECS.items())}
 _PARAMETERS = {"h264": b"avcC", "hevc": b"hvcC", "libdav1d": b"av1C"}
 _OBJECTS = {name: number for number, name in reversed(OBJECT_TYPES.items())}
 _ONE = 1 << 16
-_MOST_TICKS = 1 << 31
+_MAX_TICKS = 1 << 31
 
 
 def clip_mp4(record: memoryview) -> bytes:
-    """Returns a film whose frames are those of the clip, from 0 s on; of a clip that is drawn, that in the middle.
+    """Returns a video whose frames are those of the clip, from 0 s on; of a clip that is drawn, that in the middle.
 
     Each frame is shown until the next one of the clip. All other packets are decoded and hidden by the edit list.
 
@@ -27,7 +27,7 @@ def clip_mp4(record: memoryview) -> bytes:
             mp4 does not have, or without GOPs between its frames, behind which decoders would have to begin anew.
     """
     opened = open_record(record)
-    wanted, duration = opened.head.drawn(None)
+    wanted, duration = opened.head.draw(None)
     first, stop = opened.span(wanted)
     pts = np.array(opened.pts[first:stop])
     shown, at = np.unique(wanted, return_index=True)
@@ -40,7 +40,7 @@ def clip_mp4(record: memoryview) -> bytes:
     # Behind the last one that is shown none is needed.
     count = int(places.max()) + 1
     if any(first < gap < first + count for gap in opened.gaps):
-        raise ValueError("a clip whose frames are whole GOPs apart is not a film of its own")
+        raise ValueError("a clip whose frames are whole GOPs apart is not a video of its own")
     contents = opened.packets[first : first + count]
     lengths = lengths[:count]
     # Hidden packets have times before the edit, a tick each; those of shown ones are not before their decoding times.
@@ -53,8 +53,8 @@ def clip_mp4(record: memoryview) -> bytes:
     offsets[hidden] = np.arange(len(hidden))
     offsets[places] = begin + shown
     offsets -= decoded
-    if max(np.abs(offsets).max(), lengths.max()) >= _MOST_TICKS:
-        raise ValueError(f"a clip whose frames are more than {_MOST_TICKS} ticks apart")
+    if max(np.abs(offsets).max(), lengths.max()) >= _MAX_TICKS:
+        raise ValueError(f"a clip whose frames are more than {_MAX_TICKS} ticks apart")
     ones = np.ones(count, np.int64)
     tables = [
         full(b"stsd", 0, struct.pack(">I", 1), _entry(opened.codec)),

@@ -12,13 +12,13 @@ import numpy as np
 from streamer.errors import RecodeError
 from streamer.formats.base import Records
 from streamer.formats.failures import needing
-from streamer.media.containers.blocks import Hint, Needed, read_hint
+from streamer.media.containers.blocks import ClipHint, Needed, read_hint
 from streamer.media.containers.packets.frame_order import check_order
 from streamer.media.containers.packets.keys import check_key
-from streamer.media.containers.records import Head, SoundHead, encode_head, encode_part
+from streamer.media.containers.records import ClipAudioHeader, ClipHeader, encode_head, encode_part
 from streamer.media.containers.tables import Integers
 
-Sounds: TypeAlias = Callable[[memoryview, bytes], tuple[list[bytes], Integers, list[SoundHead]]]
+FindAudio: TypeAlias = Callable[[memoryview, bytes], tuple[list[bytes], Integers, list[ClipAudioHeader]]]
 
 
 class ClipRecoder:
@@ -26,12 +26,12 @@ class ClipRecoder:
 
     Args:
         names: of the fields that clips have, so that columns have others.
-        sounds: finds the sound of a block, see `formats.video.sound`; None: clips have none.
+        find_audio: Finds the audio of a block, see `streamer.media.video.clip_audio`; None if clips have none.
     """
 
-    def __init__(self, names: Sequence[str] = (), sounds: Sounds | None = None) -> None:
+    def __init__(self, names: Sequence[str] = (), find_audio: FindAudio | None = None) -> None:
         self._names = names
-        self._sounds = sounds
+        self._find_audio = find_audio
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Makes the records of a block, or reads the table that a survey asks for; see `Recoder.recode`."""
@@ -55,14 +55,14 @@ class ClipRecoder:
         ranges = np.stack(
             [np.searchsorted(cuts, needed.first, "right") - 1, np.searchsorted(cuts, needed.stop, "left")], axis=-1
         )[:, None]
-        sounds: Sequence[SoundHead | None] = [None] * samples
-        if self._sounds:
-            pieces, used, sounds = self._sounds(content, described.sound)
-            if len(sounds) != samples:
-                raise RecodeError(f"a hint of {samples} samples, of which {len(sounds)} have sound")
+        audio_headers: Sequence[ClipAudioHeader | None] = [None] * samples
+        if self._find_audio:
+            pieces, used, audio_headers = self._find_audio(content, described.audio)
+            if len(audio_headers) != samples:
+                raise RecodeError(f"a hint of {samples} samples, of which {len(audio_headers)} have audio")
             ranges = np.concatenate([ranges, used + len(parts)], axis=1)
             parts += pieces
-        heads = [_head(described, needed, number, sound) for number, sound in enumerate(sounds)]
+        heads = [_head(described, needed, number, audio) for number, audio in enumerate(audio_headers)]
         return Records(
             heads,
             np.array(list(map(len, heads)), np.int64),
@@ -76,7 +76,7 @@ def _is_inside(needed: Needed, content_bytes: int) -> bool:
     return bool(needed.start.min() >= 0 and (needed.start + needed.size).max() <= content_bytes)
 
 
-def _parts(described: Hint, needed: Needed, packets: list[memoryview], cuts: np.ndarray) -> list[bytes]:
+def _parts(described: ClipHint, needed: Needed, packets: list[memoryview], cuts: np.ndarray) -> list[bytes]:
     pts = needed.pts.tolist()
     key = needed.key.tolist()
     behind_gap = needed.behind_gap.tolist()
@@ -88,10 +88,21 @@ def _parts(described: Hint, needed: Needed, packets: list[memoryview], cuts: np.
     ]
 
 
-def _head(described: Hint, needed: Needed, number: int, sound: SoundHead | None) -> bytes:
+def _head(described: ClipHint, needed: Needed, number: int, audio: ClipAudioHeader | None) -> bytes:
     row = needed.rows[number]
     draws = needed.draws[number].tobytes() if needed.draws else b""
     pts = needed.pts[row].tobytes()
     duration = needed.duration[row].tobytes()
     extra = needed.extra[number] if needed.extra else b""
-    return encode_head(Head(described.key, described.timescale, pts, duration, described.pattern, draws, extra, sound))
+    return encode_head(
+        ClipHeader(
+            key=described.key,
+            timescale=described.timescale,
+            pts=pts,
+            duration=duration,
+            pattern=described.pattern,
+            draws=draws,
+            extra=extra,
+            audio=audio,
+        )
+    )

@@ -2,7 +2,7 @@
 
     head   u32 bytes | MessagePack of `Head`
     part   u32 packets | u32 bytes of codec | packets x (u32 size, i64 pts) | MessagePack of `Codec` | packets
-    sound  pieces of `formats.audio.sounds`, if the head says so
+    audio  pieces of `streamer.media.audio.window_records`, if the head says so
 
 Only parts that begin with a key packet have codec parameters. The highest bit of their number of packets says that
 packets before them are left out. Numbers are little-endian, times ticks of the track.
@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.media.containers.clips import Pattern, drawn
+from streamer.media.containers.clips import Pattern, draw_numbers
 from streamer.media.containers.entries import Codec
 from streamer.media.containers.tables import Integers
 
@@ -26,12 +26,12 @@ _LENGTH = struct.Struct("<I")
 _PART = struct.Struct("<II")
 _PACKET = struct.Struct("<Iq")
 _GAP = 1 << 31
-# Of the numbers of a head: at most 5 bytes where MessagePack has a length, 9 where it has a number.
+# Bytes of the numbers of a head: at most 5 where MessagePack has a length, 9 where it has a number.
 _HEAD_BYTES = 64
 
 
-class SoundHead(msgspec.Struct, frozen=True, array_like=True):
-    """What the head of a record has of the sound of its clips.
+class ClipAudioHeader(msgspec.Struct, frozen=True, array_like=True):
+    """What the head of a record has of the audio of its clips.
 
     Attributes:
         codec: how it is encoded.
@@ -54,11 +54,11 @@ class SoundHead(msgspec.Struct, frozen=True, array_like=True):
         return round((seconds - self.played_at) * self.codec.rate)
 
 
-class Head(msgspec.Struct, frozen=True, array_like=True):
+class ClipHeader(msgspec.Struct, frozen=True, array_like=True):
     """What a sample has besides packets.
 
     Attributes:
-        key: path of the film.
+        key: path of the video.
         timescale: ticks of a second.
         pts: int64 of the frames of its clips one after the other; if clips are drawn, of those that they may have.
         duration: likewise.
@@ -66,7 +66,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
         draws: of clips that are drawn, int64 (clips, 2): place of the first possible beginning in `pts`, their number;
             else empty.
         extra: the record of its row of a table, see `formats.table.records`; of other samples empty.
-        sound: of its clips, if they have any.
+        audio: of its clips, if they have any.
     """
 
     key: str
@@ -76,9 +76,9 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     pattern: Pattern
     draws: bytes = b""
     extra: bytes = b""
-    sound: SoundHead | None = None
+    audio: ClipAudioHeader | None = None
 
-    def drawn(self, rng: np.random.Generator | None) -> tuple[Integers, Integers]:
+    def draw(self, rng: np.random.Generator | None) -> tuple[Integers, Integers]:
         """Returns times and durations of the frames, ticks: of clips that `rng` draws, or in the middle of their cells.
 
         Fields of one sample agree where they get equal generators.
@@ -88,7 +88,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
         if not self.draws:
             return pts, duration
         base, number = np.frombuffer(self.draws, "<i8").reshape(-1, 2).T
-        chosen = self.pattern.of(pts, base + drawn(number, rng)).ravel()
+        chosen = self.pattern.find_frames(pts, base + draw_numbers(number, rng)).ravel()
         return pts[chosen], duration[chosen]
 
     def shape(self, frames: int) -> tuple[int, ...]:
@@ -100,7 +100,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 
     def seconds(self, rng: np.random.Generator | None = None, *, durations: bool = False) -> NDArray[np.float64]:
         """Returns the times of the frames, or their durations, in the shape of the sample; see `drawn`."""
-        found = self.drawn(rng)[durations]
+        found = self.draw(rng)[durations]
         return (found / self.timescale).reshape(self.shape(len(found)))
 
 
@@ -116,7 +116,7 @@ class Opened(msgspec.Struct, frozen=True):
         gaps: numbers of those before which packets are left out.
     """
 
-    head: Head
+    head: ClipHeader
     codec: Codec
     packets: Sequence[memoryview]
     pts: Sequence[int]
@@ -143,7 +143,7 @@ class Opened(msgspec.Struct, frozen=True):
 
 
 _encode = msgspec.msgpack.encode
-_HEAD = msgspec.msgpack.Decoder(Head)
+_HEAD = msgspec.msgpack.Decoder(ClipHeader)
 
 
 @lru_cache(maxsize=64)
@@ -151,18 +151,18 @@ def _codec(content: bytes) -> Codec:
     return msgspec.msgpack.decode(content, type=Codec)
 
 
-def heads_bytes(key: str, samples: int, numbers: int, sound: SoundHead | None = None) -> int:
+def heads_bytes(key: str, samples: int, numbers: int, audio: ClipAudioHeader | None = None) -> int:
     """The most bytes of the heads of these samples; `numbers`: of their frames and of what is drawn."""
-    more = _HEAD_BYTES + len(_encode(sound)) if sound else 0
+    more = _HEAD_BYTES + len(_encode(audio)) if audio else 0
     return samples * (_HEAD_BYTES + len(key.encode()) + more) + 16 * numbers
 
 
 def part_bytes(packets: int, codec: Codec | None) -> int:
-    """The bytes of a part besides its packets; None: it does not begin with a key packet."""
+    """Returns the bytes of a part besides its packets; `codec` is None if it does not begin with a key packet."""
     return _PART.size + _PACKET.size * packets + (len(_encode(codec)) if codec else 0)
 
 
-def encode_head(head: Head) -> bytes:
+def encode_head(head: ClipHeader) -> bytes:
     """Returns the bytes of a head."""
     content = _encode(head)
     return _LENGTH.pack(len(content)) + content
@@ -175,7 +175,7 @@ def encode_part(pts: Sequence[int], content: Sequence[memoryview], codec: Codec 
     return b"".join([head, *map(_PACKET.pack, map(len, content), pts), described, *content])
 
 
-def read_head(record: memoryview) -> tuple[Head, memoryview]:
+def read_head(record: memoryview) -> tuple[ClipHeader, memoryview]:
     """Reads the head of a record; returns it and the parts.
 
     Raises:
@@ -193,7 +193,7 @@ def open_record(record: memoryview) -> Opened:
         ValueError, struct.error, msgspec.MsgspecError: bytes that are no record.
     """
     head, rest = read_head(record)
-    rest = rest[: len(rest) - (head.sound.stored if head.sound else 0)]
+    rest = rest[: len(rest) - (head.audio.stored if head.audio else 0)]
     codec: Codec | None = None
     packets = list[memoryview]()
     pts = list[int]()

@@ -22,7 +22,7 @@ from streamer.media.containers.segments import END, PATH, START, SegmentTable
 
 _CLOCK = re.compile(r"(?:(?:(\d+):)?(\d+):)?(\d+(?:[.,]\d+)?)")
 # A hint has the rows of its clips, and less than 64 KiB.
-_MOST_ROW_BYTES = 32 << 10
+_MAX_ROW_BYTES = 32 << 10
 
 
 def read_segments(content: memoryview, url: str, taken: Sequence[str]) -> Records:
@@ -30,7 +30,7 @@ def read_segments(content: memoryview, url: str, taken: Sequence[str]) -> Record
 
     Args:
         content: the whole table.
-        url: of it; its ending says of what kind it is.
+        url: Url of the table, whose ending says what it is.
         taken: names of fields that its other columns cannot have.
 
     Raises:
@@ -47,7 +47,7 @@ def read_segments(content: memoryview, url: str, taken: Sequence[str]) -> Record
 
 
 def _read(content: memoryview, ending: str, taken: Sequence[str]) -> SegmentTable:
-    table = read_rows(content, ending, partial(_ordered, taken))
+    table = read_rows(content, ending, partial(_order_columns, taken))
     if not len(table):
         raise RecodeError("it has no rows")
     fields = [field_of(table, name) for name in table.column_names if name not in {PATH, START, END}]
@@ -55,13 +55,13 @@ def _read(content: memoryview, ending: str, taken: Sequence[str]) -> SegmentTabl
     place = table.column_names.index(PATH)
     if table.column(place).null_count and pa.types.is_string(table.column(place).type):
         table = table.set_column(place, PATH, pc.fill_null(table.column(place), ""))
-    paths = texts_of(table, PATH, "the film of its segment")
+    paths = texts_of(table, PATH, "the video of its segment")
     start, end = _seconds(table, START), _seconds(table, END)
     made = write_records([spec for spec, _ in fields], [column for _, column in fields], len(table))
-    if (longest := int(made.lengths.max())) > _MOST_ROW_BYTES:
+    if (longest := int(made.lengths.max())) > _MAX_ROW_BYTES:
         raise RecodeError(
             f"row {int(made.lengths.argmax())} has {longest} bytes besides {PATH}, {START} and {END}; at most "
-            f"{_MOST_ROW_BYTES} are read, because the manifest has them: texts and numbers, no pictures"
+            f"{_MAX_ROW_BYTES} are read, because the manifest has them: texts and numbers, no images"
         )
     edges = np.append(0, np.cumsum(made.lengths)).tolist()
     joined = b"".join(map(bytes, made.parts))
@@ -69,7 +69,7 @@ def _read(content: memoryview, ending: str, taken: Sequence[str]) -> SegmentTabl
     return SegmentTable(paths, start.tolist(), end.tolist(), [spec for spec, _ in fields], records)
 
 
-def _ordered(taken: Sequence[str], columns: Sequence[str]) -> list[str]:
+def _order_columns(taken: Sequence[str], columns: Sequence[str]) -> list[str]:
     if missing := [name for name in (PATH, START, END) if name not in columns]:
         raise RecodeError(f"it has no column {' and no '.join(missing)}, but {', '.join(columns)}")
     if doubled := [name for name in columns if name in taken]:

@@ -1,4 +1,4 @@
-"""Segments of films by a table: which film has which rows, and the frames of each. No I/O."""
+"""Segments of videos by a table: which video has which rows, and the frames of each. No I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streamer.formats.reading import Asking
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Examine, Examined, LeftOut
 from streamer.media.containers.clips import ROUNDING_TICKS, Cells, Pattern, Samples, Sampling, samples_of_cells
-from streamer.media.containers.frames import Frames
+from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.tables import Integers, Packets
 
 PATH = "path"
@@ -24,8 +24,8 @@ START = "start"
 END = "end"
 # Times in tables are rounded: frames shown for less are not of a segment.
 _ROUNDING_SECONDS = 1e-3
-# What the end of a segment may be behind the film: durations of containers are those of the longest track.
-_MOST_BEHIND_SECONDS = 0.1
+# What the end of a segment may be behind the video: durations of containers are those of the longest track.
+_MAX_BEHIND_SECONDS = 0.1
 
 
 class SegmentTable(msgspec.Struct, frozen=True, array_like=True):
@@ -39,7 +39,7 @@ class SegmentTable(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Segments(msgspec.Struct, frozen=True, array_like=True):
-    """The rows of one film: their numbers in the table, seconds, and the records of their other columns."""
+    """The rows of one video: their numbers in the table, seconds, and the records of their other columns."""
 
     table: str
     numbers: list[int]
@@ -47,23 +47,25 @@ class Segments(msgspec.Struct, frozen=True, array_like=True):
     end: list[float]
     records: list[bytes]
 
-    def samples(self, sampling: Sampling, packets: Packets, frames: Frames, timescale: int) -> Samples:
-        """Returns the samples of a track: a clip of each segment that has room for it, all of which are in the film."""
+    def samples(self, sampling: Sampling, packets: Packets, frames: FrameTable, timescale: int) -> Samples:
+        """Returns the samples of a track: a clip of each segment with room for it; all segments are in the video."""
         pattern = sampling.pattern_of(timescale)
         return samples_of_cells(sampling, pattern, self._cells(sampling, pattern, frames, timescale), packets, frames)
 
-    def inside(self, sampling: Sampling, frames: Frames, timescale: int, film: str) -> tuple[Segments, list[LeftOut]]:
-        """Returns the rows that are inside of the film, and the others."""
+    def inside(
+        self, sampling: Sampling, frames: FrameTable, timescale: int, video: str
+    ) -> tuple[Segments, list[LeftOut]]:
+        """Returns the rows that are inside of the video, and the others."""
         length = _seconds_of(frames, timescale)
         start, end = np.array(self.start), np.array(self.end)
-        behind_film = (end > length + _MOST_BEHIND_SECONDS) & (not sampling.repeats_last)
-        is_outside = (start >= length) | behind_film
+        behind_video = (end > length + _MAX_BEHIND_SECONDS) & (not sampling.repeats_last)
+        is_outside = (start >= length) | behind_video
         if not is_outside.any():
             return self, []
         left_out = [
             LeftOut(
-                f"{self.table}: row {self.numbers[row]} is of {start[row]:.3f} to {end[row]:.3f} s of {film}, which "
-                f"ends at {length:.3f} s (policy='repeat_last' takes ends behind the film)"
+                f"{self.table}: row {self.numbers[row]} is of {start[row]:.3f} to {end[row]:.3f} s of {video}, which "
+                f"ends at {length:.3f} s (policy='repeat_last' takes ends behind the video)"
             )
             for row in np.flatnonzero(is_outside).tolist()
         ]
@@ -79,35 +81,35 @@ class Segments(msgspec.Struct, frozen=True, array_like=True):
             left_out,
         )
 
-    def _cells(self, sampling: Sampling, pattern: Pattern, frames: Frames, timescale: int) -> Cells:
+    def _cells(self, sampling: Sampling, pattern: Pattern, frames: FrameTable, timescale: int) -> Cells:
         pts = frames.pts
         length = _seconds_of(frames, timescale)
         start, end = np.array(self.start), np.array(self.end)
-        first = _shown(pts, (start + _ROUNDING_SECONDS) * timescale)
+        first = _find_shown(pts, (start + _ROUNDING_SECONDS) * timescale)
         # Behind the times at which frames of a segment begin: the first one always does.
         bound = np.maximum(np.minimum(end - _ROUNDING_SECONDS, length) * timescale, pts[first] + 1)
         behind = np.searchsorted(pts, bound, "left")
         if sampling.start == "spread":
             parts = (np.arange(pattern.count) + 0.5) / pattern.count
             times = start[:, None] + (np.minimum(end, length) - start)[:, None] * parts
-            chosen = np.clip(_shown(pts, times * timescale), first[:, None], behind[:, None] - 1)
+            chosen = np.clip(_find_shown(pts, times * timescale), first[:, None], behind[:, None] - 1)
             return Cells(first, behind, behind, chosen, self.records)
-        stop = behind if sampling.repeats_last else _fitting(pattern, pts, behind, bound)
+        stop = behind if sampling.repeats_last else _find_fitting(pattern, pts, behind, bound)
         cells = Cells(first, stop, behind, np.empty((len(first), 0), np.int64), self.records)
-        return cells.taken(np.flatnonzero(stop > first))
+        return cells.take(np.flatnonzero(stop > first))
 
 
-def _seconds_of(frames: Frames, timescale: int) -> float:
+def _seconds_of(frames: FrameTable, timescale: int) -> float:
     return float(frames.pts[-1] + frames.duration[-1]) / timescale if len(frames) else 0.0
 
 
-def _shown(pts: Integers, ticks: np.ndarray) -> Integers:
+def _find_shown(pts: Integers, ticks: np.ndarray) -> Integers:
     """The frames shown then, or the first one."""
     found: Integers = np.maximum(np.searchsorted(pts, ticks + ROUNDING_TICKS, "right") - 1, 0)
     return found
 
 
-def _fitting(pattern: Pattern, pts: Integers, behind: Integers, bound: np.ndarray) -> Integers:
+def _find_fitting(pattern: Pattern, pts: Integers, behind: Integers, bound: np.ndarray) -> Integers:
     """Behind the frames with which a clip may begin so that it is in its segment."""
     if pattern.every:
         return behind - (pattern.count - 1) * pattern.every
@@ -126,8 +128,8 @@ def read_table(name: str, segments: str, tables: Sequence[ObjectRecord]) -> Aski
     found = [record for record in tables if record.url == segments or record.url.endswith(end)]
     if len(found) != 1:
         raise ConfigError(
-            f"segments={segments!r} names {len(found)} of the {len(tables)} objects that are no films; it is the path "
-            "of a table below the url of the dataset, or a url that is given to the dataset beside that of the films",
+            f"segments={segments!r} names {len(found)} of the {len(tables)} objects that are no videos; it is the path "
+            "of a table below the url of the dataset, or a url that is given to the dataset beside that of the videos",
             field="format",
         )
     check_table(found[0])
@@ -136,34 +138,34 @@ def read_table(name: str, segments: str, tables: Sequence[ObjectRecord]) -> Aski
     return found[0], msgspec.msgpack.decode(made.records, type=SegmentTable)
 
 
-def rows_of_films(
-    url: str, table: SegmentTable, films: Sequence[ObjectRecord]
+def assign_rows(
+    url: str, table: SegmentTable, videos: Sequence[ObjectRecord]
 ) -> tuple[dict[str, Segments], list[LeftOut]]:
-    """Returns the rows of each film that has some, by its url, and the rows that are no segments of one.
+    """Returns the rows of each video that has some, by its url, and the rows that are no segments of one.
 
     A path in the table begins in its folder, or is the end of one url alone.
     """
-    known = {record.url for record in films}
+    known = {record.url for record in videos}
     by_name: dict[str, list[str]] = {}
-    for film in sorted(known):
-        by_name.setdefault(base_name(film), []).append(film)
+    for video in sorted(known):
+        by_name.setdefault(base_name(video), []).append(video)
     folder = url.rpartition("/")[0]
-    # By path: the url of its film, or why there is none.
+    # The url of the video of each path, or why there is none.
     urls: dict[str, str | LeftOut] = {}
     found: dict[str, Segments] = {}
     left_out: list[LeftOut] = []
     for row, path in enumerate(table.paths):
         start, end = table.start[row], table.end[row]
         if path not in urls:
-            urls[path] = _film_of(path, folder, known, by_name)
-        if isinstance(url_of_film := urls[path], LeftOut):
-            left_out.append(LeftOut(f"{url}: row {row} names {url_of_film.what}"))
+            urls[path] = _video_of(path, folder, known, by_name)
+        if isinstance(video_url := urls[path], LeftOut):
+            left_out.append(LeftOut(f"{url}: row {row} names {video_url.what}"))
             continue
-        # Also of times that are missing, which are NaN.
+        # Times that are missing are NaN, and refused, too.
         if not 0 <= start < end < math.inf:
             left_out.append(LeftOut(f"{url}: row {row} goes from {start} to {end} s; segments have 0 <= start < end"))
             continue
-        rows = found.setdefault(url_of_film, Segments(url, [], [], [], []))
+        rows = found.setdefault(video_url, Segments(url, [], [], [], []))
         rows.numbers.append(row)
         rows.start.append(start)
         rows.end.append(end)
@@ -171,14 +173,14 @@ def rows_of_films(
     return found, left_out
 
 
-def _film_of(path: str, folder: str, known: set[str], by_name: Mapping[str, list[str]]) -> str | LeftOut:
+def _video_of(path: str, folder: str, known: set[str], by_name: Mapping[str, list[str]]) -> str | LeftOut:
     if path in known:
         return path
     if (beside := f"{folder}/{path.removeprefix('./')}") in known:
         return beside
-    found = [film for film in by_name.get(base_name(path), ()) if film.endswith(f"/{path.lstrip('./')}")]
+    found = [video for video in by_name.get(base_name(path), ()) if video.endswith(f"/{path.lstrip('./')}")]
     if len(found) != 1:
-        which = "no film" if not found else f"{len(found)} films"
+        which = "no video" if not found else f"{len(found)} videos"
         return LeftOut(
             f"{path!r}, which is {which} of the {len(known)} of the dataset; paths begin in the folder of it"
         )

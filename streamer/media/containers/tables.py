@@ -14,20 +14,20 @@ from streamer.media.containers.edits import Shift
 
 Integers = NDArray[np.int64]
 # 38 hours of 30 frames a second, 27 of AAC: 0.2 GB of columns, and twice that while they are made.
-MOST_PACKETS = 1 << 22
-# Packets are pictures, or sounds of many samples: 8 bytes each at least, over a long file; silence has less.
+MAX_PACKETS = 1 << 22
+# Packets are frames, or audio of many samples: 8 bytes each at least, over a long file; silence has less.
 _LEAST_PACKET_BYTES = 8
 _FREE_PACKETS = 1 << 16
 _PAIR = "2>u4"
 _TRIPLE = "3>u4"
 _HALVES = 4
 # Frames at one time: ticks of a millisecond have 10 of a camera of 10,000 frames a second.
-_MOST_AT_ONCE = 64
+_MAX_AT_ONCE = 64
 
 
-def most_packets(object_bytes: int) -> int:
+def find_max_packets(object_bytes: int) -> int:
     """Returns how many packets a track may have in a file of so many bytes."""
-    return min(MOST_PACKETS, max(_FREE_PACKETS, object_bytes // _LEAST_PACKET_BYTES))
+    return min(MAX_PACKETS, max(_FREE_PACKETS, object_bytes // _LEAST_PACKET_BYTES))
 
 
 class Packets(msgspec.Struct, frozen=True):
@@ -55,13 +55,21 @@ class Packets(msgspec.Struct, frozen=True):
         return len(self.offset)
 
     @classmethod
-    def of(cls, columns: list[Integers], shift: Shift) -> Packets:
+    def from_columns(cls, columns: list[Integers], shift: Shift) -> Packets:
         """Applies an edit list to the columns offset, size, composition time, duration, key and entry."""
         offset, size, time, duration, key, entry = columns
         shown = (time >= shift.first) & (time < shift.stop)
-        return cls(offset, size, time - shift.ticks, duration, key.astype(bool), shown, entry)
+        return cls(
+            offset=offset,
+            size=size,
+            pts=time - shift.ticks,
+            duration=duration,
+            key=key.astype(bool),
+            shown=shown,
+            entry=entry,
+        )
 
-    def with_own_times(self, timescale: int) -> tuple[Packets, int]:
+    def separate_times(self, timescale: int) -> tuple[Packets, int]:
         """Returns packets of which no two are shown at one time, and their ticks of a second.
 
         Frames that are shown at one time, as files of high rates have them whose ticks are too long, follow each other
@@ -78,8 +86,8 @@ class Packets(msgspec.Struct, frozen=True):
         parts = int(place.max(initial=0)) + 1
         if parts == 1:
             return self, timescale
-        if parts > _MOST_AT_ONCE:
-            raise DamagedError(f"{parts} frames at one time, at most {_MOST_AT_ONCE} are read")
+        if parts > _MAX_AT_ONCE:
+            raise DamagedError(f"{parts} frames at one time, at most {_MAX_AT_ONCE} are read")
         pts = self.pts * parts
         pts[order] += place
         return msgspec.structs.replace(self, pts=pts, duration=self.duration * parts), timescale * parts
@@ -106,7 +114,7 @@ class Tables(msgspec.Struct):
 
     @property
     def has_times(self) -> bool:
-        """Whether it says when pictures are shown, and not only when they are decoded."""
+        """Whether it says when frames are shown, and not only when they are decoded."""
         return b"ctts" in self.bodies
 
     def read(self, name: bytes, body: memoryview) -> None:
@@ -124,14 +132,14 @@ class Tables(msgspec.Struct):
             self.bodies[b"stco" if name == b"co64" else name] = table(name.decode(), body, _LAYOUTS[name], count, 8)
 
     def columns(self, object_bytes: int) -> list[Integers]:
-        """Returns the columns of `Packets.of`, for an object of `object_bytes`.
+        """Returns the columns of `Packets.from_columns`, for an object of `object_bytes`.
 
         Raises:
             DamagedError: a table is missing, or they contradict each other.
         """
         if not self.count:
             return [np.empty(0, np.int64)] * 6
-        most = most_packets(object_bytes)
+        most = find_max_packets(object_bytes)
         if self.count > most or self.fixed_size * self.count > object_bytes:
             raise DamagedError(
                 f"stsz has {self.count} samples of {self.fixed_size or 'several'} bytes, the file has {object_bytes}; "
@@ -140,11 +148,11 @@ class Tables(msgspec.Struct):
         sizes = self.bodies.get(b"stsz")
         size = np.full(self.count, self.fixed_size, np.int64) if sizes is None else sizes.astype(np.int64)
         offset, entry = self._places(size)
-        duration = self._expanded(b"stts")
+        duration = self._expand(b"stts")
         time = np.cumsum(duration) - duration
         if self.has_times:
-            # Also version 0 has negative ones, of some cameras.
-            time += self._expanded(b"ctts").astype(np.uint32).view(np.int32)
+            # Files of some cameras have negative ones in version 0, too.
+            time += self._expand(b"ctts").astype(np.uint32).view(np.int32)
         return [offset, size, time, duration, self._keys().astype(np.int64), entry]
 
     def _places(self, size: Integers) -> tuple[Integers, Integers]:
@@ -162,7 +170,7 @@ class Tables(msgspec.Struct):
         offset = chunks[first[run] + inside // per_chunk[run]] + before - before[number - inside % per_chunk[run]]
         return offset, runs[run, 2] - 1
 
-    def _expanded(self, name: bytes) -> Integers:
+    def _expand(self, name: bytes) -> Integers:
         pairs: Integers = self._table(name).astype(np.int64)
         run, _ = _run_of(pairs[:, 0], np.arange(self.count), name.decode())
         found: Integers = pairs[run, 1]

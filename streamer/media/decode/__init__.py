@@ -1,1 +1,1 @@
-"""Films and sounds: packets to frames and samples, by PyAV. Only modules of this folder import it."""
+"""Videos and audio: packets to frames and samples, by PyAV. Only modules of this folder import it."""

@@ -1,4 +1,4 @@
-"""Decodes windows of sound: float32 [channels, samples] from -1 to 1."""
+"""Decodes windows of audio: float32 [channels, samples] from -1 to 1."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.decode.target import Array, Draws
-from streamer.media.audio.sounds import PCM, packets_of, split_record
+from streamer.media.audio.window_records import PCM, packets_of, split_record
 from streamer.media.containers.entries import Codec
 from streamer.media.decode.contexts import check_codecs, context_of, packet_of
 from streamer.media.decode.deadline import Deadline
@@ -23,10 +23,10 @@ Wave = NDArray[np.float32]
 
 # PyAV looks for the planes of a frame up to a pointer that is 0; behind the eighth there is none, and to_ndarray reads
 # other memory (18.1).
-_MOST_PLANES = 8
+_MAX_PLANES = 8
 
 
-class Sound(MediaDecoder):
+class WindowAudio(MediaDecoder):
     """Decodes the windows of `Audio`; those of WAV without a library."""
 
     def check(self, codecs: Collection[str] = ()) -> None:
@@ -37,10 +37,10 @@ class Sound(MediaDecoder):
     def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Wave:
         """Decodes a record; see `MediaDecoder`."""
         head, pieces = split_record(content)
-        start = head.drawn(draws() if draws else None)
+        start = head.draw(draws() if draws else None)
         stop = min(start + head.length, head.stop)
-        is_pcm = head.sound.name == PCM
-        found = numbers(pieces, head.sound) if is_pcm else decoded(packets_of(pieces), head.sound)
+        is_pcm = head.audio.name == PCM
+        found = numbers(pieces, head.audio) if is_pcm else decode_packets(packets_of(pieces), head.audio)
         if found.shape[1] < stop - head.first:
             raise ValueError(f"{found.shape[1]} samples are decoded of {stop - head.first}")
         made = memory_for((len(found), head.length), np.float32, out)
@@ -49,7 +49,7 @@ class Sound(MediaDecoder):
         return made
 
 
-class SoundStart(MediaDecoder):
+class WindowStart(MediaDecoder):
     """Decodes when windows begin, seconds."""
 
     needs_pyav = False
@@ -57,31 +57,31 @@ class SoundStart(MediaDecoder):
     def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> float:
         """Reads a record; see `MediaDecoder`."""
         head, _ = split_record(content)
-        return head.seconds(head.drawn(draws() if draws else None))
+        return head.seconds(head.draw(draws() if draws else None))
 
 
-def numbers(content: memoryview, sound: Codec) -> Wave:
+def numbers(content: memoryview, audio: Codec) -> Wave:
     """Converts the numbers of a WAV file, as soundfile does."""
-    dtype = sound.extradata.decode()
-    stored = _of_three_bytes(content, dtype) if dtype.endswith("i3") else np.frombuffer(content, dtype)
-    wave = np.empty((sound.channels, len(stored) // sound.channels), np.float32)
+    dtype = audio.extradata.decode()
+    stored = _widen_numbers(content, dtype) if dtype.endswith("i3") else np.frombuffer(content, dtype)
+    wave = np.empty((audio.channels, len(stored) // audio.channels), np.float32)
     scale = {"f": 1.0, "u": 2.0**-7, "i": 2.0 ** (1 - 8 * stored.itemsize)}[stored.dtype.kind]
-    np.multiply(stored.reshape(-1, sound.channels).T, scale, out=wave, dtype=np.float32, casting="unsafe")
+    np.multiply(stored.reshape(-1, audio.channels).T, scale, out=wave, dtype=np.float32, casting="unsafe")
     if stored.dtype.kind == "u":
         wave -= 1
     return wave
 
 
-def _of_three_bytes(content: memoryview, dtype: str) -> NDArray[np.int32]:
+def _widen_numbers(content: memoryview, dtype: str) -> NDArray[np.int32]:
     wide = np.zeros((len(content) // 3, 4), np.uint8)
     is_big = dtype.startswith(">")
     wide[:, slice(0, 3) if is_big else slice(1, 4)] = np.frombuffer(content, np.uint8).reshape(-1, 3)
     return wide.view(">i4" if is_big else "<i4")[:, 0]
 
 
-def decoded(packets: Sequence[memoryview], sound: Codec) -> Wave:
+def decode_packets(packets: Sequence[memoryview], audio: Codec) -> Wave:
     """Decodes packets from the first to the last."""
-    context = context_of(sound)
+    context = context_of(audio)
     import av
 
     assert isinstance(context, av.AudioCodecContext)
@@ -91,10 +91,10 @@ def decoded(packets: Sequence[memoryview], sound: Codec) -> Wave:
         deadline.check()
         frames += context.decode(packet_of(packet))
     frames += context.decode(None)
-    return joined_frames(frames, sound.channels, sound.rate)
+    return join_frames(frames, audio.channels, audio.rate)
 
 
-def joined_frames(frames: Sequence[AudioFrame], channels: int, rate: int | None = None) -> Wave:
+def join_frames(frames: Sequence[AudioFrame], channels: int, rate: int | None = None) -> Wave:
     """Joins decoded frames.
 
     Args:
@@ -130,7 +130,7 @@ def _waves(frames: Sequence[AudioFrame]) -> list[Wave]:
     for frame in frames:
         packed = frame
         channels = frame.layout.nb_channels
-        if frame.format.is_planar and channels >= _MOST_PLANES:
+        if frame.format.is_planar and channels >= _MAX_PLANES:
             import av
 
             # To the packed form of the same type, which keeps every value.
@@ -139,11 +139,11 @@ def _waves(frames: Sequence[AudioFrame]) -> list[Wave]:
         values = packed.to_ndarray()
         if not packed.format.is_planar:
             values = values.reshape(-1, channels).T
-        waves.append(_scaled(values))
+        waves.append(_scale(values))
     return waves
 
 
-def _scaled(values: NDArray[np.generic]) -> Wave:
+def _scale(values: NDArray[np.generic]) -> Wave:
     """Scales decoded numbers to -1 to 1."""
     if values.dtype.kind == "f":
         return values.astype(np.float32, copy=False)

@@ -1,4 +1,4 @@
-"""Decodes files of sound that a format delivers whole: members of tars, columns, files of class folders."""
+"""Decodes audio files that a format delivers whole: members of tars, columns, files of class folders."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Source
 from streamer.media.audio.index import read_recording
 from streamer.media.audio.recode import record_of
-from streamer.media.containers.clips import drawn
-from streamer.media.decode.audio import Sound, Wave, joined_frames
+from streamer.media.containers.clips import draw_numbers
+from streamer.media.decode.audio import Wave, WindowAudio, join_frames
 from streamer.media.decode.containers import open_container
-from streamer.media.decode.contexts import check_installed
+from streamer.media.decode.contexts import check_library
 from streamer.media.decode.deadline import Deadline
 from streamer.media.decode.decoder import MediaDecoder, check_seconds
 
@@ -29,7 +29,7 @@ _MAX_WAVE_BYTES = 8 << 30
 
 @dataclass(frozen=True)
 class AudioClip(MediaDecoder):
-    """Reads an encoded file of sound, or a window of it.
+    """Reads an encoded audio file, or a window of it.
 
         StreamingDataset(url, decode={"flac": AudioClip()})
 
@@ -69,16 +69,16 @@ class AudioClip(MediaDecoder):
             start, stop, length = self._window(wave.shape[1], rate, draws)
             found = np.pad(wave[:, start:stop], ((0, 0), (0, length - (stop - start))))
         else:
-            rate = recording.sound.rate
+            rate = recording.audio.rate
             start, stop, length = self._window(recording.total, rate, draws)
-            found = Sound().decode(memoryview(record_of(recording, content, start, stop, length)))
+            found = WindowAudio().decode(memoryview(record_of(recording, content, start, stop, length)))
         return {"audio": found, "sample_rate": rate, "start_seconds": start / rate}
 
     def _window(self, total: int, rate: int, draws: Draws | None) -> tuple[int, int, int]:
         """The first sample of the window, the one behind its last that there is, and its length."""
         length = total if self.seconds is None else max(1, round(self.seconds * rate))
         if self.start == "random":
-            start = int(drawn(max(0, total - length) + 1, draws() if draws else None))
+            start = int(draw_numbers(max(0, total - length) + 1, draws() if draws else None))
         else:
             start = min(total, round(float(self.start) * rate))
         if self.seconds is None:
@@ -87,19 +87,19 @@ class AudioClip(MediaDecoder):
 
 
 def _decode_file(content: memoryview) -> tuple[Wave, int]:
-    """Decodes the first sound of a file of any kind; raises ValueError if it has none, or none that is decoded."""
-    check_installed()
+    """Decodes the first audio of a file of any kind; raises ValueError if it has none, or none that is decoded."""
+    check_library()
     import av
 
     deadline = Deadline()
     with open_container(content, deadline) as file:
         if not file.streams.audio:
-            raise ValueError("it has no sound")
+            raise ValueError("it has no audio")
         stream = file.streams.audio[0]
-        # None where FFmpeg has no decoder, whatever its type says.
+        # The context is None where FFmpeg has no decoder, whatever its type says.
         if not isinstance(stream.codec_context, av.AudioCodecContext):
             raise ValueError(
-                "the FFmpeg of PyAV has no decoder of its sound: its head is damaged, or its codec unknown"
+                "the FFmpeg of PyAV has no decoder of its audio: its head is damaged, or its codec unknown"
             )
         stream.codec_context.thread_count = 1
         frames = []
@@ -114,6 +114,6 @@ def _decode_file(content: memoryview) -> tuple[Wave, int]:
                 )
         if not frames and stream.duration != 0:
             raise ValueError("no packet of its audio can be decoded: its header is damaged, or it is cut off")
-        # Of AAC, the head of the file may say half the rate of what is decoded.
+        # The head of AAC may say half the rate of what is decoded.
         rate = frames[0].sample_rate if frames else stream.rate
-        return joined_frames(frames, stream.channels), rate
+        return join_frames(frames, stream.channels), rate

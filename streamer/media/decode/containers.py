@@ -1,4 +1,4 @@
-"""Whole films by FFmpeg: containers other than mp4 and mov, and what is not read of those."""
+"""Whole videos by FFmpeg: containers other than mp4 and mov, and what is not read of those."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import msgspec
 import numpy as np
 
 from streamer.media.containers.entries import Codec
-from streamer.media.containers.frames import Frames
+from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.tables import Packets
-from streamer.media.decode.contexts import check_installed, limit
+from streamer.media.decode.contexts import check_library, limit
 from streamer.media.decode.deadline import MAX_SECONDS, Deadline, LimitedReader
-from streamer.media.decode.films import Film
+from streamer.media.decode.video_packets import VideoPackets
 
 if TYPE_CHECKING:
     from av import Packet, VideoCodecContext, VideoFrame
     from av.container import InputContainer
     from av.video.stream import VideoStream
 
-# FFmpeg's demuxers of files that are whole by themselves: others open ports and further files, or guess pictures.
+# FFmpeg's demuxers of files that are whole by themselves: others open ports and further files, or guess frames.
 _READ = (
     "aac,ac3,ac4,aiff,amr,amrnb,amrwb,ape,apng,asf,au,av1,avi,avr,avs2,avs3,bink,caf,cavsvideo,"
     "dirac,dnxhd,dsf,dts,dtshd,dv,eac3,flac,flic,flv,gif,gsm,gxf,h261,h263,h264,hevc,iff,ircam,"
@@ -31,17 +31,17 @@ _READ = (
     "nut,nuv,obu,ogg,oma,pva,pvf,qcp,rm,shn,smjpeg,smk,sox,swf,tak,truehd,tta,vc1,voc,vvc,"
     "w64,wav,webm,wtv,wv,xwma,yuv4mpegpipe"
 )
-# Those that store when each picture is shown. FFmpeg guesses it for others, and wrongly where pictures are reordered.
+# Those that store when each frame is shown. FFmpeg guesses it for others, and wrongly where frames are reordered.
 _TIMED = frozenset(["flv", "gif", "ivf", "matroska", "mpegts", "mxf", "nut", "ogg", "webm", "wtv"])
-# Frames of a film whose order is only known when it is decoded are kept up to so much; others are decoded once more.
-_MOST_KEPT_BYTES = 128 << 20
-# AV_CODEC_PROP_REORDER: pictures may be stored in another order than shown.
+# Frames of a video whose order is only known when it is decoded are kept up to so much; others are decoded once more.
+_MAX_KEPT_BYTES = 128 << 20
+# AV_CODEC_PROP_REORDER: frames may be stored in another order than shown.
 _REORDER = 1 << 3
 _USUAL_RATE = 25
 
 
 class _Opened(msgspec.Struct):
-    """A container, its film, and the packets of this that are not empty."""
+    """A container, its video, and the packets of this that are not empty."""
 
     box: InputContainer
     stream: VideoStream
@@ -49,7 +49,7 @@ class _Opened(msgspec.Struct):
 
 
 class _Played(msgspec.Struct):
-    """Frames of a film by their places in a full decode.
+    """Frames of a video by their places in a full decode.
 
     Attributes:
         content: the file.
@@ -85,7 +85,7 @@ def open_container(content: memoryview, deadline: Deadline) -> InputContainer:
         ValueError: it is of another container.
         av.FFmpegError: it is damaged.
     """
-    check_installed()
+    check_library()
     import av
 
     options = {"format_whitelist": _READ, "protocol_whitelist": ""}
@@ -98,8 +98,10 @@ def open_container(content: memoryview, deadline: Deadline) -> InputContainer:
         raise ValueError(f"it is none of the containers that are read: {_READ.replace(',', ', ')}") from error
 
 
-def read_container(content: memoryview, deadline: Deadline, *, by_number: bool = False) -> tuple[Film, Frames]:
-    """Finds packets and frames of a film, by the times that are stored, or by their numbers in a full decode.
+def read_container(
+    content: memoryview, deadline: Deadline, *, by_number: bool = False
+) -> tuple[VideoPackets, FrameTable]:
+    """Finds packets and frames of a video, by the times that are stored, or by their numbers in a full decode.
 
     Args:
         content: the file.
@@ -107,7 +109,7 @@ def read_container(content: memoryview, deadline: Deadline, *, by_number: bool =
         by_number: whether times are not to be believed.
 
     Raises:
-        ValueError: it is not a film, or damaged.
+        ValueError: it is not a video, or damaged.
     """
     import av
 
@@ -121,12 +123,12 @@ def read_container(content: memoryview, deadline: Deadline, *, by_number: bool =
         # do not have them.
         is_timed = is_timed and not any(map(_brings_parameters, opened.packets[1:]))
         if by_number or not is_timed or None in pts or len(set(pts)) < len(pts):
-            return _by_number(content, opened, deadline)
-        film, frames = _by_times(content, opened, deadline)
+            return _read_by_number(content, opened, deadline)
+        video, frames = _read_by_times(content, opened, deadline)
         if len(frames) < sum(not packet.is_discard for packet in opened.packets):
-            # It begins between key frames, or with pictures of an open GOP, of which some may be shown.
-            return _by_number(content, _open(content, deadline), deadline)
-        return film, frames
+            # It begins between key frames, or with frames of an open GOP, of which some may be shown.
+            return _read_by_number(content, _open(content, deadline), deadline)
+        return video, frames
     except av.FFmpegError as error:
         raise ValueError(f"FFmpeg: {error}") from error
 
@@ -144,11 +146,11 @@ def _open(content: memoryview, deadline: Deadline) -> _Opened:
     box = open_container(content, deadline)
     stream = box.streams.best("video")
     if stream is None:
-        raise ValueError("it has no film")
+        raise ValueError("it has no video")
     if not isinstance(stream.codec_context, av.VideoCodecContext):
-        raise ValueError("the FFmpeg of PyAV has no decoder of its film: its head is damaged, or its codec unknown")
+        raise ValueError("the FFmpeg of PyAV has no decoder of its video: its head is damaged, or its codec unknown")
     if stream.disposition & Disposition.attached_pic:
-        raise ValueError("it has no film, but a cover")
+        raise ValueError("it has no video, but a cover")
     limit(stream.codec_context)
     assert isinstance(stream, av.video.stream.VideoStream)
     packets = []
@@ -159,7 +161,7 @@ def _open(content: memoryview, deadline: Deadline) -> _Opened:
     return _Opened(box, stream, packets)
 
 
-def _by_times(content: memoryview, opened: _Opened, deadline: Deadline) -> tuple[Film, Frames]:
+def _read_by_times(content: memoryview, opened: _Opened, deadline: Deadline) -> tuple[VideoPackets, FrameTable]:
     stream = opened.stream
     found = opened.packets
     context = opened.stream.codec_context
@@ -172,8 +174,10 @@ def _by_times(content: memoryview, opened: _Opened, deadline: Deadline) -> tuple
     key = np.array([packet.is_keyframe for packet in found], bool)
     shown = np.array([not packet.is_discard for packet in found], bool)
     size = np.array([packet.size for packet in found], np.int64)
-    packets = Packets(pts, size, pts, duration, key, shown, np.zeros_like(pts))
-    film = Film(
+    # FFmpeg keeps the bytes of the packets: they have no place in the file, and one set of codec parameters.
+    nothing = np.zeros_like(pts)
+    packets = Packets(offset=nothing, size=size, pts=pts, duration=duration, key=key, shown=shown, entry=nothing)
+    video = VideoPackets(
         codec,
         [memoryview(packet) for packet in found],
         pts.tolist(),
@@ -182,11 +186,11 @@ def _by_times(content: memoryview, opened: _Opened, deadline: Deadline) -> tuple
         open=_Contexts(content, context, deadline),
         deadline=deadline,
     )
-    return film, Frames.of(packets)
+    return video, FrameTable.from_packets(packets)
 
 
 class _Contexts:
-    """Contexts with all that a container says of its film: codec tag, bits of a pixel, palette; each used once."""
+    """Contexts with all that a container says of its video: codec tag, bits of a pixel, palette; each used once."""
 
     def __init__(self, content: memoryview, first: VideoCodecContext, deadline: Deadline) -> None:
         self._content = content
@@ -198,19 +202,19 @@ class _Contexts:
         return found if found is not None else _open(self._content, self._deadline).stream.codec_context
 
 
-def _by_number(content: memoryview, opened: _Opened, deadline: Deadline) -> tuple[Film, Frames]:
-    """Decodes the whole film, which alone says in which order its pictures are shown, and how many there are."""
+def _read_by_number(content: memoryview, opened: _Opened, deadline: Deadline) -> tuple[VideoPackets, FrameTable]:
+    """Decodes the whole video, which alone says in which order its frames are shown, and how many there are."""
     stream = opened.stream
     name = opened.stream.codec_context.codec.name
     kept = list["VideoFrame"]()
     kept_bytes = 0
     count = 0
     for frame in _decode_all(opened, deadline):
-        if kept_bytes < _MOST_KEPT_BYTES:
+        if kept_bytes < _MAX_KEPT_BYTES:
             kept.append(frame)
             kept_bytes += sum(plane.buffer_size for plane in frame.planes)
         count += 1
-    # Pictures are shown at the times of decoding, in another order.
+    # Frames are shown at the times of decoding, in another order.
     times = sorted({packet.dts for packet in opened.packets if packet.dts is not None})
     base = stream.time_base
     rate = Fraction(stream.average_rate or stream.guessed_rate or _USUAL_RATE)
@@ -222,9 +226,9 @@ def _by_number(content: memoryview, opened: _Opened, deadline: Deadline) -> tupl
         timescale = rate.numerator
     usual = max(1, round(timescale / rate))
     place = np.arange(count)
-    frames = Frames(place, pts, np.diff(pts, append=pts[-1:] + usual), place)
+    frames = FrameTable(place, pts, np.diff(pts, append=pts[-1:] + usual), place)
     played = _Played(content, {time: number for number, time in enumerate(pts.tolist())}, kept, deadline)
-    return Film(Codec(name), (), pts.tolist(), timescale, play=played.find, deadline=deadline), frames
+    return VideoPackets(Codec(name), (), pts.tolist(), timescale, play=played.find, deadline=deadline), frames
 
 
 def _decode_all(opened: _Opened, deadline: Deadline) -> Iterator[VideoFrame]:
@@ -237,5 +241,5 @@ def _decode_all(opened: _Opened, deadline: Deadline) -> Iterator[VideoFrame]:
         try:
             yield from context.decode(packet)
         except av.FFmpegError:
-            # A film that begins between key frames, and a damaged one, go on with the next picture.
+            # A video that begins between key frames, and a damaged one, go on with the next frame.
             continue

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     import av
 
 # Above 8K; FFmpeg would take as much memory as a damaged header says.
-_MOST_PIXELS = 64 << 20
+_MAX_PIXELS = 64 << 20
 
 
-def check_installed() -> None:
+def check_library() -> None:
     """Raises ConfigError where PyAV is not installed; imports nothing."""
-    require("decoding films and compressed sounds", "video", "av", field="decode")
+    require("decoding videos and compressed audio", "video", "av", field="decode")
 
 
 def check_codecs(names: Collection[str]) -> None:
     """Raises ConfigError where PyAV is not installed, or has no decoder for one of these, which are FFmpeg's names."""
-    check_installed()
+    check_library()
     for name in names:
         import av
 
@@ -40,8 +40,8 @@ def context_of(codec: Codec) -> av.VideoCodecContext | av.AudioCodecContext:
     """Opens a context for these parameters, which has decoded nothing.
 
     None is used again: packets bring parameter sets, quantisers, Huffman tables and rates of their own, decoders of AAC
-    draw noise and those of h264 learn how far pictures are reordered, and `flush_buffers` keeps all of it. A new one
-    takes 0.1 ms, and in films of 1280x720 a few more for its 25 MB (2026-11-28).
+    draw noise and those of h264 learn how far frames are reordered, and `flush_buffers` keeps all of it. A new one
+    takes 0.1 ms, and in videos of 1280x720 a few more for its 25 MB (2026-11-28).
 
     Raises:
         ConfigError: PyAV is not installed, or has no such decoder.
@@ -69,7 +69,7 @@ def limit(context: av.CodecContext) -> None:
     """Gives a context that is not open one thread, and a bound of pixels."""
     # Frame threads hang when decoding ends early, and threads do not survive a fork.
     context.thread_count = 1
-    context.options = {"max_pixels": str(_MOST_PIXELS)}
+    context.options = {"max_pixels": str(_MAX_PIXELS)}
 
 
 def packet_of(content: bytes | memoryview) -> av.Packet[Any]:

@@ -1,4 +1,4 @@
-"""What decoders of films and sounds have in common. Imports no library, so that every worker may."""
+"""What decoders of videos and audio have in common. Imports no library, so that every worker may."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamer.media.decode.contexts import check_codecs
 
 
 class MediaDecoder(TargetDecoder):
-    """Decodes a field of pictures or sound."""
+    """Decodes a field of frames or audio."""
 
     needs_pyav: ClassVar[bool] = True
 

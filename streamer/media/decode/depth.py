@@ -1,4 +1,4 @@
-"""Decodes films of depth of LeRobot, as `LeRobotDataset` does: float32 millimetres [1, height, width]."""
+"""Decodes videos of depth of LeRobot, as `LeRobotDataset` does: float32 millimetres [1, height, width]."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from numpy.typing import NDArray
 from streamer.decode.target import Array
 from streamer.media.containers.tables import Integers
 from streamer.media.decode.decoder import memory_for
-from streamer.media.decode.films import Film
-from streamer.media.decode.video import Frames, _decoded
+from streamer.media.decode.video import Frames, decode_frames
+from streamer.media.decode.video_packets import VideoPackets
 from streamer.media.lerobot.depth import Depth
 
 if TYPE_CHECKING:
     from av import VideoFrame
 
 _BITS = 12
-_MOST = (1 << _BITS) - 1
+_MAX = (1 << _BITS) - 1
 _MM_PER_METRE = 1000.0
-_MOST_MM = 65_535.0
+_MAX_MM = 65_535.0
 
 
 @dataclass(frozen=True)
 class DepthFrames(Frames):
-    """Decodes the frames of a camera of depth: whole millimetres as float32, [frames, 1, height, width].
+    """Decodes the frames of a depth camera: whole millimetres as float32, [frames, 1, height, width].
 
     Attributes:
         depth: How distances were stored.
@@ -35,16 +35,14 @@ class DepthFrames(Frames):
 
     depth: Depth = field(default_factory=Depth)
 
-    def of(self, film: Film, pts: Integers, shape: tuple[int, ...], out: Array | None) -> Array:
+    def decode_video(self, video: VideoPackets, pts: Integers, shape: tuple[int, ...], out: Array | None) -> Array:
         """Decodes the frames of these times, which get this shape."""
-        frames = _decoded(film, pts.tolist())
+        frames = decode_frames(video, pts.tolist())
         first = frames[0]
         made = memory_for((*shape, 1, first.height, first.width), np.float32, out)
         for frame, target in zip(frames, made.reshape(-1, first.height, first.width), strict=True):
             if (frame.height, frame.width) != (first.height, first.width):
-                raise ValueError(
-                    f"its pictures change from {first.width}x{first.height} to {frame.width}x{frame.height}"
-                )
+                raise ValueError(f"its frames change from {first.width}x{first.height} to {frame.width}x{frame.height}")
             target[...] = self._millimetres(_codes(frame))
         return made
 
@@ -54,7 +52,7 @@ class DepthFrames(Frames):
         if depth.use_log:
             low, high = math.log(low + depth.shift), math.log(high + depth.shift)
         found = codes.astype(np.float32)
-        found *= np.float32((high - low) / _MOST)
+        found *= np.float32((high - low) / _MAX)
         found += np.float32(low)
         if depth.use_log:
             np.exp(found, out=found)
@@ -62,15 +60,15 @@ class DepthFrames(Frames):
         np.clip(found, depth.depth_min, depth.depth_max, out=found)
         found *= np.float32(_MM_PER_METRE)
         np.rint(found, out=found)
-        return np.clip(found, 0, _MOST_MM, out=found)
+        return np.clip(found, 0, _MAX_MM, out=found)
 
 
 def _codes(frame: VideoFrame) -> NDArray[np.uint16]:
-    """Returns the numbers of a picture, which are its luma."""
+    """Returns the numbers of a frame, which are its luma."""
     luma = frame.format.components[0]
     if luma.bits != _BITS or not frame.format.name.endswith("le") or frame.format.is_rgb:
         raise ValueError(
-            f"a camera of depth has pictures of {_BITS} bits, and these are {frame.format.name}: leave it out "
+            f"a depth camera has frames of {_BITS} bits, and these are {frame.format.name}: leave it out "
             "(LeRobot(cameras=...)), or record it again"
         )
     plane = frame.planes[0]

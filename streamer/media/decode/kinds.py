@@ -1,8 +1,8 @@
-"""Decoders of the kinds of clips and sounds. Their modules are imported here: most workers decode none."""
+"""Decoders of the kinds of clips and audio. Their modules are imported here: most workers decode none."""
 
 from __future__ import annotations
 
-from streamer.media.audio.sounds import AUDIO, START
+from streamer.media.audio.window_records import AUDIO, START
 from streamer.media.decode.decoder import MediaDecoder
 from streamer.media.lerobot.depth import DEPTH, read_kind
 
@@ -10,9 +10,9 @@ from streamer.media.lerobot.depth import DEPTH, read_kind
 def find_decoder(kind: str) -> MediaDecoder | None:
     """Returns the decoder of a kind; None if there is none. See `streamer.decode.kinds`."""
     if kind in (AUDIO, START):
-        from streamer.media.decode.audio import Sound, SoundStart
+        from streamer.media.decode.audio import WindowAudio, WindowStart
 
-        return Sound() if kind == AUDIO else SoundStart()
+        return WindowAudio() if kind == AUDIO else WindowStart()
     if kind.startswith(DEPTH):
         from streamer.media.decode.depth import DepthFrames
 

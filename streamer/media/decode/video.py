@@ -1,4 +1,4 @@
-"""Clips as RGB: of records of `streamer.media.containers`, and of whole films."""
+"""Clips as RGB: of records of `streamer.media.containers`, and of whole videos."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import numpy as np
 from streamer.decode.target import Array, Draws
 from streamer.errors import ConfigError
 from streamer.formats.failures import UnreadError
-from streamer.media.audio.sounds import packets_of
+from streamer.media.audio.window_records import packets_of
 from streamer.media.containers.clips import Pattern
 from streamer.media.containers.entries import ENCRYPTED
-from streamer.media.containers.frames import Frames as FramesOfFilm
+from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.movie import is_movie
-from streamer.media.containers.packets.keys import unreferenced
+from streamer.media.containers.packets.keys import find_droppable
 from streamer.media.containers.records import open_record, read_head
 from streamer.media.containers.tables import Integers
-from streamer.media.decode.audio import decoded
+from streamer.media.decode.audio import decode_packets
 from streamer.media.decode.containers import read_container
 from streamer.media.decode.deadline import Deadline
 from streamer.media.decode.decoder import MediaDecoder, check_seconds, memory_for
-from streamer.media.decode.films import DisorderError, Film, read_own
-from streamer.media.decode.pictures import turned, write_rgb
+from streamer.media.decode.rgb import turn_size, write_rgb
+from streamer.media.decode.video_packets import DisorderError, VideoPackets, read_mp4
 
 if TYPE_CHECKING:
     from av import VideoFrame
@@ -45,7 +45,7 @@ class Frames(MediaDecoder):
         StreamingDataset(url, format=Video(), decode={"frames": Frames((224, 224))})
 
     Attributes:
-        size: height and width to which pictures are resized (bicubic); None: as they are.
+        size: height and width to which frames are resized (bicubic); None: as they are.
         dimension_order: "NCHW", or "NHWC": [frames, height, width, 3].
 
     Raises:
@@ -64,33 +64,33 @@ class Frames(MediaDecoder):
             record = open_record(content)
         except struct.error as error:
             raise ValueError(f"a clip is cut off: {error}") from error
-        pts, _ = record.head.drawn(draws() if draws else None)
+        pts, _ = record.head.draw(draws() if draws else None)
         first, stop = record.span(pts)
         gaps = [gap - first for gap in record.gaps if first < gap < stop]
-        film = Film(record.codec, record.packets[first:stop], record.pts[first:stop], record.head.timescale, gaps)
-        return self.of(film, pts, record.head.shape(len(pts)), out)
+        video = VideoPackets(
+            record.codec, record.packets[first:stop], record.pts[first:stop], record.head.timescale, gaps
+        )
+        return self.decode_video(video, pts, record.head.shape(len(pts)), out)
 
-    def of(self, film: Film, pts: Integers, shape: tuple[int, ...], out: Array | None) -> Array:
+    def decode_video(self, video: VideoPackets, pts: Integers, shape: tuple[int, ...], out: Array | None) -> Array:
         """Decodes the frames of these times, which get this shape."""
-        frames = _decoded(film, pts.tolist())
+        frames = decode_frames(video, pts.tolist())
         first = frames[0]
         planar = self.dimension_order == "NCHW"
-        rotation = film.rotation(first)
-        height, width = self.size or turned((first.height, first.width), rotation) or (0, 0)
-        picture = (3, height, width) if planar else (height, width, 3)
-        made = memory_for((*shape, *picture), np.uint8, out)
-        for frame, target in zip(frames, made.reshape(-1, *picture), strict=True):
+        rotation = video.rotation(first)
+        height, width = self.size or turn_size((first.height, first.width), rotation) or (0, 0)
+        image = (3, height, width) if planar else (height, width, 3)
+        made = memory_for((*shape, *image), np.uint8, out)
+        for frame, target in zip(frames, made.reshape(-1, *image), strict=True):
             if (frame.height, frame.width) != (first.height, first.width):
-                raise ValueError(
-                    f"its pictures change from {first.width}x{first.height} to {frame.width}x{frame.height}"
-                )
+                raise ValueError(f"its frames change from {first.width}x{first.height} to {frame.width}x{frame.height}")
             write_rgb(frame, self.size, rotation, target, planar=planar)
         return made
 
 
 @dataclass(frozen=True)
 class VideoClip(MediaDecoder):
-    """Decodes a clip of a whole film, in any container that FFmpeg reads: uint8, RGB, [frames, 3, height, width].
+    """Decodes a clip of a whole video, in any container that FFmpeg reads: uint8, RGB, [frames, 3, height, width].
 
         StreamingDataset(url, decode={"mp4": VideoClip(16, start="random", size=(224, 224))})
 
@@ -100,8 +100,8 @@ class VideoClip(MediaDecoder):
         seconds_between_frames: instead of it: the frames shown at these distances from the first one.
         start: where the clip begins: with the "first" frame, so that it is in the "middle", or at "random", drawn anew
             in each epoch.
-        policy: of films shorter than a clip: "error", or "repeat_last" repeats the last frame.
-        size: height and width to which pictures are resized (bicubic); None: as they are.
+        policy: of videos shorter than a clip: "error", or "repeat_last" repeats the last frame.
+        size: height and width to which frames are resized (bicubic); None: as they are.
         dimension_order: "NCHW", or "NHWC": [frames, height, width, 3].
 
     Raises:
@@ -137,26 +137,26 @@ class VideoClip(MediaDecoder):
             )
 
     def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
-        """Decodes a clip of a film; see `MediaDecoder`."""
+        """Decodes a clip of a video; see `MediaDecoder`."""
         deadline = Deadline()
         try:
-            return self._clip(*read_film(content, deadline), out, draws)
+            return self._clip(*read_video(content, deadline), out, draws)
         except DisorderError:
             return self._clip(*read_container(content, deadline, by_number=True), out, draws)
 
-    def _clip(self, film: Film, frames: FramesOfFilm, out: Array | None, draws: Draws | None) -> Array:
+    def _clip(self, video: VideoPackets, frames: FrameTable, out: Array | None, draws: Draws | None) -> Array:
         between = self.seconds_between_frames
         every = 0 if between is not None else self.num_indices_between_frames
-        pattern = Pattern(self.num_frames_per_clip, every, (between or 0.0) * film.timescale)
+        pattern = Pattern(self.num_frames_per_clip, every, (between or 0.0) * video.timescale)
         begins = pattern.fits(frames.pts, int((frames.pts + frames.duration).max(initial=0)))
         if not begins and (self.policy == "error" or not len(frames)):
             raise ValueError(
-                f"the film has {len(frames)} frames, a clip needs more; policy='repeat_last' repeats the last one"
+                f"the video has {len(frames)} frames, a clip needs more; policy='repeat_last' repeats the last one"
             )
-        chosen = pattern.of(frames.pts, np.array([self._begin(max(begins, 1), draws)]))[0]
-        piece = film.piece(int(frames.start[chosen].min()), int(frames.packet[chosen].max()) + 1)
+        chosen = pattern.find_frames(frames.pts, np.array([self._begin(max(begins, 1), draws)]))[0]
+        piece = video.piece(int(frames.start[chosen].min()), int(frames.packet[chosen].max()) + 1)
         output = Frames(self.size, self.dimension_order)
-        return output.of(piece, frames.pts[chosen], (self.num_frames_per_clip,), out)
+        return output.decode_video(piece, frames.pts[chosen], (self.num_frames_per_clip,), out)
 
     def _begin(self, begins: int, draws: Draws | None) -> int:
         if self.start == "random" and draws is not None:
@@ -165,25 +165,25 @@ class VideoClip(MediaDecoder):
 
 
 @dataclass(frozen=True)
-class SoundOfClips(MediaDecoder):
-    """Decodes the sound of clips: float32 [channels, samples], zeros where the film has none."""
+class ClipAudioDecoder(MediaDecoder):
+    """Decodes the audio of clips: float32 [channels, samples], zeros where the video has none."""
 
     def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
         """Decodes a record; see `MediaDecoder`."""
         head, rest = read_head(content)
-        if (sound := head.sound) is None or not 0 < sound.stored <= len(rest):
-            raise ValueError("a clip without sound")
-        pts, _ = head.drawn(draws() if draws else None)
-        wave = decoded(packets_of(rest[len(rest) - sound.stored :]), sound.codec)
-        made = memory_for((*head.shape(len(pts))[:-1], len(wave), sound.length), np.float32, out)
+        if (audio := head.audio) is None or not 0 < audio.stored <= len(rest):
+            raise ValueError("a clip without audio")
+        pts, _ = head.draw(draws() if draws else None)
+        wave = decode_packets(packets_of(rest[len(rest) - audio.stored :]), audio.codec)
+        made = memory_for((*head.shape(len(pts))[:-1], len(wave), audio.length), np.float32, out)
         made[...] = 0
-        begins = [sound.begin(time / head.timescale) for time in pts[:: head.pattern.count].tolist()]
+        begins = [audio.begin(time / head.timescale) for time in pts[:: head.pattern.count].tolist()]
         for begin, target in zip(begins, made.reshape(-1, *made.shape[-2:]), strict=True):
             start = max(begin, 0)
-            stop = max(start, min(begin + sound.length, sound.total))
-            if stop > start and wave.shape[1] < stop - sound.first:
-                raise ValueError(f"{wave.shape[1]} samples are decoded of {stop - sound.first}")
-            target[:, start - begin : stop - begin] = wave[:, start - sound.first : stop - sound.first]
+            stop = max(start, min(begin + audio.length, audio.total))
+            if stop > start and wave.shape[1] < stop - audio.first:
+                raise ValueError(f"{wave.shape[1]} samples are decoded of {stop - audio.first}")
+            target[:, start - begin : stop - begin] = wave[:, start - audio.first : stop - audio.first]
         return made
 
 
@@ -211,42 +211,42 @@ def _check_output(name: str, size: object, order: object) -> None:
         raise ConfigError(f"{name}: size={size!r} is not (height, width)", field="decode")
 
 
-def _decoded(film: Film, wanted: Sequence[int]) -> list[VideoFrame]:
+def decode_frames(video: VideoPackets, wanted: Sequence[int]) -> list[VideoFrame]:
     """The frames shown at these times, of packets that are decoded from the first on."""
     import av
 
     missing = set(wanted)
     try:
-        if film.play:
-            found = film.play(missing)
+        if video.play:
+            found = video.play(missing)
         else:
-            # Pictures to which no other refers are skipped where they are not wanted: half of the packets of x264, and
+            # Frames to which no other refers are skipped where they are not wanted: half of the packets of x264, and
             # 30 % of the CPU of a clip of 16 frames, every second one, of 1280x720; 58 % of x265's packets, and 17 % at
             # 640x272 (2026-11-26).
-            skippable = unreferenced(film.packets, film.codec)
-            found = _found(film, missing, skippable)
+            skippable = find_droppable(video.packets, video.codec)
+            found = _find_frames(video, missing, skippable)
             if len(found) < len(missing) or any(frame.interlaced_frame for frame in found.values()):
-                # Where a film does not say how far pictures are reordered, the decoder has to learn it from all of
+                # Where a video does not say how far frames are reordered, the decoder has to learn it from all of
                 # them. The second field of a frame may be a packet of its own, at a time that no clip wants.
-                found = _found(film, missing, [False] * len(skippable))
+                found = _find_frames(video, missing, [False] * len(skippable))
     except av.FFmpegError as error:
         raise ValueError(f"FFmpeg: {error}") from error
     if missing := missing - found.keys():
         raise ValueError(
             f"{len(missing)} of {len(set(wanted))} frames cannot be decoded, the first at "
-            f"{min(missing) / film.timescale:.3f} s, from {len(film.packets)} packets"
+            f"{min(missing) / video.timescale:.3f} s, from {len(video.packets)} packets"
         )
     return [found[pts] for pts in wanted]
 
 
-def _found(film: Film, wanted: set[int], skippable: Sequence[bool]) -> dict[int, VideoFrame]:
+def _find_frames(video: VideoPackets, wanted: set[int], skippable: Sequence[bool]) -> dict[int, VideoFrame]:
     """The wanted frames that the packets have, by time; others are skipped where they are `skippable`."""
-    context = film.context()
+    context = video.context()
     found = _Found(wanted)
-    base = Fraction(1, film.timescale)
-    gaps = set(film.gaps)
-    for number, (content, pts) in enumerate(zip(film.packets, film.pts, strict=True)):
-        film.deadline.check()
+    base = Fraction(1, video.timescale)
+    gaps = set(video.gaps)
+    for number, (content, pts) in enumerate(zip(video.packets, video.pts, strict=True)):
+        video.deadline.check()
         # FFmpeg takes a packet without a byte for the end.
         if not len(content):
             continue
@@ -254,7 +254,7 @@ def _found(film: Film, wanted: set[int], skippable: Sequence[bool]) -> dict[int,
             found.take(context.decode(None))
             context.flush_buffers()
         context.skip_frame = "NONREF" if skippable[number] and pts not in wanted else "DEFAULT"
-        packet = film.packet(number)
+        packet = video.packet(number)
         packet.pts = pts
         packet.time_base = base
         found.take(context.decode(packet))
@@ -280,41 +280,41 @@ class _Found:
                 continue
             if self._last is not None and pts < self._last:
                 raise DisorderError(
-                    "its pictures are shown in another order than its times say, as where they are times of decoding "
-                    "(no ctts): encode it anew, or decode whole films (VideoClip)"
+                    "its frames are shown in another order than its times say, as where they are times of decoding "
+                    "(no ctts): encode it anew, or decode whole videos (VideoClip)"
                 )
             self._last = pts
             if pts in self._wanted:
                 self.frames[pts] = frame
 
 
-def read_film(content: memoryview, deadline: Deadline) -> tuple[Film, FramesOfFilm]:
-    """Finds packets and frames of a whole film: of mp4 and mov by their own index, of what else there is by FFmpeg.
+def read_video(content: memoryview, deadline: Deadline) -> tuple[VideoPackets, FrameTable]:
+    """Finds packets and frames of a whole video: of mp4 and mov by their own index, of what else there is by FFmpeg.
 
     Args:
         content: Bytes of the file.
         deadline: Limit of the time for decoding.
 
     Raises:
-        ValueError: it is not a film, or damaged, or takes too long.
+        ValueError: it is not a video, or damaged, or takes too long.
     """
     if not is_movie(content):
         return read_container(content, deadline)
     try:
-        film, frames, is_timed = read_own(content)
+        video, frames, is_timed = read_mp4(content)
     except UnreadError as error:
         if ENCRYPTED in str(error):
             raise
         return read_container(content, deadline, by_number=True)
     if is_timed:
-        return msgspec.structs.replace(film, deadline=deadline), frames
+        return msgspec.structs.replace(video, deadline=deadline), frames
     return read_container(content, deadline, by_number=True)
 
 
-# By kind of a field.
+# Decoders by the kind of a field.
 CLIP_DECODERS: dict[str, Callable[[], MediaDecoder]] = {
     "clip": Frames,
     "clip-pts": ClipTimes,
-    "clip-sound": SoundOfClips,
+    "clip-audio": ClipAudioDecoder,
     "clip-duration": lambda: ClipTimes(durations=True),
 }

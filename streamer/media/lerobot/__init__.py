@@ -1,1 +1,1 @@
-"""Data sets of LeRobot: rows of Parquet files, and the frames of cameras that belong to them in films."""
+"""Data sets of LeRobot: rows of Parquet files, and the frames of cameras that belong to them in videos."""

@@ -12,10 +12,10 @@ from streamer.manifest.blocks import LONGEST_HINT, Block
 from streamer.manifest.model import ObjectRecord
 from streamer.media.containers.blocks import Described, block_of
 from streamer.media.containers.tables import Integers
-from streamer.media.lerobot.windows import Film, Run
+from streamer.media.lerobot.windows import CameraVideo, Run
 
 # Hints of more are seldom short enough.
-_MOST_FRAMES = 8192
+_MAX_FRAMES = 8192
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
@@ -26,32 +26,32 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     hint: bytes
 
     @classmethod
-    def of(cls, block: Block) -> Piece:
+    def from_block(cls, block: Block) -> Piece:
         """Returns the piece of an inner block."""
         return cls(block.fetch_bytes, block.samples, block.hint)
 
 
-class Hint(msgspec.Struct, frozen=True, array_like=True):
+class EpisodeHint(msgspec.Struct, frozen=True, array_like=True):
     """What the recoder needs besides the bytes.
 
     Attributes:
         rows: pieces of rows, whose rows count on.
-        films: a piece of each camera.
+        videos: a piece of each camera.
         spans: the samples.
     """
 
     rows: list[Piece]
-    films: list[Piece]
+    videos: list[Piece]
     spans: list[Run]
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Episodes of a file of rows whose films are the same.
+    """Episodes of a file of rows whose videos are the same.
 
     Attributes:
         record: the file of rows.
         rows: its blocks.
-        films: of each camera, with the frame of each row of the file (-1: it is not of these episodes).
+        videos: of each camera, with the frame of each row of the file (-1: it is not of these episodes).
         windows: of each camera, frames from its row to those of the window.
         reach: the most frames from a row to any row of a window, to either side.
         sample_bytes: of the record of a sample besides packets.
@@ -59,7 +59,7 @@ class Part(msgspec.Struct, frozen=True):
 
     record: ObjectRecord
     rows: list[Block]
-    films: Sequence[tuple[Film, Integers]]
+    videos: Sequence[tuple[CameraVideo, Integers]]
     windows: Sequence[Sequence[int]]
     reach: tuple[int, int]
     sample_bytes: int
@@ -73,47 +73,49 @@ class Part(msgspec.Struct, frozen=True):
         rows = np.concatenate([span.rows for span in spans])
         each = sum(block.fetch_bytes for block in self.rows) / max(1, sum(block.samples for block in self.rows))
         places = np.arange(len(rows)) * each
-        for film, frames in self.films:
-            ends = np.cumsum(film.packets.size)
-            places = places + ends[film.frames.packet[frames[rows]]]
+        for video, frames in self.videos:
+            ends = np.cumsum(video.packets.size)
+            places = places + ends[video.frames.packet[frames[rows]]]
         most = max([chunk_bytes, *(block.fetch_bytes for block in self.rows)])
-        # Films may have episodes in another order than rows.
+        # Videos may have episodes in another order than rows.
         number = np.cumsum(np.abs(np.diff(places, prepend=places[:1]))) // most
-        limit = _MOST_FRAMES // max(1, len(self.films))
+        limit = _MAX_FRAMES // max(1, len(self.videos))
         cuts = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(rows)]
         for first, stop in pairwise(cuts):
             for begin in range(first, stop, limit):
-                yield from self._fitting(spans, begin, min(begin + limit, stop))
+                yield from self._cut_run(spans, begin, min(begin + limit, stop))
 
-    def _fitting(self, spans: Sequence[Run], first: int, stop: int) -> Iterator[Block]:
+    def _cut_run(self, spans: Sequence[Run], first: int, stop: int) -> Iterator[Block]:
         """Yields these samples in blocks whose hints are short enough."""
         block = self._block(_cut(spans, first, stop))
         if len(block.hint) > LONGEST_HINT and stop - first > 1:
             middle = (first + stop) // 2
-            yield from self._fitting(spans, first, middle)
-            yield from self._fitting(spans, middle, stop)
+            yield from self._cut_run(spans, first, middle)
+            yield from self._cut_run(spans, middle, stop)
         else:
             yield block
 
     def _block(self, spans: Sequence[Run]) -> Block:
         pieces, moved = self._rows_of(spans)
-        films = []
-        for (film, frames), window in zip(self.films, self.windows, strict=True):
-            samples = film.samples(np.concatenate([frames[span.window(window)] for span in spans]))
+        videos = []
+        for (video, frames), window in zip(self.videos, self.windows, strict=True):
+            samples = video.samples(np.concatenate([frames[span.window(window)] for span in spans]))
             # Their keys are not those of the samples.
-            described = Described("", [film.codec], film.timescale)
-            films.append(block_of(film.packets, film.frames, samples, slice(0, len(samples.rows)), described))
+            described = Described("", [video.codec], video.timescale)
+            videos.append(block_of(video.packets, video.frames, samples, slice(0, len(samples.rows)), described))
         count = sum(span.stop - span.first for span in spans)
         inner = [(self.record, block) for block in pieces]
-        inner += [(film.record, block) for (film, _), block in zip(self.films, films, strict=True)]
+        inner += [(video.record, block) for (video, _), block in zip(self.videos, videos, strict=True)]
         return Block(
             tuple(span for _, block in inner for span in block.ranges),
             count,
-            sum(block.record_bytes for block in films) + count * self.sample_bytes,
-            msgspec.msgpack.encode(Hint(list(map(Piece.of, pieces)), list(map(Piece.of, films)), moved)),
+            sum(block.record_bytes for block in videos) + count * self.sample_bytes,
+            msgspec.msgpack.encode(
+                EpisodeHint(list(map(Piece.from_block, pieces)), list(map(Piece.from_block, videos)), moved)
+            ),
             tuple(record for record, block in inner for _ in block.ranges),
-            parts=sum(block.parts for block in films),
-            part_ranges=len(films),
+            parts=sum(block.parts for block in videos),
+            part_ranges=len(videos),
         )
 
     def _rows_of(self, spans: Sequence[Run]) -> tuple[list[Block], list[Run]]:
@@ -131,7 +133,7 @@ class Part(msgspec.Struct, frozen=True):
                 if number not in taken:
                     taken[number] = at
                     at += self.rows[number].samples
-            moved.append(span.shifted(taken[first - 1] - edges[first - 1]))
+            moved.append(span.shift(taken[first - 1] - edges[first - 1]))
         return [self.rows[number] for number in taken], moved
 
 

@@ -1,4 +1,4 @@
-"""Cameras of depth of LeRobot: films of 12 bits whose numbers stand for distances. No I/O.
+"""Depth cameras of LeRobot: videos of 12 bits whose numbers stand for distances. No I/O.
 
 Source: lerobot 0.6, configs/video.py (DepthEncoderConfig) and datasets/depth_utils.py.
 """

@@ -1,4 +1,4 @@
-"""Episodes of LeRobot: which rows of which file they are, and where their films begin. No I/O."""
+"""Episodes of LeRobot: which rows of which file they are, and where their videos begin. No I/O."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Episode(msgspec.Struct, frozen=True, array_like=True):
         number: its episode_index.
         row: its first row in the file.
         length: number of its rows.
-        films: for each camera the url of its film, and the time of the first row in it, seconds.
+        videos: for each camera the url of its video, and the time of the first row in it, seconds.
     """
 
     number: int
     row: int
     length: int
-    films: list[tuple[str, float]]
+    videos: list[tuple[str, float]]
 
 
 class File(msgspec.Struct, frozen=True, array_like=True):
@@ -45,9 +45,9 @@ class File(msgspec.Struct, frozen=True, array_like=True):
     episodes: list[Episode]
 
     @property
-    def films(self) -> set[str]:
-        """Urls of their films."""
-        return {url for episode in self.episodes for url, _ in episode.films}
+    def videos(self) -> set[str]:
+        """Urls of their videos."""
+        return {url for episode in self.episodes for url, _ in episode.videos}
 
 
 def files_of(
@@ -57,7 +57,7 @@ def files_of(
 
     Args:
         rows: those of meta/episodes.
-        info: of the data set.
+        info: What the data set says of itself.
         root: its url.
         cameras: that samples have.
         wanted: numbers of episodes; None: all.
@@ -83,8 +83,8 @@ def files_of(
             for row in members:
                 number = int(row[EPISODE])
                 if number in chosen and lengths[number]:
-                    films = [_film(root, info, row, camera) for camera in cameras]
-                    kept.append(Episode(number, at, lengths[number], films))
+                    videos = [_find_video(root, info, row, camera) for camera in cameras]
+                    kept.append(Episode(number, at, lengths[number], videos))
                 at += lengths[number]
             files[url] = File(at, kept)
     return {url: file for url, file in files.items() if file.episodes}
@@ -102,10 +102,10 @@ def _url(root: str, info: Info, row: Row, place: str, template: str, **more: obj
     return root + info.path(template, row[EPISODE], file | more)
 
 
-def _film(root: str, info: Info, row: Row, camera: str) -> tuple[str, float]:
+def _find_video(root: str, info: Info, row: Row, camera: str) -> tuple[str, float]:
     place = f"videos/{camera}"
     url = _url(root, info, row, place, info.video_path or "", video_key=camera)
-    # A film of v2 has one episode.
+    # A video of v2 has one episode.
     return url, float(row.get(f"{place}/from_timestamp", 0.0))
 
 

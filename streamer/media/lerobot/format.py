@@ -19,12 +19,12 @@ from streamer.manifest.blocks import Block
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Examine, Examined, Indexing, LeftOut, Source, Span, Survey, Surveying
 from streamer.media.containers.tables import Integers
-from streamer.media.lerobot.blocks import Hint, Part, reach_of
+from streamer.media.lerobot.blocks import EpisodeHint, Part, reach_of
 from streamer.media.lerobot.episodes import EPISODE_COLUMNS, TASK_COLUMNS, Episode, File, files_of, tasks_of
 from streamer.media.lerobot.info import EPISODE, FRAME, NAME, TASK, TIME, TOLERANCE, Info, frames_of, read_info
 from streamer.media.lerobot.notes import PAD, Notes, lengths_of
-from streamer.media.lerobot.windows import Film, Run, read_film
-from streamer.media.video.sound import find_clip_codecs
+from streamer.media.lerobot.windows import CameraVideo, Run, read_camera
+from streamer.media.video.clip_audio import find_clip_codecs
 from streamer.tables.parquet.format import Parquet
 
 
@@ -33,8 +33,8 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
 
         LeRobot(delta_timestamps={"observation.images.top": [-0.1, 0.0], "action": [0.0, 0.1, 0.2]})
 
-    A sample is a frame (a row of data/). Its fields have the names that `LeRobotDataset` gives them; pictures are uint8
-    [3, height, width], those of a window of several frames [frames, 3, height, width]. Cameras of depth are float32
+    A sample is a frame (a row of data/). Its fields have the names that `LeRobotDataset` gives them; frames are uint8
+    [3, height, width], those of a window of several frames [frames, 3, height, width]. Depth cameras are float32
     [1, height, width], millimetres.
 
     Attributes:
@@ -55,7 +55,7 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
     tolerance_s: Annotated[float, msgspec.Meta(ge=0)] = TOLERANCE
 
     def accepts(self, key: str) -> bool:
-        """Accepts files of rows and films, but not the tables of episodes and tasks."""
+        """Accepts files of rows and videos, but not the tables of episodes and tasks."""
         return super().accepts(key) and "/meta/" not in f"/{key}"
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
@@ -75,12 +75,12 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
         if not files:
             raise ManifestError(f"{root} has no rows in its episodes", url=root)
         known = {record.url: record for record in accepted}
-        files, left_out = _existing(files, known, root)
+        files, left_out = _keep_existing(files, known, root)
         if not files:
             raise ManifestError(left_out[0].what, url=root)
-        films = sorted({film for file in files.values() for film in file.films})
+        videos = sorted({video for file in files.values() for video in file.videos})
         sources = [
-            Source(known[url], msgspec.msgpack.encode((file, {film: known[film] for film in file.films})))
+            Source(known[url], msgspec.msgpack.encode((file, {video: known[video] for video in file.videos})))
             for url, file in files.items()
         ]
         try:
@@ -89,7 +89,7 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
             raise refused(found[0], f"says of {error}; leave it out: LeRobot(cameras=...)") from error
         notes = Notes(Facts(), windows, list(cameras), tasks, info.fps, depths, self.tolerance_s)
         facts = yield from _facts(known[next(iter(files))], info, notes)
-        return Survey([*sources, *(Source(known[film]) for film in films)], facts, left_out=left_out)
+        return Survey([*sources, *(Source(known[video]) for video in videos)], facts, left_out=left_out)
 
     def _table(
         self, name: str, root: str, others: Mapping[str, ObjectRecord], columns: Sequence[str]
@@ -130,11 +130,11 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
 
     def find_codecs(self, hint: bytes) -> list[str]:
         """Returns those of the cameras; see `Format.find_codecs`."""
-        films = msgspec.msgpack.decode(hint, type=Hint).films
-        return [name for film in films for name in find_clip_codecs(film.hint)]
+        videos = msgspec.msgpack.decode(hint, type=EpisodeHint).videos
+        return [name for video in videos for name in find_clip_codecs(video.hint)]
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the blocks of a file of rows; films have none of their own."""
+        """Finds the blocks of a file of rows; videos have none of their own."""
         if not source.notes:
             return
         notes = msgspec.convert(facts.notes, Notes, strict=False)
@@ -144,22 +144,23 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
         reach = reach_of(notes.windows.get(spec.name, [0]) for spec in notes.rows.fields)
         windows = [notes.windows.get(camera, [0]) for camera in notes.cameras]
         sample_bytes = head_dtype(fields).itemsize + sum(block.record_bytes for block in rows) // file.rows
-        films: dict[str, Film] = {}
-        for urls, members in groupby(file.episodes, lambda episode: [url for url, _ in episode.films]):
+        videos: dict[str, CameraVideo] = {}
+        for urls, members in groupby(file.episodes, lambda episode: [url for url, _ in episode.videos]):
             episodes = list(members)
-            known = films
-            films = {}
+            known = videos
+            videos = {}
             for url in urls:
-                films[url] = known.get(url) or (yield from read_film(records[url]))
-            episodes, left_out = _timed(episodes, [films[url] for url in urls], notes)
+                videos[url] = known.get(url) or (yield from read_camera(records[url]))
+            episodes, left_out = _keep_timed(episodes, [videos[url] for url in urls], notes)
             yield from left_out
             if not episodes:
                 continue
             frames = [
-                (films[url], _frames(films[url], camera, file.rows, episodes, notes)) for camera, url in enumerate(urls)
+                (videos[url], _frames(videos[url], camera, file.rows, episodes, notes))
+                for camera, url in enumerate(urls)
             ]
             part = Part(source.record, rows, frames, windows, reach, sample_bytes)
-            yield from part.blocks(list(map(Run.of, episodes)), source.chunk_bytes)
+            yield from part.blocks(list(map(Run.from_episode, episodes)), source.chunk_bytes)
 
     def opener(self, facts: Facts) -> LeRobotOpener:
         """Opens records."""
@@ -186,16 +187,16 @@ def _blocks_of(source: Source, notes: Notes, file: File) -> Asking[list[Block]]:
     return blocks
 
 
-def _existing(
+def _keep_existing(
     files: dict[str, File], known: Mapping[str, ObjectRecord], root: str
 ) -> tuple[dict[str, File], list[LeftOut]]:
-    """Returns the files with the episodes whose rows and films exist, and the other episodes."""
+    """Returns the files with the episodes whose rows and videos exist, and the other episodes."""
     found: dict[str, File] = {}
     left_out: list[LeftOut] = []
     for url, file in files.items():
         kept = []
         for episode in file.episodes:
-            lost = next((name for name in (url, *(film for film, _ in episode.films)) if name not in known), None)
+            lost = next((name for name in (url, *(video for video, _ in episode.videos)) if name not in known), None)
             if lost is None:
                 kept.append(episode)
             else:
@@ -206,14 +207,16 @@ def _existing(
     return found, left_out
 
 
-def _timed(episodes: Sequence[Episode], films: Sequence[Film], notes: Notes) -> tuple[list[Episode], list[LeftOut]]:
-    """Returns the episodes that have a frame of each film for each row, and the others."""
+def _keep_timed(
+    episodes: Sequence[Episode], videos: Sequence[CameraVideo], notes: Notes
+) -> tuple[list[Episode], list[LeftOut]]:
+    """Returns the episodes that have a frame of each video for each row, and the others."""
     found: list[Episode] = []
     left_out: list[LeftOut] = []
     for episode in episodes:
         try:
-            for camera, film in enumerate(films):
-                film.frames_at(_times(episode, camera, notes), episode.number, notes.tolerance)
+            for camera, video in enumerate(videos):
+                video.frames_at(_times(episode, camera, notes), episode.number, notes.tolerance)
         except ManifestError as error:
             left_out.append(LeftOut(error.message))
         else:
@@ -223,16 +226,16 @@ def _timed(episodes: Sequence[Episode], films: Sequence[Film], notes: Notes) -> 
 
 def _times(episode: Episode, camera: int, notes: Notes) -> NDArray[np.float64]:
     """Returns when the frames of the rows of an episode are shown."""
-    found: NDArray[np.float64] = episode.films[camera][1] + np.arange(episode.length) / notes.fps
+    found: NDArray[np.float64] = episode.videos[camera][1] + np.arange(episode.length) / notes.fps
     return found
 
 
-def _frames(film: Film, camera: int, rows: int, episodes: Sequence[Episode], notes: Notes) -> Integers:
+def _frames(video: CameraVideo, camera: int, rows: int, episodes: Sequence[Episode], notes: Notes) -> Integers:
     """The frame of each row of these episodes."""
     found = np.full(rows, -1)
     for episode in episodes:
         times = _times(episode, camera, notes)
-        found[episode.row : episode.row + episode.length] = film.frames_at(times, episode.number, notes.tolerance)
+        found[episode.row : episode.row + episode.length] = video.frames_at(times, episode.number, notes.tolerance)
     return found
 
 

@@ -13,7 +13,7 @@ from streamer.manifest.model import FieldSpec, ObjectRecord
 from streamer.media.lerobot.depth import depth_of
 
 NAME = "meta/info.json"
-# As far as the nearest frame may be from the time of its row, and a time difference from whole frames, seconds.
+# Tolerance in seconds between a row's time and its nearest frame, and between a difference and whole frames.
 TOLERANCE = 1e-4
 # Columns that all data sets have, and which the recoder compares with the episodes.
 EPISODE = "episode_index"
@@ -33,7 +33,7 @@ class Feature(msgspec.Struct, frozen=True):
     Attributes:
         dtype: Its type ("video", "image", "float32", ...).
         shape: Its shape.
-        info, video_info: What v3 and v2 say about its film.
+        info, video_info: What v3 and v2 say about its video.
     """
 
     dtype: str
@@ -42,8 +42,8 @@ class Feature(msgspec.Struct, frozen=True):
     video_info: dict[str, Any] | None = None
 
     @property
-    def film(self) -> dict[str, Any]:
-        """What is said about its film."""
+    def video(self) -> dict[str, Any]:
+        """What is said about its video."""
         return {**(self.video_info or {}), **(self.info or {})}
 
 
@@ -52,8 +52,8 @@ class Info(msgspec.Struct, frozen=True):
 
     Attributes:
         codebase_version: "v3.0", "v2.1".
-        fps: frames a second of rows and films.
-        features: by name; those of type "video" are in films.
+        fps: frames a second of rows and videos.
+        features: by name; those of type "video" are in videos.
         data_path, video_path: templates of names.
         chunks_size: episodes in a folder (v2).
     """
@@ -67,7 +67,7 @@ class Info(msgspec.Struct, frozen=True):
 
     @property
     def cameras(self) -> tuple[str, ...]:
-        """Names of the features that are in films."""
+        """Names of the features that are in videos."""
         return tuple(name for name, feature in self.features.items() if feature.dtype == _VIDEO)
 
     @property
@@ -79,20 +79,20 @@ class Info(msgspec.Struct, frozen=True):
         """Returns the kinds of the cameras that are of depth.
 
         Raises:
-            ValueError: One has pictures of more than 8 bits, of which is not said what they are.
+            ValueError: One has frames of more than 8 bits, of which is not said what they are.
         """
         found = {}
         for name in cameras:
-            film = self.features[name].film
-            pixels = str(film.get("video.pix_fmt", film.get("pix_fmt", "")))
+            video = self.features[name].video
+            pixels = str(video.get("video.pix_fmt", video.get("pix_fmt", "")))
             try:
-                depth = depth_of(film)
+                depth = depth_of(video)
             except ValueError as error:
                 raise ValueError(f"the camera {name!r} of depth: {error}") from error
             if depth is not None:
                 found[name] = depth.kind
             elif pixels.startswith("gray") and pixels not in {"gray", "gray8"}:
-                raise ValueError(f"the camera {name!r} has pictures {pixels} and is not marked as one of depth")
+                raise ValueError(f"the camera {name!r} has frames {pixels} and is not marked as one of depth")
         return found
 
     def path(self, template: str, episode: int, file: Mapping[str, object]) -> str:

@@ -23,7 +23,7 @@ class Notes(msgspec.Struct, frozen=True, omit_defaults=True):
         cameras: that samples have.
         tasks: by number.
         fps: frames a second.
-        depths: kinds of the cameras of depth.
+        depths: kinds of the depth cameras.
         tolerance: how far rows and frames may be from their times, seconds.
     """
 

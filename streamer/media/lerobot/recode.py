@@ -14,7 +14,7 @@ from streamer.formats.base import Records
 from streamer.formats.table.writer import Column, decoding, join, listed_column, write_records
 from streamer.media.containers.recode import ClipRecoder
 from streamer.media.containers.tables import Integers
-from streamer.media.lerobot.blocks import Hint
+from streamer.media.lerobot.blocks import EpisodeHint
 from streamer.media.lerobot.info import EPISODE, FRAME, TASK, TIME, TOLERANCE
 from streamer.media.lerobot.notes import Notes, lengths_of
 from streamer.media.lerobot.windows import Run
@@ -42,29 +42,29 @@ class LeRobotRecoder:
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
         self._rows = ParquetRecoder(notes.rows)
-        self._films = ClipRecoder()
+        self._videos = ClipRecoder()
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Makes the records of a block; see `Recoder.recode`."""
         try:
-            described = msgspec.msgpack.decode(hint, type=Hint)
+            described = msgspec.msgpack.decode(hint, type=EpisodeHint)
         except msgspec.MsgspecError as error:
             raise RecodeError(f"the hint of a block is damaged: {error}") from error
         pieces = []
         at = 0
-        for piece in (*described.rows, *described.films):
+        for piece in (*described.rows, *described.videos):
             pieces.append(content[at : at + piece.length])
             at += piece.length
         if at != len(content) or sum(span.stop - span.first for span in described.spans) != samples:
             raise RecodeError(f"a hint of {at} bytes, which are not {samples} samples of {len(content)} bytes")
         rows = self._windows(pieces[: len(described.rows)], described, samples)
-        films = [
-            self._films.recode(content, piece.samples, piece.hint)
-            for piece, content in zip(described.films, pieces[len(described.rows) :], strict=True)
+        videos = [
+            self._videos.recode(content, piece.samples, piece.hint)
+            for piece, content in zip(described.videos, pieces[len(described.rows) :], strict=True)
         ]
-        return _joined(rows, films, samples)
+        return _join_records(rows, videos, samples)
 
-    def _windows(self, pieces: Sequence[memoryview], described: Hint, samples: int) -> Records:
+    def _windows(self, pieces: Sequence[memoryview], described: EpisodeHint, samples: int) -> Records:
         """The records of rows with their windows."""
         read = [
             self._rows.columns(content, piece.samples, piece.hint)
@@ -109,7 +109,7 @@ class LeRobotRecoder:
 
     def _column(self, name: str, column: Column, spans: Sequence[Run]) -> Column:
         if (window := self._notes.windows.get(name)) is None:
-            return _taken(column, _rows(spans))
+            return _take_rows(column, _rows(spans))
         if column.nulls is not None:
             raise RecodeError(f"feature {name!r} has rows without a value, which have no window", field=name)
         return Column(column.values[np.concatenate([span.window(window) for span in spans])])
@@ -140,7 +140,7 @@ def _one(columns: Sequence[Column]) -> Column:
     return Column(values, lengths, np.concatenate(nulls))
 
 
-def _taken(column: Column, rows: Integers) -> Column:
+def _take_rows(column: Column, rows: Integers) -> Column:
     """The values of some rows."""
     nulls = None if column.nulls is None else column.nulls[rows]
     if column.lengths is None:
@@ -151,29 +151,29 @@ def _taken(column: Column, rows: Integers) -> Column:
     return Column(np.concatenate(values), column.lengths[rows], nulls)
 
 
-def _joined(rows: Records, films: Sequence[Records], samples: int) -> Records:
+def _join_records(rows: Records, videos: Sequence[Records], samples: int) -> Records:
     """The records of all: heads have rows and the heads of cameras, whose parts are one behind the other."""
-    begin = lengths_of(len(films))
+    begin = lengths_of(len(videos))
     edges = np.append(0, np.cumsum(rows.lengths)).tolist()
     content = memoryview(b"".join(bytes(part) for part in rows.parts))
     sizes = []
-    for film in films:
-        ends = np.append(0, np.cumsum(film.part_lengths))
-        sizes.append((ends[film.part_ranges[:, 0, 1]] - ends[film.part_ranges[:, 0, 0]]).tolist())
+    for video in videos:
+        ends = np.append(0, np.cumsum(video.part_lengths))
+        sizes.append((ends[video.part_ranges[:, 0, 1]] - ends[video.part_ranges[:, 0, 0]]).tolist())
     heads = []
     for number in range(samples):
         row = content[edges[number] : edges[number + 1]]
-        cameras = [bytes(film.parts[number]) for film in films]
+        cameras = [bytes(video.parts[number]) for video in videos]
         lengths = [len(row), *map(len, cameras), *(size[number] for size in sizes)]
         heads.append(b"".join([begin.pack(*lengths), row, *cameras]))
     lengths_ = np.fromiter(map(len, heads), np.int64, samples)
-    if not films:
+    if not videos:
         return Records(heads, lengths_)
-    before = np.append(0, np.cumsum([len(film.part_lengths) for film in films])).tolist()
+    before = np.append(0, np.cumsum([len(video.part_lengths) for video in videos])).tolist()
     return Records(
         heads,
         lengths_,
-        [part for film in films for part in film.shared_parts],
-        np.concatenate([film.part_lengths for film in films]),
-        np.concatenate([film.part_ranges + at for film, at in zip(films, before[:-1], strict=True)], axis=1),
+        [part for video in videos for part in video.shared_parts],
+        np.concatenate([video.part_lengths for video in videos]),
+        np.concatenate([video.part_ranges + at for video, at in zip(videos, before[:-1], strict=True)], axis=1),
     )

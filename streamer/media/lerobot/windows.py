@@ -14,7 +14,7 @@ from streamer.formats.reading import Reading
 from streamer.manifest.model import ObjectRecord
 from streamer.media.containers.clips import Pattern, Samples
 from streamer.media.containers.entries import Codec
-from streamer.media.containers.frames import Frames
+from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.movie import VIDEO, read_movie
 from streamer.media.containers.tables import Integers, Packets
 from streamer.media.lerobot.episodes import Episode
@@ -36,7 +36,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True):
     end: int
 
     @classmethod
-    def of(cls, episode: Episode) -> Run:
+    def from_episode(cls, episode: Episode) -> Run:
         """Returns the samples of a whole episode."""
         stop = episode.row + episode.length
         return cls(episode.number, episode.row, stop, episode.row, stop)
@@ -57,17 +57,17 @@ class Run(msgspec.Struct, frozen=True, array_like=True):
         outside: NDArray[np.bool_] = (asked < self.begin) | (asked >= self.end)
         return outside
 
-    def shifted(self, rows: int) -> Run:
+    def shift(self, rows: int) -> Run:
         """The same in rows that are counted otherwise."""
         return Run(self.episode, self.first + rows, self.stop + rows, self.begin + rows, self.end + rows)
 
 
-class Film(msgspec.Struct, frozen=True):
-    """The index of a film."""
+class CameraVideo(msgspec.Struct, frozen=True):
+    """The index of a video."""
 
     record: ObjectRecord
     packets: Packets
-    frames: Frames
+    frames: FrameTable
     codec: Codec
     timescale: int
 
@@ -82,7 +82,7 @@ class Film(msgspec.Struct, frozen=True):
         before = np.maximum(after - 1, 0)
         found: Integers = np.where(seconds - known[before] <= known[after] - seconds, before, after)
         distance = np.abs(known[found] - seconds)
-        # Also true for NaN.
+        # This is true for NaN, too.
         if (far := ~(distance <= tolerance)).any():
             row = int(far.argmax())
             raise ManifestError(
@@ -94,20 +94,26 @@ class Film(msgspec.Struct, frozen=True):
         return found
 
     def samples(self, rows: Integers) -> Samples:
-        """The samples that have these frames: (samples, frames). One frame alone is a picture."""
+        """The samples that have these frames: (samples, frames). One frame alone is an image."""
         start, stop = self.frames.start[rows].min(axis=1), self.frames.packet[rows].max(axis=1) + 1
         return Samples(Pattern(0 if rows.shape[1] == 1 else rows.shape[1]), list(rows), [], start, stop)
 
 
-def read_film(record: ObjectRecord) -> Reading[Film]:
-    """Reads the index of a film; raises ManifestError."""
+def read_camera(record: ObjectRecord) -> Reading[CameraVideo]:
+    """Reads the index of a video; raises ManifestError."""
     with errors_of(record, "copy it anew"):
         movie = yield from read_movie(record)
         track = movie.track(VIDEO)
         packets = movie.packets(track)
-        frames = Frames.of(packets)
+        frames = FrameTable.from_packets(packets)
         if not len(frames):
             raise UnreadError("has no frames")
         if len(entries := np.unique(packets.entry)) > 1:
             raise UnreadError(f"has {len(entries)} sets of codec parameters; write it with one encoder")
-        return Film(record, packets, frames, track.codec(int(entries[0])), track.timescale)
+        return CameraVideo(
+            record=record,
+            packets=packets,
+            frames=frames,
+            codec=track.codec(int(entries[0])),
+            timescale=track.timescale,
+        )

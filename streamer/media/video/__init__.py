@@ -1,1 +1,1 @@
-"""Clips out of long films."""
+"""Clips out of long videos."""

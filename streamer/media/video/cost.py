@@ -10,7 +10,7 @@ from streamer.manifest.blocks import decode_hints
 from streamer.manifest.table import Manifest
 from streamer.media.containers.blocks import Needed, read_hint
 from streamer.media.containers.clips import Pattern
-from streamer.media.containers.frames import Frames
+from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.tables import Integers, Packets
 
 # Where less is thrown away, other settings gain little.
@@ -30,7 +30,7 @@ class ClipCost(msgspec.Struct, frozen=True):
         packets: decoded, from a key frame on.
         wanted: frames of the sample, each counted once.
         span: frames from the first to the last of them.
-        pixels: of a picture.
+        pixels: of a frame.
         grouped: packets per clip if four clips that follow each other were one sample; 0: unknown.
         key_seconds: median time between key frames; 0: unknown.
     """
@@ -49,7 +49,7 @@ class ClipCost(msgspec.Struct, frozen=True):
 
     @property
     def wasted(self) -> float:
-        """The share of the decoded packets whose pictures are not in the sample."""
+        """The share of the decoded packets whose frames are not in the sample."""
         return 1 - self.wanted / self.packets
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class ClipCost(msgspec.Struct, frozen=True):
             ('start="key": {:.0f} packets', self.span),
             (f"clips_per_sample={_GROUP}: {{:.0f}} a clip", self.grouped),
             # A clip begins in the middle of a GOP on average.
-            (f"films encoded with ffmpeg -g {self.span:.0f}: about {{:.0f}}", self.span + (self.span - 1) / 2),
+            (f"videos encoded with ffmpeg -g {self.span:.0f}: about {{:.0f}}", self.span + (self.span - 1) / 2),
         ]
         return ", ".join(text.format(packets) for text, packets in ways if 0 < packets < self.packets - 0.5)
 
@@ -127,12 +127,12 @@ def block_costs(content: bytes) -> Numbers:
         first = np.minimum(np.arange(len(rows)), len(rows) - _GROUP)
         together = first[:, None] + np.arange(_GROUP)
         taken = stop[together].max(axis=1) - start[together].min(axis=1)
-        missing = _missing(needed, frames, earliest[together].min(axis=1), latest[together].max(axis=1))
+        missing = _count_missing(needed, frames, earliest[together].min(axis=1), latest[together].max(axis=1))
         costs[:, 4] = (taken + missing / max(1.0, np.median(needed.duration[frames.packet]))) / _GROUP
     keys = np.unique(needed.pts[needed.key])
     apart = np.diff(keys)
     # There may be key frames in what is missing.
-    apart = apart[_missing(needed, frames, keys[:-1], keys[1:]) < apart / 2]
+    apart = apart[_count_missing(needed, frames, keys[:-1], keys[1:]) < apart / 2]
     costs[:, 5] = np.median(apart) / hint.timescale if len(apart) else np.nan
     return costs
 
@@ -144,19 +144,21 @@ def _rows(pattern: Pattern, needed: Needed) -> list[Integers]:
     chosen = []
     for row, draws in zip(needed.rows, needed.draws, strict=True):
         base, number = draws.T
-        chosen.append(row[pattern.of(needed.pts[row], base + number // 2).ravel()])
+        chosen.append(row[pattern.find_frames(needed.pts[row], base + number // 2).ravel()])
     return chosen
 
 
-def _frames(needed: Needed, wanted: Integers) -> Frames:
+def _frames(needed: Needed, wanted: Integers) -> FrameTable:
     """The frames that the packets of a block show."""
     shown = needed.duration > 0
     shown[wanted] = True
     entry = np.zeros(len(shown), np.int64)
-    return Frames.of(Packets(needed.start, needed.size, needed.pts, needed.duration, needed.key, shown, entry))
+    return FrameTable.from_packets(
+        Packets(needed.start, needed.size, needed.pts, needed.duration, needed.key, shown, entry)
+    )
 
 
-def _missing(needed: Needed, frames: Frames, start: Integers, stop: Integers) -> Integers:
+def _count_missing(needed: Needed, frames: FrameTable, start: Integers, stop: Integers) -> Integers:
     """Ticks between these times whose frames no clip needs, so that the block does not have them."""
     before = np.append(0, np.cumsum(np.maximum(frames.duration - needed.duration[frames.packet], 0)))
     ticks: Integers = before[np.searchsorted(frames.pts, stop)] - before[np.searchsorted(frames.pts, start)]

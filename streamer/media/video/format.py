@@ -1,4 +1,4 @@
-"""Clips out of long films: mp4, mov, Matroska and WebM, of which only the packets of clips are fetched."""
+"""Clips out of long videos: mp4, mov, Matroska and WebM, of which only the packets of clips are fetched."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Short, Source, Survey, Surveying
 from streamer.manifest.table import Manifest
 from streamer.media.audio.recordings import Packeted
-from streamer.media.audio.sounds import TIME_MARK
-from streamer.media.audio.tracks import sound_of_movie
+from streamer.media.audio.tracks import find_audio_track
+from streamer.media.audio.window_records import TIME_MARK
 from streamer.media.containers.blocks import Described, cut_blocks
 from streamer.media.containers.clips import Pattern, Sampling, samples_of
-from streamer.media.containers.frames import Frames
+from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.matroska import read_matroska
 from streamer.media.containers.movie import VIDEO, read_movie
 from streamer.media.containers.recode import ClipRecoder
 from streamer.media.containers.records import read_head
-from streamer.media.containers.segments import Segments, read_table, rows_of_films
+from streamer.media.containers.segments import Segments, assign_rows, read_table
 from streamer.media.containers.tables import Integers, Packets
+from streamer.media.video.clip_audio import ClipAudio, find_audio_pieces, find_clip_codecs
 from streamer.media.video.cost import ClipCost, mean_cost, sample_cost
 from streamer.media.video.kinds import CLIP, DURATION, PTS, SOUND
 from streamer.media.video.packing import can_pack_clips, find_clip_bytes, pack_clip
-from streamer.media.video.sound import ClipSound, find_clip_codecs, sound_pieces
 
 _FIELDS = (FieldSpec("frames", CLIP), FieldSpec("pts_seconds", PTS), FieldSpec("duration_seconds", DURATION))
-_SOUND = (FieldSpec("audio", SOUND), FieldSpec("sample_rate", "<i4"))
+_AUDIO_FIELDS = (FieldSpec("audio", SOUND), FieldSpec("sample_rate", "<i4"))
 _RATE = struct.Struct("<i")
 _MATROSKA = (".mkv", ".webm")
 # Defaults of the options that segments take the place of, and of those that spreading frames does.
@@ -46,7 +46,7 @@ _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 
 
 class Video(Format, frozen=True, forbid_unknown_fields=True):
-    """Films: a sample is a clip of them, exact to the frame.
+    """Videos: a sample is a clip of them, exact to the frame.
 
         StreamingDataset(url, format=Video(16, num_indices_between_frames=2))
 
@@ -65,11 +65,11 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
             there is no clip. "spread", with `segments`: frames are spread over the segment.
         clips_per_sample: if it is not 1, a sample is so many clips that follow each other, decoded at once: fields have
             one more axis, [clips, frames, ...].
-        policy: "drop" leaves out clips that reach over the end of a film; "repeat_last" repeats its last frame.
+        policy: "drop" leaves out clips that reach over the end of a video; "repeat_last" repeats its last frame.
         stream_index: number of the track; None: the one with most pixels, covers and previews aside.
         segments: path of a table, see docs/video.md, whose rows are the samples: a clip begins and ends inside of its
             segment. The other columns are fields.
-        audio: adds the sound of a clip, "audio", float32 [channels, n] from -1 to 1, and "sample_rate"; mp4 and mov.
+        audio: adds the audio of a clip, "audio", float32 [channels, n] from -1 to 1, and "sample_rate"; mp4 and mov.
 
     Raises:
         ConfigError: options that exclude each other.
@@ -114,7 +114,7 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
 
     @property
     def sampling(self) -> Sampling:
-        """How films are cut into samples."""
+        """How videos are cut into samples."""
         seconds = self.seconds_between_frames
         every = 0 if seconds is not None else self.num_indices_between_frames
         return Sampling(
@@ -127,32 +127,32 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
         )
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Takes all films, or those that have segments; their indexes are read then."""
+        """Takes all videos, or those that have segments; their indexes are read then."""
         if self.segments is None:
             notes = {"clips": self.clips_per_sample} if self.clips_per_sample != 1 else {}
             return Survey([Source(record) for record in accepted], Facts(self._fields, notes))
         # A table whose url is one of the dataset's is accepted.
-        films = [record for record in accepted if record.url.lower().endswith(self.endings)]
+        videos = [record for record in accepted if record.url.lower().endswith(self.endings)]
         tables = [*others.values(), *(record for record in accepted if not record.url.lower().endswith(self.endings))]
         record, table = yield from read_table(self.name, self.segments, tables)
-        rows, left_out = rows_of_films(record.url, table, films)
-        sources = [Source(film, msgspec.msgpack.encode(rows[film.url])) for film in films if film.url in rows]
-        # What is known of films is known with their rows.
+        rows, left_out = assign_rows(record.url, table, videos)
+        sources = [Source(video, msgspec.msgpack.encode(rows[video.url])) for video in videos if video.url in rows]
+        # What is known of videos is known with their rows.
         facts = Facts((*self._fields, *table.fields), {"segments": record.version})
         return Survey(sources, facts, rows=len(table.paths) - len(left_out), left_out=left_out)
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the clips of a film."""
+        """Finds the clips of a video."""
         record = source.record
         with errors_of(record, "copy it anew", of_one=True):
-            packets, described, sound = yield from self._packets(source)
-            packets, timescale = packets.with_own_times(described.timescale)
+            packets, described, audio = yield from self._packets(source)
+            packets, timescale = packets.separate_times(described.timescale)
             described = msgspec.structs.replace(described, timescale=timescale)
             if not len(packets):
                 if source.notes:
                     raise DamagedError("its track has segments and no packets")
                 return
-            frames = Frames.of(packets)
+            frames = FrameTable.from_packets(packets)
             if source.notes:
                 rows = msgspec.msgpack.decode(source.notes, type=Segments)
                 rows, left_out = rows.inside(self.sampling, frames, timescale, record.url)
@@ -166,18 +166,18 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
                         f"frames, clips have {self.num_frames_per_clip}",
                         "policy='repeat_last' repeats the last one",
                     )
-            if sound is not None and samples.rows:
-                of_clips = ClipSound.of(sound, frames, samples, timescale)
-                described = msgspec.structs.replace(described, sound=of_clips)
+            if audio is not None and samples.rows:
+                of_clips = ClipAudio.find(audio, frames, samples, timescale)
+                described = msgspec.structs.replace(described, audio=of_clips)
             yield from cut_blocks(packets, frames, samples, described, source.chunk_bytes)
 
     def _packets(self, source: Source) -> Reading[tuple[Packets, Described, Packeted | None]]:
-        """The packets of the track, what it is besides, and the track of sound."""
+        """The packets of the track, what it is besides, and the audio track."""
         record = source.record
         key = source.key or source.record.url
         if record.url.lower().endswith(_MATROSKA):
             if self.audio:
-                raise UnreadError("is Matroska, whose sound is not read: audio=True takes mp4 and mov")
+                raise UnreadError("is Matroska, whose audio is not read: audio=True takes mp4 and mov")
             packets, codec, timescale = yield from read_matroska(record, self.stream_index)
             return packets, Described(key, [codec], timescale), None
         movie = yield from read_movie(record)
@@ -186,11 +186,11 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
         codecs = [track.codec(entry) for entry in range(len(track.entries))]
         for entry in (packets.entry.min(initial=0), packets.entry.max(initial=0)):
             track.codec(int(entry))
-        sound = sound_of_movie(movie) if self.audio else None
-        return packets, Described(key, codecs, track.timescale), sound
+        audio = find_audio_track(movie) if self.audio else None
+        return packets, Described(key, codecs, track.timescale), audio
 
     def find_codecs(self, hint: bytes) -> list[str]:
-        """Returns those of the pictures and of the sound; see `Format.find_codecs`."""
+        """Returns those of the frames and of the audio; see `Format.find_codecs`."""
         return find_clip_codecs(hint)
 
     def find_sample_bytes(self, manifest: Manifest) -> Integers:
@@ -207,7 +207,7 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
 
     @property
     def _fields(self) -> tuple[FieldSpec, ...]:
-        return (*_FIELDS, *_SOUND) if self.audio else _FIELDS
+        return (*_FIELDS, *_AUDIO_FIELDS) if self.audio else _FIELDS
 
     def opener(self, facts: Facts) -> ClipOpener:
         """Opens records of clips."""
@@ -215,7 +215,7 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
 
     def recoder(self, facts: Facts) -> ClipRecoder:
         """Takes packets out of what was fetched, and reads the table of segments."""
-        return ClipRecoder([spec.name for spec in self._fields], sound_pieces if self.audio else None)
+        return ClipRecoder([spec.name for spec in self._fields], find_audio_pieces if self.audio else None)
 
 
 class ClipOpener:
@@ -233,8 +233,8 @@ class ClipOpener:
         except (ValueError, ArithmeticError, struct.error, msgspec.MsgspecError) as error:
             raise DecodeError(f"no record of clips: {error}") from error
         fields = [Field(spec.name, content, spec.kind) for spec in _FIELDS]
-        if head.sound:
-            rate = memoryview(_RATE.pack(head.sound.codec.rate))
+        if head.audio:
+            rate = memoryview(_RATE.pack(head.audio.codec.rate))
             fields += [Field("audio", content, SOUND), Field("sample_rate", rate, "<i4")]
         if self._row:
             fields += self._row.open(memoryview(head.extra), name)[1]

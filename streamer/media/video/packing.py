@@ -9,7 +9,7 @@ import numpy as np
 from streamer.formats.base import Field
 from streamer.manifest.blocks import decode_hints
 from streamer.manifest.table import Manifest
-from streamer.media.audio.sounds import TIME_MARK
+from streamer.media.audio.window_records import TIME_MARK
 from streamer.media.containers.blocks import Needed, read_hint
 from streamer.media.containers.mp4 import clip_mp4
 from streamer.media.containers.records import read_head

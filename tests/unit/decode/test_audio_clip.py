@@ -20,8 +20,8 @@ from streamer.media.audio.flac import _crc8_table
 from streamer.media.audio.index import read_recording
 from streamer.media.audio.recode import record_of
 from streamer.media.decode import audio_clip, deadline
-from streamer.media.decode.audio import Sound
-from tests.sounds import RATE, decoded, encoded, flac, m4a, mp3, opus, sound, wav
+from streamer.media.decode.audio import WindowAudio
+from tests.recordings import RATE, decoded, encoded, flac, m4a, mp3, opus, sound, wav
 
 
 @pytest.mark.parametrize("make", [lambda: wav(sound(3, 2)), flac, mp3, opus, m4a])
@@ -51,20 +51,20 @@ def test_the_values_are_those_of_the_numbers():
 
 
 def test_a_rule_decodes_a_field():
-    """As other decoders do; what is no sound is refused with the name of the sample."""
+    """As other decoders do; what is no audio is refused with the name of the sample."""
     decode = SampleDecoder({"flac": AudioClip(0.5)})
     sample = decode("a", [Field("flac", memoryview(flac())), Field("txt", memoryview(b"hello"))])
     assert sample["flac"]["audio"].shape == (2, RATE // 2)
     assert sample["txt"] == "hello"
     with pytest.raises(DecodeError, match=r"sample 'a': field 'flac' .* is refused by AudioClip"):
-        decode("a", [Field("flac", memoryview(b"no sound"))])
+        decode("a", [Field("flac", memoryview(b"no audio"))])
 
 
 def test_sound_of_an_unknown_codec_is_refused():
     """As of a WAV with the tag of an extended head, 0xFFFE, which does not have one: PyAV gives it no decoder."""
     content = wav(sound(1))
     content = content[:20] + b"\xfe\xff" + content[22:]
-    with pytest.raises(DecodeError, match=r"sample 'a': field 'wav' .*no decoder of its sound: its head is damaged"):
+    with pytest.raises(DecodeError, match=r"sample 'a': field 'wav' .*no decoder of its audio: its head is damaged"):
         SampleDecoder({"wav": AudioClip()})("a", [Field("wav", memoryview(content))])
 
 
@@ -110,9 +110,9 @@ def test_another_rate_than_the_file_says_is_refused():
     """As of AAC whose packets alone tell that they have twice the rate: the window would be another one."""
     content = memoryview(flac())
     recording = read_in_memory(read_recording(Source(ObjectRecord("", len(content), ""))), content)
-    other = msgspec.structs.replace(recording, sound=msgspec.structs.replace(recording.sound, rate=2 * RATE))
+    other = msgspec.structs.replace(recording, audio=msgspec.structs.replace(recording.audio, rate=2 * RATE))
     with pytest.raises(ValueError, match="its packets are of 8000 Hz, its file says 16000"):
-        Sound().decode(memoryview(record_of(other, content, 0, RATE, RATE)))
+        WindowAudio().decode(memoryview(record_of(other, content, 0, RATE, RATE)))
 
 
 def test_without_pyav_only_wav_is_decoded(monkeypatch: pytest.MonkeyPatch):

@@ -11,8 +11,8 @@ import pytest
 
 from streamer.decode import AudioClip, VideoClip
 from streamer.media.containers.movie import VIDEO
-from tests.films import film, index_of, joined, made, packed_b_frames, repacked, without_tables
-from tests.sounds import encoded, sound
+from tests.recordings import encoded, sound
+from tests.videos import index_of, joined, made, packed_b_frames, repacked, video, without_tables
 
 PLAIN = {"g": "12", "bf": "0"}
 JPEG = {"qmin": "3", "qmax": "3"}
@@ -20,7 +20,7 @@ HEVC = "keyint=12:bframes=0:log-level=none:pools=1"
 
 
 def bringing_parameters(one: bytes, two: bytes) -> bytes:
-    """Two films of h264 as one track, of which the second has its parameter sets in its packets."""
+    """Two videos of h264 as one track, of which the second has its parameter sets in its packets."""
     movie, _ = index_of(two)
     track = movie.track(VIDEO)
     setup, found, at = track.codec().extradata, b"", 6
@@ -35,8 +35,8 @@ def bringing_parameters(one: bytes, two: bytes) -> bytes:
 
 
 def films_of_h264() -> dict[str, bytes]:
-    one, small = film("libx264", 24, options=PLAIN), film("libx264", 24, options={**PLAIN, "crf": "40"})
-    other = film("libx264", 24, options={**PLAIN, "preset": "ultrafast", "profile": "baseline"})
+    one, small = video("libx264", 24, options=PLAIN), video("libx264", 24, options={**PLAIN, "crf": "40"})
+    other = video("libx264", 24, options={**PLAIN, "preset": "ultrafast", "profile": "baseline"})
     return {
         "quality": bringing_parameters(one, small),
         "healthy": one,
@@ -48,27 +48,27 @@ def films_of_h264() -> dict[str, bytes]:
 @functools.cache
 def samples() -> dict[str, Callable[[], object]]:
     """By name, what decodes a sample: pairs of which one disturbs the other where a decoder or converter is kept."""
-    films = {f"h264 {name}": content for name, content in films_of_h264().items()}
+    videos = {f"h264 {name}": content for name, content in films_of_h264().items()}
     for name, told in (("hevc", HEVC), ("hevc of other quality", f"{HEVC}:crf=45")):
-        films[name] = film("libx265", 24, options={"preset": "ultrafast", "x265-params": told})
+        videos[name] = video("libx265", 24, options={"preset": "ultrafast", "x265-params": told})
     for name, more in (
         ("mpeg4", {}),
         ("mpeg4 in quarters", {"flags": "qpel"}),
         ("mpeg4 by tables", {"mpeg_quant": "1"}),
     ):
-        films[name] = film("mpeg4", 24, name="x.avi", options={"g": "12", **more})
-    films["mpeg4, packed"] = repacked(
-        film("mpeg4", 24, name="x.avi", options={"g": "12", "bf": "1"}), "y.avi", packed_b_frames
+        videos[name] = video("mpeg4", 24, name="x.avi", options={"g": "12", **more})
+    videos["mpeg4, packed"] = repacked(
+        video("mpeg4", 24, name="x.avi", options={"g": "12", "bf": "1"}), "y.avi", packed_b_frames
     )
     for name, tables in (("mjpeg with its tables", "optimal"), ("mjpeg", "default")):
-        films[name] = film("mjpeg", 12, name="x.avi", form="yuvj420p", options={**JPEG, "huffman": tables})
-    films["mjpeg without tables"] = repacked(
-        films["mjpeg"], "y.avi", lambda packets: [without_tables(each) for each in packets]
+        videos[name] = video("mjpeg", 12, name="x.avi", form="yuvj420p", options={**JPEG, "huffman": tables})
+    videos["mjpeg without tables"] = repacked(
+        videos["mjpeg"], "y.avi", lambda packets: [without_tables(each) for each in packets]
     )
-    films["ten bits"] = film("libx265", 12, form="yuv420p10le", options={"preset": "ultrafast", "x265-params": HEVC})
-    films["png"], films["vp9"] = film("png", 12, name="x.avi", form="rgb24"), made("vp9.webm")
+    videos["ten bits"] = video("libx265", 12, form="yuv420p10le", options={"preset": "ultrafast", "x265-params": HEVC})
+    videos["png"], videos["vp9"] = video("png", 12, name="x.avi", form="rgb24"), made("vp9.webm")
     found: dict[str, Callable[[], object]] = {}
-    for name, content in films.items():
+    for name, content in videos.items():
         found[name] = functools.partial(VideoClip(8), content)
         found[f"{name}, small"] = functools.partial(VideoClip(4, start="first", size=(50, 38)), content)
     waves = {rate: sound(1.5, 2, rate) for rate in (44_100, 48_000)}

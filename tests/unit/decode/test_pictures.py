@@ -12,7 +12,7 @@ from av.video.reformatter import Interpolation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamer.media.decode.pictures import write_rgb
+from streamer.media.decode.rgb import write_rgb
 
 BICUBIC = Interpolation.BICUBIC
 # The bound of pictures that are resized: about one of 255 in the mean; of smooth ones at most five (`pictures.py`).
@@ -39,7 +39,7 @@ def noise(form: str, width: int, height: int) -> av.VideoFrame:
 
 
 def smooth(form: str, width: int, height: int) -> av.VideoFrame:
-    """A frame as films have them: colours that change slowly."""
+    """A frame as videos have them: colours that change slowly."""
     x, y = np.arange(width), np.arange(height)[:, None]
     image = np.stack(np.broadcast_arrays(x % 256, 2 * y % 256, (x + y) // 2 % 256), -1).astype(np.uint8)
     return av.VideoFrame.from_ndarray(image, "rgb24").reformat(format=form)
@@ -75,7 +75,7 @@ def check_resized(frame: av.VideoFrame, width: int, height: int, most: int) -> N
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_pictures_of_their_own_size_are_those_of_PyAV(form: str):
-    """Bit by bit: each rest of a width by 16, odd heights, and sizes of common films."""
+    """Bit by bit: each rest of a width by 16, odd heights, and sizes of common videos."""
     for width, height in [*((32 + rest, 16 + rest % 3) for rest in range(33)), *SIZES[:2], *SIZES[5:]]:
         check_own_size(form, width, height)
 

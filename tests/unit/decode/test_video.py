@@ -1,4 +1,4 @@
-"""Clips of whole films: which frames, in which memory, from which containers; and the error without PyAV."""
+"""Clips of whole videos: which frames, in which memory, from which containers; and the error without PyAV."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from streamer.decode import Frames, SampleDecoder, VideoClip
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field, FieldSpec
 from streamer.media.containers.entries import Codec
-from streamer.media.containers.packets.keys import unreferenced
+from streamer.media.containers.packets.keys import find_droppable
 from streamer.media.decode.contexts import context_of
 from streamer.media.decode.deadline import Deadline
-from streamer.media.decode.films import Film
-from streamer.media.decode.pictures import write_rgb
-from streamer.media.decode.video import _decoded, _found, read_film
-from tests.films import decoded, film, made, number_in
+from streamer.media.decode.rgb import write_rgb
+from streamer.media.decode.video import _find_frames, decode_frames, read_video
+from streamer.media.decode.video_packets import VideoPackets
+from tests.videos import decoded, made, number_in, video
 
 
 def numbers(clip: np.ndarray) -> list[int]:
@@ -43,14 +43,14 @@ def test_frames_of_a_whole_film(name: str):
 
 def test_containers_that_FFmpeg_reads():
     """Matroska by FFmpeg's demuxer, with the same frames."""
-    content = film("libx264", 40, name="x.mkv", options={"preset": "veryfast", "g": "12"})
+    content = video("libx264", 40, name="x.mkv", options={"preset": "veryfast", "g": "12"})
     assert numbers(VideoClip(3, start="first", num_indices_between_frames=7)(content)) == [0, 7, 14]
 
 
 def test_a_film_of_an_unknown_codec_is_refused():
     """PyAV gives it no decoder."""
     content = made("b_frames.mkv").replace(b"V_MPEG4/ISO/AVC", b"V_MPEG4/ISO/ABC")
-    with pytest.raises(ValueError, match="no decoder of its film: its head is damaged, or its codec unknown"):
+    with pytest.raises(ValueError, match="no decoder of its video: its head is damaged, or its codec unknown"):
         VideoClip(2)(content)
 
 
@@ -75,7 +75,7 @@ def test_clips_are_drawn_for_each_epoch():
 
 
 def without_order(content: bytes) -> bytes:
-    """The film, whose SPS does not say how far pictures are reordered: its bitstream_restriction_flag is 0."""
+    """The video, whose SPS does not say how far pictures are reordered: its bitstream_restriction_flag is 0."""
     at = content.index(b"avcC") + 12
     length = int.from_bytes(content[at - 2 : at], "big")
     bits = f"{int.from_bytes(content[at : at + length], 'big'):0{8 * length}b}"
@@ -87,22 +87,22 @@ def without_order(content: bytes) -> bytes:
 
 
 def test_pictures_that_are_not_needed_are_skipped(monkeypatch: pytest.MonkeyPatch):
-    """A second pass skips none: where a film does not say their order, and where fields may be packets of their own."""
+    """A second pass skips none where a video does not say their order, and where fields may be packets of their own."""
     passes: list[tuple[bool, int]] = []
 
-    def counted(film: Film, wanted: set[int], skippable: list[bool]) -> dict[int, object]:
-        found = _found(film, wanted, skippable)
+    def counted(video: VideoPackets, wanted: set[int], skippable: list[bool]) -> dict[int, object]:
+        found = _find_frames(video, wanted, skippable)
         passes.append((any(skippable), len(found)))
         return found  # type: ignore[return-value]
 
-    monkeypatch.setattr("streamer.media.decode.video._found", counted)
+    monkeypatch.setattr("streamer.media.decode.video._find_frames", counted)
     decoder, content = VideoClip(4, num_indices_between_frames=3), made("b_frames.mp4")
     expected = decoder(content)
     assert numbers(expected) == [40, 43, 46, 49]
     assert passes == [(True, 4)]
     assert np.array_equal(decoder(without_order(content)), expected)
     assert passes[1:] == [(True, 3), (False, 4)]
-    fields = film("libx264", 30, options={"preset": "veryfast", "x264-params": "interlaced=1"})
+    fields = video("libx264", 30, options={"preset": "veryfast", "x264-params": "interlaced=1"})
     assert numbers(VideoClip(4, num_indices_between_frames=3, start="first")(fields)) == [0, 3, 6, 9]
     assert passes[3:] == [(True, 4), (False, 4)]
 
@@ -111,20 +111,20 @@ def test_pictures_that_are_not_needed_are_skipped(monkeypatch: pytest.MonkeyPatc
 def test_pictures_of_hevc_are_skipped(layers: str):
     """Where no other refers to them, also with temporal sub-layers; frames are those of a full decode."""
     told = f"keyint=30:bframes=4:b-pyramid=1:log-level=none:pools=1{layers}"
-    content = film("libx265", 60, options={"preset": "veryfast", "x265-params": told})
-    whole, frames = read_film(memoryview(content), Deadline())
-    skippable = unreferenced(whole.packets, whole.codec)
+    content = video("libx265", 60, options={"preset": "veryfast", "x265-params": told})
+    whole, frames = read_video(memoryview(content), Deadline())
+    skippable = find_droppable(whole.packets, whole.codec)
     assert 20 < sum(skippable) < 40
     expected, _, _ = decoded(content)
     for first in range(0, 50, 3):
         clip = frames.pts[first : first + 10 : 3]
-        film_of_it = Film(whole.codec, whole.packets, whole.pts, whole.timescale)
-        assert np.array_equal(Frames().of(film_of_it, clip, (4,), None), expected[first : first + 10 : 3])
+        video_of_it = VideoPackets(whole.codec, whole.packets, whole.pts, whole.timescale)
+        assert np.array_equal(Frames().decode_video(video_of_it, clip, (4,), None), expected[first : first + 10 : 3])
 
 
 def test_films_shorter_than_a_clip():
     """Are errors with their number of frames, or repeat the last frame."""
-    with pytest.raises(ValueError, match="the film has 90 frames, a clip needs more; policy='repeat_last'"):
+    with pytest.raises(ValueError, match="the video has 90 frames, a clip needs more; policy='repeat_last'"):
         VideoClip(200)(made("b_frames.mp4"))
     assert numbers(VideoClip(92, policy="repeat_last")(made("b_frames.mp4")))[-3:] == [89, 89, 89]
 
@@ -170,10 +170,11 @@ def test_damaged_packets():
     with pytest.raises(DecodeError, match=r"sample 'a': field 'mp4'.* FFmpeg: .*Invalid data"):
         SampleDecoder({"mp4": VideoClip(4, start="first")})("a", [Field("mp4", memoryview(content))])
     # A time at which no picture is shown.
-    whole, _ = read_film(memoryview(made("b_frames.mp4")), Deadline())
+    whole, _ = read_video(memoryview(made("b_frames.mp4")), Deadline())
     with pytest.raises(ValueError, match=r"1 of 2 frames cannot be decoded, the first at \d+\.\d+ s, from 24 packets"):
-        _decoded(
-            Film(whole.codec, whole.packets[:24], whole.pts[:24], whole.timescale), [whole.pts[0], whole.pts[0] + 1]
+        decode_frames(
+            VideoPackets(whole.codec, whole.packets[:24], whole.pts[:24], whole.timescale),
+            [whole.pts[0], whole.pts[0] + 1],
         )
     with pytest.raises(ConfigError, match=r"this PyAV \([\d.]+\) has no decoder 'h2640': .* pip install -U av"):
         context_of(Codec("h2640"))
@@ -207,12 +208,12 @@ def test_without_PyAV_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("behind", [bytes(64), b"\0\xff" * 32, b"\xff" * 64])
 def test_what_lies_behind_a_packet_is_not_read(behind):
-    """The last frame of each film is that of a full decode; with zero and another byte behind it MPEG-4's was not."""
+    """The last frame of each video is that of a full decode; with zero and another byte behind it MPEG-4's was not."""
     content = made("mpeg4.mp4")
-    opened, frames = read_film(memoryview(content), Deadline())
+    opened, frames = read_video(memoryview(content), Deadline())
     end = 1 + opened.pts.index(wanted := sorted(frames.pts.tolist())[45])
     packets = [memoryview(bytes(packet) + behind)[: len(packet)] for packet in opened.packets[:end]]
-    [frame] = _decoded(Film(opened.codec, packets, opened.pts[:end], opened.timescale), [wanted])
+    [frame] = decode_frames(VideoPackets(opened.codec, packets, opened.pts[:end], opened.timescale), [wanted])
     assert np.array_equal(frame.to_ndarray(format="rgb24").transpose(2, 0, 1), decoded(content)[0][45])
 
 

@@ -1,4 +1,4 @@
-"""What is imported without a film being decoded."""
+"""What is imported without a video being decoded."""
 
 from __future__ import annotations
 

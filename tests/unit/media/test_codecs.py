@@ -11,11 +11,11 @@ from streamer.formats import Audio, LeRobot, Video
 from streamer.formats.base import Format
 from streamer.formats.registry import find_codecs
 from streamer.formats.webdataset import WebDataset
-from tests.films import made
 from tests.formats.cases import MemoryStore, built
 from tests.lerobot_sets import lerobot_set
-from tests.sounds import flac, sound, wav
+from tests.recordings import flac, sound, wav
 from tests.tars import tar_of
+from tests.videos import made
 
 FILMS = {"a.mp4": made("b_frames.mp4"), "b.mp4": made("mpeg4.mp4")}
 
@@ -30,5 +30,5 @@ FILMS = {"a.mp4": made("b_frames.mp4"), "b.mp4": made("mpeg4.mp4")}
     ],
 )
 async def test_codecs_of_manifests(chosen: Format, objects: Mapping[str, bytes], names: set[str], tmp_path: Path):
-    """Those of films and sounds, without the numbers of WAV."""
+    """Those of videos and sounds, without the numbers of WAV."""
     assert find_codecs(await built(chosen, MemoryStore(objects), tmp_path)) == names

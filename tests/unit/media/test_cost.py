@@ -13,18 +13,18 @@ from streamer.indexing.build import build
 from streamer.media.containers.blocks import Described, cut_blocks
 from streamer.media.containers.clips import Pattern, Sampling, samples_of
 from streamer.media.containers.entries import Codec
-from streamer.media.containers.frames import Frames
+from streamer.media.containers.frames import FrameTable
 from streamer.media.video.cost import ClipCost, block_costs
-from tests.films import made
 from tests.unit.manifest.conftest import MemoryStore
 from tests.unit.media.containers.conftest import TIMESCALE, track
+from tests.videos import made
 
 UNKNOWN = pytest.approx(np.nan, nan_ok=True)
 
 
 def costs(sampling: Sampling, frames: int = 20, gop: int = 7) -> list[list[float]]:
     packets = track(frames, gop)
-    found = Frames.of(packets)
+    found = FrameTable.from_packets(packets)
     samples = samples_of(sampling, packets, found, TIMESCALE)
     described = Described("a.mp4", [Codec("vp9", width=8, height=4)], TIMESCALE)
     [block] = cut_blocks(packets, found, samples, described, 1 << 20)
@@ -53,7 +53,7 @@ def test_four_clips_of_a_sample_are_decoded_at_once():
 
 
 def test_what_lies_between_clips_counts():
-    """A frame of each second, of films with two key frames a second: what lies between is not in the block."""
+    """A frame of each second, of videos with two key frames a second: what lies between is not in the block."""
     found = costs(Sampling(Pattern(1), step=10), frames=60, gop=5)
     assert found == [[1, 1, 1, 32, 31 / 4, UNKNOWN]] * 6
     # Frame 6 and frame 13, before key frames, are in no clip.
@@ -66,7 +66,7 @@ def test_the_words():
     cost = ClipCost(95, 16, 31, 1280 * 720, 48, 5.28)
     assert str(cost) == "95 packets for 16 of 31 frames, 83% thrown away; key frames are 5.3 s apart"
     assert cost.cheaper == (
-        'start="key": 31 packets, clips_per_sample=4: 48 a clip, films encoded with ffmpeg -g 31: about 46'
+        'start="key": 31 packets, clips_per_sample=4: 48 a clip, videos encoded with ffmpeg -g 31: about 46'
     )
     assert ClipCost(31, 16, 31, 1, 0, 0).cheaper == ""
     assert str(ClipCost(31, 16, 31, 1, 0, 0)) == "31 packets for 16 of 31 frames, 48% thrown away"

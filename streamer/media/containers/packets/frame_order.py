@@ -55,9 +55,9 @@ def is_reordered(packets: Iterable[memoryview], codec: Codec) -> bool:
         codec: Codec of the packets.
     """
     if codec.name == "mpeg4":
-        return any(_has_type(packet, _MPEG4_FRAME, 4, 6, _MPEG4_B) for packet in packets)
+        return any(_has_type(packet, _MPEG4_FRAME, offset=4, shift=6, wanted=_MPEG4_B) for packet in packets)
     if codec.name in _MPEG:
-        return any(_has_type(packet, _MPEG2_FRAME, 5, 3, _MPEG2_B) for packet in packets)
+        return any(_has_type(packet, _MPEG2_FRAME, offset=5, shift=3, wanted=_MPEG2_B) for packet in packets)
     if codec.name not in _SETS:
         return False
     try:

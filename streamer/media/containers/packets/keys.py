@@ -15,12 +15,12 @@ _SEI = 6
 _RECOVERY_POINT = 6
 _HEVC_FIRST_KEY = 16
 _HEVC_LAST_KEY = 23
-_HEVC_LAST_PICTURE = 31
+_HEVC_LAST_FRAME = 31
 _SEI_BYTES = 64
 
 
 def check_key(packet: memoryview, codec: Codec) -> None:
-    """Refuses a key packet after which pictures are not whole at once (intra refresh), which mp4 calls a key, too.
+    """Refuses a key packet after which frames are not whole at once (intra refresh), which mp4 calls a key, too.
 
     Raises:
         RecodeError: it is one.
@@ -41,8 +41,8 @@ def check_key(packet: memoryview, codec: Codec) -> None:
             kind = unit[0] >> 1 & 63
             if _HEVC_FIRST_KEY <= kind <= _HEVC_LAST_KEY:
                 return
-            if kind <= _HEVC_LAST_PICTURE:
-                raise RecodeError(f"it has no whole key frames: a picture of type {kind} is called one")
+            if kind <= _HEVC_LAST_FRAME:
+                raise RecodeError(f"it has no whole key frames: a frame of type {kind} is called one")
 
 
 def _golomb(bits: int, at: int) -> tuple[int, int]:
@@ -52,25 +52,25 @@ def _golomb(bits: int, at: int) -> tuple[int, int]:
     return (left >> max(0, 63 - 2 * zeros)) - 1, at + 2 * zeros + 1
 
 
-def unreferenced(packets: Sequence[memoryview], codec: Codec) -> list[bool]:
+def find_droppable(packets: Sequence[memoryview], codec: Codec) -> list[bool]:
     """Returns which packets may be ones to which no other of these refers; FFmpeg itself finds out for those of h264.
 
-    Of hevc sub-layer non-reference pictures of the highest sub-layer: pictures of higher ones may refer to others
+    Of hevc sub-layer non-reference frames of the highest sub-layer: frames of higher ones may refer to others
     (ISO/IEC 23008-2, 7.4.2.2, types 0, 2, ... 14), which FFmpeg does not check.
     """
     # Other containers than mp4 and Matroska have start codes in place of lengths, and no version before them.
     if codec.name != "hevc" or not has_lengths(codec) or codec.extradata[0] != 1:
         return [codec.name == "h264"] * len(packets)
     length_bytes = length_bytes_of(codec)
-    found = [_picture(packet, length_bytes) for packet in packets]
+    found = [_parse_frame(packet, length_bytes) for packet in packets]
     highest = max(layer for _, layer in found)
     return [kind < _HEVC_FIRST_KEY and kind % 2 == 0 and layer == highest for kind, layer in found]
 
 
-def _picture(packet: memoryview, length_bytes: int) -> tuple[int, int]:
-    """Type and temporal id plus 1 of a picture of hevc; of a packet without one, those of one that is needed."""
+def _parse_frame(packet: memoryview, length_bytes: int) -> tuple[int, int]:
+    """Type and temporal id plus 1 of a frame of hevc; of a packet without one, those of one that is needed."""
     units = (unit for unit in split_units(packet, length_bytes) if len(unit) > 1)
-    return next(((unit[0] >> 1, unit[1] & 7) for unit in units if unit[0] >> 1 <= _HEVC_LAST_PICTURE), (1, 7))
+    return next(((unit[0] >> 1, unit[1] & 7) for unit in units if unit[0] >> 1 <= _HEVC_LAST_FRAME), (1, 7))
 
 
 def _recovery_frames(sei: bytes) -> int:

@@ -169,13 +169,13 @@ class H264Sets:
             return
         at = 6
         for _ in range(extradata[5] & 31):
-            at = self._take_stored(extradata, at)
+            at = self._take_at(extradata, at)
         count = extradata[at] if at < len(extradata) else 0
         at += 1
         for _ in range(count):
-            at = self._take_stored(extradata, at)
+            at = self._take_at(extradata, at)
 
-    def _take_stored(self, extradata: bytes, at: int) -> int:
+    def _take_at(self, extradata: bytes, at: int) -> int:
         size = int.from_bytes(extradata[at : at + 2], "big")
         if size:
             self.take(extradata[at + 2 : at + 2 + size])
@@ -338,7 +338,7 @@ class HevcSets:
         self._images: dict[int, _HevcImages] = {}
         if len(extradata) < _MIN_BYTES["hevc"] or extradata[0] != 1:
             return
-        for unit in _stored_units(extradata):
+        for unit in _read_units(extradata):
             self.take(unit)
 
     def max_reorder(self) -> int:
@@ -413,7 +413,7 @@ class HevcSets:
         self._sequences[number] = _HevcSequence(has_colour_planes, order_bits, min(max_reorder, MAX_REORDER))
 
 
-def _stored_units(extradata: bytes) -> Iterator[bytes]:
+def _read_units(extradata: bytes) -> Iterator[bytes]:
     """Yields the NAL units of the box hvcC."""
     at = _MIN_BYTES["hevc"]
     for _ in range(extradata[at - 1]):

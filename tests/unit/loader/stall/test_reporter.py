@@ -149,7 +149,7 @@ def test_films_are_advised_on_where_decoding_limits_the_training():
     assert advised(report, [None, thrifty]).advice == "2 more workers"
     assert advised(report, [None, thrifty, wasteful]).advice == (
         "2 more workers; clips: 95 packets for 16 of 31 frames, 83% thrown away; key frames are 5.3 s apart; cheaper: "
-        'start="key": 31 packets, clips_per_sample=4: 48 a clip, films encoded with ffmpeg -g 31: about 46'
+        'start="key": 31 packets, clips_per_sample=4: 48 a clip, videos encoded with ffmpeg -g 31: about 46'
     )
     costs = iter([wasteful])
     assert "thrown" not in advised(StallReport(bottleneck=Bottleneck.STORE), costs).advice

@@ -1,4 +1,4 @@
-"""Where clips begin and which frames they have: grids of frames and of seconds, key frames, draws, ends of films."""
+"""Where clips begin and which frames they have: grids of frames and of seconds, key frames, draws, ends of videos."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from streamer.batches.samples.seeding import SampleDraws
-from streamer.media.containers.clips import Pattern, Samples, Sampling, drawn, samples_of
-from streamer.media.containers.frames import Frames
-from streamer.media.containers.records import Head
+from streamer.media.containers.clips import Pattern, Samples, Sampling, draw_numbers, samples_of
+from streamer.media.containers.frames import FrameTable
+from streamer.media.containers.records import ClipHeader
 from tests.unit.media.containers.conftest import TIMESCALE, track
 
 
 def cut(sampling: Sampling, entry: np.ndarray | None = None) -> Samples:
-    """Of a film of 20 frames, with a key frame every 7 frames."""
+    """Of a video of 20 frames, with a key frame every 7 frames."""
     packets = track(entry=entry)
-    return samples_of(sampling, packets, Frames.of(packets), TIMESCALE)
+    return samples_of(sampling, packets, FrameTable.from_packets(packets), TIMESCALE)
 
 
 def rows(samples: Samples) -> list[list[int]]:
@@ -63,8 +63,8 @@ def test_drawn_clips_begin_anywhere_in_their_cell(pattern: Pattern):
     found: list[set[int]] = []
     for row, draws in zip(samples.rows, samples.draws, strict=True):
         times = pts[row].astype("<i8").tobytes()
-        head = Head("a.mp4", 100, times, times, samples.pattern, draws.astype("<i8").tobytes())
-        clips = [head.drawn(rng)[0] for _ in range(600)]
+        head = ClipHeader("a.mp4", 100, times, times, samples.pattern, draws.astype("<i8").tobytes())
+        clips = [head.draw(rng)[0] for _ in range(600)]
         assert all((np.diff(clip) == 20).all() for clip in clips)
         begins, counts = np.unique([clip[0] // 10 for clip in clips], return_counts=True)
         found.append(set(begins.tolist()))
@@ -75,7 +75,7 @@ def test_drawn_clips_begin_anywhere_in_their_cell(pattern: Pattern):
 def test_drawn_clips_are_uniform():
     """Over epochs and samples, with the generators that workers have: chi-square of 10,000 draws of 6 beginnings."""
     draws = SampleDraws(17)
-    found = [int(drawn(6, draws.at(epoch, sample))) for epoch in range(100) for sample in range(100)]
+    found = [int(draw_numbers(6, draws.at(epoch, sample))) for epoch in range(100) for sample in range(100)]
     counts = np.bincount(found, minlength=6)
     # 5 degrees of freedom, 1 in 1,000.
     assert ((counts - 10_000 / 6) ** 2 / (10_000 / 6)).sum() < 20.5

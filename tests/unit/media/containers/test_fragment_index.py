@@ -11,7 +11,7 @@ import pytest
 
 from streamer.formats.failures import DamagedError
 from streamer.media.containers.boxes import header
-from tests.films import index_of, made
+from tests.videos import index_of, made
 
 FRAGMENTS, LONG = 300, 1400
 # Of a fragment, before its packets, without their sizes.

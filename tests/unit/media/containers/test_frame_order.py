@@ -14,7 +14,7 @@ from streamer.media.containers.entries import Codec
 from streamer.media.containers.movie import VIDEO
 from streamer.media.containers.packets.frame_order import check_order, is_reordered, max_reorder
 from streamer.media.containers.packets.nal_units import MAX_REORDER
-from tests.films import film, index_of
+from tests.videos import index_of, video
 
 AVC = Codec("h264", bytes(4) + b"\x03" + bytes(10))
 ENCODED = {
@@ -53,7 +53,7 @@ def test_b_frames_without_times_of_showing_are_refused(codec: Codec, of_p: memor
 
 
 def stored(content: bytes) -> tuple[Codec, list[memoryview], np.ndarray]:
-    """Codec, packets and times of a film."""
+    """Codec, packets and times of a video."""
     movie, _ = index_of(content)
     track = movie.track(VIDEO)
     packets = movie.packets(track)
@@ -87,7 +87,7 @@ def stored(content: bytes) -> tuple[Codec, list[memoryview], np.ndarray]:
 )
 def test_order_of_what_encoders_write(codec: str, options: dict[str, str], depth: int):
     """How far frames are reordered, and where they are: at the same places as by their times."""
-    described, packets, pts = stored(film(codec, 20, options=options))
+    described, packets, pts = stored(video(codec, 20, options=options))
     assert max_reorder(described) == depth
     for count in range(1, len(packets) + 1):
         assert is_reordered(packets[:count], described) == bool((np.diff(pts[:count]) < 0).any())
@@ -97,7 +97,7 @@ def test_order_of_what_encoders_write(codec: str, options: dict[str, str], depth
 def test_damaged_headers_prove_nothing(name: str):
     """Frames of which nothing is known may be shown in another order."""
     encoder, options = ENCODED[name]
-    codec, packets, _ = stored(film(encoder, 3, options=options))
+    codec, packets, _ = stored(video(encoder, 3, options=options))
 
     @given(st.data())
     def check(data: st.DataObject) -> None:

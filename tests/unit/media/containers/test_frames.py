@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.formats.failures import DamagedError
-from streamer.media.containers.frames import Frames
+from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.movie import prefer
 from streamer.media.containers.tables import Packets
 from tests.unit.media.containers.conftest import TIMESCALE, track
@@ -19,7 +19,7 @@ def test_packets_without_a_byte_are_no_frames():
     """They are pictures that an encoder has dropped: the one before is shown longer, and none is decoded from them."""
     packets = track(20)
     packets.size[[7, 9]] = 0
-    frames = Frames.of(packets)
+    frames = FrameTable.from_packets(packets)
     assert frames.packet.tolist() == [number for number in range(20) if number not in {7, 9}]
     assert frames.duration[[6, 7, 8]].tolist() == [20, 20, 10]
     # Packet 7 was a key.
@@ -30,12 +30,12 @@ def test_frames_before_the_first_key_packet_are_none():
     """As FFmpeg shows nothing of them; a track without a key packet is damaged."""
     packets = track(20)
     packets.key[0] = False
-    frames = Frames.of(packets)
+    frames = FrameTable.from_packets(packets)
     assert frames.packet.tolist() == list(range(7, 20))
     assert frames.start.tolist() == [7] * 7 + [14] * 6
     packets.key[:] = False
     with pytest.raises(DamagedError, match="frames without a key frame before them"):
-        Frames.of(packets)
+        FrameTable.from_packets(packets)
 
 
 def test_pictures_that_are_shown_before_the_first_key_picture_are_no_frames():
@@ -43,7 +43,7 @@ def test_pictures_that_are_shown_before_the_first_key_picture_are_no_frames():
     packets = track(20)
     for key in (0, 7, 14):
         packets.pts[[key, key + 1, key + 2]] = packets.pts[[key + 2, key, key + 1]]
-    frames = Frames.of(packets)
+    frames = FrameTable.from_packets(packets)
     assert frames.packet.tolist() == [0, 3, 4, 5, 6, 8, 9, 7, 10, 11, 12, 13, 15, 16, 14, 17, 18, 19]
     assert frames.start.tolist() == [0] * 7 + [7] * 7 + [14] * 4
     assert frames.pts[0] == 20
@@ -54,24 +54,24 @@ def test_frames_at_one_time_get_parts_of_a_tick():
     packets = track(12)
     packets.pts[[4, 5, 6]] = 40
     with pytest.raises(DamagedError, match="two frames at 40 ticks"):
-        Frames.of(packets)
-    parted, timescale = packets.with_own_times(TIMESCALE)
+        FrameTable.from_packets(packets)
+    parted, timescale = packets.separate_times(TIMESCALE)
     assert timescale == 3 * TIMESCALE
-    frames = Frames.of(parted)
+    frames = FrameTable.from_packets(parted)
     assert frames.packet.tolist() == list(range(12))
     assert frames.pts.tolist() == [0, 30, 60, 90, 120, 121, 122, 210, 240, 270, 300, 330]
     assert frames.duration.tolist()[-1] == 30
     packets.pts[:] = 0
     many = Packets(*(np.repeat(column, 10) for column in msgspec.structs.astuple(packets)))
     with pytest.raises(DamagedError, match="120 frames at one time, at most 64 are read"):
-        many.with_own_times(TIMESCALE)
+        many.separate_times(TIMESCALE)
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=60))
 def test_own_times_keep_the_order(times: list[int]):
     """Of frames at different times, and of those at one time that in which they are stored."""
     packets = msgspec.structs.replace(track(len(times), len(times)), pts=np.array(times, np.int64))
-    parted, timescale = packets.with_own_times(TIMESCALE)
+    parted, timescale = packets.separate_times(TIMESCALE)
     pts = parted.pts.tolist()
     assert sorted(range(len(times)), key=lambda at: pts[at]) == sorted(range(len(times)), key=lambda at: times[at])
     assert len(set(pts)) == len(pts)

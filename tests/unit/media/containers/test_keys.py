@@ -8,7 +8,7 @@ import pytest
 
 from streamer.errors import RecodeError
 from streamer.media.containers.entries import Codec
-from streamer.media.containers.packets.keys import check_key, unreferenced
+from streamer.media.containers.packets.keys import check_key, find_droppable
 
 HEVC = Codec("hevc", b"\1" + bytes(20) + b"\x03" + bytes(10))
 AVC = Codec("h264", bytes(4) + b"\x03" + bytes(10))
@@ -26,7 +26,7 @@ def test_hevc():
     """Pictures of other types than IRAP; parameter sets before them say nothing."""
     for kind in (16, 19, 21):
         check_key(packet(hevc(32), hevc(kind)), HEVC)
-    with pytest.raises(RecodeError, match="no whole key frames: a picture of type 1 is called one"):
+    with pytest.raises(RecodeError, match="no whole key frames: a frame of type 1 is called one"):
         check_key(packet(hevc(32), hevc(39), hevc(1)), HEVC)
 
 
@@ -45,9 +45,9 @@ def test_pictures_to_which_no_other_refers():
         return packet(hevc(35), bytes([kind << 1, layer]) + bytes(10))
 
     base = [picture(*each) for each in ((19, 1), (1, 1), (0, 1), (8, 1), (14, 1), (22, 1))]
-    assert unreferenced(base, HEVC) == [False, False, True, True, True, False]
-    assert unreferenced([*base, picture(2, 2), picture(3, 2)], HEVC) == [False] * 6 + [True, False]
-    assert unreferenced([*base, packet(hevc(35), b"\2")], HEVC) == [False] * 7
-    assert unreferenced(base, AVC) == [True] * 6
-    assert unreferenced(base, Codec("vp9")) == [False] * 6
-    assert unreferenced(base, Codec("hevc", b"\0\0\0\1" + HEVC.extradata[4:])) == [False] * 6
+    assert find_droppable(base, HEVC) == [False, False, True, True, True, False]
+    assert find_droppable([*base, picture(2, 2), picture(3, 2)], HEVC) == [False] * 6 + [True, False]
+    assert find_droppable([*base, packet(hevc(35), b"\2")], HEVC) == [False] * 7
+    assert find_droppable(base, AVC) == [True] * 6
+    assert find_droppable(base, Codec("vp9")) == [False] * 6
+    assert find_droppable(base, Codec("hevc", b"\0\0\0\1" + HEVC.extradata[4:])) == [False] * 6

@@ -12,10 +12,10 @@ import pytest
 from streamer.formats.failures import DamagedError, UnreadError
 from streamer.manifest.model import ObjectRecord
 from streamer.media.containers.entries import Codec
-from streamer.media.containers.frames import Frames
+from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.matroska import read_matroska
 from streamer.media.containers.tables import Packets
-from tests.films import MATROSKA, made
+from tests.videos import MATROSKA, made
 
 
 def read(content: bytes, stream_index: int | None = None) -> tuple[Packets, Codec, int]:
@@ -45,7 +45,7 @@ def test_packets_are_those_of_the_demuxer(name: str):
     found = [content[offset : offset + size] for offset, size in edges]
     rest = (packets.pts.tolist(), packets.key.tolist(), packets.shown.tolist())
     assert list(zip(found, *rest, strict=True)) == expected
-    assert len(Frames.of(packets)) == 60
+    assert len(FrameTable.from_packets(packets)) == 60
 
 
 def element(kind: int, *bodies: bytes) -> bytes:
@@ -99,11 +99,11 @@ def test_ticks():
 
 
 def test_the_track_is_the_one_with_most_pixels():
-    """Or the one that is named, which has to be a film."""
+    """Or the one that is named, which has to be a video."""
     tracks = track(width=32) + track(number=2, kind=2, codec=b"A_OPUS") + track(number=3, codec=b"V_AV1")
     assert read(file(tracks))[1].name == "libdav1d"
     assert read(file(tracks), 0)[1].name == "vp8"
-    with pytest.raises(UnreadError, match=r"has no track, number 1, of films: it has tracks of types \[1, 2, 1\]"):
+    with pytest.raises(UnreadError, match=r"has no video track, number 1: it has tracks of types \[1, 2, 1\]"):
         read(file(tracks), 1)
 
 
@@ -139,7 +139,7 @@ def test_mutations_are_refused_or_read():
         at = drawn.randrange(600) if drawn.random() < 0.6 else drawn.randrange(len(content))
         content[at : at + 2] = drawn.choice([b"\xff\xff", bytes(2), b"\x01\xff", drawn.randbytes(2)])
         try:
-            Frames.of(read(bytes(content))[0])
+            FrameTable.from_packets(read(bytes(content))[0])
         except DamagedError:
             refused += 1
     assert 30 < refused < 300

@@ -13,9 +13,9 @@ import pytest
 from streamer.formats.failures import DamagedError, UnreadError
 from streamer.media.containers.boxes import boxes
 from streamer.media.containers.edits import Edit, Shift, shift_of
-from streamer.media.containers.frames import Frames
+from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.movie import Movie
-from tests.films import KINDS, index_of, made
+from tests.videos import KINDS, index_of, made
 
 
 def demuxed(content: bytes, stream: int) -> list[tuple[object, ...]]:
@@ -52,8 +52,8 @@ def test_little_is_read(name: str):
 
 def test_parameters_of_decoders():
     """Names are FFmpeg's decoders; sounds have rate and channels."""
-    film, sound = index_of(made("sound.mp4"))[0].tracks
-    assert (film.codec().name, film.codec().width, film.codec().height) == ("h264", 128, 96)
+    video, sound = index_of(made("sound.mp4"))[0].tracks
+    assert (video.codec().name, video.codec().width, video.codec().height) == ("h264", 128, 96)
     assert (sound.codec().name, sound.codec().rate, sound.codec().channels) == ("aac", 48000, 1)
     assert sound.codec().extradata == b"\x11\x88\x56\xe5\x00"
     assert index_of(made("hevc.mp4"))[0].tracks[0].codec().name == "hevc"
@@ -93,13 +93,13 @@ def test_what_is_cut_off_says_where():
         index_of(b"\0\0\0\x10ABCD" + bytes(100))
 
 
-def frames_of(content: bytes) -> Frames:
+def frames_of(content: bytes) -> FrameTable:
     movie, _ = index_of(content)
-    return Frames.of(movie.packets(movie.track("vide")))
+    return FrameTable.from_packets(movie.packets(movie.track("vide")))
 
 
 def changed(name: str, box: bytes, at: int, number: int) -> bytes:
-    """A film with another number in the first box of this type, `at` bytes behind its type."""
+    """A video with another number in the first box of this type, `at` bytes behind its type."""
     content = bytearray(made(name))
     start = content.index(box) + 4 + at
     content[start : start + 4] = struct.pack(">I", number)
@@ -144,7 +144,7 @@ def test_frames_of_open_gops_begin_a_key_packet_earlier(name: str, earlier: int)
     """A picture that is shown before the key picture before it in the file needs the one before that."""
     movie, _ = index_of(made(name))
     packets = movie.packets(movie.track("vide"))
-    frames = Frames.of(packets)
+    frames = FrameTable.from_packets(packets)
     assert (packets.pts[frames.start] <= frames.pts).all()
     assert packets.key[frames.start].all()
     keys = packets.key.nonzero()[0]
@@ -168,7 +168,7 @@ def test_mutations_are_refused_or_read():
                 movie, _ = index_of(bytes(content))
                 track = movie.track("vide")
                 track.codec()
-                Frames.of(movie.packets(track))
+                FrameTable.from_packets(movie.packets(track))
             except (DamagedError, UnreadError):
                 refused += 1
     assert refused > 50

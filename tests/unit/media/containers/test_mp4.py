@@ -1,4 +1,4 @@
-"""Small films of clips: what their boxes say, and which sample entries they have."""
+"""Small videos of clips: what their boxes say, and which sample entries they have."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 
 from streamer.media.containers.edits import Edit
 from streamer.media.containers.entries import Codec, read_codec
-from streamer.media.containers.frames import Frames
+from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.mp4 import _entry, clip_mp4
 from streamer.media.containers.records import encode_head, open_record, read_head
 from streamer.media.video.format import Video
-from tests.films import index_of, made
 from tests.formats.cases import block_bytes, find, recode
+from tests.videos import index_of, made
 
 CODECS = [
     Codec("h264", b"\1avcC", 640, 272, 0, (1, 1, 1, False)),
@@ -27,7 +27,7 @@ CODECS = [
 
 
 def record_of(name: str, chosen: Video, place: int) -> memoryview:
-    """A clip of a film."""
+    """A clip of a video."""
     found = find(chosen, {name: made(name)})
     [(_, blocks)] = found.items
     records = [each for block in blocks for each in recode(chosen, found, block, block_bytes(block, made(name)))]
@@ -50,12 +50,12 @@ def test_other_codecs_are_refused():
 def test_frames_of_the_clip_alone_are_shown(name: str):
     """From 0 s on, each until the next one; all packets up to the last one are there, and the first one is the key."""
     record = record_of(name, Video(4, num_indices_between_frames=2, num_indices_between_clip_starts=5), 5)
-    opened, (wanted, duration) = open_record(record), read_head(record)[0].drawn(None)
+    opened, (wanted, duration) = open_record(record), read_head(record)[0].draw(None)
     content = clip_mp4(record)
     movie, _ = index_of(content)
     [track] = movie.tracks
     packets = movie.packets(track)
-    frames = Frames.of(packets)
+    frames = FrameTable.from_packets(packets)
     assert (movie.timescale, track.timescale, track.codec()) == (opened.head.timescale, movie.timescale, opened.codec)
     [edit] = track.edits
     assert edit == Edit(int(wanted[-1] + duration[-1] - wanted[0]), edit.media_time, 1 << 16)

@@ -1,4 +1,4 @@
-"""Segments of films by a table: their frames, the films that their paths name, and tables that are refused."""
+"""Segments of videos by a table: their frames, the videos that their paths name, and tables that are refused."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ import pytest
 from streamer.errors import ConfigError, ManifestError, RecodeError
 from streamer.manifest.model import ObjectRecord
 from streamer.media.containers.clips import Pattern, Sampling
-from streamer.media.containers.frames import Frames
+from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.recode import ClipRecoder
-from streamer.media.containers.segments import Segments, SegmentTable, read_table, rows_of_films
+from streamer.media.containers.segments import Segments, SegmentTable, assign_rows, read_table
 from streamer.media.containers.tables import Packets
 from streamer.media.video.format import Video
 
-URL = "s3://b/films/rows.csv"
+URL = "s3://b/videos/rows.csv"
 
 
 def rows(sampling: Sampling, *segments: tuple[float, float], frames: int = 40) -> list[list[int]]:
-    """The frames of segments of a film of 10 frames a second, with a key frame every 7."""
+    """The frames of segments of a video of 10 frames a second, with a key frame every 7."""
     number = np.arange(frames)
     zero = np.zeros(frames, np.int64)
     packets = Packets(number * 100, zero + 100, number * 10, zero + 10, number % 7 == 0, number >= 0, zero)
     start, end = ([pair[side] for pair in segments] for side in (0, 1))
     numbers = list(range(len(segments)))
     table = Segments(URL, numbers, start, end, [b"%d" % number for number in numbers])
-    kept, left_out = table.inside(sampling, Frames.of(packets), 100, "s3://b/films/a.mp4")
+    kept, left_out = table.inside(sampling, FrameTable.from_packets(packets), 100, "s3://b/videos/a.mp4")
     if left_out:
         raise ManifestError("; ".join(each.what for each in left_out))
-    found = kept.samples(sampling, packets, Frames.of(packets), 100)
+    found = kept.samples(sampling, packets, FrameTable.from_packets(packets), 100)
     assert len(found.extra) == len(found.rows)
     order = sorted(range(len(found.rows)), key=lambda place: int(found.extra[place]))
     return [found.rows[place].tolist() for place in order]
@@ -59,7 +59,7 @@ def test_clips_by_times_end_with_their_segments():
 
 
 def test_the_last_frame_of_a_segment_is_repeated():
-    """Not that of the film."""
+    """Not that of the video."""
     repeats = Sampling(Pattern(4), repeats_last=True)
     assert rows(repeats, (0.3, 0.5), (3.8, 9.0)) == [[3, 4, 4, 4], [38, 39, 39, 39]]
 
@@ -77,7 +77,7 @@ def test_frames_are_spread_over_segments():
 
 
 def test_segments_behind_their_film():
-    """Are refused with the row; durations of containers may be a little longer than the film."""
+    """Are refused with the row; durations of containers may be a little longer than the video."""
     assert rows(Sampling(Pattern(2)), (3.5, 4.09)) == [[35, 36]]
     with pytest.raises(
         ManifestError,
@@ -89,18 +89,18 @@ def test_segments_behind_their_film():
 
 
 def films_of(*paths: str) -> dict[str, list[int]]:
-    urls = [f"s3://b/films/{name}" for name in ("a.mp4", "x/a.mp4", "x/b.mp4", "y/b.mp4", "y/c.mp4")]
+    urls = [f"s3://b/videos/{name}" for name in ("a.mp4", "x/a.mp4", "x/b.mp4", "y/b.mp4", "y/c.mp4")]
     count = len(paths)
     table = SegmentTable(list(paths), [0.0] * count, [1.0] * count, [], [b""] * count)
-    found, left_out = rows_of_films(URL, table, [ObjectRecord(url, 1, "") for url in urls])
+    found, left_out = assign_rows(URL, table, [ObjectRecord(url, 1, "") for url in urls])
     if left_out:
         raise ManifestError("; ".join(each.what for each in left_out))
-    return {url.removeprefix("s3://b/films/"): segments.numbers for url, segments in found.items()}
+    return {url.removeprefix("s3://b/videos/"): segments.numbers for url, segments in found.items()}
 
 
 def test_paths_of_films():
-    """Urls, or paths from the folder of the table on, or the end of the path of one film alone."""
-    assert films_of("a.mp4", "x/a.mp4", "./a.mp4", "s3://b/films/x/b.mp4", "c.mp4", "films/y/b.mp4") == {
+    """Urls, or paths from the folder of the table on, or the end of the path of one video alone."""
+    assert films_of("a.mp4", "x/a.mp4", "./a.mp4", "s3://b/videos/x/b.mp4", "c.mp4", "videos/y/b.mp4") == {
         "a.mp4": [0, 2],
         "x/a.mp4": [1],
         "x/b.mp4": [3],
@@ -108,23 +108,23 @@ def test_paths_of_films():
         "y/b.mp4": [5],
     }
     with pytest.raises(
-        ManifestError, match=r"rows\.csv: row 1 names 'd\.mp4', which is no film of the 5 of the dataset"
+        ManifestError, match=r"rows\.csv: row 1 names 'd\.mp4', which is no video of the 5 of the dataset"
     ):
         films_of("a.mp4", "d.mp4")
-    with pytest.raises(ManifestError, match=r"row 0 names 'b\.mp4', which is 2 films"):
+    with pytest.raises(ManifestError, match=r"row 0 names 'b\.mp4', which is 2 videos"):
         films_of("b.mp4")
 
 
 def test_the_table_is_one_of_the_objects():
     """By its path or its url."""
-    others = [ObjectRecord(url, 1, "") for url in (URL, "s3://b/films/x/rows.csv", "s3://b/films/y.csv")]
-    assert next(read_table("video", "y.csv", others)).object.url == "s3://b/films/y.csv"
+    others = [ObjectRecord(url, 1, "") for url in (URL, "s3://b/videos/x/rows.csv", "s3://b/videos/y.csv")]
+    assert next(read_table("video", "y.csv", others)).object.url == "s3://b/videos/y.csv"
     assert next(read_table("video", URL, others)).object.url == URL
-    with pytest.raises(ConfigError, match=r"segments='z\.csv' names 0 of the 3 objects that are no films"):
+    with pytest.raises(ConfigError, match=r"segments='z\.csv' names 0 of the 3 objects that are no videos"):
         next(read_table("video", "z.csv", others))
     with pytest.raises(ConfigError, match=r"segments='rows\.csv' names 2 of"):
         next(read_table("video", "rows.csv", others))
-    with pytest.raises(ManifestError, match=r"films/rows\.csv is empty: write it again \(at byte 0 of 0\)"):
+    with pytest.raises(ManifestError, match=r"videos/rows\.csv is empty: write it again \(at byte 0 of 0\)"):
         next(read_table("video", "rows.csv", [ObjectRecord(URL, 0, "")]))
 
 

@@ -1,4 +1,4 @@
-"""Films that PyAV encodes when a test needs them: every frame has its number as black and white squares."""
+"""Videos that PyAV encodes when a test needs them: every frame has its number as black and white squares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from streamer.formats.base import Need
 from streamer.manifest.model import ObjectRecord
 from streamer.media.containers import mp4
 from streamer.media.containers.movie import VIDEO, Movie, read_movie
-from tests.sounds import NO_NOISE
+from tests.recordings import NO_NOISE
 
 SIZE = (128, 96)
 # Markers of JPEG; start code and a type of pictures of MPEG-4, and what says that B-frames are packed.
@@ -31,12 +31,12 @@ _FAST = {"preset": "ultrafast"}
 _X264 = {"preset": "veryfast", "bf": "3"}
 _VARIABLE = tuple(np.cumsum(np.random.default_rng(0).choice([17, 33, 34, 50, 120, 700], 90)).tolist())
 
-# By name: encoder, frames, and arguments of `film`.
+# By name: encoder, frames, and arguments of `video`.
 KINDS: Mapping[str, tuple[str, int, Mapping[str, object]]] = {
     "b_frames.mp4": ("libx264", 90, {"options": {**_X264, "g": "24", "x264-params": "b-pyramid=normal"}}),
     "open_gop.mp4": ("libx264", 90, {"options": {**_X264, "g": "12", "x264-params": "open-gop=1"}}),
     "variable.mp4": ("libx264", 90, {"options": {**_X264, "g": "40"}, "times": _VARIABLE}),
-    # Their edit lists begin later than the film, and between two frames of it.
+    # Their edit lists begin later than the video, and between two frames of it.
     "late.mp4": ("libx264", 60, {"options": {**_X264, "g": "24"}, "times": range(500, 2480, 33)}),
     "hidden.mp4": ("libx264", 60, {"options": {**_X264, "g": "24"}, "times": range(-400, 1580, 33)}),
     "sound.mp4": ("libx264", 90, {"options": {**_X264, "g": "30"}, "movie": {"movflags": "faststart"}, "sound": True}),
@@ -88,9 +88,9 @@ def number_in(image: np.ndarray) -> int:
 
 @functools.cache
 def made(name: str) -> bytes:
-    """The film of that name in `KINDS` or `MATROSKA`."""
+    """The video of that name in `KINDS` or `MATROSKA`."""
     codec, frames, more = (KINDS if name in KINDS else MATROSKA)[name]
-    return film(codec, frames, name=name, **more)
+    return video(codec, frames, name=name, **more)
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def same_scheduling() -> Iterator[None]:
 
 
 @same_scheduling()
-def film(
+def video(
     codec: str,
     frames: int,
     *,
@@ -119,7 +119,7 @@ def film(
     types: str = "",
     form: str = "yuv420p",
 ) -> bytes:
-    """Encodes a film.
+    """Encodes a video.
 
     `times` are milliseconds, `shown` the numbers in its pictures (else those of the frames), `types` the letters I, P
     and B of the types that its frames get (else those that the encoder likes).
@@ -155,7 +155,7 @@ def film(
 
 
 def joined(one: bytes, two: bytes, *, entries: int, before_keys: bytes = b"") -> bytes:
-    """Two films as one track: with the parameters of both, or of the first one (of the second in its packets).
+    """Two videos as one track: with the parameters of both, or of the first one (of the second in its packets).
 
     `before_keys` comes before the bytes of each key packet of the second one.
     """
@@ -194,7 +194,7 @@ def joined(one: bytes, two: bytes, *, entries: int, before_keys: bytes = b"") ->
 
 
 def decoded(content: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All frames of a film, [n, 3, height, width], their times and durations in seconds, by a full decode."""
+    """All frames of a video, [n, 3, height, width], their times and durations in seconds, by a full decode."""
     with av.open(io.BytesIO(content)) as box:
         stream = box.streams.video[0]
         frames = list(box.decode(stream))
@@ -235,7 +235,7 @@ def without_times(content: bytes) -> bytes:
 
 
 def index_of(content: bytes) -> tuple[Movie, list[tuple[int, int]]]:
-    """The index of a film, and the ranges that were read for it, in rounds."""
+    """The index of a video, and the ranges that were read for it, in rounds."""
     asked = []
     steps = read_movie(ObjectRecord("s3://bucket/x.mp4", len(content), "etag:x"))
     answer = None
@@ -263,7 +263,7 @@ def ffmpeg_of_pyav(folder: Path) -> Path:
 
 
 def repacked(content: bytes, name: str, change: Callable[[list[bytes]], list[bytes]]) -> bytes:
-    """The film in a container of this name, with other packets, one after the other from 0 on."""
+    """The video in a container of this name, with other packets, one after the other from 0 on."""
     with av.open(io.BytesIO(content)) as box, tempfile.TemporaryDirectory() as folder:
         stream = box.streams.video[0]
         stored = [packet for packet in box.demux(stream) if packet.size]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import av
 import numpy as np
 
-from streamer.media.decode.audio import joined_frames
+from streamer.media.decode.audio import join_frames
 
 RATE = 8_000
 # Of the encoder of AAC, which else leaves bands to be filled with noise that each decoder draws for itself.
@@ -71,7 +71,7 @@ def decoded(content: bytes) -> tuple[np.ndarray, int]:
     """All samples of a file, as PyAV reads it, and their rate."""
     with av.open(io.BytesIO(content)) as file:
         frames = list(file.decode(file.streams.audio[0]))
-        return joined_frames(frames, 1), frames[0].sample_rate
+        return join_frames(frames, 1), frames[0].sample_rate
 
 
 def flac(seconds: float = 3, channels: int = 2) -> bytes:

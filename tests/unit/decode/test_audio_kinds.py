@@ -13,7 +13,7 @@ from streamer.decode import AudioClip
 from streamer.errors import StreamerError
 from streamer.formats import Audio
 from tests.formats.cases import samples_in
-from tests.sounds import decoded, encoded, flac, sound, wav
+from tests.recordings import decoded, encoded, flac, sound, wav
 
 SAMPLES = 1_000
 SIZES = {"s8": 1, "u8": 1, "s16le": 2, "s16be": 2, "s24le": 3, "s24be": 3, "s32le": 4, "s32be": 4}

@@ -1,4 +1,4 @@
-"""Damaged films: indexes, hints and records are read, or refused with a typed error, quickly and in little memory."""
+"""Damaged videos: indexes, hints and records are read, or refused with a typed error, quickly and in little memory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from streamer.formats.base import Block, SampleName
 from streamer.media.containers.blocks import read_hint
 from streamer.media.containers.boxes import header
 from streamer.media.video.format import Video
-from tests.films import made
 from tests.formats.cases import Found, block_bytes, find, recode
 from tests.formats.contract import MOST_BYTES, MOST_SECONDS, more_memory
+from tests.videos import made
 
 SILENT = Video(4, num_indices_between_frames=2, num_indices_between_clip_starts=5)
 FORMATS = dict.fromkeys(("b_frames.mp4", "sound.mp4", "fragments.mp4", "dash.mp4"), SILENT)
@@ -60,7 +60,7 @@ def changed(content: bytes, drawn: random.Random, places: list[int] | None = Non
 
 @functools.cache
 def block_of(name: str) -> tuple[Block, bytes, list[bytes]]:
-    """The first block of a film, its bytes and its records."""
+    """The first block of a video, its bytes and its records."""
     found = find(FORMATS[name], {name: made(name)})
     block = next(item for _, items in found.items for item in items)
     content = block_bytes(block, made(name))
@@ -108,8 +108,8 @@ def test_hints(times: int):
         if drawn.random() < 0.7:
             columns = zlib.compress(changed(zlib.decompress(hint.columns), drawn))
             damaged = msgspec.msgpack.encode(msgspec.structs.replace(hint, columns=columns))
-        elif hint.sound and drawn.random() < 0.5:
-            damaged = msgspec.msgpack.encode(msgspec.structs.replace(hint, sound=changed(hint.sound, drawn)))
+        elif hint.audio and drawn.random() < 0.5:
+            damaged = msgspec.msgpack.encode(msgspec.structs.replace(hint, audio=changed(hint.audio, drawn)))
         else:
             damaged = changed(block.hint, drawn)
         recode(FORMATS[name], Found(None), msgspec.structs.replace(block, hint=damaged), content)

@@ -1,4 +1,4 @@
-"""Films to decode: packets, and what a decoder has to be told; those of whole mp4 and mov by their own index."""
+"""Videos to decode: packets, and what a decoder has to be told; those of whole mp4 and mov by their own index."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from streamer.formats.reading import read_in_memory
 from streamer.manifest.model import ObjectRecord
 from streamer.media.containers.entries import Codec
-from streamer.media.containers.frames import Frames
+from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.movie import VIDEO, read_movie
 from streamer.media.containers.packets.frame_order import is_reordered, max_reorder
 from streamer.media.decode.contexts import context_of, packet_of
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class DisorderError(ValueError):
-    """Raised where pictures are shown in another order than the times of their packets say."""
+    """Raised where frames are shown in another order than the times of their packets say."""
 
 
-class Film(msgspec.Struct, frozen=True):
+class VideoPackets(msgspec.Struct, frozen=True):
     """Packets to decode.
 
     Attributes:
@@ -50,19 +50,19 @@ class Film(msgspec.Struct, frozen=True):
     play: Callable[[Collection[int]], dict[int, VideoFrame]] | None = None
     deadline: Deadline = msgspec.field(default_factory=Deadline)
 
-    def piece(self, first: int, stop: int) -> Film:
-        """Returns the film of the packets `[first, stop)`."""
+    def piece(self, first: int, stop: int) -> VideoPackets:
+        """Returns the video of the packets `[first, stop)`."""
         return msgspec.structs.replace(
             self, packets=self.packets[first:stop], pts=self.pts[first:stop], stored=self.stored[first:stop]
         )
 
     def context(self) -> VideoCodecContext:
-        """Opens a context that has decoded nothing; raises ValueError if it is one of sounds."""
+        """Opens a context that has decoded nothing; raises ValueError if it is one of audio."""
         import av
 
         context = self.open() if self.open else context_of(self.codec)
         if not isinstance(context, av.VideoCodecContext):
-            raise ValueError(f"{self.codec.name} is a codec of sounds")
+            raise ValueError(f"{self.codec.name} is an audio codec")
         return context
 
     def rotation(self, frame: VideoFrame) -> int:
@@ -76,7 +76,7 @@ class Film(msgspec.Struct, frozen=True):
         return self.stored[number] if self.stored else packet_of(self.packets[number])
 
 
-def read_own(content: memoryview) -> tuple[Film, Frames, bool]:
+def read_mp4(content: memoryview) -> tuple[VideoPackets, FrameTable, bool]:
     """Finds packets and frames of a whole mp4 or mov, and whether all of them can be shown at these times.
 
     Raises:
@@ -85,13 +85,13 @@ def read_own(content: memoryview) -> tuple[Film, Frames, bool]:
     """
     movie = read_in_memory(read_movie(ObjectRecord("", len(content), "")), content)
     track = movie.track(VIDEO)
-    packets, timescale = movie.packets(track).with_own_times(track.timescale)
+    packets, timescale = movie.packets(track).separate_times(track.timescale)
     edges = zip(packets.offset.tolist(), (packets.offset + packets.size).tolist(), strict=True)
     views = [content[start:stop] for start, stop in edges]
     entries = np.unique(packets.entry)
-    film = Film(track.codec(int(entries[0]) if len(entries) else 0), views, packets.pts.tolist(), timescale)
-    frames = Frames.of(packets)
+    video = VideoPackets(track.codec(int(entries[0]) if len(entries) else 0), views, packets.pts.tolist(), timescale)
+    frames = FrameTable.from_packets(packets)
     is_whole = len(frames) == int((packets.shown & (packets.size > 0)).sum())
-    is_timed = not (frames.ascends and max_reorder(film.codec) and is_reordered(views, film.codec))
+    is_timed = not (frames.ascends and max_reorder(video.codec) and is_reordered(views, video.codec))
     # Parameters that change in the middle are those of packets from there on alone.
-    return film, frames, is_whole and is_timed and len(entries) <= 1
+    return video, frames, is_whole and is_timed and len(entries) <= 1

@@ -1,6 +1,6 @@
 """Frames of PyAV as RGB: what `frame.to_ndarray(format="rgb24")` gives with bicubic interpolation, bit by bit.
 
-Pictures that are resized are at most 5 of 255 away from it, and 1 in the mean, where they are not noise.
+Frames that are resized are at most 5 of 255 away from it, and 1 in the mean, where they are not noise.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _STEP_COLUMNS = 32
 # What is resized with as much chroma as swscale resizes to RGB with, in a third of the time (2026-11-28).
 _RESIZED_AS = {"yuv420p": "yuv422p", "yuv422p": "yuv422p", "yuvj420p": "yuvj422p", "yuvj422p": "yuvj422p"}
 # Sums over more rows are rounded otherwise.
-_MOST_SHRUNK = 8
-# Of PyAV, whose reformatters take a number of threads.
+_MAX_SHRUNK = 8
+# The version of PyAV from which on reformatters take a number of threads.
 _WITH_THREADS = 17
 _kept = threading.local()
 _of_parent: list[dict[str, object]] = []
@@ -44,12 +44,12 @@ def write_rgb(frame: VideoFrame, size: tuple[int, int] | None, rotation: int, ta
         planar: see `target`.
 
     Raises:
-        ValueError: a picture that FFmpeg does not turn to RGB.
+        ValueError: a frame that FFmpeg does not turn to RGB.
     """
-    height, width = turned(size, rotation) or (frame.height, frame.width)
+    height, width = turn_size(size, rotation) or (frame.height, frame.width)
     has_other_size = (frame.height, frame.width) != (height, width)
     resized_as = _RESIZED_AS.get(frame.format.name)
-    if has_other_size and resized_as and width % 2 == 0 and frame.height <= _MOST_SHRUNK * height:
+    if has_other_size and resized_as and width % 2 == 0 and frame.height <= _MAX_SHRUNK * height:
         frame = _reformat(frame, width, height, resized_as)
         has_other_size = False
     if planar and not has_other_size and _is_turned_to_planes(frame):
@@ -58,13 +58,13 @@ def write_rgb(frame: VideoFrame, size: tuple[int, int] | None, rotation: int, ta
             plane = _plane(planes[number], height, width, 1)[..., 0]
             target[colour] = np.rot90(plane, rotation // 90) if rotation else plane
         return
-    picture = _plane(_reformat(frame, width, height, "rgb24").planes[0], height, width, 3)
+    image = _plane(_reformat(frame, width, height, "rgb24").planes[0], height, width, 3)
     if rotation:
-        picture = np.rot90(picture, rotation // 90)
-    target[...] = np.moveaxis(picture, -1, 0) if planar else picture
+        image = np.rot90(image, rotation // 90)
+    target[...] = np.moveaxis(image, -1, 0) if planar else image
 
 
-def turned(size: tuple[int, int] | None, rotation: int) -> tuple[int, int] | None:
+def turn_size(size: tuple[int, int] | None, rotation: int) -> tuple[int, int] | None:
     """Returns height and width before a rotation."""
     return size[::-1] if size is not None and rotation % 180 else size
 
@@ -74,11 +74,11 @@ def _is_turned_to_planes(frame: VideoFrame) -> bool:
 
 
 def _plane(plane: VideoPlane, height: int, width: int, channels: int) -> Array:
-    """Returns the rows of a plane; raises ValueError if it has fewer or shorter ones than a picture of this size."""
+    """Returns the rows of a plane; raises ValueError if it has fewer or shorter ones than a frame of this size."""
     length = plane.line_size
     if plane.height != height or length < width * channels or plane.buffer_size < length * height:
         raise ValueError(
-            f"FFmpeg gives a picture of {plane.height} rows of {length} bytes, {height} rows of {width * channels} are "
+            f"FFmpeg gives a frame of {plane.height} rows of {length} bytes, {height} rows of {width * channels} are "
             "needed"
         )
     rows: Array = np.frombuffer(plane, np.uint8, length * height)  # type: ignore[call-overload]  # a buffer

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import DecodeError
-from streamer.media.containers.clips import drawn
+from streamer.media.containers.clips import draw_numbers
 from streamer.media.containers.entries import Codec
 
 Integers = NDArray[np.int64]
@@ -31,12 +31,12 @@ TIME_MARK = "#t="
 PCM = "pcm"
 
 
-class Head(msgspec.Struct, frozen=True, array_like=True):
+class WindowHeader(msgspec.Struct, frozen=True, array_like=True):
     """The head of a record.
 
     Attributes:
         path: of the object below the dataset's url.
-        sound: how it is encoded.
+        audio: how it is encoded.
         first: the number of the first sample that the pieces decode to.
         start: the first sample of the window, or the first one with which it may begin.
         stop: the sample behind all that it may have.
@@ -46,7 +46,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     """
 
     path: str
-    sound: Codec
+    audio: Codec
     first: int
     start: int
     stop: int
@@ -54,31 +54,31 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     places: int = 1
     played_at: float = 0.0
 
-    def drawn(self, rng: np.random.Generator | None) -> int:
+    def draw(self, rng: np.random.Generator | None) -> int:
         """Returns the first sample of the window that `rng` draws, or of the one in the middle."""
-        return self.start + int(drawn(self.places, rng))
+        return self.start + int(draw_numbers(self.places, rng))
 
     def seconds(self, sample: int) -> float:
         """When a sample is played."""
-        return self.played_at + sample / self.sound.rate
+        return self.played_at + sample / self.audio.rate
 
 
-_HEAD = msgspec.msgpack.Decoder(Head)
+_HEAD = msgspec.msgpack.Decoder(WindowHeader)
 
 
-def encode_head(head: Head) -> bytes:
+def encode_head(head: WindowHeader) -> bytes:
     """Returns the beginning of a record."""
     content = msgspec.msgpack.encode(head)
     return _LENGTH.pack(len(content)) + content
 
 
-def split_record(content: memoryview) -> tuple[Head, memoryview]:
+def split_record(content: memoryview) -> tuple[WindowHeader, memoryview]:
     """Returns head and pieces of a record; raises DecodeError."""
     try:
         (length,) = _LENGTH.unpack_from(content)
         head = _HEAD.decode(content[_LENGTH.size : _LENGTH.size + length])
     except (struct.error, msgspec.MsgspecError) as error:
-        raise DecodeError(f"{len(content)} bytes are not a window of sound: {error}", offset=0) from error
+        raise DecodeError(f"{len(content)} bytes are not a window of audio: {error}", offset=0) from error
     return head, content[_LENGTH.size + length :]
 
 

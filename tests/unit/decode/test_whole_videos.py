@@ -1,4 +1,4 @@
-"""Whole films in every container: all frames of FFmpeg's full decode, in its order, bit by bit; and what is refused."""
+"""Whole videos in every container: all frames of FFmpeg's full decode, in its order, bit by bit; what is refused."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from streamer.decode import Frames, VideoClip
 from streamer.media.decode import containers, deadline
 from streamer.media.decode.deadline import Deadline
-from streamer.media.decode.films import Film
-from streamer.media.decode.video import _decoded, read_film
+from streamer.media.decode.video import decode_frames, read_video
+from streamer.media.decode.video_packets import VideoPackets
 from streamer.media.video.format import Video
-from tests.films import film, joined, made, number_in, packed_b_frames, repacked, repeated, without_times
 from tests.formats.cases import block_bytes, find, recode
+from tests.videos import joined, made, number_in, packed_b_frames, repacked, repeated, video, without_times
 
 B_FRAMES = {"preset": "veryfast", "bf": "3", "g": "12"}
 HEVC = {"preset": "ultrafast", "x265-params": "keyint=12:bframes=3:log-level=none:pools=1"}
@@ -61,7 +61,7 @@ KINDS = [
 
 
 def played(content: bytes) -> np.ndarray:
-    """All frames of a film as FFmpeg plays them: [n, height, width, 3]."""
+    """All frames of a video as FFmpeg plays them: [n, height, width, 3]."""
     with av.open(io.BytesIO(content)) as box:
         stream = box.streams.best("video")
         stream.codec_context.thread_count = 1
@@ -88,7 +88,7 @@ def check_all(content: bytes) -> np.ndarray:
 @pytest.mark.parametrize(("name", "codec", "form", "options"), KINDS)
 def test_frames_are_those_of_a_full_decode(name: str, codec: str, form: str, options: dict[str, str]):
     """Containers without times of showing too, and codecs whose kind of pixels only the container says."""
-    content = film(codec, 20, name=name, size=(150, 98), form=form, options=options)
+    content = video(codec, 20, name=name, size=(150, 98), form=form, options=options)
     assert len(check_all(content)) == 20
 
 
@@ -103,19 +103,19 @@ def test_films_of_any_size_are_those_of_a_full_decode(name: str, form: str, size
     """Of h264, in several containers, at several depths; sizes are those that the encoder takes."""
     even = (size[0] // 2 * 2, size[1] // 2 * 2) if form != "yuv444p" else size
     options = {"preset": "ultrafast", "bf": str(b_frames), "g": "7"}
-    check_all(film("libx264", 12, name=name, size=even, form=form, options=options))
+    check_all(video("libx264", 12, name=name, size=even, form=form, options=options))
 
 
 def test_packed_B_frames_are_in_the_order_shown():
     """As XviD and DivX write them, and with them UCF101 and HMDB51."""
-    content = repacked(film("mpeg4", 30, name="x.avi", options={"g": "12", "bf": "1"}), "y.avi", packed_b_frames)
+    content = repacked(video("mpeg4", 30, name="x.avi", options={"g": "12", "bf": "1"}), "y.avi", packed_b_frames)
     assert [number_in(frame) for frame in check_all(content)] == list(range(30))
 
 
 def test_films_that_are_longer_than_what_is_kept_are_decoded_again(monkeypatch: pytest.MonkeyPatch):
     """With the same frames."""
-    monkeypatch.setattr(containers, "_MOST_KEPT_BYTES", 100_000)
-    check_all(film("mpeg4", 30, name="x.avi", options={"g": "12", "bf": "2"}))
+    monkeypatch.setattr(containers, "_MAX_KEPT_BYTES", 100_000)
+    check_all(video("mpeg4", 30, name="x.avi", options={"g": "12", "bf": "2"}))
 
 
 @pytest.mark.parametrize("name", ["b_frames.mp4", "hevc.mp4", "mpeg4.mp4"])
@@ -132,7 +132,7 @@ def test_mp4_without_times_of_showing(name: str):
 @pytest.mark.parametrize("codec", ["mpeg1video", "mpeg2video", "libx264"])
 def test_mp4_whose_first_box_is_another(codec: str):
     """Is read by FFmpeg's demuxer, which says the times of decoding as those of showing, too."""
-    content = without_times(film(codec, 30, options={"bf": "2", "g": "12"}))
+    content = without_times(video(codec, 30, options={"bf": "2", "g": "12"}))
     numbers = [number_in(frame) for frame in check_all(content.replace(b"ftyp", b"uuid"))]
     assert numbers == list(range(30))
 
@@ -140,7 +140,7 @@ def test_mp4_whose_first_box_is_another(codec: str):
 def test_mp4_whose_first_b_frame_comes_late():
     """Nothing in the first packets says that it reorders."""
     options = {"preset": "veryfast", "bf": "3", "g": "250", "x264-params": "b-adapt=0"}
-    content = without_times(film("libx264", 24, options=options, types="IPPPPPPPPPPPIPBPBPBPBPBP"))
+    content = without_times(video("libx264", 24, options=options, types="IPPPPPPPPPPPIPBPBPBPBPBP"))
     assert [number_in(frame) for frame in check_all(content)] == list(range(24))
 
 
@@ -150,7 +150,7 @@ def test_parameters_that_change_within_an_mp4(repeats: bool):
     options = [{"preset": "veryfast", "g": "24"}, {"preset": "ultrafast", "g": "30"}]
     more = {"x264-params": "repeat-headers=1"} if repeats else {}
     one, two = (
-        film("libx264", 20, options={**each, **more}, shown=range(n, n + 20))
+        video("libx264", 20, options={**each, **more}, shown=range(n, n + 20))
         for n, each in zip((0, 20), options, strict=True)
     )
     numbers = [number_in(frame) for frame in check_all(joined(one, two, entries=2))]
@@ -168,7 +168,7 @@ def test_parameters_that_change_within_an_mp4(repeats: bool):
 )
 def test_films_that_begin_between_keys(codec: str, options: dict[str, str]):
     """As recordings of broadcasts do: they begin where FFmpeg begins to play them, also inside of open GOPs."""
-    stored = film(codec, 100, name="a.ts", options=options)
+    stored = video(codec, 100, name="a.ts", options=options)
     numbers = [number_in(frame) for frame in check_all(stored[len(stored) // 2 // 188 * 188 :])]
     assert 20 <= len(numbers) < 60
     assert numbers[-20:] == list(range(80, 100))
@@ -177,7 +177,7 @@ def test_films_that_begin_between_keys(codec: str, options: dict[str, str]):
 def test_decoding_has_a_deadline(monkeypatch: pytest.MonkeyPatch):
     """Some kilobytes of which a decoder makes hours of frames end with an error, whoever finds the packets."""
     monkeypatch.setattr(deadline, "MAX_SECONDS", 0.2)
-    content = repeated(film("libx264", 2, size=(1024, 1024), options={"preset": "ultrafast", "bf": "0"}), 5_000)
+    content = repeated(video("libx264", 2, size=(1024, 1024), options={"preset": "ultrafast", "bf": "0"}), 5_000)
     for each in (content, content.replace(b"ftyp", b"uuid")):
         start = time.thread_time()
         with pytest.raises(ValueError, match=r"decoding takes more than 0.2 s of CPU: .*cut, or converted"):
@@ -202,25 +202,25 @@ def test_a_demuxer_has_a_deadline():
 def test_a_packet_without_a_byte_is_no_end():
     """It is a picture that an encoder has dropped; FFmpeg's decoders take it for the end."""
     content = made("b_frames.mp4")
-    whole, frames = read_film(memoryview(content), Deadline())
-    empty = Film(
+    whole, frames = read_video(memoryview(content), Deadline())
+    empty = VideoPackets(
         whole.codec, [*whole.packets[:7], memoryview(b""), *whole.packets[7:]], [*whole.pts[:7], -1, *whole.pts[7:]],
         whole.timescale,
     )  # fmt: skip
     wanted = frames.pts[:20].tolist()
-    for found, expected in zip(_decoded(empty, wanted), _decoded(whole, wanted), strict=True):
+    for found, expected in zip(decode_frames(empty, wanted), decode_frames(whole, wanted), strict=True):
         assert np.array_equal(found.to_ndarray(), expected.to_ndarray())
 
 
 def test_frames_at_one_time_all_come():
     """2,500 frames a second, whose Matroska counts milliseconds."""
-    content = film("libx264", 40, name="fast.mkv", rate=2_500, options={"preset": "veryfast", "bf": "0", "g": "10"})
+    content = video("libx264", 40, name="fast.mkv", rate=2_500, options={"preset": "veryfast", "bf": "0", "g": "10"})
     assert [number_in(frame) for frame in check_all(content)] == list(range(40))
 
 
 def test_a_cover_is_no_film():
     """Sound with a picture is refused as sound without one."""
-    with pytest.raises(ValueError, match="no film"):
+    with pytest.raises(ValueError, match="no video"):
         VideoClip(1)(made_with_cover())
 
 

@@ -1,4 +1,4 @@
-"""The sound of clips: that of a decoder of the whole film at the times of the clip."""
+"""The sound of clips: that of a decoder of the whole video at the times of the clip."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from streamer.errors import ConfigError, ManifestError
 from streamer.formats.base import Block, Facts
 from streamer.formats.chunkfile import ChunkHeader
 from streamer.media.video.format import Video
-from tests.films import film, made
 from tests.formats.cases import Found, block_bytes, find, samples_in
 from tests.formats.test_video import shown
+from tests.videos import made, video
 
 RATE = 48_000
 SOUND = Video(8, num_indices_between_clip_starts=5, audio=True)
 
 
 def heard(content: bytes) -> np.ndarray:
-    """All sound of a film by a full decode, so that sample n is played at n / RATE."""
+    """All sound of a video by a full decode, so that sample n is played at n / RATE."""
     with av.open(io.BytesIO(content)) as box:
         stream = box.streams.audio[0]
         frames = [(round(frame.pts * stream.time_base * RATE), frame.to_ndarray()) for frame in box.decode(stream)]
@@ -39,7 +39,7 @@ def heard(content: bytes) -> np.ndarray:
 
 
 def check(sample: Mapping[str, object], whole: np.ndarray, frames: int = 8) -> None:
-    """Compares the sound of a clip of 30 frames a second with that of the film."""
+    """Compares the sound of a clip of 30 frames a second with that of the video."""
     begin, length = round(float(np.ravel(sample["pts_seconds"])[0]) * RATE), frames * RATE // 30
     expected = np.zeros((len(whole), length), np.float32)
     part = whole[:, begin : begin + length]
@@ -95,7 +95,7 @@ def test_clips_over_the_end_of_the_sound():
 
 def test_clips_behind_the_end_of_the_sound():
     """Are silent: 1.36 s of sound, and clips of 0.8 s that begin at 1.4 s and later."""
-    content = film("libx264", 40, name="x.mp4", times=range(0, 4_000, 100), sound=True)
+    content = video("libx264", 40, name="x.mp4", times=range(0, 4_000, 100), sound=True)
     whole = heard(content)
     samples = samples_in(Video(8, num_indices_between_clip_starts=1, audio=True), {"x.mp4": content})
     assert len(samples) == 33
@@ -109,7 +109,7 @@ def blocks_of(found: Found) -> list[Block]:
 
 
 def test_sound_between_pictures_is_fetched_once():
-    """An interleaved film takes no more bytes with its sound; the chunk file has each packet once."""
+    """An interleaved video takes no more bytes with its sound; the chunk file has each packet once."""
     content = made("sound.mp4")
     [with_sound], [silent] = (blocks_of(find(chosen, {"a.mp4": content})) for chosen in (SOUND, Video(8)))
     assert with_sound.fetch_bytes <= len(content)
@@ -128,12 +128,12 @@ def test_batches_have_the_sound_of_their_clips(tmp_path: Path, monkeypatch: pyte
     """Out of the cache, decoded by a worker; a chunk file is whole."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
-    (tmp_path / "films").mkdir()
+    (tmp_path / "videos").mkdir()
     for name in ("a.mp4", "b.mp4"):
-        (tmp_path / "films" / name).write_bytes(made("sound.mp4"))
+        (tmp_path / "videos" / name).write_bytes(made("sound.mp4"))
     whole = heard(made("sound.mp4"))
     with (
-        closing(StreamingDataset(tmp_path / "films", format=SOUND)) as dataset,
+        closing(StreamingDataset(tmp_path / "videos", format=SOUND)) as dataset,
         StreamingDataLoader(dataset, batch_size=2, num_workers=1, reports=None) as loader,
     ):
         batches = list(loader)
@@ -156,7 +156,7 @@ def test_films_whose_sound_is_not_read():
     """Say so."""
     with pytest.raises(ManifestError, match=r"a\.mp4 has no track of kind 'soun'"):
         find(SOUND, {"a.mp4": made("b_frames.mp4")})
-    with pytest.raises(ManifestError, match=r"a\.mkv is Matroska, whose sound is not read: audio=True takes mp4"):
+    with pytest.raises(ManifestError, match=r"a\.mkv is Matroska, whose audio is not read: audio=True takes mp4"):
         find(SOUND, {"a.mkv": made("b_frames.mkv")})
     with pytest.raises(ConfigError, match="audio and start='spread' exclude each other"):
         Video(segments="a.csv", start="spread", audio=True)
