@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Protocol
 
-from streamer.base.processes import unforked
+from streamer.base.child import unforked
 from streamer.client.settings import ClientSettings
 
 # By name: the trainer's packages import nothing of the engine's side unless the user wants the engine in their process.

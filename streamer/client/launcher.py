@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from streamer import errors
+from streamer.base.child import import_paths, unforked
 from streamer.base.logs import join_trainer
-from streamer.base.processes import import_paths, unforked
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.in_process import start_engine
 from streamer.client.restarts import Restarts

@@ -1,6 +1,6 @@
 """Runs tasks by any `concurrent.futures.Executor`.
 
-base/processes.py   processes of this machine; worker.py: what they run
+processes.py   processes of this machine; worker.py: what they run
 on_ray.py      tasks of a Ray cluster (Dask brings an executor)
 runner.py      executors by name; runs tasks, repeats those that fail
 """

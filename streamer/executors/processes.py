@@ -9,8 +9,6 @@ from __future__ import annotations
 import queue
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -19,6 +17,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 
+from streamer.base.child import Child, whole_environment
 from streamer.errors import WorkerError
 
 P = ParamSpec("P")
@@ -28,7 +27,7 @@ _Item = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 
 
 class _Process(NamedTuple):
-    popen: subprocess.Popen[bytes]
+    child: Child
     connection: Connection
 
 
@@ -37,7 +36,7 @@ class Processes(Executor):
 
     def __init__(self, count: int) -> None:
         self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        self._running: set[subprocess.Popen[bytes]] = set()
+        self._running: set[Child] = set()
         self._lock = threading.Lock()
         self._closed = False
         self._threads = [threading.Thread(target=self._serve, name=f"streamer-pack-{i}") for i in range(count)]
@@ -64,8 +63,8 @@ class Processes(Executor):
     def _end_now(self) -> None:
         with self._lock:
             self._closed = True
-            for process in self._running:
-                process.kill()
+            for child in self._running:
+                child.kill()
         try:
             while (item := self._items.get_nowait()) is not None:
                 item[0].cancel()
@@ -94,26 +93,22 @@ class Processes(Executor):
 
     def _start(self) -> _Process:
         ours, theirs = socket.socketpair()
-        code = f"import sys; sys.path[:] = {sys.path!r}; from streamer.executors.worker import main; "
-        command = [sys.executable, "-c", f"{code}main({theirs.fileno()})"]
         with ours, theirs, self._lock:
             if self._closed:
                 raise EOFError
-            # A session of its own: Ctrl-C reaches the caller alone, who ends the processes.
-            popen = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
-            )
-            self._running.add(popen)
-            return _Process(popen, Connection(ours.detach()))
+            # A task runs the caller's code, with the caller's credentials. Ctrl-C reaches the caller alone.
+            child = Child("streamer.executors.worker", [theirs.fileno()], environment=whole_environment({}))
+            self._running.add(child)
+            return _Process(child, Connection(ours.detach()))
 
     def _end(self, process: _Process | None) -> int:
         """Ends a process that has no task; returns its exit code."""
         if process is None:
             return -signal.SIGKILL
         process.connection.close()
-        code = process.popen.wait()
+        code, _ = process.child.reap()
         with self._lock:
-            self._running.discard(process.popen)
+            self._running.discard(process.child)
         return code
 
 

@@ -1,4 +1,4 @@
-"""The process that `processes.Processes` starts to run tasks.
+"""The process that `processes.Processes` starts to run tasks: `python -m streamer.executors.worker CONNECTION`.
 
 Calls come and results go over one connection; both are cloudpickle, from and to the process that started this one. The
 process ends with the connection.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -29,6 +30,7 @@ def main(descriptor: int) -> None:
     collect_rarely()
     # What a user's code prints is not among the lines of a command.
     os.dup2(2, 1)
+    os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
     coming = queue.SimpleQueue[Any]()
     threading.Thread(target=_listen, args=(connection, coming), daemon=True).start()
@@ -65,3 +67,7 @@ def _portable(error: Exception) -> Exception:
     except Exception:  # noqa: BLE001 - an error that does not survive the pipe goes as text
         return WorkerError("".join(traceback.format_exception(error)))
     return error
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -9,13 +9,14 @@ import resource
 import socket
 import sys
 
+from streamer.base.message_socket import MessageSocket
 from streamer.peers.server import PeerServer
 
 # Below the trainer's workers and the engine: what it sends is for others.
 _NICE = 10
 
 
-async def _serve(end: socket.socket, listener: socket.socket) -> None:
+async def _serve(end: MessageSocket, listener: socket.socket) -> None:
     await PeerServer(end, listener).serve()
 
 
@@ -27,10 +28,10 @@ def main(arguments: list[str]) -> None:
     _, most_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_descriptors, most_descriptors))
     logging.basicConfig(format="%(levelname)s:%(name)s: %(message)s", level=logging.WARNING)
-    sockets = [socket.socket(fileno=int(argument)) for argument in arguments]
-    for each in sockets:
-        each.set_inheritable(False)
-    asyncio.run(_serve(*sockets))
+    engine, descriptor = map(int, arguments)
+    listener = socket.socket(fileno=descriptor)
+    listener.set_inheritable(False)
+    asyncio.run(_serve(MessageSocket.adopt(engine), listener))
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
 from contextlib import suppress
 
+from streamer.base.message_socket import MessageSocket
 from streamer.peers.messages import (
     MOST_MESSAGE_BYTES,
     Answer,
@@ -27,19 +27,19 @@ class EngineLink:
     """Asks the engine, and passes on its messages. On the server's loop.
 
     Args:
-        end: one end of a pair of SOCK_SEQPACKET sockets.
+        end: this process's end of the socket.
         received: called with each message except answers.
         ended: called when the engine has ended.
     """
 
-    def __init__(self, end: socket.socket, received: Callable[[ToServer], None], ended: Callable[[], None]) -> None:
+    def __init__(self, end: MessageSocket, received: Callable[[ToServer], None], ended: Callable[[], None]) -> None:
         self._end = end
         self._received = received
         self._ended = ended
         self._asked: dict[int, asyncio.Future[Availability]] = {}
         self._number = 0
-        end.setblocking(False)
-        asyncio.get_running_loop().add_reader(end, self._read)
+        end.set_blocking(False)
+        asyncio.get_running_loop().add_reader(end.fileno(), self._read)
 
     def send(self, message: ToEngine) -> None:
         """Sends a message; the end of the engine is noticed by reading."""
@@ -67,10 +67,11 @@ class EngineLink:
             del self._asked[number]
 
     def _read(self) -> None:
-        with suppress(BlockingIOError):
-            while raw := self._end.recv(MOST_MESSAGE_BYTES):
-                self._take(decode_to_server(raw))
-            self._ended()
+        for received in self._end.receive_arrived(MOST_MESSAGE_BYTES):
+            if received is None:
+                self._ended()
+            else:
+                self._take(decode_to_server(received[0]))
 
     def _take(self, message: ToServer) -> None:
         if not isinstance(message, Answer):

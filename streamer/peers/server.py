@@ -20,6 +20,7 @@ import msgspec
 from aiohttp import web
 
 from streamer.base.bounded_connections import BoundedConnections
+from streamer.base.message_socket import MessageSocket
 from streamer.errors import ConfigError
 from streamer.formats.chunkfile import HEADER_BYTES, relative_path
 from streamer.peers.engine_link import EngineLink
@@ -71,7 +72,7 @@ class PeerServer:
         listener: bound socket that peers connect to.
     """
 
-    def __init__(self, end: socket.socket, listener: socket.socket) -> None:
+    def __init__(self, end: MessageSocket, listener: socket.socket) -> None:
         self._listener = listener
         # Nothing is to be cleaned up; the socket ends with the engine, whatever ends that.
         self._link = EngineLink(end, self._received, lambda: os._exit(0))

@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
-from streamer.base.processes import child_environment, unforked
+from streamer.base.child import ConnectedChild, RestartPauses, cleaned_environment, describe_exit
 from streamer.base.threads import in_thread
 from streamer.errors import ConfigError
-from streamer.fetch.retry import pause_seconds
 from streamer.peers.lookup import split_address
 from streamer.peers.messages import (
     MOST_MESSAGE_BYTES,
@@ -37,9 +33,9 @@ from streamer.peers.protocol import ChunkRequest
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 512
-# A server that ends at once is started again after 1 s, 2 s, ... 60 s.
-_PAUSE_SECONDS = 1.0
-_MOST_PAUSE_SECONDS = 60.0
+# A server that has run for so long was of use: the next one starts after a short pause.
+_USEFUL_SECONDS = 60.0
+_MIN_PAUSE_SECONDS = 1.0
 # After a Leave it sends what is under way for 5 s.
 _END_SECONDS = 6.0
 
@@ -69,8 +65,7 @@ class PeerServerProcess:
         self._listen = listen
         self._first = start
         self._serve = serve
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
+        self._child: ConnectedChild | None = None
         self._answers: set[asyncio.Task[None]] = set()
         self._counts = self._past = Counts()
         self.port = 0
@@ -81,8 +76,8 @@ class PeerServerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The id of the process; None while it does not run."""
-        return None if self._process is None else self._process.pid
+        """The id of the process, or None while it does not run."""
+        return None if self._child is None else self._child.pid
 
     async def __aenter__(self) -> Self:
         self._listener = _bound(self._listen)
@@ -111,7 +106,7 @@ class PeerServerProcess:
 
     async def _supervise(self) -> None:
         loop = asyncio.get_running_loop()
-        failures = 0
+        pauses = RestartPauses()
         while True:
             begun = loop.time()
             try:
@@ -120,45 +115,27 @@ class PeerServerProcess:
             except (OSError, msgspec.MsgspecError) as error:
                 logger.warning("the peer server: %s", error)
             self.restarts += 1
-            failures = 1 if loop.time() - begun > _MOST_PAUSE_SECONDS else failures + 1
-            pause = pause_seconds(failures, _PAUSE_SECONDS, _MOST_PAUSE_SECONDS, 1.0)
+            pause = max(_MIN_PAUSE_SECONDS, pauses.count_end(useful=loop.time() - begun > _USEFUL_SECONDS))
             logger.warning("the peer server has ended (%s): starts again in %.0f s", await self._stop(0.0), pause)
             await asyncio.sleep(pause)
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        descriptors = theirs.fileno(), self._listener.fileno()
-        try:
-            ours.setblocking(False)
-            with theirs, unforked():
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "streamer.peers", *map(str, descriptors)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    pass_fds=descriptors,
-                    cwd="/",
-                    start_new_session=True,
-                    env=child_environment({}),
-                )
-        except BaseException:
-            ours.close()
-            raise
-        self._socket = ours
+        self._child = ConnectedChild(
+            "streamer.peers", [self._listener.fileno()], environment=cleaned_environment({}), folder="/"
+        )
         # The token is in no argument, variable or file.
         self._send(self._first)
 
-    async def _stop(self, seconds: float) -> str:
-        """Waits at most `seconds` for the end of the process, then kills it; returns how it ended. Idempotent."""
-        process, self._process = self._process, None
+    async def _stop(self, grace_seconds: float) -> str:
+        """Waits at most `grace_seconds` for the end of the process, then kills it; returns how it ended. Idempotent."""
+        child = self._child
         self._past = msgspec.structs.replace(_added(self._past, self._counts), sends=0)
         self._counts = Counts()
-        code = None if process is None else await in_thread(None, _end, process, seconds)
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        how = "not started" if child is None else describe_exit(await in_thread(None, child.end, grace_seconds))
+        self._child = None
         for task in self._answers:
             task.cancel()
-        return f"exit code {code}"
+        return how
 
     # ------------------------------------------------------------ what it asks
 
@@ -169,12 +146,14 @@ class PeerServerProcess:
         answered up to 0.8 s late in a cold epoch, and peers asked the store for 2 to 12 % of the chunks as well; now
         for 0.1 to 2 % (four engines on two cores, 2026-11-23).
         """
-        assert self._socket is not None, "started"
-        while raw := await asyncio.get_running_loop().sock_recv(self._socket, MOST_MESSAGE_BYTES):
-            with suppress(BlockingIOError):
-                while raw:
-                    self._take(decode_to_engine(raw))
-                    raw = self._socket.recv(MOST_MESSAGE_BYTES)
+        assert self._child is not None, "started"
+        end = self._child.socket
+        while raw := await end.wait_for_message(MOST_MESSAGE_BYTES):
+            self._take(decode_to_engine(raw))
+            for received in end.receive_arrived(MOST_MESSAGE_BYTES):
+                if received is None:
+                    return
+                self._take(decode_to_engine(received[0]))
 
     def _take(self, message: ToEngine) -> None:
         if isinstance(message, Counts):
@@ -189,9 +168,9 @@ class PeerServerProcess:
 
     def _send(self, message: ToServer) -> None:
         """Sends a message; the end of the server is noticed by reading."""
-        if self._socket is not None:
+        if self._child is not None:
             try:
-                self._socket.send(encode(message))
+                self._child.socket.send(encode(message))
             except OSError as error:
                 logger.debug("the peer server was not told: %s", error)
 
@@ -199,14 +178,6 @@ class PeerServerProcess:
 def _added(first: Counts, second: Counts) -> Counts:
     names = first.__struct_fields__
     return Counts(*(getattr(first, name) + getattr(second, name) for name in names))
-
-
-def _end(process: subprocess.Popen[bytes], seconds: float) -> int:
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
 
 
 def _bound(listen: str) -> socket.socket:

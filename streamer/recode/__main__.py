@@ -8,13 +8,13 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
-import socket
 import sys
 import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from streamer.base.message_socket import MessageSocket
 from streamer.errors import StreamerError
 from streamer.recode import messages
 from streamer.recode.messages import Answer, Done, Job, Refused, encode
@@ -28,7 +28,7 @@ _LIBRARY_BYTES = 512 << 20
 class Process:
     """The recoder's side of the socket and of the shared memory."""
 
-    def __init__(self, end: socket.socket, memory: SharedMemory) -> None:
+    def __init__(self, end: MessageSocket, memory: SharedMemory) -> None:
         self._end = end
         self._memory = memory
         self._recoders = Recoders()
@@ -39,9 +39,9 @@ class Process:
     def serve(self) -> None:
         """Answers jobs until the engine closes its end."""
         while True:
-            frame, descriptors, *_ = socket.recv_fds(self._end, messages.MOST_ANSWER_BYTES, 1)
-            if not frame:
+            if (received := self._end.receive(messages.MOST_ANSWER_BYTES, max_descriptors=1)) is None:
                 return
+            frame, descriptors = received
             fcntl.fcntl(self._end, fcntl.F_SETFL, self._flags | os.O_ASYNC)
             answer = self._answer(messages.START.decode(frame).job_bytes, descriptors)
             fcntl.fcntl(self._end, fcntl.F_SETFL, self._flags)
@@ -105,9 +105,8 @@ def main(arguments: list[str]) -> None:
     """Runs with the descriptors that the engine has passed."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     end, memory = map(int, arguments)
-    for descriptor in (end, memory):
-        os.set_inheritable(descriptor, False)
-    Process(socket.socket(fileno=end), SharedMemory("memory", memory)).serve()
+    os.set_inheritable(memory, False)
+    Process(MessageSocket.adopt(end), SharedMemory("memory", memory)).serve()
     # Nothing has to be cleaned up: the memory belongs to the engine.
     os._exit(0)
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import socket
-import subprocess
-import sys
 from typing import TypeAlias
 
 import msgspec
 
-from streamer.base.processes import child_environment, unforked
+from streamer.base.child import ConnectedChild, cleaned_environment, describe_exit
 from streamer.base.threads import in_thread
 from streamer.recode.messages import ANSWER, MOST_ANSWER_BYTES, Answer, Job, Start, encode
 from streamer.recode.shared import Buffer, SharedMemory
@@ -40,20 +36,18 @@ class RecoderProcess:
 
     def __init__(self) -> None:
         self.memory = SharedMemory("streamer-recoder")
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
+        self._child: ConnectedChild | None = None
 
     def __repr__(self) -> str:
-        return f"RecoderProcess(pid={None if self._process is None else self._process.pid})"
+        return f"RecoderProcess(pid={self.pid})"
 
     @property
     def pid(self) -> int | None:
         """Pid of the process, or None if it is not running."""
-        return None if self._process is None else self._process.pid
+        return None if self._child is None else self._child.pid
 
     async def run(self, job: Job, content: Content) -> Answer:
         """Runs a job, in a new process if there is none; raises RecoderEndedError without an answer."""
-        loop = asyncio.get_running_loop()
         encoded = encode(job)
         descriptors: list[int] = []
         if isinstance(content, int):
@@ -63,13 +57,13 @@ class RecoderProcess:
         else:
             await in_thread(None, self.memory.write, [encoded, content])
         try:
-            if self._socket is None:
+            if self._child is None:
                 await in_thread(None, self._start)
-            assert self._socket is not None
+            assert self._child is not None
             # It waits for a job, so that this one finds room.
-            socket.send_fds(self._socket, [encode(Start(len(encoded)))], descriptors)
+            self._child.socket.send(encode(Start(len(encoded))), descriptors)
             async with asyncio.timeout(job.most_seconds):
-                frame = await loop.sock_recv(self._socket, MOST_ANSWER_BYTES)
+                frame = await self._child.socket.wait_for_message(MOST_ANSWER_BYTES)
             if not frame:
                 raise RecoderEndedError(await self.end())
             return ANSWER.decode(frame)
@@ -86,40 +80,18 @@ class RecoderProcess:
             raise
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        descriptors = theirs.fileno(), self.memory.descriptor
-        # -P: a file random.py in the working directory must not shadow the standard library.
-        command = [sys.executable, "-P", "-m", "streamer.recode", *map(str, descriptors)]
-        try:
-            with theirs, unforked():
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    pass_fds=descriptors,
-                    cwd="/",
-                    start_new_session=True,
-                    env=child_environment(_SETTINGS),
-                )
-        except BaseException:
-            ours.close()
-            raise
-        self._socket = ours
+        """Starts the process: it gets no credentials, and only descriptors of its own socket and memory."""
+        self._child = ConnectedChild(
+            "streamer.recode", [self.memory.descriptor], environment=cleaned_environment(_SETTINGS), folder="/"
+        )
 
     async def end(self) -> str:
         """Ends the process, if there is one; says how it has ended. Idempotent."""
-        process, self._process = self._process, None
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        if process is None:
+        child = self._child
+        self._child = None
+        if child is None:
             return "it could not be started"
-        code = process.poll()
-        if code is None:
-            process.kill()
-            code = await in_thread(None, process.wait)
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}, see the engine's log"
+        return describe_exit(await in_thread(None, child.end), log="the engine's log")
 
     async def trim(self) -> None:
         """Gives the memory of a large chunk back."""

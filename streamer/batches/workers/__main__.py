@@ -1,6 +1,6 @@
-"""A worker process of its own: `python -m streamer.batches.workers PARENT NUMBER WORKERS CONTEXT STATUS_PAGE CHANNEL`.
+"""A worker process of its own: `python -m streamer.batches.workers CONTEXT STATUS_PAGE CHANNEL PARENT NUMBER WORKERS`.
 
-The last three arguments are descriptors. Workers start this way where they cannot be forked: by subprocess, because
+The first three arguments are descriptors. Workers start this way where they cannot be forked: by subprocess, because
 multiprocessing would import the trainer's `__main__` again.
 """
 
@@ -16,7 +16,7 @@ from streamer.batches.workers.fork_protocol import ProcessContext, read_memory_f
 
 def main() -> None:
     """Runs the worker of the command line."""
-    parent, number, workers, context, status_page, channel = map(int, sys.argv[1:])
+    context, status_page, channel, parent, number, workers = map(int, sys.argv[1:])
     worker_main.end_with_parent(parent)
     worker_main.enter_context(msgspec.msgpack.decode(read_memory_file(context), type=ProcessContext))
     worker_main.serve(number, workers, status_page, channel)

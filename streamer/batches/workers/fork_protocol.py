@@ -6,13 +6,12 @@ The rank has one control socket, and a socket of its own for each pool of worker
 from __future__ import annotations
 
 import os
-import socket
 from typing import TypeVar
 
 import msgspec
 
 from streamer.base import linux
-from streamer.batches.workers import datagrams
+from streamer.base.message_socket import MessageSocket
 
 # The socket of a pool, or the descriptors of a worker.
 _DESCRIPTORS = 4
@@ -112,18 +111,18 @@ REPLY: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 _Message = TypeVar("_Message")
 
 
-def send(end: socket.socket, message: Control | Request | Reply, descriptors: list[int] | None = None) -> bool:
+def send(end: MessageSocket, message: Control | Request | Reply, descriptors: list[int] | None = None) -> bool:
     """Sends a message. Returns False if the other end is closed."""
-    return datagrams.send(end, msgspec.msgpack.encode(message), descriptors or ())
+    return end.send(msgspec.msgpack.encode(message), descriptors or ())
 
 
-def receive(end: socket.socket, decoder: msgspec.msgpack.Decoder[_Message]) -> tuple[_Message, list[int]] | None:
+def receive(end: MessageSocket, decoder: msgspec.msgpack.Decoder[_Message]) -> tuple[_Message, list[int]] | None:
     """Returns the next message with its descriptors, or None if the other end is closed.
 
     Raises:
         BlockingIOError: the socket does not block, and there is no message.
     """
-    if (received := datagrams.receive(end, _DESCRIPTORS)) is None:
+    if (received := end.receive(max_descriptors=_DESCRIPTORS)) is None:
         return None
     raw, descriptors = received
     return decoder.decode(raw), descriptors

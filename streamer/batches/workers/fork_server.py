@@ -10,16 +10,15 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from streamer.base.child import Child, absolute_import_paths, whole_environment
+from streamer.base.message_socket import MessageSocket, wait_until_readable
 from streamer.base.system_limits import naming_limits
-from streamer.batches.workers import datagrams
 from streamer.batches.workers.fork_protocol import (
     REPLY,
     Connect,
@@ -34,7 +33,7 @@ from streamer.batches.workers.fork_protocol import (
     receive,
     send,
 )
-from streamer.batches.workers.process import current_context, start_interpreter
+from streamer.batches.workers.process import current_context
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +97,7 @@ class ForkedProcess:
             self._pool.wait(left)
         return self.ended
 
-    def result(self) -> tuple[int, int]:
+    def reap(self) -> tuple[int, int]:
         """Waits for its end after `kill`; returns exit code (negative: the signal) and peak bytes."""
         # One without a pid does not run yet: the server still imports, and ends it when it finds the socket closed.
         if not self.wait(_EXIT_SECONDS) and self.pid:
@@ -128,8 +127,8 @@ class ForkedPool:
         gone: the server and all its workers have ended.
     """
 
-    def __init__(self, end: socket.socket, server: ForkServer) -> None:
-        end.setblocking(False)
+    def __init__(self, end: MessageSocket, server: ForkServer) -> None:
+        end.set_blocking(False)
         self._end = end
         self._server = server
         self._count = 0
@@ -175,7 +174,7 @@ class ForkedPool:
 
     def wait(self, seconds: float) -> None:
         """Waits until the server reports something, and receives it."""
-        datagrams.readable(self._end.fileno(), seconds)
+        wait_until_readable(self._end.fileno(), seconds)
         self.pump()
 
     def close(self) -> None:
@@ -199,9 +198,9 @@ class ForkServer:
 
     def __init__(self, modules: Iterable[str]) -> None:
         self._modules = list(modules)
-        self._control, theirs = datagrams.pair()
+        self._control, theirs = MessageSocket.pair()
         self.pid = os.getpid()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child | None = None
         # PR_SET_PDEATHSIG follows the thread that starts a process: this one runs as long as the server.
         self._thread = threading.Thread(target=self._run, args=(theirs,), name="streamer-fork-server", daemon=True)
         self._thread.start()
@@ -222,7 +221,7 @@ class ForkServer:
 
     def connect(self) -> ForkedPool:
         """A pool whose workers get the current working directory, `sys.path` and environment of this process."""
-        ours, theirs = datagrams.pair()
+        ours, theirs = MessageSocket.pair()
         context = memory_file("streamer-context", current_context())
         send(self._control, Connect(), [theirs.fileno(), context])
         theirs.close()
@@ -242,24 +241,27 @@ class ForkServer:
             self._process.kill()
         self._thread.join()
 
-    def _run(self, control: socket.socket) -> None:
+    def _run(self, control: MessageSocket) -> None:
         try:
             process = self._process = self._start(control)
         except (OSError, UnicodeEncodeError) as error:
             # Who wants a worker meets the same limit, and says so.
             logger.debug("the fork server does not start: %s", error)
         else:
-            process.wait()
+            process.reap()
         finally:
             control.close()
 
-    def _start(self, control: socket.socket) -> subprocess.Popen[bytes]:
-        context = current_context()
-        settings = memory_file("streamer-fork-server", Settings(self.pid, context.path, self._modules))
-        module = "streamer.batches.workers.fork_server_main"
-        descriptors = [control.fileno(), settings]
+    def _start(self, control: MessageSocket) -> Child:
+        settings = memory_file("streamer-fork-server", Settings(self.pid, absolute_import_paths(), self._modules))
         try:
-            return start_interpreter(module, [], descriptors, context, _ENVIRONMENT)
+            return Child(
+                "streamer.batches.workers.fork_server_main",
+                [control.fileno(), settings],
+                environment=whole_environment(_ENVIRONMENT),
+                own_session=False,
+                has_output=True,
+            )
         finally:
             control.close()
             os.close(settings)

@@ -15,7 +15,6 @@ import importlib
 import os
 import select
 import signal
-import socket
 import sys
 import traceback
 from collections.abc import Iterable
@@ -23,6 +22,7 @@ from collections.abc import Iterable
 import msgspec
 
 from streamer.base import linux
+from streamer.base.message_socket import MessageSocket
 from streamer.batches.workers import worker_main
 from streamer.batches.workers.fork_protocol import (
     CONTROL,
@@ -56,7 +56,7 @@ class Pool:
         pids: of the running workers, by number.
     """
 
-    def __init__(self, end: socket.socket, context: ProcessContext) -> None:
+    def __init__(self, end: MessageSocket, context: ProcessContext) -> None:
         self.end = end
         self.context = context
         self.pids: dict[int, int] = {}
@@ -128,7 +128,7 @@ def _sockets() -> int:
 class ForkServer:
     """Serves one rank until its control socket ends."""
 
-    def __init__(self, control: socket.socket, imports: Imports) -> None:
+    def __init__(self, control: MessageSocket, imports: Imports) -> None:
         self._control = control
         self._imports = imports
         self._pools: dict[int, Pool] = {}
@@ -164,7 +164,7 @@ class ForkServer:
         elif isinstance(message, Connect):
             end, context = descriptors
             pool = Pool(
-                socket.socket(fileno=end), msgspec.msgpack.decode(read_memory_file(context), type=ProcessContext)
+                MessageSocket.adopt(end), msgspec.msgpack.decode(read_memory_file(context), type=ProcessContext)
             )
             self._pools[end] = pool
             self._poll.register(end, select.POLLIN)
@@ -259,12 +259,11 @@ def main() -> None:
     config = msgspec.msgpack.decode(read_memory_file(settings), type=Settings)
     worker_main.end_with_parent(config.parent)
     sys.path[:] = config.path
-    os.set_inheritable(control, False)
     gc.disable()
     imports = Imports()
     imports.add([*_ALWAYS, *config.modules])
     imports.probe()
-    ForkServer(socket.socket(fileno=control), imports).serve()
+    ForkServer(MessageSocket.adopt(control), imports).serve()
 
 
 if __name__ == "__main__":

@@ -170,4 +170,4 @@ class WorkerHandle:
         if self.process is None:
             return 0, 0
         self.kill()
-        return self.process.result()
+        return self.process.reap()

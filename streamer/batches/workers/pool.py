@@ -10,6 +10,7 @@ from typing import Literal
 import cloudpickle  # type: ignore[import-untyped]
 import msgspec
 
+from streamer.base.child import describe_exit
 from streamer.batches.ring import shared_memory as memory
 from streamer.batches.samples.recipe import SampleRecipe
 from streamer.batches.samples.sent_main import send_main_by_value
@@ -17,7 +18,7 @@ from streamer.batches.torch_arguments import WorkerStart
 from streamer.batches.workers.batch_maker import MakerRules
 from streamer.batches.workers.fork_server import ForkedPool, fork_server
 from streamer.batches.workers.handle import ExitReport, WorkerHandle, WorkerProcess
-from streamer.batches.workers.process import SpawnedProcess, exit_cause
+from streamer.batches.workers.process import SpawnedProcess
 from streamer.batches.workers.protocol import Channel
 from streamer.batches.workers.status_page import NOTHING, Doing, StatusPage
 from streamer.batches.workers.worker import run
@@ -135,7 +136,7 @@ class Pool:
         doing = NOTHING if ended_with_server else self.doing(handle)
         self._status_page.idle(handle.number)
         del self.workers[handle.number]
-        cause = "killed after its timeout" if handle.timed_out else exit_cause(code)
+        cause = "killed after its timeout" if handle.timed_out else describe_exit(code)
         return ExitReport(cause, max(0, -code), peak, doing, handle.ready, handle.timed_out)
 
     def doing(self, handle: WorkerHandle) -> Doing:

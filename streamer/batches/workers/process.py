@@ -3,91 +3,36 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 
-from streamer.base import linux
-from streamer.base.processes import import_paths, unforked
-from streamer.batches.workers.datagrams import readable
+from streamer.base.child import Child, absolute_import_paths, whole_environment
 from streamer.batches.workers.fork_protocol import ProcessContext, memory_file
 
 
-class SpawnedProcess:
+class SpawnedProcess(Child):
     """A worker that is a new interpreter. Start it on a thread that runs as long as it (PR_SET_PDEATHSIG).
 
-    Attributes:
-        exit_descriptor: readable when it has ended, even while a child of it keeps the channel open; -1: the kernel has
-            none.
+    Args:
+        number: number of the worker.
+        workers: number of workers.
+        descriptors: its status page and its channel.
     """
 
     refused = ""
     ended_with_server = False
 
     def __init__(self, number: int, workers: int, descriptors: list[int]) -> None:
-        context = current_context()
-        inherited = [memory_file("streamer-context", context), *descriptors]
-        numbers = [os.getpid(), number, workers]
+        context = memory_file("streamer-context", current_context())
         try:
-            self._process = start_interpreter("streamer.batches.workers", numbers, inherited, context)
+            super().__init__(
+                "streamer.batches.workers",
+                [context, *descriptors],
+                [os.getpid(), number, workers],
+                environment=whole_environment({}),
+                own_session=False,
+                has_output=True,
+            )
         finally:
-            os.close(inherited[0])
-        self.pid = self._process.pid
-        self.exit_descriptor = _pidfd(self.pid)
-
-    def __repr__(self) -> str:
-        return f"SpawnedProcess(pid={self.pid}, code={self._process.returncode})"
-
-    def kill(self) -> None:
-        """Sends SIGKILL."""
-        if self._process.returncode is None:
-            self._process.kill()
-
-    def wait(self, seconds: float) -> bool:
-        """Waits for its end; returns whether it has ended."""
-        if self.exit_descriptor < 0:
-            return False
-        return readable(self.exit_descriptor, seconds)
-
-    def result(self) -> tuple[int, int]:
-        """Reaps it; unlike Popen.wait, also returns its memory."""
-        if self.exit_descriptor >= 0:
-            os.close(self.exit_descriptor)
-            self.exit_descriptor = -1
-        if self._process.returncode is not None:
-            return self._process.returncode, 0
-        try:
-            _, status, usage = os.wait4(self.pid, 0)
-        except ChildProcessError:  # a SIGCHLD handler of the trainer has reaped it
-            self._process.returncode = 0
-            return 0, 0
-        self._process.returncode = os.waitstatus_to_exitcode(status)
-        return self._process.returncode, usage.ru_maxrss << 10
-
-
-def start_interpreter(
-    module: str,
-    numbers: Sequence[int],
-    descriptors: Sequence[int],
-    context: ProcessContext,
-    variables: Mapping[str, str] | None = None,
-) -> subprocess.Popen[bytes]:
-    """Starts a new interpreter, which gets numbers and descriptors as the arguments of a module.
-
-    Args:
-        module: run as `python -m`.
-        numbers: the first arguments.
-        descriptors: the other arguments; inherited.
-        context: Context of this process.
-        variables: Variables of the environment, instead of the context's.
-    """
-    environment = {**context.environment, **(variables or {}), "PYTHONPATH": os.pathsep.join(context.path)}
-    # -P: a file random.py in the working directory must not shadow the standard library.
-    command = [sys.executable, "-P", "-m", module, *map(str, [*numbers, *descriptors])]
-    with unforked(), _uninterrupted():
-        return subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL, env=environment)
+            os.close(context)
 
 
 def current_context() -> ProcessContext:
@@ -96,28 +41,4 @@ def current_context() -> ProcessContext:
         folder = os.getcwd()
     except FileNotFoundError:
         folder = ""
-    return ProcessContext(
-        folder, [os.path.abspath(entry) if folder else entry for entry in import_paths()], dict(os.environ)
-    )
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Blocks Ctrl-C in a process that is started inside, until that process ignores it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def exit_cause(code: int) -> str:
-    """Describes an exit code."""
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def _pidfd(pid: int) -> int:
-    try:
-        return linux.pidfd(pid)
-    except OSError:  # before Linux 5.3, or a sandbox without it: the end of file on its channel has to suffice
-        return -1
+    return ProcessContext(folder, absolute_import_paths(), dict(os.environ))

@@ -6,14 +6,11 @@ killed at any moment leaves no partial message and holds no lock. Memory is pass
 
 from __future__ import annotations
 
-import os
-import socket
-
 import msgspec
 
+from streamer.base.message_socket import MessageSocket
 from streamer.batches.causes import Stages
 from streamer.batches.rows.counts import PackedCounts
-from streamer.batches.workers import datagrams
 from streamer.order.audit.tallies import Tally
 
 # Stands for no slot: the batch gets memory of its own.
@@ -141,20 +138,19 @@ _encode = msgspec.msgpack.Encoder().encode
 class Channel:
     """One end of a worker's socket."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: MessageSocket) -> None:
         self._end = end
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
         """Two ends."""
-        ours, theirs = datagrams.pair()
+        ours, theirs = MessageSocket.pair()
         return cls(ours), cls(theirs)
 
     @classmethod
     def adopt(cls, descriptor: int) -> Channel:
         """The end that a worker process was started with."""
-        os.set_inheritable(descriptor, False)
-        return cls(socket.socket(fileno=descriptor))
+        return cls(MessageSocket.adopt(descriptor))
 
     def fileno(self) -> int:
         """Returns the descriptor, for select and for passing it on."""
@@ -162,11 +158,11 @@ class Channel:
 
     def set_blocking(self, blocking: bool) -> None:
         """Sets whether `send` and `receive` wait."""
-        self._end.setblocking(blocking)
+        self._end.set_blocking(blocking)
 
     def send(self, message: Message, descriptor: int = -1) -> bool:
         """Sends a message, with a descriptor if given. Returns False if the other end is closed."""
-        return datagrams.send(self._end, _encode(message), (descriptor,) if descriptor >= 0 else ())
+        return self._end.send(_encode(message), (descriptor,) if descriptor >= 0 else ())
 
     def receive(self) -> tuple[Message, int] | None:
         """The next message with its descriptor (-1: none), or None if the other end is closed.
@@ -174,7 +170,7 @@ class Channel:
         Raises:
             BlockingIOError: the channel does not block, and there is no message.
         """
-        if (received := datagrams.receive(self._end, 1)) is None:
+        if (received := self._end.receive(max_descriptors=1)) is None:
             return None
         raw, descriptors = received
         return _DECODER.decode(raw), descriptors[0] if descriptors else -1

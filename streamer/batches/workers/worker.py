@@ -10,13 +10,13 @@ from functools import partial
 
 import numpy as np
 
+from streamer.base.message_socket import MESSAGE_BYTES
 from streamer.batches.batch.buffers import Bytes
 from streamer.batches.batch.packing import PackedBatch
 from streamer.batches.causes import Stages
 from streamer.batches.contracts import ChunkUnreadableError
 from streamer.batches.ring import shared_memory as memory
 from streamer.batches.samples.recipe import StreamReader
-from streamer.batches.workers import datagrams
 from streamer.batches.workers.batch_maker import BatchMaker, Loaded, MakerRules, SampleFailedError, Stopwatch
 from streamer.batches.workers.protocol import (
     NO_SLOT,
@@ -37,7 +37,7 @@ from streamer.batches.workers.status_page import StatusPage
 Opened = tuple[StreamReader, MakerRules]
 
 # Leaves space for the head of a message.
-_ERROR_BYTES = datagrams.MESSAGE_BYTES // 2
+_ERROR_BYTES = MESSAGE_BYTES // 2
 # Of the cause of a skipped sample: enough for its location and the decoder's message.
 _CAUSE_CHARACTERS = 2048
 # Batches of one dataset differ a little in size: new memory has an eighth to spare for later ones.

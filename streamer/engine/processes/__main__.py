@@ -10,13 +10,13 @@ import logging
 import os
 import resource
 import signal
-import socket
 import sys
 
 import uvloop
 
 from streamer.base import linux
 from streamer.base.logs import configure
+from streamer.base.message_socket import MessageSocket
 from streamer.base.process_memory import collect_rarely
 from streamer.config import Environment
 from streamer.engine.processes.fetching import Fetching
@@ -30,11 +30,10 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # It knows credentials.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    end = socket.socket(fileno=descriptor)
-    end.set_inheritable(False)
-    if not (raw := end.recv(MOST_BYTES)):
+    end = MessageSocket.adopt(descriptor)
+    if (received := end.receive(MOST_BYTES)) is None:
         return
-    setup = decode_to_process(raw)
+    setup = decode_to_process(received[0])
     assert isinstance(setup, Setup), "the first message"
     os.environ.update(setup.environment)
     configure(logging.INFO, "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s", Environment.read())

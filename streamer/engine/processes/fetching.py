@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from streamer.base import linux
+from streamer.base.message_socket import MessageSocket
 from streamer.base.threads import in_thread
 from streamer.cache.writer import ChunkBytes, write_chunk
 from streamer.engine.processes.messages import (
@@ -78,7 +78,7 @@ class Fetching:
         setup: the first message of the engine.
     """
 
-    def __init__(self, end: socket.socket, setup: Setup) -> None:
+    def __init__(self, end: MessageSocket, setup: Setup) -> None:
         self._end = end
         self._folder = setup.opened_folder()
         self._setup = setup
@@ -108,17 +108,11 @@ class Fetching:
 
     def _receive(self) -> None:
         """Handles all messages that have arrived."""
-        while True:
-            try:
-                raw = self._end.recv(MOST_BYTES, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            except ConnectionResetError:  # messages of this process were not read any more
-                raw = b""
-            if not raw:
+        for received in self._end.receive_arrived(MOST_BYTES):
+            if received is None:
                 # The engine is gone. What is being written stays for the next one to remove.
                 os._exit(0)
-            self._take(decode_to_process(raw))
+            self._take(decode_to_process(received[0]))
 
     def _take(self, message: ToProcess) -> None:
         match message:
@@ -139,10 +133,7 @@ class Fetching:
                 self._fetchers.pace_anew()
 
     def _send(self, message: ToEngine, *descriptors: int) -> None:
-        if descriptors:
-            socket.send_fds(self._end, [encode(message)], descriptors)
-        else:
-            self._end.send(encode(message))
+        self._end.send(encode(message), descriptors)
 
     # ------------------------------------------------------------ one chunk
 

@@ -17,6 +17,7 @@ from typing import Self
 import msgspec
 
 from streamer.base.cgroup import idle_core_seconds, usable_cores
+from streamer.base.child import RestartPauses
 from streamer.cache.folder import Folder
 from streamer.config import FetchConfig
 from streamer.engine.processes.messages import Bring, Limits, OpenDataset, Setup
@@ -49,8 +50,6 @@ CRASHES_IN_COMPANY = 2
 MAX_ISOLATED_CRASHES = 2
 # After this many failed starts in a row the engine's loop fetches.
 MOST_FAILED_STARTS = 3
-# A process that ends before it has brought anything is replaced after 1 s, 2 s, ... 60 s.
-_MOST_PAUSE_SECONDS = 60.0
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -141,7 +140,7 @@ class FetchPool:
         self._past_first_bytes = Histogram()
         self._past_cpu_seconds = 0.0
         self._noticed: dict[str, float] = {}
-        self._failed_starts = 0
+        self._pauses = RestartPauses()
         self._not_before = 0.0
         self._bringing = 0
 
@@ -211,7 +210,7 @@ class FetchPool:
                             f"{isolated_crashes} fetch processes crashed that had no other chunk, the last one: "
                             f"{error}; see the engine's log"
                         ) from error
-                    if crashes == MOST_CRASHES or self._failed_starts >= MOST_FAILED_STARTS:
+                    if crashes == MOST_CRASHES or self._pauses.useless >= MOST_FAILED_STARTS:
                         self._warn_of_fallback(error)
                         raise LocalError(f"fetch processes end again and again: {error}") from error
 
@@ -266,7 +265,7 @@ class FetchPool:
             ProcessEndedError: they end at their start.
         """
         while not (taking := self._taking()):
-            if self._failed_starts >= MOST_FAILED_STARTS:
+            if self._pauses.useless >= MOST_FAILED_STARTS:
                 raise ProcessEndedError("none of the last ones has brought a chunk")
             self._changed.clear()
             await self._changed.wait()
@@ -377,10 +376,8 @@ class FetchPool:
 
     def _ended(self, process: FetchProcess, how: str) -> None:
         self.crashes += 1
-        self._failed_starts = 0 if process.answers else self._failed_starts + 1
+        self._not_before = self._loop.time() + self._pauses.count_end(useful=process.answers > 0)
         self._changed.set()
-        pause = min(_MOST_PAUSE_SECONDS, 2.0 ** (self._failed_starts - 1)) if self._failed_starts else 0.0
-        self._not_before = self._loop.time() + pause
         logger.warning("a fetch process has ended (%s); another one takes its chunks", how)
 
     def _divide(self) -> None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import array
 import asyncio
 import logging
 import os
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
 from msgspec import structs
 
-from streamer.base.processes import child_environment, unforked
+from streamer.base.child import ConnectedChild, cleaned_environment, describe_exit
+from streamer.base.message_socket import MessageSocket
 from streamer.base.threads import in_thread
 from streamer.engine.processes.messages import (
     MOST_BYTES,
@@ -37,6 +34,7 @@ from streamer.engine.processes.messages import (
     decode_to_engine,
     encode,
 )
+from streamer.errors import ConfigError
 from streamer.fetch.statistics import COUNTS, FetchStatistics, Histogram
 from streamer.recode.shared import mapped
 
@@ -146,8 +144,9 @@ class FetchProcess:
         self._counts = [0] * len(COUNTS)
         self._setup = setup
         self._on_notice = on_notice
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
+        self._child: ConnectedChild | None = None
+        # The child's; None before it has the first message, and after its end.
+        self._socket: MessageSocket | None = None
         self._requests: dict[int, _Request] = {}
         self._datasets: dict[str, OpenDataset] = {}
         self._limits: Limits | None = None
@@ -159,7 +158,7 @@ class FetchProcess:
     @property
     def pid(self) -> int | None:
         """The pid, or None if the process is not running."""
-        return None if self._process is None else self._process.pid
+        return None if self._child is None else self._child.pid
 
     @property
     def first_bytes(self) -> Histogram:
@@ -190,7 +189,8 @@ class FetchProcess:
         loop = asyncio.get_running_loop()
         how = "not started"
         try:
-            end = await in_thread(None, self._start)
+            child = await in_thread(None, self._start)
+            end = self._socket = child.socket
             loop.add_reader(end.fileno(), self._receive, on_ready)
             try:
                 await self._ended.wait()
@@ -199,47 +199,31 @@ class FetchProcess:
                 self._socket = None
                 self.ready = False
                 end.close()
-            how = await in_thread(None, self._reaped)
-            await in_thread(None, self._remove_temporary)
+            # It leaves when its socket is closed, unless it is stopped.
+            code = await in_thread(None, child.end)
+            self._crashed = -code in _OWN_SIGNALS
+            how = describe_exit(code, log="the engine's log")
+            await in_thread(None, self._remove_temporary, child.pid)
             return how
         finally:
             self._fail_all(how)
 
-    def _start(self) -> socket.socket:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        descriptor = theirs.fileno()
+    def _start(self) -> ConnectedChild:
+        """Starts the process on a thread of the loop's pool, which ends with the engine (`linux.end_with_parent`)."""
+        child = ConnectedChild(
+            "streamer.engine.processes", numbers=[os.getpid()], environment=cleaned_environment(_SETTINGS)
+        )
+        self._child = child
         try:
-            with theirs, unforked():
-                # On a thread of the loop's pool, which ends with the engine (`linux.end_with_parent`).
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "streamer.engine.processes", str(descriptor), str(os.getpid())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    pass_fds=[descriptor],
-                    start_new_session=True,
-                    env=child_environment(_SETTINGS),
-                )
-            ours.send(encode(self._setup))
+            child.socket.send(encode(self._setup))
         except BaseException:
-            ours.close()
+            child.end()
             raise
-        self._socket = ours
-        return ours
+        return child
 
-    def _reaped(self) -> str:
-        """Waits for the end of the process; says how it ended."""
-        assert self._process is not None, "started"
-        # It leaves when its socket is closed, unless it is stopped.
-        self._process.kill()
-        code = self._process.wait()
-        self._crashed = -code in _OWN_SIGNALS
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}, see the engine's log"
-
-    def _remove_temporary(self) -> None:
-        assert self._process is not None, "started"
+    def _remove_temporary(self, pid: int) -> None:
         with suppress(OSError):  # the folder is gone, or read-only
-            self._setup.opened_folder().remove_temporary(self._process.pid)
+            self._setup.opened_folder().remove_temporary(pid)
 
     def _fail_all(self, how: str) -> None:
         requests, self._requests = self._requests, {}
@@ -311,8 +295,8 @@ class FetchProcess:
         return SharedBytes(request.descriptor, length, lambda: self._send(GiveBack(number)))
 
     def limit(self, limits: Limits) -> None:
-        """Sets other bounds."""
-        if limits != self._limits:
+        """Sets other bounds; a process that is being started is told when it is ready."""
+        if self._socket is not None and limits != self._limits:
             self._limits = limits
             self._send(limits)
 
@@ -324,7 +308,8 @@ class FetchProcess:
     def _send(self, message: ToProcess) -> None:
         if self._socket is not None:
             try:
-                self._socket.send(encode(message))
+                if not self._socket.send(encode(message)):
+                    logger.debug("%r has ended and was not told", self)
             except BlockingIOError:
                 # It was not told more than it can read, so it reads nothing any more.
                 logger.warning("%r does not read", self)
@@ -336,25 +321,24 @@ class FetchProcess:
 
     def _receive(self, on_ready: Callable[[], None]) -> None:
         """Handles all messages in one turn of the loop."""
-        while self._socket is not None and not self._ended.is_set():
-            try:
-                raw, ancillary, _, _ = self._socket.recvmsg(MOST_BYTES, socket.CMSG_SPACE(array.array("i").itemsize))
-                if not raw:
-                    break
-                message = decode_to_engine(raw)
-            except BlockingIOError:
-                return
-            except ConnectionError:  # killed with messages unread
-                break
-            except (OSError, msgspec.MsgspecError) as error:
-                logger.warning("%r: %s", self, error)
-                break
-            self.silent_looks = 0
-            self._take(message, array.array("i", ancillary[0][2])[0] if ancillary else None)
-            if not self.ready:
-                self.ready = True
-                on_ready()
-        self.end()
+        if self._socket is None:
+            return
+        try:
+            for received in self._socket.receive_arrived(MOST_BYTES, max_descriptors=1):
+                if received is None:
+                    self.end()
+                    return
+                raw, descriptors = received
+                self.silent_looks = 0
+                self._take(decode_to_engine(raw), descriptors[0] if descriptors else None)
+                if not self.ready:
+                    self.ready = True
+                    on_ready()
+                if self._ended.is_set():
+                    return
+        except (OSError, msgspec.MsgspecError, ConfigError) as error:
+            logger.warning("%r: %s", self, error)
+            self.end()
 
     def _take(self, message: ToEngine, descriptor: int | None) -> None:
         match message:

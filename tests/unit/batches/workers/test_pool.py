@@ -71,7 +71,7 @@ def test_no_fork_while_a_process_is_started(make, monkeypatch):
         finally:
             ended.set()
 
-    monkeypatch.setattr("streamer.batches.workers.process.subprocess.Popen", slow)
+    monkeypatch.setattr("streamer.base.child.subprocess.Popen", slow)
     pool = make("process", 1, "spawn")
     starting = threading.Thread(target=pool.start, args=[0])
     starting.start()

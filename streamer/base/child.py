@@ -1,0 +1,277 @@
+"""Child processes of this package: how they are started, how they end, and when the next one may start.
+
+Recoders, fetch processes, the peer server, the processes of tasks, workers and their fork server are new interpreters
+that run a module. Their owners keep what is theirs: the messages, the limits, and who gets credentials. A fork, as
+torch's DataLoader makes for its workers, copies every open descriptor. A process that is forked while another program
+is being started therefore keeps open those ends of pipes that should close: `subprocess.Popen` waits for one of them,
+the new program for another. So no thread forks while a child starts.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+
+from streamer.base import linux
+from streamer.base.message_socket import MessageSocket, wait_until_readable
+
+_starting = threading.RLock()
+os.register_at_fork(before=_starting.acquire, after_in_parent=_starting.release, after_in_child=_starting.release)
+
+# Names of variables that are passed on; those of credentials are not among them.
+_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONHOME", "VIRTUAL_ENV")
+
+
+@contextmanager
+def unforked() -> Iterator[None]:
+    """Keeps other threads of this process from forking; `subprocess` itself continues."""
+    with _starting:
+        yield
+
+
+# ---------------------------------------------------------------- environment
+
+
+def import_paths() -> list[str]:
+    """Returns `sys.path` as texts: programs put paths and bytes there, and entries that the interpreter ignores."""
+    found: list[object] = [*sys.path]
+    return [os.fsdecode(entry) for entry in found if isinstance(entry, str | bytes | os.PathLike)]
+
+
+def absolute_import_paths() -> list[str]:
+    """Returns `sys.path` for a process in another folder; "" is the current one, unless that was removed."""
+    with suppress(FileNotFoundError):
+        return [os.path.abspath(entry) for entry in import_paths()]
+    return import_paths()
+
+
+def cleaned_environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of a child that imports what this process imports, without credentials.
+
+    Args:
+        settings: additional variables.
+    """
+    found = {name: value for name, value in os.environ.items() if name in _VARIABLES}
+    return {**found, **settings, "PYTHONPATH": os.pathsep.join(dict.fromkeys(absolute_import_paths()))}
+
+
+def whole_environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of a child that runs the user's code: all of this process's.
+
+    Args:
+        settings: additional variables.
+    """
+    return {**os.environ, **settings, "PYTHONPATH": os.pathsep.join(absolute_import_paths())}
+
+
+# ---------------------------------------------------------------- one child
+
+
+class Child:
+    """A new interpreter that runs a module, from its start until it is reaped.
+
+    Start it on a thread that runs as long as it where its program calls `linux.end_with_parent`.
+
+    Args:
+        module: module that is run as `python -m`.
+        descriptors: descriptors that it inherits; their numbers are its first arguments.
+        numbers: its further arguments.
+        environment: all of its variables.
+        folder: working directory; that of this process if None.
+        own_session: whether it gets a session of its own, so that Ctrl-C does not reach it. In the session of this
+            process it is started with SIGINT blocked, until it ignores that.
+        has_output: whether it writes to this process's standard output.
+
+    Attributes:
+        pid: its process id.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        descriptors: Sequence[int],
+        numbers: Sequence[int] = (),
+        *,
+        environment: Mapping[str, str],
+        folder: str | None = None,
+        own_session: bool = True,
+        has_output: bool = False,
+    ) -> None:
+        # -P: a file random.py in the working directory must not shadow the standard library.
+        command = [sys.executable, "-P", "-m", module, *map(str, [*descriptors, *numbers])]
+        with unforked(), _block_interrupts(not own_session):
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=None if has_output else subprocess.DEVNULL,
+                pass_fds=descriptors,
+                cwd=folder,
+                start_new_session=own_session,
+                env=environment,
+            )
+        self.pid = self._process.pid
+        self._exit_descriptor: int | None = None
+        # Held while the descriptor is used, so that no other thread closes it meanwhile: its number may be reused.
+        self._descriptor_lock = threading.Lock()
+        self._peak_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"Child(pid={self.pid}, code={self._process.returncode})"
+
+    @property
+    def exit_descriptor(self) -> int:
+        """Descriptor that is readable when it has ended, even while a child of its own keeps its sockets open.
+
+        It is open from the first use until it is reaped; -1 if the kernel has none.
+        """
+        with self._descriptor_lock:
+            if self._exit_descriptor is None:
+                self._exit_descriptor = _open_pidfd(self.pid)
+            return self._exit_descriptor
+
+    def kill(self) -> None:
+        """Sends SIGKILL, unless it has ended."""
+        with self._descriptor_lock:
+            if self._exit_descriptor is not None and self._exit_descriptor >= 0:
+                # Unlike Popen.kill, this does not reap one that has ended, whose peak bytes are wanted. One that is
+                # not there has been reaped by a handler of SIGCHLD.
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._exit_descriptor, signal.SIGKILL)
+            elif self._process.returncode is None:
+                self._process.kill()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for its end; returns whether it has ended."""
+        if self._process.returncode is None and (descriptor := self.exit_descriptor) >= 0:
+            return wait_until_readable(descriptor, seconds)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, seconds))
+        return self._process.returncode is not None
+
+    def reap(self) -> tuple[int, int]:
+        """Waits for its end; returns its exit code (negative: the signal) and its peak bytes, 0 if unknown."""
+        if self._process.returncode is None:
+            try:
+                # Unlike Popen.wait, this also returns its memory.
+                _, status, usage = os.wait4(self.pid, 0)
+                self._process.returncode = os.waitstatus_to_exitcode(status)
+                self._peak_bytes = usage.ru_maxrss << 10
+            except ChildProcessError:
+                # `kill` has reaped it in another thread, or a handler of SIGCHLD, which keeps its code.
+                self._process.returncode = self._process.returncode or 0
+        with self._descriptor_lock:
+            descriptor = self._exit_descriptor
+            self._exit_descriptor = -1
+        if descriptor is not None and descriptor >= 0:
+            os.close(descriptor)
+        return self._process.returncode, self._peak_bytes
+
+    def end(self, grace_seconds: float = 0.0) -> int:
+        """Waits at most `grace_seconds` for its end, then kills it; returns its exit code. Idempotent."""
+        if not (grace_seconds and self.wait(grace_seconds)):
+            self.kill()
+        return self.reap()[0]
+
+
+class ConnectedChild(Child):
+    """A child with a socket to this process, which its program gets as its first descriptor.
+
+    Args:
+        module, descriptors, numbers, environment, folder, has_output: as for `Child`.
+
+    Attributes:
+        socket: this process's end, which does not wait.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        descriptors: Sequence[int] = (),
+        numbers: Sequence[int] = (),
+        *,
+        environment: Mapping[str, str],
+        folder: str | None = None,
+        has_output: bool = False,
+    ) -> None:
+        self.socket, theirs = MessageSocket.pair()
+        self.socket.set_blocking(False)
+        try:
+            super().__init__(
+                module,
+                [theirs.fileno(), *descriptors],
+                numbers,
+                environment=environment,
+                folder=folder,
+                has_output=has_output,
+            )
+        except BaseException:
+            self.socket.close()
+            raise
+        finally:
+            theirs.close()
+
+    def end(self, grace_seconds: float = 0.0) -> int:
+        """Ends it as `Child.end` does, and closes the socket afterwards."""
+        try:
+            return super().end(grace_seconds)
+        finally:
+            self.socket.close()
+
+
+@contextmanager
+def _block_interrupts(needed: bool) -> Iterator[None]:
+    """Blocks Ctrl-C in a process that is started inside, until that process ignores it."""
+    if not needed:
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _open_pidfd(pid: int) -> int:
+    try:
+        return linux.pidfd(pid)
+    except OSError:  # before Linux 5.3, or a sandbox without it
+        return -1
+
+
+# ---------------------------------------------------------------- its end
+
+
+def describe_exit(code: int, log: str = "") -> str:
+    """Describes an exit code, as Popen and `Child` return it.
+
+    Args:
+        code: exit code, or minus the signal.
+        log: where the process has written why, such as "the engine's log".
+    """
+    if code < 0:
+        names = {each.value: each.name for each in signal.Signals}
+        return f"killed by {names.get(-code, f'signal {-code}')}"
+    return f"exit code {code}, see {log}" if log else f"exit code {code}"
+
+
+class RestartPauses:
+    """Says how long to wait before a child is started again: 1 s, 2 s, ... 60 s while each one ends without any use.
+
+    Attributes:
+        useless: number of children in a row that were of no use.
+    """
+
+    _MAX_SECONDS = 60.0
+
+    def __init__(self) -> None:
+        self.useless = 0
+
+    def count_end(self, *, useful: bool) -> float:
+        """Counts the end of a child; returns the pause in seconds, which is 0 after one that was of use."""
+        self.useless = 0 if useful else self.useless + 1
+        return min(self._MAX_SECONDS, 2.0 ** min(self.useless - 1, 16)) if self.useless else 0.0
