@@ -22,7 +22,8 @@ from streamer.base import linux
 from streamer.client import in_process
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.launcher import connect, pause_before_restart
-from streamer.client.manifest_asks import ManifestAsk, manifest_folders
+from streamer.client.manifest_asks import ManifestAsk
+from streamer.client.pending_requests import Ask, PendingRequests
 from streamer.client.restarts import Restarts
 from streamer.client.session import Session, SessionSpec
 from streamer.client.settings import ClientSettings
@@ -50,10 +51,6 @@ from streamer.wire.messages import (
 logger = logging.getLogger(__name__)
 
 _ROOT_ID = "root-id"
-
-# Requests that a process sends before they are answered. The engine looks up known manifests one after the other; if it
-# has to build them, more at once would only share its requests and its memory.
-_ASKED_AT_ONCE = 8
 
 _Answer = TypeVar("_Answer", bound=Message)
 
@@ -94,12 +91,22 @@ class EngineClient:
         progress: Callable[[IndexProgress], None] | None = None,
         on_note: Callable[[str], None] | None = None,
     ) -> Path:
-        """Returns the folder of a manifest as this process sees it, found or built; see `manifest_folders`."""
+        """Returns the folder of a manifest as this process sees it, found or built; see `manifests`."""
         return next(self.manifests([ManifestAsk(request, progress, on_note)]))
 
     def manifests(self, asks: Iterable[ManifestAsk]) -> Iterator[Path]:
-        """Does the same as `manifest` for several manifests."""
-        return manifest_folders(asks, self.settings.encoded_options(), self.ask_each, self.roots)
+        """Yields each manifest's folder as this process sees it, in order; the engine finds or builds a few at a time.
+
+        Raises:
+            ManifestError, StoreError, ConfigError: the engine's error for the first manifest that is not yielded.
+        """
+        options = self.settings.encoded_options()
+        sent, answered = itertools.tee(asks)
+        answers = self.ask_each((ask.with_options(options) for ask in sent), ManifestReady)
+        root: Path | None = None
+        for answer, ask in zip(answers, answered, strict=False):
+            root = root or self.roots()[0]
+            yield ask.take_answer(answer, root)
 
     def open_session(self, spec: SessionSpec) -> Session:
         """Opens a session; a refusal is raised by its first `ready` or `wait`."""
@@ -331,48 +338,32 @@ class EngineClient:
             case _:
                 raise ServiceError(f"the engine sent {type(event).__name__} out of turn")
 
-    def ask(
-        self,
-        request: Callable[[int], Message],
-        kind: type[_Answer],
-        progress: Callable[[IndexProgress], None] | None = None,
-    ) -> _Answer:
+    def ask(self, request: Callable[[int], Message], kind: type[_Answer]) -> _Answer:
         """Sends a request until it is answered; sends it again if the engine dies meanwhile."""
-        return next(self.ask_each([request], kind, progress))
+        return next(self.ask_each([Ask(request)], kind))
 
-    def ask_each(
-        self,
-        requests: Iterable[Callable[[int], Message]],
-        kind: type[_Answer],
-        progress: Callable[[IndexProgress], None] | None = None,
-    ) -> Iterator[_Answer]:
+    def ask_each(self, asks: Iterable[Ask], kind: type[_Answer]) -> Iterator[_Answer]:
         """Does the same as `ask` for several requests, a few of them in flight. Yields the answers in order."""
-        rest = iter(requests)
-        unanswered: dict[int, Callable[[int], Message]] = {}
-        asked: Connection | None = None
+        pending = PendingRequests(asks, self._numbers)
         while True:
-            unsent = [] if asked is self._connected() else list(unanswered)
-            asked = self._connected()
-            for request in itertools.islice(rest, _ASKED_AT_ONCE - len(unanswered)):
-                unsent.append(next(self._numbers))
-                unanswered[unsent[-1]] = request
-            for number in unsent:
-                self.post(unanswered[number](number))
-            if unsent:
+            if missing := pending.take_missing(self._connected()):
+                for message in missing:
+                    self.post(message)
+                # The engine may have gone meanwhile, so that the next one has not got them.
                 continue
-            if not unanswered:
+            if (first := pending.first) is None:
                 return
-            number = next(iter(unanswered))
+            number, ask = first
             match self._answers.pop(number, None):
                 case None:
                     self.pump(None)
                 case IndexProgress() as step:
-                    if progress is not None:
-                        progress(step)
+                    if ask.progress is not None:
+                        ask.progress(step)
                 case Failed() as failure:
                     raise explained(_error(failure), self._connected().welcome.pid)
                 case answer if isinstance(answer, kind):
-                    del unanswered[number]
+                    pending.finish(number)
                     yield answer
                 case other:
                     raise ServiceError(f"the engine answered {kind.__name__} with {type(other).__name__}")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from streamer.client.pending_requests import Ask
 from streamer.errors import ManifestError
 from streamer.wire.messages import GetManifest, IndexProgress, ManifestReady, Message
 
@@ -27,44 +27,23 @@ class ManifestAsk(NamedTuple):
     progress: Callable[[IndexProgress], None] | None = None
     on_note: Callable[[str], None] | None = None
 
+    def with_options(self, options: bytes) -> Ask:
+        """Returns the request as it is sent: with the options, and the number that it gets."""
+        return Ask(partial(_number, self.request, options), self.progress)
 
-# `EngineClient.ask_each`, for manifests.
-AskEach = Callable[
-    [Iterable[Callable[[int], Message]], type[ManifestReady], Callable[[IndexProgress], None]], Iterator[ManifestReady]
-]
+    def take_answer(self, answer: ManifestReady, root: Path) -> Path:
+        """Passes its notes on; returns the manifest's folder.
 
+        Args:
+            answer: answer of the engine.
+            root: the cache folder as this process sees it.
 
-def manifest_folders(
-    asks: Iterable[ManifestAsk], options: bytes, ask_each: AskEach, roots: Callable[[], list[Path]]
-) -> Iterator[Path]:
-    """Yields each manifest's folder as this process sees it, in order; the engine finds or builds a few at a time.
-
-    Args:
-        asks: the requests.
-        options: result of `ClientSettings.encoded_options`.
-        ask_each: sends requests, and yields the answers in order.
-        roots: returns the cache folder as this process sees it, then the read-only layers.
-
-    Raises:
-        ManifestError, StoreError, ConfigError: the engine's error for the first manifest that is not yielded.
-    """
-    asked: deque[ManifestAsk] = deque()
-
-    def requests() -> Iterator[Callable[[int], Message]]:
-        for ask in asks:
-            asked.append(ask)
-            yield partial(_numbered, ask.request, options)
-
-    def progress(step: IndexProgress) -> None:
-        if (announce := asked[0].progress) is not None:
-            announce(step)
-
-    root: Path | None = None
-    for answer in ask_each(requests(), ManifestReady, progress):
-        if (on_note := asked.popleft().on_note) is not None:
+        Raises:
+            ManifestError: this process does not see the folder.
+        """
+        if self.on_note is not None:
             for note in answer.notes:
-                on_note(note)
-        root = root or roots()[0]
+                self.on_note(note)
         folder = root / "manifests" / answer.digest
         if not folder.is_dir():
             raise ManifestError(
@@ -72,8 +51,8 @@ def manifest_folders(
                 "mount the cache folder here and set STREAMER_CACHE_DIR",
                 path=str(folder),
             )
-        yield folder
+        return folder
 
 
-def _numbered(request: GetManifest, options: bytes, number: int) -> Message:
+def _number(request: GetManifest, options: bytes, number: int) -> Message:
     return replace(request, request=number, options=options)

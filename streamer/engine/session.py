@@ -15,6 +15,7 @@ from streamer.engine.collection import Collection, PartRequest, Parts, UseCount
 from streamer.engine.session_progress import SessionProgress
 from streamer.engine.uses import Columns, Passes, Use, open_bytes
 from streamer.errors import StateError, StreamerError
+from streamer.wire.messages import ReportFinding
 
 # Weight of the newest measurement in the mean time of a step.
 _STEP_WEIGHT = 0.2
@@ -69,21 +70,6 @@ class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
                     mine=str(mine),
                     theirs=str(theirs),
                 )
-
-
-class LoaderReport(msgspec.Struct, frozen=True):
-    """A loader's report about its waiting, with its time on the engine's clock.
-
-    Attributes:
-        rows: of a loader that packs documents into rows: their padding, the spread of their costs, tokens, and tokens
-            that are in none.
-    """
-
-    waiting_share: float
-    bottleneck: str
-    advice: str
-    at: float
-    rows: tuple[float, float, int, int] | None = None
 
 
 class Waiting:
@@ -193,7 +179,8 @@ class EngineSession:
         self.failed: StreamerError | None = None
         self.counts: dict[int, UseCount] = {}
         self.last_message_at = host.now()
-        self.loader_report: LoaderReport | None = None
+        self.finding: ReportFinding | None = None
+        self.finding_at = 0.0
         self.waiting = Waiting(host.now())
         self._host = host
         self._on_ready, self._on_error = callbacks
@@ -252,6 +239,11 @@ class EngineSession:
     def reject(self, chunk: int, reason: str) -> None:
         """Its reader found corrupt bytes, or no file; no further step is ready until `acknowledge`."""
         self._host.reject(self, chunk, reason)
+
+    def keep_finding(self, finding: ReportFinding) -> None:
+        """Keeps what its loader has last found about its waiting, with the time on the engine's clock."""
+        self.finding = finding
+        self.finding_at = self._host.now()
 
     def close(self) -> None:
         """All its leases end; idempotent."""

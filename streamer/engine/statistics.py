@@ -44,10 +44,11 @@ from itertools import accumulate, islice
 import msgspec
 
 from streamer.engine.engine import Engine
-from streamer.engine.session import EngineSession, LoaderReport
+from streamer.engine.session import EngineSession
 from streamer.fetch.statistics import FIRST_BYTE_BOUNDS, Histogram, merged
 from streamer.manifest.table import Manifest
 from streamer.store.addresses.urls import shown
+from streamer.wire.messages import PackedRows
 
 Scalar = str | int | float | bool | None
 Table = dict[str, Scalar]
@@ -59,8 +60,8 @@ _SHOWN_LETTERS = 120
 _SHOWN_MEMBERS = 4096
 # As many of every job as there is room for: one job with 10,000 does not hide the others.
 _SHOWN_SESSIONS = 2000
-# Of `LoaderReport.rows`.
-_OF_ROWS = ("row_padding", "row_cost_spread", "row_tokens", "row_left_out")
+# The fields of `PackedRows` as columns of a session.
+_ROW_COLUMNS = {name: f"row_{name}" for name in PackedRows.__struct_fields__}
 
 
 def engine_statistics(engine: Engine) -> Values:
@@ -165,7 +166,7 @@ def _session(session: EngineSession) -> Table:
         "dataset": session.request.dataset,
         "waiting_seconds": round(session.waiting.seconds(now), 6),
         "age_seconds": round(session.waiting.age_seconds(now), 6),
-        **_loader_report(session.loader_report, now),
+        **_describe_finding(session, now),
         "failed": type(session.failed).__name__ if session.failed else "",
         "epoch": epoch,
         "done": session.progress.done,
@@ -194,14 +195,16 @@ def _members(engine: Engine, session: EngineSession) -> Iterator[Table]:
         }
 
 
-def _loader_report(report: LoaderReport | None, now: float) -> Table:
-    if report is None:
-        return dict.fromkeys(("loader_waiting_share", "bottleneck", "advice", "report_age_seconds", *_OF_ROWS))
-    rows = (None,) * len(_OF_ROWS) if report.rows is None else report.rows
+def _describe_finding(session: EngineSession, now: float) -> Table:
+    finding = session.finding
+    if finding is None:
+        return dict.fromkeys(
+            ("loader_waiting_share", "bottleneck", "advice", "report_age_seconds", *_ROW_COLUMNS.values())
+        )
     return {
-        "loader_waiting_share": report.waiting_share,
-        "bottleneck": report.bottleneck,
-        "advice": report.advice,
-        "report_age_seconds": round(now - report.at, 3),
-        **dict(zip(_OF_ROWS, rows, strict=True)),
+        "loader_waiting_share": finding.waiting_share,
+        "bottleneck": finding.bottleneck,
+        "advice": finding.advice,
+        "report_age_seconds": round(now - session.finding_at, 3),
+        **{column: getattr(finding.rows, name, None) for name, column in _ROW_COLUMNS.items()},
     }

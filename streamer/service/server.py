@@ -15,7 +15,7 @@ import numpy as np
 from streamer.config import EngineConfig
 from streamer.engine.collection import PartRequest
 from streamer.engine.engine import Engine
-from streamer.engine.session import EngineSession, LoaderReport, SessionRequest
+from streamer.engine.session import EngineSession, SessionRequest
 from streamer.engine.statistics import Table, Values, engine_statistics
 from streamer.errors import EngineUnavailableError, ProtocolError, ServiceError, StreamerError
 from streamer.fetch.fetcher_set import options_key
@@ -242,7 +242,7 @@ class Server:
             case GetStatistics():
                 client.send(Statistics(request.request, self.statistics()))
             case ReportFinding():
-                self._loader_report(client, request)
+                self._keep_finding(client, request)
             case ReportError():
                 if any(self._sessions_of(client, request)):
                     self._errors.log(one_line(request.job), one_line(request.consumer), one_line(request.error))
@@ -345,12 +345,11 @@ class Server:
                     request.epoch, _columns(request), request.complete, passes=_passes(request), values=values
                 )
 
-    def _loader_report(self, sender: ClientConnection, request: ReportFinding) -> None:
-        bottleneck = request.bottleneck if request.bottleneck in BOTTLENECKS else BOTTLENECKS[-1]
-        rows = None if request.rows is None else msgspec.structs.astuple(request.rows)
-        report = LoaderReport(request.waiting_share, bottleneck, one_line(request.advice), self._engine.now(), rows)
-        for session in self._sessions_of(sender, request):
-            session.loader_report = report
+    def _keep_finding(self, sender: ClientConnection, finding: ReportFinding) -> None:
+        bottleneck = finding.bottleneck if finding.bottleneck in BOTTLENECKS else BOTTLENECKS[-1]
+        cleaned = msgspec.structs.replace(finding, bottleneck=bottleneck, advice=one_line(finding.advice))
+        for session in self._sessions_of(sender, finding):
+            session.keep_finding(cleaned)
 
     def _sessions_of(self, sender: ClientConnection, request: ReportFinding | ReportError) -> Iterator[EngineSession]:
         """Yields the sessions that a loader's report is about: those of the same user and name only."""

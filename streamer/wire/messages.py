@@ -227,23 +227,49 @@ class PackedRows(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     left_out: Count
 
 
+_MAX_BOTTLENECK_CHARACTERS = 64
+_MAX_ADVICE_CHARACTERS = 240
+_MAX_ERROR_CHARACTERS = 1200
+
+
 class ReportFinding(Message, tag=10, frozen=True):
     """Reports a loader's waiting, for `streamer top` and /metrics; it gets no reply.
+
+    The loader makes it (`make`), its connection says whose it is (`sent_for`), the engine keeps it with the session.
 
     Attributes:
         job, dataset, consumer: those of its session, as in OpenSession; only sessions of the same user count.
         waiting_share: share of the trainer's time since its last report.
         bottleneck, advice: one of BOTTLENECKS, and the report's advice.
-        rows: of a loader that packs documents into rows.
+        rows: rows of a loader that packs documents into rows.
     """
 
     job: Name
     dataset: Name
     consumer: Name
     waiting_share: Annotated[float, Meta(ge=0, le=1)]
-    bottleneck: Annotated[str, Meta(max_length=64)]
-    advice: Annotated[str, Meta(max_length=240)] = ""
+    bottleneck: Annotated[str, Meta(max_length=_MAX_BOTTLENECK_CHARACTERS)]
+    advice: Annotated[str, Meta(max_length=_MAX_ADVICE_CHARACTERS)] = ""
     rows: PackedRows | None = None
+
+    @classmethod
+    def make(
+        cls, waiting_share: float, bottleneck: str, advice: str = "", rows: PackedRows | None = None
+    ) -> ReportFinding:
+        """Makes a report without an owner; a share and texts that are beyond the bounds are cut."""
+        return cls(
+            job="",
+            dataset="",
+            consumer="",
+            waiting_share=min(1.0, max(0.0, waiting_share)),
+            bottleneck=bottleneck[:_MAX_BOTTLENECK_CHARACTERS],
+            advice=advice[:_MAX_ADVICE_CHARACTERS],
+            rows=rows,
+        )
+
+    def sent_for(self, job: str, dataset: str, consumer: str) -> ReportFinding:
+        """Returns the report with the session that it is about."""
+        return msgspec.structs.replace(self, job=job, dataset=dataset, consumer=consumer)
 
 
 class ReportError(Message, tag=12, frozen=True):
@@ -255,7 +281,13 @@ class ReportError(Message, tag=12, frozen=True):
     job: Name
     dataset: Name
     consumer: Name
-    error: Annotated[str, Meta(max_length=1200)]
+    error: Annotated[str, Meta(max_length=_MAX_ERROR_CHARACTERS)]
+
+    @classmethod
+    def make(cls, job: str, dataset: str, consumer: str, error: Exception) -> ReportError:
+        """Makes the report of an error, cut to the length of a line."""
+        text = f"{type(error).__name__}: {error}"
+        return cls(job, dataset, consumer, text[:_MAX_ERROR_CHARACTERS])
 
 
 class Sharer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING
 from streamer.base.cgroup import idle_core_seconds, usable_cores
 from streamer.batches import checks
 from streamer.batches.causes import BatchTimeline, so_far
-from streamer.client.oneshot import Finding
 from streamer.errors import ConfigError
 from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.report import Snapshot, StallReport
 from streamer.loader.stall.stats import LoaderStats, PackingStats, TrainerClock
-from streamer.wire.messages import PackedRows
+from streamer.wire.messages import PackedRows, ReportFinding
 
 if TYPE_CHECKING:
     from streamer.formats.base import DecodeCost
@@ -137,7 +136,9 @@ class StallReporter:
         if report.engine is not None and report.engine.reply is not None:
             packing = self._before.stats.packing
             rows = None if packing is None or report.packing is None else _packed(report.packing, packing.tokens)
-            report.engine.reply(Finding(report.share, str(report.bottleneck), report.advice, rows))
+            report.engine.reply(
+                ReportFinding.make(report.share, bottleneck=str(report.bottleneck), advice=report.advice, rows=rows)
+            )
         if self._rank == 0 or report.share > REPORTED_SHARE:
             logger.log(self._level(report), "rank %d: %s", self._rank, report, extra=report.attributes())
         if self._rules.call is not None:

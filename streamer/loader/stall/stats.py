@@ -10,8 +10,8 @@ from typing import Any
 
 from streamer.batches.causes import DEVICE, HANDOFF, Ledger, Recent, Trace
 from streamer.batches.rows.counts import PackedCounts
-from streamer.client.oneshot import Finding
 from streamer.loader.stall.growth import GrowingStats
+from streamer.wire.messages import ReportFinding
 
 Scalar = str | int | float | bool | None
 
@@ -97,7 +97,7 @@ class EngineView:
     hit_bound: float = 0.0
     waiting_seconds: float = 0.0
     parts: Mapping[str, PartView] = field(default_factory=dict)
-    reply: Callable[[Finding | Exception], object] | None = field(default=None, compare=False, repr=False)
+    reply: Callable[[ReportFinding | Exception], object] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> EngineView:

@@ -9,11 +9,11 @@ import signal
 import pytest
 
 from streamer.client.engine_client import EngineClient
-from streamer.client.oneshot import Finding, read_statistics, report
+from streamer.client.oneshot import read_statistics, report
 from streamer.client.session import SessionSpec
 from streamer.client.settings import ClientSettings
 from streamer.loader.stall.advice import Bottleneck
-from streamer.wire.messages import BOTTLENECKS, GetManifest, PackedRows
+from streamer.wire.messages import BOTTLENECKS, GetManifest, PackedRows, ReportFinding
 
 
 @pytest.fixture
@@ -59,18 +59,18 @@ def test_what_a_loader_found_is_seen_with_its_session(settings, tmp_path):
         sessions = [client.open_session(spec) for spec in specs]
         mine = dataclasses.replace(settings, job=client.job)
         assert told(client) == [("rank 0", None, None, None), ("rank 1", None, None, None)]
-        assert report(mine, specs[1], 5.0, Finding(0.43, "decode", "4 more workers\x1b[2J" + "!" * 300))
+        assert report(mine, specs[1], 5.0, ReportFinding.make(0.43, "decode", "4 more workers\x1b[2J" + "!" * 300))
         assert told(client)[0] == ("rank 0", None, None, None)
         assert told(client)[1] == ("rank 1", 0.43, "decode", ("4 more workers?[2J" + "!" * 300)[:240])
-        assert report(mine, specs[1], 5.0, Finding(7.0, "nonsense"))
+        assert report(mine, specs[1], 5.0, ReportFinding.make(7.0, "nonsense"))
         assert told(client)[1] == ("rank 1", 1.0, "other", "")
         assert [entry["row_tokens"] for entry in client.statistics()["sessions"]] == [None, None]
         rows = PackedRows(0.02, 0.3, 5000, 7)
-        assert report(mine, specs[1], 5.0, Finding(0.1, "decode", rows=rows))
+        assert report(mine, specs[1], 5.0, ReportFinding.make(0.1, "decode", rows=rows))
         shown = client.statistics()["sessions"][1]
         names = ("row_padding", "row_cost_spread", "row_tokens", "row_left_out")
         assert [shown[name] for name in names] == [0.02, 0.3, 5000, 7]
-        assert report(dataclasses.replace(mine, job="another"), specs[0], 5.0, Finding(0.5, "decode"))
+        assert report(dataclasses.replace(mine, job="another"), specs[0], 5.0, ReportFinding.make(0.5, "decode"))
         assert told(client)[0] == ("rank 0", None, None, None)
         for session in sessions:
             session.close()
@@ -78,7 +78,7 @@ def test_what_a_loader_found_is_seen_with_its_session(settings, tmp_path):
 
 def test_an_engine_that_is_away_gets_no_message(settings):
     """No error, nothing started."""
-    assert not report(settings, SessionSpec(dataset="d", consumer="rank 0"), 1.0, Finding(0.1, "decode"))
+    assert not report(settings, SessionSpec(dataset="d", consumer="rank 0"), 1.0, ReportFinding.make(0.1, "decode"))
     assert not settings.cache_dir.exists()
 
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from streamer.client.oneshot import Finding
 from streamer.errors import ConfigError
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.stall.advice import Bottleneck
@@ -18,6 +17,7 @@ from streamer.loader.stall.report import Snapshot, StallReport, compare
 from streamer.loader.stall.reporter import Reports, StallReporter, advised
 from streamer.loader.stall.stats import LoaderStats
 from streamer.media.video.cost import ClipCost
+from streamer.wire.messages import ReportFinding
 from tests.fake_dataset import FakeDataset
 
 
@@ -139,7 +139,7 @@ def test_the_engine_receives_what_was_found():
         next(iter(loader))
         dataset.prepared.engine_values = {"needs": 4, "reply": heard.append}
         report = StallReporter(loader.report_since, Reports(), rank=1).report()
-    assert heard == [Finding(report.share, str(report.bottleneck), report.advice)]
+    assert heard == [ReportFinding.make(report.share, str(report.bottleneck), report.advice)]
 
 
 def test_films_are_advised_on_where_decoding_limits_the_training():
