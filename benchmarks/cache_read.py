@@ -33,11 +33,12 @@ from streamer.client.chunk_reader import ChunkReader, Wanted
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.manifests.manifest_request import ManifestRequest
-from streamer.engine.session import EngineSession, SessionRequest
+from streamer.engine.session import EngineSession
 from streamer.errors import StreamerError
 from streamer.formats.checksum import crc32
 from streamer.manifest.table import Manifest
 from streamer.order import EpochOrder, OrderSpec, RankPlan
+from streamer.wire.messages import OpenSession
 
 MiB = 1 << 20
 SAMPLE_BYTES = MiB // 10
@@ -195,7 +196,7 @@ class Consumer:
         self._spec = OrderSpec.auto(manifest.digest, manifest.chunk_samples, BATCH, 17, True)
         self._news = asyncio.Event()
         self._error: StreamerError | None = None
-        request = SessionRequest(job="job", dataset=manifest.digest, consumer="rank 0")
+        request = OpenSession(0, job="job", dataset=manifest.digest, consumer="rank 0")
         self._session: EngineSession = engine.open_session(request, self._on_ready, self._on_error)
 
     def _on_ready(self, through: int, rejects: int) -> None:

@@ -46,10 +46,10 @@ from s3sim import Simulator, simulator
 from stream import make_data
 
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule, SessionSpec
+from streamer.client.session import EpochSchedule
 from streamer.client.settings import ClientSettings
 from streamer.manifest.table import Manifest
-from streamer.wire.messages import GetManifest
+from streamer.wire.messages import GetManifest, OpenSession
 
 CHUNK_BYTES = 2_000_000
 NAMES = {"tars": "train", "raw": "raw"}
@@ -108,7 +108,7 @@ def engine(root: Path, server: Simulator | None, processes: int, more: str = "")
 def read(client: EngineClient, manifest: Manifest, epoch: int, rank: int = 0, *, seconds: float = math.inf) -> None:
     """Reads an epoch, for so many seconds at most: one chunk a step, which is done as soon as it is ready."""
     end = time.monotonic() + seconds
-    session = client.open_session(SessionSpec(dataset=manifest.digest, consumer=f"rank {rank}"))
+    session = client.open_session(OpenSession(0, "", dataset=manifest.digest, consumer=f"rank {rank}"))
     steps = np.arange(manifest.chunks, dtype=np.int64)
     order = np.roll(np.arange(manifest.chunks, dtype=np.uint32), rank * manifest.chunks // 8)
     session.extend(EpochSchedule(epoch, order, steps, steps))

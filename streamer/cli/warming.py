@@ -16,13 +16,14 @@ from streamer.cache.folder import ROOT_ID, chunk_files, open_layer
 from streamer.cache.maintenance import export
 from streamer.cache.policy.table import Places, as_keys, charged_bytes, draw_ranks
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule, Session, SessionSpec
+from streamer.client.session import EpochSchedule, Session
 from streamer.config import MiB
 from streamer.errors import CacheError
 from streamer.formats import chunkfile
 from streamer.manifest.table import Manifest
 from streamer.peers.placement.homes import Homes
 from streamer.peers.placement.members import Member
+from streamer.wire.messages import OpenSession
 
 Integers = npt.NDArray[np.int64]
 Report = Callable[[int, int], None]
@@ -173,7 +174,7 @@ class Warming:
             self._manifest, present | below if everything else present, None if everything else limit, below, places
         )
         session = self._client.open_session(
-            SessionSpec(dataset=self._manifest.digest, consumer=self._consumer, stream="warm")
+            OpenSession(0, "", dataset=self._manifest.digest, consumer=self._consumer, stream="warm")
         )
         try:
             slices = list(cut(chosen.file_bytes, self._pace.slice_bytes(limit)))

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Self, TypeVar
 
+from msgspec.structs import replace
+
 from streamer import errors
 from streamer.base import linux
 from streamer.client import in_process
@@ -25,7 +27,7 @@ from streamer.client.launcher import connect, pause_before_restart
 from streamer.client.manifest_asks import ManifestAsk
 from streamer.client.pending_requests import Ask, PendingRequests
 from streamer.client.restarts import Restarts
-from streamer.client.session import Session, SessionSpec
+from streamer.client.session import Session
 from streamer.client.settings import ClientSettings
 from streamer.client.store_variables import explained
 from streamer.config import format_bytes
@@ -42,6 +44,7 @@ from streamer.wire.messages import (
     Message,
     Notice,
     Opened,
+    OpenSession,
     Read,
     Ready,
     Statistics,
@@ -108,13 +111,21 @@ class EngineClient:
             root = root or self.roots()[0]
             yield ask.take_answer(answer, root)
 
-    def open_session(self, spec: SessionSpec) -> Session:
-        """Opens a session; a refusal is raised by its first `ready` or `wait`."""
+    def open_session(self, request: OpenSession, cache_full_hint: str = "") -> Session:
+        """Opens a session with this client's job and storage options.
+
+        A refusal is raised by its first `ready` or `wait`.
+
+        Args:
+            request: what the session reads; its number, job and options are filled in.
+            cache_full_hint: what else helps where the cache is too small, a sentence.
+        """
         self._check_open()
-        session = Session(self, next(self._numbers), spec)
+        numbered = replace(request, session=next(self._numbers), job=self.job, options=self.settings.encoded_options())
+        session = Session(self, numbered, cache_full_hint)
         self._connected()
         self._sessions[session.number] = session
-        self.post_all(session.reopen_messages(self.job, self.settings.encoded_options()))
+        self.post_all(session.reopen_messages())
         return session
 
     def read(self, dataset: str, chunk: int, start: int, stop: int, *, boundaries: bool = False) -> bytes:
@@ -296,7 +307,7 @@ class EngineClient:
 
     def _reopen_sessions(self, connection: Connection) -> None:
         for session in self._sessions.values():
-            for message in session.reopen_messages(self.job, self.settings.encoded_options()):
+            for message in session.reopen_messages():
                 connection.send(message)
 
     def _end_sessions(self, error: EngineUnavailableError) -> None:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from streamer.client.pending_requests import Ask
 from streamer.errors import ManifestError
 from streamer.wire.messages import GetManifest, IndexProgress, ManifestReady, Message
+from streamer.wire.store_options import StoreOptions
 
 
 class ManifestAsk(NamedTuple):
@@ -27,7 +28,7 @@ class ManifestAsk(NamedTuple):
     progress: Callable[[IndexProgress], None] | None = None
     on_note: Callable[[str], None] | None = None
 
-    def with_options(self, options: bytes) -> Ask:
+    def with_options(self, options: StoreOptions) -> Ask:
         """Returns the request as it is sent: with the options, and the number that it gets."""
         return Ask(partial(_number, self.request, options), self.progress)
 
@@ -54,5 +55,5 @@ class ManifestAsk(NamedTuple):
         return folder
 
 
-def _number(request: GetManifest, options: bytes, number: int) -> Message:
+def _number(request: GetManifest, options: StoreOptions, number: int) -> Message:
     return replace(request, request=number, options=options)

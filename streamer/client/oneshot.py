@@ -17,7 +17,7 @@ from streamer.errors import StreamerError
 from streamer.wire.messages import GetStatistics, ReportError, ReportFinding, Statistics
 
 if TYPE_CHECKING:
-    from streamer.client.session import SessionSpec
+    from streamer.wire.messages import OpenSession
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def read_statistics(settings: ClientSettings, timeout_seconds: float) -> Mapping
 
 
 def report(
-    settings: ClientSettings, session: SessionSpec, timeout_seconds: float, what: ReportFinding | Exception
+    settings: ClientSettings, session: OpenSession, timeout_seconds: float, what: ReportFinding | Exception
 ) -> bool:
     """Reports a loader's waiting to the engine, for `streamer top` and /metrics, or an error that the loader raises.
 

@@ -10,38 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.errors import CacheFullError, ClosedError, StreamerError
-from streamer.wire.messages import Advance, CloseSession, Extend, Message, OpenSession, Part, Reject
+from streamer.wire.messages import Advance, CloseSession, Extend, Message, OpenSession, Reject
 
 # 20 bytes per entry, 24 with its pass: 4.8 MB per frame.
 _ENTRIES_PER_FRAME = 200_000
-
-
-class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One consumer and its data: one dataset, or several as `parts`.
-
-    Attributes:
-        dataset: digest of the manifest; with `parts` a common name, the same on every rank.
-        consumer: name for people: "rank 3", "rank 3 worker 1 of 4".
-        order_id, global_batch, world_size, start: compared with the other sessions of the same job and stream ("" and
-            0: not compared); a difference is a StateError for all of them.
-        open_bytes: most bytes that are open at once; in a session with `parts` each part has its own.
-        stream: distinguishes the loaders of one job.
-        sharers: number of consumers of the job on this machine, for advice; 0 if unknown.
-        parts: the datasets, each with its credentials; empty: the one dataset, with the client's credentials.
-        if_full: what else helps where the cache is too small, a sentence; not sent.
-    """
-
-    dataset: str
-    consumer: str
-    order_id: str = ""
-    global_batch: int = 0
-    world_size: int = 0
-    start: int = 0
-    open_bytes: int = 0
-    stream: str = ""
-    sharers: int = 0
-    parts: tuple[Part, ...] = ()
-    if_full: str = ""
 
 
 class EpochSchedule(msgspec.Struct, frozen=True):
@@ -98,12 +70,18 @@ class Session:
 
     Steps are consecutive integers over all epochs of the session. The engine keeps every chunk of the steps
     `done..ready` local. A session survives the engine: after a restart it is opened again at the same step.
+
+    Args:
+        transport: the client.
+        request: the message that opens the session.
+        cache_full_hint: what else helps where the cache is too small, a sentence; "" if nothing does.
     """
 
-    def __init__(self, transport: Transport, number: int, spec: SessionSpec) -> None:
+    def __init__(self, transport: Transport, request: OpenSession, cache_full_hint: str = "") -> None:
         self._transport = transport
-        self.number = number
-        self.spec = spec
+        self.number = request.session
+        self.request = request
+        self._cache_full_hint = cache_full_hint
         self._epochs: list[EpochSchedule] = []
         self._done = self._sent = 0
         self._want = -1
@@ -113,7 +91,7 @@ class Session:
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"Session({self.spec.consumer}, done={self._done}, ready={self._ready}, want={self._want})"
+        return f"Session({self.request.consumer}, done={self._done}, ready={self._ready}, want={self._want})"
 
     @property
     def ready(self) -> int:
@@ -195,18 +173,16 @@ class Session:
 
     def on_error(self, error: StreamerError) -> None:
         """Handles a failure that the engine reports."""
-        if isinstance(error, CacheFullError) and self.spec.if_full:
-            error = CacheFullError(f"{error.message}. {self.spec.if_full}", **error.details)
+        if isinstance(error, CacheFullError) and self._cache_full_hint:
+            error = CacheFullError(f"{error.message}. {self._cache_full_hint}", **error.details)
         self._error = error
 
-    def reopen_messages(self, job: str, options: bytes) -> Iterator[Message]:
+    def reopen_messages(self) -> Iterator[Message]:
         """Returns the messages that open this session at its present step in a new engine."""
         self._ready = self._done - 1
         self._rejects = 0
         self._sent = self._done
-        spec = {**msgspec.structs.asdict(self.spec), "parts": list(self.spec.parts)}
-        del spec["if_full"]
-        yield OpenSession(session=self.number, job=job, options=options, **spec)
+        yield self.request
         for schedule in self._epochs:
             yield from _extend_messages(self.number, schedule.from_step(self._done))
         if self._want >= 0 or self._done > 0:
@@ -218,7 +194,7 @@ class Session:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError(f"session of {self.spec.consumer} is closed")
+            raise ClosedError(f"session of {self.request.consumer} is closed")
 
 
 def _extend_messages(number: int, schedule: EpochSchedule) -> Iterator[Extend]:

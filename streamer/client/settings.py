@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from pathlib import Path
 from streamer.config import Environment, check_socket_path, read_token
 from streamer.errors import ConfigError
 from streamer.wire.messages import PROTOCOL
+from streamer.wire.store_options import StoreOptions
 
 INLINE = "inline"
 
@@ -110,17 +110,10 @@ class ClientSettings:
         """
         return "" if self.token_file is None else read_token(self.token_file)
 
-    def encoded_options(self) -> bytes:
-        """The storage options as JSON.
+    def encoded_options(self) -> StoreOptions:
+        """The storage options, as they travel to the engine.
 
         Raises:
             ConfigError: an option is not a plain value (an object cannot travel to the engine).
         """
-        try:
-            return json.dumps(dict(self.storage_options), sort_keys=True).encode()
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"storage_options must hold plain values (texts, numbers, lists, dicts): {error}; leave objects of "
-                "credentials out: the engine finds this machine's identity by itself (docs/deploy/credentials.md)",
-                field="storage_options",
-            ) from error
+        return StoreOptions.make(self.storage_options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -11,20 +11,7 @@ import numpy.typing as npt
 
 from streamer.engine.datasets import Dataset
 from streamer.errors import ProtocolError, StreamerError
-
-
-class PartRequest(msgspec.Struct, frozen=True):
-    """One dataset of a session over several; see `wire.messages.Part`."""
-
-    dataset: str
-    name: str = ""
-    options: Mapping[str, object] = msgspec.field(default_factory=dict)
-    value: float = 1.0
-    open_bytes: int = 0
-
-    def __repr__(self) -> str:
-        # Not the options: they may be secret.
-        return f"PartRequest({self.name!r}, dataset={self.dataset}, value={self.value})"
+from streamer.wire.messages import Part
 
 
 class UseCount(msgspec.Struct):
@@ -142,7 +129,7 @@ class Parts:
         mean_bytes: of a chunk's file, each chunk counted as often as an epoch needs it.
     """
 
-    def __init__(self, name: str, collection: Collection, requests: Sequence[PartRequest]) -> None:
+    def __init__(self, name: str, collection: Collection, requests: Sequence[Part]) -> None:
         self.names = [name] if len(requests) == 1 else [f"{name}/{part}" for part in range(len(requests))]
         self.values = tuple(request.value for request in requests)
         self.running_pass: list[int | None] = [None] * len(requests)

@@ -31,7 +31,7 @@ from streamer.cache.chunk_cache import ChunkCache
 from streamer.cache.policy.answers import Limits
 from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.config import EngineConfig, format_bytes
-from streamer.engine.collection import Collection, PartRequest
+from streamer.engine.collection import Collection
 from streamer.engine.corruption_reports import CorruptionReports
 from streamer.engine.datasets import Dataset, Datasets
 from streamer.engine.fetching.fetchers import Fetchers
@@ -45,7 +45,7 @@ from streamer.engine.page_cache import PageCache
 from streamer.engine.permissions import Rights
 from streamer.engine.processes.pool import FetchPool
 from streamer.engine.scheduler import Scheduler
-from streamer.engine.session import EngineSession, SessionRequest
+from streamer.engine.session import EngineSession, check_agreement
 from streamer.engine.settling import Settling
 from streamer.engine.too_small import cache_too_small
 from streamer.engine.url_allowlist import UrlAllowlist
@@ -53,6 +53,8 @@ from streamer.engine.uses import Columns, affordable_lookahead
 from streamer.errors import CacheFullError, ConfigError, ManifestError, StreamerError
 from streamer.recode.pool import RecoderPool
 from streamer.recode.recoded_chunks import RecodedChunks
+from streamer.wire.messages import OpenSession, Part
+from streamer.wire.store_options import StoreOptions
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +135,7 @@ class Engine:
     async def manifest(self, request: ManifestRequest, report: Report) -> str:
         """Finds or builds a manifest in the cache folder; returns its digest."""
         digest = await self.manifests.manifest(request, report)
-        self.rights.grant(digest, request.options)
+        self.rights.grant(digest, StoreOptions.make(request.options))
         await self._measure_manifests()
         return digest
 
@@ -145,10 +147,10 @@ class Engine:
                 await self.cache.measure()
                 self.limit_changed(self.cache.limits)
 
-    async def read(self, digest: str, options: Mapping[str, object], chunk: int, span: tuple[int, int] | None) -> bytes:
+    async def read(self, digest: str, options: StoreOptions, chunk: int, span: tuple[int, int] | None) -> bytes:
         """Returns the chunk-local bytes `[start, stop)` for a look at a sample; None asks for a chunk's boundaries."""
         await self.rights.prove(digest, options)
-        wanted = (dataset := self.datasets.get(digest, options)).chunk(chunk)
+        wanted = (dataset := self.datasets.get(digest, options.mapping)).chunk(chunk)
         dataset.check_key(chunk)
         async with self.fetchers.of_chunk(wanted, dataset.options) as fetcher:
             if dataset.manifest.recoded:
@@ -214,7 +216,7 @@ class Engine:
     # ------------------------------------------------------------ sessions
 
     def open_session(
-        self, request: SessionRequest, on_ready: Callable[[int, int], None], on_error: Callable[[StreamerError], None]
+        self, request: OpenSession, on_ready: Callable[[int, int], None], on_error: Callable[[StreamerError], None]
     ) -> EngineSession:
         """A consumer begins.
 
@@ -224,7 +226,7 @@ class Engine:
             StateError: it disagrees with another session of its job.
         """
         for other in self.sessions.values():
-            request.check_agrees(other.request)
+            check_agreement(request, other.request)
         collection = self._collection(request.all_parts)
         for dataset in collection.datasets:
             self.cache.use(dataset.manifest.digest)
@@ -301,7 +303,7 @@ class Engine:
 
     # ------------------------------------------------------------ room
 
-    def _collection(self, parts: Sequence[PartRequest]) -> Collection:
+    def _collection(self, parts: Sequence[Part]) -> Collection:
         """The datasets of a session; equal ones share the columns, which take 8 bytes a chunk."""
         datasets = tuple(map(self._dataset, parts))
         names = tuple(part.name for part in parts)
@@ -312,9 +314,9 @@ class Engine:
         self.policy.add_datasets([(one.manifest.digest, one.file_bytes, one.manifest.chunk_keys) for one in datasets])
         return Collection(datasets, names)
 
-    def _dataset(self, part: PartRequest) -> Dataset:
+    def _dataset(self, part: Part) -> Dataset:
         try:
-            return self.datasets.get(part.dataset, part.options)
+            return self.datasets.get(part.dataset, part.options.mapping)
         except StreamerError as error:
             if not part.name:
                 raise

@@ -7,7 +7,6 @@ or which the store accepts for one of its objects.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 
 from streamer.engine.datasets import Dataset, Datasets
@@ -15,11 +14,11 @@ from streamer.engine.fetching.fetchers import Fetchers
 from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.errors import ManifestCorruptError, ManifestError, ObjectChangedError, ObjectNotFoundError
 from streamer.fetch import Fetcher
-from streamer.fetch.fetcher_set import options_key
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import export_files
 from streamer.store.addresses.urls import shown, split
+from streamer.wire.store_options import StoreOptions
 
 # Among the details of an error.
 OWNER_RULE = "manifests of blocks lie with their objects"
@@ -38,18 +37,18 @@ class Rights:
     def __repr__(self) -> str:
         return f"Rights({len(self._known)} known)"
 
-    def grant(self, digest: str, options: Mapping[str, object]) -> None:
+    def grant(self, digest: str, options: StoreOptions) -> None:
         """Records that a manifest was found with these options."""
         if self._fetchers.allowlist.guarded:
             if len(self._known) >= _MOST:
                 del self._known[next(iter(self._known))]
-            self._known[digest, options_key(options)] = None
+            self._known[digest, options.key] = None
 
-    def has(self, digest: str, options: Mapping[str, object]) -> bool:
+    def has(self, digest: str, options: StoreOptions) -> bool:
         """Whether these options are known to be good; always where the service has its own, or one user."""
-        return not self._fetchers.allowlist.guarded or (digest, options_key(options)) in self._known
+        return not self._fetchers.allowlist.guarded or (digest, options.key) in self._known
 
-    async def prove(self, digest: str, options: Mapping[str, object]) -> None:
+    async def prove(self, digest: str, options: StoreOptions) -> None:
         """Reads a byte of the objects unless the options are known to be good; a restarted engine knows none.
 
         Raises:
@@ -58,7 +57,7 @@ class Rights:
         """
         if self.has(digest, options):
             return
-        dataset = self._datasets.get(digest, options)
+        dataset = self._datasets.get(digest, options.mapping)
         for record in _examples(dataset.manifest):
             await self._read(dataset, record)
         self.grant(digest, options)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
-import msgspec
 import numpy as np
 
 from streamer.cache.policy.sessions import Opening
 from streamer.cache.policy.table import charged_bytes
-from streamer.engine.collection import Collection, PartRequest, Parts, UseCount
+from streamer.engine.collection import Collection, Parts, UseCount
 from streamer.engine.session_progress import SessionProgress
 from streamer.engine.uses import Columns, Passes, Use, open_bytes
 from streamer.errors import StateError, StreamerError
-from streamer.wire.messages import ReportFinding
+from streamer.wire.messages import OpenSession, ReportFinding
 
 # Weight of the newest measurement in the mean time of a step.
 _STEP_WEIGHT = 0.2
@@ -24,52 +23,27 @@ _EPOCHS_COUNTED = 8
 _NONE = np.empty(0, np.uint32)
 
 
-class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer's request to open a session; see `wire.messages.OpenSession`."""
+def check_agreement(one: OpenSession, other: OpenSession) -> None:
+    """Checks that sessions of one job and stream read the same epoch in the same order.
 
-    job: str
-    dataset: str
-    consumer: str
-    options: Mapping[str, object] = msgspec.field(default_factory=dict)
-    order_id: str = ""
-    global_batch: int = 0
-    world_size: int = 0
-    start: int = 0
-    open_bytes: int = 0
-    stream: str = ""
-    sharers: int = 0
-    parts: tuple[PartRequest, ...] = ()
-
-    @property
-    def all_parts(self) -> tuple[PartRequest, ...]:
-        """The parts; a lone dataset is one without a name."""
-        return self.parts or (PartRequest(self.dataset, "", self.options, 1.0, self.open_bytes),)
-
-    def __repr__(self) -> str:
-        # Not the options: they may be secret.
-        return f"SessionRequest({self.consumer!r} of {self.job!r}, dataset={self.dataset}, stream={self.stream!r})"
-
-    def check_agrees(self, other: SessionRequest) -> None:
-        """Sessions of one job and stream read the same epoch in the same order.
-
-        Raises:
-            StateError: names the field and both values.
-        """
-        if (self.job, self.stream, self.dataset) != (other.job, other.stream, other.dataset):
-            return
-        if self.consumer == other.consumer:  # two loaders of one rank, which go on from different places
-            return
-        for name in ("order_id", "global_batch", "world_size", "start"):
-            mine = getattr(self, name)
-            theirs = getattr(other, name)
-            if mine and theirs and mine != theirs:
-                raise StateError(
-                    f"{self.consumer} and {other.consumer} of one job disagree: {name} is {mine!r} and {theirs!r}; "
-                    "all ranks must pass the same data, seed, batch size and state",
-                    field=name,
-                    mine=str(mine),
-                    theirs=str(theirs),
-                )
+    Raises:
+        StateError: names the field and both values.
+    """
+    if (one.job, one.stream, one.dataset) != (other.job, other.stream, other.dataset):
+        return
+    if one.consumer == other.consumer:  # two loaders of one rank, which go on from different places
+        return
+    for name in ("order_id", "global_batch", "world_size", "start"):
+        mine = getattr(one, name)
+        theirs = getattr(other, name)
+        if mine and theirs and mine != theirs:
+            raise StateError(
+                f"{one.consumer} and {other.consumer} of one job disagree: {name} is {mine!r} and {theirs!r}; "
+                "all ranks must pass the same data, seed, batch size and state",
+                field=name,
+                mine=str(mine),
+                theirs=str(theirs),
+            )
 
 
 class Waiting:
@@ -159,7 +133,7 @@ class EngineSession:
         self,
         host: SessionHost,
         name: str,
-        request: SessionRequest,
+        request: OpenSession,
         collection: Collection,
         callbacks: tuple[Callable[[int, int], None], Callable[[StreamerError], None]],
     ) -> None:

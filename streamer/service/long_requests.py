@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 import msgspec
 
-from streamer.engine.collection import PartRequest
 from streamer.engine.engine import Engine
 from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.permissions import Rights
@@ -28,16 +26,17 @@ from streamer.wire.messages import (
     GetManifest,
     IndexProgress,
     ManifestReady,
+    Part,
     Read,
     Reject,
     ShareCache,
 )
+from streamer.wire.store_options import NO_OPTIONS, StoreOptions, decode_options
 
 logger = logging.getLogger(__name__)
 
 # 64 MiB through a unix socket take 0.1 s; a reader that takes this long has stopped.
 ANSWER_SECONDS = 10.0
-_NO_OPTIONS = (b"", b"{}")
 # Of all sessions that wait, with the schedules that their clients have sent meanwhile.
 _MOST_WAITING_BYTES = 64 << 20
 
@@ -114,20 +113,19 @@ class LongRequests:
             task.cancel()
         self._sharing.close()
 
-    def options(self, client: ClientConnection, requests: ClientRequests, encoded: bytes) -> dict[str, object]:
-        """The storage options that a client sent; none if the service holds the credentials.
+    def used_options(self, client: ClientConnection, requests: ClientRequests, sent: StoreOptions) -> StoreOptions:
+        """Returns the storage options that a client sent; none if the service holds the credentials.
 
         Raises:
             ConfigError: they are not a JSON mapping.
         """
-        if encoded in _NO_OPTIONS:
-            return {}
-        if self._engine.fetchers.allowlist.restricted:
+        if sent and self._engine.fetchers.allowlist.restricted:
             if not requests.warned_about_options:
                 requests.warned_about_options = True
                 logger.warning("%s sends storage_options: not used, this service has its own", client)
-            return {}
-        return decoded_options(encoded)
+            return NO_OPTIONS
+        sent.check()
+        return sent
 
     # ------------------------------------------------------------ inside
 
@@ -153,7 +151,7 @@ class LongRequests:
         wanted = ManifestRequest(
             urls=tuple(request.urls),
             format=request.format,
-            options=self.options(client, requests, request.options),
+            options=self.used_options(client, requests, request.options).mapping,
             manifest=request.manifest,
             build=request.build,
             chunk_bytes=request.chunk_bytes or None,
@@ -162,7 +160,7 @@ class LongRequests:
             extensions=None if request.extensions is None else tuple(request.extensions),
             skip_damaged=request.skip_damaged,
             in_key_order=request.in_key_order,
-            format_options=decoded_options(request.format_options, "format_options"),
+            format_options=decode_options(request.format_options, "format_options"),
         )
         digest = await self._engine.manifest(wanted, progress)
         client.send(ManifestReady(request.request, digest, self._engine.manifests.notes(wanted, digest)))
@@ -172,7 +170,7 @@ class LongRequests:
         size = request.stop - request.start
         if not 0 <= size <= MAX_READ_BYTES:
             raise ServiceError(f"a read of {size} bytes; 0 to {MAX_READ_BYTES} are possible")
-        options = self.options(client, requests, request.options)
+        options = self.used_options(client, requests, request.options)
         async with requests.reading:
             await self._answers.acquire(WaitQueue(asyncio.get_running_loop().time), size)
             try:
@@ -185,7 +183,7 @@ class LongRequests:
                 self._answers.release(size)
 
     async def _share(self, client: ClientConnection, requests: ClientRequests, request: ShareCache) -> None:
-        options = self.options(client, requests, request.options)
+        options = self.used_options(client, requests, request.options)
         client.send(CacheShared(request.request, await self._sharing.share(request, options)))
 
 
@@ -214,21 +212,6 @@ def _named_letters(urls: Sequence[str]) -> int:
             field="url",
         )
     return letters
-
-
-def decoded_options(encoded: bytes, field: str = "storage_options") -> dict[str, object]:
-    """Decodes options from the socket.
-
-    Raises:
-        ConfigError: they are not a JSON mapping. Their text is not quoted, because it may contain a secret.
-    """
-    try:
-        options = json.loads(encoded)
-    except (ValueError, RecursionError):
-        raise ConfigError(f"{field} are not JSON", field=field) from None
-    if not isinstance(options, dict):
-        raise ConfigError(f"{field} are not a mapping", field=field)
-    return options
 
 
 class SessionProofs:
@@ -262,7 +245,7 @@ class SessionProofs:
         self,
         client: ClientConnection,
         session: int,
-        parts: Sequence[PartRequest],
+        parts: Sequence[Part],
         opened: Callable[[list[Step]], None],
         failed: Callable[[StreamerError], None],
     ) -> None:
@@ -295,7 +278,7 @@ class SessionProofs:
     async def _prove(
         self,
         key: tuple[ClientConnection, int],
-        parts: Sequence[PartRequest],
+        parts: Sequence[Part],
         opened: Callable[[list[Step]], None],
         failed: Callable[[StreamerError], None],
     ) -> None:

@@ -13,9 +13,8 @@ import msgspec
 import numpy as np
 
 from streamer.config import EngineConfig
-from streamer.engine.collection import PartRequest
 from streamer.engine.engine import Engine
-from streamer.engine.session import EngineSession, SessionRequest
+from streamer.engine.session import EngineSession
 from streamer.engine.statistics import Table, Values, engine_statistics
 from streamer.errors import EngineUnavailableError, ProtocolError, ServiceError, StreamerError
 from streamer.fetch.fetcher_set import options_key
@@ -256,18 +255,10 @@ class Server:
             raise ProtocolError(f"session {number} is open already, or there are too many")
         try:
             _check_numbers(request)
-            wanted = SessionRequest(
-                job=request.job,
-                dataset=request.dataset,
+            wanted = msgspec.structs.replace(
+                request,
                 consumer=consumer,
-                options=self._long_requests.options(client, state.requests, request.options),
-                order_id=request.order_id,
-                global_batch=request.global_batch,
-                world_size=request.world_size,
-                start=request.start,
-                open_bytes=request.open_bytes,
-                stream=request.stream,
-                sharers=request.sharers,
+                options=self._long_requests.used_options(client, state.requests, request.options),
                 parts=tuple(self._part(client, state, part) for part in request.parts),
             )
         except StreamerError as error:
@@ -289,7 +280,7 @@ class Server:
         client: ClientConnection,
         state: _ClientState,
         number: int,
-        wanted: SessionRequest,
+        wanted: OpenSession,
         steps: Sequence[Extend | Advance | Reject] = (),
     ) -> None:
         """Opens a session, and handles the messages that came before it was open."""
@@ -318,13 +309,13 @@ class Server:
         self._errors.log(one_line(state.job if state else ""), consumer, f"{type(error).__name__}: {error}")
         client.fail(error, request, session)
 
-    def _part(self, client: ClientConnection, state: _ClientState, part: Part) -> PartRequest:
+    def _part(self, client: ClientConnection, state: _ClientState, part: Part) -> Part:
         name = one_line(part.name)
         try:
-            options = self._long_requests.options(client, state.requests, part.options)
+            options = self._long_requests.used_options(client, state.requests, part.options)
         except StreamerError as error:
             raise error.of_member(name) from error
-        return PartRequest(part.dataset, name, options, part.value, part.open_bytes)
+        return msgspec.structs.replace(part, name=name, options=options)
 
     def _step(self, client: ClientConnection, state: _ClientState, request: Extend | Advance | Reject) -> None:
         if self._proofs.waits(client, request.session):

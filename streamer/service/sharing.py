@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +14,7 @@ from streamer.engine.datasets import Dataset
 from streamer.engine.engine import Engine
 from streamer.errors import ConfigError, ProtocolError
 from streamer.wire.messages import ShareCache
+from streamer.wire.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from streamer.peers.by_job import JobPeers
@@ -31,7 +31,7 @@ class CacheSharing:
     def __repr__(self) -> str:
         return f"CacheSharing({self._peers!r})"
 
-    async def share(self, request: ShareCache, options: Mapping[str, object]) -> str:
+    async def share(self, request: ShareCache, options: StoreOptions) -> str:
         """Fulfils the request; returns the address at which the other engines are answered.
 
         Raises:
@@ -52,7 +52,7 @@ class CacheSharing:
 
         host = _address(request.host)
         # Before other engines ask for its chunks.
-        dataset = self._engine.datasets.get(request.dataset, options)
+        dataset = self._engine.datasets.get(request.dataset, options.mapping)
         members = [Member(one.id, one.address, one.limit_bytes) for one in request.sharers]
         readers = {}
         if request.lanes:

@@ -15,6 +15,7 @@ import msgspec
 
 from streamer.errors import ConfigError, ProtocolError
 from streamer.wire.messages import Event, Message, Request
+from streamer.wire.store_options import StoreOptions
 from streamer.wire.versions import foreign_greeting
 
 _LENGTH = struct.Struct(">I")
@@ -26,7 +27,20 @@ MAX_HELLO_BYTES = 64 << 10
 # One `Content` of 64 MiB.
 MAX_EVENT_BYTES = 65 << 20
 
-_encoder = msgspec.msgpack.Encoder()
+
+def _encode_options(value: object) -> object:
+    if isinstance(value, StoreOptions):
+        return value.encoded
+    raise NotImplementedError(f"{type(value).__name__} does not travel")
+
+
+def _decode_options(kind: type, value: object) -> object:
+    if kind is StoreOptions and isinstance(value, bytes):
+        return StoreOptions(value)
+    raise ValueError(f"Expected `bytes`, got `{type(value).__name__}`")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_options)
 
 M = TypeVar("M")
 
@@ -122,7 +136,7 @@ class FrameDecoder(Generic[M]):
 
 def request_decoder() -> FrameDecoder[Request]:
     """Decodes what a client sends."""
-    return FrameDecoder(msgspec.msgpack.Decoder(Request), MAX_REQUEST_BYTES)
+    return FrameDecoder(msgspec.msgpack.Decoder(Request, dec_hook=_decode_options), MAX_REQUEST_BYTES)
 
 
 def event_decoder() -> FrameDecoder[Event]:

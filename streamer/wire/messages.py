@@ -6,10 +6,12 @@ ever unpickled. New fields go at the end, with a default; any other change needs
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
 import msgspec
 from msgspec import Meta
+
+from streamer.wire.store_options import NO_OPTIONS, StoreOptions
 
 # Increased when the meaning of a message changes. Client and engine must have the same version.
 PROTOCOL = 3
@@ -57,7 +59,7 @@ class GetManifest(Message, tag=2, frozen=True):
         request: number that the answers repeat.
         urls: prefixes or objects.
         format: its name, or "auto"; "annotations": the table of one file of annotations, with its options.
-        options: fsspec's storage options as JSON text (they may be secret: never logged).
+        options: fsspec's storage options.
         manifest: url or path of a built manifest; "" to list the urls.
         build: whether this node may build; otherwise it waits for `manifest` to appear.
         limit_seconds: an index that would take longer is refused.
@@ -71,7 +73,7 @@ class GetManifest(Message, tag=2, frozen=True):
     request: Count
     urls: Annotated[list[Name], Meta(min_length=1, max_length=100_000)]
     format: Name
-    options: bytes = b"{}"
+    options: StoreOptions = NO_OPTIONS
     manifest: Name = ""
     build: bool = True
     chunk_bytes: Count = 0
@@ -89,7 +91,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     Attributes:
         dataset: digest of the manifest.
         name: name for errors and statistics.
-        options: its own storage options, as `ClientSettings.encoded_options` returns them.
+        options: its own storage options.
         value: number of passes over this dataset in an epoch, which is what one of its bytes saves while it is kept.
             Only the ratios within one session matter. 0: never kept.
         open_bytes: most bytes of this part that are open at once.
@@ -97,7 +99,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
     dataset: Name
     name: Name = ""
-    options: bytes = b"{}"
+    options: StoreOptions = NO_OPTIONS
     value: Value = 1.0
     open_bytes: Count = 0
 
@@ -113,7 +115,7 @@ class OpenSession(Message, tag=3, frozen=True):
     the parts before it. Parts of the same dataset have separate numbers and share their files.
 
     Attributes:
-        session: number chosen by the client, unique in its connection.
+        session: number chosen by the client, unique in its connection; it fills in job and options, too.
         dataset: digest of the manifest; with `parts` a common name, by which sessions of one job and reports are
             matched.
         consumer: name for people: "rank 3" or "rank 3 worker 1 of 4".
@@ -129,7 +131,7 @@ class OpenSession(Message, tag=3, frozen=True):
     job: Name
     dataset: Name
     consumer: Name
-    options: bytes = b"{}"
+    options: StoreOptions = NO_OPTIONS
     order_id: Name = ""
     global_batch: Count = 0
     world_size: Count = 0
@@ -137,7 +139,12 @@ class OpenSession(Message, tag=3, frozen=True):
     open_bytes: Count = 0
     stream: Name = ""
     sharers: Count = 0
-    parts: Annotated[list[Part], Meta(max_length=MAX_PARTS)] = []
+    parts: Annotated[tuple[Part, ...], Meta(max_length=MAX_PARTS)] = ()
+
+    @property
+    def all_parts(self) -> tuple[Part, ...]:
+        """The parts; a lone dataset is one without a name."""
+        return self.parts or (Part(self.dataset, "", self.options, 1.0, self.open_bytes),)
 
 
 class Extend(Message, tag=4, frozen=True):
@@ -201,7 +208,7 @@ class Read(Message, tag=8, frozen=True):
     chunk: Count
     start: Count
     stop: Count
-    options: bytes = b"{}"
+    options: StoreOptions = NO_OPTIONS
     boundaries: bool = False
 
 
@@ -253,9 +260,7 @@ class ReportFinding(Message, tag=10, frozen=True):
     rows: PackedRows | None = None
 
     @classmethod
-    def make(
-        cls, waiting_share: float, bottleneck: str, advice: str = "", rows: PackedRows | None = None
-    ) -> ReportFinding:
+    def make(cls, waiting_share: float, bottleneck: str, advice: str = "", rows: PackedRows | None = None) -> Self:
         """Makes a report without an owner; a share and texts that are beyond the bounds are cut."""
         return cls(
             job="",
@@ -322,7 +327,7 @@ class ShareCache(Message, tag=11, frozen=True):
     lanes: bytes = b""
     readers: list[list[tuple[Count, Count]]] = []
     former: list[list[tuple[Count, Count]]] = []
-    options: bytes = b"{}"
+    options: StoreOptions = NO_OPTIONS
 
     def __repr__(self) -> str:
         return f"ShareCache({self.dataset}, {self.host}, {len(self.sharers)} sharers)"

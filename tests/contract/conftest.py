@@ -26,23 +26,22 @@ import pytest
 
 from streamer.client.chunk_reader import ChunkReader, Wanted
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule, SessionSpec
+from streamer.client.session import EpochSchedule
 from streamer.client.settings import ClientSettings
 from streamer.config import CacheConfig, EngineConfig
-from streamer.engine.collection import PartRequest
 from streamer.engine.engine import Engine
 from streamer.engine.manifests.manifest_request import ManifestRequest
-from streamer.engine.session import SessionRequest
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import StreamerError
 from streamer.manifest.table import Manifest
-from streamer.wire.messages import GetManifest
+from streamer.wire.messages import GetManifest, OpenSession
+from streamer.wire.store_options import NO_OPTIONS
 
 
 class InProcessSession:
     """An engine session driven from another thread, with the client's manners."""
 
-    def __init__(self, source: InProcessSource, request: SessionRequest) -> None:
+    def __init__(self, source: InProcessSource, request: OpenSession) -> None:
         self._source = source
         self._news = threading.Condition()
         self._ready, self._rejects, self._sent, self._error = -1, 0, 0, None
@@ -124,14 +123,11 @@ class InProcessSource:
         digest = asyncio.run_coroutine_threadsafe(found, self._loop).result(60)
         return Manifest.open(self.engine.cache.root / "manifests" / digest)
 
-    def open_session(self, spec: SessionSpec) -> InProcessSession:
-        parts = tuple(PartRequest(part.dataset, part.name, value=part.value) for part in spec.parts)
-        fields = {**msgspec.structs.asdict(spec), "parts": parts}
-        del fields["if_full"]  # the client's own
-        return InProcessSession(self, SessionRequest(job="job", **fields))
+    def open_session(self, spec: OpenSession) -> InProcessSession:
+        return InProcessSession(self, msgspec.structs.replace(spec, job="job"))
 
     def read(self, dataset: str, chunk: int, start: int, stop: int, *, boundaries: bool = False) -> bytes:
-        found = self.engine.read(dataset, {}, chunk, None if boundaries else (start, stop))
+        found = self.engine.read(dataset, NO_OPTIONS, chunk, None if boundaries else (start, stop))
         return asyncio.run_coroutine_threadsafe(found, self._loop).result(60)
 
     def roots(self) -> list[Path]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamer.client.session import EpochSchedule, SessionSpec
+from streamer.client.session import EpochSchedule
 from streamer.errors import (
     CacheFullError,
     IntegrityError,
@@ -16,7 +16,7 @@ from streamer.errors import (
     StreamerError,
 )
 from streamer.formats import chunkfile
-from streamer.wire.messages import Part
+from streamer.wire.messages import OpenSession, Part
 
 
 def one_chunk_a_step(epoch: int, first_step: int, chunks) -> EpochSchedule:
@@ -31,8 +31,8 @@ def source_samples(folder: Path, manifest, chunk: int) -> list[bytes]:
     ]
 
 
-def spec_of(manifest, **changes) -> SessionSpec:
-    return SessionSpec(dataset=manifest.digest, consumer=changes.pop("consumer", "rank 0"), **changes)
+def spec_of(manifest, **changes) -> OpenSession:
+    return OpenSession(0, "", dataset=manifest.digest, consumer=changes.pop("consumer", "rank 0"), **changes)
 
 
 def test_every_chunk_is_readable_when_its_step_is_ready(make_source, folder, read_chunk):
@@ -73,7 +73,7 @@ def test_a_mix_reads_each_member_as_its_own(make_source, folder, read_chunk):
     members = {url.name: source.manifest(str(url)) for url in (folder, small)}
     large, little = members.values()
     parts = tuple(Part(dataset=one.digest, name=name) for name, one in members.items())
-    session = source.open_session(SessionSpec(dataset="mix", consumer="rank 0", parts=parts))
+    session = source.open_session(OpenSession(0, "", dataset="mix", consumer="rank 0", parts=parts))
     uses = [(large, chunk, 0) for chunk in range(large.chunks)]
     uses[1:1] = [(little, chunk, turn) for turn in range(3) for chunk in range(little.chunks)]
     numbers = np.array([chunk + (large.chunks if one is little else 0) for one, chunk, _ in uses], np.uint32)
@@ -98,7 +98,7 @@ def test_a_member_without_a_manifest_is_named(make_source, folder):
         Part(dataset="0", name="books"),
     )
     with pytest.raises(ManifestError, match=r"^member books: "):
-        source.open_session(SessionSpec(dataset="mix", consumer="rank 0", parts=parts)).wait(0, 60)
+        source.open_session(OpenSession(0, "", dataset="mix", consumer="rank 0", parts=parts)).wait(0, 60)
 
 
 def test_two_sessions_share_one_fetch(make_source, folder):
@@ -315,7 +315,7 @@ def test_an_unknown_dataset_is_a_manifest_error(make_source, dataset):
     """No such digest, or no digest at all."""
     source = make_source()
     with pytest.raises(ManifestError):
-        source.open_session(SessionSpec(dataset=dataset, consumer="rank 0")).wait(0, 60)
+        source.open_session(OpenSession(0, "", dataset=dataset, consumer="rank 0")).wait(0, 60)
 
 
 def test_the_same_prefix_is_not_indexed_twice(make_source, folder):

@@ -16,10 +16,10 @@ import numpy as np
 
 from streamer.client.chunk_reader import ChunkReader, Wanted
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule, SessionSpec
+from streamer.client.session import EpochSchedule
 from streamer.client.settings import ClientSettings
 from streamer.manifest.table import Manifest
-from streamer.wire.messages import GetManifest
+from streamer.wire.messages import GetManifest, OpenSession
 
 STEPS_AHEAD = 4
 
@@ -37,7 +37,9 @@ def main() -> None:
     task = json.loads(sys.argv[1])
     with EngineClient(ClientSettings.from_environment()) as client:
         manifest = Manifest.open(client.manifest(GetManifest(0, [task["url"]], "auto")))
-        session = client.open_session(SessionSpec(dataset=manifest.digest, consumer=task.get("consumer", "rank 0")))
+        session = client.open_session(
+            OpenSession(0, "", dataset=manifest.digest, consumer=task.get("consumer", "rank 0"))
+        )
         reader, engines, digests, count = ChunkReader(client.roots()), [], [], 0
         for epoch in range(task["epochs"]):
             steps = np.arange(manifest.chunks, dtype=np.int64) + epoch * manifest.chunks

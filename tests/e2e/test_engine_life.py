@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule, SessionSpec
+from streamer.client.session import EpochSchedule
 from streamer.client.settings import ClientSettings
 from streamer.config import CacheConfig, EngineConfig
 from streamer.errors import (
@@ -32,7 +32,7 @@ from streamer.errors import (
 from streamer.manifest.table import Manifest
 from streamer.service.lifecycle import Life
 from streamer.wire.frames import encode, event_decoder
-from streamer.wire.messages import PROTOCOL, Advance, Failed, GetManifest, GetStatistics, Hello, Welcome
+from streamer.wire.messages import PROTOCOL, Advance, Failed, GetManifest, GetStatistics, Hello, OpenSession, Welcome
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_killed_engine_is_replaced_and_its_chunks_are_found(settings, data):
     """kill -9 in mid-epoch: the session goes on, and what was published is not fetched again."""
     with EngineClient(settings) as client:
         manifest = Manifest.open(client.manifest(GetManifest(0, [str(data)], "auto")))
-        session = client.open_session(SessionSpec(dataset=manifest.digest, consumer="rank 0"))
+        session = client.open_session(OpenSession(0, "", dataset=manifest.digest, consumer="rank 0"))
         steps = np.arange(manifest.chunks, dtype=np.int64)
         session.extend(EpochSchedule(0, steps.astype(np.uint32), steps, steps))
         half = manifest.chunks // 2
@@ -133,7 +133,7 @@ def test_an_engine_with_nothing_to_do_does_nothing(settings, data):
     """With every chunk local and held, a second costs hardly any CPU (2026-11-20: the scrub spun)."""
     with EngineClient(settings) as client:
         manifest = Manifest.open(client.manifest(GetManifest(0, [str(data)], "auto")))
-        session = client.open_session(SessionSpec(dataset=manifest.digest, consumer="rank 0"))
+        session = client.open_session(OpenSession(0, "", dataset=manifest.digest, consumer="rank 0"))
         steps = np.zeros(manifest.chunks, np.int64)
         session.extend(EpochSchedule(0, np.arange(manifest.chunks, dtype=np.uint32), steps, steps))
         session.wait(0, 60)
@@ -149,14 +149,14 @@ def test_a_killed_rank_leaves_no_lease_and_no_process(settings, data):
     program = (
         "import sys; from pathlib import Path; import numpy as np\n"
         "from streamer.client.engine_client import EngineClient\n"
-        "from streamer.client.session import EpochSchedule, SessionSpec\n"
+        "from streamer.client.session import EpochSchedule\n"
         "from streamer.client.settings import ClientSettings\n"
         "from streamer.manifest.table import Manifest\n"
-        "from streamer.wire.messages import GetManifest\n"
+        "from streamer.wire.messages import GetManifest, OpenSession\n"
         f"client = EngineClient(ClientSettings(cache_dir=Path({str(settings.cache_dir)!r}),"
         f" runtime_dir=Path({str(settings.runtime_dir)!r}), cache_bytes=64 << 20, grace_seconds=0.2))\n"
         f"manifest = Manifest.open(client.manifest(GetManifest(0, [{str(data)!r}], 'auto')))\n"
-        "session = client.open_session(SessionSpec(dataset=manifest.digest, consumer='rank 7'))\n"
+        "session = client.open_session(OpenSession(0, '', dataset=manifest.digest, consumer='rank 7'))\n"
         "steps = np.arange(manifest.chunks)\n"
         "session.extend(EpochSchedule(0, steps.astype(np.uint32), steps, steps))\n"
         "session.wait(2, 60)\n"
@@ -288,7 +288,7 @@ def test_an_engine_ends_while_it_waits_for_a_store(settings, unused_tcp_port):
         "from pathlib import Path\n"
         "from streamer.client.engine_client import EngineClient\n"
         "from streamer.client.settings import ClientSettings\n"
-        "from streamer.wire.messages import GetManifest\n"
+        "from streamer.wire.messages import GetManifest, OpenSession\n"
         f"options = {{'key': 'k', 'secret': 's', 'endpoint_url': 'http://127.0.0.1:{unused_tcp_port}'}}\n"
         f"settings = ClientSettings(cache_dir=Path({str(settings.cache_dir)!r}), storage_options=options,"
         f" runtime_dir=Path({str(settings.runtime_dir)!r}), cache_bytes=64 << 20, grace_seconds=0.2)\n"

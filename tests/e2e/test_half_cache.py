@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule, Session, SessionSpec
+from streamer.client.session import EpochSchedule, Session
 from streamer.client.settings import ClientSettings
 from streamer.manifest.table import Manifest
 from streamer.order import EpochOrder, OrderSpec, RankPlan
-from streamer.wire.messages import GetManifest
+from streamer.wire.messages import GetManifest, OpenSession
 
 BATCH = 32
 RANKS = 2
@@ -73,7 +73,9 @@ class Rank:
     def __init__(self, client: EngineClient, manifest: Manifest, spec: OrderSpec, rank: int) -> None:
         self._manifest, self._spec, self._rank = manifest, spec, rank
         self._step = 0
-        self.session: Session = client.open_session(SessionSpec(dataset=manifest.digest, consumer=f"rank {rank}"))
+        self.session: Session = client.open_session(
+            OpenSession(0, "", dataset=manifest.digest, consumer=f"rank {rank}")
+        )
         self._announced = 0
         self._extend(0)
 

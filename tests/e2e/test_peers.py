@@ -18,13 +18,14 @@ from streamer.cli.status_view import StatusView
 from streamer.config import CacheConfig, DatasetConfig, EngineConfig, PeersConfig
 from streamer.engine.engine import Engine
 from streamer.engine.manifests.manifest_request import ManifestRequest
-from streamer.engine.session import EngineSession, SessionRequest
+from streamer.engine.session import EngineSession
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import StreamerError
 from streamer.formats.chunkfile import HEADER_BYTES
 from streamer.peers.group import joined
 from streamer.service import metrics
 from streamer.service.metrics import DEFINITIONS, series
+from streamer.wire.messages import OpenSession
 
 pytestmark = pytest.mark.process
 NAMED = {definition.name: definition for definition in DEFINITIONS}
@@ -40,7 +41,7 @@ class Reader:
         self.engine = engine
         self.news = asyncio.Event()
         self.errors: list[StreamerError] = []
-        request = SessionRequest(job=job, dataset=digest, consumer="rank 0")
+        request = OpenSession(0, job=job, dataset=digest, consumer="rank 0")
         self.session: EngineSession = engine.open_session(request, lambda *news: self.news.set(), self._failed)
         self.manifest = self.session.collection.datasets[0].manifest
 

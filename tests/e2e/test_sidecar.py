@@ -24,11 +24,11 @@ import pytest
 
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule, SessionSpec
+from streamer.client.session import EpochSchedule
 from streamer.client.settings import ClientSettings
 from streamer.errors import AccessDeniedError, CacheError, EngineUnavailableError, ProtocolVersionError, StreamerError
 from streamer.manifest.table import Manifest
-from streamer.wire.messages import GetManifest
+from streamer.wire.messages import GetManifest, OpenSession
 from tests.e2e.keyed_s3 import KeyedS3
 
 STRANGER = 12345
@@ -527,7 +527,7 @@ def test_512_mib_suffice_at_full_speed(half_a_gigabyte, sidecar, capsys):
     sidecar.start("sh", "-c", f'echo $$ > {half_a_gigabyte}/cgroup.procs && exec "$@"', "sh")
     with sidecar.client() as client:
         manifest = Manifest.open(client.manifest(GetManifest(0, [f"{big.parent}/"], "auto")))
-        session = client.open_session(SessionSpec(dataset=manifest.digest, consumer="rank 0"))
+        session = client.open_session(OpenSession(0, "", dataset=manifest.digest, consumer="rank 0"))
         steps = np.arange(manifest.chunks, dtype=np.int64)
         session.extend(EpochSchedule(0, steps.astype(np.uint32), steps, steps))
         session.want(manifest.chunks - 1)

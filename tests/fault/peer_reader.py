@@ -16,10 +16,10 @@ import numpy as np
 
 from streamer.client.chunk_reader import ChunkReader, Wanted
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule, Session, SessionSpec
+from streamer.client.session import EpochSchedule, Session
 from streamer.client.settings import ClientSettings
 from streamer.manifest.table import Manifest
-from streamer.wire.messages import GetManifest
+from streamer.wire.messages import GetManifest, OpenSession
 
 SAMPLE_BYTES = 64 << 10
 STEPS_AHEAD = 16
@@ -70,7 +70,7 @@ def main() -> None:
     with EngineClient(settings) as client:
         request = GetManifest(0, [url], "folder", json.dumps(options).encode(), chunk_bytes=SAMPLE_BYTES)
         manifest = Manifest.open(client.manifest(request))
-        session = client.open_session(SessionSpec(dataset=manifest.digest, consumer=consumer))
+        session = client.open_session(OpenSession(0, "", dataset=manifest.digest, consumer=consumer))
         reader = ChunkReader(client.roots())
         print(json.dumps({"chunks": manifest.chunks, "bytes": int(manifest.chunk_local_bytes.sum())}), flush=True)
         for epoch, line in enumerate(sys.stdin):

@@ -21,10 +21,10 @@ from streamer.client.chunk_reader import ChunkReader, Wanted
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.manifests.manifest_request import ManifestRequest
-from streamer.engine.session import SessionRequest
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import CacheError, StreamerError
 from streamer.manifest.table import Manifest
+from streamer.wire.messages import OpenSession
 from tests.tars import tar_of
 
 MiB = 1 << 20
@@ -62,7 +62,7 @@ class Training:
         self._engine, self._manifest, self._data = engine, manifest, data
         self._news = asyncio.Event()
         self._errors: list[StreamerError] = []
-        request = SessionRequest(job="job", dataset=manifest.digest, consumer="rank 0")
+        request = OpenSession(0, job="job", dataset=manifest.digest, consumer="rank 0")
         self._session = engine.open_session(request, lambda through, rejects: self._news.set(), self._fail)
         self._epochs = 0
 

@@ -13,10 +13,11 @@ from streamer.config import CacheConfig, EngineConfig, FetchConfig
 from streamer.engine.engine import Engine
 from streamer.engine.fetching import fetchers
 from streamer.engine.manifests.manifest_request import ManifestRequest
-from streamer.engine.session import EngineSession, SessionRequest
+from streamer.engine.session import EngineSession
 from streamer.manifest.model import ObjectRecord
 from streamer.store.base import Take
 from streamer.store.local_store import LocalStore
+from streamer.wire.messages import OpenSession
 from tests.tars import tar_of
 
 CHUNK_BYTES = 64 << 10
@@ -52,7 +53,7 @@ class Rank:
     def __init__(self, engine: Engine, digest: str, job: str, seed: int) -> None:
         self.errors: list[Exception] = []
         self._news = asyncio.Event()
-        request = SessionRequest(job=job, dataset=digest, consumer=f"{job} {seed}")
+        request = OpenSession(0, job=job, dataset=digest, consumer=f"{job} {seed}")
         self.session: EngineSession = engine.open_session(request, lambda *news: self._news.set(), self._failed)
         count = self.session.collection.datasets[0].manifest.chunks
         chunks = np.random.default_rng(seed).permutation(count).astype(np.uint32)

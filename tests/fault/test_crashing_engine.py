@@ -20,11 +20,11 @@ from streamer.client import restarts
 from streamer.client.engine_client import EngineClient
 from streamer.client.launcher import log_of
 from streamer.client.restarts import MOST_RESTARTS
-from streamer.client.session import EpochSchedule, Session, SessionSpec
+from streamer.client.session import EpochSchedule, Session
 from streamer.client.settings import ClientSettings
 from streamer.errors import EngineUnavailableError
 from streamer.manifest.table import Manifest
-from streamer.wire.messages import GetManifest, Part
+from streamer.wire.messages import GetManifest, OpenSession, Part
 
 _CRASH = """
 import os, signal, sys
@@ -105,7 +105,7 @@ def await_end(cache_dir: Path) -> None:
 
 def opened(client: EngineClient, manifest: Manifest) -> Session:
     """A session that needs one chunk a step."""
-    session = client.open_session(SessionSpec(dataset=manifest.digest, consumer="rank 0"))
+    session = client.open_session(OpenSession(0, "", dataset=manifest.digest, consumer="rank 0"))
     steps = np.arange(manifest.chunks, dtype=np.int64)
     session.extend(EpochSchedule(0, steps.astype(np.uint32), steps, steps))
     return session
@@ -172,7 +172,7 @@ def test_a_session_over_several_datasets_goes_on_in_the_next_engine(settings, ma
     chunks = 2 * manifest.chunks
     numbers, steps = np.arange(chunks, dtype=np.uint32), np.arange(2 * chunks, dtype=np.int64)
     with EngineClient(settings) as client:
-        session = client.open_session(SessionSpec(dataset="mix", consumer="rank 0", parts=parts))
+        session = client.open_session(OpenSession(0, "", dataset="mix", consumer="rank 0", parts=parts))
         for epoch, values in enumerate([(1.0, 3.0), ()]):
             at = steps[epoch * chunks : (epoch + 1) * chunks]
             session.extend(EpochSchedule(epoch, numbers, at, at, np.full(chunks, 7 + epoch, np.uint32), values))

@@ -18,10 +18,11 @@ from streamer.config import CacheConfig, EngineConfig, FetchConfig
 from streamer.engine.engine import Engine
 from streamer.engine.fetching import fetchers
 from streamer.engine.manifests.manifest_request import ManifestRequest
-from streamer.engine.session import EngineSession, SessionRequest
+from streamer.engine.session import EngineSession
 from streamer.manifest.model import ObjectRecord
 from streamer.store.base import Take
 from streamer.store.local_store import LocalStore
+from streamer.wire.messages import OpenSession
 
 CHUNK_BYTES = 64 << 10
 # The link serves two chunks a tick; the modest trainer uses one in four ticks: an eighth of the link.
@@ -63,7 +64,7 @@ class Trainer:
     def __init__(self, engine: Engine, digest: str, job: str, start: int = 0) -> None:
         self.waited = 0
         self.errors: list[Exception] = []
-        request = SessionRequest(job=job, dataset=digest, consumer=job)
+        request = OpenSession(0, job=job, dataset=digest, consumer=job)
         self.session: EngineSession = engine.open_session(request, lambda *news: None, self.errors.append)
         self.chunks = self.session.collection.datasets[0].manifest.chunks
         steps = np.arange(self.chunks, dtype=np.int64)

@@ -28,10 +28,11 @@ from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.processes import policy, pool
 from streamer.engine.processes.pool import FetchPool, Reading
 from streamer.engine.processes.process import FetchProcess, SharedBytes
-from streamer.engine.session import EngineSession, SessionRequest
+from streamer.engine.session import EngineSession
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import BrokenError, ObjectNotFoundError, StreamerError
 from streamer.formats.chunkfile import HEADER_BYTES
+from streamer.wire.messages import OpenSession
 
 FILES, FILE_BYTES = 120, 60_000
 
@@ -52,7 +53,7 @@ class Reader:
         self._engine, self._folder = engine, folder
         self._news = asyncio.Event()
         self._through, self._done, self._error = -1, 0, None
-        request = SessionRequest(job="job", dataset=digest, consumer="rank 0")
+        request = OpenSession(0, job="job", dataset=digest, consumer="rank 0")
         self._session: EngineSession = engine.open_session(request, self._on_ready, self._on_error)
         self.manifest = self._session.collection.datasets[0].manifest
 

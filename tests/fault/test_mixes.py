@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 
 from streamer.config import CacheConfig, DatasetConfig, EngineConfig, FetchConfig
-from streamer.engine.collection import PartRequest
 from streamer.engine.engine import Engine
 from streamer.engine.fetching import fetchers
 from streamer.engine.manifests.manifest_request import ManifestRequest
-from streamer.engine.session import EngineSession, SessionRequest
+from streamer.engine.session import EngineSession
 from streamer.errors import AccessDeniedError, StreamerError, ThrottledError
 from streamer.manifest.model import ObjectRecord
 from streamer.store.base import Take
 from streamer.store.local_store import LocalStore
+from streamer.wire.messages import OpenSession, Part
+from streamer.wire.store_options import StoreOptions
 
 CHUNK_BYTES = 64 << 10
 CHUNKS = 24
@@ -81,10 +82,10 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 class Reader:
     """Takes chunks of both members in turn, one a step."""
 
-    def __init__(self, engine: Engine, parts: list[PartRequest]) -> None:
+    def __init__(self, engine: Engine, parts: list[Part]) -> None:
         self.errors: list[StreamerError] = []
         self.news = asyncio.Event()
-        request = SessionRequest(job="job", dataset="mix", consumer="rank 0", parts=tuple(parts))
+        request = OpenSession(0, job="job", dataset="mix", consumer="rank 0", parts=tuple(parts))
         self.session: EngineSession = engine.open_session(request, lambda *news: self.news.set(), self._failed)
         steps = np.arange(2 * CHUNKS)
         chunks = (np.arange(2 * CHUNKS) // 2 + CHUNKS * (np.arange(2 * CHUNKS) % 2)).astype(np.uint32)
@@ -105,8 +106,8 @@ class Reader:
             await self.until(lambda step=step: self.session.progress.through() >= step)  # type: ignore[misc]
 
 
-async def parts_of(world: World, engine: Engine) -> list[PartRequest]:
-    return [PartRequest(await world.digest(engine, name), name, KEYS[name]) for name in KEYS]
+async def parts_of(world: World, engine: Engine) -> list[Part]:
+    return [Part(await world.digest(engine, name), name, StoreOptions.make(KEYS[name])) for name in KEYS]
 
 
 async def test_each_member_is_read_with_its_own_credentials(world: World) -> None:
@@ -123,7 +124,7 @@ async def test_the_wrong_credentials_of_one_member_name_it(world: World) -> None
     """The store's own refusal."""
     async with world.engine() as engine:
         web, books = await parts_of(world, engine)
-        reader = Reader(engine, [web, PartRequest(books.dataset, "books", KEYS["web"])])
+        reader = Reader(engine, [web, Part(books.dataset, "books", StoreOptions.make(KEYS["web"]))])
         await reader.read()
         (error,) = reader.errors
         assert isinstance(error, AccessDeniedError)
@@ -135,7 +136,7 @@ async def test_an_engine_with_credentials_uses_its_own(world: World) -> None:
     async with world.engine() as engine:
         parts = await parts_of(world, engine)
     async with world.engine(*KEYS) as engine:
-        reader = Reader(engine, [PartRequest(part.dataset, part.name, {"key": "wrong"}) for part in parts])
+        reader = Reader(engine, [Part(part.dataset, part.name, StoreOptions.make({"key": "wrong"})) for part in parts])
         await reader.read()
         assert not reader.errors
 

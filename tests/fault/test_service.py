@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule, SessionSpec
+from streamer.client.session import EpochSchedule
 from streamer.client.settings import ClientSettings
 from streamer.config import CacheConfig, EngineConfig, ServiceConfig
 from streamer.engine.engine import Engine
@@ -140,7 +140,7 @@ def until(reached, seconds: float = 60.0) -> None:
 
 def opened(client: EngineClient, url: str) -> tuple[Manifest, object]:
     manifest = Manifest.open(client.manifest(GetManifest(0, [url], "auto")))
-    session = client.open_session(SessionSpec(dataset=manifest.digest, consumer="rank 0"))
+    session = client.open_session(OpenSession(0, "", dataset=manifest.digest, consumer="rank 0"))
     steps = np.arange(manifest.chunks, dtype=np.int64)
     session.extend(EpochSchedule(0, steps.astype(np.uint32), steps, steps))
     return manifest, session
@@ -323,7 +323,7 @@ class Leaser:
 
     def one_round(self, name: str) -> Iterator[None]:
         """A session over all chunks; pauses after each lease."""
-        session = self.client.open_session(SessionSpec(dataset=self.manifest.digest, consumer=name))
+        session = self.client.open_session(OpenSession(0, "", dataset=self.manifest.digest, consumer=name))
         steps = np.arange(self.manifest.chunks, dtype=np.int64)
         session.extend(EpochSchedule(0, steps.astype(np.uint32), steps, steps))
         for step in range(self.manifest.chunks):

@@ -18,13 +18,13 @@ from streamer.config import CacheConfig, EngineConfig, FetchConfig
 from streamer.engine.engine import Engine
 from streamer.engine.fetching import fetchers
 from streamer.engine.manifests.manifest_request import ManifestRequest
-from streamer.engine.session import SessionRequest
 from streamer.errors import StreamerError
 from streamer.formats import window as format_window
 from streamer.indexing import container_rows as containers
 from streamer.manifest.model import ObjectRecord
 from streamer.store.base import Take
 from streamer.store.local_store import LocalStore
+from streamer.wire.messages import OpenSession
 
 WINDOW_BYTES, CHUNK_BYTES = 128 << 10, 64 << 10
 STEPS = 50
@@ -63,7 +63,7 @@ async def train(engine: Engine, digest: str) -> None:
         news.set()
 
     session = engine.open_session(
-        SessionRequest(job="job", dataset=digest, consumer="rank"), lambda *reached: news.set(), failed
+        OpenSession(0, job="job", dataset=digest, consumer="rank"), lambda *reached: news.set(), failed
     )
     count = session.collection.datasets[0].manifest.chunks
     chunks = np.random.default_rng(3).permutation(count).astype(np.uint32)

@@ -6,6 +6,7 @@ of all messages. Made by the version that is imported (PYTHONPATH=CLONE for anot
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import http.server
 import json
@@ -25,6 +26,7 @@ from streamer import Growing, MixedDataset, Order, StreamingDataLoader, Streamin
 from streamer.version import VERSION
 from streamer.wire import messages
 from streamer.wire.frames import encode
+from streamer.wire.store_options import StoreOptions
 
 RELEASES = Path(__file__).parent / "releases"
 GLOBAL_BATCH = 8
@@ -204,6 +206,8 @@ def example(kind: object, name: str = "") -> object:
     if isinstance(described, msgspec.inspect.StructType):
         values = {field.name: example(field.type, field.name) for field in described.fields}
         return described.cls(**(values | ({"protocol": messages.PROTOCOL} if "protocol" in values else {})))
+    if isinstance(described, msgspec.inspect.CustomType) and described.cls is StoreOptions:
+        return StoreOptions(b"\x00\x01")  # bytes on the wire
     plain: dict[type, object] = {
         msgspec.inspect.IntType: 7,
         msgspec.inspect.FloatType: 0.5,
@@ -216,6 +220,11 @@ def example(kind: object, name: str = "") -> object:
     return plain[type(described)]
 
 
+def spell_options(options: StoreOptions) -> str:
+    """Storage options are bytes on the wire, which are spelled as those of other fields."""
+    return base64.b64encode(options.encoded).decode()
+
+
 def frames() -> dict[str, object]:
     """Of each message: its frame, and its fields in order."""
     kinds = [kind for kind in vars(messages).values() if isinstance(kind, type) and issubclass(kind, messages.Message)]
@@ -223,7 +232,8 @@ def frames() -> dict[str, object]:
     for kind in kinds:
         if kind is not messages.Message:
             message = example(kind)
-            found[kind.__name__] = {"frame": encode(message).hex(), "fields": msgspec.to_builtins(message)}
+            fields = msgspec.to_builtins(message, enc_hook=spell_options)
+            found[kind.__name__] = {"frame": encode(message).hex(), "fields": fields}
     return found
 
 

@@ -18,7 +18,7 @@ from streamer.batches.samples.maker import SampleRules
 from streamer.batches.samples.opened import MemberRecipe, Members
 from streamer.batches.samples.recipe import SampleRecipe
 from streamer.batches.skipping import SkipRules
-from streamer.client.session import Session, SessionSpec
+from streamer.client.session import Session
 from streamer.config import RankConfig
 from streamer.engine.session_progress import SessionProgress
 from streamer.errors import BrokenError, CacheFullError
@@ -29,7 +29,7 @@ from streamer.loader.members.connections import EngineConnections
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.order.growing import Cohorts, Growing
 from streamer.order.spec import OrderSpec
-from streamer.wire.messages import PROTOCOL, Advance, Extend, Message, Welcome
+from streamer.wire.messages import PROTOCOL, Advance, Extend, Message, OpenSession, Welcome
 
 BLOCK = 55_000
 
@@ -52,9 +52,9 @@ class InstantEngine:
         self._session: Session | None = None
         self.progress = SessionProgress(chunk_bytes)
 
-    def open_session(self, spec: SessionSpec) -> Session:
+    def open_session(self, spec: OpenSession, cache_full_hint: str = "") -> Session:
         self.progress = SessionProgress(self._chunk_bytes)
-        self._session = Session(self, 1, spec)
+        self._session = Session(self, msgspec.structs.replace(spec, session=1))
         return self._session
 
     def post(self, message: Message, quietly: bool = False) -> None:

@@ -15,11 +15,13 @@ from streamer.cache.policy.table import charge
 from streamer.client.chunk_reader import ChunkReader, Wanted
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.session import EngineSession, SessionRequest
+from streamer.engine.session import EngineSession
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import CacheFullError, IntegrityError, RecodeError, StreamerError
 from streamer.formats import chunkfile
 from streamer.manifest.table import Manifest
+from streamer.wire.messages import OpenSession
+from streamer.wire.store_options import NO_OPTIONS
 from tests.recoding.conftest import indexed
 
 pytestmark = pytest.mark.process
@@ -52,7 +54,7 @@ class Rank:
         self._changed = asyncio.Event()
         self.error: StreamerError | None = None
         self._step = 0
-        request = SessionRequest(job="job", dataset=manifest.digest, consumer=name)
+        request = OpenSession(0, job="job", dataset=manifest.digest, consumer=name)
         self.session: EngineSession = engine.open_session(request, lambda *_: self._changed.set(), self._fail)
 
     def _fail(self, error: StreamerError) -> None:
@@ -277,13 +279,13 @@ async def test_looking_at_samples(engine: Engine, write: Callable[..., Path]) ->
     """The bytes of a chunk are fetched once for all its samples; of a local chunk none."""
     manifest = await indexed(engine, write(*numbered(2, 10)), chunk_bytes=1024)
     for _ in range(3):
-        edges = np.frombuffer(await engine.read(manifest.digest, {}, 0, None), "<u4").tolist()
-        assert (await engine.read(manifest.digest, {}, 0, (edges[3], edges[4])))[4:].startswith(b"3 x")
+        edges = np.frombuffer(await engine.read(manifest.digest, NO_OPTIONS, 0, None), "<u4").tolist()
+        assert (await engine.read(manifest.digest, NO_OPTIONS, 0, (edges[3], edges[4])))[4:].startswith(b"3 x")
     assert engine_statistics(engine)["store_bytes"] == manifest.chunk(0).fetch_bytes
     await Rank(engine, manifest).epoch(0)
     fetched = engine_statistics(engine)["store_bytes"]
-    edges = np.frombuffer(await engine.read(manifest.digest, {}, 1, None), "<u4").tolist()
-    assert (await engine.read(manifest.digest, {}, 1, (edges[0], edges[1])))[4:].startswith(b"10 x")
+    edges = np.frombuffer(await engine.read(manifest.digest, NO_OPTIONS, 1, None), "<u4").tolist()
+    assert (await engine.read(manifest.digest, NO_OPTIONS, 1, (edges[0], edges[1])))[4:].startswith(b"10 x")
     assert engine_statistics(engine)["store_bytes"] == fetched
     with pytest.raises(StreamerError, match="of a chunk of"):
-        await engine.read(manifest.digest, {}, 1, (0, 10**9))
+        await engine.read(manifest.digest, NO_OPTIONS, 1, (0, 10**9))

@@ -20,6 +20,7 @@ from streamer.fetch.fetcher import Fetched
 from streamer.formats.chunkfile import ChunkHeader
 from streamer.manifest.model import Codec
 from streamer.peers.fetching.received import checked
+from streamer.wire.store_options import NO_OPTIONS
 from tests.recoding.blocked_format import CELL_BYTES
 from tests.recoding.conftest import indexed
 from tests.recoding.test_sessions import Rank, opened
@@ -89,10 +90,10 @@ async def test_looking_at_samples(engine: Engine, data: Path) -> None:
     """Whole records, at boundaries as if they were stored one after the other; across records, too."""
     manifest = await indexed(engine, data, 20_000, "cells")
     for _ in range(2):
-        edges = np.frombuffer(await engine.read(manifest.digest, {}, 0, None), "<u4").tolist()
+        edges = np.frombuffer(await engine.read(manifest.digest, NO_OPTIONS, 0, None), "<u4").tolist()
         assert edges == list(range(0, RECORD * (manifest.chunk(0).samples + 1), RECORD))
-        assert (await engine.read(manifest.digest, {}, 0, (edges[2], edges[3])))[4:] == sample(0, 2)
-        some = await engine.read(manifest.digest, {}, 0, (edges[3], edges[4] + 8))
+        assert (await engine.read(manifest.digest, NO_OPTIONS, 0, (edges[2], edges[3])))[4:] == sample(0, 2)
+        some = await engine.read(manifest.digest, NO_OPTIONS, 0, (edges[3], edges[4] + 8))
         assert some == b"\3\0\0\0" + sample(0, 3) + b"\4\0\0\0" + sample(0, 4)[:4]
         await Rank(engine, manifest, "again").epoch(0)
 

@@ -338,8 +338,8 @@ class Members:
         """The values of the members, then of the joins, of which a kept chunk serves all its uses."""
         return (*values, *(values[number] * join.mean_uses for number, join in self.joins))
 
-    def if_full(self, opened: Sequence[int]) -> str:
-        """What helps where the cache has no room for the chunks of the joins; "": they have none open.
+    def cache_full_hint(self, opened: Sequence[int]) -> str:
+        """Returns what helps where the cache has no room for the chunks of the joins, or "" if they have none open.
 
         Args:
             opened: bytes that are open at once, of the members and then of the joins.

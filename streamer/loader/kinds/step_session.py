@@ -17,10 +17,12 @@ import numpy.typing as npt
 from streamer.batches.skipping import SkipRules
 from streamer.client.engine_client import EngineClient
 from streamer.client.oneshot import read_statistics, report
-from streamer.client.session import EpochSchedule, Session, SessionSpec
+from streamer.client.session import EpochSchedule, Session
 from streamer.config import RankConfig
 from streamer.errors import BrokenError
 from streamer.order.growing.options import Growing
+from streamer.wire.messages import OpenSession
+from streamer.wire.store_options import StoreOptions
 
 if TYPE_CHECKING:
     from streamer.order.mix import MixRequest, MixSource
@@ -44,7 +46,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     stream: str
     skip_rules: SkipRules
     peers: str = "off"
-    options: tuple[bytes, ...] = ()
+    options: tuple[StoreOptions, ...] = ()
     given: bool = False
 
 
@@ -103,17 +105,20 @@ class StepSession(ABC):
         client: the connection to the engine, used by this session only; stays open when the session closes.
         spec: the consumer.
         on_close: called once, when the session is closed; not where the session cannot begin.
+        cache_full_hint: what else helps where the cache is too small.
     """
 
     _session: Session
 
-    def __init__(self, client: EngineClient, spec: SessionSpec, on_close: Callable[[], None]) -> None:
+    def __init__(
+        self, client: EngineClient, spec: OpenSession, on_close: Callable[[], None], cache_full_hint: str = ""
+    ) -> None:
         self._client = client
         self._spec = spec
         self._on_close = [on_close]
         self._resources = contextlib.ExitStack()
         try:
-            self._session = client.open_session(spec)
+            self._session = client.open_session(spec, cache_full_hint)
             self._resources.callback(self._session.close)
             self._ask_first()
         except BaseException:
@@ -221,18 +226,19 @@ class EpochSession(StepSession):
         schedule: (epoch, share) -> the epoch's chunks by step of the share, and the number of its steps.
         start: the first epoch and the share to begin with; later epochs begin at batch 0.
         endless: continue into the next epoch.
-        on_close: see `StepSession`.
+        on_close, cache_full_hint: see `StepSession`.
     """
 
     def __init__(
         self,
         client: EngineClient,
-        spec: SessionSpec,
+        spec: OpenSession,
         schedule: Callable[[int, Share], tuple[EpochSchedule, int]],
         start: tuple[int, Share],
         *,
         endless: bool = True,
         on_close: Callable[[], None] = lambda: None,
+        cache_full_hint: str = "",
     ) -> None:
         self._schedule = schedule
         self._endless = endless
@@ -241,7 +247,7 @@ class EpochSession(StepSession):
         self._steps = 0
         self._done = 0
         self._extend_at = 0
-        super().__init__(client, spec, on_close)
+        super().__init__(client, spec, on_close, cache_full_hint)
 
     def __repr__(self) -> str:
         return f"EpochSession({self._session!r}, steps={self._steps}, next_epoch={self._next_epoch})"

@@ -401,10 +401,6 @@ class Member:
             joins=tuple(join.recipe for join in data.joins),
         )
 
-    def encoded_options(self, environment: Environment) -> bytes:
-        """The storage options, for the engine."""
-        return self.options.client_settings(environment, self.job).encoded_options()
-
     @contextmanager
     def streamed(self, manifest: Manifest) -> Iterator[StreamedBytes]:
         """Reads the bytes of a manifest with the credentials of this dataset."""

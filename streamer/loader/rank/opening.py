@@ -177,7 +177,9 @@ class Opening:
             stream=self._stream_name(batch_size, plain),
             skip_rules=options.skip_rules,
             peers=self._only.order.peers if self._mixing is None else "off",
-            options=tuple(each.encoded_options(environment) for each in self._parts()),
+            options=tuple(
+                each.options.client_settings(environment, each.job).encoded_options() for each in self._parts()
+            ),
             given=options.rank is not None,
         )
         return RankStream(self.connections, recipe, members, identity, request)

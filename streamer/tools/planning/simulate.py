@@ -22,7 +22,7 @@ from streamer.cache.policy.sessions import Opening
 from streamer.cache.policy.table import charged_bytes
 from streamer.client.session import EpochSchedule
 from streamer.config import CacheConfig, EngineConfig, FetchConfig, enough_bytes, format_bytes
-from streamer.engine.collection import Collection, PartRequest, Parts
+from streamer.engine.collection import Collection, Parts
 from streamer.engine.datasets import Dataset
 from streamer.engine.scheduler import OPEN_SHARE
 from streamer.engine.session_progress import SessionProgress
@@ -33,6 +33,7 @@ from streamer.order.epoch import EpochOrder
 from streamer.order.plan import RankPlan, check_last_batch
 from streamer.order.spec import OrderSpec
 from streamer.tools.planning.model import EpochPlan, Job, Plan, Setting
+from streamer.wire.messages import Part
 
 # From the trainer's first request to the engine's first: processes start, a manifest is opened, a connection is made
 # (benchmarks/plan.py).
@@ -75,7 +76,7 @@ class _Node:
         manifests = self._members.manifests
         self._collection = Collection([Dataset(each, {}) for each in manifests], [""] * len(manifests))
         requests = [
-            PartRequest(each.digest, value=value)
+            Part(each.digest, value=value)
             for each, value in zip(manifests, self._members.part_values([1.0]), strict=True)
         ]
         self._parts = Parts(_SESSION, self._collection, requests)

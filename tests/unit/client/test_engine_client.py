@@ -16,11 +16,11 @@ import pytest
 from streamer.client import launcher
 from streamer.client.engine_client import EngineClient
 from streamer.client.manifest_asks import ManifestAsk
-from streamer.client.session import EpochSchedule, SessionSpec
+from streamer.client.session import EpochSchedule
 from streamer.client.settings import ClientSettings
 from streamer.errors import ClosedError, ConfigError, EngineUnavailableError, ObjectNotFoundError
 from streamer.manifest.table import Manifest
-from streamer.wire.messages import GetManifest
+from streamer.wire.messages import GetManifest, OpenSession
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_a_cache_folder_that_is_removed_is_mended_under_its_readers(client, tmp_
 
 def reading(client, manifest):
     """A session that has every chunk open until its end."""
-    session = client.open_session(SessionSpec(dataset=manifest.digest, consumer="rank 0"))
+    session = client.open_session(OpenSession(0, "", dataset=manifest.digest, consumer="rank 0"))
     first = np.arange(manifest.chunks, dtype=np.int64)
     session.extend(EpochSchedule(0, first.astype(np.uint32), first, np.full(manifest.chunks, manifest.chunks - 1)))
     return session

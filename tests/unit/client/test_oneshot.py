@@ -10,10 +10,9 @@ import pytest
 
 from streamer.client.engine_client import EngineClient
 from streamer.client.oneshot import read_statistics, report
-from streamer.client.session import SessionSpec
 from streamer.client.settings import ClientSettings
 from streamer.loader.stall.advice import Bottleneck
-from streamer.wire.messages import BOTTLENECKS, GetManifest, PackedRows, ReportFinding
+from streamer.wire.messages import BOTTLENECKS, GetManifest, OpenSession, PackedRows, ReportFinding
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ def test_what_a_loader_found_is_seen_with_its_session(settings, tmp_path):
     (tmp_path / "data" / "a.bin").write_bytes(b"x" * 100)
     with EngineClient(settings) as client:
         folder = client.manifest(GetManifest(0, [f"{tmp_path}/data/"], "auto"))
-        specs = [SessionSpec(dataset=folder.name, consumer=f"rank {rank}") for rank in range(2)]
+        specs = [OpenSession(0, "", dataset=folder.name, consumer=f"rank {rank}") for rank in range(2)]
         sessions = [client.open_session(spec) for spec in specs]
         mine = dataclasses.replace(settings, job=client.job)
         assert told(client) == [("rank 0", None, None, None), ("rank 1", None, None, None)]
@@ -78,7 +77,9 @@ def test_what_a_loader_found_is_seen_with_its_session(settings, tmp_path):
 
 def test_an_engine_that_is_away_gets_no_message(settings):
     """No error, nothing started."""
-    assert not report(settings, SessionSpec(dataset="d", consumer="rank 0"), 1.0, ReportFinding.make(0.1, "decode"))
+    assert not report(
+        settings, OpenSession(0, "", dataset="d", consumer="rank 0"), 1.0, ReportFinding.make(0.1, "decode")
+    )
     assert not settings.cache_dir.exists()
 
 

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from streamer.client.session import EpochSchedule, Session, SessionSpec
+from streamer.client.session import EpochSchedule, Session
 from streamer.errors import ProtocolError
 from streamer.wire.frames import encode, request_decoder
 from streamer.wire.messages import Advance, Extend, OpenSession, Part
+from streamer.wire.store_options import StoreOptions
 
 
 class Line:
@@ -29,7 +30,7 @@ def line():
 
 @pytest.fixture
 def session(line):
-    return Session(line, 7, SessionSpec(dataset="d", consumer="rank 0"))
+    return Session(line, OpenSession(7, "job", dataset="d", consumer="rank 0"))
 
 
 def test_what_may_wait_travels_with_the_next_question(session, line):
@@ -53,7 +54,7 @@ def test_what_may_wait_is_said_when_nothing_is_asked(session, line):
 def test_a_new_engine_has_received_it(session, line):
     """What the session is reopened with counts as said."""
     session.done(2, flush=False)
-    *_, last = session.reopen_messages("job", b"{}")
+    *_, last = session.reopen_messages()
     session.done(2)
     assert last == Advance(7, 2, -1)
     assert line.posted == []
@@ -67,14 +68,15 @@ def epoch_of(epoch, first_step, values=()):
 def test_a_mix_is_opened_with_its_parts(line):
     """Each with its credentials, which are not in its repr."""
     parts = (
-        Part(dataset="w", name="web", options=b'{"key": "hunter2"}', value=0.7, open_bytes=9),
+        Part(dataset="w", name="web", options=StoreOptions.make({"key": "hunter2"}), value=0.7, open_bytes=9),
         Part(dataset="b", name="books", value=4.0),
     )
     assert "hunter2" not in repr(parts)
-    session = Session(line, 7, SessionSpec(dataset="mix", consumer="rank 0", parts=parts))
-    (opened,) = session.reopen_messages("job", b"{}")
+    session = Session(line, OpenSession(7, "job", dataset="mix", consumer="rank 0", parts=parts))
+    (opened,) = session.reopen_messages()
     assert isinstance(opened, OpenSession)
-    assert opened.parts == [Part("w", "web", b'{"key": "hunter2"}', 0.7, 9), Part("b", "books", b"{}", 4.0, 0)]
+    assert opened.parts == parts
+    assert "hunter2" not in repr(opened)
     assert list(request_decoder().feed(encode(opened))) == [opened]
 
 
@@ -85,11 +87,11 @@ def test_passes_and_values_go_with_the_rest_of_an_epoch(session, line):
     assert [message.values for message in line.posted] == [[1.0, 4.0], [1.0, 4.0]]
     assert [np.frombuffer(message.passes, "<u4").tolist() for message in line.posted] == [[0, 1, 2, 3]] * 2
     session.done(6)
-    rest = [message for message in session.reopen_messages("job", b"{}") if isinstance(message, Extend)]
+    rest = [message for message in session.reopen_messages() if isinstance(message, Extend)]
     assert [np.frombuffer(message.passes, "<u4").tolist() for message in rest] == [[], [2, 3]]
     session.extend(epoch_of(2, 8))
     session.done(8)
-    assert [m.values for m in session.reopen_messages("job", b"{}") if isinstance(m, Extend)] == [[1.0, 4.0]] * 2
+    assert [m.values for m in session.reopen_messages() if isinstance(m, Extend)] == [[1.0, 4.0]] * 2
 
 
 def test_one_dataset_costs_three_bytes_more_than_before_mixes(session, line):
@@ -97,8 +99,8 @@ def test_one_dataset_costs_three_bytes_more_than_before_mixes(session, line):
     steps = np.arange(4)
     session.extend(EpochSchedule(0, steps.astype(np.uint32), steps, steps))
     (extended,) = line.posted
-    (opened, *_) = session.reopen_messages("job", b"{}")
-    assert (extended.passes, extended.values, opened.parts) == (b"", [], [])
+    (opened, *_) = session.reopen_messages()
+    assert (extended.passes, extended.values, opened.parts) == (b"", [], ())
     assert len(encode(extended)) == 4 + 1 + 1 + 1 + 1 + (2 + 16) + 2 * (2 + 32) + 1 + 3
 
 

@@ -17,10 +17,12 @@ from streamer.engine.engine import Engine
 from streamer.engine.maintenance import keep_running, remove_unused_once
 from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.manifests.manifest_store import QUIET_SECONDS
-from streamer.engine.session import EngineSession, SessionRequest
+from streamer.engine.session import EngineSession
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import ManifestError
 from streamer.manifest.reader_lock import open_held
+from streamer.wire.messages import OpenSession
+from streamer.wire.store_options import StoreOptions
 
 OBJECTS = 30
 
@@ -51,7 +53,7 @@ class Consumer:
 
     def __init__(self, engine: Engine, digest: str, **options: object) -> None:
         self._ready = asyncio.Event()
-        request = SessionRequest(job="job", dataset=digest, consumer="rank 0", options=options)
+        request = OpenSession(0, job="job", dataset=digest, consumer="rank 0", options=StoreOptions.make(options))
         self.session: EngineSession = engine.open_session(request, lambda *news: self._ready.set(), print)
 
     async def read_all(self) -> None:
@@ -276,9 +278,9 @@ async def test_one_job_hides_no_other_in_the_statistics(engine: Engine, monkeypa
     monkeypatch.setattr("streamer.engine.statistics._SHOWN_SESSIONS", 10)
     digest = await manifest_of(engine)
     for number in range(30):
-        request = SessionRequest(job="many", dataset=digest, consumer=f"rank {number}")
+        request = OpenSession(0, job="many", dataset=digest, consumer=f"rank {number}")
         engine.open_session(request, lambda *news: None, print)
-    engine.open_session(SessionRequest(job="one", dataset=digest, consumer="rank 0"), lambda *news: None, print)
+    engine.open_session(OpenSession(0, job="one", dataset=digest, consumer="rank 0"), lambda *news: None, print)
     found = engine_statistics(engine)
     assert found["sessions_left_out"] == 21
     assert Counter(session["job"] for session in found["sessions"]) == {"many": 9, "one": 1}

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from streamer.config import CacheConfig, DatasetConfig, EngineConfig
-from streamer.engine.collection import PartRequest
 from streamer.engine.engine import Engine
 from streamer.engine.manifests.manifest_request import ManifestRequest
-from streamer.engine.session import EngineSession, SessionRequest
+from streamer.engine.session import EngineSession
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import AccessDeniedError, ManifestError, ProtocolError, StreamerError
+from streamer.wire.messages import OpenSession, Part
 
 CHUNK_BYTES = 40_000
 FILES = {"web": 40, "books": 12, "math": 4}
@@ -52,11 +52,11 @@ async def digest_of(engine: Engine, name: str) -> str:
 class Consumer:
     """A session over parts, one chunk a step, and the events it got."""
 
-    def __init__(self, engine: Engine, parts: Sequence[PartRequest], name: str = "rank 0") -> None:
+    def __init__(self, engine: Engine, parts: Sequence[Part], name: str = "rank 0") -> None:
         self.news = asyncio.Event()
         self.errors: list[StreamerError] = []
         self._steps = 0
-        request = SessionRequest(job="job", dataset="mix", consumer=name, parts=tuple(parts))
+        request = OpenSession(0, job="job", dataset="mix", consumer=name, parts=tuple(parts))
         self.session: EngineSession = engine.open_session(request, lambda *news: self.news.set(), self._failed)
 
     def _failed(self, error: StreamerError) -> None:
@@ -99,8 +99,8 @@ def interleaved(*passes: tuple[int, int, int], seed: int = 1) -> list[tuple[int,
     return [(part, chunk, number) for _, part, chunk, number in sorted(uses)]
 
 
-async def parts_of(engine: Engine, *names: str, **values: float) -> list[PartRequest]:
-    return [PartRequest(await digest_of(engine, name), name, value=values.get(name, 1.0)) for name in names]
+async def parts_of(engine: Engine, *names: str, **values: float) -> list[Part]:
+    return [Part(await digest_of(engine, name), name, value=values.get(name, 1.0)) for name in names]
 
 
 def rows(engine: Engine) -> dict[str, dict[str, object]]:
@@ -125,7 +125,7 @@ async def test_each_part_is_fetched_once_and_counted(engine: Engine) -> None:
 async def test_two_parts_of_one_dataset_share_its_files(engine: Engine) -> None:
     """Two selections, or two transforms: numbers of their own, one file, one fetch."""
     digest = await digest_of(engine, "math")
-    reader = Consumer(engine, [PartRequest(digest, "plain"), PartRequest(digest, "augmented")])
+    reader = Consumer(engine, [Part(digest, "plain"), Part(digest, "augmented")])
     reader.extend(0, [(part, chunk, 0) for chunk in range(4) for part in (0, 1)])
     await reader.read(8)
     found = rows(engine)
@@ -136,7 +136,7 @@ async def test_two_parts_of_one_dataset_share_its_files(engine: Engine) -> None:
 async def test_an_evicted_chunk_is_lost_by_all_its_numbers(engine: Engine) -> None:
     """Whoever holds it under either number asks for it again."""
     digest = await digest_of(engine, "math")
-    reader = Consumer(engine, [PartRequest(digest, "plain"), PartRequest(digest, "augmented")])
+    reader = Consumer(engine, [Part(digest, "plain"), Part(digest, "augmented")])
     reader.extend(0, [(0, 2, 0), (1, 2, 0)])
     reader.session.advance(0, -1)
     key = reader.session.collection.key(2)
@@ -219,7 +219,7 @@ async def test_a_member_that_is_not_here_is_named(engine: Engine) -> None:
     """Its manifest was not asked for."""
     web, _ = await parts_of(engine, "web", "books")
     with pytest.raises(ManifestError, match=r"^member books: no manifest") as missing:
-        Consumer(engine, [web, PartRequest("0" * 32, "books")])
+        Consumer(engine, [web, Part("0" * 32, "books")])
     assert missing.value.details["member"] == "books"
     assert not engine.sessions
 

@@ -20,13 +20,14 @@ from streamer.config import CacheConfig, DatasetConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.permissions import Ownership
-from streamer.engine.session import SessionRequest
 from streamer.errors import AccessDeniedError, ManifestCorruptError, ManifestError
 from streamer.indexing.publish import publish_at
 from streamer.manifest.layout import ROOT_NAME, decode_root, encode_root
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import export_files
 from streamer.store import guard
+from streamer.wire.messages import OpenSession
+from streamer.wire.store_options import StoreOptions
 from tests.tars import tar_of
 
 pytestmark = pytest.mark.process
@@ -153,6 +154,10 @@ async def shared(tmp_path, monkeypatch, stores) -> AsyncIterator[tuple[Engine, S
         yield engine, s3
 
 
+def session_of(job: str, digest: str, options: dict[str, object]) -> OpenSession:
+    return OpenSession(0, job=job, dataset=digest, consumer="rank 0", options=StoreOptions.make(options))
+
+
 async def ask(engine: Engine, url: str, options: dict[str, object] | None = None, **more: object) -> str:
     return await engine.manifest(ManifestRequest(urls=(url,), options=options or {}, **more), lambda *_: None)
 
@@ -161,12 +166,12 @@ async def test_a_digest_gives_no_right(shared):
     """It is in the statistics: who names it reads with own options, which the store refuses."""
     engine, s3 = shared
     digest = await ask(engine, "s3://private/x/", A)
-    assert b"goodgood" in await engine.read(digest, A, 0, (0, 2000))
+    assert b"goodgood" in await engine.read(digest, StoreOptions.make(A), 0, (0, 2000))
     before = len(s3.seen)
     for options in ({}, {"key": "AKIDB", "secret": "s"}):
         with pytest.raises(AccessDeniedError):
-            await engine.read(digest, options, 0, (0, 2000))
-        assert not engine.rights.has(digest, options)
+            await engine.read(digest, StoreOptions.make(options), 0, (0, 2000))
+        assert not engine.rights.has(digest, StoreOptions.make(options))
     assert not any(used == "AKIDA" for _, _, used in s3.seen[before:])
 
 
@@ -178,12 +183,12 @@ async def test_a_restarted_engine_asks_the_store(shared, tmp_path):
         (tmp_path / "cache2" / "manifests").mkdir(exist_ok=True)
         publish_at(Manifest.open(tmp_path / "cache" / "manifests" / digest), tmp_path / "cache2" / "manifests", "")
         before = len(s3.seen)
-        await later.rights.prove(digest, A)
+        await later.rights.prove(digest, StoreOptions.make(A))
         assert [seen[1] for seen in s3.seen[before:]] == ["private/x/a.tar"]
-        await later.rights.prove(digest, A)
+        await later.rights.prove(digest, StoreOptions.make(A))
         assert len(s3.seen) == before + 1
         with pytest.raises(AccessDeniedError):
-            await later.rights.prove(digest, {})
+            await later.rights.prove(digest, StoreOptions.make({}))
 
 
 async def test_equal_requests_with_other_options_are_asked_separately(shared):
@@ -205,10 +210,14 @@ async def test_sessions_read_with_their_own_options(shared):
     assert engine.datasets.get(digest, other) is not mine
     assert (mine.options, engine.datasets.get(digest, A)) == (A, mine)
     session = engine.open_session(
-        SessionRequest(job="j", dataset=digest, consumer="rank 0", options=A), lambda *_: None, lambda _: None
+        session_of("j", digest, A),
+        lambda *_: None,
+        lambda _: None,
     )
     engine.open_session(
-        SessionRequest(job="k", dataset=digest, consumer="rank 0", options=other), lambda *_: None, lambda _: None
+        session_of("k", digest, other),
+        lambda *_: None,
+        lambda _: None,
     )
     assert [dataset.options for dataset in session.collection.datasets] == [A]
     assert len(engine.datasets.manifests()) == 1
@@ -227,10 +236,10 @@ async def test_an_endpoint_that_a_client_names_has_its_own_chunks(tmp_path, monk
         assert mine != theirs
         keys = [engine.datasets.get(digest, options).key(0) for digest, options in ((mine, victim), (theirs, other))]
         assert keys[0] != keys[1]
-        assert b"EVIL" in await engine.read(theirs, other, 0, (0, 2000))
-        assert b"good" in await engine.read(mine, victim, 0, (0, 2000))
+        assert b"EVIL" in await engine.read(theirs, StoreOptions.make(other), 0, (0, 2000))
+        assert b"good" in await engine.read(mine, StoreOptions.make(victim), 0, (0, 2000))
         with pytest.raises(AccessDeniedError, match="another endpoint"):
-            await engine.read(mine, other, 0, (0, 2000))
+            await engine.read(mine, StoreOptions.make(other), 0, (0, 2000))
         # Chunks that were read for the index at the endpoint are not kept under the usual keys.
         assert not engine.cache.contains(keys[0]) or b"EVIL" not in engine.cache.path(keys[0]).read_bytes()
 
@@ -242,7 +251,7 @@ async def test_an_engine_of_one_user_keeps_its_keys(tmp_path, stores):
     async with Engine(config) as engine:
         digest = await ask(engine, "s3://b/", {**A, "endpoint_url": s3.url})
         assert Manifest.open(tmp_path / "cache" / "manifests" / digest).content.endpoint == ""
-        assert engine.rights.has("anything", {})
+        assert engine.rights.has("anything", StoreOptions.make({}))
 
 
 # ------------------------------------------------------------ services with [[datasets]]
@@ -267,7 +276,7 @@ async def test_the_urls_that_a_manifest_names_do_not_choose_its_options(restrict
         root.write_bytes(encode_root(found.content, ["s3://scratch/x/"], found.file_bytes))
         engine.datasets.drop_idle(())
         assert engine.datasets.get(digest, {}).options["key"] == "K"
-        assert b"good" in await engine.read(digest, {}, 0, (0, 2000))
+        assert b"good" in await engine.read(digest, StoreOptions.make({}), 0, (0, 2000))
 
 
 async def test_a_manifest_from_elsewhere_does_not_rename_chunks(restricted, tmp_path, caplog):
@@ -300,7 +309,7 @@ async def test_a_manifest_that_an_earlier_version_took_is_checked_before_use(res
         forged = Manifest.open(with_keys(scratch, tmp_path / "forged", np.zeros_like(scratch.chunk_keys)))
         forged.path.rename(folder / forged.digest)
         with pytest.raises(ManifestCorruptError, match="the key of chunk 0"):
-            await engine.read(forged.digest, {}, 0, (0, 100))
+            await engine.read(forged.digest, StoreOptions.make({}), 0, (0, 100))
 
 
 async def test_columns_from_elsewhere_are_not_used(restricted, tmp_path):
@@ -395,11 +404,11 @@ async def test_a_refusal_of_one_client_is_not_that_of_another(shared):
     engine, _ = shared
     digest = await ask(engine, "s3://private/x/", A)
     wrong = {"key": "AKIDB", "secret": "s"}
-    engine.rights.grant(digest, wrong)
+    engine.rights.grant(digest, StoreOptions.make(wrong))
     ready, errors = asyncio.Event(), []
     sessions = [
         engine.open_session(
-            SessionRequest(job=f"job {options['key']}", dataset=digest, consumer="rank 0", options=options),
+            session_of(f"job {options['key']}", digest, options),
             lambda through, _, options=options: ready.set() if options is A and through >= 0 else None,
             errors.append,
         )

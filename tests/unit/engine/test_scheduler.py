@@ -12,10 +12,11 @@ import pytest
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.manifests.manifest_request import ManifestRequest
-from streamer.engine.session import EngineSession, SessionRequest
+from streamer.engine.session import EngineSession
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import StreamerError
 from streamer.manifest.table import Manifest
+from streamer.wire.messages import OpenSession
 
 LIMIT = (512 << 10) + 1_800_000
 
@@ -45,7 +46,7 @@ class Consumer:
     def __init__(self, engine: Engine, manifest: Manifest, name: str, job: str = "job") -> None:
         self.news = asyncio.Event()
         self.errors: list[StreamerError] = []
-        request = SessionRequest(job=job, dataset=manifest.digest, consumer=name)
+        request = OpenSession(0, job=job, dataset=manifest.digest, consumer=name)
         self.session: EngineSession = engine.open_session(request, self._on_ready, self.errors.append)
 
     def _on_ready(self, through: int, rejects: int) -> None:

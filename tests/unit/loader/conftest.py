@@ -15,7 +15,7 @@ from streamer.batches.samples.cached_bytes import CachedBytes
 from streamer.cache.folder import open_folder
 from streamer.cache.writer import ChunkBytes, write_chunk
 from streamer.client.manifest_asks import ManifestAsk
-from streamer.client.session import EpochSchedule, SessionSpec
+from streamer.client.session import EpochSchedule
 from streamer.client.settings import ClientSettings
 from streamer.formats.chunkfile import relative_path
 from streamer.formats.detect import chooser
@@ -24,7 +24,7 @@ from streamer.loader.dataset import StreamingDataset
 from streamer.loader.members import member
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest
-from streamer.wire.messages import PROTOCOL, GetManifest, IndexProgress, Welcome
+from streamer.wire.messages import PROTOCOL, GetManifest, IndexProgress, OpenSession, Welcome
 from tests.tars import tar_of
 
 # Small, so that a hundred samples are many chunks.
@@ -102,7 +102,7 @@ class FakeEngine:
         assert self.manifest is not None
         return self.manifest, chunk
 
-    def number(self, spec: SessionSpec, chunk: int) -> int:
+    def number(self, spec: OpenSession, chunk: int) -> int:
         """The number here of a chunk of a session."""
         return chunk
 
@@ -167,7 +167,7 @@ class FakeClient:
     def roots(self) -> list[Path]:
         return [self.engine.root]
 
-    def open_session(self, spec: SessionSpec) -> FakeSession:
+    def open_session(self, spec: OpenSession, cache_full_hint: str = "") -> FakeSession:
         session = FakeSession(self.engine, spec)
         self.engine.sessions.append(session)
         return session
@@ -198,7 +198,7 @@ class FakeSession:
     """Keeps exactly the chunks of the steps that are wanted and not done."""
 
     engine: FakeEngine
-    spec: SessionSpec
+    spec: OpenSession
     epochs: list[EpochSchedule] = field(default_factory=list)
     ready: int = -1
     low: int = 0

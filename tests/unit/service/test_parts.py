@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from streamer.engine.session import EngineSession
 from streamer.errors import ProtocolError, StreamerError
 from streamer.service.server import Server, _ClientState
 from streamer.wire.messages import Event, Extend, OpenSession, Part
+from streamer.wire.store_options import StoreOptions
 
 SECRETS = ({"key": "one"}, {"key": "two"})
 
@@ -43,7 +43,7 @@ async def parts(server: Server, tmp_path: Path) -> list[Part]:
             (tmp_path / name / f"{number}.bin").write_bytes(name.encode() * 1000)
         request = ManifestRequest(urls=(str(tmp_path / name),), chunk_bytes=1024)
         digest = await server._engine.manifest(request, lambda *step: None)
-        made.append(Part(digest, name, json.dumps(options).encode(), 2.0, 7))
+        made.append(Part(digest, name, StoreOptions.make(options), 2.0, 7))
     return made
 
 
@@ -83,7 +83,7 @@ async def test_options_that_are_none_fail_the_session_only(server: Server, parts
     """Their text is not quoted."""
     peer = Peer()
     server._clients[peer] = _ClientState()  # type: ignore[index]
-    broken = [parts[0], Part(parts[1].dataset, "books", b"[hunter2")]
+    broken = [parts[0], Part(parts[1].dataset, "books", StoreOptions(b"[hunter2"))]
     server.take(peer, OpenSession(1, "job", "mix", "rank 0", parts=broken))  # type: ignore[arg-type]
     (error,) = peer.failures
     assert "member books" in str(error)

@@ -15,6 +15,7 @@ from streamer.errors import ConfigError, ManifestError, ProtocolError, StreamerE
 from streamer.service.server import Server
 from streamer.service.sharing import _lanes
 from streamer.wire.messages import ShareCache, Sharer
+from streamer.wire.store_options import NO_OPTIONS
 
 SHARERS = [Sharer("a" * 32, "10.0.0.1:7070", 1), Sharer("b" * 32, "10.0.0.2:7070", 1)]
 
@@ -84,13 +85,13 @@ async def test_where_an_engine_listens_and_for_what(
     """At an address, since names would have to be looked up; for a dataset that it knows."""
     server._engine.config = replace(server._engine.config, grace_seconds=1.0)
     with pytest.raises(error, match=what):
-        await server._long_requests._sharing.share(request(dataset, **changes), {})
+        await server._long_requests._sharing.share(request(dataset, **changes), NO_OPTIONS)
 
 
 async def test_a_service_shares_as_its_configuration_says(server: Server, dataset: Dataset) -> None:
     """A job cannot make it listen, or ask other machines."""
     with pytest.raises(ConfigError, match="this one is a service"):
-        await server._long_requests._sharing.share(request(dataset), {})
+        await server._long_requests._sharing.share(request(dataset), NO_OPTIONS)
 
 
 def test_the_token_is_not_shown() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from streamer.cache.folder import open_folder
-from streamer.client.session import SessionSpec
 from streamer.formats.detect import chooser
 from streamer.indexing.build import BuildOptions, build
 from streamer.loader.dataset import StreamingDataset
@@ -18,7 +17,7 @@ from streamer.loader.members import member
 from streamer.loader.mixed_dataset import MixedDataset
 from streamer.loader.rank import opening
 from streamer.manifest.table import Manifest
-from streamer.wire.messages import GetManifest
+from streamer.wire.messages import GetManifest, OpenSession
 from tests.unit.loader.conftest import CHUNK_BYTES, Disk, FakeEngine
 
 # Sizes of the folders of `members`, by name; a sample is its number, plus 1000 times the number of its folder.
@@ -46,7 +45,7 @@ class MixEngine(FakeEngine):
             self.manifests[name] = asyncio.run(work)
         return self.manifests[name]
 
-    def number(self, spec: SessionSpec, chunk: int) -> int:
+    def number(self, spec: OpenSession, chunk: int) -> int:
         """Manifest and number in it as one number: several sessions have several numberings."""
         digests = [manifest.digest for manifest in self.manifests.values()]
         for digest in [part.dataset for part in spec.parts] or [spec.dataset]:
