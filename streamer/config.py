@@ -331,7 +331,7 @@ def read_token(path: Path) -> str:
 def _cache_dir(env: Mapping[str, str]) -> Path:
     if chosen := env.get("STREAMER_CACHE_DIR"):
         return Path(chosen)
-    base = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME", "/tmp")) / ".cache")
+    base = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME") or "/tmp") / ".cache")
     return Path(base) / "streamer"
 
 
@@ -368,7 +368,8 @@ def _rank(env: Mapping[str, str]) -> RankConfig:
         world_size=place.world_size,
         node=place.rank // (place.local_size or place.world_size) if node is None else node,
         nodes=max(1, place.nodes or by_local_size if nodes is None else nodes),
-        job=job,
+        # A message holds UTF-8 only, a variable any bytes.
+        job=job.encode("utf-8", "backslashreplace").decode(),
         master=env.get("MASTER_ADDR", ""),
         note=place.note,
     )

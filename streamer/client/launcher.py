@@ -22,7 +22,7 @@ from pathlib import Path
 
 from streamer import errors
 from streamer.base.logs import join_trainer
-from streamer.base.processes import import_paths, unforked
+from streamer.base.processes import import_paths, interpreter, open_standard_descriptors, unforked
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.in_process import start_engine
 from streamer.client.restarts import Restarts
@@ -49,6 +49,7 @@ def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Conne
         EngineUnavailableError: no answer in `connect_seconds`, or engines crash at their start.
         StreamerError: the engine's reason for not starting (cache folder, limit, version).
     """
+    open_standard_descriptors()
     join_trainer(Environment.read())
     restarts = Restarts() if restarts is None else restarts
     if settings.external:
@@ -212,7 +213,7 @@ def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
     """Starts an engine. Its configuration goes by stdin, so that `ps` shows no secrets."""
     with open(log_of(settings), "ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "streamer.service", str(ready)],
+            [interpreter(), "-m", "streamer.service", str(ready)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

@@ -10,7 +10,6 @@ import queue
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 
+from streamer.base.processes import import_paths, interpreter
 from streamer.errors import WorkerError
 
 P = ParamSpec("P")
@@ -94,8 +94,8 @@ class Processes(Executor):
 
     def _start(self) -> _Process:
         ours, theirs = socket.socketpair()
-        code = f"import sys; sys.path[:] = {sys.path!r}; from streamer.executors.worker import main; "
-        command = [sys.executable, "-c", f"{code}main({theirs.fileno()})"]
+        code = f"import sys; sys.path[:] = {import_paths()!r}; from streamer.executors.worker import main; "
+        command = [interpreter(), "-c", f"{code}main({theirs.fileno()})"]
         with ours, theirs, self._lock:
             if self._closed:
                 raise EOFError

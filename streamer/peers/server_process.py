@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
@@ -14,7 +13,7 @@ from typing import Self
 
 import msgspec
 
-from streamer.base.processes import child_environment, unforked
+from streamer.base.processes import child_environment, interpreter, unforked
 from streamer.base.threads import in_thread
 from streamer.errors import ConfigError
 from streamer.fetch.retry import pause_seconds
@@ -132,7 +131,7 @@ class PeerServerProcess:
             ours.setblocking(False)
             with theirs, unforked():
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "streamer.peers", *map(str, descriptors)],
+                    [interpreter(), "-P", "-m", "streamer.peers", *map(str, descriptors)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     pass_fds=descriptors,

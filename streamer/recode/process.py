@@ -6,12 +6,11 @@ import asyncio
 import signal
 import socket
 import subprocess
-import sys
 from typing import TypeAlias
 
 import msgspec
 
-from streamer.base.processes import child_environment, unforked
+from streamer.base.processes import child_environment, interpreter, unforked
 from streamer.base.threads import in_thread
 from streamer.recode.messages import ANSWER, MOST_ANSWER_BYTES, Answer, Job, Start, encode
 from streamer.recode.shared import Buffer, SharedMemory
@@ -90,7 +89,7 @@ class RecoderProcess:
         ours.setblocking(False)
         descriptors = theirs.fileno(), self.memory.descriptor
         # -P: a file random.py in the working directory must not shadow the standard library.
-        command = [sys.executable, "-P", "-m", "streamer.recode", *map(str, descriptors)]
+        command = [interpreter(), "-P", "-m", "streamer.recode", *map(str, descriptors)]
         try:
             with theirs, unforked():
                 self._process = subprocess.Popen(

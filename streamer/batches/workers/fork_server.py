@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from streamer.base.processes import interpreter, open_standard_descriptors
 from streamer.base.system_limits import naming_limits
 from streamer.batches.workers import datagrams
 from streamer.batches.workers.fork_protocol import (
@@ -278,7 +279,13 @@ _current = _Current()
 
 @naming_limits()
 def fork_server(modules: Iterable[str] = ()) -> ForkServer | None:
-    """Returns the server of this process, started if there is none, or None if it has crashed repeatedly."""
+    """Returns the server of this process, started if there is none, or None if it has crashed repeatedly.
+
+    Raises:
+        ConfigError: no further Python can be started, or a limit of the system is reached.
+    """
+    interpreter()
+    open_standard_descriptors()
     with _lock:
         server = _current.server
         if server is not None and server.pid == os.getpid() and not server.gone:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from streamer.base import linux
-from streamer.base.processes import import_paths, unforked
+from streamer.base.processes import import_paths, interpreter, unforked
 from streamer.batches.workers.datagrams import readable
 from streamer.batches.workers.fork_protocol import ProcessContext, memory_file
 
@@ -83,9 +82,12 @@ def start_interpreter(
         context: Context of this process.
         variables: Variables of the environment, instead of the context's.
     """
-    environment = {**context.environment, **(variables or {}), "PYTHONPATH": os.pathsep.join(context.path)}
+    environment = dict(context.environment)
+    for name, value in (variables or {}).items():
+        environment[os.fsencode(name)] = os.fsencode(value)
+    environment[b"PYTHONPATH"] = os.fsencode(os.pathsep).join(context.path)
     # -P: a file random.py in the working directory must not shadow the standard library.
-    command = [sys.executable, "-P", "-m", module, *map(str, [*numbers, *descriptors])]
+    command = [interpreter(), "-P", "-m", module, *map(str, [*numbers, *descriptors])]
     with unforked(), _uninterrupted():
         return subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL, env=environment)
 
@@ -96,9 +98,8 @@ def current_context() -> ProcessContext:
         folder = os.getcwd()
     except FileNotFoundError:
         folder = ""
-    return ProcessContext(
-        folder, [os.path.abspath(entry) if folder else entry for entry in import_paths()], dict(os.environ)
-    )
+    paths = [os.path.abspath(entry) if folder else entry for entry in import_paths()]
+    return ProcessContext(os.fsencode(folder), list(map(os.fsencode, paths)), dict(os.environb))
 
 
 @contextmanager

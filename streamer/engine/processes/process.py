@@ -9,14 +9,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
 from msgspec import structs
 
-from streamer.base.processes import child_environment, unforked
+from streamer.base.processes import child_environment, interpreter, unforked
 from streamer.base.threads import in_thread
 from streamer.engine.processes.messages import (
     MOST_BYTES,
@@ -213,7 +212,7 @@ class FetchProcess:
             with theirs, unforked():
                 # On a thread of the loop's pool, which ends with the engine (`linux.end_with_parent`).
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "streamer.engine.processes", str(descriptor), str(os.getpid())],
+                    [interpreter(), "-P", "-m", "streamer.engine.processes", str(descriptor), str(os.getpid())],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     pass_fds=[descriptor],
