@@ -273,6 +273,10 @@ class Environment:
         )
 
 
+# The socket of an embedded engine in its cache folder, for clients that do not see its runtime folder. It begins like
+# the folder's marker: earlier versions take a folder that has nothing else for an empty one.
+CACHE_SOCKET_NAME = "streamer-cache.sock"
+
 # The variables of every process of streamer, and those that only `streamer serve` reads.
 _COMMON = frozenset(
     ["CACHE_DIR", "RUNTIME_DIR", "ENGINE", "LOG", "LOG_FORMAT", "TOKEN_FILE", "CONFIG", "JOB", "NODE", "NODES"]

@@ -14,6 +14,7 @@ import logging
 import os
 import select
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -29,7 +30,7 @@ from streamer.client.restarts import Restarts
 from streamer.client.runtime_folder import remove_old_logs
 from streamer.client.settings import ClientSettings
 from streamer.client.store_variables import meet
-from streamer.config import Environment
+from streamer.config import CACHE_SOCKET_NAME, Environment
 from streamer.errors import ConfigError, EngineUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -103,13 +104,33 @@ def _connect_or_start(settings: ClientSettings, restarts: Restarts) -> Connectio
 
 
 def _connect_once(settings: ClientSettings) -> Connection:
-    return Connection(
-        settings.socket_path,
-        settings.job,
-        settings.token(),
-        protocol=settings.protocol,
-        external=settings.external and settings.is_configured,
-    )
+    """Connects to the engine at its socket, or else, to an embedded one, at the socket in its cache folder.
+
+    Another job of this user may have a /tmp of its own, and a cleaner may have removed the runtime folder.
+    """
+    token = settings.token()
+    try:
+        return Connection(
+            settings.socket_path,
+            settings.job,
+            token,
+            protocol=settings.protocol,
+            external=settings.external and settings.is_configured,
+        )
+    except DisconnectedError:
+        # Through links: no link is followed after this.
+        path = Path(os.path.realpath(settings.cache_dir)) / CACHE_SOCKET_NAME
+        if settings.external or not _is_own_socket(path):
+            raise
+        return Connection(path, settings.job, token, protocol=settings.protocol)
+
+
+def _is_own_socket(path: Path) -> bool:
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def _connect_when_up(settings: ClientSettings) -> Connection:

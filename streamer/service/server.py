@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import numpy as np
 
+from streamer.base.process_stats import process_statistics
 from streamer.config import EngineConfig
 from streamer.engine.collection import PartRequest
 from streamer.engine.engine import Engine
@@ -23,7 +24,6 @@ from streamer.service.admission import Admission
 from streamer.service.client_connection import ClientConnection
 from streamer.service.limits import MAX_SESSIONS_PER_PEER, Limits
 from streamer.service.long_requests import ClientRequests, LongRequests, SessionProofs
-from streamer.service.process_stats import process_statistics
 from streamer.service.recent_warnings import JobErrors
 from streamer.version import VERSION
 from streamer.wire.messages import (

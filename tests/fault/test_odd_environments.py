@@ -132,3 +132,53 @@ def test_a_python_without_ssl(data: Path) -> None:
     assert code == 1
     assert "ConfigError: the engine cannot start with" in told
     assert "lacks _ssl" in told
+
+
+REMOVED = """
+import shutil
+from streamer import StreamingDataLoader, StreamingDataset
+
+def loader():
+    source = StreamingDataset(sys.argv[1], cache_dir=sys.argv[2], cache_bytes="100MB", decode={"bin": None})
+    return StreamingDataLoader(source, 5, 0, collate_fn=numbers, pin_memory=False)
+
+with loader() as first:
+    batches = iter(first)
+    next(batches)
+    shutil.rmtree(os.environ["STREAMER_RUNTIME_DIR"])
+    with loader() as second:
+        assert sorted(sum(second, [])) == list(range(40))
+    assert len(sum(batches, [])) == 35
+"""
+
+
+def test_the_runtime_folder_is_removed_under_a_job(data: Path) -> None:
+    """The last ssh session ends, and logind removes /run/user/UID: the next dataset finds the engine all the same."""
+    code, told = run(data, REMOVED)
+    assert code == 0, told
+
+
+@pytest.mark.slow
+def test_two_jobs_with_a_tmp_of_their_own(data: Path) -> None:
+    """PrivateTmp of systemd, job_container/tmpfs of SLURM: the second one waited 34 s, and ended."""
+    inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    mount = 'mount -t tmpfs none "$STREAMER_RUNTIME_DIR" && exec "$0" "$@"'
+    if subprocess.run([*inside, "mount -t tmpfs none /tmp"], capture_output=True, check=False).returncode:
+        pytest.skip("no user namespaces")
+    script = data.parent / "first.py"
+    script.write_text(
+        TRAINER
+        + REMOVED.split("with loader() as first", maxsplit=1)[0]
+        + "\nfirst = iter(loader())\nnext(first)\nprint()\ninput()\n"
+    )
+    runtime = data.parent / "runtime"
+    runtime.mkdir()
+    command = [*inside, mount, sys.executable, str(script), str(data), str(data.parent / "cache")]
+    environment = {**os.environ, "STREAMER_RUNTIME_DIR": str(runtime)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True) as first:
+        assert first.stdin is not None
+        assert first.stdout is not None
+        assert first.stdout.readline() == "\n"
+        code, told = run(data, "train(1)\n", (*inside, mount))
+        first.communicate("\n", timeout=60)
+    assert (code, first.returncode) == (0, 0), told
