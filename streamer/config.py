@@ -346,7 +346,19 @@ def _runtime_dir(env: Mapping[str, str]) -> Path:
         return Path(os.path.realpath(chosen))
     if (base := env.get("XDG_RUNTIME_DIR")) and os.access(base, os.W_OK):
         return Path(base) / "streamer"
+    for base in ("/tmp", "/var/tmp", "/dev/shm"):
+        path = Path(f"{base}/streamer-{os.getuid()}")
+        if not _is_read_only(path if path.exists() else Path(base)):
+            return path
     return Path(f"/tmp/streamer-{os.getuid()}")
+
+
+def _is_read_only(path: Path) -> bool:
+    """Whether a path is on a file system that takes no files, as the root of a hardened container."""
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    except OSError:
+        return True
 
 
 def _log_format(env: Mapping[str, str]) -> LogFormat:

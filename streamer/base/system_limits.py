@@ -34,6 +34,12 @@ def limit_error(error: BaseException) -> ConfigError | None:
             f"{_shown(resource.RLIMIT_AS)}), or lower num_workers",
             field="RLIMIT_NPROC",
         )
+    if code == errno.EFBIG:
+        return ConfigError(
+            f"a file may not be longer than {_shown(resource.RLIMIT_FSIZE)} bytes (ulimit -f, in blocks of 1,024): "
+            "raise the limit (ulimit -f unlimited; LimitFSIZE= of a service)",
+            field="RLIMIT_FSIZE",
+        )
     if code == errno.ENOMEM or isinstance(error, MemoryError):
         return ConfigError(
             f"no memory could be mapped ({error}): raise the limit of the address space (ulimit -v, now "

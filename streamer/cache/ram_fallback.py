@@ -19,6 +19,7 @@ from pathlib import Path
 
 from streamer.base.threads import in_thread
 from streamer.cache.folder import Folder, open_folder
+from streamer.cache.memory_folders import MEMORY_FOLDER, folder_name, make_locked, remove_unlocked
 from streamer.cache.policy.table import charge
 from streamer.cache.writer import ChunkBytes, Published, write_chunk
 from streamer.config import format_bytes
@@ -28,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 # Full, failing, over quota, turned read-only: refusals that are not our mistakes.
 REFUSALS = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS})
-MEMORY_FOLDER = Path("/dev/shm")
 # At most this many bytes, and at most a quarter of the free memory there.
 FALLBACK_BYTES = 512 << 20
 
@@ -51,7 +51,8 @@ class RamFallback:
         self._cache = cache
         self._group = group
         self._memory = memory
-        self._name = f"streamer-{os.geteuid()}-{cache.root_id}"
+        self._name = folder_name(cache.root_id)
+        self._lock: int | None = None
         self.path: Path | None = None
         self.folder: Folder | None = None
         self.limit_bytes = 0
@@ -65,10 +66,11 @@ class RamFallback:
         return f"RamFallback({str(self.path)!r}, {'in use' if self.folder else 'unused'})"
 
     def begin(self) -> None:
-        """Removes what an earlier engine left, and makes an empty folder that only this user may enter.
+        """Removes what engines that are gone have left, and makes an empty folder that only this user may enter.
 
         If another user has taken its name, it gets another one.
         """
+        remove_unlocked(self._memory)
         for name in (self._name, f"{self._name}-{secrets.token_hex(8)}"):
             path = self._memory / name
             with contextlib.suppress(OSError):
@@ -76,9 +78,9 @@ class RamFallback:
                     logger.warning("%s belongs to another user, and is not used", path)
                     continue
                 shutil.rmtree(path, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                path.mkdir(mode=0o700)
+            if (lock := make_locked(path)) is not None:
                 self.path = path
+                self._lock = lock
                 return
 
     @property
@@ -135,4 +137,7 @@ class RamFallback:
         """Removes the folder and its content."""
         if self.path is not None:
             shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
         self.folder = None

@@ -24,10 +24,11 @@ from pathlib import Path
 from streamer import errors
 from streamer.base.logs import join_trainer
 from streamer.base.processes import import_paths, interpreter, open_standard_descriptors, unforked
+from streamer.base.system_limits import limit_error
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.in_process import start_engine
 from streamer.client.restarts import Restarts
-from streamer.client.runtime_folder import remove_old_logs
+from streamer.client.runtime_folder import remove_leftovers
 from streamer.client.settings import ClientSettings
 from streamer.client.store_variables import meet
 from streamer.config import CACHE_SOCKET_NAME, Environment
@@ -96,6 +97,7 @@ def _connect_or_start(settings: ClientSettings, restarts: Restarts) -> Connectio
         with _spawn_lock(settings):
             with contextlib.suppress(DisconnectedError):
                 return _connect_once(settings)
+            remove_leftovers(settings.runtime_dir)
             started = _start_here(settings) if settings.inline else _start(settings)
         if started:
             with contextlib.suppress(DisconnectedError):
@@ -178,9 +180,24 @@ def _make_runtime_dir(path: Path) -> None:
 
 
 @contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Raises a ConfigError that names the runtime folder for an OSError of a file in it."""
+    try:
+        yield
+    except OSError as error:
+        if (limit := limit_error(error)) is not None:
+            raise limit from error
+        raise ConfigError(
+            f"runtime folder {path}: {error.strerror}; set STREAMER_RUNTIME_DIR to a folder that can be written",
+            field="runtime_dir",
+        ) from error
+
+
+@contextlib.contextmanager
 def _spawn_lock(settings: ClientSettings) -> Iterator[None]:
     path = settings.runtime_dir / f"{settings.engine_id}.spawn.lock"
-    descriptor = _locked(path)
+    with _naming(settings.runtime_dir):
+        descriptor = _locked(path)
     try:
         yield
     finally:
@@ -217,7 +234,6 @@ def _start(settings: ClientSettings) -> bool:
             ready_read, ready_write = os.pipe()
             on_exit.callback(os.close, ready_read)
             try:
-                remove_old_logs(settings.runtime_dir)
                 process = _spawn(settings, ready_write)
             finally:
                 os.close(ready_write)
@@ -232,7 +248,9 @@ def _start_here(settings: ClientSettings) -> bool:
 
 def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
     """Starts an engine. Its configuration goes by stdin, so that `ps` shows no secrets."""
-    with open(log_of(settings), "ab") as log:
+    with _naming(settings.runtime_dir):
+        log = os.open(log_of(settings), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
         process = subprocess.Popen(
             [interpreter(), "-m", "streamer.service", str(ready)],
             stdin=subprocess.PIPE,
@@ -243,6 +261,8 @@ def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
             cwd="/",
             env=_engine_environment(),
         )
+    finally:
+        os.close(log)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
         stdin.write(json.dumps(_configuration(settings)).encode())

@@ -15,19 +15,21 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from streamer.base.cgroup import usable_cores
 from streamer.base.extras import require
 from streamer.base.process_memory import collect_rarely
 from streamer.cache.folder_lock import take_locks
+from streamer.cache.substitute import find_cache, remove_substitute
 from streamer.config import EngineConfig, check_socket_path
 from streamer.engine.engine import Engine
 from streamer.engine.maintenance import maintained
 from streamer.errors import CacheError, ConfigError, StreamerError
 from streamer.service import secret_files
 from streamer.service.client_connection import ClientConnection
-from streamer.service.limits import raise_descriptor_limit
+from streamer.service.limits import raise_limits
 from streamer.service.listening import Listeners, listening
 from streamer.service.recent_warnings import recent_warnings
 from streamer.service.sd_notify import Notifier
@@ -120,10 +122,11 @@ class Life:
         return self._server is not None and any(pid != os.getpid() for pid in self._server.pids())
 
     async def _run(self, config: EngineConfig) -> None:
-        _make_cache_dir(config.cache.directory)
         if not self._guest:
-            raise_descriptor_limit()
+            raise_limits()
             collect_rarely()
+        config, warning = _with_usable_cache(config)
+        _make_cache_dir(config.cache.directory)
         if config.guarded:
             logger.warning(_OPEN_TO_ALL)
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(thread_count(), "streamer-work"))
@@ -132,18 +135,22 @@ class Life:
             os.umask(0o022)
         lock_seconds = LOCK_SECONDS + config.service.drain_seconds
         folder = _only_engine(config.cache.directory, lock_seconds)
-        with recent_warnings() as warnings, folder as locks, self._holding(*locks):
+        with contextlib.ExitStack() as on_exit, recent_warnings() as warnings, folder as locks, self._holding(*locks):
             self._timing.end("lock")
+            if warning:
+                logger.warning("%s", warning)
+                on_exit.callback(remove_substitute, config.cache.directory)
             async with Engine(config) as engine, maintained(engine), _among_peers(engine), asyncio.TaskGroup() as tasks:
                 self._timing.end("cache")
-                server = self._server = Server(config, engine, tasks, self._leave.set, warnings=warnings.entries)
+                server = self._server = Server(
+                    config, engine, tasks, self._leave.set, warnings=warnings.entries, standing_notice=warning
+                )
                 # Also where the engine fails: its thread ends, and no process that would close them.
                 with contextlib.closing(server):
-                    await self._serve(engine, server, tasks)
+                    await self._serve(config, engine, server, tasks)
             self._notifier.close()
 
-    async def _serve(self, engine: Engine, server: Server, tasks: asyncio.TaskGroup) -> None:
-        config = self._config
+    async def _serve(self, config: EngineConfig, engine: Engine, server: Server, tasks: asyncio.TaskGroup) -> None:
         async with serving(config.service.http, server.statistics, self._not_ready):
             async with listening(config, lambda: ClientConnection(server)) as self._listeners:
                 self._on_signals()
@@ -265,6 +272,17 @@ def _among_peers(engine: Engine) -> contextlib.AbstractAsyncContextManager[objec
 
 
 # ---------------------------------------------------------------- the folder
+
+
+def _with_usable_cache(config: EngineConfig) -> tuple[EngineConfig, str]:
+    """Returns the configuration with a cache that can be written to, and what to tell where it is another one.
+
+    The clients of a service expect its folder where it is mounted.
+    """
+    if config.grace_seconds is None:
+        return config, ""
+    cache, warning = find_cache(config.cache)
+    return replace(config, cache=cache), warning
 
 
 def _make_cache_dir(directory: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from streamer.base.system_limits import limit_error
 from streamer.engine.collection import PartRequest
 from streamer.engine.engine import Engine
 from streamer.engine.manifests.manifest_request import ManifestRequest
@@ -144,7 +145,7 @@ class LongRequests:
         except Exception as error:
             logger.exception("request %d of %s failed", number, client)
             broken = BrokenError(f"the engine failed over a request: {error!r}; see its log")
-            self._fail(client, broken, number)
+            self._fail(client, limit_error(error) or broken, number)
 
     async def _manifest(self, client: ClientConnection, requests: ClientRequests, request: GetManifest) -> None:
         def progress(text: str, done: int, total: int) -> None:

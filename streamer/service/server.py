@@ -78,6 +78,7 @@ class Server:
         leave: called once when there has been no connection for the grace time.
         limits: limits for all clients together; None: derived from the available memory and descriptors.
         warnings: the last ones of this process.
+        standing_notice: a sentence for every reader, about the cache; "" if there is none.
 
     Raises:
         ConfigError: no such group; the token file cannot be read.
@@ -92,6 +93,7 @@ class Server:
         *,
         limits: Limits | None = None,
         warnings: Callable[[], list[Table]] = list,
+        standing_notice: str = "",
     ) -> None:
         self._config = config
         self._engine = engine
@@ -99,6 +101,7 @@ class Server:
         self._admission = Admission(config.cache, config.service)
         self._limits = limits or Limits.of(config.service)
         self._warnings = warnings
+        self._standing_notice = standing_notice
         self._errors = JobErrors()
         self._long_requests = LongRequests(engine, tasks, self._limits, self._fail)
         self._proofs = SessionProofs(engine.rights, tasks)
@@ -300,6 +303,8 @@ class Server:
                 on_error=lambda error: self._fail(client, error, session=number, consumer=wanted.consumer),
             )
             client.send(Opened(number))
+            if self._standing_notice:  # a client shows each number once
+                client.send(Notice(0, one_line(self._standing_notice)))
             for step in steps:
                 self._step(client, state, step)
         except StreamerError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -182,3 +183,28 @@ def test_two_jobs_with_a_tmp_of_their_own(data: Path) -> None:
         code, told = run(data, "train(1)\n", (*inside, mount))
         first.communicate("\n", timeout=60)
     assert (code, first.returncode) == (0, 0), told
+
+
+KILLED = """
+from streamer import StreamingDataLoader, StreamingDataset
+source = StreamingDataset(sys.argv[1], cache_dir=sys.argv[2], cache_bytes="100MB", engine="inline")
+with StreamingDataLoader(source, 5, 0, collate_fn=numbers, pin_memory=False) as loader:
+    next(iter(loader))
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_the_next_start_removes_what_a_killed_one_left(data: Path) -> None:
+    """Of any cache folder: an engine in the trainer's process leaves its socket, and its folder in memory."""
+
+    code, told = run(data, KILLED)
+    assert code == -signal.SIGTERM, told
+    root_id = (data.parent / "cache" / "root-id").read_text().strip()
+    memory = Path(f"/dev/shm/streamer-{os.geteuid()}-{root_id}")
+    assert memory.exists()
+    assert len(list((data.parent / "runtime").glob("*.sock"))) == 1
+    (data.parent / "cache").rename(data.parent / "former")
+    code, told = run(data, "train(0, engine='inline')\n")
+    assert code == 0, told
+    assert list((data.parent / "runtime").glob("*.sock*")) == []
+    assert not memory.exists()
