@@ -108,6 +108,16 @@ def free_pages(mapping: mmap.mmap, start: int, length: int) -> None:
                 raise
 
 
+def require_proc() -> None:
+    """Checks that /proc is there, by which sockets are addressed and processes looked at.
+
+    Raises:
+        ConfigError: it is not mounted.
+    """
+    if sys.platform == "linux" and not os.path.isdir("/proc/self/fd"):
+        raise ConfigError("/proc is not mounted here, which streamer needs: mount -t proc proc /proc", field="platform")
+
+
 def mountinfo() -> str:
     """The mounted file systems (proc_pid_mountinfo(5)); "" on other systems."""
     with suppress(FileNotFoundError):
@@ -140,18 +150,30 @@ def epoll() -> Epoll:
         ConfigError: this system has no epoll, for which there is no substitute.
     """
     if sys.platform == "linux" and hasattr(select, "epoll"):
-        return select.epoll()
+        try:
+            return select.epoll()
+        except PermissionError as error:
+            raise ConfigError(
+                "workers need epoll, which a filter of system calls refuses: allow epoll_create1 (seccomp profile, "
+                "SystemCallFilter=), or use num_workers=0",
+                field="num_workers",
+            ) from error
     raise ConfigError("workers need epoll, which only Linux has: use num_workers=0", field="num_workers")
+
+
+def _eventfd() -> tuple[int, int] | None:
+    if sys.platform == "linux" and hasattr(os, "eventfd"):
+        with suppress(OSError):  # a sandbox refuses the call
+            descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            return descriptor, descriptor
+    return None
 
 
 class Wakeup:
     """Wakes a thread from any other, without a lock and without blocking. Its descriptor is closed with the object."""
 
     def __init__(self) -> None:
-        if sys.platform == "linux" and hasattr(os, "eventfd"):
-            self._reader = self._writer = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        else:
-            self._reader, self._writer = pipe()
+        self._reader, self._writer = _eventfd() or pipe()
         for descriptor in {self._reader, self._writer}:
             # No `__del__`: at the interpreter's exit the names of its module may be gone.
             weakref.finalize(self, os.close, descriptor).atexit = False

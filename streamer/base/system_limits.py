@@ -7,7 +7,7 @@ import errno
 import resource
 from collections.abc import Iterator
 
-from streamer.errors import ConfigError, StreamerError
+from streamer.errors import ConfigError, StreamerError, describe_undecoded
 
 
 def is_shortage(error: OSError) -> bool:
@@ -21,7 +21,7 @@ def limit_error(error: BaseException) -> ConfigError | None:
         return None
     if isinstance(error, UnicodeEncodeError):
         return ConfigError(
-            f"{ascii(error.object)[:200]} is not UTF-8: rename the folder, or correct the variable of the environment",
+            f"{describe_undecoded(error.object)}; or rename the folder, or correct the variable of the environment",
             field="encoding",
         )
     code = error.errno if isinstance(error, OSError) else None

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from streamer import errors
+from streamer.base import linux
 from streamer.base.logs import join_trainer
 from streamer.base.processes import import_paths, interpreter, open_standard_descriptors, unforked
 from streamer.base.system_limits import limit_error
@@ -90,6 +91,7 @@ def log_of(settings: ClientSettings) -> str:
 def _connect_or_start(settings: ClientSettings, restarts: Restarts) -> Connection:
     if sys.platform == "win32":
         raise ConfigError("streamer runs on Linux; on Windows use WSL2", field="platform")
+    linux.require_proc()
     _make_runtime_dir(settings.runtime_dir)
     while True:
         with contextlib.suppress(DisconnectedError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import struct
 import threading
@@ -81,6 +82,37 @@ async def test_dates_of_other_forms(server: TellingServer, date: str) -> None:
         (record,) = (await listed(store, f"{root}/o")).values()
         assert (record.size, record.version) == (len(RAMP), "etag:x")
         assert await read(store, record, 1000, 2000) == RAMP[1000:2000]
+    finally:
+        await store.aclose()
+
+
+@pytest.mark.parametrize(
+    ("date", "is_dated"),
+    [
+        ("Thu, 01 Jan 2026 00:00:00 GMT", True),
+        ("Thursday, 01-Jan-26 00:00:00 GMT", True),
+        ("Thu Jan  1 00:00:00 2026", True),
+        ("2026-01-01T00:00:00Z", True),
+        ("x", False),
+    ],
+)
+async def test_a_date_without_an_etag(
+    server: TellingServer, caplog: pytest.LogCaptureFixture, date: str, is_dated: bool
+) -> None:
+    """Each form is the same version; without any, a line says that a change of equal size is not seen."""
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(re.sub(rb"ETag: [^\r]*", f"Last-Modified: {date}".encode(), asked.good(), count=1))
+
+    server.script = script
+    root = f"http://127.0.0.1:{server.port}"
+    store = open_store(root, {})
+    try:
+        found = await listed(store, f"{root}/{{a,b}}")
+        moment = 1767225600_000_000_000 if is_dated else 0
+        assert {record.version for record in found.values()} == {f"stat:{len(RAMP)}:{moment}"}
+        assert await read(store, found[f"{root}/a"], 7, 19) == RAMP[7:19]
+        assert len([line for line in caplog.messages if "equal size" in line]) == (not is_dated)
     finally:
         await store.aclose()
 

@@ -70,10 +70,13 @@ def closing(descriptors: str) -> tuple[str, ...]:
 
 
 def test_several_oddities_at_once(data: Path) -> None:
-    """SIGCHLD ignored, no standard output and input, a list of threads, a variable and a path that are not UTF-8."""
+    """SIGCHLD ignored, all signals blocked, no standard output, a list of threads, names that are not UTF-8."""
     latin = os.fsdecode(b"Jos\xe9")
     program = (
-        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nsys.path += [Path('x'), sys.argv[1] + '\\udce9']\ntrain(1)\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n"
+        "sys.path += [Path('x'), sys.argv[1] + '\\udce9']\n"
+        "train(1)\n"
     )
     prefix = closing(">&- <&-")
     code, told = run(data, program, prefix, JOB_COMMENT=latin, STREAMER_JOB=latin, OMP_NUM_THREADS="4,2")

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from streamer.base import linux
 from streamer.base.processes import interpreter, open_standard_descriptors
 from streamer.base.system_limits import naming_limits
 from streamer.batches.workers import datagrams
@@ -285,6 +286,7 @@ def fork_server(modules: Iterable[str] = ()) -> ForkServer | None:
         ConfigError: no further Python can be started, or a limit of the system is reached.
     """
     interpreter()
+    linux.require_proc()
     open_standard_descriptors()
     with _lock:
         server = _current.server

@@ -265,6 +265,7 @@ def main() -> None:
     worker_main.end_with_parent(config.parent)
     # A trainer that ignores the ends of its children would make this process do so: it could not wait for its own.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     sys.path[:] = map(os.fsdecode, config.path)
     os.set_inheritable(control, False)
     gc.disable()

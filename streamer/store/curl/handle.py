@@ -367,9 +367,10 @@ def _moment(text: str) -> datetime | None:
     # Rarely needed, and one of the slower imports of the engine's start (2 ms).
     from email.utils import parsedate_to_datetime
 
-    with suppress(ValueError):
-        moment = parsedate_to_datetime(text)
-        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    for parse in (parsedate_to_datetime, datetime.fromisoformat):
+        with suppress(ValueError):
+            moment = parse(text)
+            return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return None
 
 

@@ -12,6 +12,7 @@ look for, are listed and removed here.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
@@ -34,6 +35,8 @@ from streamer.store.curl.targets import Targets
 from streamer.store.obstore_store import MakeClient, ObstoreStore, Page, in_time
 from streamer.store.places import Places
 from streamer.store.reached import Reached
+
+_log = logging.getLogger(__name__)
 
 MakeAccess = Callable[[Issued[Keys | None] | None], Access | None]
 # Idle connections to all hosts; the window is smaller.
@@ -71,6 +74,7 @@ class CurlStore(ObstoreStore):
         self._free: list[Handle] = []
         self._names: Names | None = None
         self._targets = Targets()
+        self._has_warned = False
 
     def __repr__(self) -> str:
         return f"CurlStore({shown(self._root)!r}, {self._counters})"
@@ -194,14 +198,25 @@ class CurlStore(ObstoreStore):
             whole = await in_time(self._whole(url), url)
         except ObjectNotFoundError:
             return None
-        return whole.record(url) if self._is_plain else whole.web_record(url)
+        return whole.record(url) if self._is_plain else self._dated(whole.web_record(url))
 
     async def _described_by_byte(self, url: str) -> ObjectRecord:
         """See ObstoreStore; libcurl asks web servers, since it takes all forms of dates, and proxies of any kind."""
         if await self._find_access() is None:
             return await super()._described_by_byte(url)
         self._counters.requests += 1
-        return (await in_time(self._whole(url, first_byte=True), url)).web_record(url)
+        return self._dated((await in_time(self._whole(url, first_byte=True), url)).web_record(url))
+
+    def _dated(self, record: ObjectRecord) -> ObjectRecord:
+        """Returns a web server's object; warns once where nothing tells one version of it from another."""
+        if record == versions.by_size(record) and not self._has_warned and not self._way.sizes_only:
+            self._has_warned = True
+            _log.warning(
+                "%s tells neither an ETag nor the time of files (%s, for instance): a change of equal size is not seen",
+                shown(self._root),
+                shown(record.url),
+            )
+        return record
 
     async def unfinished(self, prefix: str) -> list[Upload]:
         """See PartsKeeper.unfinished; none of a web server."""

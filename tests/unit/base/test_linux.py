@@ -71,6 +71,25 @@ def test_a_sandbox_without_memfd_create(monkeypatch: pytest.MonkeyPatch, code: i
         os.close(descriptor)
 
 
+def test_calls_that_a_sandbox_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe does instead of an eventfd; nothing does instead of epoll, nor of /proc."""
+
+    def refuse(*_: object) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "eventfd", refuse)
+    wakeup = linux.Wakeup()
+    wakeup.signal()
+    assert select.select([wakeup], [], [], 1) == ([wakeup], [], [])
+    monkeypatch.setattr(select, "epoll", refuse)
+    with pytest.raises(ConfigError, match=r"a filter of system calls refuses: .* num_workers=0"):
+        linux.epoll()
+    linux.require_proc()
+    monkeypatch.setattr(os.path, "isdir", lambda _: False)
+    with pytest.raises(ConfigError, match=r"/proc is not mounted"):
+        linux.require_proc()
+
+
 def test_a_wakeup_is_readable_from_a_signal_on(here: bool) -> None:
     """However often it is signalled, and no longer once it is cleared; neither blocks."""
     wakeup = linux.Wakeup()
