@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.base import linux
-from streamer.base.system_limits import is_shortage, limit_error
+from streamer.base.system_limits import is_shortage
 from streamer.base.threads import in_thread
 from streamer.cache.catalog import Catalog
 from streamer.cache.catalog_keeper import CatalogKeeper
@@ -286,8 +286,6 @@ class ChunkCache:
                     raise
                 return await self._publish_in_memory(chunk, length, errno.EROFS)
             except OSError as error:
-                if error.errno == errno.EFBIG and (limit := limit_error(error)) is not None:
-                    raise limit from error
                 if error.errno not in REFUSALS:
                     raise
                 return await self._publish_in_memory(chunk, length, error.errno)

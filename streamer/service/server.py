@@ -53,7 +53,6 @@ from streamer.wire.versions import Side, version_error
 
 logger = logging.getLogger(__name__)
 
-
 # A reason with a path and two numbers; a name of a rank and its worker.
 _MOST_LETTERS = 500
 # Of job, order, stream and dataset of a session together.
@@ -78,7 +77,7 @@ class Server:
         leave: called once when there has been no connection for the grace time.
         limits: limits for all clients together; None: derived from the available memory and descriptors.
         warnings: the last ones of this process.
-        standing_notice: a sentence for every reader, about the cache; "" if there is none.
+        standing_notice: a sentence about the cache, shown once by each client; "" if there is none.
 
     Raises:
         ConfigError: no such group; the token file cannot be read.
@@ -101,7 +100,7 @@ class Server:
         self._admission = Admission(config.cache, config.service)
         self._limits = limits or Limits.of(config.service)
         self._warnings = warnings
-        self._standing_notice = standing_notice
+        self._standing_notices = [Notice(0, one_line(standing_notice))] if standing_notice else []
         self._errors = JobErrors()
         self._long_requests = LongRequests(engine, tasks, self._limits, self._fail)
         self._proofs = SessionProofs(engine.rights, tasks)
@@ -303,8 +302,8 @@ class Server:
                 on_error=lambda error: self._fail(client, error, session=number, consumer=wanted.consumer),
             )
             client.send(Opened(number))
-            if self._standing_notice:  # a client shows each number once
-                client.send(Notice(0, one_line(self._standing_notice)))
+            for notice in self._standing_notices:
+                client.send(notice)
             for step in steps:
                 self._step(client, state, step)
         except StreamerError as error:
@@ -409,8 +408,7 @@ class Server:
 
     def _watch_grace(self) -> None:
         if self._config.grace_seconds is not None and not self._clients and self._grace is None:
-            loop = asyncio.get_running_loop()
-            self._grace = loop.call_later(self._config.grace_seconds, self._leave)
+            self._grace = asyncio.get_running_loop().call_later(self._config.grace_seconds, self._leave)
 
 
 def one_line(text: str) -> str:
