@@ -18,8 +18,7 @@ from pathlib import Path
 from streamer.base import linux
 from streamer.base.system_limits import limit_error
 from streamer.cache.folder import LOCK_NAME, Folder, Permissions, chunk_files, empty
-from streamer.cache.memory_folders import MEMORY_FOLDER, folder_name, remove_unlocked
-from streamer.cache.ram_fallback import FALLBACK_BYTES, REFUSALS
+from streamer.cache.ram_fallback import FALLBACK_BYTES, MEMORY_FOLDER, REFUSALS, folder_name, remove_unlocked
 from streamer.config import CacheConfig, format_bytes
 
 # A new folder, its catalog, and the manifest of a small dataset.

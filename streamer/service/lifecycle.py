@@ -143,7 +143,7 @@ class Life:
             async with Engine(config) as engine, maintained(engine), _among_peers(engine), asyncio.TaskGroup() as tasks:
                 self._timing.end("cache")
                 server = self._server = Server(
-                    config, engine, tasks, self._leave.set, warnings=warnings.entries, standing_notice=warning
+                    config, engine, tasks, self._leave.set, warnings=warnings.entries, cache_notice=warning
                 )
                 # Also where the engine fails: its thread ends, and no process that would close them.
                 with contextlib.closing(server):

@@ -77,7 +77,7 @@ class Server:
         leave: called once when there has been no connection for the grace time.
         limits: limits for all clients together; None: derived from the available memory and descriptors.
         warnings: the last ones of this process.
-        standing_notice: a sentence about the cache, shown once by each client; "" if there is none.
+        cache_notice: a sentence about the cache, shown once by each client; "" if there is none.
 
     Raises:
         ConfigError: no such group; the token file cannot be read.
@@ -92,7 +92,7 @@ class Server:
         *,
         limits: Limits | None = None,
         warnings: Callable[[], list[Table]] = list,
-        standing_notice: str = "",
+        cache_notice: str = "",
     ) -> None:
         self._config = config
         self._engine = engine
@@ -100,7 +100,7 @@ class Server:
         self._admission = Admission(config.cache, config.service)
         self._limits = limits or Limits.of(config.service)
         self._warnings = warnings
-        self._standing_notices = [Notice(0, one_line(standing_notice))] if standing_notice else []
+        self._cache_notices = [Notice(0, one_line(cache_notice))] if cache_notice else []
         self._errors = JobErrors()
         self._long_requests = LongRequests(engine, tasks, self._limits, self._fail)
         self._proofs = SessionProofs(engine.rights, tasks)
@@ -302,7 +302,7 @@ class Server:
                 on_error=lambda error: self._fail(client, error, session=number, consumer=wanted.consumer),
             )
             client.send(Opened(number))
-            for notice in self._standing_notices:
+            for notice in self._cache_notices:
                 client.send(notice)
             for step in steps:
                 self._step(client, state, step)

@@ -12,8 +12,7 @@ import pytest
 
 from streamer.cache import ram_fallback
 from streamer.cache.folder import LOCK_NAME, Folder, Permissions, open_folder
-from streamer.cache.memory_folders import folder_name, make_locked, remove_unlocked
-from streamer.cache.ram_fallback import FALLBACK_BYTES, RamFallback
+from streamer.cache.ram_fallback import FALLBACK_BYTES, RamFallback, folder_name, make_locked, remove_unlocked
 from streamer.errors import CacheError
 
 CACHE = Folder(Path("/cache"), "a1b2", Permissions())
