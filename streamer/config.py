@@ -273,6 +273,10 @@ class Environment:
         )
 
 
+# The socket of an embedded engine in its cache folder, for clients that do not see its runtime folder. It begins like
+# the folder's marker: earlier versions take a folder that has nothing else for an empty one.
+CACHE_SOCKET_NAME = "streamer-cache.sock"
+
 # The variables of every process of streamer, and those that only `streamer serve` reads.
 _COMMON = frozenset(
     ["CACHE_DIR", "RUNTIME_DIR", "ENGINE", "LOG", "LOG_FORMAT", "TOKEN_FILE", "CONFIG", "JOB", "NODE", "NODES"]
@@ -331,7 +335,7 @@ def read_token(path: Path) -> str:
 def _cache_dir(env: Mapping[str, str]) -> Path:
     if chosen := env.get("STREAMER_CACHE_DIR"):
         return Path(chosen)
-    base = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME", "/tmp")) / ".cache")
+    base = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME") or "/tmp") / ".cache")
     return Path(base) / "streamer"
 
 
@@ -342,7 +346,19 @@ def _runtime_dir(env: Mapping[str, str]) -> Path:
         return Path(os.path.realpath(chosen))
     if (base := env.get("XDG_RUNTIME_DIR")) and os.access(base, os.W_OK):
         return Path(base) / "streamer"
+    for base in ("/tmp", "/var/tmp", "/dev/shm"):
+        path = Path(f"{base}/streamer-{os.getuid()}")
+        if not _is_read_only(path if path.exists() else Path(base)):
+            return path
     return Path(f"/tmp/streamer-{os.getuid()}")
+
+
+def _is_read_only(path: Path) -> bool:
+    """Whether a path is on a file system that takes no files, as the root of a hardened container."""
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    except OSError:
+        return True
 
 
 def _log_format(env: Mapping[str, str]) -> LogFormat:
@@ -368,7 +384,8 @@ def _rank(env: Mapping[str, str]) -> RankConfig:
         world_size=place.world_size,
         node=place.rank // (place.local_size or place.world_size) if node is None else node,
         nodes=max(1, place.nodes or by_local_size if nodes is None else nodes),
-        job=job,
+        # A message holds UTF-8 only, a variable any bytes.
+        job=job.encode("utf-8", "backslashreplace").decode(),
         master=env.get("MASTER_ADDR", ""),
         note=place.note,
     )

@@ -26,7 +26,9 @@ A message says what happened, where, with which numbers, and what to do. The sam
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Callable
 
 Detail = str | int | float | bool | None
@@ -190,3 +192,17 @@ def from_wire(kind: str, message: str, details: dict[str, Detail]) -> StreamerEr
     """Rebuilds an error that crossed a socket; an unknown kind becomes a ServiceError."""
     cls = _tree(StreamerError).get(kind, ServiceError)
     return cls(message, **details)
+
+
+def describe_undecoded(text: str) -> str:
+    """Says why a name holds bytes that were not decoded: they are not UTF-8, or the locale is not."""
+    shown = ascii(text)[:200]
+    encoding = sys.getfilesystemencoding()
+    try:
+        name = os.fsencode(text).decode()
+    except UnicodeDecodeError:
+        return f"{shown} is not UTF-8"
+    return (
+        f"{name[:200]} is UTF-8, but the locale of this process reads names as {encoding}: set LC_ALL=C.UTF-8 or "
+        "PYTHONUTF8=1"
+    )

@@ -161,6 +161,9 @@ def _incomplete(env: Mapping[str, str], names: list[str], outside: str) -> str:
     )
     if outside and (read_number(env, ("SLURM_NTASKS",)) or 1) > 1:
         return f"SLURM_NTASKS={env['SLURM_NTASKS']}, but this is not a task of srun ({outside}){advice}"
+    hosts = env.get("SM_HOSTS", "").count('"') // 2
+    if hosts > 1 and not names:
+        return f"SM_HOSTS names {hosts} instances of SageMaker, but no variable has a rank{advice}"
     seen = names or [name for name in _WITHOUT_SIZE if env.get(name)]
     if not seen or all(env[name] == ("1" if name.endswith("SIZE") else "0") for name in seen):
         return ""

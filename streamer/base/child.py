@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from streamer.base import linux
+from streamer.base.interpreter import find_interpreter
 from streamer.base.message_socket import MessageSocket, wait_until_readable
 
 _starting = threading.RLock()
@@ -103,7 +104,7 @@ class Child:
         has_output: bool = False,
     ) -> None:
         # -P: a file random.py in the working directory must not shadow the standard library.
-        command = [sys.executable, "-P", "-m", module, *map(str, [*descriptors, *numbers])]
+        command = [find_interpreter(), "-P", "-m", module, *map(str, [*descriptors, *numbers])]
         with unforked(), _block_interrupts(not own_session):
             self._process = subprocess.Popen(
                 command,

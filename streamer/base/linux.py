@@ -35,28 +35,53 @@ Advice = Literal["WILLNEED", "DONTNEED"]
 # <linux/prctl.h>
 _PR_SET_PDEATHSIG = 1
 _UCRED = struct.Struct("=iII")
+_MEMORY_FOLDER = "/dev/shm"
 _ONE = (1).to_bytes(8, sys.byteorder)
 
 # ---------------------------------------------------------------- files
 
 
 def memory_file(name: str) -> int:
-    """Creates a file in memory without a name in any folder; on other systems a temporary file that is unlinked.
+    """Creates a file in memory without a name in any folder.
+
+    On other systems, and in a sandbox that refuses memfd_create(2), it is a file of /dev/shm, or a temporary file, that
+    is unlinked.
 
     Args:
         name: name in `/proc/<pid>/fd`.
     """
     if sys.platform == "linux" and hasattr(os, "memfd_create"):
-        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    descriptor, path = tempfile.mkstemp(prefix=f"{name}-")
-    os.unlink(path)
-    return descriptor
+        try:
+            return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            # By its filter of system calls: gVisor, systemd's SystemCallFilter=, the profiles of older containers.
+            if error.errno not in (errno.EPERM, errno.EACCES, errno.ENOSYS):
+                raise
+    return _unlinked_file(name)
+
+
+def _unlinked_file(name: str) -> int:
+    for folder in (_MEMORY_FOLDER, None):
+        with suppress(OSError):
+            descriptor, path = tempfile.mkstemp(prefix=f"{name}-", dir=folder)
+            os.unlink(path)
+            return descriptor
+    raise ConfigError(
+        f"there is no memfd_create, and no file can be made in {_MEMORY_FOLDER} or {tempfile.gettempdir()}: allow the "
+        "call (seccomp profile, SystemCallFilter=), or set TMPDIR to a folder that can be written",
+        field="memfd_create",
+    )
 
 
 def seal(descriptor: int, *against: Literal["SHRINK", "GROW", "SEAL"]) -> None:
-    """Forbids later changes of a memory file; does nothing on other systems."""
+    """Forbids later changes of a memory file; does nothing for the substitute of one, and on other systems."""
     if hasattr(fcntl, "F_ADD_SEALS"):
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, sum(getattr(fcntl, f"F_SEAL_{change}") for change in against))
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, sum(getattr(fcntl, f"F_SEAL_{change}") for change in against))
+        except OSError as error:
+            # EPERM: a file of /dev/shm, whose seals are sealed; EINVAL: a file of another file system.
+            if error.errno not in (errno.EPERM, errno.EINVAL):
+                raise
 
 
 def allocate(descriptor: int, count: int) -> None:
@@ -74,9 +99,23 @@ def advise(descriptor: int, advice: Advice) -> None:
 
 
 def free_pages(mapping: mmap.mmap, start: int, length: int) -> None:
-    """Frees a part of the memory of a memory file; does nothing on other systems."""
+    """Frees a part of the memory of a memory file; does nothing where its file system cannot, and on other systems."""
     if sys.platform == "linux" and hasattr(mmap, "MADV_REMOVE"):
-        mapping.madvise(mmap.MADV_REMOVE, start, length)
+        try:
+            mapping.madvise(mmap.MADV_REMOVE, start, length)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+
+
+def require_proc() -> None:
+    """Checks that /proc is there, by which sockets are addressed and processes looked at.
+
+    Raises:
+        ConfigError: it is not mounted.
+    """
+    if sys.platform == "linux" and not os.path.isdir("/proc/self/fd"):
+        raise ConfigError("/proc is not mounted here, which streamer needs: mount -t proc proc /proc", field="platform")
 
 
 def mountinfo() -> str:
@@ -111,18 +150,30 @@ def epoll() -> Epoll:
         ConfigError: this system has no epoll, for which there is no substitute.
     """
     if sys.platform == "linux" and hasattr(select, "epoll"):
-        return select.epoll()
+        try:
+            return select.epoll()
+        except PermissionError as error:
+            raise ConfigError(
+                "workers need epoll, which a filter of system calls refuses: allow epoll_create1 (seccomp profile, "
+                "SystemCallFilter=), or use num_workers=0",
+                field="num_workers",
+            ) from error
     raise ConfigError("workers need epoll, which only Linux has: use num_workers=0", field="num_workers")
+
+
+def _eventfd() -> tuple[int, int] | None:
+    if sys.platform == "linux" and hasattr(os, "eventfd"):
+        with suppress(OSError):  # a sandbox refuses the call
+            descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            return descriptor, descriptor
+    return None
 
 
 class Wakeup:
     """Wakes a thread from any other, without a lock and without blocking. Its descriptor is closed with the object."""
 
     def __init__(self) -> None:
-        if sys.platform == "linux" and hasattr(os, "eventfd"):
-            self._reader = self._writer = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        else:
-            self._reader, self._writer = pipe()
+        self._reader, self._writer = _eventfd() or pipe()
         for descriptor in {self._reader, self._writer}:
             # No `__del__`: at the interpreter's exit the names of its module may be gone.
             weakref.finalize(self, os.close, descriptor).atexit = False

@@ -7,7 +7,7 @@ import errno
 import resource
 from collections.abc import Iterator
 
-from streamer.errors import ConfigError, StreamerError
+from streamer.errors import ConfigError, StreamerError, describe_undecoded
 
 
 def is_shortage(error: OSError) -> bool:
@@ -21,7 +21,7 @@ def limit_error(error: BaseException) -> ConfigError | None:
         return None
     if isinstance(error, UnicodeEncodeError):
         return ConfigError(
-            f"{ascii(error.object)[:200]} is not UTF-8: rename the folder, or correct the variable of the environment",
+            f"{describe_undecoded(error.object)}; or rename the folder, or correct the variable of the environment",
             field="encoding",
         )
     code = error.errno if isinstance(error, OSError) else None
@@ -33,6 +33,12 @@ def limit_error(error: BaseException) -> ConfigError | None:
             f"{_shown(resource.RLIMIT_NPROC)}), pids.max of the cgroup, or the address space (ulimit -v, now "
             f"{_shown(resource.RLIMIT_AS)}), or lower num_workers",
             field="RLIMIT_NPROC",
+        )
+    if code == errno.EFBIG:
+        return ConfigError(
+            f"a file may not be longer than {_shown(resource.RLIMIT_FSIZE)} bytes (ulimit -f, in blocks of 1,024): "
+            "raise the limit (ulimit -f unlimited; LimitFSIZE= of a service)",
+            field="RLIMIT_FSIZE",
         )
     if code == errno.ENOMEM or isinstance(error, MemoryError):
         return ConfigError(

@@ -58,8 +58,11 @@ class Catalog:
         self._closed = False
         if not self._exists():
             return CatalogContents({}, {})
-        from streamer.cache.catalog_database import FOREIGN_ERRORS, open_database
-
+        try:
+            from streamer.cache.catalog_database import FOREIGN_ERRORS, open_database
+        except ImportError as error:
+            logger.warning("%s; each start reads the chunk files instead", _without_sqlite(self._directory, error))
+            return CatalogContents({}, {})
         try:
             self._cache = open_database(self._directory)
             return self._read()
@@ -73,8 +76,11 @@ class Catalog:
         """Reads the chunk rows without changing anything; returns none if they cannot be read, and in a layer."""
         if not self._exists():
             return {}
-        from streamer.cache.catalog_database import FOREIGN_ERRORS
-
+        try:
+            from streamer.cache.catalog_database import FOREIGN_ERRORS
+        except ImportError as error:
+            logger.warning("%s", _without_sqlite(self._directory, error))
+            return {}
         try:
             return self._read().chunks
         except (*FOREIGN_ERRORS, OSError) as error:
@@ -115,8 +121,10 @@ class Catalog:
         """
         if self._closed:
             raise CacheError(f"the catalog {self._directory} is closed")
-        from streamer.cache.catalog_database import DATABASE_ERRORS
-
+        try:
+            from streamer.cache.catalog_database import DATABASE_ERRORS
+        except ImportError as error:
+            raise CacheError(_without_sqlite(self._directory, error)) from error
         try:
             if self._cache is None:  # not by truth value, which is false for an empty catalog and costs a query
                 self._cache = self._open_or_remove()
@@ -164,3 +172,7 @@ class Catalog:
         """Closes the connection; idempotent."""
         self._closed = True
         self.reopen()
+
+
+def _without_sqlite(directory: Path, error: ImportError) -> str:
+    return f"the catalog {directory} is not used, because this Python has no sqlite3 ({error})"

@@ -2,6 +2,7 @@
 
     <cache_dir>/            0700 (0750 with a group)
       streamer-cache        the marker: "streamer cache 1"; another number means another layout
+      streamer-cache.sock   the socket of the engine that a trainer has started here
       root-id               32 hex digits, by which a reader that mounts the folder elsewhere recognises it
       chunks/a/<key>.chunk  0600 (0640 with a group); 16 folders, by the first digit of the key
       manifests/<digest>/   the manifests
@@ -35,6 +36,7 @@ _MARKER_TEXT = "streamer cache "
 # Begins like the marker: earlier versions take a folder that has nothing else for an empty one.
 LOCK_NAME = MARKER + ".lock"
 ROOT_ID = "root-id"
+_UNFINISHED = re.compile(rf"(?:{ROOT_ID}|{MARKER}|{re.escape(LOCK_NAME)})\.[0-9a-f]{{8}}|{MARKER}\.sock\.\d+")
 SUBFOLDERS = ("chunks", "manifests", "tmp", "catalog")
 _DIGITS = "0123456789abcdef"
 _FOLDERS = [*SUBFOLDERS, *(f"chunks/{digit}" for digit in _DIGITS)]
@@ -125,6 +127,7 @@ def open_folder(path: Path, group: str | None = None) -> Folder:
         _make_subfolders(path, permissions)
         root_id = _root_id(path, permissions, secrets.token_hex(16))
         empty(path / "tmp")
+        _remove_unfinished(path)
     except (CacheError, ConfigError):
         raise
     except OSError as error:
@@ -263,6 +266,13 @@ def _harmless(name: str) -> bool:
     return name == "lost+found" or name.startswith(MARKER + ".")
 
 
+def _remove_unfinished(path: Path) -> None:
+    """Removes markers, probes and sockets that an engine was making when it was killed."""
+    for entry in path.iterdir():
+        if _UNFINISHED.fullmatch(entry.name):
+            entry.unlink(missing_ok=True)
+
+
 def _check_version(path: Path, text: str) -> None:
     if text.strip() != f"{_MARKER_TEXT}{LAYOUT_VERSION}":
         raise CacheVersionError(
@@ -277,8 +287,12 @@ def _check_version(path: Path, text: str) -> None:
 def _write_once(path: Path, text: str) -> None:
     """Writes a whole file or none: a kill in between leaves no partial marker."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    temporary.write_text(text)
-    os.rename(temporary, path)
+    try:
+        temporary.write_text(text)
+        os.rename(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _apply(path: Path, permissions: Permissions) -> None:

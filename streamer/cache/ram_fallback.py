@@ -2,13 +2,15 @@
 
 It has the layout of the cache folder and is one more root for readers. It is created at the start, empty, so that no
 other user can make it first; filled when it is needed, removed at the end and at the next start, and bounded, because
-it is memory.
+it is memory. Its engine holds a lock file in it for life, which the kernel frees with the process, however that ends:
+the next start of any engine of this user removes the folders that are not locked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import secrets
@@ -18,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from streamer.base.threads import in_thread
-from streamer.cache.folder import Folder, open_folder
+from streamer.cache.folder import LOCK_NAME, Folder, open_folder
 from streamer.cache.policy.table import charge
 from streamer.cache.writer import ChunkBytes, Published, write_chunk
 from streamer.config import format_bytes
@@ -51,7 +53,8 @@ class RamFallback:
         self._cache = cache
         self._group = group
         self._memory = memory
-        self._name = f"streamer-{os.geteuid()}-{cache.root_id}"
+        self._name = folder_name(cache.root_id)
+        self._lock: int | None = None
         self.path: Path | None = None
         self.folder: Folder | None = None
         self.limit_bytes = 0
@@ -65,10 +68,11 @@ class RamFallback:
         return f"RamFallback({str(self.path)!r}, {'in use' if self.folder else 'unused'})"
 
     def begin(self) -> None:
-        """Removes what an earlier engine left, and makes an empty folder that only this user may enter.
+        """Removes what engines that are gone have left, and makes an empty folder that only this user may enter.
 
         If another user has taken its name, it gets another one.
         """
+        remove_unlocked(self._memory)
         for name in (self._name, f"{self._name}-{secrets.token_hex(8)}"):
             path = self._memory / name
             with contextlib.suppress(OSError):
@@ -76,9 +80,9 @@ class RamFallback:
                     logger.warning("%s belongs to another user, and is not used", path)
                     continue
                 shutil.rmtree(path, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                path.mkdir(mode=0o700)
+            if (lock := make_locked(path)) is not None:
                 self.path = path
+                self._lock = lock
                 return
 
     @property
@@ -135,4 +139,56 @@ class RamFallback:
         """Removes the folder and its content."""
         if self.path is not None:
             shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
         self.folder = None
+
+
+def folder_name(text: str) -> str:
+    """Returns the name of a folder in memory: of this user, and for this text."""
+    return f"{_prefix()}{text}"
+
+
+def make_locked(path: Path) -> int | None:
+    """Makes an empty folder that only this user may enter; returns the descriptor of its lock, or None if it cannot.
+
+    A folder of the same name that an engine of this user has left is removed.
+    """
+    with contextlib.suppress(OSError):
+        path.mkdir(mode=0o700)
+        return _lock(path, os.O_CREAT)
+    return None
+
+
+def _lock(path: Path, flags: int = 0) -> int:
+    """Locks a folder; raises OSError where another process has it, or has removed it meanwhile."""
+    descriptor = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.stat(path / LOCK_NAME)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def remove_unlocked(memory: Path = MEMORY_FOLDER) -> None:
+    """Removes the folders of engines of this user that have ended without removing theirs.
+
+    Those of earlier versions have no lock, and stay.
+    """
+    with contextlib.suppress(OSError):
+        for path in memory.glob(f"{_prefix()}*"):
+            with contextlib.suppress(OSError):
+                if path.lstat().st_uid != os.geteuid():
+                    continue
+                descriptor = _lock(path)
+                try:
+                    shutil.rmtree(path)
+                finally:
+                    os.close(descriptor)
+
+
+def _prefix() -> str:
+    return f"streamer-{os.geteuid()}-"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.base import linux
+from streamer.base.system_limits import limit_error
 from streamer.cache.folder import Folder, Permissions
 from streamer.errors import CacheError
 from streamer.formats.checksum import crc32, crc32_joined
@@ -91,6 +93,7 @@ def write_chunk(chunk: ChunkBytes, folder: Folder) -> int:
 
     Raises:
         CacheError: the offsets do not cover the bytes.
+        ConfigError: `ulimit -f` is smaller than the file.
         OSError: the disk refuses (ENOSPC, EIO, ...).
     """
     offsets = chunk.sample_offsets
@@ -113,8 +116,10 @@ def write_chunk(chunk: ChunkBytes, folder: Folder) -> int:
     try:
         _write(temporary, [header.encode(), *chunk.parts, table], header.file_bytes, folder.permissions)
         os.rename(temporary, folder.chunk_path(chunk.key))
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno == errno.EFBIG and (limit := limit_error(error)) is not None:
+            raise limit from error
         raise
     return header.file_bytes
 

@@ -6,6 +6,7 @@ what the ranks made of them (selections, rows, joins) only they have. Mapped fil
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -57,6 +58,18 @@ class HeldFiles:
 
 def _write(path: Path, content: memoryview) -> None:
     """Writes a file that appears as a whole; another process may write the same one."""
+    # Without a name until it is complete: a kill leaves nothing.
+    if hasattr(os, "O_TMPFILE"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                with contextlib.suppress(FileExistsError):
+                    # With a folder it is linkat(2), which follows the link of /proc.
+                    os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor)
+            return
+    # A file system without nameless files.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         temporary.write_bytes(content)

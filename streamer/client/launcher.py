@@ -14,6 +14,7 @@ import logging
 import os
 import select
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -21,15 +22,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from streamer import errors
+from streamer.base import linux
 from streamer.base.child import import_paths, unforked
+from streamer.base.interpreter import find_interpreter, open_standard_descriptors
 from streamer.base.logs import join_trainer
+from streamer.base.system_limits import limit_error
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.in_process import start_engine
 from streamer.client.restarts import Restarts
-from streamer.client.runtime_folder import remove_old_logs
+from streamer.client.runtime_folder import remove_leftovers
 from streamer.client.settings import ClientSettings
 from streamer.client.store_variables import meet
-from streamer.config import Environment
+from streamer.config import CACHE_SOCKET_NAME, Environment
 from streamer.errors import ConfigError, EngineUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -49,6 +53,7 @@ def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Conne
         EngineUnavailableError: no answer in `connect_seconds`, or engines crash at their start.
         StreamerError: the engine's reason for not starting (cache folder, limit, version).
     """
+    open_standard_descriptors()
     join_trainer(Environment.read())
     restarts = Restarts() if restarts is None else restarts
     if settings.external:
@@ -87,6 +92,7 @@ def log_of(settings: ClientSettings) -> str:
 def _connect_or_start(settings: ClientSettings, restarts: Restarts) -> Connection:
     if sys.platform == "win32":
         raise ConfigError("streamer runs on Linux; on Windows use WSL2", field="platform")
+    linux.require_proc()
     _make_runtime_dir(settings.runtime_dir)
     while True:
         with contextlib.suppress(DisconnectedError):
@@ -94,6 +100,7 @@ def _connect_or_start(settings: ClientSettings, restarts: Restarts) -> Connectio
         with _spawn_lock(settings):
             with contextlib.suppress(DisconnectedError):
                 return _connect_once(settings)
+            remove_leftovers(settings.runtime_dir)
             started = _start_here(settings) if settings.inline else _start(settings)
         if started:
             with contextlib.suppress(DisconnectedError):
@@ -102,13 +109,33 @@ def _connect_or_start(settings: ClientSettings, restarts: Restarts) -> Connectio
 
 
 def _connect_once(settings: ClientSettings) -> Connection:
-    return Connection(
-        settings.socket_path,
-        settings.job,
-        settings.token(),
-        protocol=settings.protocol,
-        external=settings.external and settings.is_configured,
-    )
+    """Connects to the engine at its socket, or else, to an embedded one, at the socket in its cache folder.
+
+    Another job of this user may have a /tmp of its own, and a cleaner may have removed the runtime folder.
+    """
+    token = settings.token()
+    try:
+        return Connection(
+            settings.socket_path,
+            settings.job,
+            token,
+            protocol=settings.protocol,
+            external=settings.external and settings.is_configured,
+        )
+    except DisconnectedError:
+        # Through links: no link is followed after this.
+        path = Path(os.path.realpath(settings.cache_dir)) / CACHE_SOCKET_NAME
+        if settings.external or not _is_own_socket(path):
+            raise
+        return Connection(path, settings.job, token, protocol=settings.protocol)
+
+
+def _is_own_socket(path: Path) -> bool:
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def _connect_when_up(settings: ClientSettings) -> Connection:
@@ -156,9 +183,24 @@ def _make_runtime_dir(path: Path) -> None:
 
 
 @contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Raises a ConfigError that names the runtime folder for an OSError of a file in it."""
+    try:
+        yield
+    except OSError as error:
+        if (limit := limit_error(error)) is not None:
+            raise limit from error
+        raise ConfigError(
+            f"runtime folder {path}: {error.strerror}; set STREAMER_RUNTIME_DIR to a folder that can be written",
+            field="runtime_dir",
+        ) from error
+
+
+@contextlib.contextmanager
 def _spawn_lock(settings: ClientSettings) -> Iterator[None]:
     path = settings.runtime_dir / f"{settings.engine_id}.spawn.lock"
-    descriptor = _locked(path)
+    with _naming(settings.runtime_dir):
+        descriptor = _locked(path)
     try:
         yield
     finally:
@@ -195,7 +237,6 @@ def _start(settings: ClientSettings) -> bool:
             ready_read, ready_write = os.pipe()
             on_exit.callback(os.close, ready_read)
             try:
-                remove_old_logs(settings.runtime_dir)
                 process = _spawn(settings, ready_write)
             finally:
                 os.close(ready_write)
@@ -210,9 +251,11 @@ def _start_here(settings: ClientSettings) -> bool:
 
 def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
     """Starts an engine. Its configuration goes by stdin, so that `ps` shows no secrets."""
-    with open(log_of(settings), "ab") as log:
+    with _naming(settings.runtime_dir):
+        log = os.open(log_of(settings), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "streamer.service", str(ready)],
+            [find_interpreter(), "-m", "streamer.service", str(ready)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -221,6 +264,8 @@ def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
             cwd="/",
             env=_engine_environment(),
         )
+    finally:
+        os.close(log)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
         stdin.write(json.dumps(_configuration(settings)).encode())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import re
 import socket
 import stat
@@ -18,6 +20,8 @@ ANSWER_SECONDS = 2.0
 LOG_SECONDS = 7 * 86400.0
 # The names that `ClientSettings.engine_id` makes.
 _LOG_NAME = re.compile(r"[0-9a-f]{12}\.log")
+_SOCKET_NAME = re.compile(r"[0-9a-f]{12}\.sock(?:\.(\d+))?")
+_LOCK_NAME = re.compile(r"[0-9a-f]{12}\.spawn\.lock")
 
 
 def engines(folder: Path) -> list[Path]:
@@ -47,6 +51,32 @@ def described(path: Path, token: str = "") -> str:
             return f"{path} (cache {connection.welcome.root}, pid {connection.welcome.pid})"
     except (DisconnectedError, StreamerError):
         return str(path)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes sockets and locks of processes of this user that are gone, and logs of a week ago."""
+    remove_old_logs(folder)
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if path.lstat().st_uid != os.geteuid():
+                continue
+            if found := _SOCKET_NAME.fullmatch(path.name):
+                # One that is being made is bound before it listens, under a name with its process.
+                if not listens(path) and not (found[1] and os.path.exists(f"/proc/{found[1]}")):
+                    path.unlink()
+            elif _LOCK_NAME.fullmatch(path.name):
+                _remove_unlocked(path)
+
+
+def _remove_unlocked(path: Path) -> None:
+    """Removes a lock that no process holds; one that waits for it finds that the file is gone, and makes another."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            path.unlink()
+    finally:
+        os.close(descriptor)
 
 
 def remove_old_logs(folder: Path) -> None:

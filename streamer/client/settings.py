@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from streamer.config import Environment, check_socket_path, read_token
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, describe_undecoded
 from streamer.wire.messages import PROTOCOL
 from streamer.wire.store_options import StoreOptions
 
@@ -55,7 +55,7 @@ class ClientSettings:
             try:
                 str(getattr(self, name)).encode()
             except UnicodeEncodeError as error:
-                raise ConfigError(f"{name}={os.fsencode(getattr(self, name))!r} is not UTF-8", field=name) from error
+                raise ConfigError(f"{name}: {describe_undecoded(str(getattr(self, name)))}", field=name) from error
 
     @classmethod
     def from_environment(cls, environment: Environment | None = None) -> ClientSettings:

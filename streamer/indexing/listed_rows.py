@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.base.bounded_map import bounded_map
-from streamer.errors import ConfigError, ManifestError
+from streamer.errors import ConfigError, ManifestError, describe_undecoded
 from streamer.manifest.beside import is_beside, is_hidden, is_hidden_folder
 from streamer.manifest.columns import decoded, encoded, is_utf_8
 from streamer.manifest.model import ObjectRecord
@@ -134,7 +134,7 @@ async def list_objects(
     for url in urls:
         if not is_utf_8(url):
             raise ConfigError(
-                f"url {url!a} is not UTF-8; name the folder above it by a pattern (*), or rename it", field="urls"
+                f"url {describe_undecoded(url)}; name the folder above it by a pattern (*), or rename it", field="urls"
             )
     found = await bounded_map(lambda url: _list_one(url, lister, order_of(url)), urls, concurrency)
     # In a thread: 10^6 names take a second.

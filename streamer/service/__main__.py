@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from streamer.service.startup_timing import StartupTiming
@@ -12,6 +13,9 @@ def main() -> int:
     """Runs the engine in a child of this process; see `embedded`."""
     timing = StartupTiming.of_process()
     timing.end("interpreter")
+    # What the trainer ignores or blocks, this process waits for, and is ended by.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # Before the other imports: a fork copies the table of each page that is mapped by then.
     if os.fork():
         # The client waits only for this half; the engine is then a child of init, never a zombie of a trainer.

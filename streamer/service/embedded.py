@@ -26,6 +26,17 @@ def serve(ready_fd: int, timing: StartupTiming) -> int:
     except StreamerError as error:
         _report(ready_fd, {"kind": type(error).__name__, "message": str(error), "details": error.details})
         return 1
+    except ImportError as error:
+        text = f"the engine cannot start with {sys.executable}, which lacks {error.name or 'a module'} ({error})"
+        _report(ready_fd, {"kind": ConfigError.__name__, "message": text})
+        raise
+    except PermissionError as error:
+        text = (
+            f"the engine cannot start: the system refuses a call ({error}); allow it (seccomp profile, "
+            "SystemCallFilter=: epoll, eventfd, sockets), or correct the file's permissions"
+        )
+        _report(ready_fd, {"kind": ConfigError.__name__, "message": text})
+        raise
     except BaseException as error:
         _report(ready_fd, {"kind": BrokenError.__name__, "message": f"the engine failed to start: {error!r}"})
         raise

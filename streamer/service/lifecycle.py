@@ -12,26 +12,25 @@ import contextlib
 import logging
 import os
 import signal
-import socket
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
-from streamer.base import linux
 from streamer.base.cgroup import usable_cores
 from streamer.base.extras import require
 from streamer.base.process_memory import collect_rarely
-from streamer.cache.folder import group_id
 from streamer.cache.folder_lock import take_locks
+from streamer.cache.substitute import find_cache, remove_substitute
 from streamer.config import EngineConfig, check_socket_path
 from streamer.engine.engine import Engine
 from streamer.engine.maintenance import maintained
 from streamer.errors import CacheError, ConfigError, StreamerError
 from streamer.service import secret_files
 from streamer.service.client_connection import ClientConnection
-from streamer.service.limits import raise_descriptor_limit
+from streamer.service.limits import raise_limits
+from streamer.service.listening import Listeners, listening
 from streamer.service.recent_warnings import recent_warnings
 from streamer.service.sd_notify import Notifier
 from streamer.service.server import Server
@@ -87,6 +86,7 @@ class Life:
         self._guest = guest
         self._held: list[int] = []
         self._server: Server | None = None
+        self._listeners: Listeners | None = None
 
     def __repr__(self) -> str:
         return f"Life({self._config.cache.directory}, leaving={self._leave.is_set()})"
@@ -114,17 +114,19 @@ class Life:
 
     def descriptors(self) -> list[int]:
         """Returns descriptors that a fork must not keep open: the folder's lock, the socket, and its connections."""
-        return [*self._held, *(self._server.descriptors() if self._server is not None else ())]
+        of_sockets = [] if self._listeners is None else self._listeners.descriptors()
+        return [*self._held, *of_sockets, *(self._server.descriptors() if self._server is not None else ())]
 
     def serves_others(self) -> bool:
         """Whether other processes are connected; any thread."""
         return self._server is not None and any(pid != os.getpid() for pid in self._server.pids())
 
     async def _run(self, config: EngineConfig) -> None:
-        _make_cache_dir(config.cache.directory)
         if not self._guest:
-            raise_descriptor_limit()
+            raise_limits()
             collect_rarely()
+        config, warning = _with_usable_cache(config)
+        _make_cache_dir(config.cache.directory)
         if config.guarded:
             logger.warning(_OPEN_TO_ALL)
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(thread_count(), "streamer-work"))
@@ -133,29 +135,36 @@ class Life:
             os.umask(0o022)
         lock_seconds = LOCK_SECONDS + config.service.drain_seconds
         folder = _only_engine(config.cache.directory, lock_seconds)
-        with recent_warnings() as warnings, folder as locks, self._holding(*locks):
+        with contextlib.ExitStack() as on_exit, recent_warnings() as warnings, folder as locks, self._holding(*locks):
             self._timing.end("lock")
+            if warning:
+                logger.warning("%s", warning)
+                on_exit.callback(remove_substitute, config.cache.directory)
             async with Engine(config) as engine, maintained(engine), _among_peers(engine), asyncio.TaskGroup() as tasks:
                 self._timing.end("cache")
-                server = self._server = Server(config, engine, tasks, self._leave.set, warnings=warnings.entries)
+                server = self._server = Server(
+                    config, engine, tasks, self._leave.set, warnings=warnings.entries, cache_notice=warning
+                )
                 # Also where the engine fails: its thread ends, and no process that would close them.
                 with contextlib.closing(server):
-                    await self._serve(engine, server, tasks)
+                    await self._serve(config, engine, server, tasks)
             self._notifier.close()
 
-    async def _serve(self, engine: Engine, server: Server, tasks: asyncio.TaskGroup) -> None:
-        config = self._config
+    async def _serve(self, config: EngineConfig, engine: Engine, server: Server, tasks: asyncio.TaskGroup) -> None:
         async with serving(config.service.http, server.statistics, self._not_ready):
-            async with _listening(config, server) as listener:
+            async with listening(config, lambda: ClientConnection(server)) as self._listeners:
                 self._on_signals()
                 self._listening()
                 self._timing.end("socket")
                 logger.info("listening after %s", self._timing)
                 self._notifier.ready()
-                watches = [self._reload_on_signal(engine, server), self._reload_on_new_secrets()]
+                watches = [
+                    self._reload_on_signal(engine, server),
+                    self._reload_on_new_secrets(),
+                    self._listeners.watch(),
+                ]
                 watching = [tasks.create_task(watch) for watch in watches]
-                with self._holding(listener.fileno()):
-                    await self._leave.wait()
+                await self._leave.wait()
                 for watch in watching:
                     watch.cancel()
             self._notifier.stopping()
@@ -265,6 +274,17 @@ def _among_peers(engine: Engine) -> contextlib.AbstractAsyncContextManager[objec
 # ---------------------------------------------------------------- the folder
 
 
+def _with_usable_cache(config: EngineConfig) -> tuple[EngineConfig, str]:
+    """Returns the configuration with a cache that can be written to, and what to tell where it is another one.
+
+    The clients of a service expect its folder where it is mounted.
+    """
+    if config.grace_seconds is None:
+        return config, ""
+    cache, warning = find_cache(config.cache)
+    return replace(config, cache=cache), warning
+
+
 def _make_cache_dir(directory: Path) -> None:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -287,81 +307,3 @@ def _only_engine(directory: Path, seconds: float) -> Iterator[list[int]]:
             # flock(2) has no timeout.
             time.sleep(_LOCK_RETRY_SECONDS)
         yield descriptors
-
-
-# ---------------------------------------------------------------- the socket
-
-
-@contextlib.asynccontextmanager
-async def _listening(config: EngineConfig, server: Server) -> AsyncIterator[socket.socket]:
-    path = config.socket_path
-    assert path is not None
-    with contextlib.ExitStack() as on_exit:
-        try:
-            listener, identity = _bind(path, config, on_exit)
-            accepting = await asyncio.get_running_loop().create_unix_server(
-                lambda: ClientConnection(server), sock=listener, backlog=1024
-            )
-        except OSError as error:
-            raise ConfigError(f"cannot listen at {path}: {error.strerror or error}", field="socket_path") from error
-        try:
-            yield listener
-        finally:
-            accepting.close()
-            _remove_socket(path, identity)
-
-
-def _bind(path: Path, config: EngineConfig, on_exit: contextlib.ExitStack) -> tuple[socket.socket, int]:
-    """Binds to a temporary name and renames: replaces the file of an ended engine, and answers from the first moment.
-
-    The temporary name may be longer than the 107 bytes that the kernel takes.
-
-    Returns:
-        The socket, and the number of its file.
-    """
-    _make_socket_folder(path.parent, config)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    listener = on_exit.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-    listener.setblocking(False)
-    listener.bind(linux.address_of(temporary, on_exit))
-    # Before it has its name: who connects then waits for the loop, and is not refused.
-    listener.listen(1024)
-    _open_to(temporary, config)
-    identity = os.stat(temporary).st_ino
-    os.rename(temporary, path)
-    return listener, identity
-
-
-def _make_socket_folder(folder: Path, config: EngineConfig) -> None:
-    """Leaves an existing folder as its owner made it; makes a new one that appears with its rights.
-
-    A trainer that waits for it takes a folder that it may not enter for a refusal, and waits no longer.
-    """
-    if folder.is_dir():
-        return
-    folder.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as outer:
-        made = Path(outer, folder.name)
-        made.mkdir(mode=0o700)
-        if config.cache.group is not None:
-            os.chown(made, -1, group_id(config.cache.group))
-            made.chmod(0o750)
-        if config.service.allow_uids:
-            made.chmod(0o755)
-        os.rename(made, folder)
-
-
-def _open_to(socket_path: Path, config: EngineConfig) -> None:
-    """Sets the file's mode, which refuses other users before they connect; `Admission` checks every connection."""
-    if config.cache.group is not None:
-        os.chown(socket_path, -1, group_id(config.cache.group))
-    mode = 0o660 if config.cache.group is not None else 0o600
-    os.chmod(socket_path, 0o666 if config.service.allow_uids else mode)
-
-
-def _remove_socket(path: Path, identity: int) -> None:
-    """Removes the socket unless another engine has taken the name over."""
-    with contextlib.suppress(FileNotFoundError):
-        if os.stat(path).st_ino == identity:
-            path.unlink()

@@ -58,9 +58,13 @@ class Limits(msgspec.Struct, frozen=True):
         )
 
 
-def raise_descriptor_limit() -> None:
-    """Raises the limit of descriptors to the system's: the customary soft limit of 1024 is meant for select(2)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        with contextlib.suppress(ValueError, OSError):  # a kernel that refuses keeps the old limit
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def raise_limits() -> None:
+    """Raises the limits of descriptors and of the length of files to the system's.
+
+    The customary soft limit of 1024 descriptors is meant for select(2).
+    """
+    for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE):
+        soft, hard = resource.getrlimit(limit)
+        if soft != hard:
+            with contextlib.suppress(ValueError, OSError):  # a kernel that refuses keeps the old limit
+                resource.setrlimit(limit, (hard, hard))

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from streamer.base.system_limits import limit_error
 from streamer.engine.engine import Engine
 from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.permissions import Rights
@@ -142,7 +143,7 @@ class LongRequests:
         except Exception as error:
             logger.exception("request %d of %s failed", number, client)
             broken = BrokenError(f"the engine failed over a request: {error!r}; see its log")
-            self._fail(client, broken, number)
+            self._fail(client, limit_error(error) or broken, number)
 
     async def _manifest(self, client: ClientConnection, requests: ClientRequests, request: GetManifest) -> None:
         def progress(text: str, done: int, total: int) -> None:

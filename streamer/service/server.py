@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import numpy as np
 
+from streamer.base.process_stats import process_statistics
 from streamer.config import EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.session import EngineSession
@@ -22,7 +23,6 @@ from streamer.service.admission import Admission
 from streamer.service.client_connection import ClientConnection
 from streamer.service.limits import MAX_SESSIONS_PER_PEER, Limits
 from streamer.service.long_requests import ClientRequests, LongRequests, SessionProofs
-from streamer.service.process_stats import process_statistics
 from streamer.service.recent_warnings import JobErrors
 from streamer.version import VERSION
 from streamer.wire.messages import (
@@ -52,7 +52,6 @@ from streamer.wire.versions import Side, version_error
 
 logger = logging.getLogger(__name__)
 
-
 # A reason with a path and two numbers; a name of a rank and its worker.
 _MOST_LETTERS = 500
 # Of job, order, stream and dataset of a session together.
@@ -77,6 +76,7 @@ class Server:
         leave: called once when there has been no connection for the grace time.
         limits: limits for all clients together; None: derived from the available memory and descriptors.
         warnings: the last ones of this process.
+        cache_notice: a sentence about the cache, shown once by each client; "" if there is none.
 
     Raises:
         ConfigError: no such group; the token file cannot be read.
@@ -91,6 +91,7 @@ class Server:
         *,
         limits: Limits | None = None,
         warnings: Callable[[], list[Table]] = list,
+        cache_notice: str = "",
     ) -> None:
         self._config = config
         self._engine = engine
@@ -98,6 +99,7 @@ class Server:
         self._admission = Admission(config.cache, config.service)
         self._limits = limits or Limits.of(config.service)
         self._warnings = warnings
+        self._cache_notices = [Notice(0, one_line(cache_notice))] if cache_notice else []
         self._errors = JobErrors()
         self._long_requests = LongRequests(engine, tasks, self._limits, self._fail)
         self._proofs = SessionProofs(engine.rights, tasks)
@@ -291,6 +293,8 @@ class Server:
                 on_error=lambda error: self._fail(client, error, session=number, consumer=wanted.consumer),
             )
             client.send(Opened(number))
+            for notice in self._cache_notices:
+                client.send(notice)
             for step in steps:
                 self._step(client, state, step)
         except StreamerError as error:
@@ -394,8 +398,7 @@ class Server:
 
     def _watch_grace(self) -> None:
         if self._config.grace_seconds is not None and not self._clients and self._grace is None:
-            loop = asyncio.get_running_loop()
-            self._grace = loop.call_later(self._config.grace_seconds, self._leave)
+            self._grace = asyncio.get_running_loop().call_later(self._config.grace_seconds, self._leave)
 
 
 def one_line(text: str) -> str:

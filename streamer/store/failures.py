@@ -183,6 +183,22 @@ def redirected(url: str, status: int, host: str) -> StoreError:
     )
 
 
+def encoded(url: str, encoding: str) -> StoreError:
+    """The error for an object that its store sends compressed or unpacked, as each request asks (Content-Encoding)."""
+    return StoreError(
+        f"{shown(url)}: the store sends it with Content-Encoding: {encoding}, so that neither its length nor its "
+        "ranges are those of the file; store it without that header: uncompressed, or compressed under a name that "
+        "says so (.gz)",
+        url=shown(url),
+        status=415,
+    )
+
+
+def without_ranges(url: str) -> StoreError:
+    """The error for a server that sends whole objects only."""
+    return StoreError(f"{shown(url)}: the server serves no ranges, which streamer reads", url=shown(url), status=405)
+
+
 def page_instead(url: str) -> AccessDeniedError:
     """The error for a web server that redirects to a page of HTML."""
     return AccessDeniedError(

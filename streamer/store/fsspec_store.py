@@ -16,7 +16,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamer.errors import ConfigError, ObjectNotFoundError
+from streamer.base.bounded_map import bounded_map
+from streamer.errors import AccessDeniedError, ConfigError, ObjectNotFoundError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
 from streamer.store.addresses import patterns, urls
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 PAGE_OBJECTS = 1000
+# Requests for objects that braces name, where the store refuses to list.
+HEADS_AT_ONCE = 16
 _SCHEMES = ("s3", "gs", "az", "abfs", "https", "file")
 # Other programs' names of options; stores that speak S3 need an endpoint_url as well.
 _MEANT = {
@@ -90,8 +93,13 @@ class FsspecStore:
         """See ObjectStore.list."""
         pattern = await patterns.parse(url)
         self._counters.lists += 1
-        with translating(mapped, url):
-            found = await self._connected().find(url if pattern.single else pattern.folder)
+        try:
+            with translating(mapped, url):
+                found = await self._connected().find(url if pattern.single else pattern.folder)
+        except AccessDeniedError as refusal:
+            if not pattern.may_be_asked_for_each(refusal):
+                raise
+            found = await self._named(sorted(pattern.named))
         records = [self._record(name, entry) for name, entry in sorted(found.items())]
         if not records and pattern.single:
             raise ObjectNotFoundError(
@@ -102,6 +110,15 @@ class FsspecStore:
             await asyncio.to_thread(pattern.require, [record.url for record in kept])
         for first in range(0, len(kept), PAGE_OBJECTS):
             yield kept[first : first + PAGE_OBJECTS]
+
+    async def _named(self, every: Sequence[str]) -> dict[str, dict[str, object]]:
+        """What braces name, asked for one by one where the folder may be read but not listed."""
+
+        async def describe(url: str) -> dict[str, object]:
+            with translating(mapped, url):
+                return await self._connected().describe(url)
+
+        return dict(zip(every, await bounded_map(describe, every, HEADS_AT_ONCE), strict=True))
 
     async def put(self, url: str, content: bytes) -> None:
         """See ObjectStore.put."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from streamer.errors import ConfigError, StoreError, StreamerError
+from streamer.errors import ConfigError, StreamerError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
 from streamer.store.credentials import metadata
@@ -30,7 +30,7 @@ def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerE
     """Returns our error for obstore's, by type first, then by the status in the first line of its text."""
     text = str(error).partition("\n\nDebug source")[0]
     if type(error).__name__ == "NotSupportedError":
-        return StoreError(f"{url}: the server serves no ranges, which streamer reads", url=url, status=405)
+        return failures.without_ranges(url)
     if type(error).__name__ in ("UnknownConfigurationKeyError", "InvalidPathError", "ValueError"):
         return ConfigError(f"{url}: obstore cannot take this url or option: {text}", field="url")
     answer = _answer(error, text)
@@ -43,6 +43,9 @@ def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerE
     if answer.status is not None:
         return failures.error_of(url, answer)
     reason = next((reason for sign, reason in _REASONS.items() if sign in str(error)), "the request failed")
+    if reason == failures.NO_LENGTH and url.startswith("gs://"):
+        # Google unpacks what is stored with this header for each request that does not accept gzip.
+        return failures.encoded(url, "gzip")
     return failures.unreachable(url, reason)
 
 

@@ -179,16 +179,41 @@ class ObstoreStore:
             return
         found = False
         matched = set[str]()
-        async for page in self._pages(pattern.folder):
-            found = True
-            if kept := await pattern.kept(page):
-                if pattern.named:
-                    matched.update(record.url for record in kept)
-                yield kept
+        try:
+            async for page in self._pages(pattern.folder):
+                found = True
+                if kept := await pattern.kept(page):
+                    if pattern.named:
+                        matched.update(record.url for record in kept)
+                    yield kept
+        except AccessDeniedError as refusal:
+            if found or not pattern.may_be_asked_for_each(refusal):
+                raise
+            async for page in self._named(sorted(pattern.named)):
+                yield page
+            return
         if pattern.named:
             await asyncio.to_thread(pattern.require, matched)
         if may_be_object and not found:
             raise failures.error_of(url, failures.Answer(404))
+
+    async def _named(self, every: Sequence[str]) -> AsyncGenerator[Page, None]:
+        """The objects that braces name, asked for one by one where the bucket may be read but not listed."""
+        _log.info(
+            "%s may not be listed: %d objects that the braces name are asked for one by one",
+            urls.shown(self._root),
+            len(every),
+        )
+
+        async def require(url: str) -> ObjectRecord:
+            try:
+                return await self._required(url)
+            except AccessDeniedError as error:
+                text = "where it may not be listed, a store answers so for a missing object, too"
+                raise type(error)(f"{error.message}; {text}", **error.details) from error
+
+        for at in range(0, len(every), PAGE_OBJECTS):
+            yield await bounded_map(require, every[at : at + PAGE_OBJECTS], HEADS_AT_ONCE)
 
     async def list_after(self, folder: str, after: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
         """See OrderedLister.list_after; not for a web server."""
@@ -212,6 +237,9 @@ class ObstoreStore:
         except StoreError as error:
             if error.details.get("status") not in (405, 501) and failures.NO_LENGTH not in error.message:
                 raise
+        return await self._described_by_byte(url)
+
+    async def _described_by_byte(self, url: str) -> ObjectRecord:
         self._counters.requests += 1
         with translating(self._mapped, url):
             options: GetOptions = {"range": (0, 1)}

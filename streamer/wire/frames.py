@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from streamer.errors import ConfigError, ProtocolError
+from streamer.errors import ConfigError, ProtocolError, describe_undecoded
 from streamer.wire.messages import Event, Message, Request
 from streamer.wire.store_options import StoreOptions
 from streamer.wire.versions import foreign_greeting
@@ -58,8 +58,8 @@ def encode(message: Message) -> bytes:
     except UnicodeEncodeError as error:
         if not isinstance(message, Event):
             raise ConfigError(
-                f"{error.object!a} is not UTF-8, and cannot be sent to the engine; rename it, or name the folder above "
-                "it by a pattern (*)",
+                f"{describe_undecoded(error.object)}, and cannot be sent to the engine; rename it, or name the folder "
+                "above it by a pattern (*)",
                 field="urls",
             ) from error
         body = _encoder.encode(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import subprocess
@@ -17,12 +18,13 @@ import pytest
 from streamer.cache.disk_space import LEAST_FREE_INODES
 from streamer.cache.folder import open_folder, used_bytes
 from streamer.cache.scrub import watch_free_space
+from streamer.cache.substitute import find_cache, remove_substitute
 from streamer.client.chunk_reader import ChunkReader, Wanted
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.statistics import engine_statistics
-from streamer.errors import CacheError, StreamerError
+from streamer.errors import CacheError, ConfigError, StreamerError
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import OpenSession
 from tests.tars import tar_of
@@ -279,3 +281,65 @@ async def test_a_smaller_limit_at_the_start_shrinks_the_folder(tmp_path: Path, d
         counts = engine_statistics(engine)
     assert left > 10
     assert counts["hits"] >= left // 2
+
+
+def remount_read_only(disk: Path) -> None:
+    """As the kernel does after an error of the device."""
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+
+
+@contextlib.contextmanager
+def memory_folder() -> Iterator[Path]:
+    """A folder of /dev/shm of this test."""
+    path = Path("/dev/shm") / f"streamer-test-{uuid.uuid4().hex}"
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("how", ["full", "no inodes", "few inodes", "read-only"])
+async def test_a_new_folder_on_a_disk_that_takes_nothing(tmp_path: Path, data: Path, how: str) -> None:
+    """The job ended over the first file of the folder; in mid-job the same disk costs no sample."""
+    size = {"full": "64k", "no inodes": "50m,nr_inodes=2", "few inodes": "50m,nr_inodes=20"}.get(how, "50m")
+    with small_disk(tmp_path / "disk", size) as disk, memory_folder() as memory:
+        if how == "full":
+            take_the_rest(disk)
+        if how == "read-only":
+            remount_read_only(disk)
+        cache, text = find_cache(CacheConfig(directory=disk / "cache"), memory)
+        assert cache.directory.parent == memory
+        assert text.startswith(f"the cache folder {disk / 'cache'} refuses writes (")
+        assert 0 < (cache.limit_bytes or 0) <= 512 << 20
+        async with training(cache.directory, cache.limit_bytes, data) as (_, reader):
+            await reader.epoch()
+        assert find_cache(CacheConfig(directory=disk / "cache", limit_bytes=MiB), memory)[0].limit_bytes == MiB
+        remove_substitute(cache.directory)
+
+
+def test_a_disk_with_room_is_used(tmp_path: Path) -> None:
+    """Nothing is left of the probe; a folder that has chunks makes room by itself, however full the disk is."""
+    with memory_folder() as memory:
+        config = CacheConfig(directory=tmp_path / "cache")
+        assert find_cache(config, memory) == (config, "")
+        assert list((tmp_path / "cache").iterdir()) == []
+        with small_disk(tmp_path / "disk", "1m") as disk:
+            folder = open_folder(disk / "cache")
+            folder.chunk_path(bytes(16)).touch()
+            take_the_rest(disk)
+            config = CacheConfig(directory=disk / "cache")
+            assert find_cache(config, memory) == (config, "")
+        assert list(memory.iterdir()) == []
+
+
+def test_a_limit_of_files_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ulimit -f`: every file of the engine is refused."""
+
+    def refuse(_descriptor: int, _count: int) -> None:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    monkeypatch.setattr("streamer.cache.substitute.linux.allocate", refuse)
+    with pytest.raises(ConfigError, match=r"ulimit -f"):
+        find_cache(CacheConfig(directory=tmp_path), tmp_path)
+    assert list(tmp_path.iterdir()) == []

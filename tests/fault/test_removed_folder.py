@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.films import made
 
 from streamer import Annotations, Growing, MixedDataset, Packing, StreamingDataLoader, StreamingDataset
+from streamer.formats import Video
 from tests.documents import documents, write_megatron
 from tests.inspection import inspect
 from tests.joins.sides import parquet, vectors_of, write_left
@@ -35,6 +37,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, np.arange(number % 7 + 1, dtype=np.int64))
     write_megatron(folder / "tokens", documents(np.arange(600) % 90 + 1))
+    (folder / "films").mkdir()
+    for number in range(6):
+        (folder / "films" / f"{number}.mp4").write_bytes(made("b_frames.mp4" if number % 2 else "open_gop.mp4"))
     rows = "".join(f"{number % 3}/{number:04}.npy,{number}\n" for number in range(240))
     (folder / "notes.csv").write_text(f"file_name,number\n{rows}")
     return folder
@@ -77,6 +82,12 @@ def growing(data: Path, **options: Any) -> StreamingDataset:
     return plain(data, growing=Growing(reuse=2, epoch_samples=80, grow="100KB"), **options)
 
 
+def clips(data: Path, **options: Any) -> StreamingDataset:
+    return StreamingDataset(
+        data / "films", format=Video(3, num_indices_between_clip_starts=6), seed=3, batch_size=BATCH, **options
+    )
+
+
 def remove(folder: str) -> None:
     """Removes a folder to which others write: what comes meanwhile stays."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -88,7 +99,7 @@ def list_of(samples: Any) -> list[str]:
 
 
 @pytest.mark.leaves_over("the engine of a fork server whose workers were killed ends after the test")
-@pytest.mark.parametrize("make", [plain, selected, joined, annotated, packed, mixed, growing])
+@pytest.mark.parametrize("make", [plain, selected, joined, annotated, packed, mixed, growing, clips])
 def test_a_removed_folder_costs_no_sample(
     data: Path, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

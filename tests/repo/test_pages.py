@@ -30,7 +30,7 @@ PAGES = sorted(
 
 # Names that the pages have from other libraries, from Python, Linux, Kubernetes and the clouds.
 _FOREIGN = """
-ALL_PROXY Array2D CombinedStreamingDataset DeprecationWarning DistributedSampler GPTDataset HTTPS_PROXY MapDataset.mix
+Array2D CombinedStreamingDataset DeprecationWarning DistributedSampler GPTDataset MapDataset.mix
 NO_PROXY S3Checkpoint S3IterableDataset S3MapDataset blend_epochized
 data_collator data_seed dataloader_drop_last dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory
 dataloader_prefetch_factor dmesg epoch_size eval_dataset get_eval_dataloader imagefolder

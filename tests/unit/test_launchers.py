@@ -88,3 +88,11 @@ def test_what_is_no_number_is_refused():
     """With the name of the variable."""
     with pytest.raises(ConfigError, match="PMI_RANK='x'"):
         find_place({"PMI_RANK": "x", "PMI_SIZE": "2"})
+
+
+def test_instances_of_sagemaker_without_a_launcher():
+    """Each is started with the same script, and without `distribution` no variable numbers them."""
+    hosts = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1"}
+    assert "SM_HOSTS names 2 instances" in find_place(hosts).note
+    assert find_place({**hosts, "RANK": "1", "WORLD_SIZE": "2"}).note == ""
+    assert find_place({**hosts, "SM_HOSTS": '["algo-1"]'}).note == ""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 
 import pytest
 
 from streamer.cli.terminal import Terminal
-from streamer.errors import ManifestError, StoreError, from_wire
+from streamer.errors import ManifestError, StoreError, describe_undecoded, from_wire
 from streamer.store.addresses.urls import shown
 
 NAMES = ["\x1b]0;pwned\x07", "\x1b[31m", "\x9b31m", "a\rb", "a\x7f", "\u202egpj.exe", "\x00"]
@@ -39,3 +40,11 @@ def test_other_texts_stay():
     """Accents, tabs, and lines that are indented already."""
     text = "f\u00fcr\tzwei:\n  a\n  b \udcff"
     assert str(StoreError(text)) == text
+
+
+def test_the_name_or_the_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the locale C a name in UTF-8 was told to be none."""
+    assert describe_undecoded(os.fsdecode(b"/d/\xff")) == "'/d/\\udcff' is not UTF-8"
+    monkeypatch.setattr("sys.getfilesystemencoding", lambda: "ascii")
+    found = describe_undecoded("/d/\udcc3\udca9")
+    assert found.startswith("/d/\xe9 is UTF-8, but the locale of this process reads names as ascii: set LC_ALL=C.UTF-8")

@@ -20,6 +20,8 @@ _DESCRIPTORS = 4
 class Settings(msgspec.Struct, frozen=True):
     """The settings of a fork server at its start.
 
+    Names of files are bytes, as the system has them: not all are UTF-8, and messages hold UTF-8 only.
+
     Attributes:
         parent: pid of the rank.
         path: the rank's `sys.path`.
@@ -27,16 +29,19 @@ class Settings(msgspec.Struct, frozen=True):
     """
 
     parent: int
-    path: list[str]
+    path: list[bytes]
     modules: list[str]
 
 
 class ProcessContext(msgspec.Struct, frozen=True):
-    """Working directory, `sys.path` and environment of workers: the rank's when it makes their pool."""
+    """Working directory, `sys.path` and environment of workers: the rank's when it makes their pool.
 
-    folder: str
-    path: list[str]
-    environment: dict[str, str]
+    All are bytes, as the system has them; see `Settings`.
+    """
+
+    folder: bytes
+    path: list[bytes]
+    environment: dict[bytes, bytes]
 
 
 class Import(msgspec.Struct, frozen=True, tag=True):

@@ -16,7 +16,9 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from streamer.base import linux
 from streamer.base.child import Child, absolute_import_paths, whole_environment
+from streamer.base.interpreter import find_interpreter, open_standard_descriptors
 from streamer.base.message_socket import MessageSocket, wait_until_readable
 from streamer.base.system_limits import naming_limits
 from streamer.batches.workers.fork_protocol import (
@@ -253,7 +255,9 @@ class ForkServer:
             control.close()
 
     def _start(self, control: MessageSocket) -> Child:
-        settings = memory_file("streamer-fork-server", Settings(self.pid, absolute_import_paths(), self._modules))
+        settings = memory_file(
+            "streamer-fork-server", Settings(self.pid, list(map(os.fsencode, absolute_import_paths())), self._modules)
+        )
         try:
             return Child(
                 "streamer.batches.workers.fork_server_main",
@@ -280,7 +284,14 @@ _current = _Current()
 
 @naming_limits()
 def fork_server(modules: Iterable[str] = ()) -> ForkServer | None:
-    """Returns the server of this process, started if there is none, or None if it has crashed repeatedly."""
+    """Returns the server of this process, started if there is none, or None if it has crashed repeatedly.
+
+    Raises:
+        ConfigError: no further Python can be started, or a limit of the system is reached.
+    """
+    find_interpreter()
+    linux.require_proc()
+    open_standard_descriptors()
     with _lock:
         server = _current.server
         if server is not None and server.pid == os.getpid() and not server.gone:

@@ -190,8 +190,7 @@ class ForkServer:
         if self._imports.unsafe:
             pool.reply(Refused(start.process, self._imports.unsafe))
             return
-        sys.stdout.flush()
-        sys.stderr.flush()
+        worker_main.flush_output()
         server = os.getpid()
         try:
             pid = os.fork()
@@ -250,7 +249,13 @@ def _renew(context: ProcessContext) -> None:
     if (torch := sys.modules.get("torch")) is not None:
         torch.random.default_generator.seed()
         # This process has imported with one thread, regardless of the variable.
-        torch.set_num_threads(int(context.environment.get("OMP_NUM_THREADS") or 1))
+        torch.set_num_threads(_threads(context.environment.get(b"OMP_NUM_THREADS", b"")))
+
+
+def _threads(variable: bytes) -> int:
+    """Returns the number of threads that OMP_NUM_THREADS asks for, which may be a list: for each depth of regions."""
+    first = variable.partition(b",")[0].strip()
+    return max(1, int(first)) if first.isdigit() else 1
 
 
 def main() -> None:
@@ -258,7 +263,10 @@ def main() -> None:
     control, settings = map(int, sys.argv[1:])
     config = msgspec.msgpack.decode(read_memory_file(settings), type=Settings)
     worker_main.end_with_parent(config.parent)
-    sys.path[:] = config.path
+    # A trainer that ignores the ends of its children would make this process do so: it could not wait for its own.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+    sys.path[:] = map(os.fsdecode, config.path)
     gc.disable()
     imports = Imports()
     imports.add([*_ALWAYS, *config.modules])

@@ -41,4 +41,4 @@ def current_context() -> ProcessContext:
         folder = os.getcwd()
     except FileNotFoundError:
         folder = ""
-    return ProcessContext(folder, absolute_import_paths(), dict(os.environ))
+    return ProcessContext(os.fsencode(folder), list(map(os.fsencode, absolute_import_paths())), dict(os.environb))

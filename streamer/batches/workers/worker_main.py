@@ -8,6 +8,7 @@ import pickle
 import signal
 import sys
 import traceback
+from contextlib import suppress
 
 from streamer.base import linux
 from streamer.base.process_memory import keep_freed_memory
@@ -58,8 +59,8 @@ def enter_context(context: ProcessContext) -> None:
     """Sets environment, `sys.path` and working directory to those of the rank."""
     os.environ.clear()
     # One thread for numpy, torch and BLAS in each worker, as in torch's own workers: there are many of them.
-    os.environ.update({"OMP_NUM_THREADS": "1", **context.environment})
-    sys.path[:] = context.path
+    os.environb.update({b"OMP_NUM_THREADS": b"1", **context.environment})
+    sys.path[:] = map(os.fsdecode, context.path)
     if context.folder:
         os.chdir(context.folder)
 
@@ -74,8 +75,15 @@ def end_with_parent(parent: int) -> None:
     linux.end_with_parent(parent)
 
 
+def flush_output() -> None:
+    """Writes what was printed, unless the process has no output, or its reader has ended."""
+    for stream in (sys.stdout, sys.stderr):
+        # None where the descriptor was closed when the interpreter started.
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
 def leave(code: int) -> None:
     """Ends this process without running registered exit functions."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     os._exit(code)

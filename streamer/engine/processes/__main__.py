@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
         return
     setup = decode_to_process(received[0])
     assert isinstance(setup, Setup), "the first message"
-    os.environ.update(setup.environment)
+    os.environb.update(setup.environment)
     configure(logging.INFO, "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s", Environment.read())
     collect_rarely()
     uvloop.run(Fetching(end, setup).run())

@@ -24,7 +24,7 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """Tells a new process what all its requests share.
 
     Attributes:
-        environment: variables of the engine, in which stores find credentials.
+        environment: variables of the engine, in which stores find credentials; bytes, since not all are UTF-8.
         folder: path of the cache folder.
         root_id: id of the cache folder.
         permissions: modes and group of the chunk files.
@@ -32,7 +32,7 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag=0):
         guarded: see `UrlAllowlist`.
     """
 
-    environment: dict[str, str]
+    environment: dict[bytes, bytes]
     folder: str
     root_id: str
     permissions: Permissions

@@ -350,7 +350,7 @@ class FetchPool:
         # times the page faults (tars from a near store, 2026-11-26).
         window_start = max(self._config.window_min, self._config.window_start // count)
         setup = Setup(
-            environment=dict(os.environ),
+            environment=dict(os.environb),
             folder=str(self._folder.path),
             root_id=self._folder.root_id,
             permissions=self._folder.permissions,

@@ -7,15 +7,15 @@ A file may have several streams or frames, one after the other, as parallel comp
 
 from __future__ import annotations
 
-import bz2
 import importlib
-import lzma
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
 
+from streamer.errors import ConfigError
 from streamer.formats.failures import needing
 
 inflate: Any
@@ -92,10 +92,12 @@ class _Inflate:
         return found
 
 
-def _by_streams(
-    make: Callable[[], _Decompressor], errors: tuple[type[Exception], ...]
-) -> Callable[[memoryview, int], memoryview]:
+_Library = tuple[Callable[[], _Decompressor], tuple[type[Exception], ...]]
+
+
+def _by_streams(find_library: Callable[[], _Library]) -> Callable[[memoryview, int], memoryview]:
     def unpack(content: memoryview, most: int) -> memoryview:
+        make, errors = find_library()
         found = bytearray()
         at = 0
         try:
@@ -183,10 +185,35 @@ def _little(content: memoryview, at: int, width: int) -> int:
     return int.from_bytes(content[at : at + width], "little")
 
 
+def _bzip2() -> _Library:
+    return _standard_library("bz2", "bzip2").BZ2Decompressor, (OSError, ValueError)
+
+
+def _xz() -> _Library:
+    lzma = _standard_library("lzma", "xz")
+    return lambda: lzma.LZMADecompressor(memlimit=512 << 20), (lzma.LZMAError, EOFError)
+
+
+def _standard_library(name: str, compression: str) -> ModuleType:
+    """Imports a module that a Python lacks which was built without its headers.
+
+    Raises:
+        ConfigError: it is one of these.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"{compression} is unpacked by Python's module {name}, which {sys.executable} was built without ({error}): "
+            "install the headers (libbz2-dev, liblzma-dev) and build it again, or use another Python",
+            field="format",
+        ) from error
+
+
 UNPACKERS: dict[str, Callable[[memoryview, int], memoryview]] = {
-    "gz": _by_streams(_Inflate, (inflate.error,)),
-    "bz2": _by_streams(bz2.BZ2Decompressor, (OSError, ValueError)),
-    "xz": _by_streams(lambda: lzma.LZMADecompressor(memlimit=512 << 20), (lzma.LZMAError, EOFError)),
+    "gz": _by_streams(lambda: (_Inflate, (inflate.error,))),
+    "bz2": _by_streams(_bzip2),
+    "xz": _by_streams(_xz),
     "zst": lambda content, most: _by_cramjam("zstd", "decompress_into", content, _zstd_bound(content, most)),
 }
 
@@ -205,8 +232,10 @@ def unpack_shard(compression: str, content: memoryview, length: int) -> memoryvi
 
 
 def check_installed(compression: str) -> None:
-    """Imports what unpacks this compression; raises ConfigError if cramjam is not installed."""
-    if compression not in {"gz", "bz2"}:
+    """Imports what unpacks this compression; raises ConfigError if it is not installed."""
+    if compression == "bz2":
+        _bzip2()
+    elif compression != "gz":
         _cramjam()
 
 

@@ -21,6 +21,8 @@ NOT_BOUND_SHARE = 0.02
 _BUSY_RECODERS = 0.75
 # The engine's loop has one core at most; above this share of it chunks wait for the loop.
 _BUSY_LOOP = 0.75
+# One in so many requests may fail in good times.
+_RETRIED_PART = 20
 # Of a core, by a worker that waits in its transform for something else.
 _LEAST_BUSY_SHARE = 0.05
 
@@ -164,7 +166,8 @@ def _network(found: Findings) -> Bottleneck:
         return Bottleneck.ENGINE_LOOP
     if found.grown("peer_bytes") > found.grown("store_bytes"):
         return Bottleneck.PEERS
-    if found.engine.in_flight == 0:
+    # Between two tries of a store that fails nothing is in flight either.
+    if found.engine.in_flight == 0 and found.grown("retries") == 0:
         return Bottleneck.CACHE_DISK if found.engine.fetches else Bottleneck.CACHE_ROOM
     return Bottleneck.STORE
 
@@ -174,7 +177,7 @@ def advise(bottleneck: Bottleneck, found: Findings) -> str:
     if bottleneck in _WORKER_ADVICE:
         return f"{more_workers(found)}{_WORKER_ADVICE[bottleneck]}"
     if bottleneck is Bottleneck.STORE:
-        return f"chunks come too late{_engine(found)}; {_ADVICE[bottleneck]}"
+        return f"chunks come too late{_engine(found)}; {_failures(found)}{_ADVICE[bottleneck]}"
     if bottleneck is Bottleneck.PEERS:
         rate = found.grown("peer_bytes") / found.seconds / 1e6
         return f"chunks come too late ({rate:.3g} MB/s from peers); {_ADVICE[bottleneck]}"
@@ -224,6 +227,14 @@ def _engine(found: Findings) -> str:
         return ""
     rate = found.grown("store_bytes") / found.seconds / 1e6
     return f" ({rate:.3g} MB/s from the store, {hits / needs:.0%} hits, at most {found.engine.hit_bound:.0%} possible)"
+
+
+def _failures(found: Findings) -> str:
+    """The requests that failed, where they are more than now and then one."""
+    retries = int(found.grown("retries"))
+    if not retries or retries * _RETRIED_PART < found.grown("store_requests"):
+        return ""
+    return f"{counted(retries, 'requests')} failed and were sent again: the log has the store's answers; otherwise "
 
 
 _WORKER_ADVICE = {

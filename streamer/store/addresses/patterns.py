@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from streamer.errors import ConfigError, ObjectNotFoundError
+from streamer.errors import AccessDeniedError, ConfigError, ObjectNotFoundError
 from streamer.manifest.model import ObjectRecord
 from streamer.store.addresses.globs import GLOB, Automaton, GlobSet
 from streamer.store.addresses.urls import of_web_address, shown, split
@@ -23,6 +23,8 @@ _MOST_BRACES = 64
 _MOST_NESTED = 10_000
 # Of the ends of a range.
 _MOST_DIGITS = 18
+# Names of the parameters of signatures: AWS, Google, Azure, CloudFront, tokens of other services.
+_SIGNED = re.compile(r"sig|token|credential|expires|policy|key|auth", re.IGNORECASE)
 _MISSING_SHOWN = 5
 _MOST_SHOWN = 500
 
@@ -114,20 +116,36 @@ def without_globs(url: str) -> str:
     Raises:
         ConfigError: the url has a glob, names a folder, or is signed.
     """
-    path, query, _ = url.partition("?")
-    if query and "*" not in path and "[" not in path:
-        raise ConfigError(
-            f"{shown(url)} with a query (?...): a signed url ends, and a manifest would keep its signature; name the "
-            "object's own url, and give keys or headers in storage_options",
-            field="url",
-        )
-    if GLOB.search(url) or url.endswith("/"):
+    beginning = _after_host(url)
+    path, mark, query = url[beginning:].partition("?")
+    if mark and "*" not in path and "[" not in path:
+        raise ConfigError(f"{shown(url)} with a query (?...): {_about_query(query)}", field="url")
+    if GLOB.search(url, beginning) or url.endswith("/"):
         bucket = of_web_address(shown(url))
         advice = (
             "name files, or use {000..127}" if bucket is None else f"this is the address of a bucket: write {bucket}"
         )
         raise ConfigError(f"{shown(url)}: a web server cannot be listed; {advice}", field="url")
     return url
+
+
+def _after_host(url: str) -> int:
+    """Returns where the path of a url begins: the address of an IPv6 host is in square brackets."""
+    scheme, separator, rest = url.partition("://")
+    return len(scheme) + len(separator) + len(rest.partition("/")[0]) if separator else 0
+
+
+def _about_query(query: str) -> str:
+    if _SIGNED.search(query):
+        return (
+            "a signed url ends, and a manifest would keep its signature; name the object's own url, and give keys or "
+            "headers in storage_options"
+        )
+    return (
+        "a manifest keeps urls without queries; leave it out where the server sends the file without it, give a token "
+        "as a header (storage_options={'headers': {'Authorization': 'Bearer ...'}}), or name the address to which the "
+        "server redirects (curl -sIL)"
+    )
 
 
 def _expand(url: str, whole: str) -> Iterator[str]:
@@ -204,6 +222,10 @@ class Pattern(msgspec.Struct, frozen=True):
         named = frozenset(every)
         return cls(folder, single=False, named=named if "{" in url else frozenset(), globs=GlobSet(named))
 
+    def may_be_asked_for_each(self, refusal: AccessDeniedError) -> bool:
+        """Whether the braces name every object, so that a store that refuses to list can be asked for each."""
+        return bool(self.named) and self.globs is None and refusal.details.get("status") == 403
+
     def matches(self, url: str) -> bool:
         """Whether the object belongs to the pattern; folder markers (keys that end in "/") never do."""
         if url.endswith("/"):
@@ -262,7 +284,7 @@ def brace_order(url: str) -> Callable[[str], int] | None:
     # Equal rests share what follows them: `{0000..9999}/*.tar` has one.
     shared: dict[str, Automaton] = {}
     for place, each in enumerate(every):
-        magic = GLOB.search(each)
+        magic = GLOB.search(each, _after_host(each))
         if magic is None:
             named.setdefault(each, place)
             continue

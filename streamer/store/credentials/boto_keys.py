@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from streamer.base.home import find_in_home
 from streamer.errors import ConfigError, StreamerError
 from streamer.store import failures
 from streamer.store.credentials.key_ring import Issued
@@ -134,8 +135,8 @@ def _without_boto(profile: str | None, variables: Mapping[str, str] = os.environ
     if (keys := of_environment(variables)) is not None or variables.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
         return keys
     for name, file in (("AWS_SHARED_CREDENTIALS_FILE", "credentials"), ("AWS_CONFIG_FILE", "config")):
-        path = Path(variables.get(name) or Path.home() / ".aws" / file)
-        if _has_default(path):
+        path = Path(variables[name]) if variables.get(name) else find_in_home(".aws", file)
+        if path is not None and _has_default(path):
             raise ConfigError(
                 f"{path} has a default profile, which needs botocore; pip install 'streamer-data[aws]', or set "
                 f"{name} to an empty file for the role of this machine",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast
 from urllib.parse import unquote, urlsplit
 
+from streamer.base.home import find_in_home
 from streamer.store.options import Translation
 
 _log = logging.getLogger(__name__)
@@ -43,8 +44,9 @@ def sign_in(root: str, translation: Translation, *, guarded: bool, variables: Ma
 
 def _in_netrc(root: str, variables: Mapping[str, str]) -> Login | None:
     """The login of the host. A file that cannot be read causes a warning: most servers ask for none."""
-    path = Path(variables.get("NETRC") or "~/.netrc").expanduser()
-    if not path.is_file():
+    named = variables.get("NETRC")
+    path = Path(os.path.expanduser(named)) if named else find_in_home(".netrc")
+    if path is None or not path.is_file():
         return None
     from netrc import NetrcParseError, netrc
 

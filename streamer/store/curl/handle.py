@@ -29,6 +29,8 @@ _MOST_BYTES = 16 << 20
 _ASCII = bytes(range(0x21, 0x7F)).decode()
 # The object of a handle without a request.
 _NOTHING = ObjectRecord("", 0, "")
+# Ends of names of files that are compressed, so that a Content-Encoding says nothing else.
+_COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".br", ".z", ".deflate")
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
@@ -257,13 +259,14 @@ class Handle:
 
 
 class Whole(Handle):
-    """One request whose answer is kept: a head, a page of a list, or the end of an upload."""
+    """One request whose answer is kept: a head, a page of a list, the first byte, or the end of an upload."""
 
-    __slots__ = ("headers", "method")
+    __slots__ = ("_first_byte", "headers", "method")
 
-    def __init__(self, access: Access, url: str, method: str) -> None:
+    def __init__(self, access: Access, url: str, method: str, *, first_byte: bool = False) -> None:
         super().__init__(access)
         self.method = method
+        self._first_byte = first_byte
         self.headers: dict[bytes, bytes] = {}
         self.bind(ObjectRecord(url, 0, ""), (0, 0), self._keep_answer)
         if method == "HEAD":
@@ -281,18 +284,37 @@ class Whole(Handle):
         size = int(self.headers.get(b"content-length", b"0"))
         return ObjectRecord(url, size, version_of(size, self.headers))
 
+    def web_record(self, url: str) -> ObjectRecord:
+        """The object that a web server's answer to a HEAD, or to a GET of the first byte, describes.
+
+        Raises:
+            StoreError: it says no length, or sends the object compressed.
+        """
+        ranged = _RANGE.fullmatch(self.headers.get(b"content-range", b"").decode("latin-1"))
+        length = self.headers.get(b"content-length", b"")
+        encoding = self.headers.get(b"content-encoding", b"identity").decode("latin-1").lower()
+        # Many servers name the compression that a file has by itself.
+        if encoding not in ("", "identity") and not shown(url).lower().endswith(_COMPRESSED):
+            raise failures.encoded(url, encoding)
+        if ranged is None and not length.isdigit():
+            raise failures.unreachable(url, failures.NO_LENGTH)
+        size = int(length) if ranged is None else int(ranged[3])
+        return ObjectRecord(url, size, version_of(size, self.headers))
+
     def prepare(self, address: str, headers: Sequence[str], *, fresh: bool = False) -> None:
         """Sets address and headers."""
         self.easy.setopt(pycurl.URL, address)
-        self.easy.setopt(pycurl.HTTPHEADER, list(headers))
+        self.easy.setopt(pycurl.HTTPHEADER, [*headers, "Range: bytes=0-0"] if self._first_byte else list(headers))
 
     def finish(self) -> str:
         """See Handle.finish; any body is accepted."""
         status, self.headers = self._head()
-        return "" if status in {200, 204} else self._redirected()
+        return "" if status in {200, 204, 206} else self._redirected()
 
     def _begin(self) -> Take:
         self._most = _MOST_BYTES
+        if self._first_byte and self._head()[0] == 200:  # the whole object follows
+            raise failures.without_ranges(self._target.url)
         return self._keep_answer
 
 
@@ -345,9 +367,10 @@ def _moment(text: str) -> datetime | None:
     # Rarely needed, and one of the slower imports of the engine's start (2 ms).
     from email.utils import parsedate_to_datetime
 
-    with suppress(ValueError):
-        moment = parsedate_to_datetime(text)
-        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    for parse in (parsedate_to_datetime, datetime.fromisoformat):
+        with suppress(ValueError):
+            moment = parse(text)
+            return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return None
 
 

@@ -5,13 +5,14 @@ against 140 of obstore, with TLS 105 against 170; ranges of 8 MiB: 0.35 s/GB aga
 the thread of the event loop. With the whole engine around it that thread carries 1.04 GB/s, 0.82 with TLS (2026-11-24);
 fetch processes have one each. obstore has its own threads and takes 30 us and 0.17 s/GB of that thread.
 
-obstore does puts, uploads, and all requests to web servers other than ranges; unfinished uploads, which it does not
+obstore does puts and uploads; unfinished uploads, which it does not
 look for, are listed and removed here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
@@ -34,6 +35,8 @@ from streamer.store.curl.targets import Targets
 from streamer.store.obstore_store import MakeClient, ObstoreStore, Page, in_time
 from streamer.store.places import Places
 from streamer.store.reached import Reached
+
+_log = logging.getLogger(__name__)
 
 MakeAccess = Callable[[Issued[Keys | None] | None], Access | None]
 # Idle connections to all hosts; the window is smaller.
@@ -71,6 +74,7 @@ class CurlStore(ObstoreStore):
         self._free: list[Handle] = []
         self._names: Names | None = None
         self._targets = Targets()
+        self._has_warned = False
 
     def __repr__(self) -> str:
         return f"CurlStore({shown(self._root)!r}, {self._counters})"
@@ -187,13 +191,32 @@ class CurlStore(ObstoreStore):
             return False
 
     async def _head(self, url: str) -> ObjectRecord | None:
-        if not self._is_plain or await self._find_access() is None:
+        if await self._find_access() is None:
             return await super()._head(url)
         self._counters.requests += 1
         try:
-            return (await in_time(self._whole(url), url)).record(url)
+            whole = await in_time(self._whole(url), url)
         except ObjectNotFoundError:
             return None
+        return whole.record(url) if self._is_plain else self._dated(whole.web_record(url))
+
+    async def _described_by_byte(self, url: str) -> ObjectRecord:
+        """See ObstoreStore; libcurl asks web servers, since it takes all forms of dates, and proxies of any kind."""
+        if await self._find_access() is None:
+            return await super()._described_by_byte(url)
+        self._counters.requests += 1
+        return self._dated((await in_time(self._whole(url, first_byte=True), url)).web_record(url))
+
+    def _dated(self, record: ObjectRecord) -> ObjectRecord:
+        """Returns a web server's object; warns once where nothing tells one version of it from another."""
+        if record == versions.by_size(record) and not self._has_warned and not self._way.sizes_only:
+            self._has_warned = True
+            _log.warning(
+                "%s tells neither an ETag nor the time of files (%s, for instance): a change of equal size is not seen",
+                shown(self._root),
+                shown(record.url),
+            )
+        return record
 
     async def unfinished(self, prefix: str) -> list[Upload]:
         """See PartsKeeper.unfinished; none of a web server."""
@@ -214,27 +237,37 @@ class CurlStore(ObstoreStore):
         with suppress(ObjectNotFoundError):
             await in_time(self._whole(upload.url, listing.abort_query(upload), method="DELETE"), upload.url)
 
-    async def _whole(self, url: str, query: str = "", *, method: str = "", of_bucket: bool = False) -> Whole:
-        """Requests a page of a list, a head of an object or bucket, or an upload's end, from the bucket's region."""
+    async def _whole(
+        self, url: str, query: str = "", *, method: str = "", of_bucket: bool = False, first_byte: bool = False
+    ) -> Whole:
+        """Requests a page of a list, a head of an object or bucket, or an upload's end, from the bucket's region.
+
+        With `first_byte` it requests the first byte of an object, whose answer describes it as well.
+        """
         keys = None if self._keys is None else await self._keys.keys()
         access = await self._find_access()
         assert access is not None, "looked for"
-        method = method or ("GET" if query else "HEAD")
-        key = "" if of_bucket or method == "GET" else self._key(url)
-        address = access.address(key) + (f"?{query}" if query else "")
-        whole = Whole(access, url, method)
+        method = method or ("GET" if query or first_byte else "HEAD")
+        key = "" if of_bucket or (method == "GET" and not first_byte) else self._key(url)
+        address = access.address(key if self._is_plain else url) + (f"?{query}" if query else "")
+        whole = Whole(access, url, method, first_byte=first_byte)
         try:
+            headers = access.signed(address, keys or access.keys, method)
             while address:
-                whole.prepare(address, access.signed(address, keys or access.keys, method))
+                whole.prepare(address, headers)
                 await self._running().perform(whole.easy)
                 address = whole.finish()
+                if self._is_plain:
+                    headers = access.signed(address, keys or access.keys, method)
+                elif not address.startswith(self._prefix):
+                    headers = ()  # see `_transfer`
         except pycurl.error as error:
             failure = whole.failed(error)
             raise (self._way.explain(failure) if isinstance(failure, StreamerError) else failure) from None
         except StoreError as refusal:
             if of_bucket or not await self._is_elsewhere(refusal, access):
                 raise self._way.explain(refusal) from None
-            return await self._whole(url, query, method=method)
+            return await self._whole(url, query, method=method, first_byte=first_byte)
         finally:
             whole.easy.close()
         return whole

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 HELP = "what this machine has and lacks, and whether a url can be read"
 
 DESCRIPTION = """\
-Checks Python and torch, memory and limits, the cache folder and its disk, starts an engine (or asks the one that
+Checks Python and torch, memory and limits, the cache folder and its disk, what is missing or strange around the process
+(docs/trouble.md, odd environments), starts an engine (or asks the one that
 STREAMER_ENGINE names), and lists the optional libraries. With a URL it also checks the credentials (their source and
 end, never the keys), the endpoint and its clock, and reads from the objects for two seconds, to measure the link; what
 is read then is what it costs, and `streamer bench URL` is the long form of it. Each line that is not "ok" says what to
@@ -46,12 +47,14 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     import asyncio
 
     from streamer.cli.dataset import client_settings
+    from streamer.tools.doctor.environment import environment_findings
     from streamer.tools.doctor.libraries import library_findings
     from streamer.tools.doctor.link import link_findings
     from streamer.tools.doctor.machine import machine_findings
     from streamer.tools.doctor.reach import url_findings
 
-    found = list(machine_findings(client_settings(arguments)))
+    settings = client_settings(arguments)
+    found = [*machine_findings(settings), *environment_findings(settings.runtime_dir)]
     found += library_findings()
     if arguments.url is not None:
         found += asyncio.run(url_findings(arguments.url, arguments.storage_options))

@@ -51,6 +51,45 @@ def test_a_memory_file_has_its_length_and_no_name(here: bool) -> None:
         os.close(descriptor)
 
 
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS])
+def test_a_sandbox_without_memfd_create(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """A file of /dev/shm without a name does instead; it has no seals."""
+
+    def refuse(_name: str, _flags: int) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    descriptor = linux.memory_file("test")
+    try:
+        linux.allocate(descriptor, 8192)
+        linux.seal(descriptor, "SHRINK", "GROW", "SEAL")
+        with mmap.mmap(descriptor, 8192) as mapping:
+            mapping[:4] = b"some"
+            linux.free_pages(mapping, 4096, 4096)
+        assert (os.pread(descriptor, 4, 0), os.fstat(descriptor).st_nlink) == (b"some", 0)
+    finally:
+        os.close(descriptor)
+
+
+def test_calls_that_a_sandbox_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe does instead of an eventfd; nothing does instead of epoll, nor of /proc."""
+
+    def refuse(*_: object) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "eventfd", refuse)
+    wakeup = linux.Wakeup()
+    wakeup.signal()
+    assert select.select([wakeup], [], [], 1) == ([wakeup], [], [])
+    monkeypatch.setattr(select, "epoll", refuse)
+    with pytest.raises(ConfigError, match=r"a filter of system calls refuses: .* num_workers=0"):
+        linux.epoll()
+    linux.require_proc()
+    monkeypatch.setattr(os.path, "isdir", lambda _: False)
+    with pytest.raises(ConfigError, match=r"/proc is not mounted"):
+        linux.require_proc()
+
+
 def test_a_wakeup_is_readable_from_a_signal_on(here: bool) -> None:
     """However often it is signalled, and no longer once it is cleared; neither blocks."""
     wakeup = linux.Wakeup()

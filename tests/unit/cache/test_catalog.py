@@ -6,6 +6,7 @@ import errno
 import os
 import pickle
 import sqlite3
+import sys
 from pathlib import Path
 
 import pytest
@@ -197,4 +198,17 @@ def test_a_catalog_that_cannot_be_read_is_empty(folder: Path, monkeypatch: pytes
     monkeypatch.setattr("streamer.cache.catalog_database.read_rows", fails)
     assert catalog.open().chunks == {}
     assert catalog.peek() == {}
+    catalog.close()
+
+
+def test_a_python_without_sqlite(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chunk files say what there is; nothing ends over the missing module."""
+    monkeypatch.delitem(sys.modules, "streamer.cache.catalog_database")
+    monkeypatch.setitem(sys.modules, "sqlite3", None)
+    assert contents(folder) == {}
+    assert Catalog(folder).peek() == {}
+    catalog = Catalog(folder)
+    catalog.open()
+    with pytest.raises(CacheError, match="this Python has no sqlite3"):
+        catalog.write({KEY: CatalogRow(1, "digest")})
     catalog.close()

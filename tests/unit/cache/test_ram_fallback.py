@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from streamer.cache import ram_fallback
-from streamer.cache.folder import Folder, Permissions, open_folder
-from streamer.cache.ram_fallback import FALLBACK_BYTES, RamFallback
+from streamer.cache.folder import LOCK_NAME, Folder, Permissions, open_folder
+from streamer.cache.ram_fallback import FALLBACK_BYTES, RamFallback, folder_name, make_locked, remove_unlocked
 from streamer.errors import CacheError
 
 CACHE = Folder(Path("/cache"), "a1b2", Permissions())
@@ -29,15 +29,16 @@ def test_it_is_there_from_the_start(tmp_path: Path) -> None:
     fallback = _begun(tmp_path)
     assert fallback.path is not None
     assert fallback.path.is_dir()
-    assert not list(fallback.path.iterdir())
+    assert [path.name for path in fallback.path.iterdir()] == [LOCK_NAME]
     folder = fallback.open()
     assert fallback.open() is folder
     assert fallback.path.name.endswith("-a1b2")
     assert fallback.path.stat().st_mode & 0o777 == 0o700
     assert 0 < fallback.limit_bytes <= FALLBACK_BYTES
     again = _begun(tmp_path)
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [LOCK_NAME]
     again.remove()
+    fallback.remove()
     assert list(tmp_path.iterdir()) == []
     assert fallback.path == again.path
     nowhere = _begun(tmp_path / "none")
@@ -85,3 +86,26 @@ def test_two_threads_open_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert first.result() is second.result()
     assert len(opened) == 1
     fallback.remove()
+
+
+def test_what_engines_of_other_folders_have_left_is_removed(tmp_path: Path) -> None:
+    """The folder of an engine that was killed stayed until the next one of the same cache; the lock says who lives."""
+    dead = tmp_path / folder_name("dead")
+    dead.mkdir()
+    (dead / LOCK_NAME).touch()
+    (dead / "chunk").write_bytes(bytes(100))
+    earlier = tmp_path / folder_name("of-an-earlier-version")
+    earlier.mkdir()
+    foreign = tmp_path / "streamer-test"
+    foreign.mkdir()
+    living = _begun(tmp_path)
+    assert not dead.exists()
+    assert living.path is not None
+    lock = make_locked(tmp_path / folder_name("other"))
+    remove_unlocked(tmp_path)
+    assert living.path.exists()
+    assert lock is not None
+    os.close(lock)
+    remove_unlocked(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {living.path.name, earlier.name, foreign.name}
+    living.remove()

@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streamer.base import linux
 from streamer.cache.folder import Folder, open_folder
 from streamer.cache.verify import verify_file
 from streamer.cache.writer import ChunkBytes, sample_checksums, write_chunk
-from streamer.errors import CacheError
+from streamer.errors import CacheError, ConfigError
 
 MakeChunk = Callable[..., ChunkBytes]
 
@@ -94,3 +95,16 @@ def test_a_chunk_without_bytes(folder: Folder) -> None:
     chunk = ChunkBytes(b"e" * 16, [], np.array([0, 0, 0]))
     write_chunk(chunk, folder)
     assert verify_file(folder.chunk_path(chunk.key), chunk.key).samples == 2
+
+
+def test_a_limit_of_files_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ulimit -f` below the length of a chunk was a raw OSError."""
+
+    def refuse(_descriptor: int, _count: int) -> None:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    monkeypatch.setattr(linux, "allocate", refuse)
+    folder = open_folder(tmp_path / "cache")
+    with pytest.raises(ConfigError, match="ulimit -f"):
+        write_chunk(ChunkBytes(bytes(16), [b"x"], np.array([0, 1])), folder)
+    assert list((folder.path / "tmp").iterdir()) == []

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import os
+import socket
 import time
 from pathlib import Path
 
+import pytest
+
 from streamer.client import launcher
-from streamer.client.runtime_folder import LOG_SECONDS, remove_old_logs
+from streamer.client.held_files import HeldFiles
+from streamer.client.restarts import Restarts
+from streamer.client.runtime_folder import LOG_SECONDS, remove_leftovers, remove_old_logs
 from streamer.client.settings import ClientSettings
+from streamer.config import Environment
+from streamer.errors import ConfigError
 
 
 def test_logs_go_after_a_week(tmp_path: Path) -> None:
@@ -47,3 +57,69 @@ def test_a_lock_whose_file_was_removed_is_no_lock(tmp_path: Path, monkeypatch) -
     with launcher._spawn_lock(settings):
         assert path.exists()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.process
+def test_what_dead_processes_have_left_goes(tmp_path: Path) -> None:
+    """An engine that was killed leaves its socket, a rank that was killed its lock; what is in use stays."""
+    with contextlib.ExitStack() as on_exit:
+        for number in range(2):
+            listener = on_exit.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(str(tmp_path / f"{number:012x}.sock"))
+            if number:
+                listener.listen()
+        other = on_exit.enter_context(socket.socket(socket.AF_UNIX))
+        other.bind(str(tmp_path / "mine.sock"))
+        being_made = on_exit.enter_context(socket.socket(socket.AF_UNIX))
+        being_made.bind(str(tmp_path / f"{2:012x}.sock.{os.getpid()}"))
+        never_made = on_exit.enter_context(socket.socket(socket.AF_UNIX))
+        never_made.bind(str(tmp_path / f"{3:012x}.sock.{1 << 30}"))
+        (tmp_path / f"{4:012x}.spawn.lock").touch()
+        held = on_exit.enter_context((tmp_path / f"{5:012x}.spawn.lock").open("wb"))
+        fcntl.flock(held, fcntl.LOCK_EX)
+        remove_leftovers(tmp_path)
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            f"{1:012x}.sock",
+            f"{2:012x}.sock.{os.getpid()}",
+            f"{5:012x}.spawn.lock",
+            "mine.sock",
+        ]
+
+
+def test_a_runtime_folder_that_takes_no_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read-only or full file system under an existing folder was a raw OSError."""
+    settings = ClientSettings(cache_dir=tmp_path / "cache", runtime_dir=tmp_path)
+
+    def refuse(_path: Path) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(launcher, "_locked", refuse)
+    with pytest.raises(ConfigError, match=r"Read-only file system; set STREAMER_RUNTIME_DIR"):
+        launcher._connect_or_start(settings, Restarts())
+
+
+def test_a_read_only_tmp_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The root of a hardened container, where /dev/shm can be written."""
+    read_only = {"/", "/tmp", "/var/tmp", f"/tmp/streamer-{os.getuid()}", f"/var/tmp/streamer-{os.getuid()}"}
+    monkeypatch.setattr("streamer.config._is_read_only", lambda path: str(path) in read_only)
+    assert Environment.read({}).runtime_dir == Path(f"/dev/shm/streamer-{os.getuid()}")
+    read_only.add("/dev/shm")
+    assert Environment.read({}).runtime_dir == Path(f"/tmp/streamer-{os.getuid()}")
+
+
+def test_a_file_that_is_restored_has_no_other_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill left a file under a name that nothing looks for; some file systems have no nameless files."""
+    (tmp_path / "a").write_bytes(b"some")
+    held = HeldFiles([tmp_path / "a"])
+    monkeypatch.setattr("streamer.client.held_files.ENGINE_SECONDS", 0.0)
+    replace = os.replace
+    names = []
+    monkeypatch.setattr(os, "replace", lambda *paths: (names.append(paths), replace(*paths)))
+    for nameless in (True, False):
+        (tmp_path / "a").unlink()
+        if not nameless:
+            monkeypatch.delattr(os, "O_TMPFILE")
+        held.restore()
+        assert (tmp_path / "a").read_bytes() == b"some"
+        assert len(names) == (0 if nameless else 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -241,6 +241,8 @@ VIEW = EngineView(in_flight=8, fetches=8, needs=100, hits=10, store_bytes=10**9,
         (replace(VIEW, peer_bytes=10**8), Bottleneck.STORE),
         (replace(VIEW, in_flight=0), Bottleneck.CACHE_DISK),
         (replace(VIEW, in_flight=0, fetches=0), Bottleneck.CACHE_ROOM),
+        (replace(VIEW, in_flight=0, retries=5), Bottleneck.STORE),
+        (replace(VIEW, in_flight=0, fetches=0, retries=5), Bottleneck.STORE),
     ],
     ids=[
         "no engine",
@@ -254,6 +256,8 @@ VIEW = EngineView(in_flight=8, fetches=8, needs=100, hits=10, store_bytes=10**9,
         "seldom from peers",
         "writing",
         "no room",
+        "between tries",
+        "between tries of one",
     ],
 )
 def test_chunks_come_late(clock, engine, bottleneck):
@@ -262,6 +266,8 @@ def test_chunks_come_late(clock, engine, bottleneck):
     found = late.run(engine=(None, engine))
     assert found.bottleneck is bottleneck
     assert found.waiting["network"] > 0.7
+    # An outage is no reason for another disk.
+    assert ("requests failed and were sent again" in found.advice) == (engine is not None and engine.retries > 0)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from streamer.errors import ConfigError
-from streamer.store.addresses.patterns import Pattern, count_expanded, expand, without_globs
+from streamer.store.addresses.patterns import Pattern, brace_order, count_expanded, expand, without_globs
 from streamer.store.addresses.urls import of_web_address
 
 
@@ -145,3 +145,24 @@ def test_no_web_address_takes_long(url: str) -> None:
     begun = time.process_time()
     assert of_web_address(url) is None
     assert time.process_time() - begun < 0.5
+
+
+def test_an_ipv6_host_is_no_glob() -> None:
+    """Its address is in square brackets."""
+    url = "http://[2001:db8::1]:9000/part-{000..003}.tar"
+    assert without_globs(url) == url
+    with pytest.raises(ConfigError, match="cannot be listed"):
+        without_globs("http://[::1]/part-[0-3].tar")
+    with pytest.raises(ConfigError, match="with a query"):
+        without_globs("http://[::1]/a.tar?sig=x")
+    place_of = brace_order(url)
+    assert place_of is not None
+    assert [place_of(one) for one in expand(url)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("url", ["https://h/a.tar?download=1", "https://h/download?file=a.tar", "https://h/a.tar?"])
+def test_a_query_says_how_to_give_the_url(url: str) -> None:
+    """It is no signature, so other advice helps."""
+    with pytest.raises(ConfigError, match=r"Authorization.*redirects") as caught:
+        without_globs(url)
+    assert "signed" not in str(caught.value)

@@ -1,0 +1,54 @@
+"""The Python that runs this package in child processes, and the descriptors that it finds open."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+
+from streamer.errors import ConfigError
+
+
+def find_interpreter() -> str:
+    """Returns the Python that runs this package in other processes.
+
+    Raises:
+        ConfigError: this program is frozen, or embeds Python, so that there is none.
+    """
+    if getattr(sys, "frozen", False):
+        raise _no_interpreter(f"this program is frozen: {sys.executable} runs the program again and no module")
+    if sys.executable:
+        return sys.executable
+    # A program that embeds Python may leave it empty, or None.
+    version = "python{}.{}".format(*sys.version_info)
+    for folder in (
+        sysconfig.get_path("scripts"),
+        os.path.join(sys.exec_prefix, "bin"),
+        sysconfig.get_config_var("BINDIR"),
+    ):
+        if folder and os.access(candidate := os.path.join(folder, version), os.X_OK):
+            return candidate
+    raise _no_interpreter(f"sys.executable is {sys.executable!r}, and there is no {version} in {sys.exec_prefix}/bin")
+
+
+def _no_interpreter(reason: str) -> ConfigError:
+    return ConfigError(
+        f'no further Python can be started: {reason}; StreamingDataset(engine="inline") with num_workers=0 needs '
+        "none, or set sys.executable to a Python that has streamer",
+        field="sys.executable",
+    )
+
+
+def open_standard_descriptors() -> None:
+    """Opens those of the descriptors 0, 1 and 2 that are closed on /dev/null.
+
+    Otherwise the next socket or memory file of this process would get the number, and what a library prints would be
+    written to it.
+    """
+    while True:
+        descriptor = os.open(os.devnull, os.O_RDWR)
+        if descriptor > 2:
+            os.close(descriptor)
+            return
+        # Like those of a shell, for programs that this one starts.
+        os.set_inheritable(descriptor, True)

@@ -1,0 +1,156 @@
+"""Checks of what a process finds around it: interpreter, descriptors, signals, variables, sandbox, runtime folder."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from streamer.base import linux
+from streamer.base.child import import_paths
+from streamer.base.home import find_in_home
+from streamer.base.interpreter import find_interpreter
+from streamer.config import format_bytes
+from streamer.errors import ConfigError
+from streamer.launchers import find_place
+from streamer.tools.doctor.finding import Finding
+
+# Modules of Python that are built only where a library's headers are, and what lacks without them.
+_MODULES = {
+    "bz2": "bzip2 files are refused",
+    "lzma": "xz files are refused",
+    "sqlite3": "the cache has no catalog: each start reads the chunk files",
+    "ssl": "no store can be read",
+    "ctypes": "nothing works, torch neither",
+    "zlib": "no compressed file can be read",
+}
+_NEEDED = ("ssl", "ctypes", "zlib")
+# A chunk with the samples that it may be extended by.
+_FILE_BYTES = 1 << 30
+_SOCKS = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY")
+
+
+def environment_findings(runtime_dir: Path, variables: Mapping[str, str] | None = None) -> Iterator[Finding]:
+    """Yields a finding for everything that is missing or strange, and one where all is as usual.
+
+    Args:
+        runtime_dir: folder of sockets, locks and logs.
+        variables: environment to check; None: of this process.
+    """
+    env = os.environ if variables is None else variables
+    found = [*_interpreter(), *_process(), *_sandbox(), *_variables(env), *_runtime_folder(runtime_dir), *_ranks(env)]
+    if found:
+        yield from found
+    else:
+        yield Finding("ok", "environment", "interpreter, descriptors, signals, variables and sandbox are as usual")
+
+
+def _interpreter() -> Iterator[Finding]:
+    try:
+        find_interpreter()
+    except ConfigError as error:
+        yield Finding("problem", "interpreter", f"sys.executable is {sys.executable!r}", str(error))
+    for name, lack in _MODULES.items():
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            advice = "install the library's headers and build Python again, or use another Python"
+            yield Finding("problem" if name in _NEEDED else "warning", name, f"{lack} ({error})", advice)
+    if sys.getfilesystemencoding().lower().replace("-", "") != "utf8":
+        fact = f"names of files are read as {sys.getfilesystemencoding()}"
+        yield Finding("warning", "locale", fact, "set LC_ALL=C.UTF-8, or PYTHONUTF8=1")
+
+
+def _process() -> Iterator[Finding]:
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        yield Finding("warning", "SIGCHLD", "is ignored", "streamer copes; torch's own DataLoader misses dead workers")
+    closed = [name for number, name in enumerate(("input", "output", "error")) if not _is_open(number)]
+    if closed:
+        fact = f"standard {' and '.join(closed)} closed"
+        yield Finding(
+            "warning", "descriptors", fact, "redirect them to /dev/null: libraries print to what is opened next"
+        )
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if hard != resource.RLIM_INFINITY and hard < _FILE_BYTES:
+        fact = f"at most {format_bytes(hard)} (ulimit -f)"
+        yield Finding("problem", "file size", fact, "raise it: ulimit -f unlimited, LimitFSIZE=infinity")
+    elif soft != resource.RLIM_INFINITY and soft < _FILE_BYTES:
+        fact = f"at most {format_bytes(soft)} in a trainer (ulimit -f)"
+        yield Finding("warning", "file size", fact, "the engine raises its own; the ring of batches may be longer")
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _sandbox() -> Iterator[Finding]:
+    try:
+        os.close(os.memfd_create("streamer-doctor"))
+    except (AttributeError, OSError) as error:
+        advice = "unlinked files of /dev/shm, or of TMPDIR, are used instead: give /dev/shm room"
+        yield Finding("warning", "memfd_create", f"refused ({error})", advice)
+    try:
+        os.close(linux.pidfd(os.getpid()))
+    except OSError as error:
+        yield Finding("optional", "pidfd_open", f"refused ({error})", "ends of workers are noticed by their sockets")
+    if sys.platform == "linux" and not linux.mountinfo():
+        fact = "/proc/self/mountinfo is not there"
+        yield Finding("warning", "mounts", fact, "network file systems are not recognised: keep the cache off them")
+    if find_in_home() is None:
+        fact = f"user {os.getuid()} has none: no HOME, no entry in /etc/passwd"
+        yield Finding(
+            "warning", "home", fact, "netrc and ~/.aws are not looked for; name the cache folder (cache_dir=)"
+        )
+
+
+def _variables(env: Mapping[str, str]) -> Iterator[Finding]:
+    if odd := sorted(name for name, text in env.items() if not _is_utf8(name + text)):
+        yield Finding(
+            "optional", "variables", f"not UTF-8: {', '.join(map(ascii, odd))}", "they are passed on as they are"
+        )
+    if odd := [ascii(path) for path in import_paths() if not _is_utf8(path)]:
+        yield Finding("warning", "sys.path", f"not UTF-8: {', '.join(odd)}", "rename these folders")
+    threads = env.get("OMP_NUM_THREADS", "")
+    if threads and not threads.isdecimal():
+        yield Finding("optional", "OMP_NUM_THREADS", ascii(threads), "a worker takes the first number, or one thread")
+    socks = [name for name in (*_SOCKS, *map(str.lower, _SOCKS)) if env.get(name, "").lower().startswith("socks")]
+    if socks:
+        fact = f"{socks[0]} names a SOCKS proxy"
+        yield Finding("warning", "proxy", fact, "S3 and web servers are read through it; Google's and Azure's are not")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _runtime_folder(folder: Path) -> Iterator[Finding]:
+    place = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(place, os.W_OK):
+        fact = f"{folder}: user {os.getuid()} may not write to {place}"
+        yield Finding("problem", "runtime folder", fact, "set STREAMER_RUNTIME_DIR")
+        return
+    found = os.statvfs(place)
+    if not found.f_bavail or (found.f_files and not found.f_favail):
+        yield Finding("problem", "runtime folder", f"{folder}: the disk is full", "set STREAMER_RUNTIME_DIR")
+
+
+def _ranks(env: Mapping[str, str]) -> Iterator[Finding]:
+    try:
+        place = find_place(env)
+    except ConfigError as error:
+        yield Finding("problem", "rank", str(error))
+        return
+    if place.note:
+        yield Finding("warning", "rank", f"{place.rank} of {place.world_size}", place.note)

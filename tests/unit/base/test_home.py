@@ -1,0 +1,25 @@
+"""Users without a home folder."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from streamer.base.home import find_in_home
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container with any uid there is neither HOME nor an entry of the user."""
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert find_in_home(".aws", "config") == Path("/home/someone/.aws/config")
+    monkeypatch.delenv("HOME")
+
+    def unknown(_uid: int) -> pwd.struct_passwd:
+        raise KeyError
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert os.path.expanduser("~") == "~"
+    assert find_in_home(".netrc") is None

@@ -1,0 +1,43 @@
+"""What a process that is started gets of its parent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from streamer.base.interpreter import find_interpreter
+from streamer.errors import ConfigError
+
+
+def test_a_frozen_program_is_no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would run again, with our arguments, and start itself again."""
+    assert find_interpreter() == sys.executable
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(ConfigError, match=r'engine="inline"\) with num_workers=0'):
+        find_interpreter()
+
+
+@pytest.mark.parametrize("value", ["", None])
+def test_an_embedded_interpreter_is_looked_for(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    """A program that embeds Python may not say where one is."""
+    monkeypatch.setattr(sys, "executable", value)
+    assert os.access(find_interpreter(), os.X_OK)
+    monkeypatch.setattr("streamer.base.interpreter.sysconfig.get_path", lambda _: None)
+    monkeypatch.setattr("streamer.base.interpreter.sysconfig.get_config_var", lambda _: None)
+    monkeypatch.setattr(sys, "exec_prefix", "/nowhere")
+    with pytest.raises(ConfigError, match=r"set sys\.executable"):
+        find_interpreter()
+
+
+@pytest.mark.process
+def test_closed_standard_descriptors_are_filled() -> None:
+    """The next socket would be number 1, and what a library prints would be written to it."""
+    program = (
+        "import os; from streamer.base.interpreter import open_standard_descriptors as fill; fill(); fill()\n"
+        "assert all(os.fstat(one) == os.stat(os.devnull) for one in (0, 1)); os._exit(os.pipe()[0])"
+    )
+    command = ["sh", "-c", 'exec "$0" "$@" <&- >&-', sys.executable, "-c", program]
+    assert subprocess.run(command, check=False).returncode == 3
