@@ -134,7 +134,7 @@ class ChunkCache:
             return  # it is being removed
         except OSError as error:
             if not is_shortage(error):
-                self._refused(str(error))
+                self._record_refusal(str(error))
         if self._leftovers and not self.space.refused:
             await self._remove_leftovers()
 
@@ -170,7 +170,10 @@ class ChunkCache:
             f"the cache folder {self.root} was removed by another program (a cleaner of temporary files?); it is "
             f"made again, and {len(lost)} chunks are fetched again when they are needed"
         )
-        (logger.info if self._guard.is_repeated else self._warn)(text)
+        if self._guard.is_repeated:
+            logger.info(text)
+        else:
+            self._warn(text)
         self.on_lost(list(lost))
         return None
 
@@ -284,13 +287,13 @@ class ChunkCache:
             except CacheFullError:
                 if self.space.is_set and not self._leftovers:
                     raise
-                return await self._publish_in_memory(chunk, length, errno.EROFS)
+                return await self._publish_in_memory(chunk, length, "evicted files could not be removed", None)
             except OSError as error:
                 if error.errno not in REFUSALS:
                     raise
-                return await self._publish_in_memory(chunk, length, error.errno)
+                return await self._publish_in_memory(chunk, length, os.strerror(error.errno), error.errno)
 
-    async def publish_by(self, write: Write, key: bytes, length: int, dataset: str) -> None:
+    async def publish_with(self, write: Write, key: bytes, length: int, dataset: str) -> None:
         """As `publish`, where another process writes the file: the bytes are reserved before it begins.
 
         Args:
@@ -346,18 +349,19 @@ class ChunkCache:
             CacheError: there is no room, and the disk is given up.
         """
         try:
-            return await self._fallback.publish(chunk, length, self._files, errno.EIO)
+            return await self._fallback.publish(chunk, length, self._files, os.strerror(errno.EIO), errno.EIO)
         except (CacheError, OSError):
             if self._trust.is_given_up:
                 raise
             return None
 
-    async def _publish_in_memory(self, chunk: ChunkBytes, length: int, code: int) -> Published:
-        self._refused(os.strerror(code))
+    async def _publish_in_memory(self, chunk: ChunkBytes, length: int, reason: str, code: int | None) -> Published:
+        """Keeps in memory what the disk did not take, for a reason in words and, if the disk gave one, a number."""
+        self._record_refusal(reason)
         self._count.refused_writes += 1
-        return await self._fallback.publish(chunk, length, self._files, code)
+        return await self._fallback.publish(chunk, length, self._files, reason, code)
 
-    def _refused(self, reason: str) -> None:
+    def _record_refusal(self, reason: str) -> None:
         """Notes that the disk refused a write or an unlink; warns once."""
         if self.space.refuse():
             self._warn(f"the cache folder {self.root} refuses writes ({reason}): chunks pass through memory meanwhile")
@@ -385,7 +389,7 @@ class ChunkCache:
         if failed:
             self._keep_leftovers(self._leftovers | {key: lengths[key] for key in failed if key in lengths})
             reason = next(iter(failed.values()))
-            self._refused(reason.strerror or str(reason))
+            self._record_refusal(reason.strerror or str(reason))
             raise CacheError(
                 f"cannot unlink {len(failed)} chunk files in {self.folder.path}: {reason}", where=str(self.folder.path)
             )
