@@ -170,10 +170,8 @@ class ChunkCache:
             f"the cache folder {self.root} was removed by another program (a cleaner of temporary files?); it is "
             f"made again, and {len(lost)} chunks are fetched again when they are needed"
         )
-        if self._guard.is_repeated:
-            logger.info(text)
-        else:
-            self._warn(text)
+        log = logger.info if self._guard.is_repeated else self._warn
+        log(text)
         self.on_lost(list(lost))
         return None
 
@@ -287,11 +285,11 @@ class ChunkCache:
             except CacheFullError:
                 if self.space.is_set and not self._leftovers:
                     raise
-                return await self._publish_in_memory(chunk, length, "evicted files could not be removed", None)
+                return await self._publish_in_memory(chunk, length, "evicted files could not be removed")
             except OSError as error:
                 if error.errno not in REFUSALS:
                     raise
-                return await self._publish_in_memory(chunk, length, os.strerror(error.errno), error.errno)
+                return await self._publish_in_memory(chunk, length, error.errno)
 
     async def publish_with(self, write: Write, key: bytes, length: int, dataset: str) -> None:
         """As `publish`, where another process writes the file: the bytes are reserved before it begins.
@@ -349,17 +347,16 @@ class ChunkCache:
             CacheError: there is no room, and the disk is given up.
         """
         try:
-            return await self._fallback.publish(chunk, length, self._files, os.strerror(errno.EIO), errno.EIO)
+            return await self._fallback.publish(chunk, length, self._files, errno.EIO)
         except (CacheError, OSError):
             if self._trust.is_given_up:
                 raise
             return None
 
-    async def _publish_in_memory(self, chunk: ChunkBytes, length: int, reason: str, code: int | None) -> Published:
-        """Keeps in memory what the disk did not take, for a reason in words and, if the disk gave one, a number."""
-        self._record_refusal(reason)
+    async def _publish_in_memory(self, chunk: ChunkBytes, length: int, refusal: int | str) -> Published:
+        self._record_refusal(refusal if isinstance(refusal, str) else os.strerror(refusal))
         self._count.refused_writes += 1
-        return await self._fallback.publish(chunk, length, self._files, reason, code)
+        return await self._fallback.publish(chunk, length, self._files, refusal)
 
     def _record_refusal(self, reason: str) -> None:
         """Notes that the disk refused a write or an unlink; warns once."""
@@ -373,9 +370,8 @@ class ChunkCache:
             CacheError: a file could not be unlinked; its bytes stay counted.
         """
         self._check_open()
-        wanted = list(keys)
         failed: dict[bytes, OSError] = {}
-        async with self._key_locks.hold(wanted) as released:
+        async with self._key_locks.hold(wanted := list(keys)) as released:
             paths = {key: path for key in wanted if (path := self._own_path(key)) is not None}
             lengths = {key: self._chunks.pop(key) for key in paths if key in self._chunks}
             for key in paths:
