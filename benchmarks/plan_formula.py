@@ -35,7 +35,7 @@ EPOCHS = 3
 
 
 def compute_epoch(
-    total_bytes: int, requests: int, samples: int, spec: OrderSpec, chunks: int, setting: Setting, *, warm: bool
+    setting: Setting, spec: OrderSpec, *, total_bytes: int, requests: int, samples: int, chunks: int, warm: bool
 ) -> dict[str, float]:
     """Computes one epoch of all nodes from sizes, rates and times alone."""
     job = setting.job
@@ -102,9 +102,8 @@ def compare_recorded() -> list[bool]:
             cache_bytes=int(case.cache_share * total_bytes),
         )
         spec = OrderSpec.auto("0" * 32, [samples // chunks] * chunks, case.batch_size * case.ranks, 17, True)
-        epochs = [
-            compute_epoch(total_bytes, requests, samples, spec, chunks, setting, warm=warm) for warm in (False, True)
-        ]
+        sizes = {"total_bytes": total_bytes, "requests": requests, "samples": samples, "chunks": chunks}
+        epochs = [compute_epoch(setting, spec, **sizes, warm=warm) for warm in (False, True)]
         total = epochs[0]["bytes"] + (EPOCHS - 1) * epochs[1]["bytes"]
         asked = epochs[0]["requests"] + (EPOCHS - 1) * epochs[1]["requests"]
         in_all = max(abs(total / 1e6 / figures["MB in all"] - 1), abs(asked / figures["requests"] - 1))
@@ -151,7 +150,8 @@ def compare_more() -> list[bool]:
             world_batch = each.batch_size * each.nodes * each.ranks_per_node
             spec = OrderSpec.auto(data.digest, data.chunk_samples, world_batch, 17, each.shuffle)
             chunks = len(data.chunk_samples)
-            epoch = compute_epoch(total_bytes, OBJECTS, OBJECTS, spec, chunks, setting, warm=True)
+            sizes = {"total_bytes": total_bytes, "requests": OBJECTS, "samples": OBJECTS, "chunks": chunks}
+            epoch = compute_epoch(setting, spec, **sizes, warm=True)
             hits = epoch["hits"] - simulated.hit_share
             seconds = epoch["seconds"] / simulated.seconds - 1
             waiting = epoch["waiting"] - simulated.waiting_share

@@ -134,34 +134,6 @@ class CacheConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig:
-    """One engine: one cache folder, one fetcher, one socket."""
-
-    cache: CacheConfig
-    fetch: FetchConfig = field(default_factory=FetchConfig)
-    socket_path: Path | None = None
-    # The engine leaves this long after its last connection; None: a service, it stays.
-    grace_seconds: float | None = 3.0
-    # After a start with a folder that is not empty nothing is evicted for this long: clients re-open their sessions.
-    settle_seconds: float = 2.0
-    # A session silent for this long while others wait loses the protection of its look-ahead.
-    silent_seconds: float = 60.0
-    # Look-ahead covers the tail of the latency: 2 x p99.9 at full link speed.
-    lookahead_bytes: int = 512 * MiB
-    # Processes that fetch and publish beside the engine's loop; 0: the loop does. None ("auto"): started and ended by
-    # load, at most one for four cores, so that small machines have none (engine/processes/policy.py).
-    fetch_processes: int | None = None
-    # What a service serves and with which credentials; empty: any url, with the options that the client sends.
-    datasets: tuple[DatasetConfig, ...] = ()
-    # Clients may not name what is of this machine: a service without datasets, whose clients have other rights.
-    guarded: bool = False
-    # What was read for datasets and service besides the configuration itself: one that changes is read again.
-    secret_files: tuple[Path, ...] = ()
-    service: ServiceConfig = field(default_factory=lambda: ServiceConfig())
-    peers: PeersConfig = field(default_factory=lambda: PeersConfig())
-
-
-@dataclass(frozen=True, kw_only=True)
 class DatasetConfig:
     """Everything below one url, and how its store is reached: the options stay with the service."""
 
@@ -206,6 +178,34 @@ class PeersConfig:
     def enabled(self) -> bool:
         """Whether there are peers."""
         return self.members not in ("", "off")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """One engine: one cache folder, one fetcher, one socket."""
+
+    cache: CacheConfig
+    fetch: FetchConfig = field(default_factory=FetchConfig)
+    socket_path: Path | None = None
+    # The engine leaves this long after its last connection; None: a service, it stays.
+    grace_seconds: float | None = 3.0
+    # After a start with a folder that is not empty nothing is evicted for this long: clients re-open their sessions.
+    settle_seconds: float = 2.0
+    # A session silent for this long while others wait loses the protection of its look-ahead.
+    silent_seconds: float = 60.0
+    # Look-ahead covers the tail of the latency: 2 x p99.9 at full link speed.
+    lookahead_bytes: int = 512 * MiB
+    # Processes that fetch and publish beside the engine's loop; 0: the loop does. None ("auto"): started and ended by
+    # load, at most one for four cores, so that small machines have none (engine/processes/policy.py).
+    fetch_processes: int | None = None
+    # What a service serves and with which credentials; empty: any url, with the options that the client sends.
+    datasets: tuple[DatasetConfig, ...] = ()
+    # Clients may not name what is of this machine: a service without datasets, whose clients have other rights.
+    guarded: bool = False
+    # What was read for datasets and service besides the configuration itself: one that changes is read again.
+    secret_files: tuple[Path, ...] = ()
+    service: ServiceConfig = field(default_factory=ServiceConfig)
+    peers: PeersConfig = field(default_factory=PeersConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,7 +374,9 @@ def _log_format(env: Mapping[str, str]) -> LogFormat:
 def _rank(env: Mapping[str, str]) -> RankConfig:
     place = find_place(env)
     master = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}" if {"MASTER_ADDR", "MASTER_PORT"} <= set(env) else ""
-    run_id = env.get("TORCHELASTIC_RUN_ID", "none").replace("none", "")
+    run_id = env.get("TORCHELASTIC_RUN_ID", "")
+    # torchrun names a run "none" that has no name.
+    run_id = "" if run_id == "none" else run_id
     job = env.get("STREAMER_JOB") or run_id or env.get("SLURM_JOB_ID") or master or place.job
     node = read_number(env, ("STREAMER_NODE", "GROUP_RANK", "SLURM_NODEID"))
     nodes = read_number(env, ("STREAMER_NODES", "GROUP_WORLD_SIZE", "SLURM_NNODES"))

@@ -150,8 +150,9 @@ class Run:
         for event in events:
             if "batches" in event:
                 self._batches = event["batches"]
-                self._pid = self._pid or self._engine_pid()
-                before = self._look()
+                if not self._pid:
+                    before = self._look()
+                    self._pid = self._engine_pid()
             elif "keys" not in event:
                 self._take_step(epochs[event["epoch"]], event)
             else:

@@ -134,7 +134,7 @@ class ChunkCache:
             return  # it is being removed
         except OSError as error:
             if not is_shortage(error):
-                self._refused(str(error))
+                self._record_refusal(str(error))
         if self._leftovers and not self.space.refused:
             await self._remove_leftovers()
 
@@ -170,7 +170,8 @@ class ChunkCache:
             f"the cache folder {self.root} was removed by another program (a cleaner of temporary files?); it is "
             f"made again, and {len(lost)} chunks are fetched again when they are needed"
         )
-        (logger.info if self._guard.is_repeated else self._warn)(text)
+        log = logger.info if self._guard.is_repeated else self._warn
+        log(text)
         self.on_lost(list(lost))
         return None
 
@@ -284,13 +285,13 @@ class ChunkCache:
             except CacheFullError:
                 if self.space.is_set and not self._leftovers:
                     raise
-                return await self._publish_in_memory(chunk, length, errno.EROFS)
+                return await self._publish_in_memory(chunk, length, "evicted files could not be removed")
             except OSError as error:
                 if error.errno not in REFUSALS:
                     raise
                 return await self._publish_in_memory(chunk, length, error.errno)
 
-    async def publish_by(self, write: Write, key: bytes, length: int, dataset: str) -> None:
+    async def publish_with(self, write: Write, key: bytes, length: int, dataset: str) -> None:
         """As `publish`, where another process writes the file: the bytes are reserved before it begins.
 
         Args:
@@ -352,12 +353,12 @@ class ChunkCache:
                 raise
             return None
 
-    async def _publish_in_memory(self, chunk: ChunkBytes, length: int, code: int) -> Published:
-        self._refused(os.strerror(code))
+    async def _publish_in_memory(self, chunk: ChunkBytes, length: int, refusal: int | str) -> Published:
+        self._record_refusal(refusal if isinstance(refusal, str) else os.strerror(refusal))
         self._count.refused_writes += 1
-        return await self._fallback.publish(chunk, length, self._files, code)
+        return await self._fallback.publish(chunk, length, self._files, refusal)
 
-    def _refused(self, reason: str) -> None:
+    def _record_refusal(self, reason: str) -> None:
         """Notes that the disk refused a write or an unlink; warns once."""
         if self.space.refuse():
             self._warn(f"the cache folder {self.root} refuses writes ({reason}): chunks pass through memory meanwhile")
@@ -369,9 +370,8 @@ class ChunkCache:
             CacheError: a file could not be unlinked; its bytes stay counted.
         """
         self._check_open()
-        wanted = list(keys)
         failed: dict[bytes, OSError] = {}
-        async with self._key_locks.hold(wanted) as released:
+        async with self._key_locks.hold(wanted := list(keys)) as released:
             paths = {key: path for key in wanted if (path := self._own_path(key)) is not None}
             lengths = {key: self._chunks.pop(key) for key in paths if key in self._chunks}
             for key in paths:
@@ -385,7 +385,7 @@ class ChunkCache:
         if failed:
             self._keep_leftovers(self._leftovers | {key: lengths[key] for key in failed if key in lengths})
             reason = next(iter(failed.values()))
-            self._refused(reason.strerror or str(reason))
+            self._record_refusal(reason.strerror or str(reason))
             raise CacheError(
                 f"cannot unlink {len(failed)} chunk files in {self.folder.path}: {reason}", where=str(self.folder.path)
             )

@@ -107,15 +107,15 @@ class RamFallback:
         """The file of a chunk, or None if it is not here."""
         return self.folder.chunk_path(key) if self.folder is not None and key in self.chunks else None
 
-    async def publish(self, chunk: ChunkBytes, length: int, pool: ThreadPoolExecutor, code: int) -> Published:
-        """Publishes a chunk that the disk refused with this error number.
+    async def publish(self, chunk: ChunkBytes, length: int, pool: ThreadPoolExecutor, refusal: int | str) -> Published:
+        """Publishes a chunk that the disk refused with this error number, or for this reason.
 
         Raises:
             CacheError: it does not fit here either.
         """
         folder = await in_thread(pool, self.open)
         if self.taken_bytes + charge(length) > self.limit_bytes:
-            raise self._full(chunk, length, code)
+            raise self._full(chunk, length, refusal)
         self.chunks[chunk.key] = length
         try:
             await in_thread(pool, write_chunk, chunk, folder)
@@ -123,16 +123,17 @@ class RamFallback:
             del self.chunks[chunk.key]
             folder.chunk_path(chunk.key).unlink(missing_ok=True)
             if isinstance(error, OSError) and error.errno in REFUSALS:  # other programs have filled the memory, too
-                raise self._full(chunk, length, code) from error
+                raise self._full(chunk, length, refusal) from error
             raise
         return Published(folder.path, length)
 
-    def _full(self, chunk: ChunkBytes, length: int, code: int) -> CacheError:
+    def _full(self, chunk: ChunkBytes, length: int, refusal: int | str) -> CacheError:
+        reason = refusal if isinstance(refusal, str) else os.strerror(refusal)
         return CacheError(
             f"chunk {chunk.key.hex()} ({format_bytes(length)}) fits neither on the disk of {self._cache.path} "
-            f"({os.strerror(code)}) nor in {self.path}; free space there",
+            f"({reason}) nor in {self.path}; free space there",
             where=str(self._cache.path),
-            errno=code,
+            **({} if isinstance(refusal, str) else {"errno": refusal}),
         )
 
     def remove(self) -> None:

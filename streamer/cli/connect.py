@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 2.0
 
 
-def add_socket(parser: argparse.ArgumentParser) -> None:
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Adds --socket and --cache-dir."""
     parser.add_argument(
         "--socket",
@@ -46,7 +46,7 @@ def engine_client(arguments: argparse.Namespace) -> EngineClient:
     from streamer.client.settings import ClientSettings
     from streamer.wire.messages import PROTOCOL
 
-    settings = found(arguments.socket, arguments.cache_dir, ClientSettings.from_environment())
+    settings = find_engine(arguments.socket, arguments.cache_dir, ClientSettings.from_environment())
     client = EngineClient(settings)
     try:
         client.statistics()
@@ -62,7 +62,7 @@ def engine_client(arguments: argparse.Namespace) -> EngineClient:
     return client
 
 
-def found(socket: Path | None, cache_dir: Path | None, settings: ClientSettings) -> ClientSettings:
+def find_engine(socket: Path | None, cache_dir: Path | None, settings: ClientSettings) -> ClientSettings:
     """Returns the settings that reach the named engine, or the only running one, without starting one.
 
     Raises:
@@ -71,7 +71,7 @@ def found(socket: Path | None, cache_dir: Path | None, settings: ClientSettings)
     """
     from streamer.client.runtime_folder import described, engines
 
-    named = _named(socket, cache_dir, settings)
+    named = _from_arguments(socket, cache_dir, settings)
     if named is not None:
         return named
     running = engines(settings.runtime_dir)
@@ -86,19 +86,19 @@ def found(socket: Path | None, cache_dir: Path | None, settings: ClientSettings)
             f"{len(running)} engines run in {settings.runtime_dir}: {listed}; choose one with --cache-dir or --socket",
             field="socket",
         )
-    return replace(_at(running[0], settings), is_configured=False)
+    return replace(_reachable_at(running[0], settings), is_configured=False)
 
 
-def _named(socket: Path | None, cache_dir: Path | None, settings: ClientSettings) -> ClientSettings | None:
+def _from_arguments(socket: Path | None, cache_dir: Path | None, settings: ClientSettings) -> ClientSettings | None:
     """The settings for the engine that an option or the environment names; None if none is named."""
     if socket is not None:
-        return _at(Path(os.path.abspath(socket)), settings)
+        return _reachable_at(Path(os.path.abspath(socket)), settings)
     if cache_dir is not None:
-        return _of_folder(Path(os.path.abspath(cache_dir)), settings)
+        return _embedded_engine(Path(os.path.abspath(cache_dir)), settings)
     return replace(settings, connect_seconds=CONNECT_SECONDS) if settings.external else None
 
 
-def _of_folder(cache_dir: Path, settings: ClientSettings) -> ClientSettings:
+def _embedded_engine(cache_dir: Path, settings: ClientSettings) -> ClientSettings:
     from streamer.client.runtime_folder import listens
 
     path = replace(settings, engine=None, cache_dir=cache_dir).socket_path
@@ -107,8 +107,8 @@ def _of_folder(cache_dir: Path, settings: ClientSettings) -> ClientSettings:
             f"no embedded engine of the cache folder {cache_dir} runs: none listens at {path}; one that serves it as "
             "a service is found by --socket"
         )
-    return replace(_at(path, settings), is_configured=False)
+    return replace(_reachable_at(path, settings), is_configured=False)
 
 
-def _at(path: Path, settings: ClientSettings) -> ClientSettings:
+def _reachable_at(path: Path, settings: ClientSettings) -> ClientSettings:
     return replace(settings, engine=f"unix:{path}", connect_seconds=CONNECT_SECONDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from streamer.cli.connect import add_socket, engine_client
+from streamer.cli.connect import add_engine_options, engine_client
 from streamer.cli.exit_codes import Exit
 from streamer.cli.status_view import WORDS, StatusView
 from streamer.cli.terminal import Terminal
@@ -29,7 +29,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
-    add_socket(parser)
+    add_engine_options(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.base.extras import require
-from streamer.cli.connect import add_socket, engine_client
+from streamer.cli.connect import add_engine_options, engine_client
 from streamer.cli.exit_codes import Exit
 from streamer.cli.status_view import WORDS, Row, StatusView
 from streamer.cli.terminal import Terminal
@@ -49,7 +49,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
-    add_socket(parser)
+    add_engine_options(parser)
     parser.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="between two looks (default: 1)")
     parser.add_argument("--count", type=int, metavar="N", help="end after N looks (default: never)")
 

@@ -45,7 +45,7 @@ import msgspec
 
 from streamer.engine.engine import Engine
 from streamer.engine.session import EngineSession
-from streamer.fetch.statistics import FIRST_BYTE_BOUNDS, Histogram, merged
+from streamer.fetch.statistics import FIRST_BYTE_BOUNDS, Histogram, sum_statistics
 from streamer.manifest.table import Manifest
 from streamer.store.addresses.urls import shown
 from streamer.wire.messages import PackedRows
@@ -68,7 +68,7 @@ def engine_statistics(engine: Engine) -> Values:
     """All of it, at this moment."""
     policy = engine.policy.statistics()
     live = {dataset.manifest.digest for one in engine.sessions.values() for dataset in one.collection.datasets}
-    fetch = merged([engine.fetchers.statistics(), engine.fetch_pool.statistics()])
+    fetch = sum_statistics([engine.fetchers.statistics(), engine.fetch_pool.statistics()])
     cache = engine.cache.statistics()
     shown_sessions = _first_of_jobs(list(engine.sessions.values()))
     return {

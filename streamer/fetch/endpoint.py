@@ -14,7 +14,7 @@ from streamer.fetch.hedge import HedgeBudget, Sampled
 from streamer.fetch.outage import Notify, OutageWatch
 from streamer.fetch.pacing import Pacing
 from streamer.fetch.presence_clock import PresenceClock
-from streamer.fetch.retry import Outcomes, RetryBudget, asked_seconds, denied_seconds, expired, of_keys
+from streamer.fetch.retry import Outcomes, RetryBudget, denied_seconds, expired, is_credential_error, read_retry_after
 from streamer.fetch.statistics import Tally
 from streamer.manifest.model import Extent
 from streamer.store.addresses.urls import shown
@@ -113,7 +113,7 @@ class Endpoint:
         if not isinstance(error, ThrottledError):
             return
         self.pacing.refused(sent, self.time())
-        if pause := asked_seconds(error):
+        if pause := read_retry_after(error):
             self.gate.close_until(self.clock.loop.time() + pause)
         self._apply()
 
@@ -209,7 +209,7 @@ class Endpoint:
         most = denied_seconds(error, self._config, served=self.last_success is not None)
         if self.time() - since >= most or (expired(error) and error.details.get("fixed")):
             return True
-        if not of_keys(error):
+        if not is_credential_error(error):
             await self.probe(tally)
             if self.newest_served >= since:
                 return True

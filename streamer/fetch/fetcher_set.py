@@ -21,7 +21,7 @@ from streamer.config import FetchConfig
 from streamer.errors import StreamerError
 from streamer.fetch.fetcher import Fetcher
 from streamer.fetch.memory_budget import MemoryBudget
-from streamer.fetch.statistics import COUNTS, Histogram, counts_of, merged
+from streamer.fetch.statistics import COUNTS, Histogram, counts_of, sum_statistics
 from streamer.store.base import ObjectStore
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class FetcherSet:
 
     def statistics(self) -> dict[str, int | float]:
         """The counts and gauges of all fetchers: sums, the worst of the latencies, and the one memory."""
-        total = merged([asdict(pooled.fetcher.statistics()) for pooled in self._open.values()])
+        total = sum_statistics([asdict(pooled.fetcher.statistics()) for pooled in self._open.values()])
         # Each counts the requests that wait for the shared memory, and its bytes.
         total["waiting"] -= self.memory.gate.waiting * max(0, len(self._open) - 1)
         total["reserved_bytes"] = self.memory.gate.used

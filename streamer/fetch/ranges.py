@@ -14,7 +14,7 @@ _PARTS = re.compile(r"etag:[0-9a-f]{32}-(\d+)")
 _USUAL_PARTS = (8 * MiB, 50 * MiB, 5 * MiB)
 
 
-def merged(extents: Iterable[Extent]) -> list[Extent]:
+def merge_adjacent_extents(extents: Iterable[Extent]) -> list[Extent]:
     """Joins extents of one object that follow each other, with the bytes of small gaps; drops empty ones."""
     joined: list[Extent] = []
     for extent in extents:
@@ -103,7 +103,7 @@ def pieces(extent: Extent, range_bytes: int) -> Iterator[Extent]:
 def plan_ranges(extents: Sequence[Extent], range_bytes: int) -> list[Extent]:
     """The ranges to request; their concatenation is the chunk's bytes with its small gaps, see `close_gaps`."""
     planned: list[Extent] = []
-    for extent in merged(extents):
+    for extent in merge_adjacent_extents(extents):
         if extent.stop - extent.start < 2 * range_bytes:  # most extents, for which a generator would be too expensive
             planned.append(extent)
         else:

@@ -53,7 +53,7 @@ _SKEWED_CODE = "RequestTimeTooSkewed"
 FIRST_SECONDS = 6.0
 
 
-def of_keys(error: StreamerError) -> bool:
+def is_credential_error(error: StreamerError) -> bool:
     """Whether a refusal concerns the credentials, whatever is requested with them."""
     is_of_issuer = error.details.get("status", 0) is None
     return expired(error) or error.details.get("code") == _SKEWED_CODE or is_of_issuer
@@ -88,7 +88,7 @@ def pause_seconds(attempt: int, start: float, longest: float, draw: float) -> fl
 MOST_ASKED_SECONDS = 60.0
 
 
-def asked_seconds(error: StreamerError) -> float:
+def read_retry_after(error: StreamerError) -> float:
     """Seconds that the store's Retry-After asked for, at most a minute; 0 without one, or if it is not a duration."""
     asked = error.details.get("retry_after_seconds")
     return min(asked, MOST_ASKED_SECONDS) if isinstance(asked, (int, float)) and asked > 0 else 0.0
@@ -154,7 +154,7 @@ def gives_up(failing: Failing, config: FetchConfig) -> bool:
     return enough and failing.idle_seconds >= config.failing_seconds
 
 
-def effort(tries: int, elapsed_seconds: float, quiet_seconds: float, config: FetchConfig) -> str:
+def describe_tries(tries: int, elapsed_seconds: float, quiet_seconds: float, config: FetchConfig) -> str:
     """The tries and times that a final error adds to the failure of its last try; empty if there was only one."""
     if tries == 1:
         return ""
@@ -167,7 +167,7 @@ def effort(tries: int, elapsed_seconds: float, quiet_seconds: float, config: Fet
     return text
 
 
-def within(seconds: float, failing_seconds: float, idle_seconds: float, least: float = 0.0) -> float:
+def cap_to_deadline(seconds: float, failing_seconds: float, idle_seconds: float, least: float = 0.0) -> float:
     """Cuts a pause or a timeout to end at `failing_seconds`, not below `least`; leaves it unchanged after that time."""
     left = failing_seconds - idle_seconds
     return min(seconds, max(left, least)) if left > 0 else seconds

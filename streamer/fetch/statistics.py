@@ -120,7 +120,7 @@ def counts_of(tally: Tally) -> dict[str, int]:
     return {name: getattr(tally, name) for name in COUNTS}
 
 
-def merged(every: Iterable[Mapping[str, int | float]]) -> dict[str, int | float]:
+def sum_statistics(every: Iterable[Mapping[str, int | float]]) -> dict[str, int | float]:
     """Merges the statistics of several fetchers: sums, and the worst of the latencies."""
     total: dict[str, int | float] = {field.name: 0 for field in fields(FetchStatistics)}
     for found in every:

@@ -17,13 +17,13 @@ from streamer.fetch.retry import (
     SILENT_TRIES,
     Failing,
     Outcomes,
-    asked_seconds,
-    effort,
+    cap_to_deadline,
+    describe_tries,
     expired,
     gives_up,
     pause_seconds,
+    read_retry_after,
     retryable,
-    within,
 )
 from streamer.manifest.model import Extent
 from streamer.store.addresses.urls import shown
@@ -177,8 +177,8 @@ class Transfer:
         if not self._failed_tries or self._is_last_wait(idle):
             return first
         now = hedge.first_byte_timeout(known, most, self._failed_tries + 1)
-        now = within(now, self._config.failing_seconds, idle, first)
-        return within(now, self._config.outage_seconds, self._endpoint.watch.quiet_seconds(), first)
+        now = cap_to_deadline(now, self._config.failing_seconds, idle, first)
+        return cap_to_deadline(now, self._config.outage_seconds, self._endpoint.watch.quiet_seconds(), first)
 
     def _is_last_wait(self, idle: float) -> bool:
         """Whether another timeout is final: the time is over, and the endpoint served others since the last one."""
@@ -266,8 +266,8 @@ class Transfer:
             )
         else:
             pause = config.backoff_max_seconds * random.random()
-        pause = within(pause, config.failing_seconds, self._endpoint.time() - self._progressed)
-        return max(pause, asked_seconds(error))
+        pause = cap_to_deadline(pause, config.failing_seconds, self._endpoint.time() - self._progressed)
+        return max(pause, read_retry_after(error))
 
     def _final(self, error: StreamerError) -> StreamerError:
         """Returns the error with the tries that were made."""
@@ -276,5 +276,5 @@ class Transfer:
         facts = {"url": shown(self._extent.object.url), **error.details}
         facts |= {"attempts": self._attempts, "elapsed_seconds": round(elapsed, 3)}
         kind = type(error) if isinstance(error, StoreError) else StoreError
-        tried = effort(self._attempts, elapsed, self._endpoint.watch.quiet_seconds(), self._config)
+        tried = describe_tries(self._attempts, elapsed, self._endpoint.watch.quiet_seconds(), self._config)
         return kind(error.message + tried, **facts)

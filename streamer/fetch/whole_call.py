@@ -11,7 +11,16 @@ from typing import TypeVar
 from streamer.config import FetchConfig
 from streamer.errors import AccessDeniedError, StoreError, StreamerError
 from streamer.fetch.endpoint import Endpoint
-from streamer.fetch.retry import Failing, Outcomes, asked_seconds, effort, expired, gives_up, pause_seconds, retryable
+from streamer.fetch.retry import (
+    Failing,
+    Outcomes,
+    describe_tries,
+    expired,
+    gives_up,
+    pause_seconds,
+    read_retry_after,
+    retryable,
+)
 from streamer.fetch.statistics import Tally
 
 T = TypeVar("T")
@@ -85,7 +94,7 @@ class WholeCall:
         self._tally.retries += 1
         config = self._config
         pause = pause_seconds(self._tries, config.backoff_start_seconds, config.backoff_max_seconds, random.random())
-        return max(pause, asked_seconds(error))
+        return max(pause, read_retry_after(error))
 
     async def _is_over(self, error: StreamerError, idle: float, served: float) -> bool:
         """Whether another try cannot help, or the last try was made."""
@@ -106,4 +115,4 @@ class WholeCall:
             return error
         facts = {**error.details, "attempts": self._tries, "elapsed_seconds": round(idle, 3)}
         quiet = self._endpoint.watch.quiet_seconds()
-        return type(error)(error.message + effort(self._tries, idle, quiet, self._config), **facts)
+        return type(error)(error.message + describe_tries(self._tries, idle, quiet, self._config), **facts)

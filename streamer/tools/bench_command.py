@@ -204,14 +204,14 @@ class _Bench:
         """Measures the chosen combination at both endpoints, in turns."""
         from msgspec.structs import replace
 
-        from streamer.tools.link.meter import Way, joined, measure_latency
+        from streamer.tools.link.meter import Way, combine_cells, measure_latency
 
         here = endpoint_of(url, self._arguments.storage_options)
         shape = (chosen.client, chosen.connections, chosen.range_bytes)
         found = []
         async with AsyncExitStack() as stack:
             for endpoint in (here, self._arguments.other_endpoint):
-                moved, options = at_endpoint(url, self._arguments.storage_options, endpoint)
+                moved, options = move_to_endpoint(url, self._arguments.storage_options, endpoint)
                 store, _ = self._open(moved, chosen.client, options)
                 stack.push_async_callback(store.aclose)
                 there = [
@@ -220,7 +220,11 @@ class _Bench:
                 found.append((endpoint, store, there, await measure_latency(store, there, _LATENCY_REQUESTS)))
             turns = [[await self._cell(store, there, shape) for _, store, there, _ in found] for _ in range(_TURNS)]
         return [
-            Way(scheme=endpoint.partition("://")[0], latency=latency, cell=joined([turn[place] for turn in turns]))
+            Way(
+                scheme=endpoint.partition("://")[0],
+                latency=latency,
+                cell=combine_cells([turn[place] for turn in turns]),
+            )
             for place, (endpoint, _, _, latency) in enumerate(found)
         ]
 
@@ -278,7 +282,7 @@ def endpoint_of(url: str, options: Mapping[str, object]) -> str:
     return named
 
 
-def at_endpoint(url: str, options: Mapping[str, object], endpoint: str) -> tuple[str, dict[str, object]]:
+def move_to_endpoint(url: str, options: Mapping[str, object], endpoint: str) -> tuple[str, dict[str, object]]:
     """The same url at another endpoint, with the options that lead there.
 
     Raises:

@@ -205,12 +205,12 @@ def _link(manifest: Manifest, arguments: argparse.Namespace, terminal: Terminal)
 
     if arguments.link is None:
         terminal.note(f"measuring the link for {2 * _MEASURED_SECONDS:g} s; --link says it instead")
-        return uvloop.run(_measured(manifest, arguments))
+        return uvloop.run(_measure_link(manifest, arguments))
     given = Link(bytes_per_second=arguments.link)
     return given if arguments.first_byte is None else replace(given, first_byte_seconds=arguments.first_byte)
 
 
-async def _measured(manifest: Manifest, arguments: argparse.Namespace) -> Link:
+async def _measure_link(manifest: Manifest, arguments: argparse.Namespace) -> Link:
     from streamer.store import open_store
     from streamer.tools.link.meter import measure_link
     from streamer.tools.planning.model import Link
@@ -243,13 +243,13 @@ def _rows(figures: _Figures) -> list[tuple[str, ...]]:
             f"{epoch.hit_share:.1%}",
             f"{epoch.seconds:,.1f}",
             f"{epoch.waiting_share:.1%}",
-            *_of_joins(epoch),
+            *_format_joins(epoch),
         )
         for number, epoch in enumerate(figures.plan.epochs, 1)
     ]
 
 
-def _of_joins(epoch: EpochPlan) -> tuple[str, ...]:
+def _format_joins(epoch: EpochPlan) -> tuple[str, ...]:
     """What an epoch fetches of the datasets that samples are joined to."""
     if not epoch.of_joins:
         return ()
@@ -286,12 +286,12 @@ def _assumptions(figures: _Figures) -> Iterator[str]:
             "less than its link; --fetch-processes plans with others"
         )
     if figures.decoding is not None:
-        yield from _about_decoding(figures.decoding, job)
+        yield from _describe_decoding(figures.decoding, job)
     elif not job.sample_seconds:
         yield "reading and decoding are taken to be free; --sample-seconds counts them"
 
 
-def _about_decoding(found: Decoding, job: Job) -> Iterator[str]:
+def _describe_decoding(found: Decoding, job: Job) -> Iterator[str]:
     """Describes what decoding takes, the workers that it needs, and what would need fewer."""
     yield f"decoding: {found.cost}"
     workers = math.ceil(job.batch_size * found.seconds / job.step_seconds)

@@ -71,12 +71,12 @@ class Publisher:
         else:
             await self._write(fetch, chunk, fetched.parts, manifest.sample_offsets(fetch.chunk))
 
-    async def publish_by(self, fetch: Fetch, write: Callable[[], Awaitable[object]]) -> None:
+    async def publish_with(self, fetch: Fetch, write: Callable[[], Awaitable[object]]) -> None:
         """Publishes a chunk whose file another process writes; `write` returns when the file is there."""
         await self.unlinked()
         length = int(fetch.dataset.file_bytes[fetch.chunk])
         digest = fetch.dataset.manifest.digest
-        await self._cache.publish_by(write, fetch.key, length, digest)
+        await self._cache.publish_with(write, fetch.key, length, digest)
 
     async def publish_samples(self, fetch: Fetch, content: memoryview, offsets: NDArray[np.int64]) -> None:
         """Publishes the content of a peer's chunk file: its entries as they are stored, and their boundaries."""

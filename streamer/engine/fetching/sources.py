@@ -36,7 +36,7 @@ class StoreSource:
             wanted = self._wanted(fetch)
             # What is wrong on this machine the loop tries itself: it makes a removed folder again, or writes to memory.
             with contextlib.suppress(LocalError, CacheFullError):
-                await self._publisher.publish_by(fetch, lambda: self._pool.publish(wanted))
+                await self._publisher.publish_with(fetch, lambda: self._pool.publish(wanted))
                 return
         with contextlib.closing(await self.fetch(fetch)) as fetched:
             await self._publisher.publish(fetch, fetched)

@@ -27,7 +27,7 @@ from streamer.errors import BrokenError
 from streamer.fetch.fair_gate import Due, FairGate, Owner, WaitQueue
 from streamer.fetch.fetcher_set import FetcherSet
 from streamer.fetch.outage import AGAIN_SECONDS
-from streamer.fetch.statistics import COUNTS, Histogram, merged
+from streamer.fetch.statistics import COUNTS, Histogram, sum_statistics
 
 logger = logging.getLogger(__name__)
 
@@ -413,7 +413,7 @@ class FetchPool:
 
     def statistics(self) -> dict[str, int | float]:
         """Returns what `FetcherSet.statistics` does, for all processes since the start."""
-        total = merged([process.statistics() for process in self._processes])
+        total = sum_statistics([process.statistics() for process in self._processes])
         total["waiting"] += self._queue.waiting
         return {**total, **{name: total[name] + self._past[name] for name in COUNTS}}
 

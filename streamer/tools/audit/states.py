@@ -29,10 +29,10 @@ def states_in(path: Path) -> Iterator[Mapping[str, object]]:
         yield from _found(json.loads(text))
     except ValueError:
         for line in text.splitlines():
-            yield from _in_line(line)
+            yield from _parse_line(line)
 
 
-def _in_line(line: str) -> Iterator[Mapping[str, object]]:
+def _parse_line(line: str) -> Iterator[Mapping[str, object]]:
     if LOG_MARK not in line:
         return
     try:

@@ -81,7 +81,7 @@ def credential_findings(address: Address, translation: Translation) -> Iterator[
         fact = "the cloud's own library is not installed, or has nothing to do; obstore looks by itself"
         yield Finding("warning", "credentials", fact, _PAGE)
         return
-    yield _found(issued)
+    yield _describe_credentials(issued)
     # Another store's keys are not for AWS, whether options, environment or profile name its endpoint.
     if isinstance(issued.credentials, Keys):
         host = urlsplit(places.find(address, translation, issued.region).base).hostname
@@ -112,7 +112,7 @@ def _identity(keys: Keys, region: str | None) -> Finding:
         return Finding("warning", "identity", f"STS does not say whose keys they are ({type(error).__name__})", _PAGE)
 
 
-def _found(issued: Issued[object]) -> Finding:
+def _describe_credentials(issued: Issued[object]) -> Finding:
     region = f", region {issued.region}" if issued.region else ""
     fact = f"{issued.source}{region}"
     end = issued.ends

@@ -86,7 +86,7 @@ def ranges(objects: Sequence[ObjectRecord], range_bytes: int) -> Iterator[tuple[
     )
 
 
-def joined(parts: Sequence[Cell]) -> Cell:
+def combine_cells(parts: Sequence[Cell]) -> Cell:
     """Joins the parts of a combination that was measured several times."""
     return replace(
         parts[0],

@@ -13,7 +13,8 @@ from streamer.tools.link.meter import Cell, Latency, Way
 
 # More connections or longer ranges must gain this much to be worth it.
 _WORTH = 0.92
-# With all that the engine does around it: chunks of 2 MB over TLS; 1.04 GB/s without (two cores, 2026-11-24).
+# The rate of one core with all that the engine does around fetching, for chunks of 2 MB over TLS; without TLS
+# 1.04 GB/s (two cores, 2026-11-24).
 _LOOP_BYTES_PER_SECOND = 0.82e9
 # S3 standard, us-east-1, 2025: 0.0004 USD per 1,000 GET requests.
 _GET_PRICE_USD = 0.4e-6

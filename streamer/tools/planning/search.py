@@ -19,7 +19,7 @@ _EPOCHS = 2
 _HALVINGS = 6
 # Chunk files have heads, and the cache sets some room aside.
 _WHOLE_SHARE = 1.1
-# Of what the training reads: the slowest and the fastest link that are looked at.
+# The slowest and the fastest link that are looked at, as multiples of what the training reads.
 _SLOWEST = 1 / 64
 _FASTEST = 2.0
 
@@ -71,7 +71,7 @@ def limits(data: OpenedDataset, setting: Setting, progress: Progress = lambda do
     brief = replace(setting, job=replace(setting.job, epochs=_EPOCHS))
     done = 0
 
-    def waiting(changed: Setting) -> float:
+    def compute_waiting(changed: Setting) -> float:
         nonlocal done
         progress(done := done + 1, SIMULATIONS)
         try:
@@ -79,18 +79,18 @@ def limits(data: OpenedDataset, setting: Setting, progress: Progress = lambda do
         except CacheFullError:
             return 1.0
 
-    def with_cache(share: float) -> float:
-        return waiting(replace(brief, cache_bytes=int(share * whole_bytes)))
+    def wait_with_cache(share: float) -> float:
+        return compute_waiting(replace(brief, cache_bytes=int(share * whole_bytes)))
 
-    def with_link(power: float) -> float:
-        return waiting(replace(brief, link=replace(brief.link, bytes_per_second=rate * power)))
+    def wait_with_link(power: float) -> float:
+        return compute_waiting(replace(brief, link=replace(brief.link, bytes_per_second=rate * power)))
 
     whole_bytes = int(_epoch_bytes(data) * _WHOLE_SHARE)
     rate = needed_bytes_per_second(data, setting)
     return Limits(
-        cache_bytes=_scaled(smallest(with_cache, 0.0, 1.0, lambda low, high: (low + high) / 2), whole_bytes),
-        link_bytes_per_second=_scaled(
-            smallest(with_link, _SLOWEST, _FASTEST, lambda low, high: math.sqrt(low * high)), rate
+        cache_bytes=_scale(smallest(wait_with_cache, 0.0, 1.0, lambda low, high: (low + high) / 2), whole_bytes),
+        link_bytes_per_second=_scale(
+            smallest(wait_with_link, _SLOWEST, _FASTEST, lambda low, high: math.sqrt(low * high)), rate
         ),
     )
 
@@ -130,6 +130,6 @@ def smallest(
     return Needed(high, tuple(sorted(points, key=lambda point: point.value)))
 
 
-def _scaled(needed: Needed, unit: float) -> Needed:
+def _scale(needed: Needed, unit: float) -> Needed:
     points = tuple(Point(point.value * unit, point.waiting_share) for point in needed.points)
     return Needed(None if needed.least is None else needed.least * unit, points)

@@ -18,8 +18,8 @@ from streamer.manifest.model import ObjectRecord
 from streamer.store import Client, open_store
 from streamer.store.base import Take
 from streamer.store.local_store import LocalStore
-from streamer.tools.bench_command import _Bench, add_arguments, at_endpoint, client_of, endpoint_of
-from streamer.tools.link.meter import Cell, Latency, Way, find_objects, joined, measure_cell, ranges
+from streamer.tools.bench_command import _Bench, add_arguments, client_of, endpoint_of, move_to_endpoint
+from streamer.tools.link.meter import Cell, Latency, Way, combine_cells, find_objects, measure_cell, ranges
 from streamer.tools.link.report import LinkFigures, advice, best, cell_row, save_plot
 
 
@@ -297,7 +297,7 @@ def test_tls_is_recognised() -> None:
 
 def test_goes_of_one_combination_add_up() -> None:
     """Bytes, seconds, CPU and requests."""
-    whole = joined([_cell(16, MiB, 1e9), _cell(16, MiB, 3e9, cpu=2.0)])
+    whole = combine_cells([_cell(16, MiB, 1e9), _cell(16, MiB, 3e9, cpu=2.0)])
     assert (whole.bytes_per_second, whole.cpu_seconds, whole.requests) == (2e9, 3.0, 20)
 
 
@@ -307,13 +307,13 @@ def test_the_other_endpoint() -> None:
     assert endpoint_of("s3://b/x/", options) == "https://minio:9000"
     assert endpoint_of("s3://b/x/", {"client_kwargs": options}) == "https://minio:9000"
     assert endpoint_of("https://host/a.tar", {}) == "https://host"
-    moved = at_endpoint("s3://b/x/", options, "http://minio:9001")
+    moved = move_to_endpoint("s3://b/x/", options, "http://minio:9001")
     assert moved == ("s3://b/x/", {**options, "endpoint_url": "http://minio:9001"})
-    assert at_endpoint("https://host/a.tar", {}, "http://host:81/") == ("http://host:81/a.tar", {})
+    assert move_to_endpoint("https://host/a.tar", {}, "http://host:81/") == ("http://host:81/a.tar", {})
     with pytest.raises(ConfigError, match="endpoint_url"):
         endpoint_of("s3://b/x/", {})
     with pytest.raises(ConfigError, match="write http"):
-        at_endpoint("s3://b/x/", options, "minio:9001")
+        move_to_endpoint("s3://b/x/", options, "minio:9001")
 
 
 @pytest.mark.parametrize(

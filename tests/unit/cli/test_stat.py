@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from streamer.cli import stat_command
-from streamer.cli.connect import found
+from streamer.cli.connect import find_engine
 from streamer.cli.status_view import StatusView
 from streamer.cli.terminal import Terminal
 from streamer.client import runtime_folder
@@ -40,8 +40,8 @@ def listen():
 def test_an_engine_that_is_named_is_taken(settings, tmp_path):
     """The option before the environment."""
     named = ClientSettings(cache_dir=tmp_path, runtime_dir=tmp_path, engine="unix:/env.sock")
-    assert found(Path("/option.sock"), None, named).socket_path == Path("/option.sock")
-    assert found(None, None, named).socket_path == Path("/env.sock")
+    assert find_engine(Path("/option.sock"), None, named).socket_path == Path("/option.sock")
+    assert find_engine(None, None, named).socket_path == Path("/env.sock")
 
 
 @pytest.mark.process
@@ -50,8 +50,8 @@ def test_the_only_engine_is_found_whatever_its_cache_folder(settings, tmp_path, 
     other = listen(replace(settings, cache_dir=tmp_path / "of a script").socket_path)
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(settings.socket_path))
-    assert found(None, None, settings).socket_path == other
-    assert found(None, None, settings).external
+    assert find_engine(None, None, settings).socket_path == other
+    assert find_engine(None, None, settings).external
 
 
 @pytest.mark.process
@@ -60,19 +60,19 @@ def test_several_engines_are_listed(settings, tmp_path, listen, monkeypatch):
     monkeypatch.setattr(runtime_folder, "ANSWER_SECONDS", 0.05)
     paths = [listen(settings.socket_path), listen(tmp_path / "engine.sock")]
     with pytest.raises(ConfigError, match=r"2 engines run in .*--cache-dir or --socket") as error:
-        found(None, None, settings)
+        find_engine(None, None, settings)
     assert all(str(path) in str(error.value) for path in paths)
-    assert found(None, settings.cache_dir, settings).socket_path == settings.socket_path
-    assert found(tmp_path / "engine.sock", None, settings).socket_path == tmp_path / "engine.sock"
+    assert find_engine(None, settings.cache_dir, settings).socket_path == settings.socket_path
+    assert find_engine(tmp_path / "engine.sock", None, settings).socket_path == tmp_path / "engine.sock"
 
 
 def test_no_engine_is_an_error_that_names_the_place(settings, tmp_path):
     """A plain file in the place of a socket is none."""
     (tmp_path / "engine.sock").write_text("")
     with pytest.raises(EngineUnavailableError, match=rf"none listens in {tmp_path}.*--socket"):
-        found(None, None, settings)
+        find_engine(None, None, settings)
     with pytest.raises(EngineUnavailableError, match="no embedded engine of the cache folder /elsewhere runs"):
-        found(None, Path("/elsewhere"), settings)
+        find_engine(None, Path("/elsewhere"), settings)
 
 
 def test_the_figures_and_tables_are_printed():

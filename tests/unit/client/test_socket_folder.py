@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.cli.connect import found
+from streamer.cli.connect import find_engine
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.launcher import _make_runtime_dir
 from streamer.client.settings import ClientSettings
@@ -116,5 +116,5 @@ def test_a_socket_that_was_found_is_not_a_configured_one(tmp_path: Path) -> None
     """`streamer stat` takes the only engine of the runtime folder: its folder's owner is no word of the user."""
     settings = ClientSettings(cache_dir=tmp_path / "cache", runtime_dir=tmp_path)
     with _listening(tmp_path / "a.sock"):
-        assert not found(None, None, settings).is_configured
-    assert found(tmp_path / "a.sock", None, settings).is_configured
+        assert not find_engine(None, None, settings).is_configured
+    assert find_engine(tmp_path / "a.sock", None, settings).is_configured

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.config import MiB
-from streamer.fetch.ranges import close_gaps, merged, part_bytes, pieces, plan_ranges, step_bytes
+from streamer.fetch.ranges import close_gaps, merge_adjacent_extents, part_bytes, pieces, plan_ranges, step_bytes
 from streamer.manifest.model import MOST_GAP_BYTES, Extent, ObjectRecord
 
 A = ObjectRecord("s3://b/a", 10_000, "etag:1")
@@ -23,7 +23,7 @@ def test_close_extents_of_one_object_are_one_request() -> None:
     far = 30 + MOST_GAP_BYTES + 1
     extents = [Extent(A, 0, 10), Extent(A, 10, 20), Extent(A, 21, 30), Extent(A, far, 2000)]
     others = [Extent(B, 2000, 2040), Extent(newer, 2040, 2050)]
-    assert merged(extents + others) == [Extent(A, 0, 30), Extent(A, far, 2000), *others]
+    assert merge_adjacent_extents(extents + others) == [Extent(A, 0, 30), Extent(A, far, 2000), *others]
 
 
 @given(st.lists(st.tuples(st.sampled_from([A, B]), st.integers(0, 3000), st.integers(0, 300)), max_size=12))

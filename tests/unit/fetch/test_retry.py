@@ -21,14 +21,14 @@ from streamer.fetch import retry
 from streamer.fetch.retry import (
     Failing,
     RetryBudget,
-    asked_seconds,
+    cap_to_deadline,
     denied_seconds,
     expired,
     gives_up,
-    of_keys,
+    is_credential_error,
     pause_seconds,
+    read_retry_after,
     retryable,
-    within,
 )
 
 
@@ -66,9 +66,9 @@ def test_full_jitter() -> None:
 
 def test_retry_after_is_read_from_the_error() -> None:
     """What the store asked for, in seconds."""
-    assert asked_seconds(ThrottledError("x", retry_after_seconds=3)) == 3.0
-    assert asked_seconds(ThrottledError("x", retry_after_seconds=None)) == 0.0
-    assert asked_seconds(ThrottledError("x")) == 0.0
+    assert read_retry_after(ThrottledError("x", retry_after_seconds=3)) == 3.0
+    assert read_retry_after(ThrottledError("x", retry_after_seconds=None)) == 0.0
+    assert read_retry_after(ThrottledError("x")) == 0.0
 
 
 def test_expired_credentials_are_known_by_their_code() -> None:
@@ -113,7 +113,7 @@ def test_when_it_gives_up(failing: Failing, expected: bool) -> None:
 )
 def test_waits_end_when_it_is_time_to_decide(seconds: float, idle: float, expected: float) -> None:
     """Cut at the time of judgement, not below the least; whole after it."""
-    assert within(seconds, 12.0, idle, least=1.0) == expected
+    assert cap_to_deadline(seconds, 12.0, idle, least=1.0) == expected
 
 
 def test_the_budget_bounds_the_load_of_an_outage() -> None:
@@ -135,7 +135,7 @@ def test_the_budget_does_not_grow() -> None:
 @pytest.mark.parametrize(("said", "seconds"), [(None, 0.0), (7.0, 7.0), (1e9, 60.0), (-5.0, 0.0), (float("nan"), 0.0)])
 def test_retry_after_is_honoured_within_reason(said: float | None, seconds: float) -> None:
     """A wrong header does not close the window for good."""
-    assert asked_seconds(ThrottledError("slow down", retry_after_seconds=said)) == seconds
+    assert read_retry_after(ThrottledError("slow down", retry_after_seconds=said)) == seconds
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_retry_after_is_honoured_within_reason(said: float | None, seconds: floa
 )
 def test_refusals_of_the_credentials_themselves(error: AccessDeniedError, known: bool) -> None:
     """Other requests show nothing about them: one object may be forbidden, a key is known or not."""
-    assert of_keys(error) is known
+    assert is_credential_error(error) is known
 
 
 def test_how_long_a_refusal_is_worth_looking_for_others() -> None:

@@ -63,6 +63,13 @@ def test_the_environment_gives_what_the_user_does_not(tmp_path):
     assert (found.cache_dir, found.engine, found.job, found.cache_bytes) == (tmp_path, "unix:/t", "pid-1", 1 << 20)
 
 
+@pytest.mark.parametrize(("run_id", "job"), [("none", "pid-1"), ("nonesuch-1", "nonesuch-1"), ("run-none", "run-none")])
+def test_a_run_is_the_job_unless_torchrun_calls_it_none(run_id, job):
+    """torchrun calls a run without a name "none"; a name that only has the word in it is a name."""
+    found = DatasetOptions(urls=("s3://b",)).client_settings(environment(TORCHELASTIC_RUN_ID=run_id), "pid-1")
+    assert found.job == job
+
+
 def test_secrets_are_not_shown():
     """Storage options stay out of logs and tracebacks."""
     assert "hush" not in repr(DatasetOptions(urls=("s3://b",), storage_options={"secret": "hush"}))

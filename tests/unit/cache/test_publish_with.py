@@ -31,7 +31,7 @@ async def test_the_bytes_are_reserved_while_it_writes(tmp_path: Path) -> None:
             seen.append((cache.space.charged_bytes, cache.space.unwritten_bytes, cache.contains(KEY)))
             write_chunk(CONTENT, cache.folder)
 
-        await cache.publish_by(write, KEY, LENGTH, "digest")
+        await cache.publish_with(write, KEY, LENGTH, "digest")
         assert seen == [(charge(LENGTH), charge(LENGTH), False)]
         assert (cache.space.unwritten_bytes, cache.length(KEY)) == (0, LENGTH)
         assert await cache.verify(KEY)
@@ -48,7 +48,7 @@ async def test_nothing_is_left_of_one_that_fails(tmp_path: Path) -> None:
             raise OSError("killed")
 
         with pytest.raises(OSError, match="killed"):
-            await cache.publish_by(write, KEY, LENGTH, "digest")
+            await cache.publish_with(write, KEY, LENGTH, "digest")
         assert not cache.folder.chunk_path(KEY).exists()
         assert (cache.space.charged_bytes, cache.space.unwritten_bytes, cache.contains(KEY)) == (0, 0, False)
 
@@ -62,7 +62,7 @@ async def test_a_chunk_that_is_there_is_not_written_again(tmp_path: Path) -> Non
         async def write() -> None:
             raise AssertionError("it is there")
 
-        await cache.publish_by(write, KEY, LENGTH, "digest")
+        await cache.publish_with(write, KEY, LENGTH, "digest")
         assert cache.space.charged_bytes == taken
 
 
@@ -74,5 +74,5 @@ async def test_a_chunk_without_room_is_not_begun(tmp_path: Path) -> None:
             raise AssertionError("no room")
 
         with pytest.raises(CacheFullError):
-            await cache.publish_by(write, KEY, 10_000_000, "digest")
+            await cache.publish_with(write, KEY, 10_000_000, "digest")
         assert (cache.space.charged_bytes, cache.space.unwritten_bytes) == (0, 0)
