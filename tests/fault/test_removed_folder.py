@@ -73,7 +73,8 @@ def mixed(data: Path, **options: Any) -> MixedDataset:
 
 
 def growing(data: Path, **options: Any) -> StreamingDataset:
-    return plain(data, growing=Growing(reuse=2, epoch_samples=80), **options)
+    """Rounds of fixed bytes: those of "auto" depend on what has arrived."""
+    return plain(data, growing=Growing(reuse=2, epoch_samples=80, grow="100KB"), **options)
 
 
 def remove(folder: str) -> None:
