@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
 
+from streamer.base.logins import take_logins
 from streamer.engine.collection import PartRequest
 from streamer.engine.engine import Engine
 from streamer.engine.manifests.manifest_request import ManifestRequest
@@ -114,7 +115,7 @@ class LongRequests:
             task.cancel()
         self._sharing.close()
 
-    def options(self, client: ClientConnection, requests: ClientRequests, encoded: bytes) -> dict[str, object]:
+    def options(self, client: ClientConnection, requests: ClientRequests, encoded: bytes) -> Mapping[str, object]:
         """The storage options that a client sent; none if the service holds the credentials.
 
         Raises:
@@ -150,11 +151,16 @@ class LongRequests:
         def progress(text: str, done: int, total: int) -> None:
             client.send(IndexProgress(request.request, text, done, total))
 
+        options = self.options(client, requests, request.options)
+        # What clients of this version have done already.
+        (manifest, *urls), options = take_logins((request.manifest, *request.urls), options)
+        if self._engine.fetchers.allowlist.restricted:
+            options = {}
         wanted = ManifestRequest(
-            urls=tuple(request.urls),
+            urls=tuple(urls),
             format=request.format,
-            options=self.options(client, requests, request.options),
-            manifest=request.manifest,
+            options=options,
+            manifest=manifest,
             build=request.build,
             chunk_bytes=request.chunk_bytes or None,
             limit_seconds=request.limit_seconds,

@@ -14,13 +14,14 @@ import os
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from streamer.errors import ConfigError, ObjectNotFoundError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
 from streamer.store.addresses import patterns, urls
 from streamer.store.base import PIECE_BYTES, Counters, StoreStatistics, Take
+from streamer.store.credentials.web_login import basic_sign
 from streamer.store.failures import translating
 from streamer.store.fsspec_errors import mapped
 
@@ -51,12 +52,20 @@ _S3_CONFIG: Mapping[str, object] = {"max_pool_connections": 256, "retries": {"to
 
 
 class FsspecStore:
-    """One fsspec filesystem. Lives on one event loop; the filesystem is made at first use, never shared."""
+    """One fsspec filesystem. Lives on one event loop; the filesystem is made at first use, never shared.
 
-    def __init__(self, root: str, protocol: str, options: Mapping[str, object]) -> None:
+    Args:
+        root: root of the urls, without a login.
+        protocol: name of the filesystem.
+        options: its arguments.
+        login: the login of its urls, "user:password"; "" if they had none.
+    """
+
+    def __init__(self, root: str, protocol: str, options: Mapping[str, object], login: str = "") -> None:
         self._root = root
         self._protocol = protocol
         self._options = dict(options)
+        self._login = login
         self._files: FileCalls | None = None
         self._retired: list[FileCalls] = []
         self._counters = Counters()
@@ -137,7 +146,7 @@ class FsspecStore:
 
     def _connected(self) -> FileCalls:
         if self._files is None:
-            filesystem = _filesystem(self._protocol, self._options, self._root)
+            filesystem = _filesystem(self._protocol, self._options, self._root, self._login)
             is_of_host = "host" in type(filesystem)._get_kwargs_from_urls(self._root)
             self._files = FileCalls(filesystem, is_of_host=is_of_host)
         return self._files
@@ -159,7 +168,7 @@ class FsspecStore:
         return record
 
 
-def _filesystem(protocol: str, options: Mapping[str, object], root: str) -> AbstractFileSystem:
+def _filesystem(protocol: str, options: Mapping[str, object], root: str, login: str = "") -> AbstractFileSystem:
     """Returns a new filesystem: no shared instance, no cached listings. Options go before the url's host or user."""
     import fsspec
 
@@ -182,6 +191,10 @@ def _filesystem(protocol: str, options: Mapping[str, object], root: str) -> Abst
             **(given if isinstance(given := options.get("config_kwargs"), Mapping) else {}),
         }
         options = {name: value for name, value in options.items() if name != "config_kwargs"}
+    if login and protocol in urls.HTTP_SCHEMES:
+        options = _signed_in(options, login)
+    elif login:
+        root = root.replace("://", f"://{login}@", 1)
     if protocol != "memory":  # its files belong to the class; its instances hold nothing
         extra |= {"skip_instance_cache": True, "use_listings_cache": False}
     try:
@@ -191,6 +204,14 @@ def _filesystem(protocol: str, options: Mapping[str, object], root: str) -> Abst
             f"{protocol}://: {kind.__name__} of fsspec does not take the storage options {sorted(options)} ({error})",
             field="storage_options",
         ) from error
+
+
+def _signed_in(options: Mapping[str, object], login: str) -> Mapping[str, object]:
+    """Returns the options with the header that logs in to a web server, unless they log in themselves."""
+    headers = cast("Mapping[str, str]", options.get("headers") or {})
+    if "auth" in options or any(name.lower() == "authorization" for name in headers):
+        return options
+    return {**options, "headers": {**headers, "Authorization": basic_sign(login)}}
 
 
 class FileCalls:

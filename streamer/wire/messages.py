@@ -11,6 +11,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from streamer.errors import Discreet
+
 # Increased when the meaning of a message changes. Client and engine must have the same version.
 PROTOCOL = 3
 
@@ -33,7 +35,7 @@ Detail = str | int | float | bool | None
 Scalar = str | int | float | bool | None
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Message(Discreet, msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Root of all messages."""
 
 

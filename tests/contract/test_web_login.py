@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from streamer.base.logins import logins_of, take_logins
 from streamer.errors import AccessDeniedError, ConfigError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import open_store
@@ -110,8 +111,9 @@ def test_whose_login_it_is(tmp_path: Path) -> None:
     variables = {"NETRC": str(file)}
 
     def header(root: str, options: dict[str, object], *, guarded: bool = False) -> object:
+        (root,), options = take_logins([root], options)
         translation = translate(split(root), options)
-        sign_in(root, translation, guarded=guarded, variables=variables)
+        sign_in(root, logins_of(options).get(root, ""), translation, guarded=guarded, variables=variables)
         given = translation.client.get("default_headers", {})
         assert isinstance(given, dict)
         return given.get("Authorization")

@@ -715,6 +715,7 @@ def test_a_secret_is_nowhere_to_be_seen(sidecar):
         datasets=f"[[datasets]]\nurl = 's3://bucket/train/'\nstorage_options_file = '{sidecar.root}/options.json'\n"
         f"storage_options = {{ endpoint_url = 'http://127.0.0.1:{port}' }}\n"
         f"[[datasets]]\nurl = 'http://127.0.0.1:{port}/a.tar?sig={canary}'\n"
+        f"[[datasets]]\nurl = 'http://u:{canary}@127.0.0.1:{port}/x/'\n"
         "[fetch]\noutage_seconds = 0.1\n",
     )
     sidecar.start(env={"STREAMER_LOG": "debug"})
@@ -722,6 +723,7 @@ def test_a_secret_is_nowhere_to_be_seen(sidecar):
     client_options = {"secret": canary, "endpoint_url": "http://127.0.0.1:1"}
     with sidecar.client(token_file=sidecar.root / "token", storage_options=client_options) as client:
         urls = ["s3://bucket/train/", f"http://127.0.0.1:{port}/a.tar?sig={canary}", f"https://u:{canary}@host/x"]
+        urls.append(f"http://u:{canary}@127.0.0.1:{port}/x/a.tar")
         for url in urls:
             with pytest.raises(Exception) as failed:
                 client.manifest(GetManifest(0, [url], "webdataset"))
