@@ -269,9 +269,8 @@ def as_urls(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) ->
     try:
         return tuple(os.fspath(url) for url in several)
     except TypeError as error:
-        # The types alone of several: one of the others may have a login.
-        is_list = isinstance(given, list | tuple)
-        text = f"a list of {[type(one).__name__ for one in given[:_NAMED]]}" if is_list else repr(given)
+        # Not the others of several: one may have a login.
+        text = f"a {type(given).__name__} of other things" if isinstance(given, list | tuple) else repr(given)
         raise ConfigError(f"url={text} is not a url, path or sequence of them", field="url") from error
 
 
