@@ -18,7 +18,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from streamer.base.extras import require
 from streamer.base.logins import LOGINS, logins_of, take_logins
@@ -30,6 +30,7 @@ from streamer.store.base import ObjectStore, StoreStatistics
 from streamer.store.local_store import LocalStore
 from streamer.store.options import check, family, translate
 from streamer.store.reached import reached
+from streamer.store.redirects import own_headers
 
 __all__ = ["ObjectStore", "StoreStatistics", "open_store"]
 
@@ -115,6 +116,8 @@ def _native(
 
         # The login of the url becomes a header.
         sign_in(address.root, login, translation, guarded=guarded)
+        if not _is_curl(client):
+            translation.unknown += own_headers(cast("dict[str, str]", translation.client.get("default_headers", {})))
     if translation.unknown:
         _without_counterpart(address, translation.unknown, client)
         return None

@@ -191,8 +191,8 @@ def _filesystem(protocol: str, options: Mapping[str, object], root: str, login: 
             **(given if isinstance(given := options.get("config_kwargs"), Mapping) else {}),
         }
         options = {name: value for name, value in options.items() if name != "config_kwargs"}
-    if login and protocol in urls.HTTP_SCHEMES:
-        options = _signed_in(options, login)
+    if protocol in urls.HTTP_SCHEMES:
+        options = _with_own_headers(_signed_in(options, login) if login else options)
     elif login:
         root = root.replace("://", f"://{login}@", 1)
     if protocol != "memory":  # its files belong to the class; its instances hold nothing
@@ -212,6 +212,39 @@ def _signed_in(options: Mapping[str, object], login: str) -> Mapping[str, object
     if "auth" in options or any(name.lower() == "authorization" for name in headers):
         return options
     return {**options, "headers": {**headers, "Authorization": basic_sign(login)}}
+
+
+def _with_own_headers(options: Mapping[str, object]) -> Mapping[str, object]:
+    """Returns options of fsspec's HTTP client with which no header of the user goes along to another origin.
+
+    aiohttp itself withholds only Authorization. It gives the headers of the next request to the tracers of a redirect.
+    """
+    from aiohttp import ClientSession, TraceConfig, TraceRequestRedirectParams
+    from yarl import URL
+
+    client = cast("Mapping[str, object]", options.get("client_kwargs") or {})
+    headers = dict(cast("Mapping[str, str]", options.get("headers") or {}))
+    cookies = {**_mapping(client.get("cookies")), **_mapping(options.get("cookies"))}
+    if cookies:  # as a header: aiohttp's own have no host, and go to all
+        headers["Cookie"] = "; ".join(f"{name}={value}" for name, value in cookies.items())
+    own = {name.lower() for name in (*headers, *_mapping(client.get("headers")))}
+
+    async def withhold(_session: ClientSession, _context: object, step: TraceRequestRedirectParams) -> None:
+        to = step.response.headers.get("Location") or step.response.headers.get("URI") or ""
+        if step.url.join(URL(to, encoded=True)).origin() != step.url.origin():
+            for name in [name for name in step.headers if name.lower() in own]:
+                step.headers.popall(name, None)
+
+    trace = TraceConfig()
+    trace.on_request_redirect.append(withhold)
+    given = cast("Sequence[TraceConfig]", client.get("trace_configs") or ())
+    clean = {name: value for name, value in client.items() if name != "cookies"}
+    kept = {name: value for name, value in options.items() if name not in ("cookies", "headers")}
+    return {**kept, "headers": headers, "client_kwargs": {**clean, "trace_configs": [*given, trace]}}
+
+
+def _mapping(value: object) -> Mapping[str, str]:
+    return cast("Mapping[str, str]", value) if isinstance(value, Mapping) else {}
 
 
 class FileCalls:

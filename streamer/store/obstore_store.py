@@ -212,6 +212,10 @@ class ObstoreStore:
         except StoreError as error:
             if error.details.get("status") not in (405, 501) and failures.NO_LENGTH not in error.message:
                 raise
+        return await self._measured(url)
+
+    async def _measured(self, url: str) -> ObjectRecord:
+        """The record of an object, by a read of its first byte."""
         self._counters.requests += 1
         with translating(self._mapped, url):
             options: GetOptions = {"range": (0, 1)}

@@ -281,15 +281,30 @@ class Whole(Handle):
         size = int(self.headers.get(b"content-length", b"0"))
         return ObjectRecord(url, size, version_of(size, self.headers))
 
+    def web_record(self, url: str) -> ObjectRecord:
+        """The object of a web server that the answer describes, as obstore describes it.
+
+        Raises:
+            StoreError: the server does not tell its length.
+        """
+        found = _RANGE.fullmatch(self.headers.get(b"content-range", b"").decode("latin-1"))
+        text = self.headers.get(b"content-length", b"").decode("latin-1") if found is None else found[3]
+        if not text.isdecimal():
+            raise StoreError(f"{shown(url)}: {failures.NO_LENGTH}", url=shown(url))
+        headers = {name: value for name, value in self.headers.items() if name != b"x-amz-version-id"}
+        return ObjectRecord(url, int(text), version_of(int(text), headers))
+
     def prepare(self, address: str, headers: Sequence[str], *, fresh: bool = False) -> None:
         """Sets address and headers."""
         self.easy.setopt(pycurl.URL, address)
+        # An empty list would leave those of the last request.
+        self.easy.unsetopt(pycurl.HTTPHEADER)
         self.easy.setopt(pycurl.HTTPHEADER, list(headers))
 
     def finish(self) -> str:
         """See Handle.finish; any body is accepted."""
         status, self.headers = self._head()
-        return "" if status in {200, 204} else self._redirected()
+        return "" if status in {200, 204, 206} else self._redirected()
 
     def _begin(self) -> Take:
         self._most = _MOST_BYTES

@@ -187,13 +187,29 @@ class CurlStore(ObstoreStore):
             return False
 
     async def _head(self, url: str) -> ObjectRecord | None:
-        if not self._is_plain or await self._find_access() is None:
+        if not await self._asks():
             return await super()._head(url)
         self._counters.requests += 1
         try:
-            return (await in_time(self._whole(url), url)).record(url)
+            whole = await in_time(self._whole(url), url)
         except ObjectNotFoundError:
             return None
+        return whole.record(url) if self._is_plain else whole.web_record(url)
+
+    async def _measured(self, url: str) -> ObjectRecord:
+        if not await self._asks():
+            return await super()._measured(url)
+        self._counters.requests += 1
+        return (await in_time(self._whole(url, method="GET", more=("Range: bytes=0-0",)), url)).web_record(url)
+
+    async def _asks(self) -> bool:
+        """Whether libcurl makes the requests without ranges.
+
+        Of web servers those with the user's headers, which obstore would send to every host of a redirect, and those of
+        guarded urls, whose redirects it does not ask about.
+        """
+        access = await self._find_access()
+        return access is not None and (self._is_plain or bool(access.headers) or access.guarded)
 
     async def unfinished(self, prefix: str) -> list[Upload]:
         """See PartsKeeper.unfinished; none of a web server."""
@@ -214,20 +230,26 @@ class CurlStore(ObstoreStore):
         with suppress(ObjectNotFoundError):
             await in_time(self._whole(upload.url, listing.abort_query(upload), method="DELETE"), upload.url)
 
-    async def _whole(self, url: str, query: str = "", *, method: str = "", of_bucket: bool = False) -> Whole:
+    async def _whole(
+        self, url: str, query: str = "", *, method: str = "", of_bucket: bool = False, more: Sequence[str] = ()
+    ) -> Whole:
         """Requests a page of a list, a head of an object or bucket, or an upload's end, from the bucket's region."""
         keys = None if self._keys is None else await self._keys.keys()
         access = await self._find_access()
         assert access is not None, "looked for"
         method = method or ("GET" if query else "HEAD")
         key = "" if of_bucket or method == "GET" else self._key(url)
-        address = access.address(key) + (f"?{query}" if query else "")
+        address = access.address(key if self._is_plain else url) + (f"?{query}" if query else "")
         whole = Whole(access, url, method)
+        is_away = False
         try:
             while address:
-                whole.prepare(address, access.signed(address, keys or access.keys, method))
+                headers = () if is_away else access.signed(address, keys or access.keys, method)
+                whole.prepare(address, (*headers, *more))
                 await self._running().perform(whole.easy)
                 address = whole.finish()
+                # The user's headers are for a web server's own origin; servers of one cluster share their keys.
+                is_away = is_away or (not self._is_plain and not address.startswith(self._prefix))
         except pycurl.error as error:
             failure = whole.failed(error)
             raise (self._way.explain(failure) if isinstance(failure, StreamerError) else failure) from None
