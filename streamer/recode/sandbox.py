@@ -158,10 +158,11 @@ def _readable() -> Iterator[tuple[str, int]]:
     everything = _READ_FILE | _READ_DIR
     whole = {*_SYSTEM, sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, *_library_folders()}
     private = _private_folders()
-    for path in sorted(whole):
-        if not _holds(path, private):
-            yield path, everything
-    for entry in sys.path:
+    kept = [path for path in sorted(whole) if not _holds(path, private)]
+    yield from ((path, everything) for path in kept)
+    for entry in filter(None, sys.path):
+        if any(entry.startswith(f"{path}/") for path in kept):
+            continue
         if Path(entry).name in ("site-packages", "dist-packages"):
             yield entry, everything
             continue
