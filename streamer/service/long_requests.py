@@ -17,6 +17,7 @@ from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.permissions import Rights
 from streamer.errors import BrokenError, ConfigError, ProtocolError, ServiceError, StreamerError
 from streamer.fetch.fair_gate import FairGate, WaitQueue
+from streamer.service.admission import SoleUser
 from streamer.service.client_connection import ClientConnection
 from streamer.service.limits import MAX_LONG_REQUESTS, MAX_READ_BYTES, MAX_REQUEST_URLS, Limits
 from streamer.service.sharing import CacheSharing
@@ -69,6 +70,7 @@ class LongRequests:
         self._answers = FairGate(limits.answer_bytes)
         self._running: set[asyncio.Task[None]] = set()
         self._sharing = CacheSharing(engine, tasks)
+        self.sole_user = SoleUser(applies=engine.fetchers.allowlist.guarded)
 
     def __repr__(self) -> str:
         return (
@@ -116,11 +118,13 @@ class LongRequests:
         self._sharing.close()
 
     def options(self, client: ClientConnection, requests: ClientRequests, encoded: bytes) -> Mapping[str, object]:
-        """The storage options that a client sent; none if the service holds the credentials.
+        """The storage options that a client sent to get data; none if the service holds the credentials.
 
         Raises:
             ConfigError: they are not a JSON mapping.
+            AccessDeniedError: this service reads for another user.
         """
+        self.sole_user.check_request(client.credentials)
         if encoded in _NO_OPTIONS:
             return {}
         if self._engine.fetchers.allowlist.restricted:
