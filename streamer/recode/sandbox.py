@@ -176,7 +176,7 @@ def _private_folders() -> list[str]:
     try:
         home = pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:  # a user of a container without a name
-        home = os.environ.get("HOME", "/")
+        home = os.path.expanduser("~")
     return ["/", os.path.realpath(home)]
 
 
@@ -196,7 +196,7 @@ def _library_folders() -> Iterator[str]:
 
 
 def _code_in(folder: str) -> Iterator[str]:
-    """Yields the modules and packages of a folder on the path of imports, which may be anybody's working directory."""
+    """Yields the modules and packages of a folder on the path of imports, which may be a working directory."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:

@@ -101,7 +101,7 @@ class SoleUser:
     """The one user for whom a service without [[datasets]] reads: the first one that asks it for data.
 
     Its clients choose urls and share one cache and one identity, so they must trust each other as one user does.
-    Statistics are for whoever may connect until then, and later for the service's own user and root as well.
+    Statistics are for all that may connect until then, and later for the service's own user and root as well.
 
     Args:
         applies: whether the service has no [[datasets]].
