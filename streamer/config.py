@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, without_secrets
 from streamer.launchers import find_place, read_number
 
 MiB = 1 << 20
@@ -141,6 +141,10 @@ class DatasetConfig:
     storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)
     # Whether the manifest that a client names by manifest= is written there, with the service's keys, if none is there.
     writable: bool = False
+
+    def __repr__(self) -> str:
+        # A signature in the operator's url is as secret as the options.
+        return f"DatasetConfig({without_secrets(self.url)!r}, writable={self.writable})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,25 @@ Detail = str | int | float | bool | None
 # Signs of a name that a terminal obeys, or that change the order in which text is shown.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _LINE_STARTS = re.compile(r"\n(?=\S)")
+# What is before an @ in these urls is a container, a branch or a namespace.
+_WITHOUT_LOGINS = frozenset(
+    {"abfs", "abfss", "az", "wasb", "wasbs", "gs", "gcs", "s3", "s3a", "hf", "git", "github", "oci"}
+)
+_LOGIN = re.compile(r"(:/+)([^\s/'\"<>\\]*)@")
+_SCHEME = re.compile(r"[\w+.-]+\Z")
+_MOST_SCHEME_LETTERS = 20
+# Parameters of signed urls: AWS, Google, Azure, CloudFront, and what hubs call their tokens.
+_SIGNED = re.compile(
+    r"([?&](?:amp;)?(?:x-amz-(?:signature|security-token|credential)|x-goog-(?:signature|credential)|sig|signature"
+    r"|access_token|token|auth|api_?key|key|secret|password|key-pair-id|policy|awsaccesskeyid|googleaccessid)=)"
+    r"[^&\s'\"<>\\]+",
+    re.IGNORECASE,
+)
+
+
+_HIDDEN = frozenset(
+    {"options", "storage_options", "out_storage_options", "token", "keys", "headers", "proxy", "signer"}
+)
 
 
 def without_controls(text: str) -> str:
@@ -48,6 +67,33 @@ def printable(text: str) -> str:
     return _LINE_STARTS.sub("\n    ", without_controls(text))
 
 
+def is_login(scheme: str, text: str) -> bool:
+    """Whether what is before an @ in a url is a login: web servers take tokens as users, others the user's name."""
+    return scheme.lower() in ("http", "https") or (":" in text and scheme.lower() not in _WITHOUT_LOGINS)
+
+
+def without_secrets(text: str) -> str:
+    """Returns a text whose urls have neither logins nor signatures; what else it says stays."""
+    if "@" in text and ":/" in text:
+        text = _LOGIN.sub(_hide_login, text)
+    return _SIGNED.sub(r"\1...", text) if "=" in text else text
+
+
+def _hide_login(found: re.Match[str]) -> str:
+    start = found.start()
+    scheme = _SCHEME.search(found.string[max(0, start - _MOST_SCHEME_LETTERS) : start])
+    return found[1] if scheme is not None and is_login(scheme[0], found[2]) else found[0]
+
+
+class Discreet:
+    """Leaves options, keys and tokens out of the repr of a struct or of a dataclass with `repr=False`."""
+
+    def __repr__(self) -> str:
+        names: tuple[str, ...] = getattr(type(self), "__struct_fields__", None) or tuple(vars(self))
+        shown = (f"{name}=..." if name in _HIDDEN else f"{name}={getattr(self, name)!r}" for name in names)
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
 class StreamerError(Exception):
     """The root of the tree.
 
@@ -57,10 +103,12 @@ class StreamerError(Exception):
     """
 
     def __init__(self, message: str, **details: Detail) -> None:
-        # It may name what a stranger has written: objects, keys, columns.
-        self.message = printable(message)
+        # It may name what a stranger has written: objects, keys, columns; and quote what another library says.
+        self.message = printable(without_secrets(message))
         super().__init__(self.message)
-        self.details: dict[str, Detail] = details
+        self.details: dict[str, Detail] = {
+            name: without_secrets(value) if isinstance(value, str) else value for name, value in details.items()
+        }
 
     def __str__(self) -> str:
         return self.message

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from streamer.config import Environment
+from streamer.errors import without_secrets
 from streamer.version import VERSION
 
 # OpenTelemetry, logs data model, "Mapping of SeverityNumber": the lowest number of each range.
@@ -56,7 +57,15 @@ class JsonFormatter(logging.Formatter):
             "resource": {**self._resource, "service.instance.id": str(record.process)},
             "attributes": {**_extra(record), **_exception(record), "thread.name": record.threadName},
         }
-        return json.dumps(line, default=str)
+        return without_secrets(json.dumps(line, default=str))
+
+
+class TextFormatter(logging.Formatter):
+    """Writes a record as text, without logins and signatures of urls that another library may quote."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the lines without their end."""
+        return without_secrets(super().format(record))
 
 
 def severity_number(level: int) -> int:
@@ -73,7 +82,7 @@ def configure(level: int, text: str, environment: Environment) -> None:
         environment: environment that names the format.
     """
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if environment.log_format == "json" else logging.Formatter(text))
+    handler.setFormatter(JsonFormatter() if environment.log_format == "json" else TextFormatter(text))
     logging.basicConfig(level=level, handlers=[handler])
 
 

@@ -13,6 +13,7 @@ from typing import NoReturn, Protocol, cast
 
 from streamer.base.logs import configure, level_of
 from streamer.cli.exit_codes import Exit, exit_of, explained
+from streamer.cli.options import move_logins
 from streamer.cli.terminal import Terminal
 from streamer.config import Environment
 from streamer.errors import StreamerError
@@ -127,6 +128,7 @@ def _run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         environment = Environment.read()
         level = logging.DEBUG if arguments.debug else level_of(environment.log_level, logging.WARNING)
         configure(level, "%(asctime)s %(name)s %(levelname)s %(message)s", environment)
+        move_logins(arguments)
         return int(arguments.run(arguments, terminal))
     except StreamerError as error:
         if arguments.debug:

@@ -12,6 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from streamer.base.logins import take_logins
 from streamer.config import parse_bytes
 from streamer.errors import ConfigError
 from streamer.formats import AUTO, BUILT_IN
@@ -185,6 +186,34 @@ def count_of(text: str) -> str | Callable[..., object]:
     if not callable(found):
         raise argparse.ArgumentTypeError(f"{text!r} is not a function")
     return found  # type: ignore[no-any-return]
+
+
+def move_logins(arguments: argparse.Namespace) -> None:
+    """Moves the logins of a command's urls into its storage options, before anything shows or stores the urls.
+
+    Raises:
+        ConfigError: a login that is not understood.
+    """
+    if not hasattr(arguments, "storage_options"):
+        return
+    for name in ("url", "urls", "manifest", "annotations", "out"):
+        given = getattr(arguments, name, None)
+        if given is None:
+            continue
+        own = "out_storage_options"
+        kept = own if name == "out" and getattr(arguments, own, None) is not None else "storage_options"
+        options = getattr(arguments, kept) or {}
+        if isinstance(given, dict):  # annotations with options
+            urls, moved = take_logins([str(given.get("url", ""))], options)
+        else:
+            urls, moved = take_logins(given if isinstance(given, list) else [str(given)], options)
+        if moved is options:
+            continue
+        setattr(arguments, kept, dict(moved))
+        if isinstance(given, dict):
+            setattr(arguments, name, {**given, "url": urls[0]})
+        else:
+            setattr(arguments, name, list(urls) if isinstance(given, list) else urls[0])
 
 
 def add_storage_options(parser: argparse.ArgumentParser) -> None:

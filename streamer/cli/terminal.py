@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, TextIO
 
-from streamer.errors import ConfigError, without_controls
+from streamer.errors import ConfigError, without_controls, without_secrets
 
 # In a log file a line every few seconds suffices.
 PLAIN_INTERVAL_SECONDS = 5.0
@@ -132,8 +132,8 @@ def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]], words: Se
 
 
 def _printable(text: str) -> str:
-    """Returns a text with escapes for what is not UTF-8, as names of files may be."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    """Returns a text without secrets of urls, and with escapes for what is not UTF-8, as names of files may be."""
+    return without_secrets(text).encode("utf-8", "backslashreplace").decode()
 
 
 def amount(count: float, unit: str) -> str:

@@ -37,7 +37,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         # Not the options: they may be secret.
-        return f"_Entry({self.prefix!r})"
+        return f"_Entry({shown(self.prefix)!r})"
 
 
 class UrlAllowlist:
@@ -54,7 +54,7 @@ class UrlAllowlist:
         self._entries = sorted(entries, key=lambda entry: len(entry.prefix), reverse=True)
 
     def __repr__(self) -> str:
-        return f"UrlAllowlist({[entry.prefix for entry in self._entries]})"
+        return f"UrlAllowlist({self._entries})"
 
     @property
     def restricted(self) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from streamer.base.bounded_map import bounded_map
 from streamer.config import FetchConfig
-from streamer.errors import ManifestError
+from streamer.errors import Discreet, ManifestError
 from streamer.executors.runner import Runner, run_growing
 from streamer.fetch import Fetcher
 from streamer.indexing.build import BuildOptions
@@ -33,7 +33,7 @@ _TASK_CONTAINERS = 256
 _SHARES = 4
 
 
-class ContainersTask(msgspec.Struct, frozen=True):
+class ContainersTask(Discreet, msgspec.Struct, frozen=True):
     """A task: the containers from number `first` on."""
 
     first: int
@@ -42,7 +42,7 @@ class ContainersTask(msgspec.Struct, frozen=True):
     options: Mapping[str, object]
 
 
-class IndexTasks(msgspec.Struct, frozen=True):
+class IndexTasks(Discreet, msgspec.Struct, frozen=True):
     """Indexes containers on an executor, with storage options as fsspec takes them; see `builder.build.Elsewhere`."""
 
     runner: Runner

@@ -11,6 +11,7 @@ from itertools import chain, pairwise
 import msgspec
 
 from streamer.config import FetchConfig
+from streamer.errors import Discreet
 from streamer.executors.runner import Runner, run_growing
 from streamer.fetch import Fetcher
 from streamer.indexing.key_ranges import KeyRange, KeyRanges, is_clean
@@ -26,7 +27,7 @@ _FIRST_PAGES = 20
 _MOST_TASKS = 32
 
 
-class ListTask(msgspec.Struct, frozen=True):
+class ListTask(Discreet, msgspec.Struct, frozen=True):
     """Some pages of the objects below a folder."""
 
     folder: str

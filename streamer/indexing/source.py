@@ -10,7 +10,7 @@ import msgspec
 
 from streamer.base.bounded_map import bounded_map
 from streamer.config import FetchConfig
-from streamer.errors import ManifestError, ObjectNotFoundError
+from streamer.errors import Discreet, ManifestError, ObjectNotFoundError
 from streamer.executors.runner import Runner
 from streamer.fetch import Fetcher
 from streamer.formats import AUTO
@@ -30,7 +30,7 @@ from streamer.store.addresses.urls import shown
 _READS_AT_ONCE = 16
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True):
+class Source(Discreet, msgspec.Struct, frozen=True, kw_only=True):
     """A dataset.
 
     Attributes:

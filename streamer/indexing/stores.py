@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 import msgspec
 
+from streamer.errors import Discreet
 from streamer.fetch import Fetcher
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.protocols import Examine, Examined
@@ -15,7 +16,7 @@ from streamer.recode.work import Recoders
 from streamer.store import ObjectStore, open_store
 
 
-class Opener(msgspec.Struct, frozen=True):
+class Opener(Discreet, msgspec.Struct, frozen=True):
     """Opens stores with these options; can be sent to other processes."""
 
     options: Mapping[str, object]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Never
 import cloudpickle  # type: ignore[import-untyped]
 
 from streamer.annotations.options import Annotations
+from streamer.base.logins import shown
 from streamer.batches import checks
 from streamer.batches.removed import refuse_unknown
 from streamer.batches.rows.options import Balance, Buckets, Packing, as_packing
@@ -149,7 +150,8 @@ class StreamingDataset(FixedArguments, EpochDataset):
     def __repr__(self) -> str:
         options = self._member.options
         choices = len(self._member.choices)
-        return f"StreamingDataset({', '.join(options.urls)}, shuffle={options.shuffle!r}, selections={choices})"
+        urls = ", ".join(map(shown, options.urls))
+        return f"StreamingDataset({urls}, shuffle={options.shuffle!r}, selections={choices})"
 
     # ------------------------------------------------------------ contents
 

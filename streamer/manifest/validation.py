@@ -11,11 +11,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.base.logins import has_secret
 from streamer.errors import ManifestCorruptError
 from streamer.manifest.blocks import Block, decode_hints, first_ranges, key_head, key_of_blocks, key_options
 from streamer.manifest.columns import KEY_BYTES, BinaryColumn, digest_of, encoded
@@ -30,6 +32,8 @@ Int64Array = NDArray[np.int64]
 _BATCH = 1024
 # Among the details of the error for a foreign key.
 KEYS_RULE = "keys are those of their chunks"
+# Among the details of the error for a manifest of a version that kept logins of urls, or of another program.
+SECRETS_RULE = "urls have no logins and no signatures"
 _RANGE_BYTES = 16
 # The ranges of a block of which nothing was written; see `tables.arrays.tiles.blocks_of`.
 _NOTHING = ((0, 1),)
@@ -69,8 +73,25 @@ def verify(manifest: Manifest) -> None:
                     expected=expected,
                     actual=actual,
                 )
+    _require(manifest, {SECRETS_RULE: not _has_secrets(manifest)})
     _check_values(manifest)
     check_keys(manifest)
+
+
+def _has_secrets(manifest: Manifest) -> bool:
+    """Whether a url of an object, or an indexed one, has what only the user's options may have."""
+    base = manifest.content.base
+    if any(map(has_secret, (base, *manifest.urls))):
+        return True
+    for tables in manifest.tables:
+        keys = cast("BinaryColumn", tables["objects"]["key"])
+        signs = np.isin(keys.content, np.frombuffer(b"@?", np.uint8))
+        is_whole = "?" not in base and "://" in base
+        if is_whole and not signs.any():
+            continue
+        if any(has_secret(base + keys[row].decode("utf-8", "replace")) for row in range(len(keys))):
+            return True
+    return False
 
 
 def _check_values(manifest: Manifest) -> None:

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from streamer.errors import Discreet
 from streamer.peers.protocol import ChunkRequest, Facts
 
 MOST_MESSAGE_BYTES = 16 << 10
@@ -15,7 +16,7 @@ MOST_MESSAGE_BYTES = 16 << 10
 Availability = Literal["there", "coming", "no"]
 
 
-class Start(msgspec.Struct, frozen=True, array_like=True, tag=0):
+class Start(Discreet, msgspec.Struct, frozen=True, array_like=True, tag=0):
     """Is the first message to the server.
 
     Attributes:

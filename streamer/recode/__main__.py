@@ -12,11 +12,10 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 from streamer.base.message_socket import MessageSocket
 from streamer.errors import StreamerError
-from streamer.recode import messages
+from streamer.recode import messages, sandbox
 from streamer.recode.messages import Answer, Done, Job, Refused, encode
 from streamer.recode.shared import Buffer, SharedMemory, mapped
 from streamer.recode.work import BlockError, Recoders, recode
@@ -32,6 +31,8 @@ class Process:
         self._end = end
         self._memory = memory
         self._recoders = Recoders()
+        # Opened now: later no file may be.
+        self._sizes = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         # During a job any event on the socket, which can only be its end, kills this process.
         fcntl.fcntl(end, fcntl.F_SETOWN, os.getpid())
         self._flags = fcntl.fcntl(end, fcntl.F_GETFL)
@@ -49,7 +50,7 @@ class Process:
 
     def _answer(self, job_bytes: int, descriptors: list[int]) -> Answer:
         job = messages.JOB.decode(self._memory.view(job_bytes))
-        limit_memory(job)
+        _limit_memory(job, self._sizes)
         started = time.process_time()
         if descriptors:
             content = _content(descriptors[0], job.fetch_bytes)
@@ -77,9 +78,9 @@ def _content(descriptor: int, length: int) -> memoryview:
         os.close(descriptor)
 
 
-def limit_memory(job: Job) -> None:
-    """Limits this process to the libraries, the fetched bytes, and twice the records."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
+def _limit_memory(job: Job, sizes: int) -> None:
+    """Limits this process to the libraries, the fetched bytes, and twice the records; `sizes` is its statm."""
+    pages = int(os.pread(sizes, 200, 0).split()[0])
     limit = pages * resource.getpagesize() + _LIBRARY_BYTES + job.fetch_bytes + 3 * job.most_bytes
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
@@ -106,7 +107,10 @@ def main(arguments: list[str]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     end, memory = map(int, arguments)
     os.set_inheritable(memory, False)
-    Process(MessageSocket.adopt(end), SharedMemory("memory", memory)).serve()
+    process = Process(MessageSocket.adopt(end), SharedMemory("memory", memory))
+    # What is not possible on this machine, `streamer doctor` says.
+    sandbox.enter()
+    process.serve()
     # Nothing has to be cleaned up: the memory belongs to the engine.
     os._exit(0)
 

@@ -13,7 +13,7 @@ import msgspec
 from streamer.base import linux
 from streamer.cache.folder import group_id
 from streamer.config import CacheConfig, ServiceConfig, read_token
-from streamer.errors import EngineUnavailableError
+from streamer.errors import AccessDeniedError, EngineUnavailableError
 
 # From <asm-generic/socket.h>; Linux 4.13. Python's socket module does not have it.
 SO_PEERGROUPS = 59
@@ -95,3 +95,51 @@ class Admission:
             raise EngineUnavailableError(
                 f"this engine asks for a token and {shown}; set STREAMER_TOKEN_FILE to the file that holds it"
             )
+
+
+class SoleUser:
+    """The one user for whom a service without [[datasets]] reads: the first one that asks it for data.
+
+    Its clients choose urls and share one cache and one identity, so they must trust each other as one user does.
+    Statistics are for all that may connect until then, and later for the service's own user and root as well.
+
+    Args:
+        applies: whether the service has no [[datasets]].
+    """
+
+    def __init__(self, *, applies: bool) -> None:
+        self._applies = applies
+        self._uid: int | None = None
+
+    def __repr__(self) -> str:
+        return f"SoleUser({self._uid if self._applies else 'any'})"
+
+    def check_connection(self, user: Credentials | None) -> None:
+        """Refuses a second user at once.
+
+        Raises:
+            EngineUnavailableError: another user is served; the text says what to configure.
+        """
+        if self._is_other(user) and user is not None and user.uid not in (0, os.geteuid()):
+            raise EngineUnavailableError(self._refusal(user), uid=user.uid)
+
+    def check_request(self, user: Credentials | None) -> None:
+        """Takes the first user that asks for data as the one who is served.
+
+        Raises:
+            AccessDeniedError: it is another one.
+        """
+        if user is not None and self._is_other(user):
+            raise AccessDeniedError(self._refusal(user), uid=user.uid)
+        if self._applies and user is not None:
+            self._uid = user.uid
+
+    def _is_other(self, user: Credentials | None) -> bool:
+        return user is not None and self._uid not in (None, user.uid)
+
+    def _refusal(self, user: Credentials) -> str:
+        return (
+            f"this service has no [[datasets]], so it serves one user, and that is user {self._uid} since it started; "
+            f"user {user.uid} needs a service of its own, or this one a [[datasets]] entry for each url that its users "
+            'may read in its configuration: [[datasets]] url = "s3://bucket/prefix/"'
+        )

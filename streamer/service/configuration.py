@@ -21,6 +21,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Literal, TypeVar, get_args, get_origin
 
+from streamer.base.logins import take_logins
 from streamer.config import (
     FETCH_SETTINGS,
     CacheConfig,
@@ -180,6 +181,7 @@ def _dataset(entry: object, path: Path, files: list[Path]) -> DatasetConfig:
         raise ConfigError(f"{where}: storage_options is a table", field="storage_options")
     if not isinstance(values.get("writable", False), bool):
         raise ConfigError(f"{where}: writable is true or false", field="writable")
+    (values["url"],), values["storage_options"] = take_logins([values["url"]], values.get("storage_options", {}))
     return DatasetConfig(**values)
 
 

@@ -44,9 +44,9 @@ MOST_THREADS = 32
 LOCK_SECONDS = 10.0
 _LOCK_RETRY_SECONDS = 0.05
 _OPEN_TO_ALL = (
-    "no [[datasets]] in the configuration: all clients read every bucket and web server that this service "
-    "reaches, with its credentials where they send none; local files, loopback and link-local addresses are refused; "
-    "name what is served in [[datasets]]"
+    "no [[datasets]] in the configuration: one user is served, whose clients read every bucket and web server that "
+    "this service reaches, with its credentials where they send none; local files, loopback and link-local addresses "
+    "are refused; name what is served in [[datasets]]"
 )
 
 

@@ -9,12 +9,14 @@ from typing import TypeAlias
 
 import msgspec
 
+from streamer.base.logins import take_logins
 from streamer.base.system_limits import limit_error
 from streamer.engine.engine import Engine
 from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.permissions import Rights
 from streamer.errors import BrokenError, ConfigError, ProtocolError, ServiceError, StreamerError
 from streamer.fetch.fair_gate import FairGate, WaitQueue
+from streamer.service.admission import SoleUser
 from streamer.service.client_connection import ClientConnection
 from streamer.service.limits import MAX_LONG_REQUESTS, MAX_READ_BYTES, MAX_REQUEST_URLS, Limits
 from streamer.service.sharing import CacheSharing
@@ -68,6 +70,7 @@ class LongRequests:
         self._answers = FairGate(limits.answer_bytes)
         self._running: set[asyncio.Task[None]] = set()
         self._sharing = CacheSharing(engine, tasks)
+        self.sole_user = SoleUser(applies=engine.fetchers.allowlist.guarded)
 
     def __repr__(self) -> str:
         return (
@@ -115,11 +118,13 @@ class LongRequests:
         self._sharing.close()
 
     def used_options(self, client: ClientConnection, requests: ClientRequests, sent: StoreOptions) -> StoreOptions:
-        """Returns the storage options that a client sent; none if the service holds the credentials.
+        """Returns the storage options that a client sent to get data; none if the service holds the credentials.
 
         Raises:
             ConfigError: they are not a JSON mapping.
+            AccessDeniedError: this service reads for another user.
         """
+        self.sole_user.check_request(client.credentials)
         if sent and self._engine.fetchers.allowlist.restricted:
             if not requests.warned_about_options:
                 requests.warned_about_options = True
@@ -149,11 +154,16 @@ class LongRequests:
         def progress(text: str, done: int, total: int) -> None:
             client.send(IndexProgress(request.request, text, done, total))
 
+        options = self.used_options(client, requests, request.options).mapping
+        # Clients of this version have taken them out already.
+        (manifest, *urls), options = take_logins((request.manifest, *request.urls), options)
+        if self._engine.fetchers.allowlist.restricted:
+            options = {}
         wanted = ManifestRequest(
-            urls=tuple(request.urls),
+            urls=tuple(urls),
             format=request.format,
-            options=self.used_options(client, requests, request.options).mapping,
-            manifest=request.manifest,
+            options=options,
+            manifest=manifest,
             build=request.build,
             chunk_bytes=request.chunk_bytes or None,
             limit_seconds=request.limit_seconds,

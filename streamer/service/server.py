@@ -190,6 +190,7 @@ class Server:
         """Checks its credentials and version; answers with the folders of the chunks."""
         try:
             self._admission.check(client.credentials, hello.token)
+            self._long_requests.sole_user.check_connection(client.credentials)
         except EngineUnavailableError:
             self._count["refused"] += 1
             raise

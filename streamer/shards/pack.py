@@ -6,12 +6,14 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
 
 from streamer.annotations.options import Annotations
 from streamer.base.absolute import absolute
+from streamer.base.logins import take_logins
 from streamer.config import parse_bytes
 from streamer.errors import ConfigError, PackError
 from streamer.executors.runner import runner
@@ -91,9 +93,10 @@ def pack(
         ManifestError, DecodeError, RecodeError, StoreError: the source or the destination failed.
     """
     size = parse_bytes(shard_bytes, "shard_bytes")
-    out_options = dict((storage_options if out_storage_options is None else out_storage_options) or {})
-    target = folder_url(os.fspath(url))
+    given = storage_options if out_storage_options is None else out_storage_options
+    (target,), out_options = take_logins([folder_url(os.fspath(url))], given or {})
     callbacks = Callbacks(on_progress=on_progress)
+    joined = Annotations.of(annotations)
     urls = _urls(source)
     if urls is None:
         if transform is not None or fields is not None or annotations is not None:
@@ -101,16 +104,18 @@ def pack(
         output = find_output(format, vocabulary)
         samples, fields_described = _described(cast("Iterable[Mapping[str, Any]]", source), output, vocabulary)
         described = {"source": "an iterable", "prefix": prefix, "shard_bytes": size, **fields_described}
-        return _pack_samples(samples, Job(target, prefix, described), size, out_options, callbacks)
+        return _pack_samples(samples, Job(target, prefix, described), size, dict(out_options), callbacks)
+    beside = ("" if manifest is None else os.fspath(manifest), "" if joined is None else joined.url)
+    (*plain, manifest_url, joined_url), options = take_logins((*urls, *beside), storage_options or {})
     with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder, runner(on) as running:
         prepared = prepare(
             Source(
-                urls=urls,
+                urls=tuple(plain),
                 format=source_format,
                 format_options=dict(format_options or {}),
                 extensions=None if extensions is None else tuple(extensions),
-                manifest=manifest,
-                options=dict(storage_options or {}),
+                manifest=None if manifest is None else manifest_url,
+                options=dict(options),
             ),
             Writing(
                 url=target,
@@ -120,10 +125,10 @@ def pack(
                 seed=seed,
                 fields=_renaming(fields),
                 transform=transform,
-                options=out_options,
+                options=dict(out_options),
                 output=format,
                 vocabulary=vocabulary,
-                annotations=Annotations.of(annotations),
+                annotations=None if joined is None else replace(joined, url=joined_url),
             ),
             Path(folder),
             running,

@@ -10,7 +10,7 @@ import msgspec
 from streamer.annotations.join import JoinRules, annotations_of, matched, pass_over
 from streamer.annotations.options import Annotations
 from streamer.annotations.table import AnnotationTable
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, Discreet
 from streamer.executors.runner import Runner, run_all
 from streamer.formats.registry import restore_format
 from streamer.indexing.build import BuildOptions
@@ -31,7 +31,7 @@ from streamer.shards.task import Recipe, ShardTask, find_kinds, kinds_in_shard, 
 from streamer.store.addresses.urls import shown
 
 
-class Writing(msgspec.Struct, frozen=True):
+class Writing(Discreet, msgspec.Struct, frozen=True):
     """The arguments of `pack` about the destination."""
 
     url: str

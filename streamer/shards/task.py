@@ -13,7 +13,7 @@ import msgspec
 from streamer.annotations.join import Joiner, JoinRules
 from streamer.base.bounded_map import plain_errors
 from streamer.config import FetchConfig
-from streamer.errors import DecodeError, PackError
+from streamer.errors import DecodeError, Discreet, PackError
 from streamer.fetch import Fetcher
 from streamer.formats.base import Field, FieldPacker, Opener
 from streamer.formats.registry import find_format
@@ -33,7 +33,7 @@ from streamer.shards.values import KEY
 from streamer.store.addresses.urls import shown
 
 
-class Recipe(msgspec.Struct, frozen=True):
+class Recipe(Discreet, msgspec.Struct, frozen=True):
     """The way in which all tasks of a job read and change samples.
 
     Attributes:

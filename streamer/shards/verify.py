@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from streamer.base.bounded_map import bounded_map
-from streamer.errors import IntegrityError, ManifestError
+from streamer.errors import Discreet, IntegrityError, ManifestError
 from streamer.executors.runner import Runner, run_growing
 from streamer.indexing.source import manifest_files
 from streamer.manifest.beside import BESIDE
@@ -132,7 +132,7 @@ async def _check_all(runner: Runner, tasks: Sequence[CheckTask], on_progress: Ca
             on_progress(done, total)
 
 
-class CheckTask(msgspec.Struct, frozen=True):
+class CheckTask(Discreet, msgspec.Struct, frozen=True):
     """A shard whose samples are to be read: its receipt, and its files as they are now."""
 
     receipt: Receipt

@@ -18,19 +18,19 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal, get_args
-
-from msgspec.structs import replace
+from typing import Literal, cast, get_args
 
 from streamer.base.extras import require
+from streamer.base.logins import LOGINS, logins_of, take_logins
 from streamer.errors import ConfigError
 from streamer.store import guard
 from streamer.store.addresses.hosts import check_names
-from streamer.store.addresses.urls import Address, shown, split, without_login
+from streamer.store.addresses.urls import Address, shown, split
 from streamer.store.base import ObjectStore, StoreStatistics
 from streamer.store.local_store import LocalStore
 from streamer.store.options import check, family, translate
 from streamer.store.reached import reached
+from streamer.store.redirects import own_headers
 
 __all__ = ["ObjectStore", "StoreStatistics", "open_store"]
 
@@ -50,7 +50,7 @@ def open_store(
 
     Args:
         url: any url below the root; only its root matters.
-        storage_options: the options that fsspec takes.
+        storage_options: the options that fsspec takes, and the logins of urls; see `base.logins`.
         client: the client for S3 and web servers. "auto": libcurl on Linux, elsewhere obstore; fsspec (with a line in
             the log) if an option has no counterpart. "curl" or "obstore": that one, or a ConfigError if it cannot serve
             the url. "fsspec": for every url but files. Google and Azure are read by obstore, other urls by fsspec.
@@ -63,8 +63,10 @@ def open_store(
     """
     if client not in get_args(Client):
         raise ConfigError(f"client={client!r} is not one of {', '.join(get_args(Client))}", field="client")
+    (url,), given = take_logins([url], storage_options or {})
     address = split(url)
-    options = dict(storage_options or {})
+    login = logins_of(given).get(address.root, "")
+    options = {name: value for name, value in given.items() if name != LOGINS}
     kind = family(address.scheme)
     translation = None if kind is None else translate(address, options)
     if kind is not None and kind != "http" and translation is not None:
@@ -75,7 +77,7 @@ def open_store(
         return LocalStore()
     check(address, options)
     is_native = client != "fsspec" and family(address.scheme) is not None
-    if is_native and (store := _native(address, options, client, guarded=guarded)) is not None:
+    if is_native and (store := _native(address, options, client, login, guarded=guarded)) is not None:
         return store
     _without_redirects(address, options)
     if options.pop("pin", None):
@@ -93,11 +95,11 @@ def open_store(
         from streamer.store.hub_store import HubStore
 
         return HubStore(address.root, address.scheme, options, open_web=open_store)
-    return FsspecStore(address.root, address.scheme, options)
+    return FsspecStore(address.root, address.scheme, options, login)
 
 
 def _native(
-    address: Address, options: Mapping[str, object], client: Client, *, guarded: bool = False
+    address: Address, options: Mapping[str, object], client: Client, login: str = "", *, guarded: bool = False
 ) -> ObjectStore | None:
     """The store by libcurl or obstore; None if fsspec must serve it."""
     if family(address.scheme) == "az" and "@" not in address.root:
@@ -113,8 +115,9 @@ def _native(
         from streamer.store.credentials.web_login import sign_in
 
         # The login of the url becomes a header.
-        sign_in(address.root, translation, guarded=guarded)
-        address = replace(address, root=without_login(address.root))
+        sign_in(address.root, login, translation, guarded=guarded)
+        if not _is_curl(client):
+            translation.unknown += own_headers(cast("dict[str, str]", translation.client.get("default_headers", {})))
     if translation.unknown:
         _without_counterpart(address, translation.unknown, client)
         return None

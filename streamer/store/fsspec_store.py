@@ -14,7 +14,7 @@ import os
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from streamer.base.bounded_map import bounded_map
 from streamer.errors import AccessDeniedError, ConfigError, ObjectNotFoundError
@@ -22,6 +22,7 @@ from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
 from streamer.store.addresses import patterns, urls
 from streamer.store.base import PIECE_BYTES, Counters, StoreStatistics, Take
+from streamer.store.credentials.web_login import basic_sign
 from streamer.store.failures import translating
 from streamer.store.fsspec_errors import mapped
 
@@ -54,12 +55,20 @@ _S3_CONFIG: Mapping[str, object] = {"max_pool_connections": 256, "retries": {"to
 
 
 class FsspecStore:
-    """One fsspec filesystem. Lives on one event loop; the filesystem is made at first use, never shared."""
+    """One fsspec filesystem. Lives on one event loop; the filesystem is made at first use, never shared.
 
-    def __init__(self, root: str, protocol: str, options: Mapping[str, object]) -> None:
+    Args:
+        root: root of the urls, without a login.
+        protocol: name of the filesystem.
+        options: its arguments.
+        login: the login of its urls, "user:password"; "" if they had none.
+    """
+
+    def __init__(self, root: str, protocol: str, options: Mapping[str, object], login: str = "") -> None:
         self._root = root
         self._protocol = protocol
         self._options = dict(options)
+        self._login = login
         self._files: FileCalls | None = None
         self._retired: list[FileCalls] = []
         self._counters = Counters()
@@ -154,7 +163,7 @@ class FsspecStore:
 
     def _connected(self) -> FileCalls:
         if self._files is None:
-            filesystem = _filesystem(self._protocol, self._options, self._root)
+            filesystem = _filesystem(self._protocol, self._options, self._root, self._login)
             is_of_host = "host" in type(filesystem)._get_kwargs_from_urls(self._root)
             self._files = FileCalls(filesystem, is_of_host=is_of_host)
         return self._files
@@ -176,7 +185,7 @@ class FsspecStore:
         return record
 
 
-def _filesystem(protocol: str, options: Mapping[str, object], root: str) -> AbstractFileSystem:
+def _filesystem(protocol: str, options: Mapping[str, object], root: str, login: str = "") -> AbstractFileSystem:
     """Returns a new filesystem: no shared instance, no cached listings. Options go before the url's host or user."""
     import fsspec
 
@@ -199,6 +208,10 @@ def _filesystem(protocol: str, options: Mapping[str, object], root: str) -> Abst
             **(given if isinstance(given := options.get("config_kwargs"), Mapping) else {}),
         }
         options = {name: value for name, value in options.items() if name != "config_kwargs"}
+    if protocol in urls.HTTP_SCHEMES:
+        options = _with_own_headers(_signed_in(options, login) if login else options)
+    elif login:
+        root = root.replace("://", f"://{login}@", 1)
     if protocol != "memory":  # its files belong to the class; its instances hold nothing
         extra |= {"skip_instance_cache": True, "use_listings_cache": False}
     try:
@@ -208,6 +221,47 @@ def _filesystem(protocol: str, options: Mapping[str, object], root: str) -> Abst
             f"{protocol}://: {kind.__name__} of fsspec does not take the storage options {sorted(options)} ({error})",
             field="storage_options",
         ) from error
+
+
+def _signed_in(options: Mapping[str, object], login: str) -> Mapping[str, object]:
+    """Returns the options with the header that logs in to a web server, unless they log in themselves."""
+    headers = cast("Mapping[str, str]", options.get("headers") or {})
+    if "auth" in options or any(name.lower() == "authorization" for name in headers):
+        return options
+    return {**options, "headers": {**headers, "Authorization": basic_sign(login)}}
+
+
+def _with_own_headers(options: Mapping[str, object]) -> Mapping[str, object]:
+    """Returns options of fsspec's HTTP client with which no header of the user goes along to another origin.
+
+    aiohttp itself withholds only Authorization. It gives the headers of the next request to the tracers of a redirect.
+    """
+    from aiohttp import ClientSession, TraceConfig, TraceRequestRedirectParams
+    from yarl import URL
+
+    client = cast("Mapping[str, object]", options.get("client_kwargs") or {})
+    headers = dict(cast("Mapping[str, str]", options.get("headers") or {}))
+    cookies = {**_mapping(client.get("cookies")), **_mapping(options.get("cookies"))}
+    if cookies:  # as a header: aiohttp's own have no host, and go to all
+        headers["Cookie"] = "; ".join(f"{name}={value}" for name, value in cookies.items())
+    own = {name.lower() for name in (*headers, *_mapping(client.get("headers")))}
+
+    async def withhold(_session: ClientSession, _context: object, step: TraceRequestRedirectParams) -> None:
+        to = step.response.headers.get("Location") or step.response.headers.get("URI") or ""
+        if step.url.join(URL(to, encoded=True)).origin() != step.url.origin():
+            for name in [name for name in step.headers if name.lower() in own]:
+                step.headers.popall(name, None)
+
+    trace = TraceConfig()
+    trace.on_request_redirect.append(withhold)
+    given = cast("Sequence[TraceConfig]", client.get("trace_configs") or ())
+    clean = {name: value for name, value in client.items() if name != "cookies"}
+    kept = {name: value for name, value in options.items() if name not in ("cookies", "headers")}
+    return {**kept, "headers": headers, "client_kwargs": {**clean, "trace_configs": [*given, trace]}}
+
+
+def _mapping(value: object) -> Mapping[str, str]:
+    return cast("Mapping[str, str]", value) if isinstance(value, Mapping) else {}
 
 
 class FileCalls:

@@ -14,6 +14,7 @@ from typing import TypeAlias, cast
 
 import msgspec
 
+from streamer.base.logins import LOGINS, without_login
 from streamer.errors import ConfigError
 from streamer.store import redirects
 from streamer.store.addresses.hosts import is_of_azure
@@ -262,7 +263,7 @@ def _ignored(*names: str) -> dict[str, Setter]:
 
 _OF_EVERY_FAMILY: Table = {
     "pin": _pin,
-    **_ignored("default_block_size", "default_cache_type", "default_fill_cache", "use_listings_cache"),
+    **_ignored(LOGINS, "default_block_size", "default_cache_type", "default_fill_cache", "use_listings_cache"),
     **_ignored("listings_expiry_time", "max_paths", "max_concurrency", "cache_regions", "asynchronous", "loop"),
     **_ignored("skip_instance_cache", "project", "access", "consistency", "block_size", "cache_timeout", "use_ssl"),
     **_ignored("version_aware", "fixed_upload_size", "local_expiry_check", "encoded", "size_policy"),
@@ -379,8 +380,7 @@ def check(address: Address, given: Options, variables: Mapping[str, str] = os.en
             raise _refusal(address, name, what)
     if given.get("pin") not in (None, "size"):
         only = "only 'size' is possible; without it objects are pinned by their ETags"
-        what = f"pin={given['pin']!r} in storage_options: {only}"
-        raise _refusal(address, "pin", what)
+        raise _refusal(address, "pin", f"pin={given['pin']!r} in storage_options: {only}")
     if kind == "s3":
         _check_keys(address, given)
         _check_endpoint(address, given, variables)
@@ -428,10 +428,8 @@ def _check_keys(address: Address, given: Options) -> None:
 def _check_redirects(address: Address, hosts: object) -> None:
     wrong = repr(hosts) if not isinstance(hosts, (list, tuple)) else redirects.unusable(hosts)
     if wrong is not None:
-        what = (
-            f"redirects={hosts!r}: {wrong} is not a list of hosts, host or network; write for instance "
-            "['*.cluster.local', '10.0.0.0/8']"
-        )
+        right = "write for instance ['*.cluster.local', '10.0.0.0/8']"
+        what = f"redirects={hosts!r}: {wrong} is not a list of hosts, host or network; {right}"
         raise _refusal(address, "redirects", what)
 
 
@@ -441,10 +439,12 @@ def _check_endpoint(address: Address, given: Options, variables: Mapping[str, st
     by_option = given.get("endpoint_url") or (inner.get("endpoint_url") if isinstance(inner, Mapping) else None)
     by_variable = {name: variables.get(name) for name in ENDPOINT_VARIABLES} if by_option is None else {}
     for name, endpoint in ({"endpoint_url": by_option} | by_variable).items():
-        if endpoint and not str(endpoint).startswith(("http://", "https://")):
-            place = "storage_options" if name == "endpoint_url" else "the environment"
-            what = (
-                f"{name}={str(endpoint)!r} in {place} has no scheme; write https://{endpoint}, or http://{endpoint} "
-                "where it has no TLS"
-            )
+        where = f"in {'storage_options' if name == 'endpoint_url' else 'the environment'}"
+        text = without_login(f"https://{endpoint}").removeprefix("https://")
+        what = ""
+        if "@" in str(endpoint or "").partition("://")[2].partition("/")[0]:
+            what = f"{name} {where} has a login (user:password@), which S3 does not use; give key and secret"
+        elif endpoint and not str(endpoint).startswith(("http://", "https://")):
+            what = f"{name}={text!r} {where} has no scheme; write https://{text}, or http://{text} where it has no TLS"
+        if what:
             raise _refusal(address, "endpoint_url", what)

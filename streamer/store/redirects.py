@@ -7,7 +7,7 @@ needs another signature.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
@@ -34,6 +34,13 @@ class Redirects(msgspec.Struct, frozen=True):
 OF_WEB_SERVERS = Redirects(10, None)
 # From one server of a cluster to the one that has the object, and once more while the cluster changes.
 MOST_IN_CLUSTER = 3
+_WITHHELD = frozenset({"authorization", "cookie", "cookie2", "proxy-authorization", "www-authenticate"})
+_HARMLESS = frozenset({"user-agent", "accept", "accept-language", "accept-encoding"})
+
+
+def own_headers(names: Iterable[str]) -> list[str]:
+    """The headers that obstore would send to every host of a redirect; it withholds those that log in."""
+    return [f"headers.{name}" for name in names if name.lower() not in _WITHHELD | _HARMLESS]
 
 
 def host_of(address: str) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Self
 import msgspec
 from msgspec import Meta
 
+from streamer.errors import Discreet
 from streamer.wire.store_options import NO_OPTIONS, StoreOptions
 
 # Increased when the meaning of a message changes. Client and engine must have the same version.
@@ -35,7 +36,7 @@ Detail = str | int | float | bool | None
 Scalar = str | int | float | bool | None
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Message(Discreet, msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Root of all messages."""
 
 

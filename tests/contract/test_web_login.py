@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from streamer.base.logins import logins_of, take_logins
 from streamer.errors import AccessDeniedError, ConfigError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import open_store
@@ -16,7 +17,7 @@ from streamer.store.addresses.urls import split
 from streamer.store.credentials.web_login import sign_in
 from streamer.store.options import translate
 from tests.contract.store_contract import listed, read
-from tests.contract.telling_server import RAMP, Asked, TellingServer, telling
+from tests.contract.telling_server import RAMP, Asked, TellingServer, answer, telling
 
 pytestmark = [pytest.mark.usefixtures("warm_runtime"), pytest.mark.process]
 
@@ -103,6 +104,65 @@ async def test_another_host_gets_no_login(server: TellingServer, client: str) ->
         assert all("@" not in asked.path for asked in other.asked)
 
 
+@pytest.mark.parametrize("client", ["curl", "fsspec"])
+@pytest.mark.parametrize("by", ["headers", "client_kwargs", "cookies"])
+@pytest.mark.parametrize("head", ["HEAD", "no HEAD"])
+async def test_another_origin_gets_no_header(client: str, by: str, head: str) -> None:
+    """A redirect to another origin takes none of the user's headers along, one to the same origin all of them."""
+    if by == "cookies" and client == "curl":
+        client = "auto"  # only fsspec has the option
+    if client != "curl":
+        head = "HEAD"
+    secret = {"X-Api-Key": "hush", "PRIVATE-TOKEN": "hush", "Authorization": "hush", "Cookie": "a=hush"}
+    options: dict[str, object] = {
+        "headers": {"headers": secret},
+        "client_kwargs": {"client_kwargs": {"headers": secret}},
+        "cookies": {"cookies": {"a": "hush"}, "headers": {"X-Api-Key": "hush"}},
+    }[by]
+    async with telling() as server, telling() as other:
+
+        async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+            if head == "no HEAD" and asked.head.startswith(b"HEAD"):
+                writer.write(b"HTTP/1.1 405 No\r\nContent-Length: 0\r\n\r\n")
+                return
+            port = other.port if asked.path == "/b" else server.port
+            to = {"/o": "/b", "/b": "/c"}[asked.path]
+            writer.write(
+                f"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:{port}{to}\r\nContent-Length: 0\r\n\r\n".encode()
+            )
+
+        async def answer_all(asked: Asked, writer: asyncio.StreamWriter) -> None:
+            if asked.headers.get("range") == "bytes=0-0":
+                writer.write(answer(0, 1))
+            else:
+                writer.write(asked.good())
+
+        server.script = script
+        other.script = answer_all
+        url = f"http://127.0.0.1:{server.port}/o"
+        store = open_store(url, options, client=client)  # type: ignore[arg-type]
+        try:
+            if client == "curl":
+                (record,) = (await listed(store, url)).values()
+                assert record == ObjectRecord(url, len(RAMP), "etag:x")
+            assert await read(store, ObjectRecord(url, len(RAMP), "etag:x"), 0, 10) == RAMP[:10]
+        finally:
+            await store.aclose()
+    assert {asked.path for asked in server.asked} >= {"/o"}
+    assert all("hush" in asked.head.decode() for asked in server.asked)
+    assert other.asked
+    assert [asked.head.decode() for asked in other.asked if "hush" in asked.head.decode()] == []
+
+
+def test_a_client_that_would_send_headers_on_is_refused() -> None:
+    """obstore withholds only what logs in; where it is the client, fsspec reads, or the choice is refused."""
+    with pytest.raises(
+        ConfigError, match=r"client='obstore' has no counterpart of the storage options headers.X-Api-Key"
+    ):
+        open_store("http://h/x", {"headers": {"X-Api-Key": "hush"}}, client="obstore")
+    assert open_store("http://h/x", {"headers": {"User-Agent": "me"}}, client="obstore") is not None
+
+
 def test_whose_login_it_is(tmp_path: Path) -> None:
     """The user's header goes first; a client's url gets none of the service's; a damaged file is none."""
     file = tmp_path / "logins"
@@ -110,8 +170,9 @@ def test_whose_login_it_is(tmp_path: Path) -> None:
     variables = {"NETRC": str(file)}
 
     def header(root: str, options: dict[str, object], *, guarded: bool = False) -> object:
+        (root,), options = take_logins([root], options)
         translation = translate(split(root), options)
-        sign_in(root, translation, guarded=guarded, variables=variables)
+        sign_in(root, logins_of(options).get(root, ""), translation, guarded=guarded, variables=variables)
         given = translation.client.get("default_headers", {})
         assert isinstance(given, dict)
         return given.get("Authorization")

@@ -16,7 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -222,6 +222,45 @@ def test_without_datasets_it_serves_nothing_of_its_machine(sidecar):
         with pytest.raises(AccessDeniedError, match="local file"):  # which it would write
             client.manifest(GetManifest(0, ["s3://bucket/"], "auto", manifest=f"{sidecar.root}/private/"))
     assert sidecar.stop() == 0
+
+
+@as_root
+def test_without_datasets_it_serves_one_user(sidecar):
+    """The first that asks for data; root and the service's own user still get statistics."""
+    sidecar.configure(datasets="", service="allow_uids = [1001, 1002]")
+    sidecar.start()
+
+    def asks() -> str:
+        with sidecar.client(connect_seconds=1) as client:
+            client.statistics()
+            with pytest.raises(StreamerError) as refused:
+                client.manifest(GetManifest(0, ["/etc/"], "auto"))
+            return str(refused.value)
+
+    assert "local file" in as_user(1001, asks)
+    assert "it serves one user, and that is user 1001" in as_user(1002, asks)
+    assert "local file" in as_user(1001, asks)
+    assert "user 0 needs a service of its own" in asks()
+
+
+def as_user(uid: int, call: Callable[[], str]) -> str:
+    """What a call returns or raises in a process of another user."""
+    reads, writes = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            text = call()
+        except BaseException as error:  # noqa: BLE001 - the parent looks at it
+            text = repr(error)
+        os.write(writes, text.encode()[:60_000])
+        os._exit(0)
+    os.close(writes)
+    with open(reads) as file:
+        text = file.read()
+    os.waitpid(pid, 0)
+    return text
 
 
 @pytest.mark.slow
@@ -715,6 +754,7 @@ def test_a_secret_is_nowhere_to_be_seen(sidecar):
         datasets=f"[[datasets]]\nurl = 's3://bucket/train/'\nstorage_options_file = '{sidecar.root}/options.json'\n"
         f"storage_options = {{ endpoint_url = 'http://127.0.0.1:{port}' }}\n"
         f"[[datasets]]\nurl = 'http://127.0.0.1:{port}/a.tar?sig={canary}'\n"
+        f"[[datasets]]\nurl = 'http://u:{canary}@127.0.0.1:{port}/x/'\n"
         "[fetch]\noutage_seconds = 0.1\n",
     )
     sidecar.start(env={"STREAMER_LOG": "debug"})
@@ -722,6 +762,7 @@ def test_a_secret_is_nowhere_to_be_seen(sidecar):
     client_options = {"secret": canary, "endpoint_url": "http://127.0.0.1:1"}
     with sidecar.client(token_file=sidecar.root / "token", storage_options=client_options) as client:
         urls = ["s3://bucket/train/", f"http://127.0.0.1:{port}/a.tar?sig={canary}", f"https://u:{canary}@host/x"]
+        urls.append(f"http://u:{canary}@127.0.0.1:{port}/x/a.tar")
         for url in urls:
             with pytest.raises(Exception) as failed:
                 client.manifest(GetManifest(0, [url], "webdataset"))

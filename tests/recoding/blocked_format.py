@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import struct
+import subprocess
+import sys
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -127,21 +130,54 @@ class CellRecoder:
         )
 
 
+def _try(what: str, secret: str, pid: int) -> None:
+    """Does what no format needs."""
+    match what:
+        case "read":
+            Path(secret).read_text()
+        case "environ":
+            Path(f"/proc/{os.getppid()}/environ").read_text()
+        case "write":
+            Path(secret).write_text("changed")
+        case "connect":
+            socket.create_connection(("127.0.0.1", 9))
+        case "exec":
+            subprocess.run(["/bin/true"], check=True)
+        case "signal":
+            os.kill(pid, 0)
+
+
+def _is_done(path: str) -> bool:
+    """Whether it was asked before. A recoder writes no file; what it shares with its successors has an offset."""
+    if not sys.argv[0].endswith("recode/__main__.py"):
+        try:
+            Path(path).touch(exist_ok=False)
+        except FileExistsError:
+            return True
+        return False
+    memory = int(sys.argv[2])
+    if os.lseek(memory, 0, os.SEEK_CUR):
+        return True
+    os.lseek(memory, 1, os.SEEK_SET)
+    return False
+
+
 def _obey(sample: bytes) -> None:
     """Does what a sample asks for: "!<what> <path>", once only where a path is given."""
     if not sample.startswith(b"!"):
         return
     what, _, path = sample.decode().partition(" ")
-    if path:
-        try:
-            Path(path).touch(exist_ok=False)
-        except FileExistsError:
-            return
+    if what.startswith("!try-"):
+        secret, _, pid = path.partition(" ")
+        _try(what.removeprefix("!try-"), secret, int(pid))
+        return
+    if path and _is_done(path):
+        return
     match what:
         case "!kill":
-            os.kill(os.getpid(), signal.SIGKILL)
+            signal.raise_signal(signal.SIGKILL)
         case "!stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
+            signal.raise_signal(signal.SIGSTOP)
         case "!spin":
             while True:
                 pass

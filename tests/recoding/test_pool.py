@@ -193,10 +193,10 @@ async def test_it_ends_with_the_engine_in_mid_job(engine: Engine, write: Callabl
     manifest = await indexed(engine, write([[f"!spin {tmp_path}/busy".encode()]]))
     chunk = manifest.chunk(0)
     job = messages.encode(messages.Job.of(manifest, chunk))
-    await asyncio.to_thread(_leave_in_mid_job, job, fetched(chunk), tmp_path / "busy")
+    await asyncio.to_thread(_leave_in_mid_job, job, fetched(chunk))
 
 
-def _leave_in_mid_job(job: bytes, content: bytes, busy: Path) -> None:
+def _leave_in_mid_job(job: bytes, content: bytes) -> None:
     memory = SharedMemory("test")
     memory.write([job, content])
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -206,7 +206,7 @@ def _leave_in_mid_job(job: bytes, content: bytes, busy: Path) -> None:
     with subprocess.Popen(command, pass_fds=descriptors, env=environment) as process:
         theirs.close()
         ours.send(messages.encode(messages.Start(len(job))))
-        until(busy.exists)
+        until(lambda: os.lseek(memory.descriptor, 0, os.SEEK_CUR) > 0)
         ours.close()
         assert process.wait() == -signal.SIGIO
     memory.close()

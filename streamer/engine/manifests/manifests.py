@@ -39,7 +39,7 @@ from streamer.manifest.beside import BESIDE, is_beside
 from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest
-from streamer.manifest.validation import KEYS_RULE
+from streamer.manifest.validation import KEYS_RULE, SECRETS_RULE
 from streamer.recode.pool import RecoderPool
 from streamer.store.addresses.urls import shown
 
@@ -193,7 +193,7 @@ class Manifests:
                 digest = await self._found_elsewhere(request, elsewhere, report)
                 is_refused = False
             except ManifestCorruptError as error:
-                if error.details.get("rule") not in (KEYS_RULE, OWNER_RULE) or not request.build:
+                if error.details.get("rule") not in (KEYS_RULE, OWNER_RULE, SECRETS_RULE) or not request.build:
                     raise
                 logger.warning(
                     "the manifest at %s is not used, the data are indexed: %s", shown(request.manifest), error

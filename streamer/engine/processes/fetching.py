@@ -34,7 +34,7 @@ from streamer.engine.processes.messages import (
     decode_to_process,
     encode,
 )
-from streamer.errors import BrokenError, ManifestError, StreamerError
+from streamer.errors import BrokenError, Discreet, ManifestError, StreamerError
 from streamer.fetch import Fetched
 from streamer.fetch.fetcher_set import FetcherSet
 from streamer.fetch.statistics import COUNTS
@@ -50,7 +50,7 @@ _REPORT_SECONDS = 1.0
 _IDLE_SECONDS = 300.0
 
 
-class _Dataset(msgspec.Struct):
+class _Dataset(Discreet, msgspec.Struct):
     """Holds a dataset as the engine has named it; the manifest is opened when it is needed."""
 
     path: Path

@@ -12,6 +12,7 @@ import msgspec
 
 from streamer.annotations.options import Annotations
 from streamer.base.absolute import absolute as from_root
+from streamer.base.logins import shown, take_logins
 from streamer.batches import checks
 from streamer.batches.rows.options import Balance, Buckets, Packing
 from streamer.batches.samples.maker import Transform
@@ -96,6 +97,7 @@ class DatasetOptions(StreamOptions):
     chunk_bytes: int = 0
 
     def __post_init__(self) -> None:
+        self._take_logins()
         _check_urls(self.urls)
         shuffle_mode(self.shuffle)
         self._check_format()
@@ -105,6 +107,21 @@ class DatasetOptions(StreamOptions):
         self.limit_bytes()
         self._check_growing()
         self._check_packing()
+
+    def _take_logins(self) -> None:
+        """Moves the logins of all urls into the storage options: urls are shown and stored, options are not."""
+        manifest = self.manifest.url_text
+        annotations = self.annotations
+        beside = ("" if manifest is None else manifest, "" if annotations is None else annotations.url)
+        (*urls, manifest_url, annotations_url), options = take_logins((*self.urls, *beside), self.storage_options)
+        if options is self.storage_options:
+            return
+        object.__setattr__(self, "urls", tuple(urls))
+        object.__setattr__(self, "storage_options", options)
+        if manifest is not None:
+            object.__setattr__(self, "manifest", replace(self.manifest, url=manifest_url))
+        if annotations is not None:
+            object.__setattr__(self, "annotations", replace(annotations, url=annotations_url))
 
     def _check_format(self) -> None:
         given: object = self.format
@@ -128,15 +145,15 @@ class DatasetOptions(StreamOptions):
             data = absolute(url).rstrip("/")
             if manifest == data or manifest.startswith(data + "/"):
                 raise ConfigError(
-                    f"manifest={path!r} is inside the dataset {url!r}; a manifest that is built there would "
-                    "become part of the data: name another folder",
+                    f"manifest={shown(path or '')!r} is inside the dataset {shown(url)!r}; a manifest that is "
+                    "built there would become part of the data: name another folder",
                     field="manifest",
                 )
 
     @property
     def place(self) -> str:
         """The urls, for messages: the first ones of many."""
-        named = ", ".join(self.urls[:_NAMED])
+        named = ", ".join(shown(url) for url in self.urls[:_NAMED])
         return named if len(self.urls) <= _NAMED else f"{named} and {len(self.urls) - _NAMED} more"
 
     def _check_packing(self) -> None:
@@ -252,7 +269,9 @@ def as_urls(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) ->
     try:
         return tuple(os.fspath(url) for url in several)
     except TypeError as error:
-        raise ConfigError(f"url={given!r} is not a url, path or sequence of them", field="url") from error
+        # Not the others of several: one may have a login.
+        text = f"a {type(given).__name__} of other things" if isinstance(given, list | tuple) else repr(given)
+        raise ConfigError(f"url={text} is not a url, path or sequence of them", field="url") from error
 
 
 def absolute(url: str) -> str:
@@ -262,8 +281,10 @@ def absolute(url: str) -> str:
         ConfigError: a scheme with one slash, which would be a local path.
     """
     if "://" not in url and (slip := _ONE_SLASH.match(url)):
+        text = shown(url)
+        right = f"{slip[1].lower()}://{text[slip.end() :]}"
         raise ConfigError(
-            f"{url!r} is not a url: write {slip[1].lower()}://{url[slip.end() :]} as text (pathlib.Path drops a slash)",
+            f"{text!r} is not a url: write {right} as text (pathlib.Path drops a slash)",
             field="url",
         )
     return from_root(os.path.expanduser(url))
@@ -271,6 +292,7 @@ def absolute(url: str) -> str:
 
 def _check_urls(urls: tuple[str, ...]) -> None:
     if not urls or not all(urls):
-        raise ConfigError(f"url={list(urls)!r}: give a prefix, or a list of them", field="url")
+        named = [shown(url) for url in urls[:_NAMED]]
+        raise ConfigError(f"url={named!r}: give a prefix, or a list of them", field="url")
     for url in urls:
         absolute(url)

@@ -8,7 +8,10 @@ from urllib.parse import unquote
 
 import msgspec
 
-from streamer.errors import ConfigError, printable
+from streamer.base.logins import shown, without_login
+from streamer.errors import ConfigError
+
+__all__ = ["Address", "of_web_address", "shown", "split", "without_login"]
 
 # The hosts of buckets' web addresses. Each part is what one label of a name may be, so that nothing is tried twice.
 _LABELS = r"(?:\.[\w-]+)*"
@@ -48,7 +51,7 @@ class Address(msgspec.Struct, frozen=True):
 
 
 def split(url: str) -> Address:
-    """Splits a url; a bare path is a file.
+    """Splits a url; a bare path is a file. A login is not a part of the address: see `base.logins`.
 
     Raises:
         ConfigError: the url is empty, or has a scheme without a bucket or host.
@@ -63,7 +66,7 @@ def split(url: str) -> Address:
         return Address("file", "file://", "/" + rest.lstrip("/"))
     if scheme == "memory":
         return Address(scheme, "memory://", rest.lstrip("/"))
-    return _split_remote(url, scheme, rest)
+    return _split_remote(url, scheme, without_login(url).partition("://")[2] if "@" in rest else rest)
 
 
 def of_web_address(url: str) -> str | None:
@@ -87,19 +90,7 @@ def _split_remote(url: str, scheme: str, rest: str) -> Address:
     found = _ACCESS_POINT.match(rest) if scheme in S3_SCHEMES else None
     host, key = (found[1], found[2]) if found else rest.partition("/")[::2]
     if not host:
-        raise ConfigError(f"{url!r} has no bucket; write {scheme}://bucket/prefix/", field="url")
+        raise ConfigError(f"{shown(url)!r} has no bucket; write {scheme}://bucket/prefix/", field="url")
     if scheme in HTTP_SCHEMES and "?" not in key:
         key = unquote(key)
     return Address(scheme, f"{scheme}://{host}", key)
-
-
-def shown(url: str) -> str:
-    """The url for a message: without query (signatures), without credentials, and on one line."""
-    return printable(without_login(url.partition("?")[0])).replace("\n", "\\n")
-
-
-def without_login(url: str) -> str:
-    """The url without `user:password@` before its host."""
-    scheme, separator, rest = url.partition("://")
-    host, slash, key = rest.partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{key}" if separator and "@" in host else url

@@ -18,28 +18,43 @@ _log = logging.getLogger(__name__)
 Login = tuple[str, str]
 
 
-def sign_in(root: str, translation: Translation, *, guarded: bool, variables: Mapping[str, str] = os.environ) -> None:
+def sign_in(
+    root: str, login_text: str, translation: Translation, *, guarded: bool, variables: Mapping[str, str] = os.environ
+) -> None:
     """Adds the header that logs in to a web server, unless the user's headers do. The url takes precedence over netrc.
 
     Args:
-        root: root of the server, with the login if its url has one.
+        root: root of the server.
+        login_text: the login of its url; "" if it had none.
         translation: its options; receives the header, and its description for messages.
         guarded: whether a client has chosen the url: then it gets no login from the service's files.
         variables: the environment; NETRC names the file, as for curl and requests.
     """
     headers = cast("dict[str, str]", translation.client.get("default_headers", {}))
-    parts = urlsplit(root)
     login = cast("Login | None", None)
     if any(name.lower() == "authorization" for name in headers):
         translation.login = "with the header Authorization of storage_options"
-    elif parts.username:
-        login = (unquote(parts.username), unquote(parts.password or ""))
+    elif login_text:
+        login = _parsed(login_text)
         translation.login = "with the login of the url"
     elif not guarded and (login := _in_netrc(root, variables)):
         translation.login = f"with the login {login[0]!r} of netrc"
     if login:
-        sign = b64encode(":".join(login).encode()).decode()
-        translation.client["default_headers"] = {**headers, "Authorization": f"Basic {sign}"}
+        translation.client["default_headers"] = {**headers, "Authorization": _basic(login)}
+
+
+def basic_sign(login_text: str) -> str:
+    """Returns the header's value for the login of a url."""
+    return _basic(_parsed(login_text))
+
+
+def _parsed(login_text: str) -> Login:
+    user, _, password = login_text.partition(":")
+    return unquote(user), unquote(password)
+
+
+def _basic(login: Login) -> str:
+    return f"Basic {b64encode(':'.join(login).encode()).decode()}"
 
 
 def _in_netrc(root: str, variables: Mapping[str, str]) -> Login | None:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, Discreet
 from streamer.store.addresses.urls import Address, shown, without_login
 from streamer.store.credentials import boto_keys
 from streamer.store.credentials.boto_keys import Keys
@@ -42,7 +42,7 @@ _NO_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CONNECT_SECONDS = 5.0
 
 
-class Access(msgspec.Struct, frozen=True, kw_only=True):
+class Access(Discreet, msgspec.Struct, frozen=True, kw_only=True):
     """The settings with which the objects of one root are read.
 
     Attributes:

@@ -304,6 +304,8 @@ class Whole(Handle):
     def prepare(self, address: str, headers: Sequence[str], *, fresh: bool = False) -> None:
         """Sets address and headers."""
         self.easy.setopt(pycurl.URL, address)
+        # An empty list would leave those of the last request.
+        self.easy.unsetopt(pycurl.HTTPHEADER)
         self.easy.setopt(pycurl.HTTPHEADER, [*headers, "Range: bytes=0-0"] if self._first_byte else list(headers))
 
     def finish(self) -> str:

@@ -15,6 +15,7 @@ from streamer.base.cgroup import Cgroup, usable_cores, usable_memory_bytes
 from streamer.cache.folder import filesystem_type
 from streamer.config import GiB, MiB, format_bytes
 from streamer.errors import StreamerError
+from streamer.recode.sandbox import supported
 from streamer.tools.doctor.finding import Finding
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def machine_findings(settings: ClientSettings) -> Iterator[Finding]:
     yield _memory()
     yield from _limits()
     yield _shm()
+    yield _recoders()
     yield from _cache_folder(settings.cache_dir)
     yield _engine(settings)
 
@@ -107,6 +109,14 @@ def _shm() -> Finding:
         advice = "StreamingDataLoader does not use it; for torch's own DataLoader: docker run --shm-size=8g"
         return Finding("warning", "/dev/shm", fact, advice)
     return Finding("ok", "/dev/shm", fact)
+
+
+def _recoders() -> Finding:
+    lacks = supported()
+    if lacks:
+        advice = "docs/deploy/security.md says what a recoder is kept from, and by what"
+        return Finding("optional", "recoders", f"not kept from {lacks}", advice)
+    return Finding("ok", "recoders", "kept from files, network and other processes (Landlock, seccomp)")
 
 
 def _cache_folder(folder: Path) -> Iterator[Finding]:

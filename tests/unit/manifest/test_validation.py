@@ -63,6 +63,24 @@ def test_wrong_values_of_containers(tar_manifest, tmp_path, table, column, row, 
         open_verified(path)
 
 
+@pytest.mark.parametrize("place", ["base", "urls", "signed"])
+def test_a_manifest_with_a_login(tar_manifest, tmp_path, place):
+    """As versions up to 0.2 wrote it: it is not copied to the cache; the error says to index again, not the login."""
+    shutil.copytree(tar_manifest.path, tmp_path / "old")
+    root = decode_root((tmp_path / "old" / ROOT_NAME).read_bytes(), "root")
+    urls = root.urls
+    content = root.content
+    if place == "urls":
+        urls = ["https://u:hunter2@host/x/"]
+    else:
+        base = "https://u:hunter2@host/x/" if place == "base" else "https://host/x?X-Amz-Signature=hunter2&name="
+        content = msgspec.structs.replace(content, base=base)
+    (tmp_path / "old" / ROOT_NAME).write_bytes(encode_root(content, urls, root.file_bytes))
+    with pytest.raises(ManifestCorruptError, match="urls have no logins and no signatures; index again") as refused:
+        open_verified(tmp_path / "old")
+    assert "hunter2" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("table", "column", "row", "value", "rule"),
     [

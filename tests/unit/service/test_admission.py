@@ -7,8 +7,8 @@ import pytest
 
 from streamer.cache.folder import group_id
 from streamer.config import CacheConfig, ServiceConfig
-from streamer.errors import ConfigError, EngineUnavailableError
-from streamer.service.admission import Admission, Credentials
+from streamer.errors import AccessDeniedError, ConfigError, EngineUnavailableError
+from streamer.service.admission import Admission, Credentials, SoleUser
 
 
 def admission(tmp_path, *, group=None, **service):
@@ -65,3 +65,32 @@ def test_a_group_has_a_name_or_a_number():
     assert group_id("root") == 0
     with pytest.raises(ConfigError, match="no-such-group"):
         group_id("no-such-group")
+
+
+def of_user(uid: int) -> Credentials:
+    return Credentials(1, uid, frozenset())
+
+
+def test_a_service_without_datasets_serves_one_user():
+    """The first that asks for data; a second one is told what to configure, when it connects and when it asks."""
+    rule = SoleUser(applies=True)
+    for uid in (1001, 1002):  # so far, both may ask for statistics
+        rule.check_connection(of_user(uid))
+    rule.check_request(of_user(1001))
+    rule.check_request(of_user(1001))
+    rule.check_connection(of_user(1001))
+    with pytest.raises(EngineUnavailableError, match=r'serves one user.* user 1001.*\[\[datasets\]\] url = "s3'):
+        rule.check_connection(of_user(1002))
+    for uid in (0, os.geteuid()):
+        rule.check_connection(of_user(uid))
+        with pytest.raises(AccessDeniedError, match=f"user {uid} needs a service of its own"):
+            rule.check_request(of_user(uid))
+    rule.check_request(None)  # a system that does not tell
+
+
+def test_other_services_serve_all_that_may_connect():
+    """With [[datasets]], and engines that a trainer starts."""
+    rule = SoleUser(applies=False)
+    for uid in (1001, 1002):
+        rule.check_request(of_user(uid))
+        rule.check_connection(of_user(uid))

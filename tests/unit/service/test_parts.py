@@ -20,6 +20,8 @@ SECRETS = ({"key": "one"}, {"key": "two"})
 class Peer:
     """Keeps what it is sent."""
 
+    credentials = None
+
     def __init__(self) -> None:
         self.sent: list[Event] = []
         self.failures: list[StreamerError] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamer.errors import AccessDeniedError
+from streamer.errors import AccessDeniedError, ConfigError
 from streamer.store import open_store
 from streamer.store.guard import is_own
 
@@ -49,8 +49,7 @@ def test_addresses_of_this_machine(host: str, own: bool) -> None:
         ("http://[::1]:9464/metrics", {}, "::1"),
         ("http://LOCALHOST/", {}, "LOCALHOST"),
         ("http://169.254.169.254/latest/meta-data/", {}, "169.254.169.254"),
-        (r"http://127.0.0.1\@example.org/a", {}, "example.org"),
-        ("http://user:password@example.org/a", {}, "example.org"),
+        ("http://user:password@127.0.0.1/a", {}, "127.0.0.1"),
         ("s3://bucket/a", {**S3, "endpoint_url": "http://127.0.0.1:9000"}, "127.0.0.1"),
         ("s3://bucket/a", {**S3, "client_kwargs": {"endpoint_url": "http://localhost:9000"}}, "localhost"),
         ("s3://bucket/a", {**S3, "client_kwargs": {"verify": False}}, "fsspec"),
@@ -78,6 +77,7 @@ def test_clients_cannot_name_the_machine(url: str, options: dict[str, object], w
         ("s3://bucket/a", {**S3, "endpoint_url": "http://minio.internal:9000"}),
         ("s3://bucket/a", {**S3, "endpoint_url": "http://10.0.0.7:9000"}),
         ("https://example.org/a", {}),
+        ("https://user:password@example.org/a", {}),
         ("gs://bucket/a", {"token": "anon"}),
         ("az://container/a", {"account_name": "account", "anon": True}),
     ],
@@ -85,6 +85,12 @@ def test_clients_cannot_name_the_machine(url: str, options: dict[str, object], w
 def test_other_stores_are_opened(url: str, options: dict[str, object]) -> None:
     """Buckets, and servers elsewhere."""
     assert open_store(url, options, guarded=True) is not None
+
+
+def test_a_login_that_ends_a_host_is_refused() -> None:
+    """Where one library reads a host before the backslash, and another one after it."""
+    with pytest.raises(ConfigError, match="a sign that ends a host's name"):
+        open_store(r"http://127.0.0.1\@example.org/a", {}, guarded=True)
 
 
 def test_an_endpoint_that_the_operator_names_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,64 @@
+"""Which buckets and servers a manifest names."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamer.engine.datasets import objects_of
+from streamer.manifest.columns import BinaryColumn
+from streamer.store.addresses.urls import split
+
+
+class Content:
+    """The common beginning of the urls."""
+
+    def __init__(self, base: str) -> None:
+        self.base = base
+
+
+class FakeManifest:
+    """The columns of a manifest that are looked at."""
+
+    def __init__(self, base: str, urls: list[str], parts: int = 1) -> None:
+        self.content = Content(base)
+        self.urls = ("s3://asked/",)
+        keys = [url.removeprefix(base).encode() for url in urls]
+        cut = len(keys) // parts
+        ends = [*(cut * number for number in range(parts)), len(keys)]
+        self.tables = [{"objects": {"key": BinaryColumn.of(keys[start:stop])}} for start, stop in pairwise(ends)]
+        self.objects = len(urls)
+        self._urls = urls
+
+    def object(self, number: int) -> object:
+        return type("Record", (), {"url": self._urls[number]})()
+
+
+ROOTS = st.sampled_from(["s3://b", "s3://bb", "https://host:81", "gs://" + "x" * 90, "s3://a", "abfs://c@a"])
+KEYS = st.sampled_from(["", "k", "a/b", "x" * 100, "ab/c" * 30, "é/ü"])
+
+
+@given(st.lists(st.tuples(ROOTS, KEYS), min_size=1, max_size=40), st.sampled_from(["", "common"]), st.integers(1, 3))
+def test_each_root_once(parts: list[tuple[str, str]], base: str, tables: int) -> None:
+    """As if every url were split, whatever their order, their lengths and the tables they are in."""
+    urls = [f"{root}/{key}" for root, key in parts]
+    if base:
+        urls = [url.replace(url.partition("://")[0], "s3", 1) for url in urls]
+        base = "s3://"
+    found = objects_of(FakeManifest(base, urls, tables))  # type: ignore[arg-type]
+    assert sorted(split(url).root for url in found) == sorted({split(url).root for url in urls})
+    assert set(found) <= set(urls)
+
+
+@pytest.mark.slow
+def test_a_million_objects_are_looked_at_in_time() -> None:
+    """Another client waits for less than a second."""
+    keys = [f"bucket-{number // 500_000}/{number:09}.tar" for number in range(1_000_000)]
+    manifest = FakeManifest("s3://", ["s3://" + key for key in keys])
+    started = time.process_time()
+    assert len(objects_of(manifest)) == 2  # type: ignore[arg-type]
+    assert time.process_time() - started < 1.0
