@@ -299,7 +299,9 @@ class Whole(Handle):
         if ranged is None and not length.isdigit():
             raise failures.unreachable(url, failures.NO_LENGTH)
         size = int(length) if ranged is None else int(ranged[3])
-        return ObjectRecord(url, size, version_of(size, self.headers))
+        # A listing of a web server, or an earlier index, has no version of S3.
+        headers = {name: value for name, value in self.headers.items() if name != b"x-amz-version-id"}
+        return ObjectRecord(url, size, version_of(size, headers))
 
     def prepare(self, address: str, headers: Sequence[str], *, fresh: bool = False) -> None:
         """Sets address and headers."""
