@@ -32,7 +32,6 @@ Name = Annotated[str, Meta(max_length=4096)]
 # Passes over a dataset in one epoch. Beyond this bound the bytes of a part times its value are not an exact float.
 Value = Annotated[float, Meta(ge=0, le=2**32)]
 MAX_PARTS = 4096
-Detail = str | int | float | bool | None
 Scalar = str | int | float | bool | None
 
 
@@ -429,7 +428,7 @@ class Failed(Message, tag=71, frozen=True):
 
     kind: Name
     message: Annotated[str, Meta(max_length=65536)]
-    details: dict[str, Detail]
+    details: dict[str, Scalar]
     request: Annotated[int, Meta(ge=-1)] = -1
     session: Annotated[int, Meta(ge=-1)] = -1
 
