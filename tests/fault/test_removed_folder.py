@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.films import made
 
 from streamer import Annotations, Growing, MixedDataset, Packing, StreamingDataLoader, StreamingDataset
+from streamer.client.held_files import HeldFiles
 from streamer.formats import Video
 from tests.documents import documents, write_megatron
 from tests.inspection import inspect
 from tests.joins.sides import parquet, vectors_of, write_left
+from tests.videos import made
 
 pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -124,3 +125,29 @@ def read(dataset: Any, remove: Callable[[], object] = lambda: None) -> list[list
                     for pid in inspect(loader).worker_pids:
                         os.kill(pid, signal.SIGKILL)
     return found
+
+
+@pytest.mark.leaves_over("the engine of a fork server whose workers were killed ends after the test")
+def test_files_removed_while_a_worker_opens_them(data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The next worker opens them, once they are written again."""
+    kills = []
+    removed = []
+    restore = HeldFiles.restore
+
+    def restore_and_remove(held: HeldFiles) -> None:
+        restore(held)
+        if kills and not removed:
+            removed.extend((tmp_path / "cache/manifests").glob("*/objects-*.arrows"))
+            for path in removed:
+                path.unlink()
+
+    monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "r"))
+    monkeypatch.setattr(HeldFiles, "restore", restore_and_remove)
+    dataset = plain(data, cache_dir=tmp_path / "cache", engine="inline")
+    with contextlib.closing(dataset), StreamingDataLoader(dataset, num_workers=2, collate_fn=list_of) as loader:
+        for number, _ in enumerate(loader):
+            if number == 3:
+                kills.extend(inspect(loader).worker_pids)
+                for pid in kills:
+                    os.kill(pid, signal.SIGKILL)
+    assert removed

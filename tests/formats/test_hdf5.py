@@ -304,7 +304,6 @@ def test_groups_that_are_episodes_are_refused():
     assert len(values(grouped, actions="data/demo_1/actions")) == len(IMAGES)
 
 
-@pytest.mark.parametrize("dtype", ["u1", "<i2", ">i4", "<u8", "<f4", ">f8"])
 @pytest.mark.parametrize("version", ["earliest", "latest"])
 @pytest.mark.parametrize("fill", [None, 0, 7])
 @pytest.mark.parametrize("dtype", ["?", "<f4", ">i2", "<c8"])
@@ -323,6 +322,7 @@ def test_a_dataset_that_was_never_written(version: str, fill: int | None, dtype:
         assert [row["x"] for row in values(content)] == [summary(row) for row in wanted]
 
 
+@pytest.mark.parametrize("dtype", ["u1", "<i2", ">i4", "<u8", "<f4", ">f8"])
 @pytest.mark.parametrize("fill", [None, 0, 7])
 @pytest.mark.parametrize("more", [{}, {"compression": "gzip", "shuffle": True}])
 def test_scale_offset_with_a_fill_value(dtype: str, fill: int | None, more: dict[str, object]):

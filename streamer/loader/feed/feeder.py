@@ -29,13 +29,16 @@ from streamer.batches.workers.protocol import FailedTask, Made, Message, NotOpen
 from streamer.batches.workers.remote_errors import deserialize_error
 from streamer.batches.workers.supervisor import Supervisor
 from streamer.batches.workers.timeouts import SampleTimeouts
-from streamer.errors import BrokenError, StreamerError
+from streamer.errors import BrokenError, ManifestCorruptError, StreamerError
 from streamer.loader.feed.run import FailedBatch, FeedCounters, Finished, Run, RunState
 from streamer.loader.feed.waits import waited_for, work_name
 from streamer.loader.feed.wakeup import Wakeup
 from streamer.loader.rank.rank_stream import RankStream
 
 logger = logging.getLogger(__name__)
+
+# Workers in a row that may find files of the dataset removed before the run ends.
+REOPENINGS = 3
 
 # Batches shorter than this are queued two deep at a worker, to hide the round trip (0.1 ms, and up to the
 # 5 ms that a busy trainer holds the GIL); longer ones one deep, so that none waits behind a slow one.
@@ -92,6 +95,7 @@ class Feeder:
         self._run_state = RunState(plan.span, plan.planning, self._selector, self.ring)
         self._tasks = 0
         self._crashes = failures.CrashStreak()
+        self._failed_openings = 0
         self._batch_nanoseconds = 0
 
     def __repr__(self) -> str:
@@ -277,9 +281,18 @@ class Feeder:
         elif isinstance(message, Skipped):
             _task_of(handle, message.number).skipped[message.ordinal] = message.cause
         elif isinstance(message, NotOpened):
-            self._run_state.stop(failures.unopened(deserialize_error(message.error)))
+            self._open_again(handle, deserialize_error(message.error))
         elif isinstance(message, (FailedTask, Unreadable)):
             self._failed(_finish_task(handle, message.number), message)
+
+    def _open_again(self, handle: WorkerHandle, error: BaseException) -> None:
+        """Lets the next worker open the dataset, if another program has removed its files meanwhile; else ends."""
+        self._failed_openings += 1
+        if isinstance(error, ManifestCorruptError | FileNotFoundError) and self._failed_openings <= REOPENINGS:
+            logger.warning("a worker could not open the dataset, whose files are written again: %s", error)
+            handle.has_said_why = True
+            return
+        self._run_state.stop(failures.unopened(error))
 
     def _made(self, handle: WorkerHandle, made: Made, descriptor: int) -> None:
         pending = _finish_task(handle, made.number)
@@ -290,6 +303,7 @@ class Feeder:
         pending.timeline.enter(MADE)
         pending.timeline.worker = handle.number
         self._crashes.reset()
+        self._failed_openings = 0
         self.counters.made(made)
         self.counters.spilled_batches += finished.own_memory >= 0
         spent = made.stages.total
@@ -324,7 +338,7 @@ class Feeder:
         self.counters.respawns += 1
         for pending in handle.tasks:
             self._requeue(pending, report)
-        if (error := self._crashes.add(report)) is not None:
+        if not handle.has_said_why and (error := self._crashes.add(report)) is not None:
             self._run_state.stop(error)
         return self._run_state.open
 
