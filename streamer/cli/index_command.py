@@ -265,12 +265,11 @@ def _packed(manifest: Manifest, arguments: argparse.Namespace) -> str:
     data = OpenedDataset(manifest, None)
     cost = arguments.cost
     cost = Estimate(cost) if isinstance(cost, float) else cost
-    data.pack(Packing(arguments.packing, cost=cost), manifest.path.parent, shuffle=True)
-    assert data.rows is not None
+    rows = data.pack(Packing(arguments.packing, cost=cost), manifest.path.parent, shuffle=True)
     if arguments.explain is None:
-        return data.rows.in_words()
+        return rows.in_words()
     _check_batch(arguments.explain, arguments.nodes)
-    return explain_rows(data.rows, data.stored_bytes, arguments.explain, arguments.seed)
+    return explain_rows(rows, data.stored_bytes, arguments.explain, arguments.seed)
 
 
 def _measure(manifest: Manifest, arguments: argparse.Namespace, terminal: Terminal) -> None:

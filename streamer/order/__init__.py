@@ -16,6 +16,7 @@ plan.py       one rank's epoch
 state.py      where a run is: a few numbers
 adopt.py      going on with a changed mix
 quality.py    how good the shuffle is and what it costs, in words
+kinds/        the kinds of order as objects: of one dataset, of a mix, of a growing dataset
 mix/          the order of several datasets together
 rows/         documents to rows of one length
 row_order.py  the order of rows

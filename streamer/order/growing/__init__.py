@@ -1,6 +1,7 @@
 """The order of a dataset that is trained on while it still arrives. Pure functions, no I/O.
 
 options.py  how it grows, as its user says it
+spec.py     what fixes the order
 cohorts.py  the parts in which samples are admitted
 log.py      which cohorts each round trains, and why uses stay level
 order.py    positions to samples
@@ -8,17 +9,22 @@ order.py    positions to samples
 
 from streamer.order.growing.cohorts import CohortChunks, Cohorts
 from streamer.order.growing.log import AdmissionLog, KnownRounds, Round, Rounds, rounds_between
-from streamer.order.growing.options import Growing
+from streamer.order.growing.options import NOT_GROWING, AnyGrowing, Growing, as_growing
 from streamer.order.growing.order import GrowingOrder
+from streamer.order.growing.spec import GrowingSpec
 
 __all__ = [
+    "NOT_GROWING",
     "AdmissionLog",
+    "AnyGrowing",
     "CohortChunks",
     "Cohorts",
     "Growing",
     "GrowingOrder",
+    "GrowingSpec",
     "KnownRounds",
     "Round",
     "Rounds",
+    "as_growing",
     "rounds_between",
 ]
