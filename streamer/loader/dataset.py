@@ -25,7 +25,7 @@ from streamer.formats.base import Format
 from streamer.loader.agreement.agreement import ParentRank
 from streamer.loader.agreement.epoch_cell import EpochCell
 from streamer.loader.epoch_dataset import EpochDataset
-from streamer.loader.kinds.choice import kind_of
+from streamer.loader.kinds import kind_of
 from streamer.loader.members.member import Member
 from streamer.loader.members.selections import Indices, choice
 from streamer.loader.members.single_reads import SlowReads

@@ -18,8 +18,6 @@ from streamer.errors import BrokenError, ConfigError
 from streamer.manifest.table import Manifest
 from streamer.order.level import BalanceSpec
 from streamer.order.protocol import Order
-from streamer.order.quality import explain
-from streamer.order.rows.sets import Sets
 from streamer.order.rows.spec import MOST_LENGTH, RowSpec
 from streamer.order.spec import OrderSpec
 
@@ -27,7 +25,8 @@ if TYPE_CHECKING:
     from streamer.batches.rows.costs import DocumentCosts
     from streamer.batches.rows.pieces import Pieces
     from streamer.batches.rows.table import Documents
-    from streamer.order.kinds.codes import CodeBook
+    from streamer.order.kinds.kind import CodeBook
+    from streamer.order.rows.sets import Sets
 
 Integers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -301,6 +300,9 @@ class SampleRows(OrderRows):
 
     def explain(self, spec: OrderSpec, data: SampleSource, global_batch: int, nodes: int) -> str:
         """See `OrderRows`."""
+        # Only here: workers do not load it.
+        from streamer.order.quality import explain
+
         return explain(spec, data.chunk_samples, global_batch, data.stored_bytes, nodes)
 
 

@@ -29,7 +29,7 @@ from streamer.order.spec import OrderSpec, auto_lanes
 
 if TYPE_CHECKING:
     from streamer.order.epoch import EpochOrder
-    from streamer.order.kinds.codes import CodeBook
+    from streamer.order.kinds.kind import CodeBook
 
 Narrow = npt.NDArray[np.uint32] | Integers
 

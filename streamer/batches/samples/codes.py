@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from streamer.batches.samples.opened import Members
 from streamer.order.kinds import find_orders
-from streamer.order.kinds.codes import Uses
-from streamer.order.state import AnySpec
+from streamer.order.kinds.kind import Uses
 
 if TYPE_CHECKING:
     from streamer.batches.rows.pieces import Pieces
+    from streamer.order.state import AnySpec
 
 Integers = npt.NDArray[np.int64]
 

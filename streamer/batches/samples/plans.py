@@ -19,7 +19,6 @@ from streamer.order.lane_split import LaneRun
 from streamer.order.plan import LastBatch, RankPlan
 from streamer.order.protocol import Order
 from streamer.order.rank_split import RankSplit
-from streamer.order.state import AnySpec
 
 if TYPE_CHECKING:
     from streamer.order.balanced_order import BalancedOrder
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from streamer.order.growing import Rounds
     from streamer.order.mix import MixOrder
     from streamer.order.row_order import RowOrder
+    from streamer.order.state import AnySpec
 
 Integers = npt.NDArray[np.int64]
 

@@ -7,11 +7,17 @@ log.py      which cohorts each round trains, and why uses stay level
 order.py    positions to samples
 """
 
-from streamer.order.growing.cohorts import CohortChunks, Cohorts
-from streamer.order.growing.log import AdmissionLog, KnownRounds, Round, Rounds, rounds_between
-from streamer.order.growing.options import NOT_GROWING, AnyGrowing, Growing, as_growing
-from streamer.order.growing.order import GrowingOrder
-from streamer.order.growing.spec import GrowingSpec
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from streamer.order.growing.cohorts import CohortChunks, Cohorts
+    from streamer.order.growing.log import AdmissionLog, KnownRounds, Round, Rounds, rounds_between
+    from streamer.order.growing.options import NOT_GROWING, AnyGrowing, Growing, as_growing
+    from streamer.order.growing.order import GrowingOrder
+    from streamer.order.growing.spec import GrowingSpec
 
 __all__ = [
     "NOT_GROWING",
@@ -28,3 +34,19 @@ __all__ = [
     "as_growing",
     "rounds_between",
 ]
+
+# Imported at first use: every dataset looks at the options, and few grow.
+_MODULES = {
+    "cohorts": ("CohortChunks", "Cohorts"),
+    "log": ("AdmissionLog", "KnownRounds", "Round", "Rounds", "rounds_between"),
+    "options": ("NOT_GROWING", "AnyGrowing", "Growing", "as_growing"),
+    "order": ("GrowingOrder",),
+    "spec": ("GrowingSpec",),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

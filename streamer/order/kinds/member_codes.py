@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from streamer.order.hashing import Integers
-from streamer.order.kinds.codes import CodeBook, Selected, Uses
+from streamer.order.kinds.kind import CodeBook, Selected, Uses
 from streamer.order.mix.codes import SampleCodes
 
 

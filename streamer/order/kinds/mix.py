@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from streamer.order.kinds.codes import Selected
-from streamer.order.kinds.kind import Counted, Orders, RankView
+from streamer.order.kinds.kind import Counted, Orders, RankView, Selected
 from streamer.order.kinds.member_codes import MemberCodes
 from streamer.order.mix.order import MixOrder
 from streamer.order.mix.spec import MixSpec

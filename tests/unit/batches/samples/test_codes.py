@@ -10,7 +10,7 @@ from streamer.batches.rows.order_rows import SampleRows
 from streamer.batches.samples.codes import StreamCodes
 from streamer.batches.samples.opened import Members
 from streamer.order.growing import GrowingSpec
-from streamer.order.kinds.codes import Uses
+from streamer.order.kinds.kind import Uses
 from streamer.order.mix import MixSpec
 from streamer.order.spec import OrderSpec
 from tests.mixes import request, sources

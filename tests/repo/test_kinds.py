@@ -1,0 +1,83 @@
+"""The code that serves all kinds of order does not ask which kind it has: it asks the object that knows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "streamer"
+# `mix is None`, and the like: questions after a kind of order, or after what is wrapped around one.
+_ABSENT = r"\b(?:mix|mixing|growing|growth|packing|rows|balance)\s+is\s+(?:not\s+)?None"
+_SPEC = r"isinstance\([^)]*\b(?:OrderSpec|MixSpec|GrowingSpec|RowSpec|BalanceSpec|UnsetType)\b"
+_OBJECT = r"isinstance\([^)]*\b(?:NoPacking|NoBalance|NotGrowing|PlannedRows|SampleRows|NoRounds|NoLevel)\b"
+_PROBE = re.compile(rf'{_ABSENT}|{_SPEC}|{_OBJECT}|cast\("(?:OrderSpec|MixSpec|GrowingSpec)"|\.spec\.kind\s*[!=]=')
+
+# Lines that match and ask something else, by what they ask.
+ALLOWED = {
+    "Whether the memory of a batch is known already: its rows in a slot, not rows of documents.": {
+        "batches/batch/packing.py": ["self.end = 0 if rows is None else rows.end"],
+        "batches/batch/placement.py": ["for key, shape in rows.shapes.items() if rows is not None else ():"],
+        "batches/samples/scatter.py": [
+            "self._learning = rows is not None",
+            "if template is None or rows is None:",
+            "if template is None or rows is None or self._ordinals.get(index) != ordinal:",
+        ],
+        "batches/samples/whole_fields.py": [
+            "self._learning = rows is not None",
+            "if rows is None or not self._stay:",
+        ],
+        "batches/samples/row_units.py": [
+            "out = [] if rows is None else [rows.row(index) for index in range(self._count)]"
+        ],
+    },
+    "Whether an argument of the command line was given.": {
+        "cli/index_command.py": [
+            "if arguments.measure is not None or arguments.packing is not None:",
+            "if arguments.packing is not None:",
+        ],
+    },
+    "Whether a report has such figures; its attributes are public, and None where nothing was counted.": {
+        "loader/stall/report.py": [
+            "if self.packing is not None:",
+            "**({} if self.packing is None else _packing_scalars(self.packing)),",
+            "if stats.growing is None or found.engine is None or not step_seconds:",
+        ],
+        "loader/stall/reporter.py": [
+            "rows = None if packing is None or report.packing is None else _packed(report.packing, packing.tokens)"
+        ],
+        "engine/statistics.py": ["rows = (None,) * len(_OF_ROWS) if report.rows is None else report.rows"],
+        "service/server.py": ["rows = None if request.rows is None else msgspec.structs.astuple(request.rows)"],
+    },
+    "Whether samples have a row in another table: of annotations, or of the right side of a join.": {
+        "loader/members/column_reader.py": ["if rows is None:"],
+        "manifest/condition.py": [
+            "return len(self.valid if self.rows is None else self.rows)",
+            "if self.rows is None:",
+        ],
+    },
+    "The one place where a part that specs leave out becomes an object.": {
+        "order/level.py": ["return NoLevel() if isinstance(stored, msgspec.UnsetType) else stored"],
+        "order/rows/spec.py": ["return NoRowSpec() if isinstance(stored, msgspec.UnsetType) else stored"],
+    },
+}
+
+
+def _probes() -> Iterator[tuple[str, str]]:
+    """The lines that ask for a kind, with their files; comments are left out."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE)
+        if "kinds" in name.parts[:-1]:
+            continue
+        for line in path.read_text().splitlines():
+            if _PROBE.search(line) and not line.lstrip().startswith("#"):
+                yield str(name), line.strip()
+
+
+def test_kinds_are_asked_for_in_their_folders_only() -> None:
+    """A new kind is a file in `kinds/`, not a branch in each of twenty files."""
+    allowed = {(name, line) for files in ALLOWED.values() for name, lines in files.items() for line in lines}
+    found = set(_probes())
+    assert found - allowed == set()
+    # What is not there any more leaves the list.
+    assert allowed - found == set()
