@@ -15,28 +15,6 @@ _PROBE = re.compile(rf'{_ABSENT}|{_SPEC}|{_OBJECT}|cast\("(?:OrderSpec|MixSpec|G
 
 # Lines that match and ask something else, by what they ask.
 ALLOWED = {
-    "Whether the memory of a batch is known already: its rows in a slot, not rows of documents.": {
-        "batches/batch/packing.py": ["self.end = 0 if rows is None else rows.end"],
-        "batches/batch/placement.py": ["for key, shape in rows.shapes.items() if rows is not None else ():"],
-        "batches/samples/scatter.py": [
-            "self._learning = rows is not None",
-            "if template is None or rows is None:",
-            "if template is None or rows is None or self._ordinals.get(index) != ordinal:",
-        ],
-        "batches/samples/whole_fields.py": [
-            "self._learning = rows is not None",
-            "if rows is None or not self._stay:",
-        ],
-        "batches/samples/row_units.py": [
-            "out = [] if rows is None else [rows.row(index) for index in range(self._count)]"
-        ],
-    },
-    "Whether an argument of the command line was given.": {
-        "cli/index_command.py": [
-            "if arguments.measure is not None or arguments.packing is not None:",
-            "if arguments.packing is not None:",
-        ],
-    },
     "Whether a report has such figures; its attributes are public, and None where nothing was counted.": {
         "loader/stall/report.py": [
             "if self.packing is not None:",
@@ -49,12 +27,8 @@ ALLOWED = {
         "engine/statistics.py": ["rows = (None,) * len(_OF_ROWS) if report.rows is None else report.rows"],
         "service/server.py": ["rows = None if request.rows is None else msgspec.structs.astuple(request.rows)"],
     },
-    "Whether samples have a row in another table: of annotations, or of the right side of a join.": {
+    "Whether the keys of samples are known before these are read, so that annotations have rows for them.": {
         "loader/members/column_reader.py": ["if rows is None:"],
-        "manifest/condition.py": [
-            "return len(self.valid if self.rows is None else self.rows)",
-            "if self.rows is None:",
-        ],
     },
     "The one place where a part that specs leave out becomes an object.": {
         "order/level.py": ["return NoLevel() if isinstance(stored, msgspec.UnsetType) else stored"],

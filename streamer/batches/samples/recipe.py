@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from streamer.batches.batch.placement import Rows
+from streamer.batches.batch.placement import NO_SLOT, Rows
 from streamer.batches.rows.options import ROW_COST
 from streamer.batches.samples.cached_bytes import CachedBytes
 from streamer.batches.samples.codes import StreamCodes
@@ -171,14 +171,14 @@ class StreamReader:
         return any(maker.takes_rows for maker in self._maker.every())
 
     def begin(
-        self, epoch: int, ordinals: Integers, rows: Rows | None, at: Callable[[int], None], *, documents: bool = False
+        self, epoch: int, ordinals: Integers, rows: Rows, at: Callable[[int], None], *, documents: bool = False
     ) -> None:
         """Begins a batch, whose samples `load_at` makes: locates them, and reads raw arrays and raw bytes to the slot.
 
         Args:
             epoch: of the batch.
             ordinals: int64 (samples,), codes.
-            rows: the rows to which arrays may be written; None: no rows.
+            rows: Rows of the slot to which arrays may be written.
             at: called with the index of the first sample of each chunk that is read.
             documents: of packed rows: they are read to memory of their own, chunk by chunk.
 
@@ -193,7 +193,7 @@ class StreamReader:
             if documents:
                 reader.begin_apart(places, at)
             else:
-                reader.begin(places, rows if places else None, at)
+                reader.begin(places, rows if places else NO_SLOT, at)
         self._readers = {member: self._maker.of(member) for member, places in by_member.items() if places}
         self._maker.spent_reading(started)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from streamer.batches.batch.placement import Rows
+from streamer.batches.batch.placement import NO_SLOT, Rows
 from streamer.batches.contracts import Collate
 from streamer.batches.rows.assemble import Document
 from streamer.batches.rows.bucket import Assembler, assembler_of
@@ -28,19 +28,19 @@ class RowsOfBatch(BatchUnits):
         self._count = len(codes)
         self.ordinals, self._pieces = source.documents(epoch, codes)
 
-    def begin(self, rows: Rows | None, at: Callable[[int], None], *, singly: bool) -> None:
+    def begin(self, rows: Rows, at: Callable[[int], None], *, singly: bool) -> None:
         """See `BatchUnits`: the rows of the slot get the tokens of the documents, not their bytes."""
-        self._source.begin(self._epoch, self.ordinals, None, at, documents=not singly)
+        self._source.begin(self._epoch, self.ordinals, NO_SLOT, at, documents=not singly)
 
     def taken(self, sample: object, place: int) -> Document:
         """See `BatchUnits`."""
         return self._assembler.document(sample, int(self._pieces.tokens[place]))
 
     def complete(
-        self, made: dict[int, object], rows: Rows | None, fill: Callable[[], dict[int, object]]
+        self, made: dict[int, object], rows: Rows, fill: Callable[[], dict[int, object]]
     ) -> tuple[dict[int, object], PackedCounts]:
         """See `BatchUnits`: documents that are missing are left out of their rows."""
-        out = [] if rows is None else [rows.row(index) for index in range(self._count)]
+        out = rows.all(self._count)
         documents, pieces = self._assembler.settled(cast("dict[int, Document]", made), self._pieces)
         packed = self._assembler.rows(documents, pieces, out)
         counts = pieces.counts(list(documents), self._assembler.places(packed), self._source.row_cost)

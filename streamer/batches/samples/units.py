@@ -40,11 +40,11 @@ class BatchUnits(ABC):
     are_compared: ClassVar[bool]
 
     @abstractmethod
-    def begin(self, rows: Rows | None, at: Callable[[int], None], *, singly: bool) -> None:
+    def begin(self, rows: Rows, at: Callable[[int], None], *, singly: bool) -> None:
         """Begins to read.
 
         Args:
-            rows: the rows of the slot to which arrays may be written; None: no rows.
+            rows: Rows of the slot to which arrays may be written.
             at: called with the place of the first sample of each chunk that is read.
             singly: whether each one is read by itself.
 
@@ -66,7 +66,7 @@ class BatchUnits(ABC):
 
     @abstractmethod
     def complete(
-        self, made: dict[int, object], rows: Rows | None, fill: Callable[[], dict[int, object]]
+        self, made: dict[int, object], rows: Rows, fill: Callable[[], dict[int, object]]
     ) -> tuple[dict[int, object], PackedCounts | None]:
         """Returns the samples, or rows, by their places in the batch, and the counts of rows.
 
@@ -123,7 +123,7 @@ class SamplesOfBatch(BatchUnits):
         self._epoch = epoch
         self.ordinals = codes
 
-    def begin(self, rows: Rows | None, at: Callable[[int], None], *, singly: bool) -> None:
+    def begin(self, rows: Rows, at: Callable[[int], None], *, singly: bool) -> None:
         """See `BatchUnits`."""
         self._source.begin(self._epoch, self.ordinals, rows, at)
 
@@ -132,7 +132,7 @@ class SamplesOfBatch(BatchUnits):
         return sample
 
     def complete(
-        self, made: dict[int, object], rows: Rows | None, fill: Callable[[], dict[int, object]]
+        self, made: dict[int, object], rows: Rows, fill: Callable[[], dict[int, object]]
     ) -> tuple[dict[int, object], None]:
         """See `BatchUnits`."""
         return (fill() if len(made) < len(self.ordinals) else made), None

@@ -18,7 +18,7 @@ from streamer.batches.batch.buffers import Bytes
 from streamer.batches.batch.collate import collate_by_torch
 from streamer.batches.batch.mismatch import check_fields, explain
 from streamer.batches.batch.packing import PackedBatch
-from streamer.batches.batch.placement import PredictedLayout, Rows
+from streamer.batches.batch.placement import NO_SLOT, PredictedLayout, Rows
 from streamer.batches.causes import Stages
 from streamer.batches.contracts import ChunkUnreadableError, Collate
 from streamer.batches.rows.counts import PackedCounts
@@ -91,7 +91,7 @@ class Loaded(msgspec.Struct):
     ordinals: list[int]
     repeated: npt.NDArray[np.bool_]
     members: Mapping[str, int]
-    rows: Rows | None
+    rows: Rows
     seeds: list[int] | None
     made: dict[int, object] = msgspec.field(default_factory=dict)
     skipped: list[tuple[int, BaseException]] = msgspec.field(default_factory=list)
@@ -155,7 +155,7 @@ class BatchMaker:
         members = self._source.first_of_each(codes)
         units = self._units.of_batch(self._source, epoch, codes)
         # With samples left out, each one is read by itself: those that crashed a worker must not be read at all.
-        rows = None
+        rows: Rows = NO_SLOT
         if self._predicted is not None and memory is not None and not left_out:
             rows = self._layout(self._predicted, members).rows(memory, repeated.size)
         seeds = sample_seeds(self._rules.seed, epoch, units.ordinals) if self._seeds_samples else None
