@@ -236,7 +236,7 @@ class FakePrepared:
     def growing_stats(self, epoch: int, batch: int) -> None:
         """It does not grow."""
 
-    def drawn(self, epoch: int, batch: int) -> dict[str, MemberCount]:
+    def count_drawn(self, epoch: int, batch: int) -> dict[str, MemberCount]:
         """One dataset, not a mix."""
         return {}
 

@@ -273,7 +273,7 @@ def _packed(manifest: Manifest, arguments: argparse.Namespace) -> str:
     return explain_rows(rows, data.stored_bytes, arguments.explain, arguments.seed)
 
 
-# What is said of a dataset, by the option that asks for it; the first one that was given.
+# The description of a dataset is that of the first option that was given.
 _DESCRIPTIONS = {"packing": _packed, "explain": _explained}
 
 

@@ -155,7 +155,7 @@ def member_stats(
     """Returns the statistics of each member of a mix at an epoch and its next batch; {} for one dataset."""
     if prepared is None:
         return {}
-    drawn = prepared.drawn(*position)
+    drawn = prepared.count_drawn(*position)
     total = max(1, sum(count.drawn for count in drawn.values()))
     counts = Counter(entry.member for entry in skipped)
     return {

@@ -72,7 +72,7 @@ class ColumnValues(msgspec.Struct, frozen=True, eq=False):
         """Number of samples."""
         return len(self.valid)
 
-    def joined(self, rows: Int64Array) -> JoinedValues:
+    def join_to(self, rows: Int64Array) -> JoinedValues:
         """Returns the column of other samples that are joined to these.
 
         Args:

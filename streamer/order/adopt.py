@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from streamer.errors import StateError
-from streamer.order.kinds.leveling import find_leveling
+from streamer.order.kinds.leveling import find_level
 from streamer.order.mix.places import epoch_places, lane_ends, lane_quotas
 from streamer.order.mix.request import MixRequest, MixSource, Place, Start
 from streamer.order.mix.spec import MixSpec
@@ -110,7 +110,7 @@ def _left_by_mix(state: State, sources: Sequence[MixSource]) -> dict[str, _Left]
     elif state.position == 0:
         least = used = [0] * len(drawn)
     else:
-        find_leveling(spec.balance).check_inside()
+        find_level(spec.balance).check_inside()
         places = epoch_places(spec, epoch).counts(lane_ends(state.position, spec.lanes))
         counts = np.minimum(places, lane_quotas(spec, epoch))
         least = (spec.lanes * counts.min(axis=1)).tolist()
@@ -128,7 +128,7 @@ def _left_by_dataset(state: State, sources: Sequence[MixSource]) -> dict[str, _L
     for source in sources:
         if (source.manifest_digest, source.seed) == (spec.manifest_digest, spec.seed):
             if 0 < state.position < source.samples:
-                find_leveling(spec.balance).check_inside()
+                find_level(spec.balance).check_inside()
             origin = state.epoch * source.samples + min(state.position, source.samples)
             place = Place(origin, -state.epoch * source.samples % spec.lanes)
             return {source.name: _Left(spec, source.samples, place)}
@@ -139,5 +139,5 @@ def _left_by_dataset(state: State, sources: Sequence[MixSource]) -> dict[str, _L
     )
 
 
-# What a run of each kind has left of its members; that of no other kind goes on as a mix.
+# Each function returns where a run of its kind has left the members; runs of other kinds do not go on as a mix.
 _LEFT_BY = {"mix": _left_by_mix, "": _left_by_dataset}

@@ -50,7 +50,7 @@ class BalanceSpec(msgspec.Struct, frozen=True):
                 field="cost",
             )
 
-    def together(self, batch_size: int) -> int:
+    def count_units(self, batch_size: int) -> int:
         """Returns the units of a batch of which each is of one lane: rows that are made level together."""
         return batch_size // gcd(self.rows, batch_size)
 
@@ -62,7 +62,7 @@ class BalanceSpec(msgspec.Struct, frozen=True):
         """
         check_lanes("balance=", lanes, batch_size)
 
-    def for_batch(self, batch_size: int) -> BalanceSpec:
+    def resize(self, batch_size: int) -> BalanceSpec:
         """Returns the same for another global batch."""
         return msgspec.structs.replace(self, batch=batch_size)
 
@@ -75,14 +75,14 @@ class BalanceSpec(msgspec.Struct, frozen=True):
 class NoLevel:
     """The level of an order in which nothing is made level."""
 
-    def together(self, batch_size: int) -> int:
+    def count_units(self, batch_size: int) -> int:
         """Returns the units of a batch of which each is of one lane: its samples."""
         return batch_size
 
     def check_lanes(self, lanes: int, batch_size: int) -> None:
         """Takes any lanes."""
 
-    def for_batch(self, batch_size: int) -> msgspec.UnsetType:
+    def resize(self, batch_size: int) -> msgspec.UnsetType:
         """Returns what a spec has: it leaves the part out."""
         return msgspec.UNSET
 

@@ -59,10 +59,10 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
         ConfigError: a part outside of these rules.
     """
 
-    # What a state calls this kind of order, and what messages call it.
+    # The name of this kind of order in a state, and in messages.
     kind: ClassVar[str] = ""
     words: ClassVar[str] = "a single dataset"
-    # What messages advise where a state differs, and where it is of another kind.
+    # The advice of messages where a state differs, and where it is of another kind.
     advice: ClassVar[str] = ""
     remedies: ClassVar[dict[str, str]] = {}
     # Whether an epoch has every sample once.
@@ -141,7 +141,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
         if mode == "none":
             return cls(manifest_digest, seed, mode, lanes or 1, window or 1, cut, rows, balance)
         level = level_of(balance)
-        lanes = auto_lanes(chunks, level.together(batch_size)) if lanes is None else lanes
+        lanes = auto_lanes(chunks, level.count_units(batch_size)) if lanes is None else lanes
         level.check_lanes(lanes, batch_size)
         window = auto_window(chunks, batch_size) if window is None else window
         return cls(manifest_digest, seed, mode, lanes, window, cut, rows, balance)
@@ -195,7 +195,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
         """All parts, by which ranks and states are compared, in the words of users."""
         return {**self.parts(), "cut": self.cut}
 
-    def stored(self) -> tuple[dict[str, object], dict[str, object]]:
+    def to_stored(self) -> tuple[dict[str, object], dict[str, object]]:
         """Returns what a state keeps before its place, and after it."""
         return dict(self.parts()), {}
 

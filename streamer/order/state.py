@@ -92,7 +92,7 @@ class State(msgspec.Struct, frozen=True):
 
     def to_dict(self) -> dict[str, object]:
         """Returns plain values, for any checkpoint format."""
-        before, after = self.spec.stored()
+        before, after = self.spec.to_stored()
         place = {name: getattr(self, name) for name in _PLACE}
         return {"format": STATE_FORMAT, "order_id": self.spec.order_id, **before, **place, **after}
 
@@ -105,7 +105,7 @@ class State(msgspec.Struct, frozen=True):
                 agree with the order_id.
         """
         check_format(saved)
-        spec = _stored_spec(saved)
+        spec = _read_spec(saved)
         state = cls(spec, *(int(str(_field(saved, name, kind))) for name, kind in _PLACE.items()))
         if saved.get("order_id") != state.spec.order_id:
             raise StateError(
@@ -201,7 +201,7 @@ def _shown(part: str | int | None) -> str:
     return "not set" if part is None else {"block": "True", "none": "False"}.get(str(part), repr(part))
 
 
-def _stored_spec(saved: Mapping[str, object]) -> AnySpec:
+def _read_spec(saved: Mapping[str, object]) -> AnySpec:
     """Reads the order of a state, of the kind that it names. What one dataset does not need is only loaded for others.
 
     Raises:
@@ -213,17 +213,17 @@ def _stored_spec(saved: Mapping[str, object]) -> AnySpec:
         case "mix":
             from streamer.order.mix.spec import MixSpec
 
-            return _converted(saved.get("mix"), MixSpec, "a mix", "mix")
+            return _convert(saved.get("mix"), MixSpec, "a mix", "mix")
         case "growing":
             from streamer.order.growing.spec import LOG, GrowingSpec
 
             parts = {"order": _order(saved), **{name: saved.get(name) for name in LOG}}
-            return _converted(parts, GrowingSpec, "a growing dataset", "admitted")
+            return _convert(parts, GrowingSpec, "a growing dataset", "admitted")
         case other:
             raise StateError(f"the state is of {other!r}, which streamer {VERSION} does not know", field="kind")
 
 
-def _converted(parts: object, kind: type[S], words: str, field: str) -> S:
+def _convert(parts: object, kind: type[S], words: str, field: str) -> S:
     """Makes a spec of plain values."""
     try:
         return msgspec.convert(parts, kind)
@@ -247,7 +247,7 @@ def _spec(saved: Mapping[str, object], prefix: str, kind: type[S]) -> S | msgspe
     parts = {name: saved[key] for name in kind.__struct_fields__ if (key := f"{prefix}.{name}") in saved}
     if not parts:
         return msgspec.UNSET
-    return _converted(parts, kind, f"a dataset with {prefix}=", prefix)
+    return _convert(parts, kind, f"a dataset with {prefix}=", prefix)
 
 
 def _field(saved: Mapping[str, object], name: str, kind: type) -> object:

@@ -74,7 +74,7 @@ class Balance:
         packing.check_lengths(self.lengths)
         growing.check_balance()
 
-    def without_source(self) -> Balance:
+    def drop_source(self) -> Balance:
         """Returns the same balance but for the source of its lengths."""
         return with_options(self, lengths=None)
 
@@ -108,7 +108,7 @@ class NoBalance:
     def check(self, shuffle: str, packing: AnyPacking, growing: AnyGrowing) -> None:
         """Takes any options of the dataset."""
 
-    def without_source(self) -> NoBalance:
+    def drop_source(self) -> NoBalance:
         """Returns itself: it has no lengths."""
         return self
 

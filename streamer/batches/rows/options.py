@@ -92,7 +92,7 @@ class Packing:
         ConfigError: an invalid value.
     """
 
-    # What makes batches of it, what it makes in words, and whether another sample replaces one that is skipped.
+    # The maker of batches, the name of what it makes, and whether another sample replaces one that is skipped.
     making: ClassVar[str] = "rows"
     words: ClassVar[str] = "rows of"
     replaces: ClassVar[bool] = False
@@ -173,7 +173,7 @@ class Packing:
         """
         _check_ragged(ragged)
 
-    def without_source(self) -> Packing:
+    def drop_source(self) -> Packing:
         """Returns the same packing but for the source of its lengths."""
         return with_options(self, cost=None)
 
@@ -205,7 +205,7 @@ class Buckets:
         ConfigError: an invalid value.
     """
 
-    # What makes batches of it, what it makes in words, and whether another sample replaces one that is skipped.
+    # The maker of batches, the name of what it makes, and whether another sample replaces one that is skipped.
     making: ClassVar[str] = "buckets"
     words: ClassVar[str] = "batches of at most"
     replaces: ClassVar[bool] = False
@@ -276,7 +276,7 @@ class Buckets:
         """
         _check_ragged(ragged)
 
-    def without_source(self) -> Buckets:
+    def drop_source(self) -> Buckets:
         """Returns the same packing but for the source of its lengths."""
         return with_options(self, cost=None)
 
@@ -309,7 +309,7 @@ class Packable(Protocol):
 class NoPacking:
     """The packing of a dataset whose samples are not packed: it takes any option."""
 
-    # What makes batches of it, and whether another sample of the batch replaces one that is skipped.
+    # The maker of batches, and whether another sample of the batch replaces one that is skipped.
     making: ClassVar[str] = "samples"
     replaces: ClassVar[bool] = True
     # Whether such a dataset can be joined to another one.
@@ -327,7 +327,7 @@ class NoPacking:
     def check_ragged(self, ragged: Sequence[str]) -> None:
         """Takes fields that are joined."""
 
-    def without_source(self) -> NoPacking:
+    def drop_source(self) -> NoPacking:
         """Returns itself: it has no lengths."""
         return self
 

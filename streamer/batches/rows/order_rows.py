@@ -175,9 +175,9 @@ class OrderRows(ABC):
         Args:
             data: the dataset.
             numbers: (N,) of the rows, or samples.
-            seed: of the order.
-            epoch: of the rows; of a mix's member the pass.
-            coefficients: of the tokens of a document or sample, and of their square.
+            seed: Seed of the order.
+            epoch: Epoch of the rows, or the pass of a member of a mix.
+            coefficients: Cost of the tokens of a document or sample, and of their square.
         """
 
     @abstractmethod
@@ -189,11 +189,11 @@ class OrderRows(ABC):
         """
 
     @abstractmethod
-    def over_chunks(self, order: Order, members: Sequence[OrderRows], first_chunks: Sequence[int]) -> Order:
+    def map_to_chunks(self, order: Order, members: Sequence[OrderRows], first_chunks: Sequence[int]) -> Order:
         """Returns an order that says which chunks it needs, from one that counts these rows.
 
         Args:
-            order: of samples, or rows.
+            order: Order of samples, or rows.
             members: the rows of each member.
             first_chunks: number of the first chunk of each member.
         """
@@ -268,7 +268,7 @@ class SampleRows(OrderRows):
 
     def codes(self, book: CodeBook, ordinals: Integers) -> Integers:
         """See `OrderRows`."""
-        return book.carried(ordinals)
+        return book.carry(ordinals)
 
     def pieces(self, row: int, seed: int, epoch: int) -> Pieces:
         """See `OrderRows`."""
@@ -288,7 +288,7 @@ class SampleRows(OrderRows):
         """See `OrderRows`."""
         balance.measure(data)
 
-    def over_chunks(self, order: Order, members: Sequence[OrderRows], first_chunks: Sequence[int]) -> Order:
+    def map_to_chunks(self, order: Order, members: Sequence[OrderRows], first_chunks: Sequence[int]) -> Order:
         """See `OrderRows`: samples are counted in the chunks themselves."""
         return order
 
@@ -300,7 +300,7 @@ class SampleRows(OrderRows):
 
     def explain(self, spec: OrderSpec, data: SampleSource, global_batch: int, nodes: int) -> str:
         """See `OrderRows`."""
-        # Only here: workers do not load it.
+        # Imported here, since workers do not need it.
         from streamer.order.quality import explain
 
         return explain(spec, data.chunk_samples, global_batch, data.stored_bytes, nodes)

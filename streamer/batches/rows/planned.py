@@ -215,7 +215,7 @@ class PlannedRows(OrderRows):
     def measure(self, data: Measurable, balance: AnyBalance) -> None:
         """See `OrderRows`."""
 
-    def over_chunks(self, order: Order, members: Sequence[OrderRows], first_chunks: Sequence[int]) -> Order:
+    def map_to_chunks(self, order: Order, members: Sequence[OrderRows], first_chunks: Sequence[int]) -> Order:
         """See `OrderRows`."""
         sets = [cast("PlannedRows", rows).sets for rows in members]
         return RowOrder(cast("EpochOrder", order), joined_sets(list(zip(sets, first_chunks, strict=False))))
@@ -226,7 +226,7 @@ class PlannedRows(OrderRows):
         """See `OrderRows`: sets take the place of chunks."""
         sets = int(np.count_nonzero(self.counts))
         chunks = int(np.count_nonzero(data.chunk_samples))
-        lanes = auto_lanes(sets, level_of(level).together(global_batch)) if given.lanes is None else given.lanes
+        lanes = auto_lanes(sets, level_of(level).count_units(global_batch)) if given.lanes is None else given.lanes
         return Geometry(lanes, row_window(sets, chunks, global_batch, lanes, given.window))
 
     def explain(self, spec: OrderSpec, data: SampleSource, global_batch: int, nodes: int) -> str:

@@ -286,10 +286,10 @@ class Members:
         """Samples of each that an order counts: selected samples, or rows."""
         return [int(member.order_first[-1]) for member in self.each]
 
-    def over_chunks(self, order: Order) -> Order:
+    def map_to_chunks(self, order: Order) -> Order:
         """Returns an order of the chunks of all members, from one of what is counted of them."""
         rows = [member.rows for member in self.each]
-        return rows[0].over_chunks(order, rows, self.first_chunks)
+        return rows[0].map_to_chunks(order, rows, self.first_chunks)
 
     @property
     def left_out(self) -> int:

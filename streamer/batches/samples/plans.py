@@ -14,7 +14,7 @@ from streamer.batches.samples.codes import StreamCodes
 from streamer.batches.samples.opened import MemberRecipe, Members
 from streamer.order.kinds import find_orders
 from streamer.order.kinds.kind import NO_ROUNDS, NoRounds, RankView
-from streamer.order.kinds.leveling import find_leveling
+from streamer.order.kinds.leveling import find_level
 from streamer.order.lane_split import LaneRun
 from streamer.order.plan import LastBatch, RankPlan
 from streamer.order.protocol import Order
@@ -108,4 +108,4 @@ def _first_order(recipe: BatchRecipe, members: Members, rounds: Rounds | NoRound
     view = RankView(recipe.split, recipe.entry, rounds)
     order = find_orders(recipe.spec).order(members.each, recipe.entry[0], view)
     codes = StreamCodes(recipe.spec, members)
-    return find_leveling(recipe.spec.balance).applied(members.over_chunks(order), codes.costs)
+    return find_level(recipe.spec.balance).apply(members.map_to_chunks(order), codes.costs)

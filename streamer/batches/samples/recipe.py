@@ -22,7 +22,7 @@ from streamer.batches.samples.plans import BatchRecipe, Plans
 from streamer.batches.samples.row_reader import RowReader
 from streamer.client.chunk_reader import ChunkReader
 from streamer.order.kinds import find_orders
-from streamer.order.kinds.leveling import find_leveling
+from streamer.order.kinds.leveling import find_level
 
 if TYPE_CHECKING:
     from streamer.batches.rows.pieces import Pieces
@@ -112,7 +112,7 @@ class StreamReader:
     def __init__(self, recipe: BatchRecipe) -> None:
         self._recipe = recipe
         members = Members([member.open() for member in recipe.members])
-        self._rounds = find_orders(recipe.spec).known_rounds(members.each)
+        self._rounds = find_orders(recipe.spec).open_rounds(members.each)
         self._plans = Plans(recipe, members, self._rounds)
         self._maker = StreamMaker(recipe, members)
         self._places: Sequence[SampleLocation] = ()
@@ -136,7 +136,7 @@ class StreamReader:
     @property
     def row_cost(self) -> tuple[int, int]:
         """Cost of a document of n tokens in a row, of n and of n**2: that of `balance=`, or the usual one."""
-        return find_leveling(self._recipe.spec.balance).coefficients(ROW_COST)
+        return find_level(self._recipe.spec.balance).coefficients(ROW_COST)
 
     def documents(self, epoch: int, rows: Integers) -> tuple[Integers, Pieces]:
         """The documents of some rows: their codes, and which tokens of them are in each row."""

@@ -13,7 +13,7 @@ from streamer.batches.rows.collate import collate_row_buffers, collate_rows
 from streamer.batches.rows.counts import PackedCounts
 from streamer.batches.rows.options import Buckets, Packing
 from streamer.batches.samples.recipe import StreamReader
-from streamer.batches.samples.units import BatchUnits, Integers, Units
+from streamer.batches.samples.units import BatchUnits, Integers, UnitMaker
 
 
 class RowsOfBatch(BatchUnits):
@@ -32,7 +32,7 @@ class RowsOfBatch(BatchUnits):
         """See `BatchUnits`: the rows of the slot get the tokens of the documents, not their bytes."""
         self._source.begin(self._epoch, self.ordinals, NO_SLOT, at, documents=not singly)
 
-    def taken(self, sample: object, place: int) -> Document:
+    def keep(self, sample: object, place: int) -> Document:
         """See `BatchUnits`."""
         return self._assembler.document(sample, int(self._pieces.tokens[place]))
 
@@ -51,7 +51,7 @@ class RowsOfBatch(BatchUnits):
         return collate_row_buffers(samples)  # type: ignore[arg-type]
 
 
-class RowUnits(Units):
+class RowUnitMaker(UnitMaker):
     """Batches of rows, or of a bucket."""
 
     take_rows = True
@@ -60,10 +60,10 @@ class RowUnits(Units):
         super().__init__(packing)
         self._assembler = assembler_of(packing)
 
-    def of_batch(self, source: StreamReader, epoch: int, codes: Integers) -> RowsOfBatch:
-        """See `Units`."""
+    def begin_batch(self, source: StreamReader, epoch: int, codes: Integers) -> RowsOfBatch:
+        """See `UnitMaker`."""
         return RowsOfBatch(self._assembler, source, epoch, codes)
 
     def torch_collate(self, ragged: Sequence[str]) -> Collate:
-        """See `Units`."""
+        """See `UnitMaker`."""
         return cast("Collate", collate_rows)

@@ -20,11 +20,11 @@ from streamer.batches.samples.recipe import StreamReader
 
 Integers = npt.NDArray[np.int64]
 
-# By names, so that only what packs loads what makes rows.
+# These are names, so that only datasets with rows load what makes them.
 _UNITS = {
-    "samples": ("streamer.batches.samples.units", "SampleUnits"),
-    "rows": ("streamer.batches.samples.row_units", "RowUnits"),
-    "buckets": ("streamer.batches.samples.row_units", "RowUnits"),
+    "samples": ("streamer.batches.samples.units", "SampleUnitMaker"),
+    "rows": ("streamer.batches.samples.row_units", "RowUnitMaker"),
+    "buckets": ("streamer.batches.samples.row_units", "RowUnitMaker"),
 }
 
 
@@ -53,7 +53,7 @@ class BatchUnits(ABC):
         """
 
     @abstractmethod
-    def taken(self, sample: object, place: int) -> object:
+    def keep(self, sample: object, place: int) -> object:
         """Returns what is kept of a sample that was made.
 
         Args:
@@ -71,7 +71,7 @@ class BatchUnits(ABC):
         """Returns the samples, or rows, by their places in the batch, and the counts of rows.
 
         Args:
-            made: what `taken` has returned, by place; some may be missing.
+            made: what `keep` has returned, by place; some may be missing.
             rows: the rows of the slot.
             fill: returns samples with others in place of those that are missing.
         """
@@ -86,7 +86,7 @@ class BatchUnits(ABC):
         """
 
 
-class Units(ABC):
+class UnitMaker(ABC):
     """What batches are made of.
 
     Attributes:
@@ -99,12 +99,12 @@ class Units(ABC):
         self.packing = packing
 
     @abstractmethod
-    def of_batch(self, source: StreamReader, epoch: int, codes: Integers) -> BatchUnits:
+    def begin_batch(self, source: StreamReader, epoch: int, codes: Integers) -> BatchUnits:
         """Returns the units of one batch.
 
         Args:
-            source: of the samples.
-            epoch: of the batch.
+            source: Source of the samples.
+            epoch: Epoch of the batch.
             codes: (N,) its samples, or rows, as a plan has them.
         """
 
@@ -127,7 +127,7 @@ class SamplesOfBatch(BatchUnits):
         """See `BatchUnits`."""
         self._source.begin(self._epoch, self.ordinals, rows, at)
 
-    def taken(self, sample: object, place: int) -> object:
+    def keep(self, sample: object, place: int) -> object:
         """See `BatchUnits`."""
         return sample
 
@@ -142,22 +142,22 @@ class SamplesOfBatch(BatchUnits):
         return collate_ragged(samples, ragged) if ragged else collate(samples)
 
 
-class SampleUnits(Units):
+class SampleUnitMaker(UnitMaker):
     """Batches of samples."""
 
     take_rows = False
 
-    def of_batch(self, source: StreamReader, epoch: int, codes: Integers) -> SamplesOfBatch:
-        """See `Units`."""
+    def begin_batch(self, source: StreamReader, epoch: int, codes: Integers) -> SamplesOfBatch:
+        """See `UnitMaker`."""
         return SamplesOfBatch(source, epoch, codes)
 
     def torch_collate(self, ragged: Sequence[str]) -> Collate:
-        """See `Units`."""
+        """See `UnitMaker`."""
         return (lambda samples: join_ragged(samples, ragged)) if ragged else collate_by_torch
 
 
-def find_units(packing: AnyPacking) -> Units:
+def find_units(packing: AnyPacking) -> UnitMaker:
     """Returns what batches are made of."""
     module, name = _UNITS[packing.making]
-    units: Units = getattr(import_module(module), name)(packing)
+    units: UnitMaker = getattr(import_module(module), name)(packing)
     return units

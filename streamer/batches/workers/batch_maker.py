@@ -153,7 +153,7 @@ class BatchMaker:
         """
         codes, repeated = self._source.batch(epoch, batch)
         members = self._source.first_of_each(codes)
-        units = self._units.of_batch(self._source, epoch, codes)
+        units = self._units.begin_batch(self._source, epoch, codes)
         # With samples left out, each one is read by itself: those that crashed a worker must not be read at all.
         rows: Rows = NO_SLOT
         if self._predicted is not None and memory is not None and not left_out:
@@ -260,7 +260,7 @@ class BatchMaker:
         try:
             seed = None if loaded.seeds is None else loaded.seeds[source]
             sample = load(index) if seed is None else self._user_code.run(seed, load, index)
-            loaded.made[index] = loaded.units.taken(sample, source)
+            loaded.made[index] = loaded.units.keep(sample, source)
         except ChunkUnreadableError:
             raise
         except Exception as error:

@@ -24,7 +24,7 @@ def kind_of(member: Member) -> OneDataset:
     growing = member.options.growing
     if not isinstance(growing, Growing):
         return OneDataset(member)
-    # Only here: other datasets do not load it.
+    # Imported here, since other datasets do not need it.
     from streamer.loader.kinds.growing.ordering import GrowingDataset
 
     return GrowingDataset(member, growing)

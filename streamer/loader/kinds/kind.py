@@ -61,7 +61,7 @@ class SessionSource(Protocol):
         """The chunks that a share needs in an epoch, by its steps, and the number of its steps."""
         ...
 
-    def with_open_bytes(self, spec: OpenSession, epoch: int, schedule: EpochSchedule) -> tuple[OpenSession, str]:
+    def add_open_bytes(self, spec: OpenSession, epoch: int, schedule: EpochSchedule) -> tuple[OpenSession, str]:
         """Returns the consumer with the bytes that it has open at once, and what helps a full cache."""
         ...
 
@@ -96,7 +96,7 @@ class Ordering(ABC):
     # ------------------------------------------------------------ words
 
     @abstractmethod
-    def in_words(self, members: Members, global_batch: int, nodes: int, cache_bytes: int | None = None) -> str:
+    def describe(self, members: Members, global_batch: int, nodes: int, cache_bytes: int | None = None) -> str:
         """Returns the order and its cost."""
 
     @abstractmethod
@@ -141,7 +141,7 @@ class Ordering(ABC):
         """Returns whether a session names the members as its parts; of a dataset without joins it is one."""
         return len(members.manifests) > 1
 
-    def with_values(self, chunks: EpochSchedule, passes: Integers, members: Members) -> EpochSchedule:
+    def add_values(self, chunks: EpochSchedule, passes: Integers, members: Members) -> EpochSchedule:
         """Returns the schedule of an epoch with what the engine must know of the passes over each member."""
         return chunks
 
@@ -178,7 +178,7 @@ class Ordering(ABC):
         def schedule(epoch: int, share: Share) -> tuple[EpochSchedule, int]:
             return begun.pop() if begun else stream.schedule(epoch, share)
 
-        spec, hint = stream.with_open_bytes(spec, start[0], begun[0][0])
+        spec, hint = stream.add_open_bytes(spec, start[0], begun[0][0])
         return EpochSession(client, spec, schedule, start, endless=endless, on_close=on_close, cache_full_hint=hint)
 
     # ------------------------------------------------------------ views
@@ -195,12 +195,12 @@ class Ordering(ABC):
         """Returns the samples of each member of a mix in an epoch, over all ranks, by name."""
         return {}
 
-    def drawn(self, plans: Callable[[int], RankPlan], epoch: int, batch: int) -> Mapping[str, MemberCount]:
+    def count_drawn(self, plans: Callable[[int], RankPlan], epoch: int, batch: int) -> Mapping[str, MemberCount]:
         """Returns, of a mix, how much of each member comes before a batch, by name.
 
         Args:
             plans: returns the plan of an epoch.
-            epoch: of the batch.
+            epoch: Epoch of the batch.
             batch: its number in the epoch.
         """
         return {}
@@ -215,7 +215,7 @@ class Ordering(ABC):
         raise ConfigError("admissions is for a dataset with growing=", field="admissions")
 
     def growing_stats(self, plans: Callable[[int], RankPlan], epoch: int, batch: int) -> GrowingStats | None:
-        """Returns passes, uses and the samples in use at a batch, see `drawn`; None where the dataset does not grow."""
+        """Returns passes, uses and the samples in use at a batch, or None where the dataset does not grow."""
         return None
 
 
@@ -254,7 +254,7 @@ class StreamKind(ABC):
         """Returns a name of the data and their order, the same on all ranks."""
 
     @abstractmethod
-    def ordering(self, members: Members, global_batch: int, rank_config: RankConfig) -> Ordering:
+    def make_ordering(self, members: Members, global_batch: int, rank_config: RankConfig) -> Ordering:
         """Returns how a stream goes through the data in batches of that size.
 
         Raises:

@@ -56,7 +56,7 @@ class MixOrdering(Ordering):
         """See `Ordering`."""
         return self._spec
 
-    def in_words(self, members: Members, global_batch: int, nodes: int, cache_bytes: int | None = None) -> str:
+    def describe(self, members: Members, global_batch: int, nodes: int, cache_bytes: int | None = None) -> str:
         """See `Ordering` and `MixedDataset.explain`."""
         sizes = [MemberSize(int(np.count_nonzero(one.order_samples)), one.stored_bytes) for one in members.each]
         unit = self._options.shares.unit
@@ -101,7 +101,7 @@ class MixOrdering(Ordering):
         """See `Ordering`."""
         return True
 
-    def with_values(self, chunks: EpochSchedule, passes: Integers, members: Members) -> EpochSchedule:
+    def add_values(self, chunks: EpochSchedule, passes: Integers, members: Members) -> EpochSchedule:
         """See `Ordering`."""
         values = members.part_values(self.values(chunks.epoch))
         return msgspec.structs.replace(chunks, passes=passes.astype(np.uint32), values=values)
@@ -115,7 +115,7 @@ class MixOrdering(Ordering):
         """See `Ordering`."""
         return dict(zip(self.spec.names, self.spec.quotas(epoch), strict=True))
 
-    def drawn(self, plans: Callable[[int], RankPlan], epoch: int, batch: int) -> Mapping[str, MemberCount]:
+    def count_drawn(self, plans: Callable[[int], RankPlan], epoch: int, batch: int) -> Mapping[str, MemberCount]:
         """See `Ordering`."""
         plan = plans(epoch)
         position = min(plan.position(batch), self.spec.samples(epoch))
@@ -164,7 +164,7 @@ class Mix(StreamKind):
         chosen = blake2b(digests.encode(), digest_size=8).hexdigest()
         return f"mix of {', '.join(self._mix.names)[:200]} ({chosen})"
 
-    def ordering(self, members: Members, global_batch: int, rank_config: RankConfig) -> Ordering:
+    def make_ordering(self, members: Members, global_batch: int, rank_config: RankConfig) -> Ordering:
         """See `StreamKind`."""
         request = msgspec.structs.replace(self._mix.request, balance=self.level(members, global_batch))
         return MixOrdering(self._mix, request, self._sources(members), global_batch)

@@ -32,7 +32,7 @@ class OneOrdering(Ordering):
         """See `Ordering`."""
         return self._spec
 
-    def in_words(self, members: Members, global_batch: int, nodes: int, cache_bytes: int | None = None) -> str:
+    def describe(self, members: Members, global_batch: int, nodes: int, cache_bytes: int | None = None) -> str:
         """See `Ordering`."""
         (only,) = members.each
         return only.rows.explain(self.spec, only, global_batch, nodes)
@@ -78,7 +78,7 @@ class OneDataset(StreamKind):
         chosen = "all" if only.selection is None else only.digest
         return f"shuffle {shuffle_mode(self._first.shuffle)} of {chosen}{only.rows.name}{self._first.balance.name}"
 
-    def ordering(self, members: Members, global_batch: int, rank_config: RankConfig) -> Ordering:
+    def make_ordering(self, members: Members, global_batch: int, rank_config: RankConfig) -> Ordering:
         """See `StreamKind`."""
         return OneOrdering(self.order(members, global_batch), self._first.order.free_parts)
 

@@ -82,7 +82,7 @@ class Columns:
                     field="where",
                 )
             for name, column in zip(given, find(list(given.values())), strict=True):
-                found[name] = None if column is None else column.joined(join.table.row)
+                found[name] = None if column is None else column.join_to(join.table.row)
         for name, column in found.items():
             if column is None:
                 raise self._unknown(name, [join for join, _ in joins])

@@ -96,7 +96,7 @@ def _check_alike(members: Mapping[str, DatasetOptions], option: str, source: str
     first_name, first = next(iter(members.items()))
     for name, options in members.items():
         given = [getattr(of, option) for of in (first, options)]
-        one, other = (each.without_source() for each in given)
+        one, other = (each.drop_source() for each in given)
         costs = [getattr(each, source, None) for each in given]
         safety = [cost.safety if isinstance(cost, Estimate) else None for cost in costs]
         if option == "packing" and one == other and safety[0] != safety[1]:

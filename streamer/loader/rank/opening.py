@@ -127,7 +127,7 @@ class Opening:
             member.options.packing.check_batch(batch_size)
         global_batch = batch_size * rank_config.world_size
         last_batch = check_last_batch(last_batch, rank_config.world_size)
-        ordering = self._kind.ordering(members, global_batch, rank_config)
+        ordering = self._kind.make_ordering(members, global_batch, rank_config)
         self._explain(ordering, global_batch, rank_config)
         with self.connections.for_requests() as connection:
             roots = tuple(connection.roots())
@@ -176,7 +176,7 @@ class Opening:
         nodes = rank_config.nodes
         members = self.members
         cautions = ordering.cautions(global_batch, global_batch // rank_config.world_size, nodes)
-        logger.info("%s", ordering.in_words(members, global_batch, nodes))
+        logger.info("%s", ordering.describe(members, global_batch, nodes))
         for member, join in members.joins:
             # Only here: a dataset without joins does not load it.
             from streamer.batches.samples.join_cost import in_words
@@ -188,8 +188,8 @@ class Opening:
     def explained(self, global_batch: int, nodes: int) -> str:
         """The order for a global batch in words; see `MixedDataset.explain`."""
         members = self.members
-        ordering = self._kind.ordering(members, global_batch, self.rank_config())
-        return ordering.in_words(members, global_batch, nodes, self._limit_bytes() or None)
+        ordering = self._kind.make_ordering(members, global_batch, self.rank_config())
+        return ordering.describe(members, global_batch, nodes, self._limit_bytes() or None)
 
     def _limit_bytes(self) -> int:
         """The limit of the cache."""

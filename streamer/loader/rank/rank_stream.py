@@ -180,9 +180,9 @@ class RankStream:
         """Samples of each member of a mix in an epoch, over all ranks, by name."""
         return self.ordering.quotas(epoch)
 
-    def drawn(self, epoch: int, batch: int) -> Mapping[str, MemberCount]:
+    def count_drawn(self, epoch: int, batch: int) -> Mapping[str, MemberCount]:
         """Returns, of a mix, how much of each member comes before a batch, by name."""
-        return self.ordering.drawn(self.plan, epoch, batch)
+        return self.ordering.count_drawn(self.plan, epoch, batch)
 
     def follow(self, before: RankStream, epoch: int) -> None:
         """Continues a mix at `epoch` where it was before its data changed: `before` has delivered all epochs before."""
@@ -281,7 +281,7 @@ class RankStream:
         Raises:
             StateError: the state is of another dataset, order or seed.
         """
-        return self._go_on(self._taken_over(state))
+        return self._go_on(self._take_over(state))
 
     def adopt(self, state: Mapping[str, object]) -> tuple[int, int]:
         """Restores a saved state; a mix may be changed, and the epoch after the saved one begins.
@@ -299,11 +299,11 @@ class RankStream:
 
     def reenter(self, state: Mapping[str, object]) -> tuple[int, int]:
         """Restores a saved state; a finished epoch stays finished: its next batch is one past the last."""
-        saved = self._taken_over(state)
+        saved = self._take_over(state)
         batch, start = divmod(saved.position, self.global_batch)
         return self._go_on(saved, Resume(saved.epoch, start, batch))
 
-    def _taken_over(self, saved: Mapping[str, object]) -> State:
+    def _take_over(self, saved: Mapping[str, object]) -> State:
         """A state that belongs to what is read here, and whose order is that of the stream from now on.
 
         Raises:
@@ -361,7 +361,7 @@ class RankStream:
         mine = np.flatnonzero(first <= last)
         mine = mine[np.argsort(first[mine], kind="stable")]
         chunks = EpochSchedule(epoch, whole.chunk[mine], first[mine], last[mine])
-        chunks = self.ordering.with_values(chunks, whole.passes[mine], self.members)
+        chunks = self.ordering.add_values(chunks, whole.passes[mine], self.members)
         return self.members.with_joins(chunks), steps
 
     def _session_spec(self, epoch: int, share: Share) -> OpenSession:
@@ -381,7 +381,7 @@ class RankStream:
             sharers=max(1, rank.world_size // max(1, rank.nodes)) * share.workers,
         )
 
-    def with_open_bytes(self, spec: OpenSession, epoch: int, schedule: EpochSchedule) -> tuple[OpenSession, str]:
+    def add_open_bytes(self, spec: OpenSession, epoch: int, schedule: EpochSchedule) -> tuple[OpenSession, str]:
         """Returns the consumer with the bytes that it has open, in a mix of each part, and what helps a full cache."""
         opened = open_bytes(schedule, self.members.chunk_bytes, self.members.first_chunks_of_parts).tolist()
         hint = self.members.cache_full_hint(opened)

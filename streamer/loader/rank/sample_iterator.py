@@ -182,7 +182,7 @@ class SampleIterator(Iterator[object]):
         self._ledger.note([skipped], packed=not self._prepared.packing.replaces)
         self._ledger.check()
 
-    def leased(self, read: Callable[[], Found]) -> Found:
+    def read_leased(self, read: Callable[[], Found]) -> Found:
         """Returns what `read` returns; a chunk that is missing or wrong is leased again, a few times."""
         rereads = 0
         while True:
@@ -227,14 +227,14 @@ class _SampleTaker(_Taker):
 
     def begin(self, iterator: SampleIterator, epoch: int, codes: Integers) -> None:
         """Begins a batch: locates its samples."""
-        self._places = iterator.leased(partial(self._maker.places, epoch, codes))
+        self._places = iterator.read_leased(partial(self._maker.places, epoch, codes))
 
     def take(self, iterator: SampleIterator, index: int) -> object:
         """Makes the sample at an index; if it may be skipped, the next sample of the batch that can be made."""
         first: Exception | None = None
         for place in (*self._places[index:], *self._places[:index]):
             try:
-                return iterator.leased(partial(self._maker.make, place))
+                return iterator.read_leased(partial(self._maker.make, place))
             except Exception as error:
                 if not iterator.may_skip(error):
                     raise
@@ -250,7 +250,7 @@ class _RowTaker(_Taker):
     """Takes rows of a batch, one by one."""
 
     def __init__(self, maker: StreamMaker, packing: AnyPacking) -> None:
-        # Only here: where samples are not packed, nothing of it is loaded.
+        # Imported here, since datasets without packing do not need it.
         from streamer.batches.rows.bucket import assembler_of
 
         self._maker = maker
@@ -266,11 +266,11 @@ class _RowTaker(_Taker):
     def take(self, iterator: SampleIterator, index: int) -> object:
         """Makes the row at an index; documents that may be skipped leave their places empty."""
         codes, pieces = self._maker.codes.documents(self._epoch, self._codes[index : index + 1])
-        places = iterator.leased(partial(self._maker.places, self._epoch, codes))
+        places = iterator.read_leased(partial(self._maker.places, self._epoch, codes))
         made: dict[int, Document] = {}
         for at, place in enumerate(places):
             try:
-                sample = iterator.leased(partial(self._maker.make, place))
+                sample = iterator.read_leased(partial(self._maker.make, place))
                 made[at] = self._assembler.document(sample, int(pieces.tokens[at]))
             except Exception as error:
                 if not iterator.may_skip(error):

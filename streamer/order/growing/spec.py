@@ -75,7 +75,7 @@ class GrowingSpec(msgspec.Struct, frozen=True):
         """All parts of the order, by which ranks and states are compared."""
         return self.order.facts()
 
-    def stored(self) -> tuple[dict[str, object], dict[str, object]]:
+    def to_stored(self) -> tuple[dict[str, object], dict[str, object]]:
         """Returns what a state keeps before its place, and after it: a number per round, from the first one on."""
         log = {name: getattr(self, name) for name in LOG}
         return dict(self.order.parts()), {"kind": self.kind, **log, "admitted": list(self.admitted)}
@@ -92,7 +92,7 @@ class GrowingSpec(msgspec.Struct, frozen=True):
         """Returns the lanes that a rank draws from in any epoch.
 
         Args:
-            split: of the rank.
+            split: Split of the rank.
             entry: epoch and position in it at which the run began.
         """
         # Else the batches of each epoch begin in other lanes; only after a resume with another batch size.

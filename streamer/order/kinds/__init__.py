@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from streamer.order.mix.spec import MixSpec
     from streamer.order.spec import OrderSpec
 
-# By names, so that one dataset does not load the modules of a mix.
+# These are names, so that one dataset does not load the modules of a mix.
 _KINDS = {
     "": ("streamer.order.kinds.one", "OneOrders"),
     "mix": ("streamer.order.kinds.mix", "MixOrders"),

@@ -19,7 +19,7 @@ class GrowingOrders(Orders):
 
     def order(self, members: Sequence[Counted], epoch: int, view: RankView) -> GrowingOrder:
         """See `Orders`; a worker knows the rounds of its batch only."""
-        assert not isinstance(view.rounds, NoRounds), "the rank, or `known_rounds`, has rounds"
+        assert not isinstance(view.rounds, NoRounds), "the rank, or `open_rounds`, has rounds"
         lanes = self._spec.rank_lanes(view.split, view.entry)
         return GrowingOrder(view.rounds, lanes, self._spec.epoch_samples, epoch)
 
@@ -27,7 +27,7 @@ class GrowingOrders(Orders):
         """See `Orders`."""
         return UseCodes(members)
 
-    def known_rounds(self, members: Sequence[Counted]) -> KnownRounds:
+    def open_rounds(self, members: Sequence[Counted]) -> KnownRounds:
         """See `Orders`."""
         (only,) = members
         return KnownRounds(only.cohorts(self._spec.order))

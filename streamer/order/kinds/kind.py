@@ -55,7 +55,7 @@ class CodeBook(ABC):
     """Encodes and decodes the samples of a stream."""
 
     @abstractmethod
-    def carried(self, samples: Integers) -> Integers:
+    def carry(self, samples: Integers) -> Integers:
         """Returns the codes of what the order calls its samples: (N,)."""
 
     @abstractmethod
@@ -150,6 +150,6 @@ class Orders(ABC):
     def codes(self, members: Sequence[Selected]) -> CodeBook:
         """Returns the codes of the samples of the members."""
 
-    def known_rounds(self, members: Sequence[Counted]) -> KnownRounds | NoRounds:
+    def open_rounds(self, members: Sequence[Counted]) -> KnownRounds | NoRounds:
         """Returns what a worker keeps of the rounds that the rank tells it with each batch."""
         return NO_ROUNDS

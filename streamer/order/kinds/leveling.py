@@ -22,7 +22,7 @@ class Leveling(ABC):
     """What is made level."""
 
     @abstractmethod
-    def applied(self, order: Order, costs: Costs) -> Order:
+    def apply(self, order: Order, costs: Costs) -> Order:
         """Returns the order after its samples have changed places."""
 
     @abstractmethod
@@ -45,7 +45,7 @@ class Leveling(ABC):
 class NoLeveling(Leveling):
     """Nothing changes places."""
 
-    def applied(self, order: Order, costs: Costs) -> Order:
+    def apply(self, order: Order, costs: Costs) -> Order:
         """See `Leveling`."""
         return order
 
@@ -63,9 +63,9 @@ class LaneLeveling(Leveling):
     def __init__(self, spec: BalanceSpec) -> None:
         self._spec = spec
 
-    def applied(self, order: Order, costs: Costs) -> Order:
+    def apply(self, order: Order, costs: Costs) -> Order:
         """See `Leveling`."""
-        # Only here: other orders do not load it.
+        # Imported here, since other orders do not need it.
         from streamer.order.balanced_order import BalancedOrder
 
         own = self._spec.linear, self._spec.quadratic
@@ -84,6 +84,6 @@ class LaneLeveling(Leveling):
         )
 
 
-def find_leveling(stored: BalanceSpec | UnsetType) -> Leveling:
+def find_level(stored: BalanceSpec | UnsetType) -> Leveling:
     """Returns what a spec says of it; specs leave the part out where nothing is made level."""
     return NoLeveling() if isinstance(stored, UnsetType) else LaneLeveling(stored)

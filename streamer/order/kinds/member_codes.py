@@ -24,7 +24,7 @@ class MemberCodes(CodeBook):
     def first_run(self, epoch: int, member: int) -> int:
         """Returns what is added to the pass of a code, so that it counts over all epochs."""
 
-    def carried(self, samples: Integers) -> Integers:
+    def carry(self, samples: Integers) -> Integers:
         """See `CodeBook`: the order has codes."""
         return samples
 

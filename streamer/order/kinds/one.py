@@ -37,7 +37,7 @@ class Ordinals(CodeBook):
     def __init__(self, data: Selected) -> None:
         self._data = data
 
-    def carried(self, samples: Integers) -> Integers:
+    def carry(self, samples: Integers) -> Integers:
         """See `CodeBook`."""
         return self._data.to_manifest(samples)
 

@@ -141,7 +141,7 @@ class MixRequest(msgspec.Struct, frozen=True):
             check_lanes('batching="homogeneous"', lanes, batch_size)
         level = level_of(self.balance)
         level.check_lanes(lanes, slots * lanes if start.slots else batch_size)
-        balance = level.for_batch(slots * lanes)
+        balance = level.resize(slots * lanes)
         unit = lanes * (slots if self.batching == "homogeneous" else 1)
         all_amounts = self._amounts(sources, start)
         amounts = _from_epoch(all_amounts, start.epoch)
@@ -173,7 +173,7 @@ class MixRequest(msgspec.Struct, frozen=True):
     def _auto_lanes(self, chunks: int, batch_size: int) -> int:
         """Chooses the lanes as of one dataset, but a multiple of the groups of a batch."""
         groups = self._groups(batch_size)
-        batch_size = level_of(self.balance).together(batch_size)
+        batch_size = level_of(self.balance).count_units(batch_size)
         lanes = auto_lanes(chunks, batch_size)
         return max((d for d in range(groups, lanes + 1, groups) if batch_size % d == 0), default=groups)
 

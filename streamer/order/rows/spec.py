@@ -36,7 +36,7 @@ class RowSpec(msgspec.Struct, frozen=True):
         ConfigError: a part outside of these rules.
     """
 
-    # What an audit says that it can only count.
+    # The words of an audit, which can only count them.
     counted_only: ClassVar[str] = "rows of packed documents"
 
     length: int

@@ -52,9 +52,9 @@ class GrowingOrdering(Ordering):
         """See `Ordering`."""
         return self.growth.facts()
 
-    def in_words(self, members: Members, global_batch: int, nodes: int, cache_bytes: int | None = None) -> str:
+    def describe(self, members: Members, global_batch: int, nodes: int, cache_bytes: int | None = None) -> str:
         """See `Ordering`: the order within which samples are admitted."""
-        return self._within.in_words(members, global_batch, nodes, cache_bytes)
+        return self._within.describe(members, global_batch, nodes, cache_bytes)
 
     def cautions(self, global_batch: int, local_batch: int, nodes: int) -> Sequence[str]:
         """See `Ordering`."""
@@ -111,7 +111,7 @@ class GrowingDataset(OneDataset):
         super().__init__(member)
         self._growing = growing
 
-    def ordering(self, members: Members, global_batch: int, rank_config: RankConfig) -> GrowingOrdering:
+    def make_ordering(self, members: Members, global_batch: int, rank_config: RankConfig) -> GrowingOrdering:
         """See `StreamKind`."""
         order = self.order(members, global_batch)
         growth = Growth(self._growing, order, members, rank_config, global_batch=global_batch)
