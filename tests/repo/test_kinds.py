@@ -24,8 +24,6 @@ ALLOWED = {
         "loader/stall/reporter.py": [
             "rows = None if packing is None or report.packing is None else _packed(report.packing, packing.tokens)"
         ],
-        "engine/statistics.py": ["rows = (None,) * len(_OF_ROWS) if report.rows is None else report.rows"],
-        "service/server.py": ["rows = None if request.rows is None else msgspec.structs.astuple(request.rows)"],
     },
     "Whether the keys of samples are known before these are read, so that annotations have rows for them.": {
         "loader/members/column_reader.py": ["if rows is None:"],
