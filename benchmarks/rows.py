@@ -26,7 +26,8 @@ from report import Tables, kept, print_tables
 
 from streamer import Estimate, Packing, StreamingDataLoader, StreamingDataset
 from streamer.base.cgroup import usable_cores
-from streamer.batches.rows.planned import Pieces, PlannedRows, RowsRecipe
+from streamer.batches.rows.pieces import Pieces
+from streamer.batches.rows.planned import PlannedRows, RowsRecipe
 from streamer.batches.rows.table import Documents, RowTable
 from streamer.formats import Tokens
 from streamer.order import EpochOrder, OrderSpec, RankPlan

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from streamer import errors as errors
     from streamer.annotations.options import Annotations as Annotations
     from streamer.batches.batch.ragged import Ragged as Ragged
+    from streamer.batches.rows.balance import Balance as Balance
     from streamer.batches.rows.collate import collate_rows as collate_rows
-    from streamer.batches.rows.options import Balance as Balance
     from streamer.batches.rows.options import Buckets as Buckets
     from streamer.batches.rows.options import Estimate as Estimate
     from streamer.batches.rows.options import Packing as Packing
@@ -41,7 +41,7 @@ __version__ = VERSION
 
 _HOMES = {
     "Annotations": "streamer.annotations.options",
-    "Balance": "streamer.batches.rows.options",
+    "Balance": "streamer.batches.rows.balance",
     "Buckets": "streamer.batches.rows.options",
     "Decode": "streamer.decode.rule",
     "DevicePrefetcher": "streamer.loader.device.prefetcher",

@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from streamer.batches.rows.options import NO_PACKING, NoPacking
 from streamer.batches.samples.opened import Members
 from streamer.batches.skipping import OnError, Skipped, SkipRules, StoreBudget
 from streamer.config import RankConfig
 from streamer.errors import Detail, StateError, StreamerError
+from streamer.loader.kinds.kind import MemberCount
 from streamer.loader.options.arguments import Skip, skip_rules
 from streamer.order.audit.tallies import Record
 from streamer.order.plan import LastBatch, batch_count, check_last_batch
@@ -212,7 +214,7 @@ class FakePrepared:
     shared: StoreBudget | None = None
     skip_rules: SkipRules = field(default_factory=SkipRules)
     engine_values: Mapping[str, object] | None = None
-    packing: None = None
+    packing: NoPacking = NO_PACKING
     members: Members = field(default_factory=lambda: Members(()))
     _opened: threading.Event = field(default_factory=threading.Event, init=False, repr=False, compare=False)
 
@@ -234,9 +236,12 @@ class FakePrepared:
     def growing_stats(self, epoch: int, batch: int) -> None:
         """It does not grow."""
 
-    @property
-    def growth(self) -> None:
-        """It does not grow."""
+    def count_drawn(self, epoch: int, batch: int) -> dict[str, MemberCount]:
+        """One dataset, not a mix."""
+        return {}
+
+    def follow(self, before: FakePrepared, epoch: int) -> None:
+        """Epochs of changed data begin anew."""
 
     def sample_key(self, ordinal: int) -> str:
         """Its number."""

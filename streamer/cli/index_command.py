@@ -139,12 +139,11 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         _summary(manifest, where, terminal)
         if arguments.measure is not None:
             _measure(manifest, arguments, terminal)
-        if arguments.packing is not None:
+        # Rows say themselves what --explain says of samples.
+        asked = [describe for option, describe in _DESCRIPTIONS.items() if getattr(arguments, option) is not None]
+        if asked:
             terminal.line()
-            terminal.line(_packed(manifest, arguments))
-        elif arguments.explain is not None:
-            terminal.line()
-            terminal.line(_explained(manifest, arguments.explain, arguments.seed, arguments.nodes))
+            terminal.line(asked[0](manifest, arguments))
     return Exit.DONE
 
 
@@ -247,13 +246,15 @@ def _in_tasks(arguments: argparse.Namespace, folder: Path, bar: Progress, notes:
         return asyncio.run(manifest_of_source(source, folder, running, options, notes.append))
 
 
-def _explained(manifest: Manifest, batch: int, seed: int, nodes: int) -> str:
+def _explained(manifest: Manifest, arguments: argparse.Namespace) -> str:
+    """Describes the order of the samples."""
     from streamer.order.quality import explain
     from streamer.order.spec import OrderSpec
 
-    _check_batch(batch, nodes)
-    spec = OrderSpec.auto(manifest.digest, manifest.chunk_samples, batch, seed, "block")
-    return explain(spec, manifest.chunk_samples, batch, int(manifest.chunk_local_bytes.sum()), nodes)
+    batch = arguments.explain
+    _check_batch(batch, arguments.nodes)
+    spec = OrderSpec.auto(manifest.digest, manifest.chunk_samples, batch, arguments.seed, "block")
+    return explain(spec, manifest.chunk_samples, batch, int(manifest.chunk_local_bytes.sum()), arguments.nodes)
 
 
 def _packed(manifest: Manifest, arguments: argparse.Namespace) -> str:
@@ -265,12 +266,15 @@ def _packed(manifest: Manifest, arguments: argparse.Namespace) -> str:
     data = OpenedDataset(manifest, None)
     cost = arguments.cost
     cost = Estimate(cost) if isinstance(cost, float) else cost
-    data.pack(Packing(arguments.packing, cost=cost), manifest.path.parent, shuffle=True)
-    assert data.rows is not None
+    rows = data.pack(Packing(arguments.packing, cost=cost), manifest.path.parent, shuffle=True)
     if arguments.explain is None:
-        return data.rows.in_words()
+        return rows.in_words()
     _check_batch(arguments.explain, arguments.nodes)
-    return explain_rows(data.rows, data.stored_bytes, arguments.explain, arguments.seed)
+    return explain_rows(rows, data.stored_bytes, arguments.explain, arguments.seed)
+
+
+# The description of a dataset is that of the first option that was given.
+_DESCRIPTIONS = {"packing": _packed, "explain": _explained}
 
 
 def _measure(manifest: Manifest, arguments: argparse.Namespace, terminal: Terminal) -> None:

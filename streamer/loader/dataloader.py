@@ -343,7 +343,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
             return  # by a call that was interrupted
         skipped = [self._prepare().skipped(at, cause) for at, cause in delivery.skipped]
         if self._prepare().skip_rules.on_error == "skip":
-            self._ledger.note(skipped, self._delivered, packed=self._prepare().packing is not None)
+            self._ledger.note(skipped, self._delivered, packed=not self._prepare().packing.replaces)
             self._ledger.check(self._delivered)
         self._delivered += 1
         self._position = delivery.epoch, delivery.batch + 1
@@ -418,7 +418,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
             before, self._before = self._before, None
             # Of data that has changed.
             self._audit.load({})
-            if before is not None and self._prepared.names:
+            if before is not None:
                 self._prepared.follow(before, self._start[0])
         return self._prepared
 

@@ -14,7 +14,8 @@ from streamer.annotations.options import Annotations
 from streamer.base.logins import shown
 from streamer.batches import checks
 from streamer.batches.removed import refuse_unknown
-from streamer.batches.rows.options import Balance, Buckets, Packing, as_packing
+from streamer.batches.rows.balance import Balance, as_balance
+from streamer.batches.rows.options import Buckets, Packing, as_packing
 from streamer.batches.samples.maker import Transform
 from streamer.batches.samples.sent_main import send_main_by_value
 from streamer.batches.skipping import OnError
@@ -24,13 +25,14 @@ from streamer.formats.base import Format
 from streamer.loader.agreement.agreement import ParentRank
 from streamer.loader.agreement.epoch_cell import EpochCell
 from streamer.loader.epoch_dataset import EpochDataset
+from streamer.loader.kinds import kind_of
 from streamer.loader.members.member import Member
 from streamer.loader.members.selections import Indices, choice
 from streamer.loader.members.single_reads import SlowReads
 from streamer.loader.options.arguments import Index, Order, Skip, Url, given_or_default
 from streamer.loader.options.dataset_options import DatasetOptions, FixedArguments, as_urls
 from streamer.loader.rank.opening import Opening
-from streamer.order.growing import Growing
+from streamer.order.growing import Growing, as_growing
 
 if TYPE_CHECKING:
     from streamer.batches.samples.joins import How
@@ -134,9 +136,9 @@ class StreamingDataset(FixedArguments, EpochDataset):
             seed=seed,
             order=given_or_default("order", order, Order),
             batch_size=batch_size,
-            growing=growing,
+            growing=as_growing(growing),
             packing=as_packing(packing),
-            balance=balance,
+            balance=as_balance(balance),
             decode=Decode.of(decode),
             transform=transform,
             annotations=Annotations.of(annotations),
@@ -167,9 +169,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         Raises:
             ConfigError: the dataset has no packing.
         """
-        if (rows := self._member.opened.rows) is None:
-            raise ConfigError("rows is for a dataset with packing=; this one has samples", field="packing")
-        return rows.rows
+        return self._member.opened.rows.total()
 
     @property
     def classes(self) -> list[str]:
@@ -325,7 +325,8 @@ class StreamingDataset(FixedArguments, EpochDataset):
 
     def _start(self, member: Member) -> None:
         self._member = member
-        self._begin_at_zero(Opening(member.options, [member], member.job, member.shared, parent=member.parent))
+        kind = kind_of(member)
+        self._begin_at_zero(Opening(member.options, kind, member.job, member.shared, parent=member.parent))
         self._single_reads = SlowReads()
 
     def __getstate__(self) -> dict[str, object]:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from streamer.batches.ring.pinning import Pinner
 from streamer.batches.samples.sent_code import SentCode
 from streamer.batches.workers.batch_maker import MakerRules
-from streamer.errors import ConfigError
 from streamer.loader.delivery import Delivery
 from streamer.loader.device.copying import Mover, mover_for
 from streamer.loader.feed.feeder import Feeder, FeedPlan
@@ -141,11 +140,7 @@ class SupplyOwner:
 
     def _build(self, prepared: RankStream) -> Supply:
         s = self.settings
-        if s.ragged and prepared.packing is not None:
-            raise ConfigError(
-                f"ragged={s.ragged!r} with packing=: fields without a value for each token come as Ragged anyway",
-                field="ragged",
-            )
+        prepared.packing.check_ragged(s.ragged)
         rules = MakerRules(
             prepared.seed, s.collate_fn, prepared.skip_rules.on_error, s.own_generators, s.ragged, prepared.packing
         )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from streamer.batches.samples.sent_main import send_main_by_value
 from streamer.batches.skipping import SkipLedger, Skipped
-from streamer.errors import ConfigError, StateError
+from streamer.errors import StateError
 from streamer.loader.delivery import Delivery
 from streamer.loader.epoch_dataset import EpochDataset
 from streamer.loader.feed.supply import Supply
@@ -69,11 +69,9 @@ class LoaderViews:
         Raises:
             ConfigError: the dataset does not grow.
         """
-        growth = self._prepare().growth
-        if growth is None:
-            raise ConfigError("admissions is for a dataset with growing=", field="admissions")
+        prepared = self._prepare()
         with self._supply_owner.planning:
-            return growth.log.admitted
+            return prepared.admissions
 
     @property
     def skipped(self) -> list[Skipped]:
@@ -136,13 +134,12 @@ def batch_sources(prepared: RankStream, delivery: Delivery | None) -> npt.NDArra
     Raises:
         ConfigError: this is not a mix.
     """
-    if not prepared.names:
-        raise ConfigError("sources is for a MixedDataset; this loader has one dataset", field="sources")
+    prepared.check_sources()
     if delivery is None:
         return np.empty(0, np.int16)
     codes = prepared.ordinals(delivery.epoch, delivery.batch)
     sources = prepared.sources(delivery.epoch, delivery.batch)
-    if not delivery.skipped or prepared.packing is not None:
+    if not delivery.skipped or not prepared.packing.replaces:
         return sources
     # As `BatchMaker` fills: each missing sample is replaced by the next one that is there.
     missing = np.isin(codes, [code for code, _ in delivery.skipped])
@@ -156,19 +153,20 @@ def member_stats(
     prepared: RankStream | None, position: tuple[int, int], skipped: Sequence[Skipped], engine: EngineView | None
 ) -> Mapping[str, MemberStats]:
     """Returns the statistics of each member of a mix at an epoch and its next batch; {} for one dataset."""
-    if prepared is None or not prepared.names:
+    if prepared is None:
         return {}
-    drawn = prepared.drawn(*position).tolist()
+    drawn = prepared.count_drawn(*position)
+    total = max(1, sum(count.drawn for count in drawn.values()))
     counts = Counter(entry.member for entry in skipped)
     return {
         name: MemberStats(
-            drawn=here,
-            passes=here / samples,
-            share=here / max(1, sum(drawn)),
+            drawn=count.drawn,
+            passes=count.drawn / count.samples,
+            share=count.drawn / total,
             skipped=counts[name],
             engine=None if engine is None else engine.parts.get(name),
         )
-        for name, samples, here in zip(prepared.names, prepared.member_samples, drawn, strict=True)
+        for name, count in drawn.items()
     }
 
 

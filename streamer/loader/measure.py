@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.batches import checks
+from streamer.batches.rows.balance import NO_BALANCE
+from streamer.batches.rows.options import NO_PACKING
 from streamer.batches.samples.seeding import UNSEEDED
 from streamer.decode.transforms import as_transform, takes
 from streamer.errors import ConfigError, ManifestError
@@ -27,6 +29,7 @@ from streamer.loader.options.arguments import Order
 from streamer.loader.options.dataset_options import DatasetOptions
 from streamer.manifest.selection import Where
 from streamer.manifest.table import Manifest
+from streamer.order.growing import NOT_GROWING
 
 logger = logging.getLogger(__name__)
 
@@ -90,9 +93,9 @@ def measure(
     options = replace(
         member.options,
         transform=_counted(member.options.transform, count),
-        packing=None,
-        balance=None,
-        growing=None,
+        packing=NO_PACKING,
+        balance=NO_BALANCE,
+        growing=NOT_GROWING,
         order=Order(last_batch="short"),
         rank=0,
         world_size=1,

@@ -17,7 +17,7 @@ from streamer.loader.agreement.agreement import ParentRank
 from streamer.loader.agreement.epoch_cell import EpochCell
 from streamer.loader.dataset import StreamingDataset
 from streamer.loader.epoch_dataset import EpochDataset
-from streamer.loader.kinds.mix import Mixing
+from streamer.loader.kinds.mix import Mix
 from streamer.loader.options.arguments import Order, Skip, given_or_default
 from streamer.loader.options.mix_options import MixOptions, check_members, check_names, refuse_linear
 from streamer.loader.rank.opening import Opening
@@ -113,8 +113,7 @@ class MixedDataset(EpochDataset):
 
     def quotas(self, epoch: int | None = None) -> dict[str, int]:
         """Returns the samples of each member in an epoch, over all ranks. By default in the next one."""
-        quotas = self._plain().quotas(self.epoch if epoch is None else epoch)
-        return dict(zip(self._members, quotas, strict=True))
+        return dict(self._plain().quotas(self.epoch if epoch is None else epoch))
 
     def explain(self, batch_size: int, nodes: int = 1) -> str:
         """The order of the mix and its cost in words.
@@ -208,8 +207,7 @@ class MixedDataset(EpochDataset):
         self._members = dict(members)
         self._options = options
         each = [member._member for member in members.values()]
-        mixing = Mixing(options, [member.options for member in each])
-        self._begin_at_zero(Opening(options, each, job, shared, mixing, parent=parent))
+        self._begin_at_zero(Opening(options, Mix(options, each, job), job, shared, parent=parent))
 
     def __getstate__(self) -> dict[str, object]:
         """For another process: without open resources; the rank counts in workers, which cannot detect theirs."""

@@ -61,26 +61,28 @@ class ColumnValues(msgspec.Struct, frozen=True, eq=False):
         kind: of the values.
         valid: bool, shape (n,): the sample has a value.
         values: int64 (of "bool" 0 and 1), uint64 or float64, shape (n,); of texts their UTF-8.
-        rows: of a column of other samples, to which these are joined: the number there, (samples,), -1 for none.
     """
 
     kind: Kind
     valid: Flags
     values: NDArray[np.generic] | BinaryColumn
-    rows: Int64Array | None = None
 
     @property
     def samples(self) -> int:
         """Number of samples."""
-        return len(self.valid if self.rows is None else self.rows)
+        return len(self.valid)
+
+    def join_to(self, rows: Int64Array) -> JoinedValues:
+        """Returns the column of other samples that are joined to these.
+
+        Args:
+            rows: (samples,) number of the sample here to which each one is joined, -1 for none.
+        """
+        return JoinedValues(self.kind, self.valid, self.values, rows)
 
     def places(self, ordinals: Int64Array) -> tuple[Int64Array, Flags]:
         """Returns where the values of some samples are, and which of them have one."""
-        if self.rows is None:
-            return ordinals, self.valid[ordinals]
-        rows = self.rows[ordinals]
-        places = np.maximum(rows, 0)
-        return places, (rows >= 0) & self.valid[places]
+        return ordinals, self.valid[ordinals]
 
     def value(self, row: int) -> str | int | float | bool | None:
         """Returns the value of a sample; None: it has none."""
@@ -90,6 +92,27 @@ class ColumnValues(msgspec.Struct, frozen=True, eq=False):
             return self.values[row].decode("utf-8", "surrogatepass")
         found: int | float = self.values[row].item()
         return bool(found) if self.kind == "bool" else found
+
+
+class JoinedValues(ColumnValues, frozen=True, eq=False):
+    """A column of other samples, to which these are joined.
+
+    Attributes:
+        rows: (samples,) number of the sample there, -1 for none.
+    """
+
+    rows: Int64Array
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return len(self.rows)
+
+    def places(self, ordinals: Int64Array) -> tuple[Int64Array, Flags]:
+        """See `ColumnValues`."""
+        rows = self.rows[ordinals]
+        places = np.maximum(rows, 0)
+        return places, (rows >= 0) & self.valid[places]
 
 
 ColumnsOf = Callable[[Sequence[str]], Sequence[ColumnValues]]

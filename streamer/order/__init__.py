@@ -16,6 +16,7 @@ plan.py       one rank's epoch
 state.py      where a run is: a few numbers
 adopt.py      going on with a changed mix
 quality.py    how good the shuffle is and what it costs, in words
+kinds/        the kinds of order as objects: of one dataset, of a mix, of a growing dataset
 mix/          the order of several datasets together
 rows/         documents to rows of one length
 row_order.py  the order of rows
@@ -24,12 +25,18 @@ balanced_order.py  the order of equal cost per rank
 growing/      the order of a dataset that is trained on while it arrives
 """
 
-from streamer.order.epoch import EpochOrder
-from streamer.order.plan import BatchIndex, RankPlan, worker_batches
-from streamer.order.quality import explain, lane_spread, vif_bound
-from streamer.order.schedule import Schedule
-from streamer.order.spec import OrderSpec, shuffle_mode
-from streamer.order.state import Resume, State
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from streamer.order.epoch import EpochOrder
+    from streamer.order.plan import BatchIndex, RankPlan, worker_batches
+    from streamer.order.quality import explain, lane_spread, vif_bound
+    from streamer.order.schedule import Schedule
+    from streamer.order.spec import OrderSpec, shuffle_mode
+    from streamer.order.state import Resume, State
 
 __all__ = [
     "BatchIndex",
@@ -45,3 +52,20 @@ __all__ = [
     "vif_bound",
     "worker_batches",
 ]
+
+# Imported at first use: a worker process needs few of them.
+_MODULES = {
+    "epoch": ("EpochOrder",),
+    "plan": ("BatchIndex", "RankPlan", "worker_batches"),
+    "quality": ("explain", "lane_spread", "vif_bound"),
+    "schedule": ("Schedule",),
+    "spec": ("OrderSpec", "shuffle_mode"),
+    "state": ("Resume", "State"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from streamer.errors import StateError
-from streamer.order.level import BalanceSpec
+from streamer.order.kinds.leveling import find_level
 from streamer.order.mix.places import epoch_places, lane_ends, lane_quotas
 from streamer.order.mix.request import MixRequest, MixSource, Place, Start
 from streamer.order.mix.spec import MixSpec
@@ -70,10 +70,7 @@ def adopt(saved: Mapping[str, object], request: MixRequest, sources: Sequence[Mi
     state = State.from_dict(saved)
     epoch = state.epoch + (state.position > 0)
     lanes = state.spec.lanes
-    if isinstance(state.spec, MixSpec):
-        left = _left_by_mix(state, state.spec)
-    else:
-        left = _left_by_dataset(state.of_kind(""), state.spec, sources)
+    left = _LEFT_BY.get(state.spec.kind, _left_by_dataset)(state, sources)
     # Inside a pass the order must stay as it is; from the next one on a member may have another window.
     windows = {name: one.order.window for name, one in left.items() if one.inside}
     start = Start(epoch, lanes, windows=windows)
@@ -103,7 +100,8 @@ def _continued(source: MixSource, left: _Left | None, order: OrderSpec) -> tuple
     return left.place, f"goes on in pass {number} after {place} of {left.samples} samples{again}"
 
 
-def _left_by_mix(state: State, spec: MixSpec) -> dict[str, _Left]:
+def _left_by_mix(state: State, sources: Sequence[MixSource]) -> dict[str, _Left]:
+    spec = state.spec_of(MixSpec)
     epoch = state.epoch
     drawn = spec.drawn(epoch)
     quotas = spec.quotas(epoch)
@@ -112,7 +110,7 @@ def _left_by_mix(state: State, spec: MixSpec) -> dict[str, _Left]:
     elif state.position == 0:
         least = used = [0] * len(drawn)
     else:
-        _check_balance(spec)
+        find_level(spec.balance).check_inside()
         places = epoch_places(spec, epoch).counts(lane_ends(state.position, spec.lanes))
         counts = np.minimum(places, lane_quotas(spec, epoch))
         least = (spec.lanes * counts.min(axis=1)).tolist()
@@ -124,12 +122,13 @@ def _left_by_mix(state: State, spec: MixSpec) -> dict[str, _Left]:
     }
 
 
-def _left_by_dataset(state: State, spec: OrderSpec, sources: Sequence[MixSource]) -> dict[str, _Left]:
+def _left_by_dataset(state: State, sources: Sequence[MixSource]) -> dict[str, _Left]:
     """A dataset alone is a stream whose every epoch begins in lane 0."""
+    spec = state.spec_of(OrderSpec)
     for source in sources:
         if (source.manifest_digest, source.seed) == (spec.manifest_digest, spec.seed):
             if 0 < state.position < source.samples:
-                _check_balance(spec)
+                find_level(spec.balance).check_inside()
             origin = state.epoch * source.samples + min(state.position, source.samples)
             place = Place(origin, -state.epoch * source.samples % spec.lanes)
             return {source.name: _Left(spec, source.samples, place)}
@@ -140,11 +139,5 @@ def _left_by_dataset(state: State, spec: OrderSpec, sources: Sequence[MixSource]
     )
 
 
-def _check_balance(spec: OrderSpec | MixSpec) -> None:
-    """Refuses a state inside an epoch whose samples change places: those before it are not the first of each member."""
-    if isinstance(spec.balance, BalanceSpec):
-        raise StateError(
-            "the state is of a run with balance=, inside an epoch: go on with the same mix, or with a state from an "
-            "epoch's end",
-            field="balance",
-        )
+# Each function returns where a run of its kind has left the members; runs of other kinds do not go on as a mix.
+_LEFT_BY = {"mix": _left_by_mix, "": _left_by_dataset}

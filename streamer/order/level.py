@@ -6,6 +6,8 @@ enters, and nothing of the number of ranks: lanes stay with their nodes, and bat
 
 from __future__ import annotations
 
+from math import gcd
+
 import msgspec
 import numpy as np
 
@@ -48,10 +50,62 @@ class BalanceSpec(msgspec.Struct, frozen=True):
                 field="cost",
             )
 
+    def count_units(self, batch_size: int) -> int:
+        """Returns the units of a batch of which each is of one lane: rows that are made level together."""
+        return batch_size // gcd(self.rows, batch_size)
+
+    def check_lanes(self, lanes: int, batch_size: int) -> None:
+        """Makes sure that lanes divide a global batch.
+
+        Raises:
+            ConfigError: they do not.
+        """
+        check_lanes("balance=", lanes, batch_size)
+
+    def resize(self, batch_size: int) -> BalanceSpec:
+        """Returns the same for another global batch."""
+        return msgspec.structs.replace(self, batch=batch_size)
+
     def parts(self) -> dict[str, str | int]:
         """Returns the parts by the names that messages use."""
         parts = {f"balance.{name}": getattr(self, name) for name in self.__struct_fields__}
         return parts if self.lengths else {name: value for name, value in parts.items() if name != "balance.lengths"}
+
+
+class NoLevel:
+    """The level of an order in which nothing is made level."""
+
+    def count_units(self, batch_size: int) -> int:
+        """Returns the units of a batch of which each is of one lane: its samples."""
+        return batch_size
+
+    def check_lanes(self, lanes: int, batch_size: int) -> None:
+        """Takes any lanes."""
+
+    def resize(self, batch_size: int) -> msgspec.UnsetType:
+        """Returns what a spec has: it leaves the part out."""
+        return msgspec.UNSET
+
+    def parts(self) -> dict[str, str | int]:
+        """Returns no parts."""
+        return {}
+
+
+def level_of(stored: BalanceSpec | msgspec.UnsetType) -> BalanceSpec | NoLevel:
+    """Returns what a spec makes level; it leaves the part out where that is nothing."""
+    return NoLevel() if isinstance(stored, msgspec.UnsetType) else stored
+
+
+def check_lanes(what: str, lanes: int, batch_size: int) -> None:
+    """Makes sure that lanes divide the global batch, for what needs that.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if batch_size % lanes:
+        raise ConfigError(
+            f"{what} needs lanes that divide the global batch: {lanes} do not divide {batch_size}", field="lanes"
+        )
 
 
 def superwindow(rows: int, most: int) -> int:

@@ -86,6 +86,10 @@ class Order(Protocol):
         """Positions that one call of `ordinals` should have, so that its fixed cost does not count."""
         ...
 
+    def at(self, epoch: int) -> Order:
+        """The order of another epoch, sharing what does not change from epoch to epoch."""
+        ...
+
     def known(self, position: int) -> tuple[int, int]:
         """The half-open positions around one whose samples are fixed whenever those of it are; see `ALL_POSITIONS`."""
         ...

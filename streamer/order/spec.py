@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from math import gcd
-from typing import Literal, TypeAlias, get_args
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 import msgspec
 import numpy as np
 
 from streamer.errors import ConfigError, ManifestError
 from streamer.order.hashing import Integers
-from streamer.order.level import BalanceSpec
-from streamer.order.rows.spec import RowSpec
+from streamer.order.level import BalanceSpec, level_of
+from streamer.order.rows.spec import RowSpec, row_spec_of
 
 Shuffle: TypeAlias = Literal["block", "sample", "none"]
 Cut: TypeAlias = Literal["fixed", "by_key", "redrawn"]
@@ -58,6 +58,15 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
     Raises:
         ConfigError: a part outside of these rules.
     """
+
+    # The name of this kind of order in a state, and in messages.
+    kind: ClassVar[str] = ""
+    words: ClassVar[str] = "a single dataset"
+    # The advice of messages where a state differs, and where it is of another kind.
+    advice: ClassVar[str] = ""
+    remedies: ClassVar[dict[str, str]] = {}
+    # Whether an epoch has every sample once.
+    each_once: ClassVar[bool] = True
 
     manifest_digest: str
     seed: int
@@ -129,21 +138,13 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
                 "check the url and the selection",
                 manifest=manifest_digest,
             )
-        if isinstance(balance, BalanceSpec):
-            lanes = auto_lanes(chunks, together(batch_size, balance)) if lanes is None else lanes
-            check_lanes("balance=", lanes, batch_size)
         if mode == "none":
             return cls(manifest_digest, seed, mode, lanes or 1, window or 1, cut, rows, balance)
-        return cls(
-            manifest_digest,
-            seed,
-            mode,
-            auto_lanes(chunks, batch_size) if lanes is None else lanes,
-            auto_window(chunks, batch_size) if window is None else window,
-            cut,
-            rows,
-            balance,
-        )
+        level = level_of(balance)
+        lanes = auto_lanes(chunks, level.count_units(batch_size)) if lanes is None else lanes
+        level.check_lanes(lanes, batch_size)
+        window = auto_window(chunks, batch_size) if window is None else window
+        return cls(manifest_digest, seed, mode, lanes, window, cut, rows, balance)
 
     @cached_property
     def order_id(self) -> str:
@@ -156,12 +157,50 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
         """The pieces open together in one lane, k >= 1."""
         return max(1, self.window // self.lanes)
 
+    @property
+    def orders(self) -> tuple[OrderSpec, ...]:
+        """The order of each member: of one dataset its own."""
+        return (self,)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the members of a mix: none."""
+        return ()
+
+    @property
+    def counted_only(self) -> str:
+        """What an audit can only count, in words; "" where it can name the samples."""
+        return row_spec_of(self.rows).counted_only
+
+    def code_ranges(self, epoch: int, own: Callable[[], int]) -> list[tuple[int, int]]:
+        """Returns, for each member, the codes of a pass and of an epoch; see `streamer.order.audit.tallies.Codes`.
+
+        Args:
+            epoch: its number.
+            own: returns the number of codes of a dataset alone.
+        """
+        return [(count := own(), count)]
+
+    def samples_in(self, epoch: int, counts: Sequence[int]) -> int:
+        """Samples of an epoch, over all ranks, without repeats.
+
+        Args:
+            epoch: its number.
+            counts: samples, or rows, of each member.
+        """
+        (samples,) = counts
+        return samples
+
     def facts(self) -> dict[str, str | int]:
         """All parts, by which ranks and states are compared, in the words of users."""
         return {**self.parts(), "cut": self.cut}
 
+    def to_stored(self) -> tuple[dict[str, object], dict[str, object]]:
+        """Returns what a state keeps before its place, and after it."""
+        return dict(self.parts()), {}
+
     def parts(self) -> dict[str, str | int]:
-        """The parts by name, plain values; a state keeps them."""
+        """The parts by name, plain values."""
         return {
             "manifest": self.manifest_digest,
             "seed": self.seed,
@@ -169,8 +208,8 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
             "lanes": self.lanes,
             "window": self.window,
             "cut": _STORED_BY_KEY if self.cut == "by_key" else self.cut,
-            **(self.rows.parts() if isinstance(self.rows, RowSpec) else {}),
-            **(self.balance.parts() if isinstance(self.balance, BalanceSpec) else {}),
+            **row_spec_of(self.rows).parts(),
+            **level_of(self.balance).parts(),
         }
 
 
@@ -187,19 +226,6 @@ def auto_lanes(chunks: int, batch_size: int) -> int:
     """
     limit = min(max(8, min(256, batch_size // 64)), max(1, chunks // 32))
     return max(d for d in range(1, limit + 1) if batch_size % d == 0)
-
-
-def together(batch_size: int, balance: BalanceSpec | msgspec.UnsetType) -> int:
-    """Returns the units of a batch of which each is of one lane: samples, or those that are made level together."""
-    return batch_size if isinstance(balance, msgspec.UnsetType) else batch_size // gcd(balance.rows, batch_size)
-
-
-def check_lanes(what: str, lanes: int, batch_size: int) -> None:
-    """Makes sure that lanes divide the global batch, for what needs that."""
-    if batch_size % lanes:
-        raise ConfigError(
-            f"{what} needs lanes that divide the global batch: {lanes} do not divide {batch_size}", field="lanes"
-        )
 
 
 def auto_window(chunks: int, batch_size: int) -> int:

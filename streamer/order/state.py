@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import msgspec
 
@@ -16,11 +16,14 @@ from streamer.order.spec import OrderSpec, stored_cut
 from streamer.version import VERSION
 
 if TYPE_CHECKING:
+    from streamer.order.growing.spec import GrowingSpec
     from streamer.order.mix.spec import MixSpec
 
 _log = logging.getLogger(__name__)
 
+AnySpec: TypeAlias = "OrderSpec | MixSpec | GrowingSpec"
 S = TypeVar("S", bound=msgspec.Struct)
+K = TypeVar("K", bound="AnySpec")
 
 STATE_FORMAT = 1
 
@@ -44,7 +47,6 @@ _PARTS: dict[str, type] = {"manifest": str, "seed": int, "shuffle": str, "lanes"
 # What is computed of them fits into 64 bits below these.
 _TOO_LARGE = {"epoch": 1 << 32, "position": 1 << 56, "global_batch": 1 << 32}
 _PLACE: dict[str, type] = {"epoch": int, "position": int, "global_batch": int}
-_KINDS = {"": "a single dataset", "mix": "a MixedDataset", "growing": "a StreamingDataset with growing="}
 
 
 class Resume(msgspec.Struct, frozen=True):
@@ -61,44 +63,24 @@ class Resume(msgspec.Struct, frozen=True):
     batch: int
 
 
-class Growth(msgspec.Struct, frozen=True):
-    """The growth of a dataset: the whole log of admissions, a number per round.
-
-    Any later run can repeat this one from its first batch.
-
-    Attributes:
-        reuse: k.
-        epoch_samples: E, in whole global batches of the run.
-        least: cohorts that a round trains at least.
-        admitted: cohorts that each round has added.
-    """
-
-    reuse: int
-    epoch_samples: int
-    least: int
-    admitted: tuple[int, ...]
-
-
 class State(msgspec.Struct, frozen=True):
     """The state of a run, the same on all ranks, for any number of them.
 
     Attributes:
-        spec: the order, of one dataset or of a mix.
+        spec: the order, of any kind; of a growing dataset with its log of admissions.
         epoch: the running epoch.
         position: samples of the epoch's order delivered to the trainer (not prefetched), over all
             ranks, padding included.
         global_batch: B of the run; another one may go on from here.
-        growth: of a growing dataset; None: it does not grow.
 
     Raises:
         StateError: a negative number, or no batch.
     """
 
-    spec: OrderSpec | MixSpec
+    spec: AnySpec
     epoch: int
     position: int
     global_batch: int
-    growth: Growth | None = None
 
     def __post_init__(self) -> None:
         least = {"epoch": 0, "position": 0, "global_batch": 1}
@@ -108,27 +90,11 @@ class State(msgspec.Struct, frozen=True):
             if value >= _TOO_LARGE[name]:
                 raise StateError(f"state: {name}={value} is larger than any can be: the state is damaged", field=name)
 
-    @property
-    def kind(self) -> str:
-        """The kind of data that the run reads: "" for a single dataset, "mix" or "growing"."""
-        if self.growth is not None:
-            return "growing"
-        return "" if isinstance(self.spec, OrderSpec) else "mix"
-
     def to_dict(self) -> dict[str, object]:
         """Returns plain values, for any checkpoint format."""
-        parts = self.spec.parts()
-        saved: dict[str, object] = {
-            "format": STATE_FORMAT,
-            "order_id": self.spec.order_id,
-            **(parts if isinstance(self.spec, OrderSpec) else {"mix": parts}),
-            **{name: getattr(self, name) for name in _PLACE},
-        }
-        if self.kind:
-            saved["kind"] = self.kind
-        if self.growth is not None:
-            saved |= {**msgspec.structs.asdict(self.growth), "admitted": list(self.growth.admitted)}
-        return saved
+        before, after = self.spec.to_stored()
+        place = {name: getattr(self, name) for name in _PLACE}
+        return {"format": STATE_FORMAT, "order_id": self.spec.order_id, **before, **place, **after}
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, object]) -> State:
@@ -139,15 +105,8 @@ class State(msgspec.Struct, frozen=True):
                 agree with the order_id.
         """
         check_format(saved)
-        match saved.get("kind"):
-            case None:
-                state = cls(*_fields(saved))
-            case "mix":
-                state = _mix_state(saved)
-            case "growing":
-                state = cls(*_fields(saved), _growth(saved))
-            case other:
-                raise StateError(f"the state is of {other!r}, which streamer {VERSION} does not know", field="kind")
+        spec = _read_spec(saved)
+        state = cls(spec, *(int(str(_field(saved, name, kind))) for name, kind in _PLACE.items()))
         if saved.get("order_id") != state.spec.order_id:
             raise StateError(
                 f"state: order_id {saved.get('order_id')!r} does not belong to its parts "
@@ -156,20 +115,18 @@ class State(msgspec.Struct, frozen=True):
             )
         return state
 
-    def of_kind(self, kind: str) -> State:
-        """Makes sure that the state is of what is resumed, a `kind` as the attribute.
+    def spec_of(self, kind: type[K]) -> K:
+        """Returns the order, which must be of that kind: that of what is resumed.
 
         Raises:
             StateError: it is of something else.
         """
-        if self.kind != kind:
-            remedy = "load it there"
-            if (self.kind, kind) == ("", "mix"):
-                remedy = "load_state_dict(state, strict=False) lets its member go on from there"
-            raise StateError(f"the state is of {_KINDS[self.kind]}, not of {_KINDS[kind]}; {remedy}", field="kind")
-        return self
+        if not isinstance(self.spec, kind):
+            remedy = kind.remedies.get(self.spec.kind, "load it there")
+            raise StateError(f"the state is of {self.spec.words}, not of {kind.words}; {remedy}", field="kind")
+        return self.spec
 
-    def check(self, spec: OrderSpec | MixSpec, *, left_out: Collection[str] = ()) -> None:
+    def check(self, spec: AnySpec, *, left_out: Collection[str] = ()) -> None:
         """Makes sure that the order in hand is that of this state, except the parts that are left out.
 
         Raises:
@@ -179,31 +136,19 @@ class State(msgspec.Struct, frozen=True):
         found = spec.facts()
         for name in dict.fromkeys((*saved, *found)):
             if name not in left_out:
-                self._same(name, saved.get(name), found.get(name))
+                self.check_value(name, saved.get(name), found.get(name))
 
-    def check_growth(self, reuse: int, epoch_samples: int) -> Growth:
-        """Makes sure that the dataset in hand grows as that of this state; returns how it has grown.
-
-        Args:
-            reuse: of the dataset.
-            epoch_samples: of the dataset, in whole global batches of the saved run.
+    def check_value(self, name: str, saved: str | int | None, found: str | int | None) -> None:
+        """Makes sure that a value is that of the state; None if one of them has none.
 
         Raises:
             StateError: as of `check`.
         """
-        growth = self.of_kind("growing").growth
-        assert growth is not None
-        self._same("reuse", growth.reuse, reuse)
-        self._same("epoch_samples", growth.epoch_samples, epoch_samples)
-        return growth
-
-    def _same(self, name: str, saved: str | int | None, found: str | int | None) -> None:
         if saved == found:
             return
         part = name.rsplit(": ", 1)[-1]
         fix = _FIXES.get(part.partition(".")[0], "pass the members and proportions the run began with")
-        if self.kind == "mix":
-            fix += ", or continue with the changed mix: load_state_dict(state, strict=False)"
+        fix += self.spec.advice
         raise StateError(
             f"state does not fit: {name} was {_shown(saved)} when it was saved and is {_shown(found)} now; {fix}",
             field=name,
@@ -256,18 +201,45 @@ def _shown(part: str | int | None) -> str:
     return "not set" if part is None else {"block": "True", "none": "False"}.get(str(part), repr(part))
 
 
-def _fields(saved: Mapping[str, object]) -> tuple[OrderSpec, int, int, int]:
-    """Reads order and place of one dataset."""
-    fields = {name: _field(saved, name, kind) for name, kind in (_PARTS | _PLACE).items()}
+def _read_spec(saved: Mapping[str, object]) -> AnySpec:
+    """Reads the order of a state, of the kind that it names. What one dataset does not need is only loaded for others.
+
+    Raises:
+        StateError: another kind, or a part that is missing, or of another type.
+    """
+    match saved.get("kind"):
+        case None:
+            return _order(saved)
+        case "mix":
+            from streamer.order.mix.spec import MixSpec
+
+            return _convert(saved.get("mix"), MixSpec, "a mix", "mix")
+        case "growing":
+            from streamer.order.growing.spec import LOG, GrowingSpec
+
+            parts = {"order": _order(saved), **{name: saved.get(name) for name in LOG}}
+            return _convert(parts, GrowingSpec, "a growing dataset", "admitted")
+        case other:
+            raise StateError(f"the state is of {other!r}, which streamer {VERSION} does not know", field="kind")
+
+
+def _convert(parts: object, kind: type[S], words: str, field: str) -> S:
+    """Makes a spec of plain values."""
+    try:
+        return msgspec.convert(parts, kind)
+    except msgspec.ValidationError as error:
+        raise StateError(f"state of {words}: {error}", field=field) from error
+
+
+def _order(saved: Mapping[str, object]) -> OrderSpec:
+    """Reads the order of one dataset."""
+    fields = {name: _field(saved, name, kind) for name, kind in _PARTS.items()}
     fields["cut"] = stored_cut(str(fields["cut"]))
-    parts = [fields[name] for name in _PARTS]
     try:
         more = {"rows": _spec(saved, "packing", RowSpec), "balance": _spec(saved, "balance", BalanceSpec)}
-        spec = OrderSpec(*parts, **more)  # type: ignore[arg-type]
+        return OrderSpec(*fields.values(), **more)  # type: ignore[arg-type]
     except ConfigError as error:
         raise StateError(f"state: {error}", **error.details) from error
-    epoch, position, global_batch = (int(str(fields[name])) for name in _PLACE)
-    return spec, epoch, position, global_batch
 
 
 def _spec(saved: Mapping[str, object], prefix: str, kind: type[S]) -> S | msgspec.UnsetType:
@@ -275,10 +247,7 @@ def _spec(saved: Mapping[str, object], prefix: str, kind: type[S]) -> S | msgspe
     parts = {name: saved[key] for name in kind.__struct_fields__ if (key := f"{prefix}.{name}") in saved}
     if not parts:
         return msgspec.UNSET
-    try:
-        return msgspec.convert(parts, kind)
-    except msgspec.ValidationError as error:
-        raise StateError(f"state of a dataset with {prefix}=: {error}", field=prefix) from error
+    return _convert(parts, kind, f"a dataset with {prefix}=", prefix)
 
 
 def _field(saved: Mapping[str, object], name: str, kind: type) -> object:
@@ -286,22 +255,3 @@ def _field(saved: Mapping[str, object], name: str, kind: type) -> object:
     if not isinstance(value, kind) or isinstance(value, bool):
         raise StateError(f"state: {name}={value!r} is not {'a number' if kind is int else 'a text'}", field=name)
     return value
-
-
-def _growth(saved: Mapping[str, object]) -> Growth:
-    try:
-        return msgspec.convert({name: saved.get(name) for name in Growth.__struct_fields__}, Growth)
-    except msgspec.ValidationError as error:
-        raise StateError(f"state of a growing dataset: {error}", field="admitted") from error
-
-
-def _mix_state(saved: Mapping[str, object]) -> State:
-    # Only here: one dataset alone does not load the modules of a mix.
-    from streamer.order.mix.spec import MixSpec
-
-    try:
-        spec = msgspec.convert(saved.get("mix"), MixSpec)
-    except msgspec.ValidationError as error:
-        raise StateError(f"state of a mix: {error}", field="mix") from error
-    epoch, position, global_batch = (int(str(_field(saved, name, int))) for name in _PLACE)
-    return State(spec, epoch, position, global_batch)

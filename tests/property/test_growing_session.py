@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from streamer.batches.rows.order_rows import SampleRows
 from streamer.batches.samples.maker import SampleRules
 from streamer.batches.samples.opened import MemberRecipe, Members
 from streamer.batches.samples.recipe import SampleRecipe
@@ -23,8 +24,10 @@ from streamer.config import RankConfig
 from streamer.engine.session_progress import SessionProgress
 from streamer.errors import BrokenError, CacheFullError
 from streamer.loader.kinds.growing.feed import CohortFeed
+from streamer.loader.kinds.growing.growth import Growth
+from streamer.loader.kinds.growing.ordering import GrowingOrdering
 from streamer.loader.kinds.growing.session import GrowingSession
-from streamer.loader.kinds.step_session import Identity, OrderRequest
+from streamer.loader.kinds.step_session import Identity
 from streamer.loader.members.connections import EngineConnections
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.order.growing import Cohorts, Growing
@@ -130,7 +133,7 @@ def prepared(case: Case) -> Iterator[tuple[RankStream, InstantEngine]]:
     data = SimpleNamespace(
         manifest=manifest, samples=manifest.samples, order_samples=samples, cohorts=lambda of: Cohorts(of, samples)
     )
-    data.joins, data.rows = (), None
+    data.joins, data.rows = (), SampleRows()
     engine = InstantEngine(sizes, int(case.cache_share * sizes.sum()))
     identity = Identity(
         rank_config=RankConfig(rank=0, world_size=1), stream="", skip_rules=SkipRules(), options=(b"{}",)
@@ -138,7 +141,10 @@ def prepared(case: Case) -> Iterator[tuple[RankStream, InstantEngine]]:
     growing = Growing(case.reuse, case.epoch_samples, case.grow)
     try:
         connections = EngineConnections(lambda: engine)
-        yield RankStream(connections, recipe, Members([data]), identity, OrderRequest(growing=growing)), engine
+        members = Members([data])
+        growth = Growth(growing, spec, members, identity.rank_config, global_batch=case.batch)
+        recipe = msgspec.structs.replace(recipe, spec=growth.spec)
+        yield RankStream(connections, recipe, members, identity, GrowingOrdering(growth)), engine
     finally:
         engine.close()
 
@@ -221,7 +227,7 @@ class LateOffers:
 def test_a_batch_waits_for_the_other_ranks_and_no_longer() -> None:
     """While they are waited for, the session is to be looked at again without a message; `done` looks, too."""
     with prepared(Case(chunks=64, chunk_samples=1, reuse=3, epoch_samples=60, batch=10)) as (made, _):
-        offers = made.growth._offers = LateOffers()
+        offers = made.ordering.growth._offers = LateOffers()
         with contextlib.closing(made.session(0, 0)) as session:
             assert session.poll_seconds is None
             waited = 0

@@ -33,7 +33,7 @@ from streamer.batches.batch.buffers import (
     aligned,
     tensor_buffer,
 )
-from streamer.batches.batch.placement import Key, Rows
+from streamer.batches.batch.placement import NO_SLOT, Key, Rows
 
 if TYPE_CHECKING:
     import torch
@@ -46,9 +46,9 @@ class _Finder:
         rows: may contain arrays already; all other buffers are placed behind them.
     """
 
-    def __init__(self, rows: Rows | None) -> None:
+    def __init__(self, rows: Rows) -> None:
         self.buffers: list[tuple[Buffer, int]] = []
-        self.end = 0 if rows is None else rows.end
+        self.end = rows.end
         self.claimed: set[Key] = set()
         self._rows = rows
         # Buffers and their source objects must be kept until the pickle is complete: ids are the keys.
@@ -60,7 +60,7 @@ class _Finder:
         buffer = item if isinstance(item, Buffer) else _buffer_of(item)
         if buffer is None:
             return None
-        if isinstance(buffer, StringsBuffer) and self._rows is not None:
+        if isinstance(buffer, StringsBuffer):
             buffer = self._rows.in_place(buffer) or buffer
         pid = *buffer.entry, self._place(buffer)
         self._known[id(item)] = item, pid
@@ -70,13 +70,12 @@ class _Finder:
         """The offset of a buffer that is in place, else a new one."""
         if isinstance(buffer, StackBuffer):
             return self._in_place(buffer)
-        joined = isinstance(buffer, JoinedBuffer) and self._rows is not None
-        found = self._rows.joined(buffer) if joined else None  # type: ignore[union-attr, arg-type]
+        found = self._rows.joined(buffer) if isinstance(buffer, JoinedBuffer) else None
         return self._behind(buffer) if found is None else found
 
     def _in_place(self, buffer: StackBuffer) -> int:
         """The offset of a stack that is in place, for its first use; else a new one: two tensors never share memory."""
-        found = self._rows.find(buffer.rows) if self._rows is not None else None
+        found = self._rows.find(buffer.rows)
         if found is None or found[0] in self.claimed:
             return self._behind(buffer)
         self.claimed.add(found[0])
@@ -114,7 +113,7 @@ class PackedBatch:
         claimed: the fields whose rows are used.
     """
 
-    def __init__(self, structure: object, rows: Rows | None = None) -> None:
+    def __init__(self, structure: object, rows: Rows = NO_SLOT) -> None:
         description, finder = _describe(structure, rows)
         self._structure = structure
         self._buffers = finder.buffers
@@ -135,7 +134,7 @@ class PackedBatch:
         memory[start : start + length] = np.frombuffer(self._text, np.uint8)
 
 
-def _describe(structure: object, rows: Rows | None) -> tuple[bytes, _Finder]:
+def _describe(structure: object, rows: Rows) -> tuple[bytes, _Finder]:
     try:
         return _dump(_Pickler, structure, rows)
     except (pickle.PicklingError, AttributeError, TypeError):
@@ -143,7 +142,7 @@ def _describe(structure: object, rows: Rows | None) -> tuple[bytes, _Finder]:
         return _dump(_CloudPickler, structure, rows)
 
 
-def _dump(kind: type[_Pickler] | type[_CloudPickler], structure: object, rows: Rows | None) -> tuple[bytes, _Finder]:
+def _dump(kind: type[_Pickler] | type[_CloudPickler], structure: object, rows: Rows) -> tuple[bytes, _Finder]:
     file = io.BytesIO()
     finder = _Finder(rows)
     kind(file, finder).dump(structure)

@@ -8,6 +8,7 @@ binding: an array in other memory, or of another shape, is copied.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -60,7 +61,10 @@ class Rows:
     Attributes:
         shapes: of the fields that have rows.
         end: the first byte behind the rows.
+        known: whether the slot is known; until then nothing is written to it.
     """
+
+    known: ClassVar[bool] = True
 
     def __init__(self, memory: Bytes, shapes: Mapping[Key, RowShape], samples: int) -> None:
         self.shapes: dict[Key, RowShape] = {}
@@ -84,6 +88,10 @@ class Rows:
     def row(self, index: int) -> Row:
         """The rows of the sample at this index, by field."""
         return {key: column[index] for key, column in self._columns.items()}
+
+    def all(self, samples: int) -> list[Row]:
+        """Returns the rows of all samples, by field."""
+        return [self.row(index) for index in range(samples)]
 
     def find(self, arrays: Sequence[Array]) -> tuple[Key, int] | None:
         """The field whose rows are these arrays, in the same order, and its offset in the slot."""
@@ -123,6 +131,22 @@ class Rows:
         return int(addresses[0]) - address(self._memory) if (addresses[1:] == ends[:-1]).all() else None
 
 
+class UnknownRows(Rows):
+    """The rows of a batch whose slot is not known, or must not be written to: there are none."""
+
+    known = False
+
+    def __init__(self) -> None:
+        super().__init__(np.empty(0, np.uint8), {}, 0)
+
+    def all(self, samples: int) -> list[Row]:
+        """See `Rows`."""
+        return []
+
+
+NO_SLOT = UnknownRows()
+
+
 class PredictedLayout:
     """Predicts the layout of the next batch from the last one."""
 
@@ -137,11 +161,11 @@ class PredictedLayout:
         """The predicted rows of a batch in this memory."""
         return Rows(memory, self._shapes, samples)
 
-    def learn(self, structure: object, rows: Rows | None, claimed: Iterable[Key]) -> None:
+    def learn(self, structure: object, rows: Rows, claimed: Iterable[Key]) -> None:
         """Records the layout of a batch, the rows offered, and the fields that used them; others get none later."""
         found = dict(_stacks(structure))
         used = set(claimed)
-        for key, shape in rows.shapes.items() if rows is not None else ():
+        for key, shape in rows.shapes.items():
             if key in used:
                 self._unused[key] = 0
             elif found.get(key) == shape:

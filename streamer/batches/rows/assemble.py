@@ -19,7 +19,7 @@ from streamer.batches.rows.options import (
     Estimate,
     Packing,
 )
-from streamer.batches.rows.planned import Pieces
+from streamer.batches.rows.pieces import Pieces
 from streamer.batches.rows.token_field import find_token_field
 from streamer.decode.arrays import Row
 from streamer.errors import DecodeError, WorkerError

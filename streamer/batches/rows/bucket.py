@@ -10,7 +10,7 @@ import numpy as np
 
 from streamer.batches.rows.assemble import Array, Document, RowAssembler, fields_of, with_other_fields
 from streamer.batches.rows.options import LENGTHS, Buckets, Packing
-from streamer.batches.rows.planned import Pieces
+from streamer.batches.rows.pieces import Pieces
 from streamer.decode.arrays import Row
 from streamer.errors import DecodeError, WorkerError
 

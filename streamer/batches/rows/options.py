@@ -6,14 +6,15 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from dataclasses import replace as with_options
 from numbers import Real
-from typing import Literal, TypeAlias, get_args
+from pathlib import Path
+from typing import ClassVar, Literal, Protocol, TypeAlias, get_args
 
 from msgspec.structs import replace
 
 from streamer.batches import checks
 from streamer.errors import ConfigError
-from streamer.order.level import BalanceSpec
 from streamer.order.rows.spec import LEAST_LENGTH, Overflow, Policy, RowSpec
 
 Labels: TypeAlias = Literal["shifted", "same"]
@@ -91,6 +92,13 @@ class Packing:
         ConfigError: an invalid value.
     """
 
+    # The maker of batches, the name of what it makes, and whether another sample replaces one that is skipped.
+    making: ClassVar[str] = "rows"
+    words: ClassVar[str] = "rows of"
+    replaces: ClassVar[bool] = False
+    # Whether such a dataset can be joined to another one.
+    joins: ClassVar[bool] = False
+
     length: int
     policy: Policy = "best_fit"
     overflow: Overflow = "split"
@@ -113,6 +121,11 @@ class Packing:
             )
         self.spec()
 
+    @property
+    def room(self) -> int:
+        """Tokens of a row."""
+        return self.length
+
     def spec(self, costs: str = "") -> RowSpec:
         """Returns the parts that decide which tokens share a row; the length is that which rows are planned for.
 
@@ -125,6 +138,47 @@ class Packing:
         least = max(LEAST_LENGTH, self.length - math.ceil(self.length * self.cost.safety))
         planned = -(-least // self.multiple_of) * self.multiple_of
         return replace(spec, length=planned, costs=f"{costs}, rows of {self.length}")
+
+    def plan_rows(self, data: Packable, spare: Path, *, shuffle: bool) -> None:
+        """Plans the rows of a dataset.
+
+        Args:
+            data: the dataset.
+            spare: folder for the table of rows if that of the manifest is read-only for this process.
+            shuffle: whether rows are shuffled.
+        """
+        data.pack(self, spare, shuffle=shuffle)
+
+    def check(self, shuffle: str) -> None:
+        """Refuses orders of single samples.
+
+        Raises:
+            ConfigError: the order is one.
+        """
+        _check_shuffle(shuffle)
+
+    def check_lengths(self, lengths: str | Estimate | None) -> None:
+        """Refuses lengths besides those of the rows.
+
+        Raises:
+            ConfigError: there are some.
+        """
+        _check_lengths(lengths)
+
+    def check_ragged(self, ragged: Sequence[str]) -> None:
+        """Refuses fields that are joined, which come as such anyway.
+
+        Raises:
+            ConfigError: there are some.
+        """
+        _check_ragged(ragged)
+
+    def drop_source(self) -> Packing:
+        """Returns the same packing but for the source of its lengths."""
+        return with_options(self, cost=None)
+
+    def check_batch(self, batch_size: int) -> None:
+        """Takes any batch size: a batch has so many rows."""
 
     def pad(self, field: str) -> float:
         """Returns what a field is padded with."""
@@ -151,6 +205,13 @@ class Buckets:
         ConfigError: an invalid value.
     """
 
+    # The maker of batches, the name of what it makes, and whether another sample replaces one that is skipped.
+    making: ClassVar[str] = "buckets"
+    words: ClassVar[str] = "batches of at most"
+    replaces: ClassVar[bool] = False
+    # Whether such a dataset can be joined to another one.
+    joins: ClassVar[bool] = False
+
     budget: int
     most: int | None = None
     overflow: Literal["error", "drop"] = "error"
@@ -171,65 +232,125 @@ class Buckets:
             )
         self.spec()
 
+    @property
+    def room(self) -> int:
+        """Most tokens of a batch."""
+        return self.budget
+
     def spec(self, costs: str = "") -> RowSpec:
         """Returns the parts that decide which samples share a batch; see `Packing.spec`."""
         most = self.budget if self.most is None else self.most
         return RowSpec(self.budget, "buckets", self.overflow, 1, self.set_rows, costs, most=most)
+
+    def plan_rows(self, data: Packable, spare: Path, *, shuffle: bool) -> None:
+        """Plans the rows of a dataset.
+
+        Args:
+            data: the dataset.
+            spare: folder for the table of rows if that of the manifest is read-only for this process.
+            shuffle: whether rows are shuffled.
+        """
+        data.pack(self, spare, shuffle=shuffle)
+
+    def check(self, shuffle: str) -> None:
+        """Refuses orders of single samples.
+
+        Raises:
+            ConfigError: the order is one.
+        """
+        _check_shuffle(shuffle)
+
+    def check_lengths(self, lengths: str | Estimate | None) -> None:
+        """Refuses lengths besides those of the rows.
+
+        Raises:
+            ConfigError: there are some.
+        """
+        _check_lengths(lengths)
+
+    def check_ragged(self, ragged: Sequence[str]) -> None:
+        """Refuses fields that are joined, which come as such anyway.
+
+        Raises:
+            ConfigError: there are some.
+        """
+        _check_ragged(ragged)
+
+    def drop_source(self) -> Buckets:
+        """Returns the same packing but for the source of its lengths."""
+        return with_options(self, cost=None)
+
+    def check_batch(self, batch_size: int) -> None:
+        """Refuses batches of several buckets.
+
+        Raises:
+            ConfigError: the batch size is not 1.
+        """
+        if batch_size > 1:
+            raise ConfigError(
+                f"batch_size={batch_size} of a dataset with Buckets: a bucket is a batch; give batch_size=1",
+                field="batch_size",
+            )
 
     def pad(self, field: str) -> float:
         """Returns what a field is padded with."""
         return _pad(self.fields, field)
 
 
-@dataclass(frozen=True)
-class Balance:
-    """Makes batches that cost every rank the same in every step, without communication. See docs/sequences.md.
+class Packable(Protocol):
+    """A dataset whose samples can be packed."""
 
-    Rows of one lane, or samples that are not packed, change places with others that come at about the same time. Which
-    rows a batch has depends on the global batch, not on the number of ranks; a run goes on with another one.
-
-    Args:
-        rows: rows of a rank in a step; so many are made level together. For fewer ranks with more rows each it stays
-            as it is. With 1, rows of like cost share a step, and batches differ more from each other.
-        cost: of a document, or sample, of n tokens: (a, b) for a x n + b x n**2, whole numbers. The default is that of
-            a transformer of hidden size 4,096: 6 x 4,096 x n + n**2.
-        lengths: without packing, n of each sample: as `cost` of `Packing`. More than 2**24 count as 2**24. With an
-            `Estimate`, ranks are as level as it is right.
-
-    Raises:
-        ConfigError: an invalid value.
-    """
-
-    rows: int
-    cost: tuple[int, int] = ROW_COST
-    lengths: str | Estimate | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", checks.at_least("rows", self.rows, 1))
-        given: object = self.cost
-        if not isinstance(given, Sequence) or len(given) != 2:
-            raise ConfigError(f"cost={given!r}: give a pair of whole numbers, as (24576, 1)", field="cost")
-        object.__setattr__(self, "cost", tuple(checks.whole("cost", part) for part in given))
-        object.__setattr__(self, "lengths", _settled("lengths", self.lengths))
-        self.spec(1)
-
-    def spec(self, batch: int, lengths: str = "") -> BalanceSpec:
-        """Returns the parts that decide which rows share a batch.
-
-        Args:
-            batch: rows of the global batch.
-            lengths: identity of the measured lengths.
-        """
-        return BalanceSpec(self.rows, *self.cost, batch, lengths)
+    def pack(self, packing: Packing | Buckets, spare: Path, *, shuffle: bool) -> object:
+        """Plans the rows of the samples."""
+        ...
 
 
-def as_packing(given: object) -> Packing | Buckets | None:
-    """Returns the packing of an argument, which may also be a mapping of its fields, as a file has it.
+@dataclass(frozen=True, repr=False)
+class NoPacking:
+    """The packing of a dataset whose samples are not packed: it takes any option."""
+
+    # The maker of batches, and whether another sample of the batch replaces one that is skipped.
+    making: ClassVar[str] = "samples"
+    replaces: ClassVar[bool] = True
+    # Whether such a dataset can be joined to another one.
+    joins: ClassVar[bool] = True
+
+    def __repr__(self) -> str:
+        return "None"
+
+    def check(self, shuffle: str) -> None:
+        """Takes any order."""
+
+    def check_lengths(self, lengths: str | Estimate | None) -> None:
+        """Takes lengths of samples."""
+
+    def check_ragged(self, ragged: Sequence[str]) -> None:
+        """Takes fields that are joined."""
+
+    def drop_source(self) -> NoPacking:
+        """Returns itself: it has no lengths."""
+        return self
+
+    def plan_rows(self, data: Packable, spare: Path, *, shuffle: bool) -> None:
+        """Leaves the samples of a dataset as they are."""
+
+    def check_batch(self, batch_size: int) -> None:
+        """Takes any batch size."""
+
+
+NO_PACKING = NoPacking()
+AnyPacking: TypeAlias = Packing | Buckets | NoPacking
+
+
+def as_packing(given: object) -> AnyPacking:
+    """Returns the packing of an argument, which may be left out, or a mapping of its fields, as a file has it.
 
     Raises:
         ConfigError: something else, or an invalid value.
     """
-    if given is None or isinstance(given, Packing | Buckets):
+    if given is None:
+        return NO_PACKING
+    if isinstance(given, Packing | Buckets):
         return given
     if isinstance(given, Mapping) and "budget" in given and set(given) <= {one.name for one in fields(Buckets)}:
         return Buckets(**given)
@@ -242,17 +363,43 @@ def as_packing(given: object) -> Packing | Buckets | None:
     return Packing(**given)
 
 
+def _check_shuffle(shuffle: str) -> None:
+    if shuffle == "sample":
+        raise ConfigError(
+            'packing= with shuffle="sample": a row has the documents of several chunks, which are fetched whole; '
+            'leave shuffle out ("block")',
+            field="packing",
+        )
+
+
+def _check_lengths(lengths: str | Estimate | None) -> None:
+    if lengths is not None:
+        raise ConfigError(
+            "Balance(lengths=...) with packing=: the lengths of packed documents are those of its cost=; leave "
+            "lengths out",
+            field="lengths",
+        )
+
+
+def _check_ragged(ragged: Sequence[str]) -> None:
+    if ragged:
+        raise ConfigError(
+            f"ragged={tuple(ragged)!r} with packing=: fields without a value for each token come as Ragged anyway",
+            field="ragged",
+        )
+
+
 def _settle(packing: Packing | Buckets, *numbers: str) -> None:
     """Keeps whole numbers as Python's own, the path of the costs as absolute, and the fields as a tuple or mapping."""
     settled: dict[str, object] = {name: checks.whole(name, getattr(packing, name)) for name in numbers}
-    settled["cost"] = _settled("cost", packing.cost)
+    settled["cost"] = settle_source("cost", packing.cost)
     if packing.fields is not None:
         settled["fields"] = _padded_with(packing.fields)
     for name, value in settled.items():
         object.__setattr__(packing, name, value)
 
 
-def _settled(name: str, given: object) -> str | Estimate | None:
+def settle_source(name: str, given: object) -> str | Estimate | None:
     """Returns the path of measured numbers as absolute; an estimate may also be a mapping, as a file has it."""
     if given is None or isinstance(given, Estimate):
         return given

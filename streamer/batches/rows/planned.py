@@ -3,97 +3,38 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import UnsetType
 
 from streamer.base.unique import unique
-from streamer.batches.rows.counts import PackedCounts
+from streamer.batches.rows.balance import AnyBalance, Measurable
 from streamer.batches.rows.options import Buckets, Estimate, Packing
+from streamer.batches.rows.order_rows import Geometry, OrderRows, RowRecipe, SampleSource, Words
+from streamer.batches.rows.pieces import Pieces
 from streamer.batches.rows.table import Documents, Integers, RowTable
 from streamer.config import counted
+from streamer.order.level import BalanceSpec, level_of
+from streamer.order.protocol import Order
+from streamer.order.row_order import RowOrder, joined_sets, row_window
 from streamer.order.rows.content import RowContent, Rows
+from streamer.order.rows.sets import Sets
 from streamer.order.rows.spec import RowSpec
+from streamer.order.spec import OrderSpec, auto_lanes
+
+if TYPE_CHECKING:
+    from streamer.order.epoch import EpochOrder
+    from streamer.order.kinds.kind import CodeBook
 
 Narrow = npt.NDArray[np.uint32] | Integers
 
 # Items of the sets that are kept open: 64 MB. A set that is opened again costs 0.5 us for each document.
 _KEPT_ITEMS = 1 << 22
-
-
-class Pieces(msgspec.Struct, frozen=True, eq=False):
-    """The documents of some rows, row after row.
-
-    Attributes:
-        document: (T,) numbers of the documents in the dataset.
-        begin, size: (T,) the tokens of the document that are in the row.
-        tokens: (T,) all tokens of the document.
-        first: (rows + 1,) where the documents of each row begin.
-        estimated: tokens that were estimated of the documents that were made; 0: the tokens are exact.
-        overflowed: of those that the same documents have, tokens that have no room in their rows.
-    """
-
-    document: Integers
-    begin: Integers
-    size: Integers
-    tokens: Integers
-    first: Integers
-    estimated: int = 0
-    overflowed: int = 0
-
-    def counts(self, made: list[int], places: int, cost: tuple[int, int]) -> PackedCounts:
-        """Returns the counts of the documents that were made.
-
-        Args:
-            made: places of the documents that were made.
-            places: tokens that the rows have room for.
-            cost: Cost of the tokens of a document in a row, and of their square.
-        """
-        sizes = self.size[made]
-        cut = int(np.count_nonzero(sizes < self.tokens[made]))
-        total = int((cost[0] * sizes + cost[1] * sizes**2).sum())
-        return PackedCounts(len(made), cut, int(sizes.sum()), places, total, self.estimated, self.overflowed)
-
-    def settled(self, tokens: Mapping[int, int], packing: Packing) -> Pieces:
-        """Returns the pieces of documents whose tokens were estimated, now that these are known.
-
-        A piece is the same share of its document. What has no room in its row is left out; documents that were not
-        made leave theirs to others.
-
-        Args:
-            tokens: Tokens of the documents that were made, by their places.
-            packing: Packing of the rows.
-        """
-        made = list(tokens)
-        found = np.zeros_like(self.tokens)
-        planned = self.tokens
-        found[made] = list(tokens.values())
-        kept = found
-        if packing.overflow == "truncate":
-            planned = np.minimum(planned, packing.spec().length)
-            kept = np.minimum(found, packing.length)
-        begin = self.begin * kept // planned
-        size = (self.begin + self.size) * kept // planned - begin
-        taken = -(-size // packing.multiple_of) * packing.multiple_of
-        before = np.cumsum(taken) - taken
-        counts = np.diff(self.first)
-        before -= np.repeat(before[self.first[:-1][counts > 0]], counts[counts > 0])
-        fits = np.minimum(size, np.maximum(packing.length - before, 0))
-        estimated = int(self.size[made].sum())
-        overflowed = int((size - fits).sum())
-        return Pieces(self.document, begin, fits, found, self.first, estimated, overflowed)
-
-    @classmethod
-    def joined(cls, parts: list[Pieces]) -> Pieces:
-        """Joins those of several runs of rows, one run after the other."""
-        document, begin, size, tokens = (
-            np.concatenate([getattr(part, name) for part in parts]) for name in cls.__struct_fields__[:4]
-        )
-        counts = np.concatenate([np.diff(part.first) for part in parts])
-        return cls(document, begin, size, tokens, np.append(0, np.cumsum(counts)))
 
 
 class _Open(msgspec.Struct, frozen=True, eq=False):
@@ -137,7 +78,7 @@ class _Open(msgspec.Struct, frozen=True, eq=False):
         return numbers
 
 
-class RowsRecipe(msgspec.Struct, frozen=True, kw_only=True):
+class RowsRecipe(RowRecipe, frozen=True, kw_only=True):
     """All that another process needs to know of the rows of a dataset.
 
     Attributes:
@@ -152,8 +93,17 @@ class RowsRecipe(msgspec.Struct, frozen=True, kw_only=True):
     shuffle: bool
     table: Path
 
+    @property
+    def paths(self) -> list[Path]:
+        """Files that `open` reads."""
+        return [self.table]
 
-class PlannedRows:
+    def open(self, data: SampleSource) -> PlannedRows:
+        """Opens the rows of a dataset in this process."""
+        return PlannedRows(self, data.documents(self.packing, shuffle=self.shuffle)[0])
+
+
+class PlannedRows(OrderRows):
     """The rows of a dataset: which documents are in each, in any epoch. Used by one thread at a time.
 
     Args:
@@ -162,7 +112,6 @@ class PlannedRows:
         table: of the recipe's file, if it is open already: sorting the chunks of 1e9 documents takes 16 ms.
 
     Attributes:
-        recipe: of the rows.
         documents: of the dataset.
         sets: the chunks of each set.
         counts: (S,) rows of each set.
@@ -175,8 +124,8 @@ class PlannedRows:
 
     def __init__(self, recipe: RowsRecipe, documents: Documents, table: RowTable | None = None) -> None:
         table = table or RowTable.open(recipe.table, documents)
-        self.recipe = recipe
-        self.sets = table.sets
+        self._recipe = recipe
+        self.sets: Sets = table.sets
         self.counts = table.counts
         self.tokens = int(table.tokens.sum())
         self.left_out = int(table.left_out.sum())
@@ -189,6 +138,20 @@ class PlannedRows:
         return f"PlannedRows({self.rows} rows in {len(self.counts)} sets, {self.recipe.spec})"
 
     @property
+    def recipe(self) -> RowsRecipe:
+        """The recipe of the rows."""
+        return self._recipe
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """See `OrderRows`."""
+        return f" in rows of {self.recipe.spec.length}, {self.recipe.spec.policy}"
+
+    def total(self) -> int:
+        """See `OrderRows`."""
+        return self.rows
+
+    @property
     def rows(self) -> int:
         """Number of rows of an epoch, over all ranks."""
         return int(self.first[-1])
@@ -198,13 +161,11 @@ class PlannedRows:
         spec = self.recipe.spec
         packing = self.recipe.packing
         documents = int(self.documents.chunk_first[-1])
-        what, length = (
-            ("batches of at most", packing.budget) if isinstance(packing, Buckets) else ("rows of", packing.length)
-        )
+        length = packing.room
         about = "about " if isinstance(packing.cost, Estimate) else ""
         left_out = f"; {self.left_out:,} tokens are left out ({spec.overflow})" if self.left_out else ""
         return (
-            f"{self.rows:,} {what} {length:,} tokens in {counted(len(self.counts), 'sets')} of up to "
+            f"{self.rows:,} {packing.words} {length:,} tokens in {counted(len(self.counts), 'sets')} of up to "
             f"{counted(int(np.diff(self.sets.first).max()), 'chunks')}: {about}{self.tokens:,} tokens of {documents:,} "
             f"documents, {about}{self.tokens / (self.rows * length):.2%} full{left_out}"
         )
@@ -223,6 +184,54 @@ class PlannedRows:
         part = slice(int(opened.first[at]), int(opened.first[at + 1]))
         begin, size, tokens = (column[part].astype(np.int64) for column in (opened.begin, opened.size, opened.tokens))
         return Pieces(opened.numbers(part), begin, size, tokens, np.array([0, part.stop - part.start]))
+
+    def are_dense(self, data: SampleSource) -> bool:
+        """See `OrderRows`."""
+        return True
+
+    def counts_of(self, data: SampleSource) -> Integers:
+        """See `OrderRows`."""
+        return self.counts
+
+    def first_of(self, data: SampleSource) -> Integers:
+        """See `OrderRows`."""
+        return self.first
+
+    def words_of(self, data: SampleSource) -> Words:
+        """See `OrderRows`."""
+        words: Words = data.manifest.chunk_words[self.sets.all_chunks[self.sets.first[:-1]]]
+        return words
+
+    def codes(self, book: CodeBook, ordinals: Integers) -> Integers:
+        """See `OrderRows`."""
+        return ordinals
+
+    def costs_of(
+        self, data: SampleSource, numbers: Integers, seed: int, epoch: int, coefficients: tuple[int, int]
+    ) -> Integers:
+        """See `OrderRows`."""
+        return self.costs(numbers, seed, epoch, coefficients)
+
+    def measure(self, data: Measurable, balance: AnyBalance) -> None:
+        """See `OrderRows`."""
+
+    def map_to_chunks(self, order: Order, members: Sequence[OrderRows], first_chunks: Sequence[int]) -> Order:
+        """See `OrderRows`."""
+        sets = [cast("PlannedRows", rows).sets for rows in members]
+        return RowOrder(cast("EpochOrder", order), joined_sets(list(zip(sets, first_chunks, strict=False))))
+
+    def geometry(
+        self, data: SampleSource, global_batch: int, level: BalanceSpec | UnsetType, given: Geometry
+    ) -> Geometry:
+        """See `OrderRows`: sets take the place of chunks."""
+        sets = int(np.count_nonzero(self.counts))
+        chunks = int(np.count_nonzero(data.chunk_samples))
+        lanes = auto_lanes(sets, level_of(level).count_units(global_batch)) if given.lanes is None else given.lanes
+        return Geometry(lanes, row_window(sets, chunks, global_batch, lanes, given.window))
+
+    def explain(self, spec: OrderSpec, data: SampleSource, global_batch: int, nodes: int) -> str:
+        """See `OrderRows`."""
+        return f"{self.in_words()}; order {spec.order_id}, {counted(spec.lanes, 'lanes')}"
 
     def costs(self, rows: Integers, seed: int, epoch: int, coefficients: tuple[int, int]) -> Integers:
         """Returns the cost of some rows, (N,): the sum over their documents.

@@ -14,18 +14,20 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.annotations.join import JoinRules
+from streamer.batches.rows.balance import NO_BALANCE, AnyBalance
+from streamer.batches.rows.order_rows import NO_ROWS, OrderRows, RowRecipe, SampleRows, Words
 from streamer.batches.samples.maker import SampleRules
 from streamer.config import format_bytes
 from streamer.formats.registry import restore_format
 from streamer.manifest.layout import selection_name
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
-from streamer.order.rows.spec import MOST_LENGTH
+from streamer.order.protocol import Order
 
 if TYPE_CHECKING:
     from streamer.batches.rows.costs import DocumentCosts
-    from streamer.batches.rows.options import Balance, Buckets, Packing
-    from streamer.batches.rows.planned import PlannedRows, RowsRecipe
+    from streamer.batches.rows.options import Buckets, Estimate, Packing
+    from streamer.batches.rows.planned import PlannedRows
     from streamer.batches.rows.table import Documents
     from streamer.batches.samples.joins import JoinRecipe, OpenedJoin
     from streamer.client.session import EpochSchedule
@@ -44,12 +46,12 @@ class OpenedDataset:
     """The selected samples of a manifest, or all, numbered through.
 
     Attributes:
-        rows: the rows that the samples are packed into; None: they are not.
+        rows: what an order counts: the samples, or the rows that they are packed into.
         lengths: of the samples of the manifest, where samples that are not packed are balanced.
         joins: the datasets that samples are joined to.
     """
 
-    rows: PlannedRows | None = None
+    rows: OrderRows = SampleRows()
     lengths: DocumentCosts | None = None
 
     def __init__(
@@ -69,7 +71,7 @@ class OpenedDataset:
         cls,
         path: Path,
         selection_file: tuple[str, Path] | None,
-        rows: RowsRecipe | None = None,
+        rows: RowRecipe = NO_ROWS,
         joins: Sequence[JoinRecipe] = (),
     ) -> Self:
         """Opens a manifest's folder, and a selection by its digest and the folder of its file; None: all samples.
@@ -80,15 +82,11 @@ class OpenedDataset:
         manifest = open_held(path)
         selection = None if selection_file is None else _open_selection(manifest, *selection_file)
         opened = cls(manifest, selection, joins=[join.open() for join in joins])
-        if rows is not None:
-            # Only here and below: without packing nothing of this is loaded (14 ms with -X importtime, 2026-11-26).
-            from streamer.batches.rows.planned import PlannedRows
-
-            opened.rows = PlannedRows(rows, opened._documents(rows.packing, shuffle=rows.shuffle)[0])
+        opened.rows = rows.open(opened)
         return opened
 
-    def pack(self, packing: Packing | Buckets, spare: Path, *, shuffle: bool) -> None:
-        """Plans the rows of the samples, which are the samples of the order from then on.
+    def pack(self, packing: Packing | Buckets, spare: Path, *, shuffle: bool) -> PlannedRows:
+        """Plans the rows of the samples, which are the samples of the order from then on; returns them.
 
         Args:
             packing: how.
@@ -99,38 +97,34 @@ class OpenedDataset:
             ConfigError: nothing says how many tokens a sample has, or a sample is longer than a row and must not be.
             ManifestError: no sample has a token, or the table cannot be written.
         """
+        # Only here and below: without packing nothing of this is loaded (14 ms with -X importtime, 2026-11-26).
         from streamer.batches.rows.planned import PlannedRows, RowsRecipe
         from streamer.batches.rows.table import find_table
 
-        documents, costs = self._documents(packing, shuffle=shuffle)
+        documents, costs = self.documents(packing, shuffle=shuffle)
         spec = packing.spec(costs.identity)
         folder = self.manifest.path.parent
         path, table = find_table(folder if os.access(folder, os.W_OK) else spare, spec, documents)
-        self.rows = PlannedRows(RowsRecipe(packing=packing, spec=spec, shuffle=shuffle, table=path), documents, table)
+        recipe = RowsRecipe(packing=packing, spec=spec, shuffle=shuffle, table=path)
+        self.rows = planned = PlannedRows(recipe, documents, table)
+        return planned
 
-    def measured(self, balance: Balance | None) -> Self:
-        """Opens the lengths of samples that are balanced and not packed; returns itself.
+    def measure(self, lengths: str | Estimate | None) -> None:
+        """Opens the lengths of samples that are balanced and not packed.
 
         Raises:
             ConfigError: nothing says how long a sample is.
         """
-        if balance is not None and self.rows is None:
-            from streamer.batches.rows.costs import DocumentCosts
+        from streamer.batches.rows.costs import DocumentCosts
 
-            self.lengths = DocumentCosts(self.manifest, balance.lengths)
-        return self
+        self.lengths = DocumentCosts(self.manifest, lengths)
 
     def costs(self, numbers: Integers, seed: int, epoch: int, coefficients: tuple[int, int]) -> Integers:
-        """Returns the cost of some rows, or samples, (N,); see `PlannedRows.costs`."""
-        if self.rows is not None:
-            return self.rows.costs(numbers, seed, epoch, coefficients)
-        assert self.lengths is not None, "costs are asked for where samples are balanced"
-        # So that the sum of a superwindow fits 63 bits, see `BalanceSpec`.
-        length = self.lengths.of(self.to_manifest(numbers)).clip(0, MOST_LENGTH)
-        cost: Integers = coefficients[0] * length + coefficients[1] * length**2
-        return cost
+        """Returns the cost of some rows, or samples, (N,); see `OrderRows.costs_of`."""
+        return self.rows.costs_of(self, numbers, seed, epoch, coefficients)
 
-    def _documents(self, packing: Packing | Buckets, *, shuffle: bool) -> tuple[Documents, DocumentCosts]:
+    def documents(self, packing: Packing | Buckets, *, shuffle: bool) -> tuple[Documents, DocumentCosts]:
+        """Returns the samples as documents, and how many tokens each has."""
         from streamer.batches.rows.costs import DocumentCosts
         from streamer.batches.rows.table import Documents
 
@@ -182,12 +176,17 @@ class OpenedDataset:
     @property
     def order_samples(self) -> Integers:
         """What an order counts: (M,) selected samples per chunk, or (S,) rows per set of chunks."""
-        return self.chunk_samples if self.rows is None else self.rows.counts
+        return self.rows.counts_of(self)
 
     @property
     def order_first(self) -> Integers:
         """Their prefix sum."""
-        return self.chunk_first if self.rows is None else self.rows.first
+        return self.rows.first_of(self)
+
+    @property
+    def order_words(self) -> Words:
+        """The first 8 bytes of the key of each chunk, (M,), or of the first chunk of each set, (S,)."""
+        return self.rows.words_of(self)
 
     def cohorts(self, spec: OrderSpec) -> Cohorts:
         """The cohorts in which a growing dataset admits its samples, or rows.
@@ -198,7 +197,7 @@ class OpenedDataset:
         # Only here: other datasets do not load it.
         from streamer.order.growing import Cohorts
 
-        return Cohorts(spec, self.order_samples, None if self.rows is None else self.rows.sets)
+        return Cohorts(spec, self.order_samples, self.rows.sets)
 
     @property
     def stored_bytes(self) -> int:
@@ -230,16 +229,16 @@ class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
         manifest_path: the manifest's folder.
         selection: digest of the selection, and the folder of its file; None: all samples.
         rules: of making samples.
-        rows: the rows that the samples are packed into; None: they are not.
-        balance: of rows or samples; None: they are not balanced.
+        rows: the rows that the samples are packed into.
+        balance: of rows or samples.
         joins: the datasets that samples are joined to.
     """
 
     manifest_path: Path
     selection: tuple[str, Path] | None
     rules: SampleRules
-    rows: RowsRecipe | None = None
-    balance: Balance | None = None
+    rows: RowRecipe = NO_ROWS
+    balance: AnyBalance = NO_BALANCE
     joins: tuple[JoinRecipe, ...] = ()
 
     def open(self) -> OpenedDataset:
@@ -249,7 +248,8 @@ class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
             ManifestError: there is none.
         """
         opened = OpenedDataset.open(self.manifest_path, self.selection, self.rows, self.joins)
-        return opened.measured(self.balance)
+        opened.rows.measure(opened, self.balance)
+        return opened
 
     @property
     def paths(self) -> list[Path]:
@@ -258,8 +258,7 @@ class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
         if self.selection is not None:
             digest, folder = self.selection
             found.append(folder / selection_name(self.manifest_path.name, digest))
-        if self.rows is not None:
-            found.append(self.rows.table)
+        found += self.rows.paths
         if self.rules.joined is not None:
             found.append(self.rules.joined.table)
         return found + [path for join in self.joins for path in (join.table, join.part)]
@@ -287,15 +286,15 @@ class Members:
         """Samples of each that an order counts: selected samples, or rows."""
         return [int(member.order_first[-1]) for member in self.each]
 
+    def map_to_chunks(self, order: Order) -> Order:
+        """Returns an order of the chunks of all members, from one of what is counted of them."""
+        rows = [member.rows for member in self.each]
+        return rows[0].map_to_chunks(order, rows, self.first_chunks)
+
     @property
     def left_out(self) -> int:
         """Tokens that `overflow` leaves out of every epoch; of a mix, of a pass over each member."""
-        return sum(member.rows.left_out for member in self.each if member.rows is not None)
-
-    @property
-    def first_sets(self) -> list[int]:
-        """(members + 1,) of members with rows, number of the first set of each."""
-        return [0, *np.cumsum([len(member.order_samples) for member in self.each]).tolist()]
+        return sum(member.rows.left_out for member in self.each)
 
     @cached_property
     def first_chunks(self) -> list[int]:
@@ -367,7 +366,7 @@ def _documents_of(
     path: Path, selection: tuple[str, Path] | None, packing: Packing | Buckets, shuffle: bool
 ) -> Documents:
     """Opens the documents of a dataset in another process."""
-    return OpenedDataset.open(path, selection)._documents(packing, shuffle=shuffle)[0]
+    return OpenedDataset.open(path, selection).documents(packing, shuffle=shuffle)[0]
 
 
 def _open_selection(manifest: Manifest, digest: str, folder: Path) -> Selection:

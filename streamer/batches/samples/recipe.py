@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from streamer.batches.batch.placement import Rows
+from streamer.batches.batch.placement import NO_SLOT, Rows
 from streamer.batches.rows.options import ROW_COST
 from streamer.batches.samples.cached_bytes import CachedBytes
 from streamer.batches.samples.codes import StreamCodes
@@ -22,11 +21,11 @@ from streamer.batches.samples.opened import Members
 from streamer.batches.samples.plans import BatchRecipe, Plans
 from streamer.batches.samples.row_reader import RowReader
 from streamer.client.chunk_reader import ChunkReader
-from streamer.order.level import BalanceSpec
-from streamer.order.spec import OrderSpec
+from streamer.order.kinds import find_orders
+from streamer.order.kinds.leveling import find_level
 
 if TYPE_CHECKING:
-    from streamer.batches.rows.planned import Pieces
+    from streamer.batches.rows.pieces import Pieces
 
 
 class SampleRecipe(BatchRecipe, frozen=True, kw_only=True):
@@ -43,7 +42,7 @@ class StreamMaker:
     def __init__(self, recipe: BatchRecipe, members: Members) -> None:
         self._recipe = recipe
         self._members = members
-        self.codes = StreamCodes(recipe.spec, members, growing=recipe.epoch_samples > 0)
+        self.codes = StreamCodes(recipe.spec, members)
         self._chunks = ChunkReader(recipe.roots)
         # Made at their first sample: a rank of a mix with many members may use few of them.
         self._readers: dict[int, RowReader] = {}
@@ -88,10 +87,12 @@ class StreamMaker:
         Raises:
             ChunkUnreadableError: see `SampleMaker.places`.
         """
-        if self.codes.are_ordinals:
-            return self.of(0).maker.places(codes, runs=repeat(epoch))
+        every = self.codes.uses(epoch, codes)
+        if len(every) == 1:
+            # They are in the order of the codes.
+            return self.of(every[0].member).maker.places(every[0].ordinals, codes, every[0].runs, every[0].member)
         found: dict[int, SampleLocation] = {}
-        for uses in self.codes.uses(epoch, codes):
+        for uses in every:
             places = self.of(uses.member).maker.places(uses.ordinals, codes[uses.rows], uses.runs, uses.member)
             found |= zip(uses.rows.tolist(), places, strict=True)
         return [found[index] for index in range(len(codes))]
@@ -111,11 +112,7 @@ class StreamReader:
     def __init__(self, recipe: BatchRecipe) -> None:
         self._recipe = recipe
         members = Members([member.open() for member in recipe.members])
-        self._rounds = None
-        if recipe.epoch_samples and isinstance(recipe.spec, OrderSpec):
-            from streamer.order.growing import KnownRounds
-
-            self._rounds = KnownRounds(members.each[0].cohorts(recipe.spec))
+        self._rounds = find_orders(recipe.spec).open_rounds(members.each)
         self._plans = Plans(recipe, members, self._rounds)
         self._maker = StreamMaker(recipe, members)
         self._places: Sequence[SampleLocation] = ()
@@ -129,8 +126,7 @@ class StreamReader:
 
     def set_rounds(self, rounds: Sequence[tuple[int, ...]]) -> None:
         """Sets the rounds of the next batch of a growing dataset, each as the fields of `Round`."""
-        if self._rounds is not None:
-            self._rounds.set(rounds)
+        self._rounds.set(rounds)
 
     def batch(self, epoch: int, batch: int) -> tuple[Integers, npt.NDArray[np.bool_]]:
         """This rank's samples of one batch: codes, and which are repeats."""
@@ -140,8 +136,7 @@ class StreamReader:
     @property
     def row_cost(self) -> tuple[int, int]:
         """Cost of a document of n tokens in a row, of n and of n**2: that of `balance=`, or the usual one."""
-        balance = self._recipe.spec.balance
-        return (balance.linear, balance.quadratic) if isinstance(balance, BalanceSpec) else ROW_COST
+        return find_level(self._recipe.spec.balance).coefficients(ROW_COST)
 
     def documents(self, epoch: int, rows: Integers) -> tuple[Integers, Pieces]:
         """The documents of some rows: their codes, and which tokens of them are in each row."""
@@ -156,12 +151,8 @@ class StreamReader:
         return self._maker.make(self._locate(epoch, ordinal))
 
     def first_of_each(self, ordinals: Integers) -> dict[str, int]:
-        """Returns, of a mix, the names of the members of a batch, each with the index of its first sample."""
-        if isinstance(self._recipe.spec, OrderSpec):
-            return {}
-        first: dict[int, int] = {}
-        for index, number in enumerate(self._maker.codes.members(ordinals).tolist()):
-            first.setdefault(number, index)
+        """Returns the names of the members of a batch, each with the index of its first sample; of one dataset ""."""
+        first = self._maker.codes.first_of_each(ordinals)
         return {self._recipe.members[number].rules.member: index for number, index in first.items()}
 
     @property
@@ -180,14 +171,14 @@ class StreamReader:
         return any(maker.takes_rows for maker in self._maker.every())
 
     def begin(
-        self, epoch: int, ordinals: Integers, rows: Rows | None, at: Callable[[int], None], *, documents: bool = False
+        self, epoch: int, ordinals: Integers, rows: Rows, at: Callable[[int], None], *, documents: bool = False
     ) -> None:
         """Begins a batch, whose samples `load_at` makes: locates them, and reads raw arrays and raw bytes to the slot.
 
         Args:
             epoch: of the batch.
             ordinals: int64 (samples,), codes.
-            rows: the rows to which arrays may be written; None: no rows.
+            rows: Rows of the slot to which arrays may be written.
             at: called with the index of the first sample of each chunk that is read.
             documents: of packed rows: they are read to memory of their own, chunk by chunk.
 
@@ -202,7 +193,7 @@ class StreamReader:
             if documents:
                 reader.begin_apart(places, at)
             else:
-                reader.begin(places, rows if places else None, at)
+                reader.begin(places, rows if places else NO_SLOT, at)
         self._readers = {member: self._maker.of(member) for member, places in by_member.items() if places}
         self._maker.spent_reading(started)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from streamer.batches.batch.placement import Rows
+from streamer.batches.batch.placement import NO_SLOT, Rows
 from streamer.batches.samples.cached_bytes import CachedBytes
 from streamer.batches.samples.maker import Sample, SampleLocation, SampleMaker
 from streamer.batches.samples.scatter import ScatterReader
@@ -23,17 +23,17 @@ class RowReader:
         self._scatter = ScatterReader(content, maker.decoder)
         self._whole = WholeReader(content)
         self._places: Mapping[int, SampleLocation] = {}
-        self._rows: Rows | None = None
+        self._rows: Rows = NO_SLOT
 
     def __repr__(self) -> str:
         return f"RowReader({len(self._places)} samples, {self._scatter!r}, {self._whole!r})"
 
-    def begin(self, places: Mapping[int, SampleLocation], rows: Rows | None, at: Callable[[int], None]) -> None:
+    def begin(self, places: Mapping[int, SampleLocation], rows: Rows, at: Callable[[int], None]) -> None:
         """Reads raw arrays and raw bytes directly to the slot.
 
         Args:
             places: of the samples, by index in the batch.
-            rows: the rows to which arrays may be written; None: no rows.
+            rows: Rows of the slot to which arrays may be written.
             at: called with the index of the first sample of each chunk that is read.
 
         Raises:
@@ -42,15 +42,15 @@ class RowReader:
         self._places = places
         self._rows = rows
         self.maker.begin(places.values())
-        own = rows if self.maker.decodes_into_rows else None
+        own = rows if self.maker.decodes_into_rows else NO_SLOT
         self._scatter.begin(places, own, at)
         self._whole.begin(places, own, at)
 
     def begin_apart(self, places: Mapping[int, SampleLocation], at: Callable[[int], None]) -> None:
         """Reads the documents of a batch, whose tokens are copied to rows; arguments and errors as of `begin`."""
         self._places = places
-        self._rows = None
-        self._scatter.begin(places, None, at)
+        self._rows = NO_SLOT
+        self._scatter.begin(places, NO_SLOT, at)
         self._whole.begin_apart(places, at)
 
     def load_at(self, place: SampleLocation, index: int) -> object:
@@ -60,15 +60,15 @@ class RowReader:
             place: of the sample; not necessarily the one that `begin` got for the index.
             index: in the batch.
         """
-        if self._rows is None and (content := self._held(place, index)) is not None:
+        if not self._rows.known and (content := self._held(place, index)) is not None:
             return self.maker.transform(place, self.maker.decode(place, content))
-        row = NO_ROW if self._rows is None else self._rows.row(index)
+        row = self._rows.row(index)
         if not self.maker.decodes_into_rows:
             return self.maker.transform(place, self.maker.sample(place), row)
         return self._in_place(place, index) or self._untransformed(place, index, row)
 
     def _untransformed(self, place: SampleLocation, index: int, row: Row) -> Sample:
-        if self._rows is None:  # user code may keep its arguments
+        if not self._rows.known:  # user code may keep its arguments
             return self.maker.sample(place, row)
         maker = self.maker
         content = self._held(place, index)

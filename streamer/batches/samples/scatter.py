@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from streamer.batches.batch.buffers import Bytes, address
-from streamer.batches.batch.placement import Key, Rows, RowShape
+from streamer.batches.batch.placement import NO_SLOT, Key, Rows, RowShape
 from streamer.batches.samples.cached_bytes import CachedBytes
 from streamer.batches.samples.maker import SampleLocation
 from streamer.decode.arrays import Row
@@ -127,7 +127,7 @@ class ScatterReader:
         self._source = source
         self._decoder = decoder
         self._template: Template | None = None
-        self._rows: Rows | None = None
+        self._rows: Rows = NO_SLOT
         self._ordinals: dict[int, int] = {}
         self._edges: Bytes = np.empty((0, 0), np.uint8)
         self._whole: Bytes = np.empty(0, np.uint8)
@@ -138,23 +138,23 @@ class ScatterReader:
     def __repr__(self) -> str:
         return f"ScatterReader({self._template}, {len(self._ordinals)} samples)"
 
-    def begin(self, places: Mapping[int, SampleLocation], rows: Rows | None, at: Callable[[int], None]) -> None:
+    def begin(self, places: Mapping[int, SampleLocation], rows: Rows, at: Callable[[int], None]) -> None:
         """Reads the samples of a batch that match the template, their arrays into rows.
 
         Args:
             places: of the samples, by index.
-            rows: of the batch; None: nothing is read.
+            rows: Rows of the batch; nothing is read if its slot is not known.
             at: called with the index of the first sample of each chunk, before they are read.
 
         Raises:
             ChunkUnreadableError: a chunk is missing or wrong.
         """
         self._rows = rows
-        self._learning = rows is not None
+        self._learning = rows.known
         self._update_pause()
         self._ordinals = {}
         template = self._template if not self._paused else None
-        if template is None or rows is None:
+        if template is None or not rows.known:
             return
         if any(rows.shapes.get(hole.field) != hole.shape for hole in template.holes):
             return
@@ -166,7 +166,7 @@ class ScatterReader:
         """The sample at an index, if it was read; valid until the next call."""
         template = self._template
         rows = self._rows
-        if template is None or rows is None or self._ordinals.get(index) != ordinal:
+        if template is None or self._ordinals.get(index) != ordinal:
             return None
         at = 0
         for start, stop in template.edges:
@@ -177,7 +177,7 @@ class ScatterReader:
 
     def learn(self, content: memoryview, fields: Sequence[Field]) -> None:
         """Makes the template for the next batch from a sample that was read in the ordinary way, once per batch."""
-        if not self._learning or self._rows is None:
+        if not self._learning:
             return
         self._learning = False
         template = Template.of(content, fields, self._decoder, self._rows)

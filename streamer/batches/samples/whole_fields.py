@@ -33,20 +33,20 @@ class WholeReader:
     def __repr__(self) -> str:
         return f"WholeReader({len(self._contents)} samples)"
 
-    def begin(self, places: Mapping[int, SampleLocation], rows: Rows | None, at: Callable[[int], None]) -> None:
+    def begin(self, places: Mapping[int, SampleLocation], rows: Rows, at: Callable[[int], None]) -> None:
         """Reads all samples of a batch, or of one member of it, if they fit.
 
         Args:
             places: of the samples, by index in the batch.
-            rows: of the batch; the bytes are read behind them; None: nothing is read.
+            rows: Rows of the batch; the bytes are read behind them, if the slot is known.
             at: called with the index of the first sample of each chunk, before they are read.
 
         Raises:
             ChunkUnreadableError: a chunk is missing or wrong.
         """
         self._contents = {}
-        self._learning = rows is not None
-        if rows is None or not self._stay:
+        self._learning = rows.known
+        if not (rows.known and self._stay):
             return
         memory = rows.reserve(_total_bytes(places))
         if memory is not None:

@@ -9,33 +9,26 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from streamer.batches.batch.buffers import Bytes
-from streamer.batches.batch.collate import collate as collate_samples
 from streamer.batches.batch.collate import collate_by_torch
 from streamer.batches.batch.mismatch import check_fields, explain
 from streamer.batches.batch.packing import PackedBatch
-from streamer.batches.batch.placement import PredictedLayout, Rows
-from streamer.batches.batch.ragged import collate_ragged
+from streamer.batches.batch.placement import NO_SLOT, PredictedLayout, Rows
 from streamer.batches.causes import Stages
 from streamer.batches.contracts import ChunkUnreadableError, Collate
 from streamer.batches.rows.counts import PackedCounts
-from streamer.batches.rows.options import Buckets, Packing
+from streamer.batches.rows.options import NO_PACKING, AnyPacking
 from streamer.batches.samples.recipe import StreamReader
 from streamer.batches.samples.seeding import SeededCode, collate_seed, sample_seeds
+from streamer.batches.samples.units import BatchUnits, find_units
 from streamer.batches.skipping import OnError, may_skip
 from streamer.errors import ConfigError, WorkerError
 from streamer.order.audit.tallies import Tally, tallies
-
-if TYPE_CHECKING:
-    from streamer.batches.rows.assemble import Document
-    from streamer.batches.rows.bucket import Assembler
-    from streamer.batches.rows.planned import Pieces
 
 
 class SampleFailedError(Exception):
@@ -55,7 +48,7 @@ class MakerRules(msgspec.Struct, frozen=True):
         on_error: "raise": a failed sample fails its batch; "skip": another sample of the batch replaces it.
         ragged: fields that are joined, not stacked.
         seed_globals: whether the global generators are seeded for user code; false where threads share them.
-        packing: how documents are packed into rows, which are the samples then; None: they are not.
+        packing: how documents are packed into rows, which are the samples then.
     """
 
     seed: int
@@ -63,7 +56,7 @@ class MakerRules(msgspec.Struct, frozen=True):
     on_error: OnError = "raise"
     seed_globals: bool = True
     ragged: tuple[str, ...] = ()
-    packing: Packing | Buckets | None = None
+    packing: AnyPacking = NO_PACKING
 
     @property
     def own_collate(self) -> bool:
@@ -79,12 +72,12 @@ class Loaded(msgspec.Struct):
     Attributes:
         epoch: its epoch.
         task: for `begin`, see `BatchMaker`.
+        units: what it is made of.
         ordinals: of its samples, or of the documents of its rows.
         repeated: bool (samples,): samples or rows that repeat another one of the batch.
         members: of a mix: the names of its members, each with the index of its first sample.
         rows: the rows of the slot that may already contain arrays of the samples.
         seeds: of the samples; None: no user code runs that could draw.
-        pieces: which tokens of the documents are in each row; None: documents are not packed.
         made: the samples, or the rows, by index, in order once complete; of rows the documents until then.
         skipped: ordinals and errors of the samples that could not be made.
         slowest: ordinal and nanoseconds of the slowest sample.
@@ -94,12 +87,12 @@ class Loaded(msgspec.Struct):
 
     epoch: int
     task: int
+    units: BatchUnits
     ordinals: list[int]
     repeated: npt.NDArray[np.bool_]
     members: Mapping[str, int]
-    rows: Rows | None
+    rows: Rows
     seeds: list[int] | None
-    pieces: Pieces | None = None
     made: dict[int, object] = msgspec.field(default_factory=dict)
     skipped: list[tuple[int, BaseException]] = msgspec.field(default_factory=list)
     slowest: tuple[int, int] = (-1, 0)
@@ -128,16 +121,12 @@ class BatchMaker:
         self._rules = rules
         self._begin = begin
         # A user's collate_fn may keep its samples, so they are never in memory that is reused.
-        takes_rows = rules.collate_fn is None and (rules.packing is not None or source.takes_rows)
+        self._units = find_units(rules.packing)
+        takes_rows = rules.collate_fn is None and (self._units.take_rows or source.takes_rows)
         # Of a mix with batches of one member each, by its name.
         self._predicted: dict[str, PredictedLayout] | None = {} if takes_rows else None
         self._seeds_samples = rules.seed_globals and source.draws
         self._user_code = SeededCode(source.user_code)
-        self._assembler: Assembler | None = None
-        if rules.packing is not None:
-            from streamer.batches.rows.bucket import assembler_of
-
-            self._assembler = assembler_of(rules.packing)
         self._collate_code = SeededCode((rules.collate_fn,))
 
     def set_rounds(self, rounds: Sequence[tuple[int, ...]]) -> None:
@@ -162,36 +151,20 @@ class BatchMaker:
             ChunkUnreadableError: a chunk must be leased again.
             WorkerError: no sample could be made.
         """
-        ordinals, repeated = self._source.batch(epoch, batch)
-        members = self._source.first_of_each(ordinals)
-        pieces = None
-        codes = ordinals
-        if self._assembler is not None:
-            ordinals, pieces = self._source.documents(epoch, ordinals)
+        codes, repeated = self._source.batch(epoch, batch)
+        members = self._source.first_of_each(codes)
+        units = self._units.begin_batch(self._source, epoch, codes)
         # With samples left out, each one is read by itself: those that crashed a worker must not be read at all.
-        rows = None
+        rows: Rows = NO_SLOT
         if self._predicted is not None and memory is not None and not left_out:
             rows = self._layout(self._predicted, members).rows(memory, repeated.size)
-        seeds = sample_seeds(self._rules.seed, epoch, ordinals) if self._seeds_samples else None
-        loaded = Loaded(epoch, task, ordinals.tolist(), repeated.copy(), members, rows, seeds, pieces)
-        at = partial(self._at, task, loaded.ordinals)
-        if pieces is not None and not left_out:
-            # The rows of the slot get the tokens of the documents, not their bytes.
-            self._source.begin(epoch, ordinals, None, at, documents=True)
-        else:
-            self._source.begin(epoch, ordinals, rows, at)
+        seeds = sample_seeds(self._rules.seed, epoch, units.ordinals) if self._seeds_samples else None
+        loaded = Loaded(epoch, task, units, units.ordinals.tolist(), repeated.copy(), members, rows, seeds)
+        units.begin(rows, partial(self._at, task, loaded.ordinals), singly=bool(left_out))
         for index, ordinal in enumerate(loaded.ordinals):
             if ordinal not in left_out:
                 self._take(loaded, index, index)
-        if self._assembler is not None and pieces is not None:
-            out = [] if rows is None else [rows.row(index) for index in range(repeated.size)]
-            documents: dict[int, Document] = loaded.made  # type: ignore[assignment]
-            made, pieces = self._assembler.settled(documents, pieces)
-            packed = self._assembler.rows(made, pieces, out)
-            loaded.packed = pieces.counts(list(made), self._assembler.places(packed), self._source.row_cost)
-            loaded.made = dict(enumerate(packed))
-        elif len(loaded.made) < len(loaded.ordinals):
-            self._fill_all(loaded)
+        loaded.made, loaded.packed = units.complete(loaded.made, rows, partial(self._fill_all, loaded))
         filled = loaded.repeated[~repeated]
         loaded.tallies = tallies(epoch, codes[~repeated], filled if filled.any() else None)
         return loaded
@@ -212,7 +185,7 @@ class BatchMaker:
             ConfigError: torch's rules cannot make a batch of these samples; names field and samples.
         """
         # The documents of rows were compared when these were made, and their bounds differ.
-        if len(loaded.members) > 1 and loaded.pieces is None and not self._rules.own_collate:
+        if len(loaded.members) > 1 and loaded.units.are_compared and not self._rules.own_collate:
             check_fields(loaded.samples, loaded.members, self._rules.ragged)
         try:
             return self._collate(loaded)
@@ -232,12 +205,7 @@ class BatchMaker:
         collate_fn = self._rules.collate_fn
         samples = loaded.samples
         if collate_fn is None:
-            if loaded.pieces is not None:
-                from streamer.batches.rows.collate import collate_row_buffers
-
-                return collate_row_buffers(samples)  # type: ignore[arg-type]
-            ragged = self._rules.ragged
-            return collate_ragged(samples, ragged) if ragged else collate_samples(samples)
+            return loaded.units.collate(samples, self._rules.ragged)
         if not self._rules.seed_globals:
             return collate_fn(samples)
         seed = collate_seed(self._rules.seed, loaded.epoch, loaded.ordinals[0])
@@ -257,12 +225,12 @@ class BatchMaker:
         only = next(iter(members)) if len(members) == 1 else ""
         return predicted.setdefault(only, PredictedLayout())
 
-    def _fill_all(self, loaded: Loaded) -> None:
-        """Fills the missing samples in turn with others of the batch, as under a plain DataLoader."""
+    def _fill_all(self, loaded: Loaded) -> dict[int, object]:
+        """Fills the missing samples in turn with others of the batch, as under a plain DataLoader; returns all."""
         missing = [index for index in range(len(loaded.ordinals)) if index not in loaded.made]
         for index in missing:
             self._fill(loaded, index, missing)
-        loaded.made = dict(sorted(loaded.made.items()))
+        return dict(sorted(loaded.made.items()))
 
     def _fill(self, loaded: Loaded, index: int, missing: list[int]) -> None:
         """Fills an index with the next sample that can be made; it is made again, so that no object is shared."""
@@ -292,9 +260,7 @@ class BatchMaker:
         try:
             seed = None if loaded.seeds is None else loaded.seeds[source]
             sample = load(index) if seed is None else self._user_code.run(seed, load, index)
-            if self._assembler is not None and loaded.pieces is not None:
-                sample = self._assembler.document(sample, int(loaded.pieces.tokens[source]))
-            loaded.made[index] = sample
+            loaded.made[index] = loaded.units.keep(sample, source)
         except ChunkUnreadableError:
             raise
         except Exception as error:

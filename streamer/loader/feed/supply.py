@@ -15,13 +15,12 @@ import msgspec
 import numpy as np
 
 from streamer.batches.batch.buffers import Bytes
-from streamer.batches.batch.collate import collate_by_torch
 from streamer.batches.batch.packing import BatchReader
-from streamer.batches.batch.ragged import join_ragged
 from streamer.batches.causes import MADE, NETWORK, WORK, BatchTimeline, Trace
-from streamer.batches.contracts import REREADS, ChunkUnreadableError, Collate
+from streamer.batches.contracts import REREADS, ChunkUnreadableError
 from streamer.batches.ring.shared_memory import map_shared, window
 from streamer.batches.samples.seeding import kept_globals
+from streamer.batches.samples.units import find_units
 from streamer.batches.waiting import Notice
 from streamer.batches.workers.batch_maker import BatchMaker, Loaded, MakerRules, SampleFailedError, Stopwatch
 from streamer.batches.workers.protocol import Made
@@ -218,17 +217,11 @@ class InlineSupply(Supply):
     """Makes batches in the trainer's own thread: `num_workers=0`. Requests the chunks of `ahead` batches in advance."""
 
     def __init__(self, prepared: RankStream, rules: MakerRules, ahead: int) -> None:
-        by_torch: Collate = collate_by_torch
-        if rules.packing is not None:
-            from streamer.batches.rows.collate import collate_rows
-
-            by_torch = collate_rows  # type: ignore[assignment]
         self.counters = FeedCounters()
         self._prepared = prepared
         self._ahead = ahead
         source = prepared.recipe().open()
-        own = partial(join_ragged, fields=rules.ragged) if rules.ragged else by_torch
-        collate_fn = rules.collate_fn or own
+        collate_fn = rules.collate_fn or find_units(rules.packing).torch_collate(rules.ragged)
         self._maker = BatchMaker(source, msgspec.structs.replace(rules, collate_fn=collate_fn))
         self._session: StepSession | None = None
         self._notice = Notice(logger, who(prepared))

@@ -1,70 +1,196 @@
-"""Describes the members of a mix to its order (`order/mix/`), and explains and checks what is asked of it."""
+"""A mix: the order of its members, how it is explained and checked, and how it goes on from a state."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from typing import cast
 
+import msgspec
 import numpy as np
-from msgspec import UNSET
 
-from streamer.batches.samples.opened import OpenedDataset
+from streamer.batches.samples.maker import SampleRules
+from streamer.batches.samples.opened import Members
+from streamer.client.engine_client import EngineClient
+from streamer.client.session import EpochSchedule
+from streamer.config import Environment, RankConfig
+from streamer.loader.kinds.kind import MemberCount, Ordering, StreamKind
+from streamer.loader.kinds.step_session import Integers
+from streamer.loader.members.connections import EngineConnections
+from streamer.loader.members.member import Member
+from streamer.loader.members.open_members import open_together
 from streamer.loader.options.dataset_options import DatasetOptions
 from streamer.loader.options.mix_options import MixOptions
-from streamer.order.mix import MemberSize, MixSource, MixSpec
+from streamer.order.adopt import adopt
+from streamer.order.mix import MemberSize, MixOrder, MixRequest, MixSource, MixSpec
 from streamer.order.mix.explain import cautions, explain
+from streamer.order.plan import RankPlan
 from streamer.order.quality import shared_lanes
 from streamer.order.spec import shuffle_mode
+from streamer.order.state import State
 
 
-class Mixing:
-    """Joins the options of a mix with its opened members."""
+class MixOrdering(Ordering):
+    """The epochs of a mix.
 
-    def __init__(self, options: MixOptions, members: Sequence[DatasetOptions]) -> None:
-        self.options = options
-        self._members = members
+    Args:
+        options: of the mix.
+        request: the order that is asked for.
+        sources: the members as the order sees them.
+        global_batch: B, over all ranks.
+    """
+
+    follows = True
+
+    def __init__(
+        self, options: MixOptions, request: MixRequest, sources: Sequence[MixSource], global_batch: int
+    ) -> None:
+        self._options = options
+        self._request = request
+        self._sources = sources
+        self._spec = request.spec(sources, global_batch)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the members."""
-        return self.options.names
+    def spec(self) -> MixSpec:
+        """See `Ordering`."""
+        return self._spec
 
-    def sources(self, opened: Sequence[OpenedDataset]) -> tuple[MixSource, ...]:
+    def describe(self, members: Members, global_batch: int, nodes: int, cache_bytes: int | None = None) -> str:
+        """See `Ordering` and `MixedDataset.explain`."""
+        sizes = [MemberSize(int(np.count_nonzero(one.order_samples)), one.stored_bytes) for one in members.each]
+        unit = self._options.shares.unit
+        return explain(self.spec, sizes, global_batch, cache_bytes=cache_bytes, nodes=nodes, unit=unit)
+
+    def cautions(self, global_batch: int, local_batch: int, nodes: int) -> Sequence[str]:
+        """See `Ordering`."""
+        return [
+            *cautions(self.spec, global_batch, self._options.shares.epoch_samples),
+            *_in_step(self.spec),
+            *_across_groups(self.spec, global_batch, local_batch),
+            *filter(None, [shared_lanes(self.spec.members[0].order, global_batch, nodes)]),
+        ]
+
+    # ------------------------------------------------------------ states
+
+    def take_over(self, state: State, global_batch: int) -> None:
+        """See `Ordering`."""
+        like = state.spec_of(MixSpec)
+        state.check(self._request.spec(self._sources, global_batch, like=like))
+        self._spec = like
+
+    def adopt(self, saved: Mapping[str, object], global_batch: int, note: Callable[[str], None]) -> State:
+        """See `Ordering`; the epoch after the saved one begins."""
+        adopted = adopt(saved, self._request, self._sources, global_batch)
+        for sentence in adopted.notes:
+            note(sentence)
+        self._spec = adopted.spec
+        return State(adopted.spec, adopted.spec.origin_epoch, 0, global_batch)
+
+    # ------------------------------------------------------------ sessions
+
+    def dataset_of(self, members: Members) -> str:
+        """See `Ordering`."""
+        return members.digest
+
+    def values(self, epoch: int) -> Sequence[float]:
+        """See `Ordering`."""
+        return self.spec.passes(epoch)
+
+    def has_parts(self, members: Members) -> bool:
+        """See `Ordering`."""
+        return True
+
+    def add_values(self, chunks: EpochSchedule, passes: Integers, members: Members) -> EpochSchedule:
+        """See `Ordering`."""
+        values = members.part_values(self.values(chunks.epoch))
+        return msgspec.structs.replace(chunks, passes=passes.astype(np.uint32), values=values)
+
+    # ------------------------------------------------------------ views
+
+    def check_sources(self) -> None:
+        """See `Ordering`."""
+
+    def quotas(self, epoch: int) -> Mapping[str, int]:
+        """See `Ordering`."""
+        return dict(zip(self.spec.names, self.spec.quotas(epoch), strict=True))
+
+    def count_drawn(self, plans: Callable[[int], RankPlan], epoch: int, batch: int) -> Mapping[str, MemberCount]:
+        """See `Ordering`."""
+        plan = plans(epoch)
+        position = min(plan.position(batch), self.spec.samples(epoch))
+        # Whatever is wrapped around it, it is the order of a mix.
+        counts = np.array(self.spec.drawn(epoch), np.int64) + cast("MixOrder", plan.order).drawn(position)
+        return {
+            member.name: MemberCount(count, member.samples)
+            for member, count in zip(self.spec.members, counts.tolist(), strict=True)
+        }
+
+
+class Mix(StreamKind):
+    """A mix of several datasets.
+
+    Args:
+        options: of the mix.
+        datasets: the members, in their order.
+        job: name of the job if the environment has none.
+    """
+
+    def __init__(self, options: MixOptions, datasets: Sequence[Member], job: str) -> None:
+        super().__init__(options, datasets, _connections_for_parts(datasets[0].options, job))
+        self._mix = options
+        self._opened: Members | None = None
+
+    def members(self) -> Members:
+        """See `StreamKind`: several are opened at the same time."""
+        if self._opened is None:
+            self._opened = Members(open_together(list(zip(self._mix.names, self.datasets, strict=True))))
+        return self._opened
+
+    def forget(self) -> None:
+        """See `StreamKind`."""
+        self._opened = None
+
+    def rules(self) -> list[SampleRules]:
+        """See `StreamKind`."""
+        return [
+            member.rules(name, self._mix.source_key)
+            for name, member in zip(self._mix.names, self.datasets, strict=True)
+        ]
+
+    def data_name(self, members: Members) -> str:
+        """See `StreamKind`."""
+        digests = " ".join(member.digest for member in members.each)
+        chosen = blake2b(digests.encode(), digest_size=8).hexdigest()
+        return f"mix of {', '.join(self._mix.names)[:200]} ({chosen})"
+
+    def make_ordering(self, members: Members, global_batch: int, rank_config: RankConfig) -> Ordering:
+        """See `StreamKind`."""
+        request = msgspec.structs.replace(self._mix.request, balance=self.level(members, global_batch))
+        return MixOrdering(self._mix, request, self._sources(members), global_batch)
+
+    def _sources(self, members: Members) -> tuple[MixSource, ...]:
         """The members as the order sees them."""
-        in_bytes = self.options.shares.unit == "bytes"
+        in_bytes = self._mix.shares.unit == "bytes"
         return tuple(
             MixSource(
                 name,
                 data.digest,
                 data.order_samples,
-                member.seed,
-                shuffle_mode(member.shuffle),
+                member.options.seed,
+                shuffle_mode(member.options.shuffle),
                 size=data.exact_bytes if in_bytes else None,
-                rows=UNSET if data.rows is None else data.rows.recipe.spec,
+                rows=data.rows.spec,
             )
-            for name, data, member in zip(self.names, opened, self._members, strict=True)
+            for name, data, member in zip(self._mix.names, members.each, self.datasets, strict=True)
         )
 
-    def in_words(
-        self,
-        spec: MixSpec,
-        opened: Sequence[OpenedDataset],
-        global_batch: int,
-        nodes: int,
-        cache_bytes: int | None = None,
-    ) -> str:
-        """The order and its cost; see `MixedDataset.explain`."""
-        sizes = [MemberSize(int(np.count_nonzero(one.order_samples)), one.stored_bytes) for one in opened]
-        unit = self.options.shares.unit
-        return explain(spec, sizes, global_batch, cache_bytes=cache_bytes, nodes=nodes, unit=unit)
 
-    def cautions(self, spec: MixSpec, global_batch: int, local_batch: int, nodes: int) -> list[str]:
-        """Returns sentences about effects that the user may not expect."""
-        return [
-            *cautions(spec, global_batch, self.options.shares.epoch_samples),
-            *_in_step(spec),
-            *_across_groups(spec, global_batch, local_batch),
-            *filter(None, [shared_lanes(spec.members[0].order, global_batch, nodes)]),
-        ]
+def _connections_for_parts(options: DatasetOptions, job: str) -> EngineConnections:
+    """Connections for sessions of several parts, each of which brings its credentials."""
+    return EngineConnections(
+        lambda: EngineClient(replace(options.client_settings(Environment.read(), job), storage_options={}))
+    )
 
 
 def _in_step(spec: MixSpec) -> list[str]:

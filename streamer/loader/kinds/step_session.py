@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -20,12 +19,8 @@ from streamer.client.oneshot import read_statistics, report
 from streamer.client.session import EpochSchedule, Session
 from streamer.config import RankConfig
 from streamer.errors import BrokenError
-from streamer.order.growing.options import Growing
 from streamer.wire.messages import OpenSession
 from streamer.wire.store_options import StoreOptions
-
-if TYPE_CHECKING:
-    from streamer.order.mix import MixRequest, MixSource
 
 Integers = npt.NDArray[np.int64]
 
@@ -48,22 +43,6 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     peers: str = "off"
     options: tuple[StoreOptions, ...] = ()
     given: bool = False
-
-
-class OrderRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's request for the order, by which a saved state is checked.
-
-    Attributes:
-        free_parts: of one dataset, parts of its order that were chosen automatically: those of a state replace them.
-        mix: of a mix; None: one dataset.
-        sources: the members of a mix as its order sees them.
-        growing: of a growing dataset.
-    """
-
-    free_parts: frozenset[str] = frozenset()
-    mix: MixRequest | None = None
-    sources: tuple[MixSource, ...] = ()
-    growing: Growing | None = None
 
 
 class Share(msgspec.Struct, frozen=True):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from streamer.annotations.join import JoinRules, key_rows
@@ -82,7 +81,7 @@ class Columns:
                     field="where",
                 )
             for name, column in zip(given, find(list(given.values())), strict=True):
-                found[name] = None if column is None else msgspec.structs.replace(column, rows=join.table.row)
+                found[name] = None if column is None else column.join_to(join.table.row)
         for name, column in found.items():
             if column is None:
                 raise self._unknown(name, [join for join, _ in joins])

@@ -162,9 +162,10 @@ class Member:
                 lambda some: choose(manifest, some, place, columns),
             )
             opened = OpenedDataset(manifest, choose(manifest, choices, place, columns), joined, joins)
-            if (packing := self.options.packing) is not None:
-                opened.pack(packing, place, shuffle=shuffle_mode(self.options.shuffle) != "none")
-            self._opened = opened.measured(self.options.balance)
+            options = self.options
+            options.packing.plan_rows(opened, place, shuffle=shuffle_mode(options.shuffle) != "none")
+            opened.rows.measure(opened, options.balance)
+            self._opened = opened
         return self._opened
 
     @property
@@ -187,10 +188,7 @@ class Member:
             StreamerError: of the first rank whose listing failed, on every rank.
             ConfigError: the dataset is growing.
         """
-        if self.options.growing is not None:
-            raise ConfigError(
-                "a growing dataset cannot change: the uses of its samples would not be level", field="growing"
-            )
+        self.options.growing.check_refresh()
         digest = ""
         failure = None
         try:
@@ -391,12 +389,11 @@ class Member:
     def recipe(self, rules: SampleRules) -> MemberRecipe:
         """All that a worker process needs to make samples by these rules."""
         data = self.opened
-        rows = None if data.rows is None else data.rows.recipe
         return MemberRecipe(
             manifest_path=data.manifest.path,
             selection=data.selection_file,
             rules=rules,
-            rows=rows,
+            rows=data.rows.recipe,
             balance=self.options.balance,
             joins=tuple(join.recipe for join in data.joins),
         )

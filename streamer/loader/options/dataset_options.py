@@ -14,7 +14,8 @@ from streamer.annotations.options import Annotations
 from streamer.base.absolute import absolute as from_root
 from streamer.base.logins import shown, take_logins
 from streamer.batches import checks
-from streamer.batches.rows.options import Balance, Buckets, Packing
+from streamer.batches.rows.balance import NO_BALANCE, AnyBalance
+from streamer.batches.rows.options import NO_PACKING, AnyPacking
 from streamer.batches.samples.maker import Transform
 from streamer.batches.skipping import OnError, SkipRules
 from streamer.client.settings import ClientSettings
@@ -25,7 +26,7 @@ from streamer.formats import AUTO
 from streamer.formats.base import Format
 from streamer.formats.registry import find_format
 from streamer.loader.options.arguments import Index, Order, Skip, skip_rules
-from streamer.order.growing import Growing
+from streamer.order.growing import NOT_GROWING, AnyGrowing
 from streamer.order.spec import shuffle_mode
 from streamer.wire.messages import GetManifest
 
@@ -90,10 +91,10 @@ class DatasetOptions(StreamOptions):
     decode: Decode = field(default_factory=Decode)
     transform: Transform | None = None
     engine: str | None = None
-    growing: Growing | None = None
+    growing: AnyGrowing = NOT_GROWING
     annotations: Annotations | None = None
-    packing: Packing | Buckets | None = None
-    balance: Balance | None = None
+    packing: AnyPacking = NO_PACKING
+    balance: AnyBalance = NO_BALANCE
     chunk_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -105,8 +106,7 @@ class DatasetOptions(StreamOptions):
         checks.function("transform", self.transform)
         self._check_manifest()
         self.limit_bytes()
-        self._check_growing()
-        self._check_packing()
+        self._check_kind()
 
     def _take_logins(self) -> None:
         """Moves the logins of all urls into the storage options: urls are shown and stored, options are not."""
@@ -156,53 +156,13 @@ class DatasetOptions(StreamOptions):
         named = ", ".join(shown(url) for url in self.urls[:_NAMED])
         return named if len(self.urls) <= _NAMED else f"{named} and {len(self.urls) - _NAMED} more"
 
-    def _check_packing(self) -> None:
-        if self.balance is not None and not isinstance(self.balance, Balance):
-            raise ConfigError(f"balance={self.balance!r} is not a streamer.Balance", field="balance")
-        if self.balance is not None and shuffle_mode(self.shuffle) == "none":
-            raise ConfigError("balance= with shuffle=False: it changes the order; leave one out", field="balance")
-        if self.balance is not None and self.balance.lengths is not None and self.packing is not None:
-            raise ConfigError(
-                "Balance(lengths=...) with packing=: the lengths of packed documents are those of its cost=; leave "
-                "lengths out",
-                field="lengths",
-            )
-        if self.balance is not None and self.growing is not None:
-            raise ConfigError(
-                "balance= with growing=: it changes places with samples that have not arrived; leave one out",
-                field="balance",
-            )
-        if self.packing is None:
-            return
-        if shuffle_mode(self.shuffle) == "sample":
-            raise ConfigError(
-                'packing= with shuffle="sample": a row has the documents of several chunks, which are fetched whole; '
-                'leave shuffle out ("block")',
-                field="packing",
-            )
-
-    def _check_growing(self) -> None:
-        if self.growing is None:
-            return
-        if not isinstance(self.growing, Growing):
-            raise ConfigError(f"growing={self.growing!r} is not a streamer.Growing", field="growing")
-        if self.manifest.on_change == "refresh":
-            raise ConfigError(
-                'growing= with Index(on_change="refresh"): the uses of a changed dataset cannot be level; begin a new '
-                "run",
-                field="growing",
-            )
-        if shuffle_mode(self.shuffle) == "none":
-            raise ConfigError("growing= with shuffle=False: samples are admitted in random order", field="growing")
-        if self.order.cut is not None:
-            raise ConfigError(
-                f"growing= with Order(cut={self.order.cut!r}): its lanes follow from the seed", field="cut"
-            )
-        if self.order.peers != "off":
-            raise ConfigError(
-                f"growing= with Order(peers={self.order.peers!r}): run the engines as services with [peers] members",
-                field="peers",
-            )
+    def _check_kind(self) -> None:
+        """Checks growing, balance and packing against each other, and against the order."""
+        mode = shuffle_mode(self.shuffle)
+        order = self.order
+        self.growing.check(on_change=self.manifest.on_change, shuffle=mode, cut=order.cut, peers=order.peers)
+        self.balance.check(mode, self.packing, self.growing)
+        self.packing.check(mode)
 
     def limit_bytes(self) -> int | None:
         """Returns the cache's limit, or None if the engine chooses.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import get_args
 
 from streamer.batches import checks
@@ -96,7 +96,7 @@ def _check_alike(members: Mapping[str, DatasetOptions], option: str, source: str
     first_name, first = next(iter(members.items()))
     for name, options in members.items():
         given = [getattr(of, option) for of in (first, options)]
-        one, other = (None if each is None else replace(each, **{source: None}) for each in given)
+        one, other = (each.drop_source() for each in given)
         costs = [getattr(each, source, None) for each in given]
         safety = [cost.safety if isinstance(cost, Estimate) else None for cost in costs]
         if option == "packing" and one == other and safety[0] != safety[1]:
@@ -116,12 +116,7 @@ def _check_alike(members: Mapping[str, DatasetOptions], option: str, source: str
 
 
 def _check_member(name: str, options: DatasetOptions) -> None:
-    if options.growing is not None:
-        raise ConfigError(
-            f"member {name}: growing= is for a dataset alone; the order of a mix must not depend on what arrives",
-            field="growing",
-            member=name,
-        )
+    options.growing.check_member(name)
     for option, reason in _OF_A_DATASET.items():
         if getattr(options.order, option) != getattr(Order(), option):
             raise ConfigError(

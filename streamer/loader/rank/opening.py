@@ -4,37 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from hashlib import blake2b
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
 
-import numpy as np
-from msgspec import UNSET, UnsetType
-from msgspec.structs import replace as with_parts
-
-from streamer.batches.rows.options import Buckets
-from streamer.batches.samples.maker import SampleRules
 from streamer.batches.samples.opened import Members
 from streamer.batches.samples.recipe import SampleRecipe
-from streamer.client.engine_client import EngineClient
-from streamer.config import Environment, RankConfig, counted
-from streamer.errors import ConfigError, Detail, StreamerError
+from streamer.config import Environment, RankConfig
+from streamer.errors import Detail, StreamerError
 from streamer.loader.agreement.agreement import ParentRank, agree, detect, gather_for, process_group
 from streamer.loader.agreement.epoch_cell import EpochCell
-from streamer.loader.kinds.step_session import Identity, OrderRequest
+from streamer.loader.kinds.kind import Ordering, StreamKind
+from streamer.loader.kinds.step_session import Identity
 from streamer.loader.members.connections import EngineConnections
 from streamer.loader.members.member import Member
-from streamer.loader.options.dataset_options import DatasetOptions, StreamOptions
+from streamer.loader.options.dataset_options import StreamOptions
 from streamer.loader.rank.rank_stream import RankStream
-from streamer.order.level import BalanceSpec
 from streamer.order.plan import LastBatch, check_last_batch
-from streamer.order.quality import check_sample_shuffle, explain, shared_lanes
-from streamer.order.spec import OrderSpec, auto_lanes, shuffle_mode, together
-
-if TYPE_CHECKING:
-    from streamer.loader.kinds.mix import Mixing
-    from streamer.order.mix import MixSpec
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +30,9 @@ class Opening:
 
     Args:
         options: of the whole.
-        members: the datasets; one, or those of a mix in their order.
+        kind: what is read: one dataset, or a mix.
         job: name of the job if the environment has none.
         shared: the epochs, shared by all processes.
-        mixing: of a mix; None: one dataset.
         parent: the rank of the process that has sent it to this one.
 
     Attributes:
@@ -61,10 +44,9 @@ class Opening:
     def __init__(
         self,
         options: StreamOptions,
-        members: Sequence[Member],
+        kind: StreamKind,
         job: str,
         shared: EpochCell,
-        mixing: Mixing | None = None,
         *,
         parent: ParentRank | None = None,
     ) -> None:
@@ -77,22 +59,20 @@ class Opening:
         self.edition = 0
         self.begun = False
         self.requested_epoch: int | None = None
-        self._datasets = tuple(members)
-        self._mixing = mixing
-        self._for_parts = None if mixing is None else _for_parts(members[0].options, job)
-        self._members: Members | None = None
+        self._kind = kind
+        self._datasets = kind.datasets
         self._explained: set[str] = set()
         # The first batch size of a loader is the usual one, so that ranks that begin with different sizes are refused.
         self._usual_batch = 0
         self._warned = False
 
     def __repr__(self) -> str:
-        return f"Opening({', '.join(map(repr, self._datasets[:4]))}, opened={self._members is not None})"
+        return f"Opening({', '.join(map(repr, self._datasets[:4]))})"
 
     @property
     def connections(self) -> EngineConnections:
         """The connections to the engine; those of one dataset are its own."""
-        return self._datasets[0].connections if self._for_parts is None else self._for_parts
+        return self._kind.connections
 
     def rank_config(self) -> RankConfig:
         """Rank and world size of this process: after the end of the process group those by which it has read."""
@@ -126,14 +106,7 @@ class Opening:
     @property
     def members(self) -> Members:
         """The members; the first use opens them, those of a mix several at the same time."""
-        if (mixing := self._mixing) is None:
-            return Members([self._datasets[0].opened])
-        if self._members is None:
-            # Only here: one dataset alone does not load it.
-            from streamer.loader.members.open_members import open_together
-
-            self._members = Members(open_together(list(zip(mixing.names, self._datasets, strict=True))))
-        return self._members
+        return self._kind.members()
 
     # ------------------------------------------------------------ the stream
 
@@ -149,22 +122,20 @@ class Opening:
             StreamerError: no engine, manifest or order.
         """
         rank_config = self.rank_config()
-        options = self.options
         members = self.members
-        if batch_size > 1 and any(isinstance(member.options.packing, Buckets) for member in self._datasets):
-            raise ConfigError(
-                f"batch_size={batch_size} of a dataset with Buckets: a bucket is a batch; give batch_size=1",
-                field="batch_size",
-            )
+        for member in self._datasets:
+            member.options.packing.check_batch(batch_size)
         global_batch = batch_size * rank_config.world_size
         last_batch = check_last_batch(last_batch, rank_config.world_size)
-        spec, request = self._order(global_batch)
-        self._explain(spec, global_batch, rank_config)
+        ordering = self._kind.make_ordering(members, global_batch, rank_config)
+        self._explain(ordering, global_batch, rank_config)
         with self.connections.for_requests() as connection:
             roots = tuple(connection.roots())
         recipe = SampleRecipe(
-            members=tuple(member.recipe(rules) for member, rules in zip(self._datasets, self._rules(), strict=True)),
-            spec=spec,
+            members=tuple(
+                member.recipe(rules) for member, rules in zip(self._datasets, self._kind.rules(), strict=True)
+            ),
+            spec=ordering.spec,
             rank=rank_config.rank,
             world_size=rank_config.world_size,
             global_batch=global_batch,
@@ -175,130 +146,50 @@ class Opening:
         identity = Identity(
             rank_config=rank_config,
             stream=self._stream_name(batch_size, plain),
-            skip_rules=options.skip_rules,
-            peers=self._only.order.peers if self._mixing is None else "off",
+            skip_rules=self.options.skip_rules,
+            peers=self._kind.peers,
             options=tuple(
                 each.options.client_settings(environment, each.job).encoded_options() for each in self._parts()
             ),
-            given=options.rank is not None,
+            given=self.options.rank is not None,
         )
-        return RankStream(self.connections, recipe, members, identity, request)
+        return RankStream(self.connections, recipe, members, identity, ordering)
 
     def _parts(self) -> list[Member]:
         """The members, then what they are joined to, in their order."""
         return [*self._datasets, *(right for member in self._datasets for right in member.rights)]
 
-    @property
-    def _only(self) -> DatasetOptions:
-        """The options of the only dataset."""
-        return self._datasets[0].options
-
-    def _order(self, global_batch: int) -> tuple[OrderSpec | MixSpec, OrderRequest]:
-        """The order for a global batch, and what the user has asked for."""
-        if (mixing := self._mixing) is not None:
-            balance = self._balance(global_batch)
-            sources = mixing.sources(self.members.each)
-            request = with_parts(mixing.options.request, balance=balance)
-            return request.spec(sources, global_batch), OrderRequest(mix=request, sources=sources)
-        options = self._only
-        data = self.members.each[0]
-        if shuffle_mode(options.shuffle) == "sample":
-            check_sample_shuffle(data.manifest.samples, data.manifest.total_bytes)
-        lanes = options.order.lanes
-        window = options.order.shuffle_window
-        rows = data.rows
-        balance = self._balance(global_batch)
-        if rows is not None and shuffle_mode(options.shuffle) != "none":
-            sets = np.count_nonzero(data.order_samples)
-            chunks = np.count_nonzero(data.chunk_samples)
-            from streamer.order.row_order import row_window
-
-            lanes = auto_lanes(int(sets), together(global_batch, balance)) if lanes is None else lanes
-            window = row_window(int(sets), int(chunks), global_batch, lanes, window)
-        spec = OrderSpec.auto(
-            data.digest,
-            data.order_samples,
-            global_batch,
-            options.seed,
-            options.shuffle,
-            lanes=lanes,
-            window=window,
-            cut=options.order.cut or "fixed",
-            rows=UNSET if rows is None else rows.recipe.spec,
-            balance=balance,
-        )
-        return spec, OrderRequest(free_parts=options.order.free_parts, growing=options.growing)
-
-    def _balance(self, global_batch: int) -> BalanceSpec | UnsetType:
-        """What is made level; of a mix alike in all members."""
-        if (balance := self._only.balance) is None:
-            return UNSET
-        lengths = [each.lengths.identity for each in self.members.each if each.lengths is not None]
-        return balance.spec(global_batch, " ".join(lengths).strip())
-
-    def _rules(self) -> list[SampleRules]:
-        """The rules of making samples, of each member."""
-        if (mixing := self._mixing) is None:
-            return [self._datasets[0].rules()]
-        key = mixing.options.source_key
-        return [member.rules(name, key) for name, member in zip(mixing.names, self._datasets, strict=True)]
-
     def _stream_name(self, batch_size: int, plain: bool) -> str:
         """Distinguishes the loaders of one job, within which the ranks must agree: by samples, shuffle and batch."""
-        name = self.options.order.stream or self._data_name()
+        name = self.options.order.stream or self._kind.data_name(self.members)
         if plain:
             return f"{name}, sample by sample"
         self._usual_batch = self._usual_batch or batch_size
         return name if batch_size == self._usual_batch else f"{name}, by {batch_size}"
 
-    def _data_name(self) -> str:
-        each = self.members.each
-        if self._mixing is None:
-            chosen = "all" if each[0].selection is None else each[0].digest
-            rows = each[0].rows
-            balance = self._only.balance
-            packed = "" if rows is None else f" in rows of {rows.recipe.spec.length}, {rows.recipe.spec.policy}"
-            level = "" if balance is None else f", balance {balance.rows}"
-            return f"shuffle {shuffle_mode(self._only.shuffle)} of {chosen}{packed}{level}"
-        digests = " ".join(member.digest for member in each)
-        chosen = blake2b(digests.encode(), digest_size=8).hexdigest()
-        return f"mix of {', '.join(self._mixing.names)[:200]} ({chosen})"
-
-    def _explain(self, spec: OrderSpec | MixSpec, global_batch: int, rank_config: RankConfig) -> None:
+    def _explain(self, ordering: Ordering, global_batch: int, rank_config: RankConfig) -> None:
         """Logs once, on the first rank, the quality and cost of the order; cautions as warnings."""
-        if rank_config.rank or spec.order_id in self._explained:
+        order_id = ordering.spec.order_id
+        if rank_config.rank or order_id in self._explained:
             return
-        self._explained.add(spec.order_id)
+        self._explained.add(order_id)
         nodes = rank_config.nodes
-        each = self.members.each
-        if (mixing := self._mixing) is None:
-            only = cast("OrderSpec", spec)
-            data = each[0]
-            if data.rows is None:
-                words = explain(only, data.chunk_samples, global_batch, data.stored_bytes, nodes)
-            else:
-                words = f"{data.rows.in_words()}; order {only.order_id}, {counted(only.lanes, 'lanes')}"
-            cautions = list(filter(None, [shared_lanes(only, global_batch, nodes)]))
-        else:
-            mix = cast("MixSpec", spec)
-            local_batch = global_batch // rank_config.world_size
-            words = mixing.in_words(mix, each, global_batch, nodes)
-            cautions = mixing.cautions(mix, global_batch, local_batch, nodes)
-        logger.info("%s", words)
-        for member, join in self.members.joins:
+        members = self.members
+        cautions = ordering.cautions(global_batch, global_batch // rank_config.world_size, nodes)
+        logger.info("%s", ordering.describe(members, global_batch, nodes))
+        for member, join in members.joins:
             # Only here: a dataset without joins does not load it.
             from streamer.batches.samples.join_cost import in_words
 
-            logger.info("%s", in_words(join, each[member], self._limit_bytes()))
+            logger.info("%s", in_words(join, members.each[member], self._limit_bytes()))
         for caution in cautions:
             logger.warning("%s", caution)
 
     def explained(self, global_batch: int, nodes: int) -> str:
-        """The order of a mix for a global batch in words; see `MixedDataset.explain`."""
-        assert self._mixing is not None
-        spec, _ = self._order(global_batch)
-        limit_bytes = self._limit_bytes() or None
-        return self._mixing.in_words(cast("MixSpec", spec), self.members.each, global_batch, nodes, limit_bytes)
+        """The order for a global batch in words; see `MixedDataset.explain`."""
+        members = self.members
+        ordering = self._kind.make_ordering(members, global_batch, self.rank_config())
+        return ordering.describe(members, global_batch, nodes, self._limit_bytes() or None)
 
     def _limit_bytes(self) -> int:
         """The limit of the cache."""
@@ -307,7 +198,7 @@ class Opening:
 
     def look(self, epoch: int, member: int, index: int) -> object:
         """Makes one sample of a member, from the cache or the store; see `Member.look`."""
-        return self._datasets[member].look(epoch, index, self._rules()[member])
+        return self._datasets[member].look(epoch, index, self._kind.rules()[member])
 
     # ------------------------------------------------------------ loaders
 
@@ -363,7 +254,7 @@ class Opening:
             StreamerError: of the first rank that failed, on every rank, also where an engine cannot share its cache.
         """
         stream = self.compared(prepare, place)
-        if self._mixing is not None or self._only.order.peers != "auto":
+        if self._kind.peers != "auto":
             return
         if (gather := gather_for(self.rank_config())) is not None:
             stream.share_caches(gather)
@@ -399,7 +290,7 @@ class Opening:
         # Each of them: a change of the first must not hide one of the second.
         changed = [member.refresh() for member in self._datasets]
         if any(changed):
-            self._members = None
+            self._kind.forget()
             self.edition += 1
         return any(changed)
 
@@ -408,10 +299,3 @@ class Opening:
         self.connections.close()
         for member in self._datasets:
             member.close()
-
-
-def _for_parts(options: DatasetOptions, job: str) -> EngineConnections:
-    """Connections for sessions of several parts, each of which brings its credentials."""
-    return EngineConnections(
-        lambda: EngineClient(replace(options.client_settings(Environment.read(), job), storage_options={}))
-    )

@@ -1,7 +1,7 @@
 """One rank's batches of a dataset or of a mix, prepared for one batch size: plan, schedule, sessions and state.
 
-A dataset alone is a stream with one member, a mix has several; of a growing dataset `growing.growth` decides the
-rounds, and `growing.session` opens the sessions.
+A dataset alone is a stream with one member, a mix has several. What differs between kinds is their `Ordering`
+(`loader/kinds/`): it has the order, takes over states, and opens the sessions.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from streamer.annotations.join import table_digest
-from streamer.batches.rows.options import Buckets, Packing
+from streamer.batches.rows.options import AnyPacking
 from streamer.batches.samples.codes import StreamCodes
 from streamer.batches.samples.maker import sample_key
 from streamer.batches.samples.opened import Members
@@ -25,30 +24,17 @@ from streamer.batches.samples.recipe import SampleRecipe, StreamMaker
 from streamer.batches.skipping import Skipped, SkipRules, StoreBudget
 from streamer.client.engine_client import EngineClient
 from streamer.client.session import EpochSchedule
-from streamer.errors import ConfigError, Detail
+from streamer.errors import Detail
 from streamer.loader.agreement.agreement import Gather, gather_for, process_group, process_store
 from streamer.loader.agreement.epoch_cell import check_same_rank
-from streamer.loader.kinds.growing.growth import Growth
-from streamer.loader.kinds.growing.session import GrowingSession
-from streamer.loader.kinds.step_session import (
-    EpochSession,
-    Identity,
-    Integers,
-    OrderRequest,
-    Share,
-    StepSession,
-    open_bytes,
-)
+from streamer.loader.kinds.kind import MemberCount, Ordering
+from streamer.loader.kinds.step_session import Identity, Integers, Share, StepSession, open_bytes
 from streamer.loader.members.connections import EngineConnections
 from streamer.loader.stall.growth import GrowingStats
 from streamer.order.audit.tallies import Record
 from streamer.order.plan import RankPlan, sample_count
-from streamer.order.spec import OrderSpec
-from streamer.order.state import Resume, State
+from streamer.order.state import AnySpec, Resume, State
 from streamer.wire.messages import OpenSession, Part
-
-if TYPE_CHECKING:
-    from streamer.order.mix import MixSpec
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +45,7 @@ class RankStream:
     Attributes:
         rank_config: rank and world size.
         members: the datasets that are read.
-        growth: of a growing dataset: its rounds; None: the dataset does not grow.
+        ordering: how the stream goes on, by its kind.
     """
 
     _recipe: SampleRecipe
@@ -70,32 +56,28 @@ class RankStream:
         recipe: SampleRecipe,
         members: Members,
         identity: Identity,
-        request: OrderRequest,
+        ordering: Ordering,
     ) -> None:
         self._connections = connections
         self._last_connection: EngineClient | None = None
         self._identity = identity
-        self._request = request
         self.members = members
         self.rank_config = identity.rank_config
-        self.growth = (
-            None if request.growing is None else Growth(request.growing, recipe, members, identity.rank_config)
-        )
+        self.ordering = ordering
         self._set(recipe)
 
     def __repr__(self) -> str:
         rank = self.rank_config
         data = ", ".join(self.names) or self.members.each[0].manifest.digest
-        growth = "" if self.growth is None else f"{self.growth!r}, "
         return (
-            f"RankStream({data}, {growth}order={self.spec.order_id}, global_batch={self.global_batch}, "
+            f"RankStream({data}, {self.ordering!r}, global_batch={self.global_batch}, "
             f"rank={rank.rank}/{rank.world_size})"
         )
 
     # ------------------------------------------------------------ order
 
     @property
-    def spec(self) -> OrderSpec | MixSpec:
+    def spec(self) -> AnySpec:
         """The order; a resumed state may replace parts of it."""
         return self._recipe.spec
 
@@ -116,9 +98,7 @@ class RankStream:
 
     def samples_in(self, epoch: int) -> int:
         """Number of samples of an epoch, over all ranks, without repeats."""
-        if self.growth is not None:
-            return self.growth.epoch_samples
-        return self.members.order_samples[0] if isinstance(self.spec, OrderSpec) else self.spec.samples(epoch)
+        return self.spec.samples_in(epoch, self.members.order_samples)
 
     def rank_samples(self, epoch: int) -> int:
         """Samples of this rank in a whole epoch, repeats that fill the last batch included."""
@@ -133,10 +113,9 @@ class RankStream:
         return self._codes.of(self.plan(epoch).batch(batch).ordinals)
 
     @property
-    def packing(self) -> Packing | Buckets | None:
+    def packing(self) -> AnyPacking:
         """How documents are packed into rows, which are the samples then; equal for all members of a mix."""
-        rows = self.members.each[0].rows
-        return None if rows is None else rows.recipe.packing
+        return self.members.each[0].rows.packing
 
     def recipe(self) -> SampleRecipe:
         """The recipe for worker processes."""
@@ -151,7 +130,7 @@ class RankStream:
     @property
     def names(self) -> Sequence[str]:
         """The names of the members of a mix; empty for one dataset."""
-        return [source.name for source in self._request.sources]
+        return self.spec.names
 
     def sample_key(self, ordinal: int) -> str:
         """A readable name of a sample: its path below the url of its dataset, or container and byte range."""
@@ -162,12 +141,16 @@ class RankStream:
     def sample_label(self, ordinal: int) -> str:
         """The number of a sample for messages; in a mix with the name of its dataset."""
         number, index = self._codes.locate(ordinal)
-        return f"{self.names[number]}/{index}" if self.names else str(index)
+        return "/".join([*self._name(number), str(index)])
 
     def skipped(self, ordinal: int, cause: str) -> Skipped:
         """The record of a sample that was skipped."""
         number, index = self._codes.locate(ordinal)
-        return Skipped(index, self.sample_key(ordinal), cause, self.names[number] if self.names else "")
+        return Skipped(index, self.sample_key(ordinal), cause, "".join(self._name(number)))
+
+    def _name(self, member: int) -> Sequence[str]:
+        """The name of a member of a mix; of one dataset none."""
+        return self.names[member : member + 1]
 
     @property
     def skip_rules(self) -> SkipRules:
@@ -181,36 +164,43 @@ class RankStream:
 
     # ------------------------------------------------------------ members of a mix
 
-    @property
-    def member_samples(self) -> Sequence[int]:
-        """Number of samples, or rows, of each member."""
-        return self.members.order_samples
+    def check_sources(self) -> None:
+        """Makes sure that samples have a member.
 
-    def quotas(self, epoch: int) -> Sequence[int]:
-        """Samples of each member of a mix in an epoch, over all ranks."""
-        return self._mix_spec.quotas(epoch)
+        Raises:
+            ConfigError: this is not a mix.
+        """
+        self.ordering.check_sources()
 
     def sources(self, epoch: int, batch: int) -> npt.NDArray[np.int16]:
         """Returns the number of the member of each sample of this rank's batch: (samples,)."""
         return self._codes.members(self.ordinals(epoch, batch)).astype(np.int16)
 
-    def drawn(self, epoch: int, batch: int) -> Integers:
-        """Returns, of a mix, the samples of each member before a batch, over all epochs and ranks: (members,)."""
-        position = min(self.plan(epoch).position(batch), self.samples_in(epoch))
-        return np.array(self._mix_spec.drawn(epoch), np.int64) + self._plans.drawn(epoch, position)
+    def quotas(self, epoch: int) -> Mapping[str, int]:
+        """Samples of each member of a mix in an epoch, over all ranks, by name."""
+        return self.ordering.quotas(epoch)
+
+    def count_drawn(self, epoch: int, batch: int) -> Mapping[str, MemberCount]:
+        """Returns, of a mix, how much of each member comes before a batch, by name."""
+        return self.ordering.count_drawn(self.plan, epoch, batch)
 
     def follow(self, before: RankStream, epoch: int) -> None:
         """Continues a mix at `epoch` where it was before its data changed: `before` has delivered all epochs before."""
-        if epoch > 0:
+        if epoch > 0 and self.ordering.follows:
             self.adopt(before.state(epoch - 1, before.plan(epoch - 1).batches))
 
     @property
-    def _mix_spec(self) -> MixSpec:
-        return cast("MixSpec", self.spec)
+    def admissions(self) -> list[int]:
+        """Number of cohorts that each round of a growing dataset has added so far.
+
+        Raises:
+            ConfigError: the dataset does not grow.
+        """
+        return self.ordering.admissions
 
     def growing_stats(self, epoch: int, batch: int) -> GrowingStats | None:
         """Returns, of a growing dataset, passes, uses and the samples in use at a batch."""
-        return None if self.growth is None else self.growth.statistics(self.plan(epoch), batch)
+        return self.ordering.growing_stats(self.plan, epoch, batch)
 
     # ------------------------------------------------------------ ranks
 
@@ -238,7 +228,7 @@ class RankStream:
             "annotations": " ".join(table_digest(member.rules.joined) or "none" for member in self._recipe.members),
             "peers": self._identity.peers,
             **self.members.facts_of_joins(),
-            **({} if self.growth is None else self.growth.facts()),
+            **self.ordering.facts(),
         }
 
     def share_caches(self, gather: Gather) -> None:
@@ -250,7 +240,7 @@ class RankStream:
         # Only here: datasets that share nothing do not load it.
         from streamer.loader.rank.sharing import Shared, has_lanes, share_caches
 
-        spec = cast("OrderSpec", self.spec)
+        (spec,) = self.spec.orders
         only = self.members.each[0]
         fixed = spec.shuffle != "none" and spec.cut != "redrawn"
         follow = fixed and has_lanes(only.manifest.chunks, self.global_batch, spec.lanes)
@@ -269,9 +259,7 @@ class RankStream:
 
     def state(self, epoch: int, batch: int) -> dict[str, object]:
         """The state to save after `batch` batches of `epoch`."""
-        position = self.position(epoch, batch)
-        growth = None if self.growth is None else self.growth.saved()
-        return State(self.spec, epoch, position, self.global_batch, growth).to_dict()
+        return State(self.ordering.spec, epoch, self.position(epoch, batch), self.global_batch).to_dict()
 
     def position(self, epoch: int, batch: int) -> int:
         """The position of an epoch, over all ranks, at which a batch begins."""
@@ -281,8 +269,7 @@ class RankStream:
         """The record of what is delivered from a batch on, still empty; see `streamer.order.audit.tallies`."""
         only = self.members.each[0]
         place = (self.rank_config.rank, self.rank_config.world_size)
-        every = self.packing is not None or only.samples == only.manifest.samples
-        dense = every and self._request.mix is None and self.growth is None
+        dense = self.spec.each_once and only.rows.are_dense(only)
         return Record.begin(epoch, self.position(epoch, batch), self.samples_in(epoch), place, dense=dense)
 
     def resume(self, state: Mapping[str, object]) -> tuple[int, int]:
@@ -294,7 +281,7 @@ class RankStream:
         Raises:
             StateError: the state is of another dataset, order or seed.
         """
-        return self._go_on(self._checked(state))
+        return self._go_on(self._take_over(state))
 
     def adopt(self, state: Mapping[str, object]) -> tuple[int, int]:
         """Restores a saved state; a mix may be changed, and the epoch after the saved one begins.
@@ -303,47 +290,33 @@ class RankStream:
             ConfigError: this is not a mix.
             StateError: the state is of another dataset.
         """
-        request = self._request
-        if request.mix is None:
-            raise ConfigError("strict=False is for a MixedDataset; the order of one dataset is fixed", field="strict")
-        from streamer.order.adopt import adopt
 
-        adopted = adopt(state, request.mix, request.sources, self.global_batch)
-        for note in adopted.notes if self.rank_config.rank == 0 else ():
-            logger.warning("%s", note)
-        return self._go_on(State(adopted.spec, adopted.spec.origin_epoch, 0, self.global_batch))
+        def note(sentence: str) -> None:
+            if self.rank_config.rank == 0:
+                logger.warning("%s", sentence)
+
+        return self._go_on(self.ordering.adopt(state, self.global_batch, note))
 
     def reenter(self, state: Mapping[str, object]) -> tuple[int, int]:
         """Restores a saved state; a finished epoch stays finished: its next batch is one past the last."""
-        saved = self._checked(state)
+        saved = self._take_over(state)
         batch, start = divmod(saved.position, self.global_batch)
         return self._go_on(saved, Resume(saved.epoch, start, batch))
 
-    def _checked(self, saved: Mapping[str, object]) -> State:
-        """A state that belongs to what is read here.
+    def _take_over(self, saved: Mapping[str, object]) -> State:
+        """A state that belongs to what is read here, and whose order is that of the stream from now on.
 
         Raises:
-            StateError: it does not.
+            StateError: it does not belong to it.
         """
-        request = self._request
         state = State.from_dict(saved)
-        state.of_kind("growing" if self.growth is not None else "" if request.mix is None else "mix")
-        if request.mix is not None:
-            like = cast("MixSpec", state.spec)
-            state.check(request.mix.spec(request.sources, self.global_batch, like=like))
-        else:
-            # Only parts that were chosen automatically may differ: those of the state replace them.
-            # So does the batch that rows are balanced for: another batch size goes on with the batches of the state.
-            state.check(self.spec, left_out=request.free_parts | {"balance.batch"})
+        self.ordering.take_over(state, self.global_batch)
         return state
 
     def _go_on(self, state: State, at: Resume | None = None) -> tuple[int, int]:
         """Continues with the order of a state, at its place or at another one."""
         # The runs belong to the lanes, and are found anew when the ranks compare.
-        recipe = msgspec.structs.replace(self._recipe, spec=state.spec, runs=())
-        if self.growth is not None:
-            self.growth.restore(recipe, state)
-        self._recipe = recipe
+        recipe = self._recipe = msgspec.structs.replace(self._recipe, spec=state.spec, runs=())
         if at is None:
             at = state.resume(self.samples_in(state.epoch), self.global_batch, recipe.last_batch)
         self._set(msgspec.structs.replace(recipe, entry=(at.epoch, at.start)))
@@ -351,11 +324,9 @@ class RankStream:
 
     def _set(self, recipe: SampleRecipe) -> None:
         """Takes over a recipe; its epochs are planned anew."""
-        if self.growth is not None:
-            recipe = msgspec.structs.replace(recipe, epoch_samples=self.growth.epoch_samples)
         self._recipe = recipe
-        self._codes = StreamCodes(recipe.spec, self.members, growing=recipe.epoch_samples > 0)
-        self._plans = Plans(recipe, self.members, None if self.growth is None else self.growth.log)
+        self._codes = StreamCodes(recipe.spec, self.members)
+        self._plans = Plans(recipe, self.members, self.ordering.rounds)
 
     # ------------------------------------------------------------ sessions
 
@@ -369,33 +340,13 @@ class RankStream:
         Raises:
             ConfigError: of a growing dataset, in a worker of a plain DataLoader.
         """
-        if self.growth is not None:
-            self.growth.check_share(share)
+        self.ordering.check_share(share)
+        spec = self._session_spec(epoch, share)
         self._last_connection = connection = self._connections.take(self._last_connection)
         on_close = partial(self._connections.give_back, connection)
         try:
-            if self.growth is not None:
-                # Without a value: what is used up leaves first, and is not kept in place of what is in use.
-                spec = msgspec.structs.replace(self._session_spec(epoch, share), parts=self._parts([0.0], [0]))
-                plan = self.plan(epoch)
-                return GrowingSession(
-                    connection, spec, self.growth, self._recipe, plan=plan, first=share.first, on_close=on_close
-                )
-            # Computed once for request and session: with 540 chunks it delays the first batch by 2 to 6 ms.
-            begun = [self.schedule(epoch, share)]
-
-            def schedule(epoch: int, share: Share) -> tuple[EpochSchedule, int]:
-                return begun.pop() if begun else self.schedule(epoch, share)
-
-            opened = open_bytes(begun[0][0], self.members.chunk_bytes, self.members.first_chunks_of_parts).tolist()
-            return EpochSession(
-                connection,
-                self._with_open_bytes(self._session_spec(epoch, share), epoch, opened),
-                schedule,
-                (epoch, share),
-                endless=endless,
-                on_close=on_close,
-                cache_full_hint=self.members.cache_full_hint(opened),
+            return self.ordering.open_session(
+                connection, spec, self, (epoch, share), endless=endless, on_close=on_close
             )
         except BaseException:
             on_close()
@@ -410,10 +361,7 @@ class RankStream:
         mine = np.flatnonzero(first <= last)
         mine = mine[np.argsort(first[mine], kind="stable")]
         chunks = EpochSchedule(epoch, whole.chunk[mine], first[mine], last[mine])
-        if self._request.mix is not None:
-            passes = whole.passes[mine].astype(np.uint32)
-            values = self._mix_spec.passes(epoch)
-            chunks = msgspec.structs.replace(chunks, passes=passes, values=self.members.part_values(values))
+        chunks = self.ordering.add_values(chunks, whole.passes[mine], self.members)
         return self.members.with_joins(chunks), steps
 
     def _session_spec(self, epoch: int, share: Share) -> OpenSession:
@@ -422,7 +370,7 @@ class RankStream:
         return OpenSession(
             session=0,
             job="",
-            dataset=self.members.manifests[0].digest if self._request.mix is None else self.members.digest,
+            dataset=self.ordering.dataset_of(self.members),
             consumer=f"rank {rank.rank}{worker if share.workers > 1 else ''}",
             order_id=self.spec.order_id,
             global_batch=self.global_batch,
@@ -433,16 +381,21 @@ class RankStream:
             sharers=max(1, rank.world_size // max(1, rank.nodes)) * share.workers,
         )
 
-    def _with_open_bytes(self, spec: OpenSession, epoch: int, opened: Sequence[int]) -> OpenSession:
-        """Returns the same consumer with the bytes that it has open at once; in a mix, of each part."""
-        if len(opened) == 1 and self._request.mix is None:
-            return msgspec.structs.replace(spec, open_bytes=opened[0])
-        values = [1.0] if self._request.mix is None else self._mix_spec.passes(epoch)
-        return msgspec.structs.replace(spec, parts=self._parts(self.members.part_values(values), opened))
+    def add_open_bytes(self, spec: OpenSession, epoch: int, schedule: EpochSchedule) -> tuple[OpenSession, str]:
+        """Returns the consumer with the bytes that it has open, in a mix of each part, and what helps a full cache."""
+        opened = open_bytes(schedule, self.members.chunk_bytes, self.members.first_chunks_of_parts).tolist()
+        hint = self.members.cache_full_hint(opened)
+        if not self.ordering.has_parts(self.members):
+            return msgspec.structs.replace(spec, open_bytes=opened[0]), hint
+        parts = self.parts(self.members.part_values(self.ordering.values(epoch)), opened)
+        return msgspec.structs.replace(spec, parts=parts), hint
 
-    def _parts(self, values: Sequence[float], opened: Sequence[int]) -> tuple[Part, ...]:
+    def parts(self, values: Sequence[float], opened: Sequence[int]) -> tuple[Part, ...]:
         """The members as parts of a session, each with its credentials."""
-        names = [*(self.names or [""]), *(join.recipe.name for _, join in self.members.joins)]
+        names = [
+            *(member.rules.member for member in self._recipe.members),
+            *(join.recipe.name for _, join in self.members.joins),
+        ]
         columns = (self.members.manifests, names, self._identity.options, values, opened)
         return tuple(
             Part(dataset=manifest.digest, name=name, options=options, value=value, open_bytes=open_bytes)

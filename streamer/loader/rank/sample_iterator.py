@@ -5,24 +5,26 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 import numpy as np
 
 from streamer.batches.contracts import REREADS, ChunkUnreadableError
+from streamer.batches.rows.options import AnyPacking, Buckets, Packing
 from streamer.batches.samples.maker import SampleLocation
+from streamer.batches.samples.recipe import StreamMaker
 from streamer.batches.skipping import SkipLedger, may_skip
 from streamer.batches.waiting import Notice
 from streamer.errors import ClosedError, StateError
-from streamer.loader.kinds.step_session import Share, StepSession
+from streamer.loader.kinds.step_session import Integers, Share, StepSession
 from streamer.loader.rank.rank_stream import RankStream
 
 if TYPE_CHECKING:
     from streamer.batches.rows.assemble import Document
-    from streamer.batches.rows.bucket import Assembler
 
 logger = logging.getLogger(__name__)
 
@@ -78,11 +80,7 @@ class SampleIterator(Iterator[object]):
         self._pid = os.getpid()
         self._prepared = prepared
         self._maker = prepared.maker()
-        self._assembler: Assembler | None = None
-        if prepared.packing is not None:
-            from streamer.batches.rows.bucket import assembler_of
-
-            self._assembler = assembler_of(prepared.packing)
+        self._taker = _TAKERS[prepared.packing.making](self._maker, prepared.packing)
         self._ledger = ledger
         self._resumed = resumed
         rank = prepared.rank_config
@@ -98,7 +96,7 @@ class SampleIterator(Iterator[object]):
             raise ClosedError("this iterator belongs to the process that made it; make one after the fork")
         while self._index >= len(self._codes):
             self._next_batch()
-        sample = self._sample(self._index) if self._assembler is None else self._row(self._index, self._assembler)
+        sample = self._taker.take(self, self._index)
         self._index += 1
         self.progress.delivered += 1
         if self._index == len(self._codes):
@@ -143,7 +141,6 @@ class SampleIterator(Iterator[object]):
         self._rest = Share(share.worker, share.workers, share.first + first * share.workers)
         self._step = -1
         self._codes = np.empty(0, np.int64)
-        self._places: Sequence[SampleLocation] = []
         self._index = 0
         self._session = None
 
@@ -157,8 +154,7 @@ class SampleIterator(Iterator[object]):
         self._step += 1
         batch = self._rest.batch(self._step)
         self._codes = self._prepared.ordinals(self.progress.epoch, batch)
-        if self._assembler is None:
-            self._places = self._leased(partial(self._maker.places, self.progress.epoch, self._codes))
+        self._taker.begin(self, self.progress.epoch, self._codes)
         self._index, self._skip = self._skip, 0
 
     def _waited_for(self) -> str:
@@ -175,44 +171,18 @@ class SampleIterator(Iterator[object]):
         if self._step + 1 == len(self._steps):
             self.close()
 
-    def _sample(self, index: int) -> object:
-        """The sample at an index; if it may be skipped, the next sample of the batch that can be made."""
-        first: Exception | None = None
-        for place in (*self._places[index:], *self._places[:index]):
-            try:
-                return self._leased(partial(self._maker.make, place))
-            except Exception as error:
-                if self._prepared.skip_rules.on_error == "raise" or not may_skip(error):
-                    raise
-                if first is None:
-                    self._skip_place(place, error)
-                    first = error
-        assert first is not None, "a batch has at least one sample"
-        first.add_note("and no other sample of its batch can be made")
-        raise first
+    def may_skip(self, error: Exception) -> bool:
+        """Returns whether a sample may be skipped for an error."""
+        return self._prepared.skip_rules.on_error == "skip" and may_skip(error)
 
-    def _row(self, index: int, assembler: Assembler) -> object:
-        """The row at an index; documents that may be skipped leave their places empty."""
-        epoch = self.progress.epoch
-        codes, pieces = self._maker.codes.documents(epoch, self._codes[index : index + 1])
-        places = self._leased(partial(self._maker.places, epoch, codes))
-        made: dict[int, Document] = {}
-        for at, place in enumerate(places):
-            try:
-                made[at] = assembler.document(self._leased(partial(self._maker.make, place)), int(pieces.tokens[at]))
-            except Exception as error:
-                if self._prepared.skip_rules.on_error == "raise" or not may_skip(error):
-                    raise
-                self._skip_place(place, error)
-        return assembler.rows(*assembler.settled(made, pieces))[0]
-
-    def _skip_place(self, place: SampleLocation, error: Exception) -> None:
+    def skip(self, place: SampleLocation, error: Exception) -> None:
+        """Records that a sample is skipped."""
         cause = f"{type(error).__name__}: {error}"
-        packed = self._assembler is not None
-        self._ledger.note([self._prepared.skipped(place.code, cause)], packed=packed)
+        skipped = self._prepared.skipped(place.code, cause)
+        self._ledger.note([skipped], packed=not self._prepared.packing.replaces)
         self._ledger.check()
 
-    def _leased(self, read: Callable[[], Found]) -> Found:
+    def read_leased(self, read: Callable[[], Found]) -> Found:
         """Returns what `read` returns; a chunk that is missing or wrong is leased again, a few times."""
         rereads = 0
         while True:
@@ -230,6 +200,86 @@ class SampleIterator(Iterator[object]):
         assert self._session is not None, "a batch is read inside a session"
         self._session.reject(error.chunk, error.reason)
         self._session.wait(self._step)
+
+
+class _Taker(ABC):
+    """Takes samples, or rows, of a batch, one by one."""
+
+    @abstractmethod
+    def __init__(self, maker: StreamMaker, packing: AnyPacking) -> None:
+        """Begins to take them from a maker."""
+
+    @abstractmethod
+    def begin(self, iterator: SampleIterator, epoch: int, codes: Integers) -> None:
+        """Begins a batch."""
+
+    @abstractmethod
+    def take(self, iterator: SampleIterator, index: int) -> object:
+        """Makes what is at an index of the batch."""
+
+
+class _SampleTaker(_Taker):
+    """Takes samples of a batch, one by one."""
+
+    def __init__(self, maker: StreamMaker, packing: AnyPacking) -> None:
+        self._maker = maker
+        self._places: Sequence[SampleLocation] = []
+
+    def begin(self, iterator: SampleIterator, epoch: int, codes: Integers) -> None:
+        """Begins a batch: locates its samples."""
+        self._places = iterator.read_leased(partial(self._maker.places, epoch, codes))
+
+    def take(self, iterator: SampleIterator, index: int) -> object:
+        """Makes the sample at an index; if it may be skipped, the next sample of the batch that can be made."""
+        first: Exception | None = None
+        for place in (*self._places[index:], *self._places[:index]):
+            try:
+                return iterator.read_leased(partial(self._maker.make, place))
+            except Exception as error:
+                if not iterator.may_skip(error):
+                    raise
+                if first is None:
+                    iterator.skip(place, error)
+                    first = error
+        assert first is not None, "a batch has at least one sample"
+        first.add_note("and no other sample of its batch can be made")
+        raise first
+
+
+class _RowTaker(_Taker):
+    """Takes rows of a batch, one by one."""
+
+    def __init__(self, maker: StreamMaker, packing: AnyPacking) -> None:
+        # Imported here, since datasets without packing do not need it.
+        from streamer.batches.rows.bucket import assembler_of
+
+        self._maker = maker
+        self._assembler = assembler_of(cast("Packing | Buckets", packing))
+        self._epoch = 0
+        self._codes: Integers = np.empty(0, np.int64)
+
+    def begin(self, iterator: SampleIterator, epoch: int, codes: Integers) -> None:
+        """Begins a batch; documents are located row by row."""
+        self._epoch = epoch
+        self._codes = codes
+
+    def take(self, iterator: SampleIterator, index: int) -> object:
+        """Makes the row at an index; documents that may be skipped leave their places empty."""
+        codes, pieces = self._maker.codes.documents(self._epoch, self._codes[index : index + 1])
+        places = iterator.read_leased(partial(self._maker.places, self._epoch, codes))
+        made: dict[int, Document] = {}
+        for at, place in enumerate(places):
+            try:
+                sample = iterator.read_leased(partial(self._maker.make, place))
+                made[at] = self._assembler.document(sample, int(pieces.tokens[at]))
+            except Exception as error:
+                if not iterator.may_skip(error):
+                    raise
+                iterator.skip(place, error)
+        return self._assembler.rows(*self._assembler.settled(made, pieces))[0]
+
+
+_TAKERS: dict[str, type[_Taker]] = {"samples": _SampleTaker, "rows": _RowTaker, "buckets": _RowTaker}
 
 
 def resumed_share(state: Mapping[str, object], share: Share, first: int, local_batch: int) -> tuple[Share, int]:

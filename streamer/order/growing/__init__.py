@@ -1,24 +1,52 @@
 """The order of a dataset that is trained on while it still arrives. Pure functions, no I/O.
 
 options.py  how it grows, as its user says it
+spec.py     what fixes the order
 cohorts.py  the parts in which samples are admitted
 log.py      which cohorts each round trains, and why uses stay level
 order.py    positions to samples
 """
 
-from streamer.order.growing.cohorts import CohortChunks, Cohorts
-from streamer.order.growing.log import AdmissionLog, KnownRounds, Round, Rounds, rounds_between
-from streamer.order.growing.options import Growing
-from streamer.order.growing.order import GrowingOrder
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from streamer.order.growing.cohorts import CohortChunks, Cohorts
+    from streamer.order.growing.log import AdmissionLog, KnownRounds, Round, Rounds, rounds_between
+    from streamer.order.growing.options import NOT_GROWING, AnyGrowing, Growing, as_growing
+    from streamer.order.growing.order import GrowingOrder
+    from streamer.order.growing.spec import GrowingSpec
 
 __all__ = [
+    "NOT_GROWING",
     "AdmissionLog",
+    "AnyGrowing",
     "CohortChunks",
     "Cohorts",
     "Growing",
     "GrowingOrder",
+    "GrowingSpec",
     "KnownRounds",
     "Round",
     "Rounds",
+    "as_growing",
     "rounds_between",
 ]
+
+# Imported at first use: every dataset looks at the options, and few grow.
+_MODULES = {
+    "cohorts": ("CohortChunks", "Cohorts"),
+    "log": ("AdmissionLog", "KnownRounds", "Round", "Rounds", "rounds_between"),
+    "options": ("NOT_GROWING", "AnyGrowing", "Growing", "as_growing"),
+    "order": ("GrowingOrder",),
+    "spec": ("GrowingSpec",),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
 
 from streamer.config import parse_bytes
 from streamer.errors import ConfigError
@@ -28,6 +29,9 @@ class Growing:
     Raises:
         ConfigError: an invalid value.
     """
+
+    # Whether such a dataset can be joined to another one.
+    joins: ClassVar[bool] = False
 
     reuse: int
     epoch_samples: int
@@ -56,3 +60,96 @@ class Growing:
     def whole_epoch(self, global_batch: int) -> int:
         """Returns `epoch_samples` in whole global batches, at least one."""
         return max(1, round(self.epoch_samples / global_batch)) * global_batch
+
+    def check(self, *, on_change: str, shuffle: str, cut: str | None, peers: str) -> None:
+        """Refuses options of the dataset with which it cannot grow.
+
+        Raises:
+            ConfigError: one of them.
+        """
+        if on_change == "refresh":
+            raise ConfigError(
+                'growing= with Index(on_change="refresh"): the uses of a changed dataset cannot be level; begin a new '
+                "run",
+                field="growing",
+            )
+        if shuffle == "none":
+            raise ConfigError("growing= with shuffle=False: samples are admitted in random order", field="growing")
+        if cut is not None:
+            raise ConfigError(f"growing= with Order(cut={cut!r}): its lanes follow from the seed", field="cut")
+        if peers != "off":
+            raise ConfigError(
+                f"growing= with Order(peers={peers!r}): run the engines as services with [peers] members", field="peers"
+            )
+
+    def check_balance(self) -> None:
+        """Refuses batches of equal cost.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "balance= with growing=: it changes places with samples that have not arrived; leave one out",
+            field="balance",
+        )
+
+    def check_refresh(self) -> None:
+        """Refuses a list of other objects.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "a growing dataset cannot change: the uses of its samples would not be level", field="growing"
+        )
+
+    def check_member(self, name: str) -> None:
+        """Refuses the dataset as a member of a mix.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            f"member {name}: growing= is for a dataset alone; the order of a mix must not depend on what arrives",
+            field="growing",
+            member=name,
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class NotGrowing:
+    """The growing of a dataset that does not grow: it takes any option."""
+
+    joins: ClassVar[bool] = True
+
+    def __repr__(self) -> str:
+        return "None"
+
+    def check(self, *, on_change: str, shuffle: str, cut: str | None, peers: str) -> None:
+        """Takes any options of the dataset."""
+
+    def check_balance(self) -> None:
+        """Takes batches of equal cost."""
+
+    def check_refresh(self) -> None:
+        """Takes a list of other objects."""
+
+    def check_member(self, name: str) -> None:
+        """Takes the dataset as a member of a mix."""
+
+
+NOT_GROWING = NotGrowing()
+AnyGrowing: TypeAlias = Growing | NotGrowing
+
+
+def as_growing(given: object) -> AnyGrowing:
+    """Returns how a dataset grows, from an argument that may be left out.
+
+    Raises:
+        ConfigError: something else.
+    """
+    if given is None:
+        return NOT_GROWING
+    if not isinstance(given, Growing):
+        raise ConfigError(f"growing={given!r} is not a streamer.Growing", field="growing")
+    return given

@@ -9,12 +9,12 @@ import numpy as np
 
 from streamer.errors import ConfigError, ManifestError
 from streamer.order.hashing import Integers
-from streamer.order.level import BalanceSpec
+from streamer.order.level import BalanceSpec, check_lanes, level_of
 from streamer.order.mix.quotas import Stage
 from streamer.order.mix.shares import Amount, Shares, whole_passes_as_weights
 from streamer.order.mix.spec import MOST_MEMBERS, Batching, MixMember, MixSpec
 from streamer.order.rows.spec import RowSpec
-from streamer.order.spec import Cut, OrderSpec, Shuffle, auto_lanes, auto_window, check_lanes, together
+from streamer.order.spec import Cut, OrderSpec, Shuffle, auto_lanes, auto_window
 
 # Batches that are mixed together: with 16 the counts of 100 members stray by less than 2 per batch (2026-11-22).
 _WINDOW = 16
@@ -139,10 +139,9 @@ class MixRequest(msgspec.Struct, frozen=True):
         slots = start.slots if start.slots and start.lanes == lanes else max(1, batch_size // lanes)
         if self.batching == "homogeneous":
             check_lanes('batching="homogeneous"', lanes, batch_size)
-        balance = self.balance
-        if isinstance(balance, BalanceSpec):
-            check_lanes("balance=", lanes, slots * lanes if start.slots else batch_size)
-            balance = msgspec.structs.replace(balance, batch=slots * lanes)
+        level = level_of(self.balance)
+        level.check_lanes(lanes, slots * lanes if start.slots else batch_size)
+        balance = level.resize(slots * lanes)
         unit = lanes * (slots if self.batching == "homogeneous" else 1)
         all_amounts = self._amounts(sources, start)
         amounts = _from_epoch(all_amounts, start.epoch)
@@ -174,7 +173,7 @@ class MixRequest(msgspec.Struct, frozen=True):
     def _auto_lanes(self, chunks: int, batch_size: int) -> int:
         """Chooses the lanes as of one dataset, but a multiple of the groups of a batch."""
         groups = self._groups(batch_size)
-        batch_size = together(batch_size, self.balance)
+        batch_size = level_of(self.balance).count_units(batch_size)
         lanes = auto_lanes(chunks, batch_size)
         return max((d for d in range(groups, lanes + 1, groups) if batch_size % d == 0), default=groups)
 

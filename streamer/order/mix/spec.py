@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias, get_args
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 import msgspec
 
 from streamer.errors import ConfigError
-from streamer.order.level import BalanceSpec
+from streamer.order.level import BalanceSpec, level_of
 from streamer.order.mix.quotas import Stage, drawn_units
 from streamer.order.spec import OrderSpec
 
@@ -97,6 +98,12 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         ConfigError: a part outside of these rules.
     """
 
+    kind: ClassVar[str] = "mix"
+    words: ClassVar[str] = "a MixedDataset"
+    advice: ClassVar[str] = ", or continue with the changed mix: load_state_dict(state, strict=False)"
+    remedies: ClassVar[dict[str, str]] = {"": "load_state_dict(state, strict=False) lets its member go on from there"}
+    each_once: ClassVar[bool] = False
+
     members: tuple[MixMember, ...]
     stages: tuple[Stage, ...]
     seed: int
@@ -168,6 +175,30 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         """Positions of an epoch over all members and ranks, without padding at its end."""
         return sum(self.places(epoch))
 
+    @property
+    def counted_only(self) -> str:
+        """What an audit can only count, in words; see `OrderSpec.counted_only`."""
+        return next(filter(None, (order.counted_only for order in self.orders)), "")
+
+    def code_ranges(self, epoch: int, own: Callable[[], int]) -> list[tuple[int, int]]:
+        """Returns, for each member, the codes of a pass and of an epoch; see `OrderSpec.code_ranges`."""
+        passes = zip(self.members, self.passes(epoch), strict=True)
+        return [(member.samples, member.samples * (int(most) + 2)) for member, most in passes]
+
+    def samples_in(self, epoch: int, counts: Sequence[int]) -> int:
+        """Positions of an epoch; see `OrderSpec.samples_in`."""
+        return self.samples(epoch)
+
+    @property
+    def orders(self) -> tuple[OrderSpec, ...]:
+        """The order of a pass over each member."""
+        return tuple(member.order for member in self.members)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the members."""
+        return tuple(member.name for member in self.members)
+
     def first_passes(self, epoch: int) -> tuple[int, ...]:
         """The first pass of each member that an epoch touches; the turns of sample codes count from there."""
         return tuple(start // m.samples for start, m in zip(self.drawn(epoch), self.members, strict=True))
@@ -197,8 +228,12 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         text = json.dumps({"mix": MIX_FORMAT, **self.parts()}, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
+    def to_stored(self) -> tuple[dict[str, object], dict[str, object]]:
+        """Returns what a state keeps before its place, and after it."""
+        return {"mix": self.parts()}, {"kind": self.kind}
+
     def parts(self) -> dict[str, object]:
-        """All parts as plain values: what a state keeps."""
+        """All parts as plain values."""
         parts: dict[str, object] = json.loads(msgspec.json.encode(self))
         if self.groups == 1:
             # Orders without groups keep the ids that they had before there were any.
@@ -217,7 +252,7 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
                 share = f"{weight / max(1, sum(stage.weights)):.6%}"
                 found[f"member {member.name}: weight from epoch {stage.epoch}"] = share
             found[f"samples of an epoch, from epoch {stage.epoch}"] = stage.units * self.unit
-        return found if isinstance(self.balance, msgspec.UnsetType) else found | self.balance.parts()
+        return found | level_of(self.balance).parts()
 
 
 def _check_members(spec: MixSpec) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, get_args
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -35,6 +35,9 @@ class RowSpec(msgspec.Struct, frozen=True):
     Raises:
         ConfigError: a part outside of these rules.
     """
+
+    # The words of an audit, which can only count them.
+    counted_only: ClassVar[str] = "rows of packed documents"
 
     length: int
     policy: Policy = "best_fit"
@@ -78,3 +81,18 @@ class RowSpec(msgspec.Struct, frozen=True):
         """Returns the parts by the names that messages use, plain values."""
         parts = msgspec.structs.asdict(self)
         return {f"packing.{name}": value for name, value in parts.items() if value is not msgspec.UNSET}
+
+
+class NoRowSpec:
+    """The rows of an order of samples."""
+
+    counted_only = ""
+
+    def parts(self) -> dict[str, str | int]:
+        """Returns no parts."""
+        return {}
+
+
+def row_spec_of(stored: RowSpec | msgspec.UnsetType) -> RowSpec | NoRowSpec:
+    """Returns the rows of a spec; it leaves the part out where its samples are not packed."""
+    return NoRowSpec() if isinstance(stored, msgspec.UnsetType) else stored

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from streamer.batches.samples.codes import StreamCodes
@@ -16,7 +15,6 @@ from streamer.errors import ManifestError
 from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
 from streamer.order.audit.tallies import Codes, Tallies, added, tallies
-from streamer.order.spec import OrderSpec
 from streamer.order.state import State
 
 # Positions whose samples are computed together.
@@ -38,30 +36,25 @@ class StateOrder:
         self._folders = [(cache_dir or environment.cache_dir) / "manifests", *spare]
 
     @property
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         """The names of the members of a mix."""
-        spec = self._state.spec
-        return [] if isinstance(spec, OrderSpec) else [member.name for member in spec.members]
+        return self._state.spec.names
 
     def codes(self, epoch: int, samples: int) -> list[Codes]:
         """The codes of each member; of a dataset alone those of the manifest, or `samples`."""
         spec = self._state.spec
-        if self._state.growth is not None:
-            return []
-        if not isinstance(spec, OrderSpec):
-            passes = zip(spec.members, spec.passes(epoch), strict=True)
-            return [Codes(member.samples, member.samples * (int(most) + 2)) for member, most in passes]
-        rows = spec.rows is not msgspec.UNSET
-        found = None if rows else self._dataset(spec.manifest_digest)
-        count = samples if found is None else found.manifest.samples
-        return [Codes(count, count)]
+        return [Codes(*of) for of in spec.code_ranges(epoch, lambda: self._code_count(samples))]
+
+    def _code_count(self, samples: int) -> int:
+        """The number of codes of a dataset alone: that of its manifest, or `samples` of rows, and where it is gone."""
+        spec = self._state.spec
+        found = None if spec.counted_only else self._dataset(spec.orders[0].manifest_digest)
+        return samples if found is None else found.manifest.samples
 
     def tallies(self, epoch: int, stop: int) -> Tallies | str:
         """The tallies of the samples before a position of an epoch; a text: why they cannot be computed."""
-        spec = self._state.spec
-        orders = [spec] if isinstance(spec, OrderSpec) else [member.order for member in spec.members]
-        if self._state.growth is not None or any(order.rows is not msgspec.UNSET for order in orders):
-            kind = "rows of packed documents" if self._state.growth is None else "a growing dataset"
+        orders = self._state.spec.orders
+        if kind := self._state.spec.counted_only:
             return f"of {kind} only the number is compared, not which samples came"
         datasets = [self._dataset(order.manifest_digest) for order in orders]
         if None in datasets:
@@ -84,7 +77,7 @@ class StateOrder:
             entry=(epoch, 0),
         )
         order = Plans(recipe, members).plan(epoch).order
-        codes = StreamCodes(recipe.spec, members, growing=recipe.epoch_samples > 0)
+        codes = StreamCodes(recipe.spec, members)
         for first in range(0, stop, _BLOCK):
             positions = np.arange(first, min(stop, first + _BLOCK), dtype=np.int64)
             fresh = positions[~order.repeats(positions)]

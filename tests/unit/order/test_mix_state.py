@@ -10,6 +10,7 @@ import pytest
 
 from streamer.errors import StateError
 from streamer.order import OrderSpec, Resume, State
+from streamer.order.growing import GrowingSpec
 from streamer.order.mix import MixSpec
 from tests.mixes import request, sources
 
@@ -118,13 +119,13 @@ def test_a_state_is_of_a_mix_or_of_a_dataset() -> None:
     """Neither is taken for the other."""
     alone = State.from_dict(_dataset_state())
     with pytest.raises(StateError, match=r"of a single dataset, not of a MixedDataset; load_state_dict\(state, strict"):
-        alone.of_kind("mix")
+        alone.spec_of(MixSpec)
     with pytest.raises(StateError, match=r"of a single dataset, not of a StreamingDataset with growing="):
-        alone.check_growth(2, 48)
+        alone.spec_of(GrowingSpec)
     mixed = State.from_dict(_state().to_dict())
     with pytest.raises(StateError, match="of a MixedDataset, not of a single dataset"):
-        mixed.of_kind("")
-    assert (alone.of_kind(""), mixed.of_kind("mix")) == (alone, mixed)
+        mixed.spec_of(OrderSpec)
+    assert (alone.spec_of(OrderSpec), mixed.spec_of(MixSpec)) == (alone.spec, mixed.spec)
 
 
 def test_a_state_whose_parts_are_no_mix_is_refused() -> None:

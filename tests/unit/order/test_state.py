@@ -10,8 +10,8 @@ import pytest
 
 from streamer.errors import StateError
 from streamer.order import OrderSpec, Resume, State
+from streamer.order.growing import GrowingSpec
 from streamer.order.plan import LastBatch
-from streamer.order.state import Growth
 
 SPEC = OrderSpec("a" * 32, 17, "block", 8, 64)
 STATE = State(SPEC, 2, 640, 64)
@@ -113,7 +113,7 @@ def test_a_finished_epoch_goes_on_with_the_next(samples: int, last_batch: LastBa
     assert STATE.resume(samples, 64, last_batch) == Resume(epoch=3, start=0, batch=0)
 
 
-GROWN = State(SPEC, 2, 640, 64, Growth(reuse=3, epoch_samples=1280, least=4, admitted=(4, 2, 0)))
+GROWN = State(GrowingSpec(SPEC, reuse=3, epoch_samples=1280, least=4, admitted=(4, 2, 0)), 2, 640, 64)
 
 
 def test_a_growing_state_has_the_log_of_admissions() -> None:
@@ -121,20 +121,20 @@ def test_a_growing_state_has_the_log_of_admissions() -> None:
     saved = json.loads(json.dumps(GROWN.to_dict()))
     assert (saved["kind"], saved["reuse"], saved["admitted"]) == ("growing", 3, [4, 2, 0])
     assert State.from_dict(saved) == GROWN
-    assert GROWN.check_growth(3, 1280) == GROWN.growth
+    assert GROWN.spec_of(GrowingSpec) == GROWN.spec
 
 
 @pytest.mark.parametrize(
-    ("reuse", "epoch_samples", "message"),
+    ("name", "saved", "found", "message"),
     [
-        (2, 1280, "reuse was 3 when it was saved and is 2 now; pass the reuse the run began with"),
-        (3, 640, "epoch_samples was 1280 when it was saved and is 640 now; pass the epoch_samples"),
+        ("reuse", 3, 2, "reuse was 3 when it was saved and is 2 now; pass the reuse the run began with"),
+        ("epoch_samples", 1280, 640, "epoch_samples was 1280 when it was saved and is 640 now; pass the epoch_samples"),
     ],
 )
-def test_a_dataset_that_grows_otherwise_is_refused(reuse: int, epoch_samples: int, message: str) -> None:
+def test_a_dataset_that_grows_otherwise_is_refused(name: str, saved: int, found: int, message: str) -> None:
     """By name, with both values."""
     with pytest.raises(StateError, match=message):
-        GROWN.check_growth(reuse, epoch_samples)
+        GROWN.check_value(name, saved, found)
 
 
 @pytest.mark.parametrize("change", [{"admitted": None}, {"admitted": [4, "2"]}, {"reuse": 1.5}])

@@ -8,17 +8,16 @@ import numpy as np
 from torch.utils.data import get_worker_info
 
 from streamer.batches.samples.opened import Members
-from streamer.batches.samples.recipe import SampleRecipe
 from streamer.config import RankConfig
 from streamer.errors import ConfigError, Detail, StateError
 from streamer.loader.agreement.agreement import gather_for, process_group
 from streamer.loader.kinds.growing.offers import Offers
 from streamer.loader.kinds.step_session import Share
 from streamer.loader.stall.growth import GrowingStats
-from streamer.order import state as order_state
-from streamer.order.growing import AdmissionLog, Growing
+from streamer.order.growing import AdmissionLog, Growing, GrowingSpec
 from streamer.order.plan import RankPlan
 from streamer.order.spec import OrderSpec
+from streamer.order.state import State
 
 # A round of fewer batches would spread the uses of a sample over too few others.
 _LEAST_BATCHES = 4
@@ -29,33 +28,50 @@ class Growth:
 
     Used by one thread at a time; other threads may read the log.
 
+    Args:
+        growing: how it grows.
+        order: the order that is asked for.
+        members: the dataset.
+        rank_config: rank and world size.
+        global_batch: B, over all ranks.
+
     Attributes:
+        order: the order within which samples are admitted.
         log: the rounds so far.
         epoch_samples: samples of an epoch over all ranks, in whole batches of the run that began.
         grow: number of cohorts that each round adds; None: those that have arrived on all ranks.
         waiting: whether the last `decide` added no round, because other ranks have not said what they have.
     """
 
-    def __init__(self, growing: Growing, recipe: SampleRecipe, members: Members, rank_config: RankConfig) -> None:
+    def __init__(
+        self,
+        growing: Growing,
+        order: OrderSpec,
+        members: Members,
+        rank_config: RankConfig,
+        *,
+        global_batch: int,
+    ) -> None:
         self._growing = growing
         self._data = members.each[0]
         self.manifest = self._data.manifest
         self.rank_config = rank_config
         self.waiting = False
+        cohorts = self._data.cohorts(order)
+        window_samples = order.window * cohorts.samples // int(np.count_nonzero(self._data.order_samples))
+        least = cohorts.enough(max(window_samples, _LEAST_BATCHES * global_batch))
         replayed = () if isinstance(growing.grow, (str, int)) else tuple(growing.grow)
-        self._begin(recipe, growing.whole_epoch(recipe.global_batch), replayed)
+        self._begin(GrowingSpec(order, growing.reuse, growing.whole_epoch(global_batch), least, replayed))
 
     def __repr__(self) -> str:
         return f"Growth({self.log!r}, grow={self.grow})"
 
-    def _begin(self, recipe: SampleRecipe, epoch_samples: int, admitted: tuple[int, ...], least: int = 0) -> None:
-        """Begins a log of admissions; `least` 0: chosen from the batch size."""
-        assert isinstance(recipe.spec, OrderSpec)
-        cohorts = self._data.cohorts(recipe.spec)
-        window_samples = recipe.spec.window * cohorts.samples // int(np.count_nonzero(self._data.order_samples))
-        least = least or cohorts.enough(max(window_samples, _LEAST_BATCHES * recipe.global_batch))
-        self.log = AdmissionLog(cohorts, self._growing.reuse, least, admitted)
-        self.epoch_samples = epoch_samples
+    def _begin(self, spec: GrowingSpec) -> None:
+        """Begins with a log of admissions."""
+        self.order = spec.order
+        cohorts = self._data.cohorts(spec.order)
+        self.log = AdmissionLog(cohorts, spec.reuse, spec.least, spec.admitted)
+        self.epoch_samples = spec.epoch_samples
         added = self._growing.grow_bytes()
         data_bytes = max(1, int(self.manifest.chunk_local_bytes.sum()))
         self.grow = None if added is None else max(1, round(added * cohorts.per_pass / data_bytes))
@@ -111,6 +127,12 @@ class Growth:
 
     # ------------------------------------------------------------ state
 
+    @property
+    def spec(self) -> GrowingSpec:
+        """The order, with the rounds that are known so far."""
+        log = self.log
+        return GrowingSpec(self.order, log.reuse, self.epoch_samples, log.least, tuple(log.admitted))
+
     def facts(self) -> dict[str, Detail]:
         """Returns the values that must be equal on all ranks."""
         return {
@@ -120,20 +142,17 @@ class Growth:
             "admissions": blake2b(repr(self.log.admitted).encode(), digest_size=8).hexdigest(),
         }
 
-    def saved(self) -> order_state.Growth:
-        """Returns the part of a state that says how the dataset has grown."""
-        return order_state.Growth(self.log.reuse, self.epoch_samples, self.log.least, tuple(self.log.admitted))
-
-    def restore(self, recipe: SampleRecipe, state: order_state.State) -> None:
+    def restore(self, state: State) -> None:
         """Continues with the log of a saved state.
 
         Raises:
             StateError: the state is of other data, or grows in another way.
         """
-        growing = self._growing
-        saved = state.check_growth(growing.reuse, growing.whole_epoch(state.global_batch))
+        saved = state.spec_of(GrowingSpec)
+        state.check_value("reuse", saved.reuse, self._growing.reuse)
+        state.check_value("epoch_samples", saved.epoch_samples, self._growing.whole_epoch(state.global_batch))
         try:
-            self._begin(recipe, saved.epoch_samples, saved.admitted, saved.least)
+            self._begin(saved)
         except ConfigError as error:
             raise StateError(f"state of a growing dataset: {error.message}", field="admitted") from error
 

@@ -116,6 +116,7 @@ class GrowingSession(StepSession):
         epoch_samples = growth.epoch_samples
         later = batch_count(epoch_samples, size, recipe.last_batch)
         self._growth = growth
+        self._lanes = growth.spec.rank_lanes(recipe.split, recipe.entry)
         self._steps = Steps(plan.order.epoch, first, position, plan.batches - first, later, epoch_samples, size)
         self._asked = self._wanted = self._ready = -1
         self._next = self._arrived = 0
@@ -125,7 +126,7 @@ class GrowingSession(StepSession):
             time.sleep(POLL_SECONDS if growth.waiting else 0)
         self._feed, self._first = self._begun(recipe, plan, position)
         self._begin = self._cohorts_at(position)
-        self._budget = self._budget_of(client.welcome.limit_bytes, len(recipe.growing_lanes))
+        self._budget = self._budget_of(client.welcome.limit_bytes, len(self._lanes))
         (part,) = spec.parts
         part = msgspec.structs.replace(part, open_bytes=self._budget.live)
         super().__init__(client, msgspec.structs.replace(spec, parts=(part,)), on_close)
@@ -150,7 +151,7 @@ class GrowingSession(StepSession):
             end = of.end
             for need in plan.order.needs(recipe.split, Batches(position, size, 0, steps)) if steps else ():
                 np.minimum.at(first_batch, need.chunk, need.first)
-        feed = CohortFeed(log.cohorts, recipe.growing_lanes, sizes, steps=steps, begin=begin, end=end)
+        feed = CohortFeed(log.cohorts, self._lanes, sizes, steps=steps, begin=begin, end=end)
         return feed, feed.first(first_batch)
 
     def _budget_of(self, limit_bytes: int, lanes: int) -> CacheBudget:

@@ -125,13 +125,15 @@ def _columns(columns: object) -> tuple[tuple[str, str], ...] | None:
 
 def _check_sides(left: DatasetOptions, right: DatasetOptions) -> None:
     """Refuses what cannot be joined."""
-    if left.growing is not None or left.packing is not None or left.order.peers != "off":
+    if not (left.growing.joins and left.packing.joins and left.order.peers == "off"):
         raise ConfigError(
             'join() of a dataset with growing=, packing= or Order(peers="auto"): leave it out, or join before with '
             "streamer.pack",
             field="join",
         )
-    given = [name for name in ("transform", "growing", "packing", "annotations") if getattr(right, name) is not None]
+    default = DatasetOptions(urls=right.urls)
+    names = ("transform", "growing", "packing", "annotations")
+    given = [name for name in names if getattr(right, name) != getattr(default, name)]
     if given:
         raise ConfigError(
             f"join() with a dataset that has {given[0]}=: give it to the dataset that is joined, whose samples have "

@@ -8,7 +8,7 @@ import pytest
 from streamer.batches.batch.buffers import ALIGN, aligned
 from streamer.batches.batch.collate import collate
 from streamer.batches.batch.packing import BatchReader, PackedBatch
-from streamer.batches.batch.placement import PredictedLayout, Rows, RowShape
+from streamer.batches.batch.placement import NO_SLOT, PredictedLayout, Rows, RowShape
 
 PICTURE = RowShape(np.dtype("u1"), (20, 30, 3))
 SIGNAL = RowShape(np.dtype("<f4"), (700,))
@@ -115,14 +115,14 @@ def test_the_next_batch_looks_like_the_last(slot):
     predicted = PredictedLayout()
     assert predicted.rows(slot, 4).shapes == {}
     sample = {"a": np.zeros((20, 30, 3), np.uint8), "n": 5, "little": np.zeros(10)}
-    predicted.learn(collate([sample, sample]), None, ())
+    predicted.learn(collate([sample, sample]), NO_SLOT, ())
     rows = predicted.rows(slot, 4)
     assert rows.shapes == {"a": PICTURE}
     other = {"a": np.zeros((40, 30, 3), np.uint8)}
     predicted.learn(collate([other, other]), rows, ())
     again = predicted.rows(slot, 4)
     assert again.shapes["a"].shape == (40, 30, 3)
-    predicted.learn(collate([(other["a"], 1)] * 2), None, ())
+    predicted.learn(collate([(other["a"], 1)] * 2), NO_SLOT, ())
     third = predicted.rows(slot, 4)
     assert set(third.shapes) == {0}
 
@@ -132,7 +132,7 @@ def test_rows_that_nobody_writes_to_are_given_up(slot):
     predicted = PredictedLayout()
     sample = {"a": np.zeros((20, 30, 3), np.uint8)}
     structure = collate([sample, sample])
-    predicted.learn(structure, None, ())
+    predicted.learn(structure, NO_SLOT, ())
     for claimed in ((), (), (), ("a",), (), (), ()):
         rows = predicted.rows(slot, 2)
         predicted.learn(structure, rows, claimed)

@@ -10,8 +10,8 @@ import pytest
 
 from streamer.batches.rows.assemble import RowAssembler
 from streamer.batches.rows.collate import collate_rows
-from streamer.batches.rows.options import Packing, as_packing
-from streamer.batches.rows.planned import Pieces
+from streamer.batches.rows.options import NO_PACKING, Packing, as_packing
+from streamer.batches.rows.pieces import Pieces
 from streamer.errors import ConfigError, DecodeError, WorkerError
 from tests.formats.cases import DATA
 from tests.formats.make.row_fields import LENGTH, SIZES
@@ -266,4 +266,4 @@ def test_arguments_outside_the_rules_are_refused(arguments, message):
 def test_a_mapping_is_a_packing():
     """As TOML has it."""
     assert as_packing({"length": 64, "fields": ["tokens"]}) == Packing(64, fields=("tokens",))
-    assert as_packing(None) is None
+    assert as_packing(None) == NO_PACKING

@@ -14,7 +14,7 @@ import torch
 
 from streamer import Balance, Buckets, Estimate, Packing, StreamingDataLoader, StreamingDataset
 from streamer.batches.rows.options import as_packing
-from streamer.batches.rows.planned import Pieces
+from streamer.batches.rows.pieces import Pieces
 from streamer.errors import ConfigError, DecodeError, StateError
 from streamer.loader.stall.report import compare
 from tests.documents import documents, lengths, pieces_in, pieces_of, write_megatron

@@ -6,8 +6,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from streamer.batches.samples.codes import StreamCodes, Uses
+from streamer.batches.rows.order_rows import SampleRows
+from streamer.batches.samples.codes import StreamCodes
 from streamer.batches.samples.opened import Members
+from streamer.order.growing import GrowingSpec
+from streamer.order.kinds.kind import Uses
 from streamer.order.mix import MixSpec
 from streamer.order.spec import OrderSpec
 from tests.mixes import request, sources
@@ -18,22 +21,24 @@ SPEC = OrderSpec("a" * 32, 17, "block", 1, 1)
 def selected(ordinals: list[int]) -> SimpleNamespace:
     """A dataset of which some samples are selected, by their ordinals in the manifest."""
     return SimpleNamespace(
-        samples=len(ordinals), to_manifest=lambda numbers: np.array(ordinals)[numbers], number=ordinals.index
+        samples=len(ordinals),
+        rows=SampleRows(),
+        to_manifest=lambda numbers: np.array(ordinals)[numbers],
+        number=ordinals.index,
     )
 
 
-def codes_of(spec: OrderSpec | MixSpec, *members: SimpleNamespace, growing: bool = False) -> StreamCodes:
-    return StreamCodes(spec, Members(members), growing=growing)
+def codes_of(spec: OrderSpec | MixSpec | GrowingSpec, *members: SimpleNamespace) -> StreamCodes:
+    return StreamCodes(spec, Members(members))
 
 
 def plain(uses: Uses) -> tuple[int, list[int], list[int], list[int]]:
-    return uses.member, uses.rows.tolist(), uses.ordinals.tolist(), uses.runs
+    return uses.member, uses.rows.tolist(), uses.ordinals.tolist(), list(uses.runs)
 
 
 def test_a_dataset_alone_has_the_ordinals_of_its_manifest() -> None:
     """So that its random numbers do not depend on a selection."""
     codes = codes_of(SPEC, selected([3, 5, 9]))
-    assert codes.are_ordinals
     assert codes.of(np.array([0, 2])).tolist() == [3, 9]
     assert codes.locate(9) == (0, 2)
     assert codes.members(np.array([3, 9])).tolist() == [0, 0]
@@ -48,12 +53,11 @@ def test_a_mix_has_member_and_pass() -> None:
     # Before epoch 3 "a" has made 3 passes, "b" 6.
     assert found == [(0, [0, 2], [12, 10], [3, 3]), (1, [1, 3], [7, 7], [6, 7])]
     assert codes.locate(b + 2 + 1) == (1, 1)
-    assert not codes.are_ordinals
 
 
 def test_a_growing_dataset_counts_the_uses() -> None:
     """Over all epochs."""
-    codes = codes_of(SPEC, selected([3, 5, 9]), growing=True)
+    codes = codes_of(GrowingSpec(SPEC, 2, 8, 1), selected([3, 5, 9]))
     (uses,) = codes.uses(5, np.array([1, 3 * 7 + 1]))
     assert plain(uses) == (0, [0, 1], [5, 5], [0, 7])
     assert codes.locate(3 * 7 + 1) == (0, 1)

@@ -12,6 +12,7 @@ from PIL import Image
 
 from streamer.batches.batch import packing as slots
 from streamer.batches.batch.packing import PackedBatch
+from streamer.batches.batch.placement import NO_SLOT
 from streamer.decode.images import ImageDecoder
 from streamer.decode.transforms import CentreCrop, HorizontalFlip, OnField, RandomResizedCrop
 from streamer.loader.dataloader import StreamingDataLoader
@@ -37,9 +38,9 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> list[frozenset[object]]:
     found: list[frozenset[object]] = []
     make = PackedBatch.__init__
 
-    def noted(self, structure, rows=None):
+    def noted(self, structure, rows=NO_SLOT):
         make(self, structure, rows)
-        if rows is not None and rows.shapes:
+        if rows.shapes:
             found.append(self.claimed)
 
     monkeypatch.setattr(slots.PackedBatch, "__init__", noted)

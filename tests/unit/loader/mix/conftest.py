@@ -13,9 +13,9 @@ from streamer.cache.folder import open_folder
 from streamer.formats.detect import chooser
 from streamer.indexing.build import BuildOptions, build
 from streamer.loader.dataset import StreamingDataset
+from streamer.loader.kinds import mix as mix_kind
 from streamer.loader.members import member
 from streamer.loader.mixed_dataset import MixedDataset
-from streamer.loader.rank import opening
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest, OpenSession
 from tests.unit.loader.conftest import CHUNK_BYTES, Disk, FakeEngine
@@ -71,7 +71,7 @@ def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MixEngine:
     root.mkdir()
     open_folder(root)
     engine = MixEngine(root)
-    for module in (member, opening):
+    for module in (member, mix_kind):
         monkeypatch.setattr(module, "EngineClient", engine.connect)
     for name in ("RANK", "WORLD_SIZE", "STREAMER_ENGINE"):
         monkeypatch.delenv(name, raising=False)

@@ -1,0 +1,309 @@
+"""What an order counts of a dataset: its samples, or rows of them. Where nothing is packed, nothing more is loaded."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import UNSET, UnsetType
+
+from streamer.batches.rows.balance import AnyBalance, Measurable
+from streamer.batches.rows.options import NO_PACKING, AnyPacking, Buckets, NoPacking, Packing
+from streamer.errors import BrokenError, ConfigError
+from streamer.manifest.table import Manifest
+from streamer.order.level import BalanceSpec
+from streamer.order.protocol import Order
+from streamer.order.rows.spec import MOST_LENGTH, RowSpec
+from streamer.order.spec import OrderSpec
+
+if TYPE_CHECKING:
+    from streamer.batches.rows.costs import DocumentCosts
+    from streamer.batches.rows.pieces import Pieces
+    from streamer.batches.rows.table import Documents
+    from streamer.order.kinds.kind import CodeBook
+    from streamer.order.rows.sets import Sets
+
+Integers = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+
+class Geometry(NamedTuple):
+    """Lanes and window of an order; None where they are chosen from the counts."""
+
+    lanes: int | None
+    window: int | None
+
+
+class SampleSource(Protocol):
+    """The selected samples of a manifest, as `OpenedDataset` has them."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest."""
+        ...
+
+    @property
+    def samples(self) -> int:
+        """Number of selected samples."""
+        ...
+
+    @property
+    def lengths(self) -> DocumentCosts | None:
+        """Lengths of the samples of the manifest, where samples are balanced."""
+        ...
+
+    @property
+    def chunk_samples(self) -> Integers:
+        """(M,) selected samples per chunk."""
+        ...
+
+    @property
+    def chunk_first(self) -> Integers:
+        """Their prefix sum."""
+        ...
+
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes of the selected samples."""
+        ...
+
+    def to_manifest(self, ordinals: Integers) -> Integers:
+        """Returns the ordinals in the manifest of ordinals in the selection."""
+        ...
+
+    def documents(self, packing: Packing | Buckets, *, shuffle: bool) -> tuple[Documents, DocumentCosts]:
+        """Returns the samples as documents, and how many tokens each has."""
+        ...
+
+
+class RowRecipe(msgspec.Struct, frozen=True, kw_only=True):
+    """All that another process needs to know of what an order counts.
+
+    Attributes:
+        packing: how documents are packed into rows.
+        spec: what fixes the rows; UNSET where samples are counted.
+    """
+
+    packing: AnyPacking
+    spec: RowSpec | UnsetType
+
+    @property
+    def paths(self) -> list[Path]:
+        """Files that `open` reads."""
+        raise NotImplementedError
+
+    def open(self, data: SampleSource) -> OrderRows:
+        """Opens the rows of a dataset in this process."""
+        raise NotImplementedError
+
+
+class OrderRows(ABC):
+    """What an order counts of a dataset.
+
+    Attributes:
+        sets: the chunks of each set of rows; None where the chunks themselves are counted.
+        left_out: tokens of documents that are in no row.
+        name: what the name of a stream says of them.
+    """
+
+    sets: Sets | None = None
+    left_out: int = 0
+    name: str
+
+    @property
+    @abstractmethod
+    def recipe(self) -> RowRecipe:
+        """All that another process needs to know of them."""
+
+    @property
+    def packing(self) -> AnyPacking:
+        """How documents are packed into rows, which are the samples then."""
+        return self.recipe.packing
+
+    @property
+    def spec(self) -> RowSpec | UnsetType:
+        """What fixes the rows; an order of samples has no such part."""
+        return self.recipe.spec
+
+    @abstractmethod
+    def in_words(self) -> str:
+        """Returns a description, for the log."""
+
+    @abstractmethod
+    def total(self) -> int:
+        """Returns the number of rows of an epoch, over all ranks.
+
+        Raises:
+            ConfigError: samples are not packed.
+        """
+
+    @abstractmethod
+    def are_dense(self, data: SampleSource) -> bool:
+        """Returns whether an epoch that has each of them once has all numbers from 0 on."""
+
+    @abstractmethod
+    def counts_of(self, data: SampleSource) -> Integers:
+        """Returns what the order counts of each chunk, (M,), or set of chunks, (S,)."""
+
+    @abstractmethod
+    def first_of(self, data: SampleSource) -> Integers:
+        """Returns their prefix sum."""
+
+    @abstractmethod
+    def words_of(self, data: SampleSource) -> Words:
+        """Returns the first 8 bytes of the keys of the chunks, (M,), or of the first chunk of each set, (S,)."""
+
+    @abstractmethod
+    def codes(self, book: CodeBook, ordinals: Integers) -> Integers:
+        """Returns the codes of what the order calls its samples; of rows, what the order calls them."""
+
+    @abstractmethod
+    def pieces(self, row: int, seed: int, epoch: int) -> Pieces:
+        """Returns the documents of a row; see `PlannedRows.pieces`."""
+
+    @abstractmethod
+    def costs_of(
+        self, data: SampleSource, numbers: Integers, seed: int, epoch: int, coefficients: tuple[int, int]
+    ) -> Integers:
+        """Returns the cost of some rows, or samples: (N,).
+
+        Args:
+            data: the dataset.
+            numbers: (N,) of the rows, or samples.
+            seed: Seed of the order.
+            epoch: Epoch of the rows, or the pass of a member of a mix.
+            coefficients: Cost of the tokens of a document or sample, and of their square.
+        """
+
+    @abstractmethod
+    def measure(self, data: Measurable, balance: AnyBalance) -> None:
+        """Opens the lengths of samples that are balanced; rows know theirs.
+
+        Raises:
+            ConfigError: nothing says how long a sample is.
+        """
+
+    @abstractmethod
+    def map_to_chunks(self, order: Order, members: Sequence[OrderRows], first_chunks: Sequence[int]) -> Order:
+        """Returns an order that says which chunks it needs, from one that counts these rows.
+
+        Args:
+            order: Order of samples, or rows.
+            members: the rows of each member.
+            first_chunks: number of the first chunk of each member.
+        """
+
+    @abstractmethod
+    def geometry(
+        self, data: SampleSource, global_batch: int, level: BalanceSpec | UnsetType, given: Geometry
+    ) -> Geometry:
+        """Returns lanes and window of a shuffled order in what it counts.
+
+        Args:
+            data: the dataset.
+            global_batch: B, over all ranks.
+            level: what is made level.
+            given: the user's; its window is in chunks.
+        """
+
+    @abstractmethod
+    def explain(self, spec: OrderSpec, data: SampleSource, global_batch: int, nodes: int) -> str:
+        """Returns the order and its quality in words."""
+
+
+class NoRows(RowRecipe, frozen=True, kw_only=True):
+    """The recipe of samples that are not packed."""
+
+    packing: NoPacking = NO_PACKING
+    spec: UnsetType = UNSET
+
+    @property
+    def paths(self) -> list[Path]:
+        """Files that `open` reads: none."""
+        return []
+
+    def open(self, data: SampleSource) -> SampleRows:
+        """Opens the rows of a dataset in this process."""
+        return SampleRows()
+
+
+class SampleRows(OrderRows):
+    """Rows of one sample each: samples are not packed, and an order counts them in their chunks."""
+
+    name = ""
+
+    @property
+    def recipe(self) -> NoRows:
+        """See `OrderRows`."""
+        return NoRows()
+
+    def total(self) -> int:
+        """See `OrderRows`."""
+        raise ConfigError("rows is for a dataset with packing=; this one has samples", field="packing")
+
+    def in_words(self) -> str:
+        """See `OrderRows`."""
+        return "samples, which are not packed"
+
+    def are_dense(self, data: SampleSource) -> bool:
+        """See `OrderRows`: where all samples are selected."""
+        return data.samples == data.manifest.samples
+
+    def counts_of(self, data: SampleSource) -> Integers:
+        """See `OrderRows`."""
+        return data.chunk_samples
+
+    def first_of(self, data: SampleSource) -> Integers:
+        """See `OrderRows`."""
+        return data.chunk_first
+
+    def words_of(self, data: SampleSource) -> Words:
+        """See `OrderRows`."""
+        return data.manifest.chunk_words
+
+    def codes(self, book: CodeBook, ordinals: Integers) -> Integers:
+        """See `OrderRows`."""
+        return book.carry(ordinals)
+
+    def pieces(self, row: int, seed: int, epoch: int) -> Pieces:
+        """See `OrderRows`."""
+        raise BrokenError("the documents of a row are asked for, and samples are not packed; please report it")
+
+    def costs_of(
+        self, data: SampleSource, numbers: Integers, seed: int, epoch: int, coefficients: tuple[int, int]
+    ) -> Integers:
+        """See `OrderRows`."""
+        assert data.lengths is not None, "costs are asked for where samples are balanced"
+        # So that the sum of a superwindow fits 63 bits, see `BalanceSpec`.
+        length = data.lengths.of(data.to_manifest(numbers)).clip(0, MOST_LENGTH)
+        cost: Integers = coefficients[0] * length + coefficients[1] * length**2
+        return cost
+
+    def measure(self, data: Measurable, balance: AnyBalance) -> None:
+        """See `OrderRows`."""
+        balance.measure(data)
+
+    def map_to_chunks(self, order: Order, members: Sequence[OrderRows], first_chunks: Sequence[int]) -> Order:
+        """See `OrderRows`: samples are counted in the chunks themselves."""
+        return order
+
+    def geometry(
+        self, data: SampleSource, global_batch: int, level: BalanceSpec | UnsetType, given: Geometry
+    ) -> Geometry:
+        """See `OrderRows`."""
+        return given
+
+    def explain(self, spec: OrderSpec, data: SampleSource, global_batch: int, nodes: int) -> str:
+        """See `OrderRows`."""
+        # Imported here, since workers do not need it.
+        from streamer.order.quality import explain
+
+        return explain(spec, data.chunk_samples, global_batch, data.stored_bytes, nodes)
+
+
+NO_ROWS = NoRows()

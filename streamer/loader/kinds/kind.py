@@ -1,0 +1,272 @@
+"""A kind of what is read: one dataset, a mix, a growing dataset. What a rank asks, whatever the kind is.
+
+A `StreamKind` is made with the dataset, and knows its members. For each loader it makes an `Ordering`: the order of one
+rank's stream, how it goes on from a state, and what its sessions need.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+
+from msgspec import UnsetType
+
+from streamer.batches.samples.maker import SampleRules
+from streamer.batches.samples.opened import Members
+from streamer.batches.samples.recipe import SampleRecipe
+from streamer.client.engine_client import EngineClient
+from streamer.client.session import EpochSchedule
+from streamer.config import RankConfig
+from streamer.errors import ConfigError, Detail
+from streamer.loader.kinds.step_session import EpochSession, Integers, Share, StepSession
+from streamer.loader.members.connections import EngineConnections
+from streamer.loader.members.member import Member
+from streamer.loader.options.dataset_options import DatasetOptions, StreamOptions
+from streamer.loader.stall.growth import GrowingStats
+from streamer.order.kinds.kind import NO_ROUNDS, NoRounds
+from streamer.order.level import BalanceSpec
+from streamer.order.plan import RankPlan
+from streamer.order.state import AnySpec, State
+from streamer.wire.messages import OpenSession, Part
+
+if TYPE_CHECKING:
+    from streamer.order.growing.log import Rounds
+
+
+class MemberCount(NamedTuple):
+    """How much of a member of a mix has come.
+
+    Attributes:
+        drawn: its samples, over all epochs and ranks.
+        samples: those of one pass.
+    """
+
+    drawn: int
+    samples: int
+
+
+class SessionSource(Protocol):
+    """The stream that a session is opened for. It cuts the import of `loader.rank`, which asks the kinds."""
+
+    def plan(self, epoch: int) -> RankPlan:
+        """This rank's batches of an epoch."""
+        ...
+
+    def recipe(self) -> SampleRecipe:
+        """The inputs of the batches."""
+        ...
+
+    def schedule(self, epoch: int, share: Share) -> tuple[EpochSchedule, int]:
+        """The chunks that a share needs in an epoch, by its steps, and the number of its steps."""
+        ...
+
+    def add_open_bytes(self, spec: OpenSession, epoch: int, schedule: EpochSchedule) -> tuple[OpenSession, str]:
+        """Returns the consumer with the bytes that it has open at once, and what helps a full cache."""
+        ...
+
+    def parts(self, values: Sequence[float], opened: Sequence[int]) -> tuple[Part, ...]:
+        """The members as parts of a session."""
+        ...
+
+
+class Ordering(ABC):
+    """How one rank's stream goes on: its order, states and sessions. Used by one thread at a time."""
+
+    # Whether data that have changed are read on from where they were; others begin anew.
+    follows: ClassVar[bool] = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(order={self.spec.order_id})"
+
+    @property
+    @abstractmethod
+    def spec(self) -> AnySpec:
+        """The order as it is now; a state keeps it."""
+
+    @property
+    def rounds(self) -> Rounds | NoRounds:
+        """The rounds that are decided, where an order is decided in rounds."""
+        return NO_ROUNDS
+
+    def facts(self) -> Mapping[str, Detail]:
+        """Returns the values besides those of the order that must be equal on all ranks."""
+        return {}
+
+    # ------------------------------------------------------------ words
+
+    @abstractmethod
+    def describe(self, members: Members, global_batch: int, nodes: int, cache_bytes: int | None = None) -> str:
+        """Returns the order and its cost."""
+
+    @abstractmethod
+    def cautions(self, global_batch: int, local_batch: int, nodes: int) -> Sequence[str]:
+        """Returns sentences about effects that the user may not expect."""
+
+    # ------------------------------------------------------------ states
+
+    @abstractmethod
+    def take_over(self, state: State, global_batch: int) -> None:
+        """Goes on with the order of a saved state.
+
+        Raises:
+            StateError: the state is of another dataset, order or seed.
+        """
+
+    def adopt(self, saved: Mapping[str, object], global_batch: int, note: Callable[[str], None]) -> State:
+        """Goes on with a saved state although what is read has changed; returns where.
+
+        Args:
+            saved: the state.
+            global_batch: B, over all ranks.
+            note: called with what was taken over and what was not, one sentence each.
+
+        Raises:
+            ConfigError: this is not a mix.
+            StateError: the state is of another dataset.
+        """
+        raise ConfigError("strict=False is for a MixedDataset; the order of one dataset is fixed", field="strict")
+
+    # ------------------------------------------------------------ sessions
+
+    def dataset_of(self, members: Members) -> str:
+        """Returns the name of the data in a session."""
+        return members.manifests[0].digest
+
+    def values(self, epoch: int) -> Sequence[float]:
+        """Returns the passes over each member in an epoch: the fetches that a cached byte of it saves."""
+        return (1.0,)
+
+    def has_parts(self, members: Members) -> bool:
+        """Returns whether a session names the members as its parts; of a dataset without joins it is one."""
+        return len(members.manifests) > 1
+
+    def add_values(self, chunks: EpochSchedule, passes: Integers, members: Members) -> EpochSchedule:
+        """Returns the schedule of an epoch with what the engine must know of the passes over each member."""
+        return chunks
+
+    def check_share(self, share: Share) -> None:  # noqa: B027
+        """Makes sure that this process can read a share by itself.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+
+    def open_session(
+        self,
+        client: EngineClient,
+        spec: OpenSession,
+        stream: SessionSource,
+        start: tuple[int, Share],
+        *,
+        endless: bool,
+        on_close: Callable[[], None],
+    ) -> StepSession:
+        """Opens a session.
+
+        Args:
+            client: the connection, used by the session only.
+            spec: the consumer.
+            stream: what is read.
+            start: epoch, and the share of the rank's batches.
+            endless: continue into the next epoch.
+            on_close: called once, when the session is closed.
+        """
+        # Computed once for request and session: with 540 chunks it delays the first batch by 2 to 6 ms.
+        begun = [stream.schedule(*start)]
+
+        def schedule(epoch: int, share: Share) -> tuple[EpochSchedule, int]:
+            return begun.pop() if begun else stream.schedule(epoch, share)
+
+        spec, hint = stream.add_open_bytes(spec, start[0], begun[0][0])
+        return EpochSession(client, spec, schedule, start, endless=endless, on_close=on_close, cache_full_hint=hint)
+
+    # ------------------------------------------------------------ views
+
+    def check_sources(self) -> None:
+        """Makes sure that samples have a member.
+
+        Raises:
+            ConfigError: this is not a mix.
+        """
+        raise ConfigError("sources is for a MixedDataset; this loader has one dataset", field="sources")
+
+    def quotas(self, epoch: int) -> Mapping[str, int]:
+        """Returns the samples of each member of a mix in an epoch, over all ranks, by name."""
+        return {}
+
+    def count_drawn(self, plans: Callable[[int], RankPlan], epoch: int, batch: int) -> Mapping[str, MemberCount]:
+        """Returns, of a mix, how much of each member comes before a batch, by name.
+
+        Args:
+            plans: returns the plan of an epoch.
+            epoch: Epoch of the batch.
+            batch: its number in the epoch.
+        """
+        return {}
+
+    @property
+    def admissions(self) -> list[int]:
+        """Number of cohorts that each round of a growing dataset has added so far.
+
+        Raises:
+            ConfigError: the dataset does not grow.
+        """
+        raise ConfigError("admissions is for a dataset with growing=", field="admissions")
+
+    def growing_stats(self, plans: Callable[[int], RankPlan], epoch: int, batch: int) -> GrowingStats | None:
+        """Returns passes, uses and the samples in use at a batch, or None where the dataset does not grow."""
+        return None
+
+
+class StreamKind(ABC):
+    """What is read, of one kind.
+
+    Attributes:
+        datasets: the members, in their order.
+        connections: to the engine.
+    """
+
+    def __init__(self, options: StreamOptions, datasets: Sequence[Member], connections: EngineConnections) -> None:
+        self.options = options
+        self.datasets = tuple(datasets)
+        self.connections = connections
+
+    @property
+    def peers(self) -> str:
+        """Whether the ranks' engines share their caches, as the user says it."""
+        return "off"
+
+    @abstractmethod
+    def members(self) -> Members:
+        """Returns the members; the first use opens them."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Forgets the opened members: one of them has changed."""
+
+    @abstractmethod
+    def rules(self) -> list[SampleRules]:
+        """Returns the rules of making samples, of each member."""
+
+    @abstractmethod
+    def data_name(self, members: Members) -> str:
+        """Returns a name of the data and their order, the same on all ranks."""
+
+    @abstractmethod
+    def make_ordering(self, members: Members, global_batch: int, rank_config: RankConfig) -> Ordering:
+        """Returns how a stream goes through the data in batches of that size.
+
+        Raises:
+            StreamerError: there is no such order.
+        """
+
+    def level(self, members: Members, global_batch: int) -> BalanceSpec | UnsetType:
+        """Returns what is made level; of a mix alike in all members."""
+        lengths = [each.lengths.identity for each in members.each if each.lengths is not None]
+        return self._first.balance.spec(global_batch, " ".join(lengths).strip())
+
+    @property
+    def _first(self) -> DatasetOptions:
+        """The options of the first dataset."""
+        return self.datasets[0].options

@@ -1,0 +1,106 @@
+"""One dataset: its order, and how it goes on from a state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from streamer.batches.rows.order_rows import Geometry
+from streamer.batches.samples.maker import SampleRules
+from streamer.batches.samples.opened import Members
+from streamer.config import RankConfig
+from streamer.loader.kinds.kind import Ordering, StreamKind
+from streamer.loader.members.member import Member
+from streamer.order.quality import check_sample_shuffle, shared_lanes
+from streamer.order.spec import OrderSpec, shuffle_mode
+from streamer.order.state import State
+
+
+class OneOrdering(Ordering):
+    """The epochs of one dataset.
+
+    Args:
+        spec: the order that is asked for.
+        free_parts: its parts that were chosen automatically: those of a state replace them.
+    """
+
+    def __init__(self, spec: OrderSpec, free_parts: frozenset[str]) -> None:
+        self._spec = spec
+        self._free_parts = free_parts
+
+    @property
+    def spec(self) -> OrderSpec:
+        """See `Ordering`."""
+        return self._spec
+
+    def describe(self, members: Members, global_batch: int, nodes: int, cache_bytes: int | None = None) -> str:
+        """See `Ordering`."""
+        (only,) = members.each
+        return only.rows.explain(self.spec, only, global_batch, nodes)
+
+    def cautions(self, global_batch: int, local_batch: int, nodes: int) -> Sequence[str]:
+        """See `Ordering`."""
+        return list(filter(None, [shared_lanes(self.spec, global_batch, nodes)]))
+
+    def take_over(self, state: State, global_batch: int) -> None:
+        """See `Ordering`."""
+        spec = state.spec_of(OrderSpec)
+        # Only parts that were chosen automatically may differ: those of the state replace them.
+        # So does the batch that rows are balanced for: another batch size goes on with the batches of the state.
+        state.check(self._spec, left_out=self._free_parts | {"balance.batch"})
+        self._spec = spec
+
+
+class OneDataset(StreamKind):
+    """A dataset alone."""
+
+    def __init__(self, member: Member) -> None:
+        super().__init__(member.options, [member], member.connections)
+
+    @property
+    def peers(self) -> str:
+        """See `StreamKind`."""
+        return self._first.order.peers
+
+    def members(self) -> Members:
+        """See `StreamKind`."""
+        return Members([self.datasets[0].opened])
+
+    def forget(self) -> None:
+        """See `StreamKind`: the dataset itself opens what is there now."""
+
+    def rules(self) -> list[SampleRules]:
+        """See `StreamKind`."""
+        return [self.datasets[0].rules()]
+
+    def data_name(self, members: Members) -> str:
+        """See `StreamKind`."""
+        (only,) = members.each
+        chosen = "all" if only.selection is None else only.digest
+        return f"shuffle {shuffle_mode(self._first.shuffle)} of {chosen}{only.rows.name}{self._first.balance.name}"
+
+    def make_ordering(self, members: Members, global_batch: int, rank_config: RankConfig) -> Ordering:
+        """See `StreamKind`."""
+        return OneOrdering(self.order(members, global_batch), self._first.order.free_parts)
+
+    def order(self, members: Members, global_batch: int) -> OrderSpec:
+        """Returns the order for a global batch."""
+        options = self._first
+        (data,) = members.each
+        mode = shuffle_mode(options.shuffle)
+        if mode == "sample":
+            check_sample_shuffle(data.manifest.samples, data.manifest.total_bytes)
+        level = self.level(members, global_batch)
+        given = Geometry(options.order.lanes, options.order.shuffle_window)
+        geometry = given if mode == "none" else data.rows.geometry(data, global_batch, level, given)
+        return OrderSpec.auto(
+            data.digest,
+            data.order_samples,
+            global_batch,
+            options.seed,
+            options.shuffle,
+            lanes=geometry.lanes,
+            window=geometry.window,
+            cut=options.order.cut or "fixed",
+            rows=data.rows.spec,
+            balance=level,
+        )

@@ -1,0 +1,101 @@
+"""What fixes the order of a growing dataset: that of its pieces, and the log of its admissions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+
+from streamer.order.hashing import Integers
+from streamer.order.level import BalanceSpec
+from streamer.order.rank_split import RankSplit
+from streamer.order.spec import OrderSpec
+
+# The fields that a state keeps besides those of the order.
+LOG = ("reuse", "epoch_samples", "least", "admitted")
+
+
+class GrowingSpec(msgspec.Struct, frozen=True):
+    """The parts of the order of a growing dataset. Any later run can repeat this one from its first batch.
+
+    Attributes:
+        order: lanes, window, seed and shuffle, within which samples are admitted.
+        reuse: k.
+        epoch_samples: E, in whole global batches of the run.
+        least: cohorts that a round trains at least.
+        admitted: cohorts that each round known so far has added.
+    """
+
+    kind: ClassVar[str] = "growing"
+    words: ClassVar[str] = "a StreamingDataset with growing="
+    advice: ClassVar[str] = ""
+    remedies: ClassVar[dict[str, str]] = {}
+    each_once: ClassVar[bool] = False
+    counted_only: ClassVar[str] = "a growing dataset"
+
+    order: OrderSpec
+    reuse: int
+    epoch_samples: int
+    least: int
+    admitted: tuple[int, ...] = ()
+
+    @property
+    def order_id(self) -> str:
+        """The digest of the order within which samples are admitted."""
+        return self.order.order_id
+
+    @property
+    def seed(self) -> int:
+        """The seed of the order and of each sample's randomness."""
+        return self.order.seed
+
+    @property
+    def lanes(self) -> int:
+        """The number of lanes, L."""
+        return self.order.lanes
+
+    @property
+    def balance(self) -> BalanceSpec | msgspec.UnsetType:
+        """What fixes which samples share a batch: nothing, samples that have not arrived cannot change places."""
+        return self.order.balance
+
+    @property
+    def orders(self) -> tuple[OrderSpec, ...]:
+        """The order of each member."""
+        return self.order.orders
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the members of a mix: none."""
+        return ()
+
+    def facts(self) -> dict[str, str | int]:
+        """All parts of the order, by which ranks and states are compared."""
+        return self.order.facts()
+
+    def to_stored(self) -> tuple[dict[str, object], dict[str, object]]:
+        """Returns what a state keeps before its place, and after it: a number per round, from the first one on."""
+        log = {name: getattr(self, name) for name in LOG}
+        return dict(self.order.parts()), {"kind": self.kind, **log, "admitted": list(self.admitted)}
+
+    def code_ranges(self, epoch: int, own: Callable[[], int]) -> list[tuple[int, int]]:
+        """Returns no codes: which samples an epoch has depends on the rounds."""
+        return []
+
+    def samples_in(self, epoch: int, counts: Sequence[int]) -> int:
+        """Samples of an epoch, over all ranks, without repeats; see `OrderSpec.samples_in`."""
+        return self.epoch_samples
+
+    def rank_lanes(self, split: RankSplit, entry: tuple[int, int]) -> Integers:
+        """Returns the lanes that a rank draws from in any epoch.
+
+        Args:
+            split: Split of the rank.
+            entry: epoch and position in it at which the run began.
+        """
+        # Else the batches of each epoch begin in other lanes; only after a resume with another batch size.
+        if self.epoch_samples % split.global_batch and split.global_batch % self.lanes:
+            return np.arange(self.lanes, dtype=np.int64)
+        return split.rank_lanes(entry[0] * self.epoch_samples + entry[1])

@@ -1,0 +1,47 @@
+"""The order of a growing dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from streamer.order.growing.log import KnownRounds
+from streamer.order.growing.order import GrowingOrder
+from streamer.order.growing.spec import GrowingSpec
+from streamer.order.kinds.kind import Counted, NoRounds, Orders, RankView, Selected
+from streamer.order.kinds.member_codes import MemberCodes
+
+
+class GrowingOrders(Orders):
+    """The orders of a growing dataset: epochs of one endless stream of rounds."""
+
+    def __init__(self, spec: GrowingSpec) -> None:
+        self._spec = spec
+
+    def order(self, members: Sequence[Counted], epoch: int, view: RankView) -> GrowingOrder:
+        """See `Orders`; a worker knows the rounds of its batch only."""
+        assert not isinstance(view.rounds, NoRounds), "the rank, or `open_rounds`, has rounds"
+        lanes = self._spec.rank_lanes(view.split, view.entry)
+        return GrowingOrder(view.rounds, lanes, self._spec.epoch_samples, epoch)
+
+    def codes(self, members: Sequence[Selected]) -> UseCodes:
+        """See `Orders`."""
+        return UseCodes(members)
+
+    def open_rounds(self, members: Sequence[Counted]) -> KnownRounds:
+        """See `Orders`."""
+        (only,) = members
+        return KnownRounds(only.cohorts(self._spec.order))
+
+
+class UseCodes(MemberCodes):
+    """The codes of a growing dataset: those of a mix of one member, with a number for each use instead of the pass."""
+
+    def first_run(self, epoch: int, member: int) -> int:
+        """Returns 0: uses count over all epochs."""
+        return 0
+
+    def content(self, epoch: int, member: int, turn: int) -> int:
+        """See `CodeBook`."""
+        # The last bit of a use is that of the pass (`RoundTables`): the uses of a row in one pass have the same
+        # documents, or a document would be used more often than another one.
+        return turn % 2
