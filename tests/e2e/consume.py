@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import torch.utils.data
 
 from streamer import StreamingDataLoader, StreamingDataset
-from streamer.loader.options.mix_options import grouped
+from tests.arguments import read_arguments
 
 PAYLOAD = ("bin", "jpg")
 
@@ -61,7 +61,7 @@ def batches(task: dict, dataset: StreamingDataset) -> Iterator[tuple[int, int, l
 
 def main() -> None:
     task = json.loads(sys.argv[1])
-    dataset = StreamingDataset(task["url"], transform=fingerprint, decode=None, **grouped(task["dataset"], {}))
+    dataset = StreamingDataset(task["url"], transform=fingerprint, decode=None, **read_arguments(task["dataset"]))
     pauses = iter(task.get("pause_at", []))
     pause = next(pauses, None)
     for count, (epoch, number, samples, repeated) in zip(itertools.count(1), batches(task, dataset), strict=False):

@@ -22,7 +22,7 @@ from streamer import StreamingDataLoader, StreamingDataset
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
 from streamer.config import Environment
-from streamer.loader.options.mix_options import grouped
+from tests.arguments import read_arguments
 from tests.fault.peer_reader import sample
 
 
@@ -49,7 +49,7 @@ def main() -> None:
         cache_dir=task["cache_dir"],
         cache_bytes=task["cache_bytes"],
         decode=None,
-        **grouped(task["dataset"], {}),
+        **read_arguments(task["dataset"]),
     )
     loader = StreamingDataLoader(
         dataset, batch_size=task["batch"] // task["world"], num_workers=0, collate_fn=number_of, reports=None
