@@ -17,7 +17,7 @@ from streamer.decode.rule import DecodeRule, FieldDecoder, StoredFields, check_r
 from streamer.decode.target import Draws, TargetDecoder
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field, FieldSpec
-from streamer.formats.names import PICTURES, field_name
+from streamer.formats.names import IMAGES, field_name
 from streamer.manifest.model import NESTED
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ _PICKLES: dict[str, _Reader] = {
     "pickle": arrays.decode_pickle,
 }
 _AUTO: dict[str, _Reader] = {
-    **dict.fromkeys(PICTURES, images.decode_image),
+    **dict.fromkeys(IMAGES, images.decode_image),
     # The integers that WebDataset decodes, too (webdataset.autodecode, "basichandlers").
     **dict.fromkeys(["cls", "cls2", "index", "inx", "id"], texts.decode_class),
     **dict.fromkeys(["txt", "text", "transcript"], texts.decode_text),
@@ -120,8 +120,8 @@ class SampleDecoder:
         Logs rules that no field has, which have no effect.
 
         Args:
-            fields: of the samples; empty where they are known with the samples alone.
-            codecs: of films and sounds, as FFmpeg calls them.
+            fields: fields of the samples; empty where they are known with the samples alone.
+            codecs: FFmpeg's names of the codecs of videos and audio.
 
         Raises:
             ConfigError: there is one.
@@ -207,10 +207,10 @@ def _value(key: str, field: Field, reader: _Reader, given: tuple[Array | None, D
             return reader.decode(field.content, place, draws)
         if type(reader) is images.ImageDecoder:
             fits = place is not None and place.dtype == np.uint8
-            picture, damage = reader.decode(field.content, place if fits else None)  # type: ignore[arg-type]
+            image, damage = reader.decode(field.content, place if fits else None)  # type: ignore[arg-type]
             if damage:
                 logger.warning("sample %r: field %r is decoded, but %s", key, field.name, damage)
-            return images.place(picture, place)
+            return images.place(image, place)
         value = reader(field.content)
         return images.place(value, place) if type(value) is np.ndarray else value
     except ConfigError:

@@ -1,4 +1,4 @@
-"""Imports the libraries that decode pictures, which are optional, when a picture needs them."""
+"""Imports the libraries that decode images, which are optional, when an image needs them."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def read_values(content: Content, header: NetpbmHeader) -> NDArray[Any]:
     count = header.height * header.width * header.bands
     if len(content) - header.start < count * dtype.itemsize:
         raise ValueError(
-            f"the picture has {len(content) - header.start} bytes of values, {header.height} x {header.width} x "
+            f"the image has {len(content) - header.start} bytes of values, {header.height} x {header.width} x "
             f"{header.bands} need {count * dtype.itemsize}: truncated"
         )
     found = np.frombuffer(content, dtype, count, header.start).reshape(header.height, header.width, header.bands)

@@ -2,7 +2,7 @@
 
 The values are those of tifffile, whatever their type, bands and order of planes (tests/formats/test_pictures.py); what
 is not read here is refused. Stored values and values of deflate are read by numpy and zlib, other compressions by the
-libtiff inside Pillow, to which the compressed bytes are given as a picture of bytes that it cannot interpret.
+libtiff inside Pillow, to which the compressed bytes are given as an image of bytes that it cannot interpret.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ZLIB_HEADER = 15
 
 
 def read_values(content: Content, page: TiffPage) -> Values:
-    """Returns the values of a picture: (height, width, bands), of `page.dtype`.
+    """Returns the values of an image: (height, width, bands), of `page.dtype`.
 
     Raises:
         ValueError: they are damaged, cut off, or compressed in a way that is not read here.
@@ -135,14 +135,14 @@ def _read_cells(view: memoryview, page: TiffPage) -> Iterator[tuple[list[int], V
         if page.reversed_bits and page.compression not in _CCITT:
             parts = [memoryview(bytes(part).translate(_REVERSED)) for part in parts]
         if page.compression == _JPEG or page.compression in _CCITT:
-            yield numbers, _read_pictures(parts, page, rows).reshape(shape)
+            yield numbers, _read_images(parts, page, rows).reshape(shape)
             continue
         plain = _decompress(parts, page.compression, rows, _row_bytes(page))
         yield numbers, _decode_values(plain, page, shape)
 
 
 def _place_cell(found: Values, page: TiffPage, number: int, cell: Values) -> int:
-    """Writes a strip or tile to its place, without what is beyond the picture; returns how many values that are."""
+    """Writes a strip or tile to its place, without what is beyond the image; returns how many values that are."""
     below, beside = page.cells_of_plane
     plane, number = divmod(number, below * beside)
     top = number // beside * page.cell[0]
@@ -173,7 +173,7 @@ def _decompress(parts: list[memoryview], compression: int, rows: int, row_bytes:
 
 def _inflate(part: memoryview, size: int) -> memoryview:
     """Decompresses a strip or tile of `size` bytes, and checks its checksum."""
-    # Most pictures have none.
+    # Most images have none.
     from streamer.formats.packed.unpack import inflate
 
     stream = inflate.decompressobj(_ZLIB_HEADER)
@@ -213,7 +213,7 @@ def _decode_values(plain: NDArray[np.uint8], page: TiffPage, shape: tuple[int, .
     return found
 
 
-def _read_pictures(parts: list[memoryview], page: TiffPage, rows: int) -> NDArray[np.uint8]:
+def _read_images(parts: list[memoryview], page: TiffPage, rows: int) -> NDArray[np.uint8]:
     """Returns the values of strips or tiles that are JPEGs or faxes: one below the other, one for each plane."""
     bands = 1 if page.planar else page.samples
     photometric = _GREY if bands == 1 else page.photometric if page.photometric != _GREY else _RGB

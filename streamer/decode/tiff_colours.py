@@ -1,4 +1,4 @@
-"""Makes pictures of the values of TIFFs: as they are stored, or RGB of 8 bits where the file says what they mean."""
+"""Makes images of the values of TIFFs: as they are stored, or RGB of 8 bits where the file says what they mean."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ WAY_OUT = "decode={'tif': your_function} reads it with any library, tifffile for
 
 
 class TiffPage(NamedTuple):
-    """The first picture of a TIFF, as its directory describes it.
+    """The first image of a TIFF, as its directory describes it.
 
     Attributes:
         order: "<" or ">", the order of bytes.
@@ -175,7 +175,7 @@ class _Directory:
 
 
 def read_page(content: Content) -> TiffPage:
-    """Reads the directory of the first picture.
+    """Reads the directory of the first image.
 
     Raises:
         ValueError: it is damaged, or describes what is not read here; the text says which.
@@ -237,7 +237,7 @@ def _fill(nodata: bytes) -> float:
 def _places(
     page: TiffPage, offsets: tuple[int, ...], counts: tuple[int, ...], size: int
 ) -> tuple[tuple[int, int], ...]:
-    """Returns where the strips or tiles lie: as many as the picture needs, each within the file."""
+    """Returns where the strips or tiles lie: as many as the image needs, each within the file."""
     needed = math.prod(page.cells_of_plane) * (page.samples if page.planar else 1)
     if len(offsets) < needed:
         raise ValueError(f"the TIFF has {len(offsets)} strips or tiles, its {page.height} rows need {needed}")

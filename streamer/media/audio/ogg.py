@@ -284,10 +284,10 @@ def _vorbis_packets(
     mask, windows = _blocks_of(audio)
     starts, ends = edges
     # Empty packets, and those that are no audio, have no samples.
-    of_sound = (ends > starts) & (begins & 1 == 0)
-    starts = starts[of_sound]
-    ends = ends[of_sound]
-    window = windows[begins[of_sound] >> 1 & mask]
+    of_audio = (ends > starts) & (begins & 1 == 0)
+    starts = starts[of_audio]
+    ends = ends[of_audio]
+    window = windows[begins[of_audio] >> 1 & mask]
     counts = np.append((window[:-1] + window[1:]) // 4, 0)[: len(window)]
     return AudioFrames(starts, ends - starts, first + np.append(0, np.cumsum(counts)), 0, memoryview(joined), behind=1)
 

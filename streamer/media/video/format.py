@@ -31,11 +31,11 @@ from streamer.media.containers.segments import Segments, assign_rows, read_table
 from streamer.media.containers.tables import Integers, Packets
 from streamer.media.video.clip_audio import ClipAudio, find_audio_pieces, find_clip_codecs
 from streamer.media.video.cost import ClipCost, mean_cost, sample_cost
-from streamer.media.video.kinds import CLIP, DURATION, PTS, SOUND
+from streamer.media.video.kinds import CLIP, DURATION, PTS, CLIP_AUDIO
 from streamer.media.video.packing import can_pack_clips, find_clip_bytes, pack_clip
 
 _FIELDS = (FieldSpec("frames", CLIP), FieldSpec("pts_seconds", PTS), FieldSpec("duration_seconds", DURATION))
-_AUDIO_FIELDS = (FieldSpec("audio", SOUND), FieldSpec("sample_rate", "<i4"))
+_AUDIO_FIELDS = (FieldSpec("audio", CLIP_AUDIO), FieldSpec("sample_rate", "<i4"))
 _RATE = struct.Struct("<i")
 _MATROSKA = (".mkv", ".webm")
 # Defaults of the options that segments take the place of, and of those that spreading frames does.
@@ -235,7 +235,7 @@ class ClipOpener:
         fields = [Field(spec.name, content, spec.kind) for spec in _FIELDS]
         if head.audio:
             rate = memoryview(_RATE.pack(head.audio.codec.rate))
-            fields += [Field("audio", content, SOUND), Field("sample_rate", rate, "<i4")]
+            fields += [Field("audio", content, CLIP_AUDIO), Field("sample_rate", rate, "<i4")]
         if self._row:
             fields += self._row.open(memoryview(head.extra), name)[1]
         return f"{head.key}{TIME_MARK}{_text(first)},{_text(last)}", fields

@@ -1,4 +1,4 @@
-"""Pictures to decode, drawn here: smooth, so that lossy formats stay close."""
+"""Images to decode, drawn here: smooth, so that lossy formats stay close."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Encode = Callable[..., bytes]
 
 
 @pytest.fixture(scope="session")
-def picture() -> np.ndarray:
+def image() -> np.ndarray:
     """60 x 80 RGB, smooth, every channel different."""
     rows, columns = np.mgrid[0:60, 0:80]
     channels = [rows * 4, columns * 3, (rows + columns) * 2 % 256]

@@ -1,4 +1,4 @@
-"""Sounds are those that were stored, however many channels and bits they have, and whatever surrounds them."""
+"""Decoded audio is what was stored, whatever its number of channels and bits, and whatever surrounds it."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_bw64_is_read():
 
 
 @pytest.mark.parametrize("magic", [b"RIFF", b"RIFX"])
-def test_chunks_behind_no_samples_are_no_sound(magic: bytes):
+def test_chunks_behind_no_samples_are_no_audio(magic: bytes):
     """A data chunk of length 0 before others has none; before numbers it is that of a recorder that was killed."""
     order = "<" if magic == b"RIFF" else ">"
     behind = struct.pack(f"{order}4sI", b"LIST", 1_000) + LIST[8:]
