@@ -9,9 +9,9 @@ from streamer.decode.tiff_page import MAGICS as TIFF_MAGICS
 
 Content = bytes | bytearray | memoryview
 
-# Twice what Pillow warns of: from here on it takes an image for a bomb.
+# This is twice what Pillow warns of: from here on it takes an image for a bomb.
 MAX_PIXELS = 2 * 89_478_485
-# What TIFFs of many bands, and of wide values, have more than RGB of 8 bits with alpha.
+# TIFFs of many bands, or of wide values, may have so many bytes for each pixel that `max_pixels` allows.
 MAX_BYTES_OF_PIXEL = 4
 
 JPEG = "JPEG"

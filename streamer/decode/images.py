@@ -27,14 +27,13 @@ import io
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamer.decode import image_headers as headers
-from streamer.decode.libraries import library
+from streamer.decode.libraries import library, require_library
 from streamer.errors import ConfigError
 from streamer.formats.names import IMAGES
 
@@ -46,14 +45,14 @@ Image = NDArray[np.uint8]
 Stored = NDArray[Any]
 Content = bytes | bytearray | memoryview
 
-# In place of a field's name: the image of a sample, whatever its extension.
+# This stands in place of a field's name for the image of a sample, whatever its extension.
 IMAGE = "image"
 
 _JPEG_END = b"\xff\xd9"
 # OpenCV 4 fills a truncated JPEG with grey and only prints a warning; the end mark must be near the end (some cameras
 # pad with a block of zeros).
 _JPEG_TAIL_BYTES = 4096
-# What simplejpeg says of images that it does not decode although they are whole.
+# Errors of simplejpeg for images that it does not decode although they are whole.
 _NOT_DECODED = re.compile(r"unsupported|not supported|not implemented|precision", re.IGNORECASE)
 _MODES = ("rgb", "rgb8", "stored")
 # Formats that Pillow is asked for. It would start Ghostscript for EPS.
@@ -62,11 +61,11 @@ _BY_PILLOW = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "PPM", "AVIF", "JPEG20
 _DEEP_MODES = ("I", "F")
 _DEEP_DATA = ";16"
 _SCALED = re.compile(r"'(?:L|RGB)', (\d+)")
-_MOST_8 = 255
+_MAX_8 = 255
 _STORED_MODES = frozenset(["L", "P", "LA", "RGB", "RGBA"])
 # Bands of OpenCV's that a PNG has, by its type of colours: grey, RGB, grey with alpha.
 _PNG_BANDS = {0: [0], 2: [2, 1, 0], 4: [0, 3]}
-_OF_MAX_PIXELS = "ImageDecoder: max_pixels={!r} must be a number of at least 1"
+_WRONG_MAX_PIXELS = "ImageDecoder: max_pixels={!r} must be a number of at least 1"
 
 
 _Attempt = Callable[[Content, "ImageDecoder", Image | None], Stored]
@@ -115,7 +114,9 @@ class ImageDecoder:
         StreamingDataset(url, decode={"png": ImageDecoder(mode="stored")})  # masks with a palette, depths of 16 bits
 
     Attributes:
-        min_height: JPEGs are decoded at the smallest scale of 1/8 .. 8/8 with at least this many rows; 0: full size.
+        min_height: JPEGs are decoded at the smallest scale of 1/8 .. 8/8 with at least this many rows; 0 is full
+            size.
+            full size.
         min_width: the same for columns.
         mode: "rgb": as above; values of more than 8 bits are refused. "rgb8": 16 bits are reduced to 8. "stored":
             values as they are stored: (height, width) for grey, and for palettes, whose indices are kept; with a third
@@ -137,7 +138,7 @@ class ImageDecoder:
         if self.mode not in _MODES:
             raise ConfigError(f"ImageDecoder: mode={self.mode!r} must be one of {', '.join(_MODES)}", field="decode")
         if type(self.max_pixels) is not int or self.max_pixels < 1:
-            raise ConfigError(_OF_MAX_PIXELS.format(self.max_pixels), field="decode")
+            raise ConfigError(_WRONG_MAX_PIXELS.format(self.max_pixels), field="decode")
 
     def __call__(self, content: Content, out: Image | None = None) -> Stored:
         """Decodes an image.
@@ -159,46 +160,47 @@ class ImageDecoder:
         """Decodes like a call, and also returns the damage for which another decoder refused the image, or ""."""
         stored = self.mode == "stored"
         if stored:
-            _loaded("PIL.Image")
-        kind = headers.format_of(content)
-        if kind == headers.JPEG:
+            require_library("PIL.Image")
+        format_name = headers.format_of(content)
+        if format_name == headers.JPEG:
             return self._decode_jpeg(content, out)
-        if kind == headers.TIFF:
+        if format_name == headers.TIFF:
             return place(self._decode_tiff(content), out), ""
-        if kind == headers.NETPBM:
+        if format_name == headers.NETPBM:
             return place(self._decode_netpbm(content), out), ""
-        chain: list[tuple[str, _Attempt]] = [("PIL.Image", _stored_by_pillow if stored else _by_pillow)]
-        opencv = ("cv2", _stored_by_opencv if stored else _by_opencv)
-        if kind in {headers.PNG, headers.WEBP}:
-            size = (headers.png_size if kind == headers.PNG else headers.webp_size)(content)
+        chain: list[tuple[str, _Attempt]] = [("PIL.Image", _read_stored_by_pillow if stored else _decode_by_pillow)]
+        opencv = ("cv2", _read_stored_by_opencv if stored else _decode_by_opencv)
+        if format_name in {headers.PNG, headers.WEBP}:
+            size = (headers.png_size if format_name == headers.PNG else headers.webp_size)(content)
             headers.check_size(*size[:2], self.max_pixels)
-        if kind in {headers.PNG, headers.WEBP} and not stored and not _is_animated(kind, content):
+        is_animated = format_name == headers.WEBP and headers.webp_size(content)[2]
+        if format_name in {headers.PNG, headers.WEBP} and not stored and not is_animated:
             chain = [opencv, *chain]
         else:
             chain = [*chain, opencv]
-        return self._first_of(chain, content, out), ""
+        return self._try_each(chain, content, out), ""
 
     def _decode_jpeg(self, content: Content, out: Image | None) -> tuple[Stored, str]:
         """Decodes a JPEG; one that simplejpeg refuses by Pillow, which passes over more damage."""
         refusal = ""
         if library("simplejpeg") is not None:
             try:
-                return _by_simplejpeg(content, self, out), ""
+                return _decode_by_simplejpeg(content, self, out), ""
             except (headers.TooLargeError, ConfigError):
                 raise
             except Exception as error:  # noqa: BLE001 - any of the library's; reported below
                 refusal = f"simplejpeg: {error}"
-        by_pillow = _stored_by_pillow if self.mode == "stored" else _by_pillow
-        one = ("PIL.Image", by_pillow) if library("PIL.Image") is not None else ("cv2", _by_opencv)
+        by_pillow = _read_stored_by_pillow if self.mode == "stored" else _decode_by_pillow
+        one = ("PIL.Image", by_pillow) if library("PIL.Image") is not None else ("cv2", _decode_by_opencv)
         try:
-            found = self._first_of([one], content, out)
+            found = self._try_each([one], content, out)
         except (TooDeepError, headers.TooLargeError, ConfigError):
             raise
         except ValueError as error:
             raise ValueError("; ".join(filter(None, [refusal, str(error)]))) from error
         return found, "" if _NOT_DECODED.search(refusal) else refusal
 
-    def _first_of(self, chain: Sequence[tuple[str, _Attempt]], content: Content, out: Image | None) -> Stored:
+    def _try_each(self, chain: Sequence[tuple[str, _Attempt]], content: Content, out: Image | None) -> Stored:
         """Decodes by the first installed library that knows the image and keeps its values."""
         refusals = []
         for name, attempt in chain:
@@ -231,13 +233,13 @@ class ImageDecoder:
             what = f" of {page.samples} bands of {page.bits} bits"
             raise headers.TooLargeError(page.height, page.width, self.max_pixels, what)
         if self.mode == "stored":
-            return tiff_colours.as_stored(tiff.read_values(content, page), page)
+            return tiff_colours.arrange_stored(tiff.read_values(content, page), page)
         tiff_colours.check_colours(page)
         if page.kind != "u" or page.bits > 16:
             raise TooDeepError(str(page.dtype) if page.bits == 8 else f"of {page.bits} bits", has_16=False)
         if page.bits > 8 and self.mode != "rgb8":
             raise TooDeepError(f"of {page.bits} bits", has_16=True)
-        return tiff_colours.as_rgb(tiff.read_values(content, page), page)
+        return tiff_colours.convert_to_rgb(tiff.read_values(content, page), page)
 
     def _decode_netpbm(self, content: Content) -> Stored:
         from streamer.decode import netpbm
@@ -245,9 +247,9 @@ class ImageDecoder:
         header = netpbm.read_header(content)
         headers.check_size(header.height, header.width, self.max_pixels)
         values = netpbm.read_values(content, header)
-        deep = header.maxval > _MOST_8
+        deep = header.maxval > _MAX_8
         if self.mode == "stored":
-            found = values if deep else netpbm.scale_values(values, header.maxval, _MOST_8)
+            found = values if deep else netpbm.scale_values(values, header.maxval, _MAX_8)
             return found[:, :, 0] if header.bands == 1 else found
         if deep and self.mode != "rgb8":
             raise TooDeepError("of 16 bits", has_16=True)
@@ -256,7 +258,7 @@ class ImageDecoder:
                 f"its {header.bands} bands are neither grey nor RGB; "
                 "decode= with ImageDecoder(mode='stored') keeps them"
             )
-        found = netpbm.scale_values(values, header.maxval, 65535 if deep else _MOST_8)
+        found = netpbm.scale_values(values, header.maxval, 65535 if deep else _MAX_8)
         colours = (found >> 8).astype(np.uint8) if deep else found
         return np.repeat(colours[:, :, :1], 3, axis=2) if header.bands < 3 else np.ascontiguousarray(colours[:, :, :3])
 
@@ -272,19 +274,8 @@ def place(image: Stored, out: Stored | None) -> Stored:
     return out
 
 
-def _loaded(name: str) -> ModuleType:
-    module = library(name)
-    if module is None:
-        raise ConfigError(f"{name} is not installed; `pip install 'streamer-data[images]'`", field="decode")
-    return module
-
-
-def _is_animated(kind: str, content: Content) -> bool:
-    return kind == headers.WEBP and headers.webp_size(content)[2]
-
-
-def _by_simplejpeg(content: Content, decoder: ImageDecoder, out: Image | None) -> Image:
-    simplejpeg = _loaded("simplejpeg")
+def _decode_by_simplejpeg(content: Content, decoder: ImageDecoder, out: Image | None) -> Image:
+    simplejpeg = require_library("simplejpeg")
     height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
     headers.check_size(height, width, decoder.max_pixels)
     scale = {"min_height": decoder.min_height, "min_width": decoder.min_width, "min_factor": 1}
@@ -298,11 +289,11 @@ def _by_simplejpeg(content: Content, decoder: ImageDecoder, out: Image | None) -
     return place(image, out)
 
 
-def _by_opencv(content: Content, decoder: ImageDecoder, out: Image | None) -> Image:
-    cv2 = _loaded("cv2")
+def _decode_by_opencv(content: Content, decoder: ImageDecoder, out: Image | None) -> Image:
+    cv2 = require_library("cv2")
     if decoder.mode == "rgb8" and headers.format_of(content) == headers.JPEG2000:
-        return place(_reduced_jpeg2000(_stored_by_opencv(content, decoder, None), content), out)
-    # Without the depth it reduces 16 bits to 8, and clips floats.
+        return place(_reduce_jpeg2000(_read_stored_by_opencv(content, decoder, None), content), out)
+    # OpenCV reduces 16 bits to 8, and clips floats, unless it is asked for any depth.
     reduces = decoder.mode == "rgb8" and headers.format_of(content) != headers.OTHER
     depth = 0 if reduces else cv2.IMREAD_ANYDEPTH
     image = _read_by_opencv(content, decoder, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION | depth)
@@ -312,7 +303,7 @@ def _by_opencv(content: Content, decoder: ImageDecoder, out: Image | None) -> Im
     return place(image, out)
 
 
-def _reduced_jpeg2000(values: Stored, content: Content) -> Image:
+def _reduce_jpeg2000(values: Stored, content: Content) -> Image:
     """Returns the high bits of values as RGB: each of as many bits as the header says, not of 16."""
     depths = set(headers.jpeg2000_depths(content))
     if len(depths) != 1 or (bits := depths.pop()) < 8:
@@ -322,8 +313,8 @@ def _reduced_jpeg2000(values: Stored, content: Content) -> Image:
     return np.repeat(colours, 3, axis=2) if colours.shape[2] == 1 else np.ascontiguousarray(colours)
 
 
-def _stored_by_opencv(content: Content, decoder: ImageDecoder, out: Image | None) -> Stored:
-    image = _read_by_opencv(content, decoder, _loaded("cv2").IMREAD_UNCHANGED)
+def _read_stored_by_opencv(content: Content, decoder: ImageDecoder, out: Image | None) -> Stored:
+    image = _read_by_opencv(content, decoder, require_library("cv2").IMREAD_UNCHANGED)
     order = {3: [2, 1, 0], 4: [2, 1, 0, 3]}.get(image.shape[-1] if image.ndim == 3 else 0)
     if headers.format_of(content) == headers.PNG:
         # OpenCV repeats grey that has alpha, and makes alpha of a transparent colour.
@@ -332,59 +323,59 @@ def _stored_by_opencv(content: Content, decoder: ImageDecoder, out: Image | None
 
 
 def _read_by_opencv(content: Content, decoder: ImageDecoder, flags: int) -> Stored:
-    kind = headers.format_of(content)
-    if kind == headers.PNG:
+    format_name = headers.format_of(content)
+    if format_name == headers.PNG:
         size = headers.png_size(content)[:2]
         content = headers.png_pixels(content)
-    elif kind == headers.WEBP:
+    elif format_name == headers.WEBP:
         size = headers.webp_size(content)[:2]
-    elif kind == headers.JPEG:
+    elif format_name == headers.JPEG:
         if _JPEG_END not in bytes(content[-_JPEG_TAIL_BYTES:]):
             raise ValueError("the JPEG's end is missing")
         size = headers.jpeg_size(content)
     else:
         size = headers.size_for_opencv(content)
     headers.check_size(*size, decoder.max_pixels)
-    image: Stored | None = _loaded("cv2").imdecode(np.frombuffer(content, np.uint8), flags)
+    image: Stored | None = require_library("cv2").imdecode(np.frombuffer(content, np.uint8), flags)
     if image is None:
         # The checksums of a PNG then tell whether it is damaged; Pillow's WebP decoder is the same and as strict.
-        again = kind in {headers.PNG, headers.WEBP}
+        again = format_name in {headers.PNG, headers.WEBP}
         raise (_UnreadError if again else ValueError)("not an image that OpenCV reads")
     if image.shape[:2] != size:
         raise ValueError(f"OpenCV reads {image.shape[:2]} of an image of {size}")
     return image
 
 
-def _by_pillow(content: Content, decoder: ImageDecoder, out: Image | None) -> Image:
-    with _opened(content, decoder) as image:
+def _decode_by_pillow(content: Content, decoder: ImageDecoder, out: Image | None) -> Image:
+    with _open(content, decoder) as image:
         deep = image.mode.startswith(_DEEP_MODES)
         if not deep and not _is_reduced(image, content):
-            return place(_full_range(np.array(image.convert("RGB")), content), out)
+            return place(_stretch_to_8_bits(np.array(image.convert("RGB")), content), out)
         has_32 = image.mode == "F"
         if decoder.mode != "rgb8" or has_32:
             raise TooDeepError("of 32 bits" if has_32 else "of 16 bits", has_16=not has_32)
         if image.format == "JPEG2000" and not deep:
             raise _UnreadError("Pillow makes black of what is almost white where it reduces these bits")
-        return place(_high_bytes(np.asarray(image)) if deep else np.array(image.convert("RGB")), out)
+        return place(_take_high_bytes(np.asarray(image)) if deep else np.array(image.convert("RGB")), out)
 
 
-def _stored_by_pillow(content: Content, decoder: ImageDecoder, out: Image | None) -> Stored:
-    with _opened(content, decoder) as image:
+def _read_stored_by_pillow(content: Content, decoder: ImageDecoder, out: Image | None) -> Stored:
+    with _open(content, decoder) as image:
         if _is_reduced(image, content) or (image.format == "JPEG2000" and not headers.is_plain_jpeg2000(content)):
             raise _UnreadError(f"Pillow may change the values of this image to its mode {image.mode}")
         if image.mode not in _STORED_MODES and not image.mode.startswith(_DEEP_MODES):
             return place(np.array(image.convert("L" if image.mode == "1" else "RGB")), out)
         if image.format == "JPEG2000":
-            return place(_full_range(np.array(image), content), out)
+            return place(_stretch_to_8_bits(np.array(image), content), out)
         # Pillow makes int32 of PNG in older versions.
         short = image.mode == "I" and _DEEP_DATA in _data(image)
         found = np.array(image)
         return place(found.astype(np.uint16 if short else found.dtype.newbyteorder("="), copy=False), out)
 
 
-def _opened(content: Content, decoder: ImageDecoder) -> ImageFile:
+def _open(content: Content, decoder: ImageDecoder) -> ImageFile:
     """Opens an image without decoding it, if it is of a known format and not too large."""
-    image_module = _loaded("PIL.Image")
+    image_module = require_library("PIL.Image")
     image_module.init()
     stream = io.BytesIO(content)
     start = stream.read(16)
@@ -415,7 +406,7 @@ def _is_reduced(image: ImageFile, content: Content) -> bool:
     """Whether Pillow returns other values than the file's: 8 bits of 16 in colours, scaled ones, 32 of 64."""
     data = _data(image)
     if image.format == "PPM" and (scaled := _SCALED.search(data)) is not None:
-        return int(scaled[1]) > _MOST_8
+        return int(scaled[1]) > _MAX_8
     if image.format == "JPEG2000":
         return not image.mode.startswith(_DEEP_MODES) and max(headers.jpeg2000_depths(content), default=0) > 8
     if image.format == "AVIF":
@@ -423,7 +414,7 @@ def _is_reduced(image: ImageFile, content: Content) -> bool:
     return _DEEP_DATA in data and not image.mode.startswith(_DEEP_MODES)
 
 
-def _full_range(image: Stored, content: Content) -> Stored:
+def _stretch_to_8_bits(image: Stored, content: Content) -> Stored:
     """Returns an image of Pillow's with white as 255 where it is a JPEG 2000 of fewer than 8 bits."""
     depths = set(headers.jpeg2000_depths(content)) if headers.format_of(content) == headers.JPEG2000 else set()
     if len(depths) != 1 or not 0 < (bits := depths.pop()) < 8:
@@ -434,7 +425,7 @@ def _full_range(image: Stored, content: Content) -> Stored:
     return scaled
 
 
-def _high_bytes(grey: NDArray[np.integer]) -> Image:
+def _take_high_bytes(grey: NDArray[np.integer]) -> Image:
     # Pillow's own conversion of 16-bit grey clips at 255: everything would be white.
     high = (np.clip(grey, 0, 65535) >> 8).astype(np.uint8)
     return np.repeat(high[:, :, None], 3, axis=2)

@@ -50,6 +50,6 @@ class NestedDecoder:
 decode_nested = NestedDecoder()
 
 
-def nested_json(content: Content) -> bytes:
+def encode_nested_json(content: Content) -> bytes:
     """Returns a nested value as JSON: arrays are lists, bytes Base64."""
     return msgspec.json.encode(NestedDecoder(picture=bytes)(content), enc_hook=lambda array: array.tolist())

@@ -59,7 +59,7 @@ def read_header(content: Content) -> NetpbmHeader:
             raise ValueError(f"the header of the PAM has {numbers}, which are not four numbers")
         height, width, bands, maxval = map(int, numbers.values())
         colours = _BANDS.get(named.get("TUPLTYPE", "")) == bands
-        found = NetpbmHeader(height, width, bands, maxval, colours, pam.end())
+        found = NetpbmHeader(height=height, width=width, bands=bands, maxval=maxval, colours=colours, start=pam.end())
     else:
         raise ValueError("the header of the PGM, PPM or PAM is damaged or cut off")
     if not (found.height and found.width and found.bands and 0 < found.maxval < 1 << 16):

@@ -13,7 +13,7 @@ Image = NDArray[np.uint8]
 # top, left, height, width in pixels.
 Box = tuple[int, int, int, int]
 
-# What OpenCV scales: types, and bands of a pixel.
+# OpenCV scales these types, and pixels of so many bands.
 _SCALED_TYPES = frozenset(["u1", "u2", "i2", "f4", "f8"])
 _MAX_BANDS = 4
 
@@ -40,7 +40,7 @@ def resize(
         nearest: True takes the nearest pixel, of any type: a mask has no classes that were not there before.
     """
     if image.shape[:2] == (height, width):
-        return copied(image, out)
+        return copy_to(image, out)
     if nearest:
         rows = ((np.arange(height) + 0.5) * image.shape[0] / height).astype(np.intp)
         columns = ((np.arange(width) + 0.5) * image.shape[1] / width).astype(np.intp)
@@ -84,16 +84,16 @@ def flip(image: Image, out: Image | None = None) -> Image:
     cv2 = library("cv2")
     if cv2 is None or image.size == 0 or image.dtype != np.uint8 or (image.ndim > 2 and image.shape[2] not in (3, 4)):
         # OpenCV makes int32 of int64, and drops the axis of one band.
-        return copied(image[:, ::-1], out)
+        return copy_to(image[:, ::-1], out)
     # 4 us for 224 x 224 where numpy takes 190 (2026-11-20).
     fits = out is not None and _fits(image.shape, image, out)
     if fits and not np.may_share_memory(image, out):
         cv2.flip(image, 1, dst=out)
         return out  # type: ignore[return-value]
-    return copied(cv2.flip(image, 1), out)
+    return copy_to(cv2.flip(image, 1), out)
 
 
-def copied(image: Image, out: Image | None) -> Image:
+def copy_to(image: Image, out: Image | None) -> Image:
     """Copies to `out` if it fits; otherwise copies the view, so that it does not keep the whole image."""
     if out is not None and out.shape == image.shape and out.dtype == image.dtype:
         # numpy copies through a buffer if the two overlap.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.decode.libraries import needed_library
+from streamer.decode.libraries import require_library
 from streamer.decode.tiff_page import WAY_OUT, Content, TiffPage
 
 Values = NDArray[Any]
@@ -178,7 +178,7 @@ def _inflate(part: memoryview, size: int) -> memoryview:
 
     stream = inflate.decompressobj(_ZLIB_HEADER)
     try:
-        # One byte more: the checksum is only compared at the end.
+        # The limit is one byte more, because the checksum is only compared at the end.
         found = stream.decompress(part, size + 1)
     except inflate.error as error:
         raise ValueError(f"a strip or tile of the TIFF is damaged: {error}") from error
@@ -199,7 +199,7 @@ def _decode_values(plain: NDArray[np.uint8], page: TiffPage, shape: tuple[int, .
             found |= packed[..., bit]
         return found.reshape(shape)
     if page.predictor == _FLOATING:
-        # Of each row the first bytes of all values, then the second ones, as differences.
+        # A row has the first bytes of all values, then the second ones, and so on, as differences.
         size = page.bits // 8
         summed = np.cumsum(plain.reshape(cells, rows, -1, bands), axis=2, dtype=np.uint8)
         mixed = summed.reshape(cells, rows, size, columns * bands)
@@ -240,7 +240,7 @@ def _read_by_pillow(tags: dict[int, Any], parts: list[memoryview]) -> Values:
 
     Pillow is given a TIFF of these tags and nothing else: no orientation, no colours and no second page.
     """
-    plugin = needed_library("PIL.TiffImagePlugin")
+    plugin = require_library("PIL.TiffImagePlugin")
     try:
         found = np.array(plugin.TiffImageFile(io.BytesIO(_write_tiff(tags, parts))))
     except Exception as error:  # a library of its own errors, below SyntaxError, OSError and others
@@ -266,17 +266,19 @@ def _write_tiff(tags: dict[int, Any], parts: list[memoryview]) -> bytes:
     after = end + 2 + 12 * len(fields) + 4
     for tag, value in sorted(fields.items()):
         if isinstance(value, bytes):
-            kind = 7
+            type_code = 7
             count = len(value)
             packed = value
         else:
             numbers = value if isinstance(value, tuple) else (value,)
             # Pillow compares some tags with tuples of shorts.
-            kind, letter = (3, "H") if tag in {258, 259, 262, 266, 277, 530} else (4, "I")
+            type_code, letter = (3, "H") if tag in {258, 259, 262, 266, 277, 530} else (4, "I")
             count = len(numbers)
             packed = struct.pack(f"<{len(numbers)}{letter}", *numbers)
         if len(packed) > 4:
             more.append(packed)
-            packed, after = struct.pack("<I", after), after + len(packed)
-        directory.append(struct.pack("<HHI", tag, kind, count) + packed.ljust(4, b"\0"))
+            offset = after
+            after += len(packed)
+            packed = struct.pack("<I", offset)
+        directory.append(struct.pack("<HHI", tag, type_code, count) + packed.ljust(4, b"\0"))
     return b"".join([struct.pack("<2sHI", b"II", 42, end), joined, *directory, bytes(4), *more])

@@ -63,7 +63,7 @@ def _is_image(name: str) -> bool:
     return field_name(name).rpartition(".")[2] in IMAGES
 
 
-def find_belonging(sample: Mapping[str, object], field: str, source: str, shape: tuple[int, ...]) -> dict[str, Kind]:
+def find_companions(sample: Mapping[str, object], field: str, source: str, shape: tuple[int, ...]) -> dict[str, Kind]:
     """Returns the fields that would have to move with an image, with their kinds.
 
     Boxes, keypoints and outlines are found by their names, also inside of dicts. A mask is an array of the image's
@@ -174,12 +174,12 @@ def apply_albumentations(step: Value, sample: dict[str, Any], field: str, togeth
         values["bboxes"] = np.column_stack([rows, np.arange(len(rows))]).astype(np.float32)
     points: Value = values.get("keypoints")
     if np.ndim(points) == 3:
-        values["keypoints"] = _flat_points(step, points)
+        values["keypoints"] = _flatten_points(step, points)
     changed = step(image=sample[field], **values)
     assert isinstance(changed, dict)
     sample[field] = changed.pop("image")
     if np.ndim(points) == 3:
-        changed["keypoints"] = _shaped_points(changed["keypoints"], np.asarray(points))
+        changed["keypoints"] = _reshape_points(changed["keypoints"], np.asarray(points))
     if numbered:
         _follow_boxes(sample, changed, len(boxes), handed)
         if step.processors["bboxes"].params.format in _IN_PIXELS:
@@ -191,7 +191,7 @@ def apply_albumentations(step: Value, sample: dict[str, Any], field: str, togeth
         if target == "masks" and len(names) > 1:
             sample.update(zip(names, value, strict=True))
         else:
-            sample[names[0]] = _like(sample.get(names[0]), value)
+            sample[names[0]] = _restore_type(sample.get(names[0]), value)
 
 
 def _name_targets(
@@ -199,7 +199,7 @@ def _name_targets(
 ) -> dict[str, tuple[str, ...]]:
     """Returns the fields that a transform of albumentations is given, by the names that it has for them."""
     processors = getattr(step, "processors", {})
-    # Without their parameters boxes would be taken for shares of the image's sides.
+    # Boxes without their parameters would be taken for shares of the image's sides.
     known = set(step.available_keys) - {field, "image"} - ({"bboxes", "keypoints"} - processors.keys())
     labels = {name for processor in processors.values() for name in processor.params.label_fields or ()}
     known -= set(_OF_OBJECTS) - labels
@@ -246,7 +246,7 @@ def _follow_boxes(sample: dict[str, Any], changed: dict[str, Any], count: int, h
             sample[name] = value[left] if isinstance(value, np.ndarray) else [value[number] for number in left]
 
 
-def _flat_points(step: Value, points: Value) -> Value:
+def _flatten_points(step: Value, points: Value) -> Value:
     """Returns the points (objects, points, 3) of annotations as the rows that albumentations takes."""
     params = step.processors["keypoints"].params
     if params.format != "xy" or params.remove_invisible or params.label_fields:
@@ -258,7 +258,7 @@ def _flat_points(step: Value, points: Value) -> Value:
     return np.asarray(points, np.float32).reshape(-1, np.shape(points)[2])
 
 
-def _shaped_points(rows: Value, before: Value) -> Value:
+def _reshape_points(rows: Value, before: Value) -> Value:
     """Returns moved rows in the shape that the points had; points that are not labelled stay at 0, 0."""
     moved = np.asarray(rows, before.dtype).reshape(before.shape)
     if before.shape[2] > 2:
@@ -266,7 +266,7 @@ def _shaped_points(rows: Value, before: Value) -> Value:
     return moved
 
 
-def _like(before: object, value: Value) -> Value:
+def _restore_type(before: object, value: Value) -> Value:
     """Returns labels and boxes as arrays of the type that they had, and lists of integers as such."""
     if isinstance(before, list) and isinstance(value, list) and all(type(each) is int for each in before):
         return [int(each) for each in value]

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from streamer.decode import together
 from streamer.decode.arrays import NO_ROW, Row
 from streamer.decode.images import find_image_field
-from streamer.decode.scaling import Box, copied, crop, flip, resize
+from streamer.decode.scaling import Box, copy_to, crop, flip, resize
 from streamer.errors import ConfigError
 
 Image = NDArray[np.uint8]
 
-# As in torchvision's RandomResizedCrop: ten draws, then the largest centred box of an allowed shape.
+# These are the draws of torchvision's RandomResizedCrop: ten, then the largest centred box of an allowed shape.
 _CROP_DRAWS = 10
 
 
@@ -65,7 +65,7 @@ class OnField:
         self.field = field
         self.masks = (masks,) if isinstance(masks, str) else tuple(masks)
         self._is_mask = together.kind_by_name(field) == "mask"
-        self.steps: tuple[Callable[..., object], ...] = tuple(map(_by_nearest, steps)) if self._is_mask else steps
+        self.steps: tuple[Callable[..., object], ...] = tuple(map(_take_nearest, steps)) if self._is_mask else steps
         self._moving = [is_own(step) or together.moves_pixels(step) for step in steps]
         functions = [step for step in steps if not is_own(step) and not is_albumentations(step)]
         if self.masks and functions:
@@ -104,38 +104,40 @@ class OnField:
         made: dict[str, Any] = {self.field if other == name else other: value for other, value in sample.items()}
         row = out.get(self.field)
         place = row if row is not None and row.dtype == np.uint8 else None
-        belonging: dict[str, together.Kind] | None = None
+        companions: dict[str, together.Kind] | None = None
         for number, step in enumerate(self.steps):
             by_keyword, rng_too, out_too = self._arguments[number]
-            if belonging is None and self._moving[number]:
-                belonging = self._belonging(made, name)
+            if companions is None and self._moving[number]:
+                companions = self._find_companions(made, name)
             if by_keyword:
-                together.apply_albumentations(step, made, self.field, (belonging or {}) if self._moving[number] else {})
+                together.apply_albumentations(
+                    step, made, self.field, (companions or {}) if self._moving[number] else {}
+                )
                 continue
             if self._moving[number]:
-                self._refuse_apart(step, made, belonging or {})
+                self._refuse_apart(step, made, companions or {})
             arguments: dict[str, object] = {"rng": rng} if rng_too else {}
             if self.masks:
                 self._move_masks(step, made, rng)
             if out_too:
                 arguments["out"] = place if number >= self._placing else None
             moved = step(made[self.field], **arguments)
-            if not self._moving[number] and belonging is None and _is_resized(np.shape(made[self.field])[:2], moved):
-                # What a function of the user's does is seen by its result.
-                self._refuse_apart(step, made, self._belonging(made, name))
+            if not self._moving[number] and companions is None and _is_resized(np.shape(made[self.field])[:2], moved):
+                # The result alone shows what a function of the user's does.
+                self._refuse_apart(step, made, self._find_companions(made, name))
             made[self.field] = moved
         return made
 
-    def _refuse_apart(self, step: object, sample: dict[str, Any], belonging: dict[str, together.Kind]) -> None:
+    def _refuse_apart(self, step: object, sample: dict[str, Any], companions: dict[str, together.Kind]) -> None:
         """Refuses a sample with fields that have to move with the image, and are no masks that do."""
-        if apart := {name: kind for name, kind in belonging.items() if name not in self.masks}:
+        if apart := {name: kind for name, kind in companions.items() if name not in self.masks}:
             raise together.refuse_apart(repr(step), self.field, sample.get("__key__"), apart)
 
-    def _belonging(self, sample: dict[str, Any], source: str) -> dict[str, together.Kind]:
+    def _find_companions(self, sample: dict[str, Any], source: str) -> dict[str, together.Kind]:
         """Returns the fields that have to move with the image; none if that is a mask, which is moved by hand."""
         if self._is_mask and not self.masks:
             return {}
-        found = together.find_belonging(sample, self.field, source, np.shape(sample[self.field]))
+        found = together.find_companions(sample, self.field, source, np.shape(sample[self.field]))
         for mask in self.masks:
             if mask not in sample:
                 raise ConfigError(
@@ -150,7 +152,7 @@ class OnField:
         """Applies a step to the masks as it will be applied to the image: with the same random numbers."""
         shape = np.shape(sample[self.field])[:2]
         before = rng.bit_generator.state
-        step = _by_nearest(step)
+        step = _take_nearest(step)
 
         def move(mask: str, value: together.Value) -> together.Value:
             if isinstance(value, list):
@@ -181,7 +183,7 @@ def is_own(step: object) -> bool:
     return type(step) in {Resize, CentreCrop, RandomResizedCrop, HorizontalFlip}
 
 
-def _by_nearest(step: Callable[..., object]) -> Callable[..., object]:
+def _take_nearest(step: Callable[..., object]) -> Callable[..., object]:
     """Returns a step of this module as it is for masks; returns others unchanged."""
     return replace(step, nearest=True) if type(step) in {Resize, CentreCrop, RandomResizedCrop} else step  # type: ignore[type-var]
 
@@ -192,7 +194,7 @@ def _is_resized(shape: tuple[int, ...], image: object) -> bool:
     return shape not in (sides[:2], sides[-2:])
 
 
-def as_transform(transform: Callable[..., object] | None) -> Callable[..., object] | None:
+def make_transform(transform: Callable[..., object] | None) -> Callable[..., object] | None:
     """Makes a transform of samples: applies one of albumentations to the image; looks after those of torchvision."""
     if transform is not None and is_albumentations(transform):
         return OnField("image", transform)
@@ -231,10 +233,10 @@ class Resize:
 
     def __call__(self, image: Image, *, rng: np.random.Generator | None = None, out: Image | None = None) -> Image:
         """Scales; uses no randomness."""
-        height, width = self._target(image)
+        height, width = self._find_size(image)
         return resize(image, height, width, out, antialias=self.antialias, nearest=self.nearest)
 
-    def _target(self, image: Image) -> tuple[int, int]:
+    def _find_size(self, image: Image) -> tuple[int, int]:
         if isinstance(self.size, tuple):
             return self.size
         height, width = image.shape[:2]
@@ -266,7 +268,7 @@ class CentreCrop:
             image = resize(image, rows, columns, None, nearest=self.nearest)
         top = (image.shape[0] - height) // 2
         left = (image.shape[1] - width) // 2
-        return copied(crop(image, (top, left, height, width)), out)
+        return copy_to(crop(image, (top, left, height, width)), out)
 
 
 @dataclass(frozen=True)
@@ -309,9 +311,6 @@ class RandomResizedCrop:
             if 0 < columns <= width and 0 < rows <= height:
                 top = int(rng.integers(0, height - rows + 1))
                 return top, int(rng.integers(0, width - columns + 1)), rows, columns
-        return self._middle(height, width)
-
-    def _middle(self, height: int, width: int) -> Box:
         shape = min(max(width / height, self.ratio[0]), self.ratio[1])
         rows, columns = min(height, round(width / shape)), min(width, round(height * shape))
         return (height - rows) // 2, (width - columns) // 2, rows, columns
@@ -330,5 +329,5 @@ class HorizontalFlip:
     def __call__(self, image: Image, *, rng: np.random.Generator, out: Image | None = None) -> Image:
         """Mirrors or copies; `out` may be the image itself."""
         if rng.random() >= self.probability:
-            return copied(image, out)
+            return copy_to(image, out)
         return flip(image, out)

@@ -137,7 +137,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
             growing=growing,
             packing=as_packing(packing),
             balance=balance,
-            decode=Decode.of(decode),
+            decode=Decode.from_rule(decode),
             transform=transform,
             annotations=Annotations.of(annotations),
             on_error=on_error,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.decode import arrays, texts
-from streamer.decode.nested import nested_json
+from streamer.decode.nested import encode_nested_json
 from streamer.errors import DecodeError, PackError
 from streamer.formats.base import Field
 from streamer.formats.names import BYTES, IMAGE, kind_of_bytes
@@ -74,7 +74,7 @@ def field_value(field: Field) -> tuple[str, object]:
     if field.kind == TEXT:
         return field.name, str(field.content, "utf-8")
     if field.kind in (JSON, NESTED):
-        return field.name, JsonText(field.content if field.kind == JSON else nested_json(field.content))
+        return field.name, JsonText(field.content if field.kind == JSON else encode_nested_json(field.content))
     return (field.name, field.content) if field.kind in _IMAGE_KINDS else value_of(field)
 
 

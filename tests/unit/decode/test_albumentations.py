@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamer.decode.transforms import HorizontalFlip, OnField, Resize, as_transform
+from streamer.decode.transforms import HorizontalFlip, OnField, Resize, make_transform
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +41,11 @@ def test_as_a_step(image, A, left, composed):
 
 def test_as_the_transform_of_a_dataset(image, A, left):
     """The image arrives as `image`, as everywhere in albumentations, and is delivered so; others are left alone."""
-    made = as_transform(A.Compose([left]))({"__key__": "a", "png": image, "label": 3}, rng=rng())
+    made = make_transform(A.Compose([left]))({"__key__": "a", "png": image, "label": 3}, rng=rng())
     assert list(made) == ["__key__", "image", "label"]
     assert made["image"].shape == (20, 10, 3)
-    assert as_transform(None) is None
-    assert as_transform(print) is print
+    assert make_transform(None) is None
+    assert make_transform(print) is print
 
 
 def test_masks_and_boxes_follow_the_image(image, A, left):

@@ -103,7 +103,7 @@ def test_rules_reach_into_gz():
 )
 def test_bad_gz_is_refused(content, reason, monkeypatch):
     """Damaged, cut off, or larger than the limit when unpacked; with the sample's name."""
-    monkeypatch.setattr(gzipped, "MOST_BYTES", 100)
+    monkeypatch.setattr(gzipped, "MAX_BYTES", 100)
     with pytest.raises(DecodeError, match=rf"sample 'k': field 'txt.gz' .* by gunzip \+ decode_text: .*{reason}"):
         SampleDecoder()("k", [field("txt.gz", content)])
     assert SampleDecoder()("k", [field("txt.gz", gzip.compress(b"x" * 100))])["txt.gz"] == "x" * 100
@@ -225,7 +225,7 @@ def test_a_gz_that_says_it_is_too_long_is_not_unpacked(monkeypatch):
     with pytest.raises(DecodeError, match="unpacks to more than 50 bytes"):
         SampleDecoder()("k", [field("json.gz", gzip.compress(b"1" + b" " * 60))])
     monkeypatch.setattr("streamer.formats.packed.unpack.unpack", None)
-    monkeypatch.setattr(gzipped, "MOST_BYTES", 100)
+    monkeypatch.setattr(gzipped, "MAX_BYTES", 100)
     with pytest.raises(DecodeError, match="unpacks to more than 100 bytes"):
         SampleDecoder()("k", [field("txt.gz", gzip.compress(bytes(2000)))])
 

@@ -9,8 +9,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from streamer.decode.together import check_whole_step, find_belonging, moves_pixels
-from streamer.decode.transforms import CentreCrop, HorizontalFlip, OnField, RandomResizedCrop, Resize, as_transform
+from streamer.decode.together import check_whole_step, find_companions, moves_pixels
+from streamer.decode.transforms import CentreCrop, HorizontalFlip, OnField, RandomResizedCrop, Resize, make_transform
 from streamer.errors import ConfigError
 
 STEPS = [HorizontalFlip(1.0), RandomResizedCrop(16), Resize((16, 16)), CentreCrop(16)]
@@ -148,7 +148,7 @@ def test_boxes_of_annotations_move_under_albumentations(A, whole, labels):
     flip = A.Compose(
         [A.HorizontalFlip(p=1), A.Crop(0, 0, 30, 40)], bbox_params=A.BboxParams("pascal_voc", label_fields=labels)
     )
-    made = (as_transform(flip) if whole else OnField("jpg", flip))(annotated(), rng=rng())
+    made = (make_transform(flip) if whole else OnField("jpg", flip))(annotated(), rng=rng())
     assert made["boxes"].tolist() == [[0, 0, 20, 40]]
     assert (made["labels"].tolist(), made["area"].tolist(), made["iscrowd"].tolist()) == ([5], [801], [1])
     assert [made[name].dtype.str for name in ("boxes", "labels", "area", "iscrowd")] == ["<f4", "<i8", "<f4", "|u1"]
@@ -219,8 +219,8 @@ def test_steps_of_torchvision_are_known_by_their_names():
 
 def test_a_image_without_a_name_beside_another_is_its_mask():
     """`0.png` beside `0.jpg`; two photographs are not."""
-    assert find_belonging({"jpg": IMAGE, "png": IMAGE}, "jpg", "jpg", IMAGE.shape) == {"png": "mask"}
-    assert find_belonging({"a.jpg": IMAGE, "b.png": IMAGE}, "a.jpg", "a.jpg", IMAGE.shape) == {}
+    assert find_companions({"jpg": IMAGE, "png": IMAGE}, "jpg", "jpg", IMAGE.shape) == {"png": "mask"}
+    assert find_companions({"a.jpg": IMAGE, "b.png": IMAGE}, "a.jpg", "a.jpg", IMAGE.shape) == {}
 
 
 class FakeTensor:
@@ -236,7 +236,7 @@ def test_steps_of_torchvision_for_whole_samples():
     """They move the first tensor alone: what they would leave behind, and arrays that they leave alone, are refused."""
     kinds = {"__module__": "torchvision.transforms.v2", "__call__": lambda self, fields: "moved"}
     flip = type("RandomHorizontalFlip", (), kinds)()
-    step = as_transform(flip)
+    step = make_transform(flip)
     with pytest.raises(ConfigError, match=r"transform: RandomHorizontalFlip .* does nothing to .* arrays"):
         step({"jpg": IMAGE})
     step = check_whole_step("device_transform", flip)
