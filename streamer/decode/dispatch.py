@@ -130,7 +130,7 @@ class SampleDecoder:
         for reader in [*self._given.values(), *(reader for _, reader in readers)]:
             if isinstance(reader, TargetDecoder):
                 reader.check(codecs)
-        self._report_unused(fields)
+        self._warn_of_unused_names(fields)
         for spec, reader in readers:
             if reader is arrays.refuse_pickle:
                 raise ConfigError(
@@ -141,7 +141,7 @@ class SampleDecoder:
                     name=spec.name,
                 )
 
-    def _report_unused(self, fields: Sequence[FieldSpec]) -> None:
+    def _warn_of_unused_names(self, fields: Sequence[FieldSpec]) -> None:
         """Logs the names of the rule that are those of no field, no ending of one, and no kind."""
         if not fields:
             return

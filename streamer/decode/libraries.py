@@ -21,7 +21,7 @@ def library(name: str) -> ModuleType | None:
     except ImportError:
         return None
     if name == "cv2":
-        # Each worker process uses one thread: OpenCV's pool would compete with the other workers for the cores.
+        # A worker process uses one thread: OpenCV's pool would compete with the other workers for the cores.
         module.setNumThreads(1)
     return module
 

@@ -61,7 +61,7 @@ def written(container: str, kind: str, channels: int) -> tuple[np.ndarray, bytes
 
 
 @pytest.mark.parametrize(("channels", "layout", "family"), [(8, "7.1", "1"), (16, "hexadecagonal", "255")])
-def test_sounds_of_8_channels_and_more_are_decoded(channels: int, layout: str, family: str):
+def test_audio_of_8_channels_and_more_are_decoded(channels: int, layout: str, family: str):
     """The planes of a frame are not looked for behind the last one."""
     file = io.BytesIO()
     tones = np.concatenate([sound(0.5, 1, 48_000) // (1 + number) for number in range(channels)])

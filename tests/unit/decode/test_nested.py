@@ -41,7 +41,7 @@ def test_values():
     assert found[5] == {"a": [1]}
 
 
-def test_pictures(encode: Callable[..., bytes], image: np.ndarray):
+def test_images(encode: Callable[..., bytes], image: np.ndarray):
     """Those that are named so, and bytes that begin as one; as they are, or by another decoder, if a rule says it."""
     content = encode(image[:, :, 0], "PNG")
     value = encoded([extension(Extension.IMAGE, content), {"bytes": extension(Extension.BYTES, content)}])
