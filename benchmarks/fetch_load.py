@@ -25,7 +25,7 @@ from streamer.engine.processes.process import SharedBytes
 from streamer.errors import StreamerError
 from streamer.fetch import Fetched, Fetcher, FetchStatistics
 from streamer.fetch.fetcher_set import FetcherSet, ignore_notice
-from streamer.fetch.statistics import merged
+from streamer.fetch.statistics import sum_statistics
 from streamer.indexing.listed_rows import Listing
 from streamer.indexing.publish import publish
 from streamer.indexing.rows import Rows, rows_of_objects
@@ -148,7 +148,7 @@ class Source:
 
     def statistics(self) -> FetchStatistics:
         """Returns the statistics of this loop's fetchers and of all processes together."""
-        return FetchStatistics(**merged([self.fetchers.statistics(), self.pool.statistics()]))
+        return FetchStatistics(**sum_statistics([self.fetchers.statistics(), self.pool.statistics()]))
 
     async def rest(self) -> None:
         """Waits until nothing is reserved or in flight, which fetch processes report once a second."""

@@ -4,7 +4,7 @@
     python examples/lerobot_policy.py --epochs 12 --workers 2
 
 Makes a data set (v3) of a hand that moves to a goal: one camera sees the hand, the other one the goal. An episode is
-part of a film of each camera and of a file of rows. At the end of an episode there are no four more actions: the loss
+part of a video of each camera and of a file of rows. At the end of an episode there are no four more actions: the loss
 leaves out what `action_is_pad` says.
 """
 
@@ -72,7 +72,7 @@ def write_set(root: Path, count: int) -> None:
         for file in range(-(-count // TOGETHER[name])):
             some = episodes[file * TOGETHER[name] : (file + 1) * TOGETHER[name]]
             shown = np.concatenate([episode[which] for episode in some])
-            write_film(root / VIDEO.format(video_key=name, chunk_index=0, file_index=file), shown)
+            write_video(root / VIDEO.format(video_key=name, chunk_index=0, file_index=file), shown)
     write_table(root / "meta/episodes/chunk-000/file-000.parquet", index)
     write_table(root / "meta/tasks.parquet", [{"task_index": 0, "task": "move to the goal"}])
     features = {name: {"dtype": "video", "shape": [EDGE, EDGE, 3]} for name in (HAND, GOAL)}
@@ -88,8 +88,8 @@ def write_table(path: Path, rows: list[dict[str, object]]) -> None:
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
-def write_film(path: Path, places: np.ndarray) -> None:
-    """A film of a white square at these places; a key frame every 2, as LeRobot encodes."""
+def write_video(path: Path, places: np.ndarray) -> None:
+    """A video of a white square at these places; a key frame every 2, as LeRobot encodes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w") as file:
         stream = file.add_stream("libx264", rate=FPS, options={"g": "2", "bf": "0"})

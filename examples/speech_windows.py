@@ -1,4 +1,4 @@
-"""A model on windows out of long recordings: which of two speakers talks, from one second of sound.
+"""A model on windows out of long recordings: which of two speakers talks, from one second of audio.
 
     python examples/speech_windows.py
     python examples/speech_windows.py --url s3://bucket/talks/ --workers 8

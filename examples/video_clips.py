@@ -1,9 +1,9 @@
-"""Random clips out of a few films, in another place in each epoch.
+"""Random clips out of a few videos, in another place in each epoch.
 
     python examples/video_clips.py
     python examples/video_clips.py --epochs 5 --workers 2
 
-Makes films in which every frame is brighter than the one before, so that the brightness of a frame says when it is
+Makes videos in which every frame is brighter than the one before, so that the brightness of a frame says when it is
 shown, and compares that with the times that the samples have.
 """
 
@@ -21,14 +21,14 @@ from streamer import StreamingDataLoader, StreamingDataset
 from streamer.decode import Frames
 from streamer.formats import Video
 
-FILMS, FRAMES, RATE = 4, 100, 25
+VIDEOS, FRAMES, RATE = 4, 100, 25
 HEIGHT, WIDTH = 96, 128
 
 
 def make_data(folder: Path) -> None:
-    """Grey films, two levels brighter with each frame."""
-    for number in range(FILMS):
-        with av.open(str(folder / f"film{number}.mp4"), "w") as file:
+    """Grey videos, two levels brighter with each frame."""
+    for number in range(VIDEOS):
+        with av.open(str(folder / f"video{number}.mp4"), "w") as file:
             stream = file.add_stream("libx264", rate=RATE, options={"g": "20", "bf": "2", "preset": "veryfast"})
             stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
             for place in range(FRAMES):
@@ -42,7 +42,7 @@ def make_data(folder: Path) -> None:
 def run(folder: Path, arguments: argparse.Namespace) -> None:
     """Compares each frame with its time."""
     dataset = StreamingDataset(
-        folder / "films",
+        folder / "videos",
         format=Video(num_frames_per_clip=8, num_indices_between_frames=2, start="random"),
         decode={"frames": Frames(size=(48, 64))},
         cache_dir=folder / "cache",
@@ -70,8 +70,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "films").mkdir()
-        make_data(Path(folder) / "films")
+        (Path(folder) / "videos").mkdir()
+        make_data(Path(folder) / "videos")
         run(Path(folder), arguments)
 
 

@@ -38,7 +38,7 @@ TIMING_REPEATS = 2
 
 # Importing albumentations asks PyPI for its newest version otherwise, in each process.
 os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
-# The encoder of AV1 prints twenty lines for each film otherwise.
+# The encoder of AV1 prints twenty lines for each video otherwise.
 os.environ["SVT_LOG"] = "1"
 
 _unfinished_tasks: list[str] = []

@@ -17,7 +17,7 @@ FPS = 10
 CAMERAS = ("observation.images.top", "observation.images.wrist")
 LENGTHS = (9, 4, 7, 5)
 # The video of each episode, for each camera; the file of rows of each.
-FILMS, ROWS = ((0, 0, 1, 1), (0, 1, 1, 1)), (0, 0, 0, 1)
+CAMERA_FILES, ROWS = ((0, 0, 1, 1), (0, 1, 1, 1)), (0, 0, 0, 1)
 ALONE = tuple(range(len(LENGTHS)))
 TASKS = ("push the block", "lift it")
 PATHS = {
@@ -79,7 +79,7 @@ def lerobot_set(version: str = "v3.0", groups: bool = True) -> Mapping[str, byte
         found[_path(version, "data_path", file)] = _table(some)
     for camera, name in enumerate(CAMERAS):
         for file in sorted(set(_videos(version, camera))):
-            shown = [row + 500 * camera for row in _rows_of_film(version, camera, file)]
+            shown = [row + 500 * camera for row in _rows_of_video(version, camera, file)]
             found[_path(version, "video_path", file, name)] = _find_video(
                 shown, coded_alone=version == "v3.0" and file == 0
             )
@@ -93,7 +93,7 @@ def samples_of_set(version: str, windows: Mapping[str, Sequence[float]]) -> Iter
             row: picture
             for file in set(_videos(version, camera))
             for row, picture in zip(
-                _rows_of_film(version, camera, file),
+                _rows_of_video(version, camera, file),
                 decoded(lerobot_set(version)[_path(version, "video_path", file, name)])[0],
                 strict=True,
             )
@@ -118,10 +118,10 @@ def samples_of_set(version: str, windows: Mapping[str, Sequence[float]]) -> Iter
 
 
 def _videos(version: str, camera: int) -> Sequence[int]:
-    return FILMS[camera] if version == "v3.0" else ALONE
+    return CAMERA_FILES[camera] if version == "v3.0" else ALONE
 
 
-def _rows_of_film(version: str, camera: int, file: int) -> list[int]:
+def _rows_of_video(version: str, camera: int, file: int) -> list[int]:
     chosen = [episode for episode in ALONE if _videos(version, camera)[episode] == file]
     return [row for episode in chosen for row in range(_FIRSTS[episode], _FIRSTS[episode + 1])]
 
@@ -134,8 +134,8 @@ def _episode(episode: int, version: str) -> dict[str, object]:
     found |= {"dataset_from_index": first, "dataset_to_index": first + length, "stats/action/mean": [0.0]}
     found |= {"data/chunk_index": 0, "data/file_index": ROWS[episode]}
     for camera, name in enumerate(CAMERAS):
-        file = FILMS[camera][episode]
-        begin = _rows_of_film(version, camera, file).index(first) / FPS
+        file = CAMERA_FILES[camera][episode]
+        begin = _rows_of_video(version, camera, file).index(first) / FPS
         found |= {f"videos/{name}/chunk_index": 0, f"videos/{name}/file_index": file}
         found |= {f"videos/{name}/from_timestamp": begin, f"videos/{name}/to_timestamp": begin + length / FPS}
     return found

@@ -19,7 +19,7 @@ from typing import Literal
 from streamer import Order, StreamingDataLoader, StreamingDataset
 from streamer.decode.arrays import ArrayDecoder
 from streamer.errors import StreamerError
-from streamer.formats.names import PICTURES
+from streamer.formats.names import IMAGES
 
 # Samples whose shapes are compared: they have one shape by chance only where most have it.
 _LOOKED_AT = 8
@@ -30,7 +30,7 @@ _PREFETCH_BATCHES = 4
 _START_SECONDS = 300.0
 _END_SECONDS = 30.0
 # Fields that stay bytes: views on the batch's memory, without a copy in the accelerator's process.
-_UNDECODED = dict.fromkeys((*PICTURES, "bin", "image", "npy", "npz"), ArrayDecoder("u1"))
+_UNDECODED = dict.fromkeys((*IMAGES, "bin", "image", "npy", "npz"), ArrayDecoder("u1"))
 
 
 @dataclass(frozen=True, kw_only=True)

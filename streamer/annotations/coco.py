@@ -149,7 +149,7 @@ class _Objects:
             example = next(each for each in some if each.bbox is None)
             if bytes(example.segments_info):
                 raise RecodeError(
-                    "these are panoptic annotations, whose segments are in pictures of their own (segments_info): they "
+                    "these are panoptic annotations, whose segments are in images of their own (segments_info): they "
                     "are not read as objects; put the PNG of each image beside it in a tar, or join its instances file"
                 )
             raise RecodeError(f"an object of image {example.image_id!r} has no bbox; fields= takes what the file has")

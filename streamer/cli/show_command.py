@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from streamer.client.engine_client import EngineClient
     from streamer.manifest.table import Manifest
 
-HELP = "look at one sample: its fields, where it lies, its picture or sound"
+HELP = "look at one sample: its fields, where it lies, its image or audio"
 
 DESCRIPTION = """\
 Reads one sample with a small ranged request, wherever it lies, and prints its fields as training gets them. On a
-terminal its first picture is drawn; --out writes it, all frames of a clip, or its sound, to a file. Of a clip of a film
+terminal its first image is drawn; --out writes it, all frames of a clip, or its audio, to a file. Of a clip of a video
 it also says how many packets are decoded for it. The dataset is indexed first if it has no index.
 """
 
@@ -38,7 +38,7 @@ examples:
   streamer show s3://bucket/train/ --sample -1 --out last.png
   streamer show ./images/ --key dogs/0001.jpg
   streamer show s3://bucket/talks/ --format audio --sample 17 --out window.wav
-  streamer show s3://bucket/films/ --format video --sample 17 --out clip.png
+  streamer show s3://bucket/videos/ --format video --sample 17 --out clip.png
   streamer show s3://bucket/train/ --sample 17 --raw          names and sizes, nothing decoded
   streamer show s3://bucket/train2017/ --sample 17 --annotations s3://bucket/instances_train2017.json
   streamer show ./images/ --sample 17 --annotations '{"url": "labels.csv", "key": "image"}'
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="write the picture or the frames of the clip there (.png, .jpg, ...), or the sound (.wav)",
+        help="write the image or the frames of the clip there (.png, .jpg, ...), or the audio (.wav)",
     )
     parser.add_argument(
         "--annotations",
@@ -197,27 +197,27 @@ def _cut(text: str) -> str:
 
 
 def _draw(sample: dict[str, object], out: Path | None, terminal: Terminal) -> None:
-    """Draws the first picture, into the file or on an interactive terminal; writes the sound to a file of sound."""
+    """Draws the first image, into the file or on an interactive terminal; writes the audio to an audio file."""
     if out is not None and out.suffix.lower() == ".wav":
-        _save_sound(sample, out)
+        _save_audio(sample, out)
         terminal.line(f"written: {out}")
         return
     clip = _clip(sample)
-    picture = _first_picture(sample) if clip is None else clip[0]
+    image = _first_image(sample) if clip is None else clip[0]
     if out is not None:
-        if picture is None:
-            raise ConfigError("--out: the sample has no picture", field="out")
-        _save(picture, out, clip, sample.get("pts_seconds"))
+        if image is None:
+            raise ConfigError("--out: the sample has no image", field="out")
+        _save(image, out, clip, sample.get("pts_seconds"))
         terminal.line(f"written: {out}")
-    elif picture is not None and terminal.out.isatty():
-        from streamer.cli.pictures import half_blocks
+    elif image is not None and terminal.out.isatty():
+        from streamer.cli.images import half_blocks
 
         size = shutil.get_terminal_size()
-        for line in half_blocks(picture, size.columns, min(size.lines - 2, _DRAWN_LINES)):
+        for line in half_blocks(image, size.columns, min(size.lines - 2, _DRAWN_LINES)):
             terminal.drawn(line)
 
 
-def _first_picture(sample: dict[str, object]) -> npt.NDArray[np.uint8] | None:
+def _first_image(sample: dict[str, object]) -> npt.NDArray[np.uint8] | None:
     import numpy as np
 
     for value in sample.values():
@@ -237,37 +237,37 @@ def _clip(sample: dict[str, object]) -> npt.NDArray[np.uint8] | None:
 
 
 def _save(
-    picture: npt.NDArray[np.uint8], out: Path, clip: npt.NDArray[np.uint8] | None = None, times: object = None
+    image: npt.NDArray[np.uint8], out: Path, clip: npt.NDArray[np.uint8] | None = None, times: object = None
 ) -> None:
-    """Writes the picture, or the frames of a clip, in the format of the file's extension."""
+    """Writes the image, or the frames of a clip, in the format of the file's extension."""
     import numpy as np
 
     try:
         from PIL import Image
 
-        from streamer.cli.pictures import contact_sheet
+        from streamer.cli.images import contact_sheet
 
         if clip is not None:
-            picture = contact_sheet(clip, times.ravel().tolist() if isinstance(times, np.ndarray) else ())
+            image = contact_sheet(clip, times.ravel().tolist() if isinstance(times, np.ndarray) else ())
     except ImportError as error:
         raise ConfigError("--out needs Pillow: pip install 'streamer-data[images]'", field="out") from error
     try:
-        Image.fromarray(picture).save(out)
+        Image.fromarray(image).save(out)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--out {out}: {error}", field="out") from error
 
 
-def _save_sound(sample: dict[str, object], out: Path) -> None:
-    """Writes the sound as numbers of 16 bits."""
+def _save_audio(sample: dict[str, object], out: Path) -> None:
+    """Writes the audio as numbers of 16 bits."""
     import wave
 
     import numpy as np
 
-    sound = sample.get("audio")
+    audio = sample.get("audio")
     rate = sample.get("sample_rate")
-    if not isinstance(sound, np.ndarray) or not isinstance(rate, int):
-        raise ConfigError("--out: the sample has no sound; --format audio cuts windows out of recordings", field="out")
-    numbers = np.clip(np.round(sound * 32768), -32768, 32767).astype("<i2")
+    if not isinstance(audio, np.ndarray) or not isinstance(rate, int):
+        raise ConfigError("--out: the sample has no audio; --format audio cuts windows out of recordings", field="out")
+    numbers = np.clip(np.round(audio * 32768), -32768, 32767).astype("<i2")
     try:
         with wave.open(str(out), "wb") as file:
             file.setparams((len(numbers), numbers.itemsize, rate, numbers.shape[1], "NONE", ""))

@@ -10,7 +10,7 @@
 | wav flac mp3 ... | bytes; with `decode={"flac": AudioClip()}`: samples and their rate |
 | numbers without a header | with `decode={"bin": ArrayDecoder("<f4", (64, 64))}`: numpy array |
 | pt pth, pkl pickle | refused unless `decode=Decode(allow_pickle=True)` |
-| txt.gz, json.gz, ... | unpacked (at most 1 GiB, JSON 64 MiB), then as the extension before .gz; others: bytes |
+| txt.gz, json.gz, ... | decompressed (at most 1 GiB, JSON 64 MiB), then as the extension before .gz; others: bytes |
 | any other | bytes |
 
 `jpeg` counts as `jpg`, in rules and in names of fields.
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 
-# Most workers decode no videos and no sounds.
+# Most workers decode neither videos nor audio.
 _MODULES = {
     "AudioClip": "streamer.media.decode.audio_clip",
     "Frames": "streamer.media.decode.video",

@@ -75,25 +75,25 @@ class ArrayDecoder:
 
     def __call__(self, content: Content) -> Array:
         """Returns the array."""
-        (kind, known) = self._layout
+        (dtype, known) = self._layout
         count = len(content)
         if count and (count == known or (known and -1 in self.shape and not count % known)):
             # numpy computes the open length sooner
-            found = usable(np.frombuffer(content, kind).reshape(self.shape))
+            found = usable(np.frombuffer(content, dtype).reshape(self.shape))
         else:
-            found = _numbers(content, kind, count // kind.itemsize, 0).reshape(self._shape_of(count))
-        return found if kind.isnative else found.astype(kind.newbyteorder("="))
+            found = _numbers(content, dtype, count // dtype.itemsize, 0).reshape(self._shape_of(count))
+        return found if dtype.isnative else found.astype(dtype.newbyteorder("="))
 
     def plain(self, count: int) -> PlainArray | None:
         """Returns the array of a field of `count` bytes; None if its byte order is not this machine's."""
-        kind, _ = self._layout
-        return PlainArray(b"", kind, self._shape_of(count)) if kind.isnative else None
+        dtype, _ = self._layout
+        return PlainArray(b"", dtype, self._shape_of(count)) if dtype.isnative else None
 
     @cached_property
     def _layout(self) -> tuple[np.dtype[np.generic], int]:
         """The type, and the bytes of the known lengths: computed once, not for each sample."""
-        kind = np.dtype(self.dtype)
-        return kind, kind.itemsize * math.prod(length for length in self.shape if length >= 0)
+        dtype = np.dtype(self.dtype)
+        return dtype, dtype.itemsize * math.prod(length for length in self.shape if length >= 0)
 
     def _shape_of(self, count: int) -> tuple[int, ...]:
         _, known = self._layout
@@ -105,8 +105,8 @@ class ArrayDecoder:
 
 def decode_npy(content: Content) -> Array:
     """Reads an array that `numpy.save` wrote."""
-    shape, fortran_order, kind = _npy_header(head := npy_head(content))
-    flat = _numbers(content, kind, math.prod(shape), len(head))
+    shape, fortran_order, dtype = _npy_header(head := npy_head(content))
+    flat = _numbers(content, dtype, math.prod(shape), len(head))
     return flat.reshape(shape[::-1]).transpose() if fortran_order else flat.reshape(shape)
 
 
@@ -120,8 +120,8 @@ def npy_head(content: Content) -> bytes:
 
 def plain_npy(content: Content) -> PlainArray | None:
     """Returns an `.npy` file as an array; None if its order is not that of numpy's own arrays."""
-    shape, fortran_order, kind = _npy_header(head := npy_head(content))
-    return PlainArray(head, kind, shape) if kind.isnative and not fortran_order else None
+    shape, fortran_order, dtype = _npy_header(head := npy_head(content))
+    return PlainArray(head, dtype, shape) if dtype.isnative and not fortran_order else None
 
 
 # A header is a Python literal, which takes 30 us to parse; the files of a dataset have few different ones.
@@ -130,10 +130,10 @@ def _npy_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic
     stream = io.BytesIO(head)
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran_order, kind = read(stream, max_header_size=_NPY_HEADER_BYTES)
-    if kind.hasobject:
+    shape, fortran_order, dtype = read(stream, max_header_size=_NPY_HEADER_BYTES)
+    if dtype.hasobject:
         raise ValueError("the array holds Python objects, which would have to be unpickled")
-    return shape, fortran_order, kind
+    return shape, fortran_order, dtype
 
 
 def decode_npz(content: Content) -> dict[str, Array]:
@@ -185,27 +185,27 @@ def refuse_pickle(content: Content) -> object:
 
 def _tensor(content: Content, base: int, name: str, entry: dict[str, object]) -> Array:
     match entry:
-        case {"dtype": str(kind), "shape": list(shape), "data_offsets": [int(start), int(stop)]}:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(stop)]}:
             pass
         case _:
             raise ValueError(f"tensor {name!r} has no dtype, shape and data_offsets")
-    if kind not in _SAFETENSORS_TYPES:
-        raise ValueError(f"tensor {name!r} is {kind}, which numpy does not have")
+    if dtype not in _SAFETENSORS_TYPES:
+        raise ValueError(f"tensor {name!r} is {dtype}, which numpy does not have")
     sizes = [int(size) for size in shape]
-    numbers = _numbers(content, np.dtype(_SAFETENSORS_TYPES[kind]), math.prod(sizes), base + start)
+    numbers = _numbers(content, np.dtype(_SAFETENSORS_TYPES[dtype]), math.prod(sizes), base + start)
     if numbers.nbytes != stop - start:
         raise ValueError(f"tensor {name!r}: shape {sizes} needs {numbers.nbytes} bytes, it has {stop - start}")
     return numbers.reshape(sizes)
 
 
-def _numbers(content: Content, kind: np.dtype[np.generic], count: int, offset: int) -> Array:
+def _numbers(content: Content, dtype: np.dtype[np.generic], count: int, offset: int) -> Array:
     """Returns `count` numbers from `offset` on: writable, aligned, and in place if possible."""
-    if offset + count * kind.itemsize > len(content):
+    if offset + count * dtype.itemsize > len(content):
         raise ValueError(
-            f"{count} x {kind} from byte {offset} need {offset + count * kind.itemsize} bytes, "
+            f"{count} x {dtype} from byte {offset} need {offset + count * dtype.itemsize} bytes, "
             f"there are {len(content)}: truncated"
         )
-    return usable(np.frombuffer(content, kind, count, offset))
+    return usable(np.frombuffer(content, dtype, count, offset))
 
 
 def usable(found: Array) -> Array:

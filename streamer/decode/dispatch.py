@@ -10,14 +10,14 @@ import numpy as np
 
 from streamer.decode import arrays, images, texts
 from streamer.decode.arrays import NO_ROW, Array, ArrayDecoder, PlainArray, Row
-from streamer.decode.gzipped import unpacking
-from streamer.decode.kinds import NULL, decoder_of, nothing
+from streamer.decode.gzipped import make_gzip_decoder
+from streamer.decode.kinds import NULL, decode_null, find_decoder_of_kind
 from streamer.decode.nested import NestedDecoder
 from streamer.decode.rule import DecodeRule, FieldDecoder, StoredFields, check_rule
 from streamer.decode.target import Draws, TargetDecoder
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field, FieldSpec
-from streamer.formats.names import PICTURES, field_name
+from streamer.formats.names import IMAGES, field_name
 from streamer.manifest.model import NESTED
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _Reader = Callable[[memoryview], object]
 
 # The extension before this one decides the decoder, unless a rule names this one.
-_PACKED = "gz"
+_GZIP = "gz"
 _NO_BYTES = memoryview(b"")
 
 
@@ -45,7 +45,7 @@ _PICKLES: dict[str, _Reader] = {
     "pickle": arrays.decode_pickle,
 }
 _AUTO: dict[str, _Reader] = {
-    **dict.fromkeys(PICTURES, images.decode_image),
+    **dict.fromkeys(IMAGES, images.decode_image),
     # The integers that WebDataset decodes, too (webdataset.autodecode, "basichandlers").
     **dict.fromkeys(["cls", "cls2", "index", "inx", "id"], texts.decode_class),
     **dict.fromkeys(["txt", "text", "transcript"], texts.decode_text),
@@ -74,7 +74,7 @@ class SampleDecoder:
         self.rule = rule
         self.allow_pickle = allow_pickle
         # The user's rule takes precedence over the format's kind of a field, unless that has no value.
-        self._given = _given(rule)
+        self._given = _wrap_rule(rule)
         self._readers = {**_AUTO, **(_PICKLES if allow_pickle else {}), **self._given} if rule is not None else {}
 
     def __repr__(self) -> str:
@@ -98,7 +98,7 @@ class SampleDecoder:
             row: target arrays; a field whose array has the same dtype and shape is written there.
             in_place: arrays that are already in their rows, by the name of their field.
             raw: converts fields without a decoder.
-            draws: for decoders that draw, see `TargetDecoder`.
+            draws: random numbers for decoders that draw; see `TargetDecoder`.
 
         Raises:
             DecodeError: the bytes of a field do not match its name; the decoder's error is the cause.
@@ -111,7 +111,7 @@ class SampleDecoder:
             elif (reader := self.reader(field)) is bytes:
                 sample[field.name] = raw(field.content)
             else:
-                sample[field.name] = _value(key, field, reader, (row.get(field.name), draws))
+                sample[field.name] = _decode_field(key, field, reader, (row.get(field.name), draws))
         return sample
 
     def check(self, fields: Sequence[FieldSpec], codecs: Collection[str] = ()) -> None:
@@ -120,8 +120,8 @@ class SampleDecoder:
         Logs rules that no field has, which have no effect.
 
         Args:
-            fields: of the samples; empty where they are known with the samples alone.
-            codecs: of films and sounds, as FFmpeg calls them.
+            fields: fields of the samples; empty where they are known with the samples alone.
+            codecs: FFmpeg's names of the codecs of videos and audio.
 
         Raises:
             ConfigError: there is one.
@@ -130,7 +130,7 @@ class SampleDecoder:
         for reader in [*self._given.values(), *(reader for _, reader in readers)]:
             if isinstance(reader, TargetDecoder):
                 reader.check(codecs)
-        self._report_unused(fields)
+        self._warn_of_unused_names(fields)
         for spec, reader in readers:
             if reader is arrays.refuse_pickle:
                 raise ConfigError(
@@ -141,7 +141,7 @@ class SampleDecoder:
                     name=spec.name,
                 )
 
-    def _report_unused(self, fields: Sequence[FieldSpec]) -> None:
+    def _warn_of_unused_names(self, fields: Sequence[FieldSpec]) -> None:
         """Logs the names of the rule that are those of no field, no ending of one, and no kind."""
         if not fields:
             return
@@ -174,7 +174,7 @@ class SampleDecoder:
         """Returns the decoder of a field, by its name and kind; raises DecodeError if its kind has none."""
         name = field.name
         if field.kind == NULL:
-            return nothing
+            return decode_null
         if self.rule is None:
             return bytes
         if callable(self.rule):
@@ -184,39 +184,45 @@ class SampleDecoder:
         if known not in self._given:
             known = known.rpartition(".")[2]
         if field.kind and known not in self._given:
-            return self._reader_of_kind(field)
+            reader = self._readers.get(field.kind) or find_decoder_of_kind(field.kind)
+            if reader is None:
+                raise DecodeError(f"field {name!r} is of kind {field.kind!r}, which has no decoder", field=name)
+            return reader
         given = self._given.get(known)
         if field.kind == NESTED and type(given) is images.ImageDecoder:
             return NestedDecoder(given)
-        if known == _PACKED and _PACKED not in self._readers:
+        if known == _GZIP and _GZIP not in self._readers:
             inner = self._readers.get(extension(name.rpartition(".")[0]), bytes)
-            return unpacking(inner, _name_of(inner), makes_objects=inner in (texts.decode_json, texts.decode_jsonl))
+            return make_gzip_decoder(
+                inner, _name_of(inner), makes_objects=inner in (texts.decode_json, texts.decode_jsonl)
+            )
         return self._readers.get(known, bytes)
 
-    def _reader_of_kind(self, field: Field) -> _Reader:
-        reader = self._readers.get(field.kind) or decoder_of(field.kind)
-        if reader is None:
-            raise DecodeError(f"field {field.name!r} is of kind {field.kind!r}, which has no decoder", field=field.name)
-        return reader
 
-
-def _value(key: str, field: Field, reader: _Reader, given: tuple[Array | None, Draws | None]) -> object:
+def _decode_field(key: str, field: Field, reader: _Reader, given: tuple[Array | None, Draws | None]) -> object:
     place, draws = given
     try:
         if isinstance(reader, TargetDecoder):
             return reader.decode(field.content, place, draws)
         if type(reader) is images.ImageDecoder:
             fits = place is not None and place.dtype == np.uint8
-            picture, damage = reader.decode(field.content, place if fits else None)  # type: ignore[arg-type]
+            image, damage = reader.decode(field.content, place if fits else None)  # type: ignore[arg-type]
             if damage:
                 logger.warning("sample %r: field %r is decoded, but %s", key, field.name, damage)
-            return images.place(picture, place)
+            return images.place(image, place)
         value = reader(field.content)
         return images.place(value, place) if type(value) is np.ndarray else value
     except ConfigError:
         raise
     except Exception as error:  # a decoder, which may be the user's, may raise anything
-        raise _refused(key, field, reader, error) from error
+        raise DecodeError(
+            f"sample {key!r}: field {field.name!r} ({len(field.content)} bytes) is refused by {_name_of(reader)}: "
+            f"{type(error).__name__}: {error}",
+            sample=key,
+            field=field.name,
+            field_bytes=len(field.content),
+            decoder=_name_of(reader),
+        ) from error
 
 
 def extension(name: str) -> str:
@@ -224,14 +230,14 @@ def extension(name: str) -> str:
     return field_name(name).rpartition(".")[2]
 
 
-def _given(rule: DecodeRule) -> dict[str, _Reader]:
+def _wrap_rule(rule: DecodeRule) -> dict[str, _Reader]:
     """Returns the decoders of the user's rule, by field ("mask.png", which takes precedence) or extension ("png")."""
     if not isinstance(rule, Mapping):
         return {}
-    return {field_name(name.lstrip(".")): _of_bytes(reader) for name, reader in rule.items()}
+    return {field_name(name.lstrip(".")): _pass_bytes(reader) for name, reader in rule.items()}
 
 
-def _of_bytes(reader: FieldDecoder | None) -> _Reader:
+def _pass_bytes(reader: FieldDecoder | None) -> _Reader:
     """Passes bytes to a user's decoder: every library accepts them, and they are never overwritten."""
     if reader is None:
         return bytes
@@ -242,7 +248,7 @@ def _of_bytes(reader: FieldDecoder | None) -> _Reader:
 
 
 def _is_own(reader: object) -> bool:
-    # Not for subclasses, whose authors know what they do.
+    # Subclasses count as the user's, whose authors know what they do.
     if type(reader) is NestedDecoder:
         return reader.picture is bytes or _is_own(reader.picture)
     return type(reader) in (images.ImageDecoder, ArrayDecoder) or isinstance(reader, TargetDecoder)
@@ -250,14 +256,3 @@ def _is_own(reader: object) -> bool:
 
 def _name_of(reader: _Reader) -> str:
     return getattr(reader, "__qualname__", type(reader).__qualname__)
-
-
-def _refused(key: str, field: Field, reader: _Reader, error: Exception) -> DecodeError:
-    return DecodeError(
-        f"sample {key!r}: field {field.name!r} ({len(field.content)} bytes) is refused by {_name_of(reader)}: "
-        f"{type(error).__name__}: {error}",
-        sample=key,
-        field=field.name,
-        field_bytes=len(field.content),
-        decoder=_name_of(reader),
-    )

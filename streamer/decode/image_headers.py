@@ -1,4 +1,4 @@
-"""Reads headers of pictures: the format, for some the size and the depth; and compares the checksums of PNGs."""
+"""Reads headers of images: the format, for some the size and the depth; and compares the checksums of PNGs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from streamer.decode.tiff_page import MAGICS as TIFF_MAGICS
 
 Content = bytes | bytearray | memoryview
 
-# Twice what Pillow warns of: from here on it takes a picture for a bomb.
+# This is twice what Pillow warns of: from here on it takes an image for a bomb.
 MAX_PIXELS = 2 * 89_478_485
-# What TIFFs of many bands, and of wide values, have more than RGB of 8 bits with alpha.
+# TIFFs of many bands, or of wide values, may have so many bytes for each pixel that `max_pixels` allows.
 MAX_BYTES_OF_PIXEL = 4
 
 JPEG = "JPEG"
@@ -35,7 +35,7 @@ _HEADER_BYTES = 1 << 16
 
 
 class TooLargeError(ValueError):
-    """Raised for a picture of more pixels than are decoded."""
+    """Raised for an image of more pixels than are decoded."""
 
     def __init__(self, height: int, width: int, limit: int, what: str = "") -> None:
         super().__init__(
@@ -45,13 +45,13 @@ class TooLargeError(ValueError):
 
 
 def check_size(height: int, width: int, limit: int) -> None:
-    """Refuses a picture of more pixels than `limit`; raises TooLargeError."""
+    """Refuses an image of more pixels than `limit`; raises TooLargeError."""
     if height * width > limit:
         raise TooLargeError(height, width, limit)
 
 
 def format_of(content: Content) -> str:
-    """Returns the format of a picture, as far as it decides who decodes it."""
+    """Returns the format of an image, as far as it decides who decodes it."""
     start = bytes(content[:12])
     if start[:3] == b"\xff\xd8\xff":
         return JPEG
@@ -163,7 +163,7 @@ def avif_depth(content: Content) -> int:
 
 
 def size_for_opencv(content: Content) -> tuple[int, int]:
-    """Returns height and width of a picture that is left to OpenCV; raises ValueError if its header is not known."""
+    """Returns height and width of an image that is left to OpenCV; raises ValueError if its header is not known."""
     head = bytes(content[:_HEADER_BYTES])
     if (found := _RADIANCE.match(head)) is not None:
         return int(found[1]), int(found[2])
@@ -180,4 +180,4 @@ def size_for_opencv(content: Content) -> tuple[int, int]:
         ]
         if sizes:
             return max(sizes, key=lambda size: size[0] * size[1])
-    raise ValueError("not a picture of a format that is read: JPEG, PNG, TIFF, WebP, BMP, GIF, PPM, AVIF, JPEG 2000")
+    raise ValueError("not an image of a format that is read: JPEG, PNG, TIFF, WebP, BMP, GIF, PPM, AVIF, JPEG 2000")

@@ -1,21 +1,21 @@
-"""Pictures: encoded bytes become height x width x 3 uint8 RGB arrays.
+"""Images: encoded bytes become height x width x 3 uint8 RGB arrays.
 
 The result is the same with every installed library, within one level (tests/unit/decode/test_images.py):
 
-* grey, palette and black-and-white pictures become RGB, as do CMYK and YCCK;
+* grey, palette and black-and-white images become RGB, as do CMYK and YCCK;
 * values of more than 8 bits (PNG, TIFF and PGM of 16, TIFF of floats) are refused, because 8 bits cannot hold them:
   `ImageDecoder(mode="stored")` returns values, and palettes' indices, as stored; `mode="rgb8"` reduces 16 bits;
 * transparency is dropped, not blended (like Pillow's `convert("RGB")`);
 * EXIF orientation is *not* applied: the pixels are returned as stored, like in torchvision's ImageFolder;
 * only the first frame of an animation is decoded;
-* a truncated file is an error, never a partly grey picture; damage inside a JPEG that libjpeg ignores is reported;
-* a picture of more pixels than `max_pixels` is refused by its header, before memory is taken for it.
+* a truncated file is an error, never a partly grey image; damage inside a JPEG that libjpeg ignores is reported;
+* an image of more pixels than `max_pixels` is refused by its header, before memory is taken for it.
 
 The first bytes choose the decoder, not the name. JPEG is decoded by simplejpeg (0.96 ms for 500x375, releases the GIL,
 writes into the caller's array; 2026-11-20), PNG and WebP by OpenCV, TIFF by `streamer.decode.tiff`, binary PGM, PPM and
-PAM by `streamer.decode.netpbm`, others by Pillow. A picture that its decoder finds damaged goes to no other one that
+PAM by `streamer.decode.netpbm`, others by Pillow. An image that its decoder finds damaged goes to no other one that
 would show it. The exceptions: a JPEG that simplejpeg refuses goes to Pillow, and the refusal is reported with it; a
-PNG goes to Pillow if its checksums are right, a picture that Pillow would change or does not know to OpenCV.
+PNG goes to Pillow if its checksums are right, an image that Pillow would change or does not know to OpenCV.
 
 libjpeg and libpng inside OpenCV write warnings to stderr without naming the file. JPEGs that simplejpeg refuses
 therefore go to Pillow, which is silent, and PNGs go to OpenCV without the chunks that do not affect their pixels.
@@ -27,33 +27,32 @@ import io
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamer.decode import image_headers as headers
-from streamer.decode.libraries import library
+from streamer.decode.libraries import library, require_library
 from streamer.errors import ConfigError
-from streamer.formats.names import PICTURES
+from streamer.formats.names import IMAGES
 
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
-Picture = NDArray[np.uint8]
+Image = NDArray[np.uint8]
 # Other types and shapes occur in mode "stored".
 Stored = NDArray[Any]
 Content = bytes | bytearray | memoryview
 
-# In place of a field's name: the picture of a sample, whatever its extension.
+# This stands in place of a field's name for the image of a sample, whatever its extension.
 IMAGE = "image"
 
 _JPEG_END = b"\xff\xd9"
 # OpenCV 4 fills a truncated JPEG with grey and only prints a warning; the end mark must be near the end (some cameras
 # pad with a block of zeros).
 _JPEG_TAIL_BYTES = 4096
-# What simplejpeg says of pictures that it does not decode although they are whole.
+# Errors of simplejpeg for images that it does not decode although they are whole.
 _NOT_DECODED = re.compile(r"unsupported|not supported|not implemented|precision", re.IGNORECASE)
 _MODES = ("rgb", "rgb8", "stored")
 # Formats that Pillow is asked for. It would start Ghostscript for EPS.
@@ -62,22 +61,22 @@ _BY_PILLOW = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "PPM", "AVIF", "JPEG20
 _DEEP_MODES = ("I", "F")
 _DEEP_DATA = ";16"
 _SCALED = re.compile(r"'(?:L|RGB)', (\d+)")
-_MOST_8 = 255
+_MAX_8 = 255
 _STORED_MODES = frozenset(["L", "P", "LA", "RGB", "RGBA"])
 # Bands of OpenCV's that a PNG has, by its type of colours: grey, RGB, grey with alpha.
 _PNG_BANDS = {0: [0], 2: [2, 1, 0], 4: [0, 3]}
-_OF_MAX_PIXELS = "ImageDecoder: max_pixels={!r} must be a number of at least 1"
+_WRONG_MAX_PIXELS = "ImageDecoder: max_pixels={!r} must be a number of at least 1"
 
 
-_Attempt = Callable[[Content, "ImageDecoder", Picture | None], Stored]
+_Attempt = Callable[[Content, "ImageDecoder", Image | None], Stored]
 
 
 class _UnreadError(ValueError):
-    """Raised for a whole picture that a library does not know, or would change."""
+    """Raised for a whole image that a library does not know, or would change."""
 
 
 class TooDeepError(ValueError):
-    """Raised for a picture whose values do not fit into 8 bits."""
+    """Raised for an image whose values do not fit into 8 bits."""
 
     def __init__(self, what: str, *, has_16: bool) -> None:
         shorter = ", mode='rgb8' makes RGB of 8 bits" if has_16 else ""
@@ -87,8 +86,8 @@ class TooDeepError(ValueError):
         )
 
 
-def picture_field(name: str, fields: Iterable[object], where: str) -> str:
-    """Returns the field for a name; for "image", if no field is called so, the only picture, whatever its extension.
+def find_image_field(name: str, fields: Iterable[object], where: str) -> str:
+    """Returns the field for a name; for "image", if no field is called so, the only image, whatever its extension.
 
     Raises:
         ConfigError: there is no such field, or there are several; begins with `where`.
@@ -96,26 +95,28 @@ def picture_field(name: str, fields: Iterable[object], where: str) -> str:
     found = [str(field) for field in fields]
     if name in found:
         return name
-    pictures = [field for field in found if field.rpartition(".")[2].lower() in PICTURES]
-    if name == IMAGE and len(pictures) == 1:
-        return pictures[0]
-    if name == IMAGE and pictures:
+    images = [field for field in found if field.rpartition(".")[2].lower() in IMAGES]
+    if name == IMAGE and len(images) == 1:
+        return images[0]
+    if name == IMAGE and images:
         advice = "name one of them"
-    elif pictures:
-        advice = f"{IMAGE!r} is the picture of a sample, whatever its extension"
+    elif images:
+        advice = f"{IMAGE!r} is the image of a sample, whatever its extension"
     else:
-        advice = "none of them is a picture"
+        advice = "none of them is an image"
     raise ConfigError(f"{where} has no field {name!r}; it has {', '.join(found)}: {advice}", field="transform")
 
 
 @dataclass(frozen=True)
 class ImageDecoder:
-    """Decodes any picture to an array of shape (height, width, 3), uint8, RGB.
+    """Decodes any image to an array of shape (height, width, 3), uint8, RGB.
 
         StreamingDataset(url, decode={"png": ImageDecoder(mode="stored")})  # masks with a palette, depths of 16 bits
 
     Attributes:
-        min_height: JPEGs are decoded at the smallest scale of 1/8 .. 8/8 with at least this many rows; 0: full size.
+        min_height: JPEGs are decoded at the smallest scale of 1/8 .. 8/8 with at least this many rows; 0 is full
+            size.
+            full size.
         min_width: the same for columns.
         mode: "rgb": as above; values of more than 8 bits are refused. "rgb8": 16 bits are reduced to 8. "stored":
             values as they are stored: (height, width) for grey, and for palettes, whose indices are kept; with a third
@@ -137,14 +138,14 @@ class ImageDecoder:
         if self.mode not in _MODES:
             raise ConfigError(f"ImageDecoder: mode={self.mode!r} must be one of {', '.join(_MODES)}", field="decode")
         if type(self.max_pixels) is not int or self.max_pixels < 1:
-            raise ConfigError(_OF_MAX_PIXELS.format(self.max_pixels), field="decode")
+            raise ConfigError(_WRONG_MAX_PIXELS.format(self.max_pixels), field="decode")
 
-    def __call__(self, content: Content, out: Picture | None = None) -> Stored:
-        """Decodes a picture.
+    def __call__(self, content: Content, out: Image | None = None) -> Stored:
+        """Decodes an image.
 
         Args:
             content: bytes of the file.
-            out: C-contiguous uint8 array; written and returned if the picture has its shape and type.
+            out: C-contiguous uint8 array; written and returned if the image has its shape and type.
 
         Returns:
             `out` if it fits, otherwise a new array.
@@ -155,51 +156,52 @@ class ImageDecoder:
         """
         return self.decode(content, out)[0]
 
-    def decode(self, content: Content, out: Picture | None = None) -> tuple[Stored, str]:
-        """Decodes like a call, and also returns the damage for which another decoder refused the picture, or ""."""
+    def decode(self, content: Content, out: Image | None = None) -> tuple[Stored, str]:
+        """Decodes like a call, and also returns the damage for which another decoder refused the image, or ""."""
         stored = self.mode == "stored"
         if stored:
-            _loaded("PIL.Image")
-        kind = headers.format_of(content)
-        if kind == headers.JPEG:
+            require_library("PIL.Image")
+        format_name = headers.format_of(content)
+        if format_name == headers.JPEG:
             return self._decode_jpeg(content, out)
-        if kind == headers.TIFF:
+        if format_name == headers.TIFF:
             return place(self._decode_tiff(content), out), ""
-        if kind == headers.NETPBM:
+        if format_name == headers.NETPBM:
             return place(self._decode_netpbm(content), out), ""
-        chain: list[tuple[str, _Attempt]] = [("PIL.Image", _stored_by_pillow if stored else _by_pillow)]
-        opencv = ("cv2", _stored_by_opencv if stored else _by_opencv)
-        if kind in {headers.PNG, headers.WEBP}:
-            size = (headers.png_size if kind == headers.PNG else headers.webp_size)(content)
+        chain: list[tuple[str, _Attempt]] = [("PIL.Image", _read_stored_by_pillow if stored else _decode_by_pillow)]
+        opencv = ("cv2", _read_stored_by_opencv if stored else _decode_by_opencv)
+        if format_name in {headers.PNG, headers.WEBP}:
+            size = (headers.png_size if format_name == headers.PNG else headers.webp_size)(content)
             headers.check_size(*size[:2], self.max_pixels)
-        if kind in {headers.PNG, headers.WEBP} and not stored and not _is_animated(kind, content):
+        is_animated = format_name == headers.WEBP and headers.webp_size(content)[2]
+        if format_name in {headers.PNG, headers.WEBP} and not stored and not is_animated:
             chain = [opencv, *chain]
         else:
             chain = [*chain, opencv]
-        return self._first_of(chain, content, out), ""
+        return self._try_each(chain, content, out), ""
 
-    def _decode_jpeg(self, content: Content, out: Picture | None) -> tuple[Stored, str]:
+    def _decode_jpeg(self, content: Content, out: Image | None) -> tuple[Stored, str]:
         """Decodes a JPEG; one that simplejpeg refuses by Pillow, which passes over more damage."""
         refusal = ""
         if library("simplejpeg") is not None:
             try:
-                return _by_simplejpeg(content, self, out), ""
+                return _decode_by_simplejpeg(content, self, out), ""
             except (headers.TooLargeError, ConfigError):
                 raise
             except Exception as error:  # noqa: BLE001 - any of the library's; reported below
                 refusal = f"simplejpeg: {error}"
-        by_pillow = _stored_by_pillow if self.mode == "stored" else _by_pillow
-        one = ("PIL.Image", by_pillow) if library("PIL.Image") is not None else ("cv2", _by_opencv)
+        by_pillow = _read_stored_by_pillow if self.mode == "stored" else _decode_by_pillow
+        one = ("PIL.Image", by_pillow) if library("PIL.Image") is not None else ("cv2", _decode_by_opencv)
         try:
-            found = self._first_of([one], content, out)
+            found = self._try_each([one], content, out)
         except (TooDeepError, headers.TooLargeError, ConfigError):
             raise
         except ValueError as error:
             raise ValueError("; ".join(filter(None, [refusal, str(error)]))) from error
         return found, "" if _NOT_DECODED.search(refusal) else refusal
 
-    def _first_of(self, chain: Sequence[tuple[str, _Attempt]], content: Content, out: Picture | None) -> Stored:
-        """Decodes by the first installed library that knows the picture and keeps its values."""
+    def _try_each(self, chain: Sequence[tuple[str, _Attempt]], content: Content, out: Image | None) -> Stored:
+        """Decodes by the first installed library that knows the image and keeps its values."""
         refusals = []
         for name, attempt in chain:
             if library(name) is None:
@@ -214,14 +216,14 @@ class ImageDecoder:
                     break
         if not refusals:
             raise ConfigError(
-                "no picture decoder is installed; `pip install 'streamer-data[images]'`, or pass decode=None for raw "
+                "no image decoder is installed; `pip install 'streamer-data[images]'`, or pass decode=None for raw "
                 "bytes",
                 field="decode",
             )
         raise ValueError("; ".join(refusals))
 
     def _decode_tiff(self, content: Content) -> Stored:
-        # Few data sets have such pictures.
+        # Few data sets have such images.
         from streamer.decode import tiff, tiff_colours
         from streamer.decode.tiff_page import read_page
 
@@ -231,13 +233,13 @@ class ImageDecoder:
             what = f" of {page.samples} bands of {page.bits} bits"
             raise headers.TooLargeError(page.height, page.width, self.max_pixels, what)
         if self.mode == "stored":
-            return tiff_colours.as_stored(tiff.read_values(content, page), page)
+            return tiff_colours.arrange_stored(tiff.read_values(content, page), page)
         tiff_colours.check_colours(page)
         if page.kind != "u" or page.bits > 16:
             raise TooDeepError(str(page.dtype) if page.bits == 8 else f"of {page.bits} bits", has_16=False)
         if page.bits > 8 and self.mode != "rgb8":
             raise TooDeepError(f"of {page.bits} bits", has_16=True)
-        return tiff_colours.as_rgb(tiff.read_values(content, page), page)
+        return tiff_colours.convert_to_rgb(tiff.read_values(content, page), page)
 
     def _decode_netpbm(self, content: Content) -> Stored:
         from streamer.decode import netpbm
@@ -245,9 +247,9 @@ class ImageDecoder:
         header = netpbm.read_header(content)
         headers.check_size(header.height, header.width, self.max_pixels)
         values = netpbm.read_values(content, header)
-        deep = header.maxval > _MOST_8
+        deep = header.maxval > _MAX_8
         if self.mode == "stored":
-            found = values if deep else netpbm.scale_values(values, header.maxval, _MOST_8)
+            found = values if deep else netpbm.scale_values(values, header.maxval, _MAX_8)
             return found[:, :, 0] if header.bands == 1 else found
         if deep and self.mode != "rgb8":
             raise TooDeepError("of 16 bits", has_16=True)
@@ -256,7 +258,7 @@ class ImageDecoder:
                 f"its {header.bands} bands are neither grey nor RGB; "
                 "decode= with ImageDecoder(mode='stored') keeps them"
             )
-        found = netpbm.scale_values(values, header.maxval, 65535 if deep else _MOST_8)
+        found = netpbm.scale_values(values, header.maxval, 65535 if deep else _MAX_8)
         colours = (found >> 8).astype(np.uint8) if deep else found
         return np.repeat(colours[:, :, :1], 3, axis=2) if header.bands < 3 else np.ascontiguousarray(colours[:, :, :3])
 
@@ -264,27 +266,16 @@ class ImageDecoder:
 decode_image = ImageDecoder()
 
 
-def place(picture: Stored, out: Stored | None) -> Stored:
-    """Copies `picture` to `out` if shapes and types agree."""
-    if out is None or picture is out or picture.shape != out.shape or picture.dtype != out.dtype:
-        return picture
-    np.copyto(out, picture)
+def place(image: Stored, out: Stored | None) -> Stored:
+    """Copies `image` to `out` if shapes and types agree."""
+    if out is None or image is out or image.shape != out.shape or image.dtype != out.dtype:
+        return image
+    np.copyto(out, image)
     return out
 
 
-def _loaded(name: str) -> ModuleType:
-    module = library(name)
-    if module is None:
-        raise ConfigError(f"{name} is not installed; `pip install 'streamer-data[images]'`", field="decode")
-    return module
-
-
-def _is_animated(kind: str, content: Content) -> bool:
-    return kind == headers.WEBP and headers.webp_size(content)[2]
-
-
-def _by_simplejpeg(content: Content, decoder: ImageDecoder, out: Picture | None) -> Picture:
-    simplejpeg = _loaded("simplejpeg")
+def _decode_by_simplejpeg(content: Content, decoder: ImageDecoder, out: Image | None) -> Image:
+    simplejpeg = require_library("simplejpeg")
     height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
     headers.check_size(height, width, decoder.max_pixels)
     scale = {"min_height": decoder.min_height, "min_width": decoder.min_width, "min_factor": 1}
@@ -294,25 +285,25 @@ def _by_simplejpeg(content: Content, decoder: ImageDecoder, out: Picture | None)
     if out is not None and out.flags.c_contiguous and not scaled and out.shape == (height, width, 3):
         simplejpeg.decode_jpeg(content, "RGB", buffer=out)
         return out
-    picture: Picture = simplejpeg.decode_jpeg(content, "RGB", **scale)
-    return place(picture, out)
+    image: Image = simplejpeg.decode_jpeg(content, "RGB", **scale)
+    return place(image, out)
 
 
-def _by_opencv(content: Content, decoder: ImageDecoder, out: Picture | None) -> Picture:
-    cv2 = _loaded("cv2")
+def _decode_by_opencv(content: Content, decoder: ImageDecoder, out: Image | None) -> Image:
+    cv2 = require_library("cv2")
     if decoder.mode == "rgb8" and headers.format_of(content) == headers.JPEG2000:
-        return place(_reduced_jpeg2000(_stored_by_opencv(content, decoder, None), content), out)
-    # Without the depth it reduces 16 bits to 8, and clips floats.
+        return place(_reduce_jpeg2000(_read_stored_by_opencv(content, decoder, None), content), out)
+    # OpenCV reduces 16 bits to 8, and clips floats, unless it is asked for any depth.
     reduces = decoder.mode == "rgb8" and headers.format_of(content) != headers.OTHER
     depth = 0 if reduces else cv2.IMREAD_ANYDEPTH
-    picture = _read_by_opencv(content, decoder, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION | depth)
-    if picture.dtype != np.uint8:
-        raise TooDeepError(str(picture.dtype), has_16=picture.dtype == np.uint16)
-    cv2.cvtColor(picture, cv2.COLOR_BGR2RGB, dst=picture)
-    return place(picture, out)
+    image = _read_by_opencv(content, decoder, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION | depth)
+    if image.dtype != np.uint8:
+        raise TooDeepError(str(image.dtype), has_16=image.dtype == np.uint16)
+    cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
+    return place(image, out)
 
 
-def _reduced_jpeg2000(values: Stored, content: Content) -> Picture:
+def _reduce_jpeg2000(values: Stored, content: Content) -> Image:
     """Returns the high bits of values as RGB: each of as many bits as the header says, not of 16."""
     depths = set(headers.jpeg2000_depths(content))
     if len(depths) != 1 or (bits := depths.pop()) < 8:
@@ -322,69 +313,69 @@ def _reduced_jpeg2000(values: Stored, content: Content) -> Picture:
     return np.repeat(colours, 3, axis=2) if colours.shape[2] == 1 else np.ascontiguousarray(colours)
 
 
-def _stored_by_opencv(content: Content, decoder: ImageDecoder, out: Picture | None) -> Stored:
-    picture = _read_by_opencv(content, decoder, _loaded("cv2").IMREAD_UNCHANGED)
-    order = {3: [2, 1, 0], 4: [2, 1, 0, 3]}.get(picture.shape[-1] if picture.ndim == 3 else 0)
+def _read_stored_by_opencv(content: Content, decoder: ImageDecoder, out: Image | None) -> Stored:
+    image = _read_by_opencv(content, decoder, require_library("cv2").IMREAD_UNCHANGED)
+    order = {3: [2, 1, 0], 4: [2, 1, 0, 3]}.get(image.shape[-1] if image.ndim == 3 else 0)
     if headers.format_of(content) == headers.PNG:
         # OpenCV repeats grey that has alpha, and makes alpha of a transparent colour.
-        order = _PNG_BANDS.get(headers.png_size(content)[3], order) if picture.ndim == 3 else order
-    return place(picture if order is None else np.ascontiguousarray(picture[:, :, order]), out)
+        order = _PNG_BANDS.get(headers.png_size(content)[3], order) if image.ndim == 3 else order
+    return place(image if order is None else np.ascontiguousarray(image[:, :, order]), out)
 
 
 def _read_by_opencv(content: Content, decoder: ImageDecoder, flags: int) -> Stored:
-    kind = headers.format_of(content)
-    if kind == headers.PNG:
+    format_name = headers.format_of(content)
+    if format_name == headers.PNG:
         size = headers.png_size(content)[:2]
         content = headers.png_pixels(content)
-    elif kind == headers.WEBP:
+    elif format_name == headers.WEBP:
         size = headers.webp_size(content)[:2]
-    elif kind == headers.JPEG:
+    elif format_name == headers.JPEG:
         if _JPEG_END not in bytes(content[-_JPEG_TAIL_BYTES:]):
             raise ValueError("the JPEG's end is missing")
         size = headers.jpeg_size(content)
     else:
         size = headers.size_for_opencv(content)
     headers.check_size(*size, decoder.max_pixels)
-    picture: Stored | None = _loaded("cv2").imdecode(np.frombuffer(content, np.uint8), flags)
-    if picture is None:
+    image: Stored | None = require_library("cv2").imdecode(np.frombuffer(content, np.uint8), flags)
+    if image is None:
         # The checksums of a PNG then tell whether it is damaged; Pillow's WebP decoder is the same and as strict.
-        again = kind in {headers.PNG, headers.WEBP}
-        raise (_UnreadError if again else ValueError)("not a picture that OpenCV reads")
-    if picture.shape[:2] != size:
-        raise ValueError(f"OpenCV reads {picture.shape[:2]} of a picture of {size}")
-    return picture
+        again = format_name in {headers.PNG, headers.WEBP}
+        raise (_UnreadError if again else ValueError)("not an image that OpenCV reads")
+    if image.shape[:2] != size:
+        raise ValueError(f"OpenCV reads {image.shape[:2]} of an image of {size}")
+    return image
 
 
-def _by_pillow(content: Content, decoder: ImageDecoder, out: Picture | None) -> Picture:
-    with _opened(content, decoder) as image:
+def _decode_by_pillow(content: Content, decoder: ImageDecoder, out: Image | None) -> Image:
+    with _open(content, decoder) as image:
         deep = image.mode.startswith(_DEEP_MODES)
         if not deep and not _is_reduced(image, content):
-            return place(_full_range(np.array(image.convert("RGB")), content), out)
+            return place(_stretch_to_8_bits(np.array(image.convert("RGB")), content), out)
         has_32 = image.mode == "F"
         if decoder.mode != "rgb8" or has_32:
             raise TooDeepError("of 32 bits" if has_32 else "of 16 bits", has_16=not has_32)
         if image.format == "JPEG2000" and not deep:
             raise _UnreadError("Pillow makes black of what is almost white where it reduces these bits")
-        return place(_high_bytes(np.asarray(image)) if deep else np.array(image.convert("RGB")), out)
+        return place(_take_high_bytes(np.asarray(image)) if deep else np.array(image.convert("RGB")), out)
 
 
-def _stored_by_pillow(content: Content, decoder: ImageDecoder, out: Picture | None) -> Stored:
-    with _opened(content, decoder) as image:
+def _read_stored_by_pillow(content: Content, decoder: ImageDecoder, out: Image | None) -> Stored:
+    with _open(content, decoder) as image:
         if _is_reduced(image, content) or (image.format == "JPEG2000" and not headers.is_plain_jpeg2000(content)):
-            raise _UnreadError(f"Pillow may change the values of this picture to its mode {image.mode}")
+            raise _UnreadError(f"Pillow may change the values of this image to its mode {image.mode}")
         if image.mode not in _STORED_MODES and not image.mode.startswith(_DEEP_MODES):
             return place(np.array(image.convert("L" if image.mode == "1" else "RGB")), out)
         if image.format == "JPEG2000":
-            return place(_full_range(np.array(image), content), out)
+            return place(_stretch_to_8_bits(np.array(image), content), out)
         # Pillow makes int32 of PNG in older versions.
         short = image.mode == "I" and _DEEP_DATA in _data(image)
         found = np.array(image)
         return place(found.astype(np.uint16 if short else found.dtype.newbyteorder("="), copy=False), out)
 
 
-def _opened(content: Content, decoder: ImageDecoder) -> ImageFile:
-    """Opens a picture without decoding it, if it is of a known format and not too large."""
-    image_module = _loaded("PIL.Image")
+def _open(content: Content, decoder: ImageDecoder) -> ImageFile:
+    """Opens an image without decoding it, if it is of a known format and not too large."""
+    image_module = require_library("PIL.Image")
     image_module.init()
     stream = io.BytesIO(content)
     start = stream.read(16)
@@ -396,7 +387,7 @@ def _opened(content: Content, decoder: ImageDecoder) -> ImageFile:
             image: ImageFile = factory(stream, "")
             break
     else:
-        raise _UnreadError("not a picture that Pillow reads")
+        raise _UnreadError("not an image that Pillow reads")
     headers.check_size(image.height, image.width, decoder.max_pixels)
     if image.format == "PNG":
         headers.check_png(content)
@@ -407,7 +398,7 @@ def _opened(content: Content, decoder: ImageDecoder) -> ImageFile:
 
 
 def _data(image: ImageFile) -> str:
-    """Returns Pillow's name of the data of a picture, and details."""
+    """Returns Pillow's name of the data of an image, and details."""
     return str(image.tile[0][3]) if image.tile else ""
 
 
@@ -415,7 +406,7 @@ def _is_reduced(image: ImageFile, content: Content) -> bool:
     """Whether Pillow returns other values than the file's: 8 bits of 16 in colours, scaled ones, 32 of 64."""
     data = _data(image)
     if image.format == "PPM" and (scaled := _SCALED.search(data)) is not None:
-        return int(scaled[1]) > _MOST_8
+        return int(scaled[1]) > _MAX_8
     if image.format == "JPEG2000":
         return not image.mode.startswith(_DEEP_MODES) and max(headers.jpeg2000_depths(content), default=0) > 8
     if image.format == "AVIF":
@@ -423,18 +414,18 @@ def _is_reduced(image: ImageFile, content: Content) -> bool:
     return _DEEP_DATA in data and not image.mode.startswith(_DEEP_MODES)
 
 
-def _full_range(picture: Stored, content: Content) -> Stored:
-    """Returns a picture of Pillow's with white as 255 where it is a JPEG 2000 of fewer than 8 bits."""
+def _stretch_to_8_bits(image: Stored, content: Content) -> Stored:
+    """Returns an image of Pillow's with white as 255 where it is a JPEG 2000 of fewer than 8 bits."""
     depths = set(headers.jpeg2000_depths(content)) if headers.format_of(content) == headers.JPEG2000 else set()
     if len(depths) != 1 or not 0 < (bits := depths.pop()) < 8:
-        return picture
+        return image
     highest = 2**bits - 1
     table = np.rint(np.arange(highest + 1) / highest * 255).astype(np.uint8)
-    scaled: Stored = table[picture >> (8 - bits)]
+    scaled: Stored = table[image >> (8 - bits)]
     return scaled
 
 
-def _high_bytes(grey: NDArray[np.integer]) -> Picture:
+def _take_high_bytes(grey: NDArray[np.integer]) -> Image:
     # Pillow's own conversion of 16-bit grey clips at 255: everything would be white.
     high = (np.clip(grey, 0, 65535) >> 8).astype(np.uint8)
     return np.repeat(high[:, :, None], 3, axis=2)

@@ -35,8 +35,8 @@ _NUMBERS = re.compile(r"([<>|=]?[?a-z][0-9]*)(?:\[(-?\d*(?:,-?\d+)*)\])?")
 
 
 @lru_cache(maxsize=1000)
-def decoder_of(kind: str) -> Callable[[memoryview], object] | None:
-    """Returns the decoder of a kind other than an extension; None if there is none.
+def find_decoder_of_kind(kind: str) -> Callable[[memoryview], object] | None:
+    """Returns the decoder of a kind other than an extension, or None if there is none.
 
     "image" returns an array as images do, "bytes" bytes, "null" None, "nested" a list or dict, a dtype a Python number,
     a dtype with a shape an array; for others see `ELSEWHERE`.
@@ -53,22 +53,22 @@ def decoder_of(kind: str) -> Callable[[memoryview], object] | None:
     try:
         if numbers[2] is not None:
             return ArrayDecoder(numbers[1], tuple(map(int, numbers[2].split(","))) if numbers[2] else (-1,))
-        return _number(np.dtype(numbers[1]))
+        return _make_number_decoder(np.dtype(numbers[1]))
     except (ConfigError, TypeError):
         return None
 
 
-def _number(dtype: np.dtype[np.generic]) -> Callable[[memoryview], object] | None:
+def _make_number_decoder(dtype: np.dtype[np.generic]) -> Callable[[memoryview], object] | None:
     if dtype.kind not in "biufc":
         return None
-    # A third of numpy's time for one number.
+    # `struct` takes a third of numpy's time for one number.
     code = _STRUCTS.get(f"{dtype.kind}{dtype.itemsize}")
-    unpack = Struct(f"{'>' if dtype.str[0] == '>' else '<'}{code}").unpack if code else None
+    read_struct = Struct(f"{'>' if dtype.str[0] == '>' else '<'}{code}").unpack if code else None
 
     def decode_number(content: memoryview) -> object:
         if len(content) != dtype.itemsize:
             raise ValueError(f"{len(content)} bytes are not a {dtype.str}, which has {dtype.itemsize}")
-        return unpack(content)[0] if unpack is not None else np.frombuffer(content, dtype)[0].item()
+        return read_struct(content)[0] if read_struct is not None else np.frombuffer(content, dtype)[0].item()
 
     return decode_number
 
@@ -77,13 +77,13 @@ _NUMBERS_OF_STRUCT = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2"
 _STRUCTS = dict(zip(_NUMBERS_OF_STRUCT, "?bhiqBHIQefd", strict=True))
 
 
-def nothing(content: memoryview) -> None:
+def decode_null(content: memoryview) -> None:
     """Returns None, the value of a field that has none."""
 
 
 _NAMED: dict[str, Callable[[memoryview], object]] = {
     "image": images.decode_image,
     "bytes": bytes,
-    NULL: nothing,
+    NULL: decode_null,
     NESTED: decode_nested,
 }

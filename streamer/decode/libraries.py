@@ -1,4 +1,4 @@
-"""Imports the libraries that decode pictures, which are optional, when a picture needs them."""
+"""Imports the libraries that decode images, which are optional, when an image needs them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from streamer.errors import ConfigError
 def library(name: str) -> ModuleType | None:
     """Returns the optional module `name`, or None if it is not installed."""
     if name == "cv2":
-        # Its log names no sample; the error that a decoder raises does.
+        # OpenCV's log names no sample; the error that a decoder raises does.
         os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
     try:
         module = importlib.import_module(name)
     except ImportError:
         return None
     if name == "cv2":
-        # One thread per worker process: OpenCV's pool would compete with the other workers for the cores.
+        # A worker process uses one thread: OpenCV's pool would compete with the other workers for the cores.
         module.setNumThreads(1)
     return module
 
 
-def needed_library(name: str) -> ModuleType:
+def require_library(name: str) -> ModuleType:
     """Returns the module `name`; raises ConfigError if it is not installed."""
     module = library(name)
     if module is None:

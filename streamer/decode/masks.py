@@ -14,9 +14,9 @@ RunLengths: TypeAlias = dict[str, Any]
 
 # A polygon has at least three points.
 _LEAST_NUMBERS = 6
-# More than the sides of any image.
+# This is more than the sides of any image.
 _MAX_COORDINATE = 1_000_000
-# Of the letters of run lengths, "0".
+# The first letter of run lengths is "0".
 _FIRST_LETTER = 48
 
 
@@ -52,7 +52,7 @@ def coco_masks(sample: Mapping[str, Any]) -> NDArray[np.uint8]:
     found = np.zeros((len(sample["segmentation"]), height, width), np.uint8)
     for number, segmentation in enumerate(sample["segmentation"]):
         try:
-            runs = _encoded(segmentation, height, width)
+            runs = _encode_runs(segmentation, height, width)
         except (ValueError, TypeError, OverflowError) as error:
             raise DecodeError(
                 f"coco_masks: the segmentation of object {number} of {len(found)} is refused: {error}",
@@ -67,7 +67,7 @@ def coco_masks(sample: Mapping[str, Any]) -> NDArray[np.uint8]:
     return found
 
 
-def _encoded(segmentation: object, height: int, width: int) -> RunLengths | None:
+def _encode_runs(segmentation: object, height: int, width: int) -> RunLengths | None:
     """Returns the run lengths of an object; None if it has no area. Raises ValueError if they do not fit the image.
 
     pycocotools checks nothing: what run lengths leave out is memory that was never written.
@@ -76,7 +76,7 @@ def _encoded(segmentation: object, height: int, width: int) -> RunLengths | None
 
     if isinstance(segmentation, list):
         # Some polygons have two points; pycocotools takes them for boxes.
-        polygons = [_checked_polygon(polygon) for polygon in segmentation if len(polygon) >= _LEAST_NUMBERS]
+        polygons = [_check_polygon(polygon) for polygon in segmentation if len(polygon) >= _LEAST_NUMBERS]
         merged: RunLengths | None = mask.merge(mask.frPyObjects(polygons, height, width)) if polygons else None
         return merged
     if not isinstance(segmentation, dict) or not {"size", "counts"} <= segmentation.keys():
@@ -84,18 +84,18 @@ def _encoded(segmentation: object, height: int, width: int) -> RunLengths | None
     if list(segmentation["size"]) != [height, width]:
         raise ValueError(f"its run lengths are of a mask of {segmentation['size']}, the image is {[height, width]}")
     counts = segmentation["counts"]
-    lengths = counts if isinstance(counts, list) else _unpacked(counts)
+    lengths = counts if isinstance(counts, list) else _parse_runs(counts)
     if any(type(length) is not int or length < 0 for length in lengths):
         raise ValueError("its run lengths are not all integers of at least 0")
     if sum(lengths) != height * width:
         raise ValueError(f"its run lengths add up to {sum(lengths)} pixels, the image has {height * width}")
     if isinstance(counts, list):
-        packed: RunLengths = mask.frPyObjects(segmentation, height, width)
-        return packed
+        encoded: RunLengths = mask.frPyObjects(segmentation, height, width)
+        return encoded
     return segmentation
 
 
-def _checked_polygon(polygon: list[float]) -> list[float]:
+def _check_polygon(polygon: list[float]) -> list[float]:
     """Returns a polygon; raises ValueError for coordinates for which pycocotools would take any amount of memory."""
     corners = np.array(polygon, np.float64)
     if corners.ndim != 1 or not (np.abs(corners) <= _MAX_COORDINATE).all():
@@ -103,7 +103,7 @@ def _checked_polygon(polygon: list[float]) -> list[float]:
     return polygon
 
 
-def _unpacked(counts: str | bytes) -> list[int]:
+def _parse_runs(counts: str | bytes) -> list[int]:
     """Returns the lengths of the runs in a string of pycocotools: five bits a letter, differences to the last but one.
 
     Source: https://github.com/cocodataset/cocoapi/blob/master/common/maskApi.c, `rleFrString`.

@@ -19,10 +19,10 @@ from streamer.formats.table.records import ARRAY_DTYPES, Extension
 class NestedDecoder:
     """Reads nested values. Lists of numbers are arrays of one dimension, structs and maps dicts, other lists lists.
 
-        StreamingDataset(url, decode={"images": NestedDecoder(picture=bytes)})  # lists of encoded pictures
+        StreamingDataset(url, decode={"images": NestedDecoder(picture=bytes)})  # lists of encoded images
 
     Attributes:
-        picture: decodes the bytes of each picture, a memoryview.
+        picture: decodes the bytes of each image, a memoryview.
     """
 
     picture: Callable[[memoryview], object] = decode_image
@@ -36,7 +36,7 @@ class NestedDecoder:
         return msgspec.msgpack.decode(content, ext_hook=self._extension)
 
     def _extension(self, code: int, content: memoryview) -> object:
-        if code == Extension.PICTURE or (code == Extension.BYTES and kind_of_bytes(content) == IMAGE):
+        if code == Extension.IMAGE or (code == Extension.BYTES and kind_of_bytes(content) == IMAGE):
             return self.picture(content)
         if code == Extension.BYTES:
             return bytes(content)
@@ -50,6 +50,6 @@ class NestedDecoder:
 decode_nested = NestedDecoder()
 
 
-def nested_json(content: Content) -> bytes:
+def encode_nested_json(content: Content) -> bytes:
     """Returns a nested value as JSON: arrays are lists, bytes Base64."""
     return msgspec.json.encode(NestedDecoder(picture=bytes)(content), enc_hook=lambda array: array.tolist())

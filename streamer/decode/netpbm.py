@@ -59,7 +59,7 @@ def read_header(content: Content) -> NetpbmHeader:
             raise ValueError(f"the header of the PAM has {numbers}, which are not four numbers")
         height, width, bands, maxval = map(int, numbers.values())
         colours = _BANDS.get(named.get("TUPLTYPE", "")) == bands
-        found = NetpbmHeader(height, width, bands, maxval, colours, pam.end())
+        found = NetpbmHeader(height=height, width=width, bands=bands, maxval=maxval, colours=colours, start=pam.end())
     else:
         raise ValueError("the header of the PGM, PPM or PAM is damaged or cut off")
     if not (found.height and found.width and found.bands and 0 < found.maxval < 1 << 16):
@@ -73,7 +73,7 @@ def read_values(content: Content, header: NetpbmHeader) -> NDArray[Any]:
     count = header.height * header.width * header.bands
     if len(content) - header.start < count * dtype.itemsize:
         raise ValueError(
-            f"the picture has {len(content) - header.start} bytes of values, {header.height} x {header.width} x "
+            f"the image has {len(content) - header.start} bytes of values, {header.height} x {header.width} x "
             f"{header.bands} need {count * dtype.itemsize}: truncated"
         )
     found = np.frombuffer(content, dtype, count, header.start).reshape(header.height, header.width, header.bands)

@@ -49,7 +49,7 @@ class Decode:
             raise ConfigError(f"allow_pickle={self.allow_pickle!r} is neither True nor False", field="allow_pickle")
 
     @classmethod
-    def of(cls, given: DecodeRule | Decode) -> Decode:
+    def from_rule(cls, given: DecodeRule | Decode) -> Decode:
         """Returns the user's argument; raises ConfigError for an invalid rule."""
         return given if isinstance(given, Decode) else cls(given)
 

@@ -2,7 +2,7 @@
 
 The values are those of tifffile, whatever their type, bands and order of planes (tests/formats/test_pictures.py); what
 is not read here is refused. Stored values and values of deflate are read by numpy and zlib, other compressions by the
-libtiff inside Pillow, to which the compressed bytes are given as a picture of bytes that it cannot interpret.
+libtiff inside Pillow, to which the compressed bytes are given as an image of bytes that it cannot interpret.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.decode.libraries import needed_library
+from streamer.decode.libraries import require_library
 from streamer.decode.tiff_page import WAY_OUT, Content, TiffPage
 
 Values = NDArray[Any]
@@ -45,7 +45,7 @@ _ZLIB_HEADER = 15
 
 
 def read_values(content: Content, page: TiffPage) -> Values:
-    """Returns the values of a picture: (height, width, bands), of `page.dtype`.
+    """Returns the values of an image: (height, width, bands), of `page.dtype`.
 
     Raises:
         ValueError: they are damaged, cut off, or compressed in a way that is not read here.
@@ -135,14 +135,14 @@ def _read_cells(view: memoryview, page: TiffPage) -> Iterator[tuple[list[int], V
         if page.reversed_bits and page.compression not in _CCITT:
             parts = [memoryview(bytes(part).translate(_REVERSED)) for part in parts]
         if page.compression == _JPEG or page.compression in _CCITT:
-            yield numbers, _read_pictures(parts, page, rows).reshape(shape)
+            yield numbers, _read_images(parts, page, rows).reshape(shape)
             continue
         plain = _decompress(parts, page.compression, rows, _row_bytes(page))
         yield numbers, _decode_values(plain, page, shape)
 
 
 def _place_cell(found: Values, page: TiffPage, number: int, cell: Values) -> int:
-    """Writes a strip or tile to its place, without what is beyond the picture; returns how many values that are."""
+    """Writes a strip or tile to its place, without what is beyond the image; returns how many values that are."""
     below, beside = page.cells_of_plane
     plane, number = divmod(number, below * beside)
     top = number // beside * page.cell[0]
@@ -173,12 +173,12 @@ def _decompress(parts: list[memoryview], compression: int, rows: int, row_bytes:
 
 def _inflate(part: memoryview, size: int) -> memoryview:
     """Decompresses a strip or tile of `size` bytes, and checks its checksum."""
-    # Most pictures have none.
+    # Most images have none.
     from streamer.formats.packed.unpack import inflate
 
     stream = inflate.decompressobj(_ZLIB_HEADER)
     try:
-        # One byte more: the checksum is only compared at the end.
+        # The limit is one byte more, because the checksum is only compared at the end.
         found = stream.decompress(part, size + 1)
     except inflate.error as error:
         raise ValueError(f"a strip or tile of the TIFF is damaged: {error}") from error
@@ -199,7 +199,7 @@ def _decode_values(plain: NDArray[np.uint8], page: TiffPage, shape: tuple[int, .
             found |= packed[..., bit]
         return found.reshape(shape)
     if page.predictor == _FLOATING:
-        # Of each row the first bytes of all values, then the second ones, as differences.
+        # A row has the first bytes of all values, then the second ones, and so on, as differences.
         size = page.bits // 8
         summed = np.cumsum(plain.reshape(cells, rows, -1, bands), axis=2, dtype=np.uint8)
         mixed = summed.reshape(cells, rows, size, columns * bands)
@@ -213,7 +213,7 @@ def _decode_values(plain: NDArray[np.uint8], page: TiffPage, shape: tuple[int, .
     return found
 
 
-def _read_pictures(parts: list[memoryview], page: TiffPage, rows: int) -> NDArray[np.uint8]:
+def _read_images(parts: list[memoryview], page: TiffPage, rows: int) -> NDArray[np.uint8]:
     """Returns the values of strips or tiles that are JPEGs or faxes: one below the other, one for each plane."""
     bands = 1 if page.planar else page.samples
     photometric = _GREY if bands == 1 else page.photometric if page.photometric != _GREY else _RGB
@@ -240,7 +240,7 @@ def _read_by_pillow(tags: dict[int, Any], parts: list[memoryview]) -> Values:
 
     Pillow is given a TIFF of these tags and nothing else: no orientation, no colours and no second page.
     """
-    plugin = needed_library("PIL.TiffImagePlugin")
+    plugin = require_library("PIL.TiffImagePlugin")
     try:
         found = np.array(plugin.TiffImageFile(io.BytesIO(_write_tiff(tags, parts))))
     except Exception as error:  # a library of its own errors, below SyntaxError, OSError and others
@@ -266,17 +266,19 @@ def _write_tiff(tags: dict[int, Any], parts: list[memoryview]) -> bytes:
     after = end + 2 + 12 * len(fields) + 4
     for tag, value in sorted(fields.items()):
         if isinstance(value, bytes):
-            kind = 7
+            type_code = 7
             count = len(value)
             packed = value
         else:
             numbers = value if isinstance(value, tuple) else (value,)
             # Pillow compares some tags with tuples of shorts.
-            kind, letter = (3, "H") if tag in {258, 259, 262, 266, 277, 530} else (4, "I")
+            type_code, letter = (3, "H") if tag in {258, 259, 262, 266, 277, 530} else (4, "I")
             count = len(numbers)
             packed = struct.pack(f"<{len(numbers)}{letter}", *numbers)
         if len(packed) > 4:
             more.append(packed)
-            packed, after = struct.pack("<I", after), after + len(packed)
-        directory.append(struct.pack("<HHI", tag, kind, count) + packed.ljust(4, b"\0"))
+            offset = after
+            after += len(packed)
+            packed = struct.pack("<I", offset)
+        directory.append(struct.pack("<HHI", tag, type_code, count) + packed.ljust(4, b"\0"))
     return b"".join([struct.pack("<2sHI", b"II", 42, end), joined, *directory, bytes(4), *more])

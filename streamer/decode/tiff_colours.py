@@ -1,4 +1,4 @@
-"""Makes pictures of the values of TIFFs: as they are stored, or RGB of 8 bits where the file says what they mean."""
+"""Makes images of the values of TIFFs: as they are stored, or RGB of 8 bits where the file says what they mean."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.decode.libraries import needed_library
+from streamer.decode.libraries import require_library
 from streamer.decode.tiff_page import TiffPage
 
 Values = NDArray[Any]
@@ -34,14 +34,14 @@ _JPEG = 7
 _KEEP = "decode= with ImageDecoder(mode='stored') keeps them"
 
 
-def as_stored(values: Values, page: TiffPage) -> Values:
+def arrange_stored(values: Values, page: TiffPage) -> Values:
     """Returns the values: (height, width), of several bands (height, width, bands); fewer than 8 bits as 0 to 255."""
     if page.bits < 8 and page.photometric != _PALETTE:
-        values = _scaled(values, page.bits)
+        values = _scale(values, page.bits)
     return values[:, :, 0] if page.samples == 1 else values
 
 
-def as_rgb(values: Values, page: TiffPage) -> NDArray[np.uint8]:
+def convert_to_rgb(values: Values, page: TiffPage) -> NDArray[np.uint8]:
     """Converts values of 8 bits, or the high bytes of 16, to RGB; alpha and other bands beyond the colours are dropped.
 
     Raises:
@@ -54,14 +54,14 @@ def as_rgb(values: Values, page: TiffPage) -> NDArray[np.uint8]:
     if bits > 8:
         values = (values >> (bits - 8)).astype(np.uint8)
     elif bits < 8:
-        values = _scaled(values, bits)
+        values = _scale(values, bits)
     colours = values[:, :, :count]
     if page.photometric == _WHITE_IS_ZERO:
         colours = 255 - colours
     if page.extra[:1] == (_MULTIPLIED,) and count < page.samples:
-        colours = _divided(colours, values[:, :, count : count + 1])
+        colours = _divide_by_alpha(colours, values[:, :, count : count + 1])
     if page.photometric == _INKS:
-        inks = needed_library("PIL.Image").fromarray(np.ascontiguousarray(colours), "CMYK")
+        inks = require_library("PIL.Image").fromarray(np.ascontiguousarray(colours), "CMYK")
         return np.array(inks.convert("RGB"))
     return np.repeat(colours, 3, axis=2) if count == 1 else np.ascontiguousarray(colours)
 
@@ -79,7 +79,7 @@ def check_colours(page: TiffPage) -> int:
     return count
 
 
-def _scaled(values: Values, bits: int) -> NDArray[np.uint8]:
+def _scale(values: Values, bits: int) -> NDArray[np.uint8]:
     """Scales values of fewer than 8 bits to 0 to 255."""
     highest = 2**bits - 1
     table = (np.arange(highest + 1) * 255 + highest // 2) // highest
@@ -87,7 +87,7 @@ def _scaled(values: Values, bits: int) -> NDArray[np.uint8]:
     return found
 
 
-def _divided(colours: Values, alpha: Values) -> NDArray[np.uint8]:
+def _divide_by_alpha(colours: Values, alpha: Values) -> NDArray[np.uint8]:
     """Divides colours by the alpha that they are multiplied with, as Pillow does."""
     wide = colours.astype(np.uint16)
     alpha = alpha.astype(np.uint16)

@@ -54,7 +54,7 @@ WAY_OUT = "decode={'tif': your_function} reads it with any library, tifffile for
 
 
 class TiffPage(NamedTuple):
-    """The first picture of a TIFF, as its directory describes it.
+    """The first image of a TIFF, as its directory describes it.
 
     Attributes:
         order: "<" or ">", the order of bytes.
@@ -113,7 +113,7 @@ class TiffPage(NamedTuple):
         return math.ceil(self.height / self.cell[0]), math.ceil(self.width / self.cell[1])
 
 
-class _Directory:
+class _TiffDirectory:
     """Values of a directory by tag; values that lie outside of the file are refused."""
 
     def __init__(self, content: Content) -> None:
@@ -130,20 +130,20 @@ class _Directory:
         self._entries: dict[int, tuple[int, int, int]] = {}
         for at in range(first, first + count * entry, entry):
             tag = self._number("H", at)
-            kind = self._number("H", at + 2)
+            type_code = self._number("H", at + 2)
             number = self._number(letter, at + 4)
             value_at = at + 4 + inline
-            size = number * (struct.calcsize(_LETTERS[kind]) if kind in _LETTERS else 8)
-            self._entries[tag] = kind, number, value_at if size <= inline else self._number(letter, value_at)
+            size = number * (struct.calcsize(_LETTERS[type_code]) if type_code in _LETTERS else 8)
+            self._entries[tag] = type_code, number, value_at if size <= inline else self._number(letter, value_at)
 
     def values(self, tag: int, default: tuple[int, ...] = ()) -> tuple[int, ...]:
         """Returns the integers of a tag."""
         if tag not in self._entries:
             return default
-        kind, number, at = self._entries[tag]
-        letter = _LETTERS.get(kind, "s")
+        type_code, number, at = self._entries[tag]
+        letter = _LETTERS.get(type_code, "s")
         if letter == "s":
-            raise ValueError(f"tag {tag} of the TIFF is of type {kind}, not of integers")
+            raise ValueError(f"tag {tag} of the TIFF is of type {type_code}, not of integers")
         size = struct.calcsize(letter) * number
         if at + size > len(self._view):
             raise ValueError(f"tag {tag} of the TIFF ends at byte {at + size} of {len(self._view)}: truncated")
@@ -163,8 +163,8 @@ class _Directory:
         """Returns the bytes of a tag; empty if there is none."""
         if tag not in self._entries:
             return b""
-        kind, number, at = self._entries[tag]
-        if _LETTERS.get(kind) not in {"s", "B"} or at + number > len(self._view):
+        type_code, number, at = self._entries[tag]
+        if _LETTERS.get(type_code) not in {"s", "B"} or at + number > len(self._view):
             raise ValueError(f"tag {tag} of the TIFF has no bytes within the file")
         return bytes(self._view[at : at + number])
 
@@ -175,12 +175,12 @@ class _Directory:
 
 
 def read_page(content: Content) -> TiffPage:
-    """Reads the directory of the first picture.
+    """Reads the directory of the first image.
 
     Raises:
         ValueError: it is damaged, or describes what is not read here; the text says which.
     """
-    found = _Directory(content)
+    found = _TiffDirectory(content)
     height, width = found.value(_HEIGHT), found.value(_WIDTH)
     samples = found.value(_SAMPLES, 1)
     if not height or not width or not samples:
@@ -237,7 +237,7 @@ def _fill(nodata: bytes) -> float:
 def _places(
     page: TiffPage, offsets: tuple[int, ...], counts: tuple[int, ...], size: int
 ) -> tuple[tuple[int, int], ...]:
-    """Returns where the strips or tiles lie: as many as the picture needs, each within the file."""
+    """Returns where the strips or tiles lie: as many as the image needs, each within the file."""
     needed = math.prod(page.cells_of_plane) * (page.samples if page.planar else 1)
     if len(offsets) < needed:
         raise ValueError(f"the TIFF has {len(offsets)} strips or tiles, its {page.height} rows need {needed}")

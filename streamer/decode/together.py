@@ -1,4 +1,4 @@
-"""Finds the fields of a sample that move with its picture: boxes, masks, keypoints; hands them to albumentations."""
+"""Finds the fields of a sample that move with its image: boxes, masks, keypoints; hands them to albumentations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from streamer.errors import ConfigError
-from streamer.formats.names import PICTURES, field_name
+from streamer.formats.names import IMAGES, field_name
 
 # An array or list of any kind, or a transform of albumentations.
 Value = Any
@@ -28,8 +28,8 @@ _OF_OBJECTS = ("labels", "area", "iscrowd", "category_ids")
 # albumentations calculates boxes as shares of the sides in float32: 8 comes back as 7.9999995.
 _IN_PIXELS = frozenset(["pascal_voc", "coco"])
 _PARTS_OF_PIXEL = 1024
-# Axes of a picture in colours.
-_PICTURE_AXES = 3
+# Axes of an image in colours.
+_IMAGE_AXES = 3
 _BOXES_FORMAT = "pascal_voc"
 # Steps of torchvision that move nothing.
 _COLOUR_STEPS = frozenset(
@@ -53,28 +53,28 @@ _COLOUR_STEPS = frozenset(
 def kind_by_name(name: str) -> Kind:
     """Returns what a field is by its name: "mask.png" is a mask. Empty for others."""
     found = {_WORDS[word] for word in _SPLIT.split(name.lower()) if word in _WORDS}
-    if "mask" in found or ("outlines" in found and _is_picture(name)):
+    if "mask" in found or ("outlines" in found and _is_image(name)):
         return "mask"
     return found.pop() if len(found) == 1 else "boxes" if found else ""
 
 
 @lru_cache(maxsize=1000)
-def _is_picture(name: str) -> bool:
-    return field_name(name).rpartition(".")[2] in PICTURES
+def _is_image(name: str) -> bool:
+    return field_name(name).rpartition(".")[2] in IMAGES
 
 
-def find_belonging(sample: Mapping[str, object], field: str, source: str, shape: tuple[int, ...]) -> dict[str, Kind]:
-    """Returns the fields that would have to move with a picture, with their kinds.
+def find_companions(sample: Mapping[str, object], field: str, source: str, shape: tuple[int, ...]) -> dict[str, Kind]:
+    """Returns the fields that would have to move with an image, with their kinds.
 
-    Boxes, keypoints and outlines are found by their names, also inside of dicts. A mask is an array of the picture's
-    height and width, or a picture, that is called so; or any array of height x width beside a picture of colours; or a
-    picture without another name than its extension, as `0.png` is beside `0.jpg`.
+    Boxes, keypoints and outlines are found by their names, also inside of dicts. A mask is an array of the image's
+    height and width, or an image, that is called so; or any array of height x width beside an image of colours; or an
+    image without another name than its extension, as `0.png` is beside `0.jpg`.
 
     Args:
         sample: values by field.
-        field: field of the picture.
+        field: field of the image.
         source: name that the field had in the sample.
-        shape: shape of the picture.
+        shape: shape of the image.
     """
     found: dict[str, Kind] = {}
     for name, value in sample.items():
@@ -82,13 +82,13 @@ def find_belonging(sample: Mapping[str, object], field: str, source: str, shape:
             continue
         kind = kind_by_name(name)
         if kind == "mask":
-            if _is_map_of(value, shape) or (_is_picture(name) and isinstance(value, bytes | np.ndarray)):
+            if _is_map_of(value, shape) or (_is_image(name) and isinstance(value, bytes | np.ndarray)):
                 found[name] = "mask"
         elif kind:
             if isinstance(value, list | tuple | Mapping | np.ndarray) and len(value):
                 found[name] = kind
         elif isinstance(value, np.ndarray):
-            unnamed = "." not in name and "." not in source and _is_picture(name) and field_name(name) != "jpg"
+            unnamed = "." not in name and "." not in source and _is_image(name) and field_name(name) != "jpg"
             if (unnamed or (value.ndim == 2 and len(shape) > 2)) and _is_map_of(value, shape):
                 found[name] = "mask"
         else:
@@ -119,7 +119,7 @@ def moves_pixels(step: Callable[..., object]) -> bool:
 
 
 def refuse_apart(what: str, field: str, key: object, apart: Mapping[str, Kind]) -> ConfigError:
-    """Returns the error for fields that would stay where they were while the picture is moved."""
+    """Returns the error for fields that would stay where they were while the image is moved."""
     names = ", ".join(apart)
     advice = []
     if masks := [name for name, kind in apart.items() if kind == "mask"]:
@@ -133,7 +133,7 @@ def refuse_apart(what: str, field: str, key: object, apart: Mapping[str, Kind]) 
         advice.append("streamer.decode.coco_masks makes masks of outlines, in a function of the sample before")
     advice.append(
         "a function of the sample as transform= moves them itself; without these fields, Annotations(fields=[...]) or "
-        "a function that removes them, the picture moves alone"
+        "a function that removes them, the image moves alone"
     )
     return ConfigError(
         f"transform: {what} moves the pixels of field {field!r} of sample {key!r}, and {names} would stay where they "
@@ -143,7 +143,7 @@ def refuse_apart(what: str, field: str, key: object, apart: Mapping[str, Kind]) 
 
 
 def apply_albumentations(step: Value, sample: dict[str, Any], field: str, together: Mapping[str, Kind]) -> None:
-    """Applies a transform of albumentations to a picture, and to the fields that its parameters speak of.
+    """Applies a transform of albumentations to an image, and to the fields that its parameters speak of.
 
     Fields go by the names that it knows ("mask", "bboxes", label fields, additional targets). With `bbox_params` the
     sample's boxes are its "bboxes", with `keypoint_params` its keypoints the "keypoints"; masks of other names are its
@@ -152,7 +152,7 @@ def apply_albumentations(step: Value, sample: dict[str, Any], field: str, togeth
     Args:
         step: transform, which takes only keywords.
         sample: values by field, changed.
-        field: field of the picture.
+        field: field of the image.
         together: fields that move with it; empty if the transform moves no pixels.
 
     Raises:
@@ -174,12 +174,12 @@ def apply_albumentations(step: Value, sample: dict[str, Any], field: str, togeth
         values["bboxes"] = np.column_stack([rows, np.arange(len(rows))]).astype(np.float32)
     points: Value = values.get("keypoints")
     if np.ndim(points) == 3:
-        values["keypoints"] = _flat_points(step, points)
+        values["keypoints"] = _flatten_points(step, points)
     changed = step(image=sample[field], **values)
     assert isinstance(changed, dict)
     sample[field] = changed.pop("image")
     if np.ndim(points) == 3:
-        changed["keypoints"] = _shaped_points(changed["keypoints"], np.asarray(points))
+        changed["keypoints"] = _reshape_points(changed["keypoints"], np.asarray(points))
     if numbered:
         _follow_boxes(sample, changed, len(boxes), handed)
         if step.processors["bboxes"].params.format in _IN_PIXELS:
@@ -191,7 +191,7 @@ def apply_albumentations(step: Value, sample: dict[str, Any], field: str, togeth
         if target == "masks" and len(names) > 1:
             sample.update(zip(names, value, strict=True))
         else:
-            sample[names[0]] = _like(sample.get(names[0]), value)
+            sample[names[0]] = _restore_type(sample.get(names[0]), value)
 
 
 def _name_targets(
@@ -199,7 +199,7 @@ def _name_targets(
 ) -> dict[str, tuple[str, ...]]:
     """Returns the fields that a transform of albumentations is given, by the names that it has for them."""
     processors = getattr(step, "processors", {})
-    # Without their parameters boxes would be taken for shares of the picture's sides.
+    # Boxes without their parameters would be taken for shares of the image's sides.
     known = set(step.available_keys) - {field, "image"} - ({"bboxes", "keypoints"} - processors.keys())
     labels = {name for processor in processors.values() for name in processor.params.label_fields or ()}
     known -= set(_OF_OBJECTS) - labels
@@ -246,7 +246,7 @@ def _follow_boxes(sample: dict[str, Any], changed: dict[str, Any], count: int, h
             sample[name] = value[left] if isinstance(value, np.ndarray) else [value[number] for number in left]
 
 
-def _flat_points(step: Value, points: Value) -> Value:
+def _flatten_points(step: Value, points: Value) -> Value:
     """Returns the points (objects, points, 3) of annotations as the rows that albumentations takes."""
     params = step.processors["keypoints"].params
     if params.format != "xy" or params.remove_invisible or params.label_fields:
@@ -258,7 +258,7 @@ def _flat_points(step: Value, points: Value) -> Value:
     return np.asarray(points, np.float32).reshape(-1, np.shape(points)[2])
 
 
-def _shaped_points(rows: Value, before: Value) -> Value:
+def _reshape_points(rows: Value, before: Value) -> Value:
     """Returns moved rows in the shape that the points had; points that are not labelled stay at 0, 0."""
     moved = np.asarray(rows, before.dtype).reshape(before.shape)
     if before.shape[2] > 2:
@@ -266,7 +266,7 @@ def _shaped_points(rows: Value, before: Value) -> Value:
     return moved
 
 
-def _like(before: object, value: Value) -> Value:
+def _restore_type(before: object, value: Value) -> Value:
     """Returns labels and boxes as arrays of the type that they had, and lists of integers as such."""
     if isinstance(before, list) and isinstance(value, list) and all(type(each) is int for each in before):
         return [int(each) for each in value]
@@ -283,8 +283,8 @@ def _like(before: object, value: Value) -> Value:
 class WholeStep:
     """A step of torchvision that moves pixels, and checks what it is given until that was right once.
 
-    The v2 transforms move images of PIL, their own tensors, and of plain tensors the first one alone: pictures
-    as arrays stay as they are, and boxes and masks beside a batch of pictures stay where they were.
+    The v2 transforms move images of PIL, their own tensors, and of plain tensors the first one alone: images
+    as arrays stay as they are, and boxes and masks beside a batch of images stay where they were.
 
     Args:
         option: Name of the option that has the step, for errors.
@@ -303,7 +303,7 @@ class WholeStep:
         """Applies the step.
 
         Raises:
-            ConfigError: It would move another field than the picture, or leave one behind.
+            ConfigError: It would move another field than the image, or leave one behind.
         """
         if not self._is_checked and isinstance(value, Mapping):
             self._check(value)
@@ -319,16 +319,16 @@ class WholeStep:
         what = f"{self._option}: {type(self._step).__name__} of torchvision"
         if not tensors:
             raise ConfigError(
-                f"{what} does nothing to pictures that are arrays: give it OnField('image', ...), which hands it the "
-                "picture, or a function of the sample",
+                f"{what} does nothing to images that are arrays: give it OnField('image', ...), which hands it the "
+                "image, or a function of the sample",
                 field=self._option,
             )
         belonging = [name for name in fields if name != tensors[0] and kind_by_name(name)]
-        if fields[tensors[0]].ndim < _PICTURE_AXES or belonging:
+        if fields[tensors[0]].ndim < _IMAGE_AXES or belonging:
             left = f", and {', '.join(belonging)} would stay where they were" if belonging else ""
             raise ConfigError(
                 f"{what} moves the first tensor alone, which is {tensors[0]!r} of {', '.join(fields)}{left}: give a "
-                "function that applies it to the picture, or that makes torchvision.tv_tensors of the fields before",
+                "function that applies it to the image, or that makes torchvision.tv_tensors of the fields before",
                 field=self._option,
             )
 

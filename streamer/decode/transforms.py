@@ -3,11 +3,11 @@
     transform = OnField("jpg", RandomResizedCrop(224), HorizontalFlip(0.5))
     dataset = StreamingDataset(url, transform=transform)
 
-"image" in place of "jpg" is the picture of a sample, whatever its extension. Steps may also be transforms of
-albumentations, or functions of a picture.
+"image" in place of "jpg" is the image of a sample, whatever its extension. Steps may also be transforms of
+albumentations, or functions of an image.
 
-Pictures are uint8 arrays (height, width, 3). Randomness comes only from `rng`, which the dataset derives from seed,
-epoch and sample: the pictures are the same for any number of workers. OpenCV is used if it is installed (it releases
+Images are uint8 arrays (height, width, 3). Randomness comes only from `rng`, which the dataset derives from seed,
+epoch and sample: the images are the same for any number of workers. OpenCV is used if it is installed (it releases
 the GIL and writes in place), otherwise Pillow; the two differ by a few levels in resized pixels.
 """
 
@@ -24,21 +24,21 @@ from numpy.typing import NDArray
 
 from streamer.decode import together
 from streamer.decode.arrays import NO_ROW, Row
-from streamer.decode.images import picture_field
-from streamer.decode.scaling import Box, copied, crop, flip, resize
+from streamer.decode.images import find_image_field
+from streamer.decode.scaling import Box, copy_to, crop, flip, resize
 from streamer.errors import ConfigError
 
-Picture = NDArray[np.uint8]
+Image = NDArray[np.uint8]
 
-# As in torchvision's RandomResizedCrop: ten draws, then the largest centred box of an allowed shape.
+# These are the draws of torchvision's RandomResizedCrop: ten, then the largest centred box of an allowed shape.
 _CROP_DRAWS = 10
 
 
 class ImageTransform(Protocol):
-    """A function from one picture to another."""
+    """A function from one image to another."""
 
-    def __call__(self, picture: Picture, *, rng: np.random.Generator, out: Picture | None = None) -> Picture:
-        """Returns the transformed picture, in `out` if that is given and has its shape. The result must not be kept."""
+    def __call__(self, image: Image, *, rng: np.random.Generator, out: Image | None = None) -> Image:
+        """Returns the transformed image, in `out` if that is given and has its shape. The result must not be kept."""
         ...
 
 
@@ -50,12 +50,12 @@ class OnField:
     is itself scaled by nearest pixels.
 
     Args:
-        field: name of the field, for example "jpg". "image", if no field is called so, is the sample's picture,
+        field: name of the field, for example "jpg". "image", if no field is called so, is the sample's image,
             whatever its extension; it is delivered as "image".
         steps: transforms of this module, transforms of albumentations (which also receive the other fields that they
             know by name: "mask", label fields, additional targets; and boxes, keypoints and masks, if their parameters
-            speak of them), or functions of the picture, in order. Steps with a parameter `rng` or `out` receive it.
-        masks: fields of the picture's height and width that move with it, by nearest pixels.
+            speak of them), or functions of the image, in order. Steps with a parameter `rng` or `out` receive it.
+        masks: fields of the image's height and width that move with it, by nearest pixels.
 
     Raises:
         ConfigError: a step is a function, which cannot move masks.
@@ -65,17 +65,17 @@ class OnField:
         self.field = field
         self.masks = (masks,) if isinstance(masks, str) else tuple(masks)
         self._is_mask = together.kind_by_name(field) == "mask"
-        self.steps: tuple[Callable[..., object], ...] = tuple(map(_by_nearest, steps)) if self._is_mask else steps
+        self.steps: tuple[Callable[..., object], ...] = tuple(map(_take_nearest, steps)) if self._is_mask else steps
         self._moving = [is_own(step) or together.moves_pixels(step) for step in steps]
         functions = [step for step in steps if not is_own(step) and not is_albumentations(step)]
         if self.masks and functions:
             raise ConfigError(
-                f"OnField: masks={list(self.masks)} cannot follow {functions[0]!r}, a function of one picture; use "
+                f"OnField: masks={list(self.masks)} cannot follow {functions[0]!r}, a function of one image; use "
                 "steps of streamer.decode.transforms or albumentations, or a function of the sample as transform=",
                 field="transform",
             )
         self._arguments = [(is_albumentations(step), takes(step, "rng"), takes(step, "out")) for step in steps]
-        # The last step that makes a new picture writes it to its row; later steps change it there.
+        # The last step that makes a new image writes it to its row; later steps change it there.
         makers = [number for number, step in enumerate(steps) if type(step) is not HorizontalFlip]
         self._placing = makers[-1] if makers else 0
 
@@ -84,7 +84,7 @@ class OnField:
         return f"OnField({', '.join([repr(self.field), *map(repr, self.steps), *masks])})"
 
     def __call__(self, sample: dict[str, object], *, rng: np.random.Generator, out: Row = NO_ROW) -> dict[str, object]:
-        """Replaces the field's picture.
+        """Replaces the field's image.
 
         Args:
             sample: values by field.
@@ -92,50 +92,52 @@ class OnField:
             out: rows in the batch by field.
 
         Raises:
-            ConfigError: the sample has no such field, the field is not a picture, or others would not move with it.
+            ConfigError: the sample has no such field, the field is not an image, or others would not move with it.
         """
-        name = picture_field(self.field, sample, f"transform: sample {sample.get('__key__')!r}")
+        name = find_image_field(self.field, sample, f"transform: sample {sample.get('__key__')!r}")
         if not isinstance(sample[name], np.ndarray):
             raise ConfigError(
                 f"transform: field {name!r} of sample {sample.get('__key__')!r} is {type(sample[name]).__name__}, "
-                f"not a picture; it has {', '.join(sample)}",
+                f"not an image; it has {', '.join(sample)}",
                 field="transform",
             )
         made: dict[str, Any] = {self.field if other == name else other: value for other, value in sample.items()}
         row = out.get(self.field)
         place = row if row is not None and row.dtype == np.uint8 else None
-        belonging: dict[str, together.Kind] | None = None
+        companions: dict[str, together.Kind] | None = None
         for number, step in enumerate(self.steps):
             by_keyword, rng_too, out_too = self._arguments[number]
-            if belonging is None and self._moving[number]:
-                belonging = self._belonging(made, name)
+            if companions is None and self._moving[number]:
+                companions = self._find_companions(made, name)
             if by_keyword:
-                together.apply_albumentations(step, made, self.field, (belonging or {}) if self._moving[number] else {})
+                together.apply_albumentations(
+                    step, made, self.field, (companions or {}) if self._moving[number] else {}
+                )
                 continue
             if self._moving[number]:
-                self._refuse_apart(step, made, belonging or {})
+                self._refuse_apart(step, made, companions or {})
             arguments: dict[str, object] = {"rng": rng} if rng_too else {}
             if self.masks:
                 self._move_masks(step, made, rng)
             if out_too:
                 arguments["out"] = place if number >= self._placing else None
             moved = step(made[self.field], **arguments)
-            if not self._moving[number] and belonging is None and _is_resized(np.shape(made[self.field])[:2], moved):
-                # What a function of the user's does is seen by its result.
-                self._refuse_apart(step, made, self._belonging(made, name))
+            if not self._moving[number] and companions is None and _is_resized(np.shape(made[self.field])[:2], moved):
+                # The result alone shows what a function of the user's does.
+                self._refuse_apart(step, made, self._find_companions(made, name))
             made[self.field] = moved
         return made
 
-    def _refuse_apart(self, step: object, sample: dict[str, Any], belonging: dict[str, together.Kind]) -> None:
-        """Refuses a sample with fields that have to move with the picture, and are no masks that do."""
-        if apart := {name: kind for name, kind in belonging.items() if name not in self.masks}:
+    def _refuse_apart(self, step: object, sample: dict[str, Any], companions: dict[str, together.Kind]) -> None:
+        """Refuses a sample with fields that have to move with the image, and are no masks that do."""
+        if apart := {name: kind for name, kind in companions.items() if name not in self.masks}:
             raise together.refuse_apart(repr(step), self.field, sample.get("__key__"), apart)
 
-    def _belonging(self, sample: dict[str, Any], source: str) -> dict[str, together.Kind]:
-        """Returns the fields that have to move with the picture; none if that is a mask, which is moved by hand."""
+    def _find_companions(self, sample: dict[str, Any], source: str) -> dict[str, together.Kind]:
+        """Returns the fields that have to move with the image; none if that is a mask, which is moved by hand."""
         if self._is_mask and not self.masks:
             return {}
-        found = together.find_belonging(sample, self.field, source, np.shape(sample[self.field]))
+        found = together.find_companions(sample, self.field, source, np.shape(sample[self.field]))
         for mask in self.masks:
             if mask not in sample:
                 raise ConfigError(
@@ -147,10 +149,10 @@ class OnField:
         return found
 
     def _move_masks(self, step: Callable[..., Any], sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Applies a step to the masks as it will be applied to the picture: with the same random numbers."""
+        """Applies a step to the masks as it will be applied to the image: with the same random numbers."""
         shape = np.shape(sample[self.field])[:2]
         before = rng.bit_generator.state
-        step = _by_nearest(step)
+        step = _take_nearest(step)
 
         def move(mask: str, value: together.Value) -> together.Value:
             if isinstance(value, list):
@@ -160,7 +162,7 @@ class OnField:
             if not isinstance(value, np.ndarray) or value.shape[:2] != shape:
                 raise ConfigError(
                     f"OnField: mask {mask!r} of sample {sample.get('__key__')!r} is {type(value).__name__} of shape "
-                    f"{np.shape(value)}, its picture of {shape}: they cannot be moved together",
+                    f"{np.shape(value)}, its image of {shape}: they cannot be moved together",
                     field="transform",
                 )
             rng.bit_generator.state = before
@@ -181,19 +183,19 @@ def is_own(step: object) -> bool:
     return type(step) in {Resize, CentreCrop, RandomResizedCrop, HorizontalFlip}
 
 
-def _by_nearest(step: Callable[..., object]) -> Callable[..., object]:
+def _take_nearest(step: Callable[..., object]) -> Callable[..., object]:
     """Returns a step of this module as it is for masks; returns others unchanged."""
     return replace(step, nearest=True) if type(step) in {Resize, CentreCrop, RandomResizedCrop} else step  # type: ignore[type-var]
 
 
-def _is_resized(shape: tuple[int, ...], picture: object) -> bool:
+def _is_resized(shape: tuple[int, ...], image: object) -> bool:
     """Whether an array or a tensor has another height or width, wherever its colours are."""
-    sides = tuple(getattr(picture, "shape", shape))
+    sides = tuple(getattr(image, "shape", shape))
     return shape not in (sides[:2], sides[-2:])
 
 
-def as_transform(transform: Callable[..., object] | None) -> Callable[..., object] | None:
-    """Makes a transform of samples: applies one of albumentations to the picture; looks after those of torchvision."""
+def make_transform(transform: Callable[..., object] | None) -> Callable[..., object] | None:
+    """Makes a transform of samples: applies one of albumentations to the image; looks after those of torchvision."""
     if transform is not None and is_albumentations(transform):
         return OnField("image", transform)
     return together.check_whole_step("transform", transform)
@@ -229,17 +231,15 @@ class Resize:
     antialias: bool = True
     nearest: bool = False
 
-    def __call__(
-        self, picture: Picture, *, rng: np.random.Generator | None = None, out: Picture | None = None
-    ) -> Picture:
+    def __call__(self, image: Image, *, rng: np.random.Generator | None = None, out: Image | None = None) -> Image:
         """Scales; uses no randomness."""
-        height, width = self._target(picture)
-        return resize(picture, height, width, out, antialias=self.antialias, nearest=self.nearest)
+        height, width = self._find_size(image)
+        return resize(image, height, width, out, antialias=self.antialias, nearest=self.nearest)
 
-    def _target(self, picture: Picture) -> tuple[int, int]:
+    def _find_size(self, image: Image) -> tuple[int, int]:
         if isinstance(self.size, tuple):
             return self.size
-        height, width = picture.shape[:2]
+        height, width = image.shape[:2]
         if height <= width:
             return self.size, max(1, int(width * self.size / height))
         return max(1, int(height * self.size / width)), self.size
@@ -247,7 +247,7 @@ class Resize:
 
 @dataclass(frozen=True)
 class CentreCrop:
-    """Cuts out the centre; scales a smaller picture up first until it covers the size.
+    """Cuts out the centre; scales a smaller image up first until it covers the size.
 
     Attributes:
         height: rows of the result.
@@ -259,18 +259,16 @@ class CentreCrop:
     width: int = 0
     nearest: bool = False
 
-    def __call__(
-        self, picture: Picture, *, rng: np.random.Generator | None = None, out: Picture | None = None
-    ) -> Picture:
+    def __call__(self, image: Image, *, rng: np.random.Generator | None = None, out: Image | None = None) -> Image:
         """Cuts; uses no randomness."""
         height, width = self.height, self.width or self.height
-        scale = max(height / picture.shape[0], width / picture.shape[1])
+        scale = max(height / image.shape[0], width / image.shape[1])
         if scale > 1:
-            rows, columns = math.ceil(picture.shape[0] * scale), math.ceil(picture.shape[1] * scale)
-            picture = resize(picture, rows, columns, None, nearest=self.nearest)
-        top = (picture.shape[0] - height) // 2
-        left = (picture.shape[1] - width) // 2
-        return copied(crop(picture, (top, left, height, width)), out)
+            rows, columns = math.ceil(image.shape[0] * scale), math.ceil(image.shape[1] * scale)
+            image = resize(image, rows, columns, None, nearest=self.nearest)
+        top = (image.shape[0] - height) // 2
+        left = (image.shape[1] - width) // 2
+        return copy_to(crop(image, (top, left, height, width)), out)
 
 
 @dataclass(frozen=True)
@@ -280,7 +278,7 @@ class RandomResizedCrop:
     Attributes:
         height: rows of the result.
         width: columns of the result; 0: equal to the rows.
-        scale: least and largest share of the picture's area.
+        scale: least and largest share of the image's area.
         ratio: least and largest width / height of the box.
         antialias: see `resize`.
         nearest: see `resize`.
@@ -293,14 +291,14 @@ class RandomResizedCrop:
     antialias: bool = True
     nearest: bool = False
 
-    def __call__(self, picture: Picture, *, rng: np.random.Generator, out: Picture | None = None) -> Picture:
+    def __call__(self, image: Image, *, rng: np.random.Generator, out: Image | None = None) -> Image:
         """Cuts and scales in one step, into `out`."""
-        box = self.draw(picture.shape[0], picture.shape[1], rng)
+        box = self.draw(image.shape[0], image.shape[1], rng)
         height, width = self.height, self.width or self.height
-        return resize(crop(picture, box), height, width, out, antialias=self.antialias, nearest=self.nearest)
+        return resize(crop(image, box), height, width, out, antialias=self.antialias, nearest=self.nearest)
 
     def draw(self, height: int, width: int, rng: np.random.Generator) -> Box:
-        """Draws a box within a picture of this size.
+        """Draws a box within an image of this size.
 
         Source: torchvision.transforms.RandomResizedCrop.get_params (same distribution, another generator).
         """
@@ -313,9 +311,6 @@ class RandomResizedCrop:
             if 0 < columns <= width and 0 < rows <= height:
                 top = int(rng.integers(0, height - rows + 1))
                 return top, int(rng.integers(0, width - columns + 1)), rows, columns
-        return self._middle(height, width)
-
-    def _middle(self, height: int, width: int) -> Box:
         shape = min(max(width / height, self.ratio[0]), self.ratio[1])
         rows, columns = min(height, round(width / shape)), min(width, round(height * shape))
         return (height - rows) // 2, (width - columns) // 2, rows, columns
@@ -331,8 +326,8 @@ class HorizontalFlip:
 
     probability: float = 0.5
 
-    def __call__(self, picture: Picture, *, rng: np.random.Generator, out: Picture | None = None) -> Picture:
-        """Mirrors or copies; `out` may be the picture itself."""
+    def __call__(self, image: Image, *, rng: np.random.Generator, out: Image | None = None) -> Image:
+        """Mirrors or copies; `out` may be the image itself."""
         if rng.random() >= self.probability:
-            return copied(picture, out)
-        return flip(picture, out)
+            return copy_to(image, out)
+        return flip(image, out)

@@ -14,8 +14,8 @@ from streamer.formats.base import Facts, Field, Format, SampleName
 from streamer.formats.names import (
     AUDIO,
     COMPANIONS,
-    OTHER_PICTURES,
-    PICTURES,
+    IMAGES,
+    OTHER_IMAGES,
     VIDEO,
     base_name,
     extension,
@@ -34,7 +34,7 @@ class Folder(Format, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         extensions: extensions of the files that are samples; capitals do not matter, jpeg is jpg. None: where most
-            files are in class folders, the commonest (all pictures count as one); else all.
+            files are in class folders, the commonest (all images count as one); else all.
         metadata: the file of annotations among them, which is not a sample, as an index finds it; "": there is none.
         classes: names of the classes in the order of their numbers, as `classes` of the training data has them: a
             validation set that lacks one then has the same labels, and a folder that is none of them is an error. None:
@@ -118,7 +118,7 @@ def _bare(name: object) -> str:
     return field_name(name.lstrip(".")) if isinstance(name, str) else ""
 
 
-_IMAGES = PICTURES | OTHER_PICTURES
+_IMAGES = IMAGES | OTHER_IMAGES
 _MEDIA = (_IMAGES, AUDIO, VIDEO)
 _ADVICE = (
     "for samples of several files write them as tars (streamer.pack, or tar --sort=name); Folder(extensions=...) "
@@ -128,7 +128,7 @@ _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
 def metadata_of(keys: Sequence[str]) -> str:
-    """Returns the file of annotations beside pictures, sounds or films, as Hugging Face has it; "" for none."""
+    """Returns the file of annotations beside images, audio files or videos, as Hugging Face has it; "" for none."""
     found = [key for key in keys if key in _METADATA]
     media = _IMAGES | AUDIO | VIDEO
     return found[0] if len(found) == 1 and any(extension(key) in media for key in keys) else ""
@@ -137,7 +137,7 @@ def metadata_of(keys: Sequence[str]) -> str:
 def class_folders(keys: Sequence[str], on_note: Callable[[str], None]) -> Folder:
     """Returns the format of files, most of which are in class folders: the samples have the commonest extension.
 
-    All pictures count as one extension, and so do all sounds and all films; beside these, documents do not count. If
+    All images count as one extension, and so do all audio files and all videos. Documents beside these do not count. If
     most files are in no folder, all are samples. `on_note` is called with a line about the visible files that are not
     samples, and with one about files that belong together.
     """
@@ -164,7 +164,7 @@ def _commonest(endings: Counter[str]) -> frozenset[str]:
         groups[next((kind for kind in _MEDIA if ending in kind), frozenset([ending]))] += count
     if any(kind in groups for kind in _MEDIA):
         groups = Counter({kind: count for kind, count in groups.items() if not kind <= COMPANIONS})
-    # Pictures where as many files are something else; then by name, so that the choice follows from the listing alone.
+    # Images where as many files are something else; then by name, so that the choice follows from the listing alone.
     return max(groups, key=lambda kind: (groups[kind], kind is _IMAGES, sorted(kind)))
 
 

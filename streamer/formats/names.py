@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping
 
 # The field of a file whose name has no extension.
 NO_EXTENSION = "bin"
-PICTURES = frozenset(
+IMAGES = frozenset(
     [
         *("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm", "avif"),
         "jp2",
     ]
 )
-# Pictures without a decoder of their own, which count as pictures where files are counted.
-OTHER_PICTURES = frozenset(["heic", "heif", "hif", "jxl"])
+# Images without a decoder of their own, which count as images where files are counted.
+OTHER_IMAGES = frozenset(["heic", "heif", "hif", "jxl"])
 AUDIO = frozenset(["wav", "flac", "mp3", "ogg", "opus", "m4a", "aac"])
 VIDEO = frozenset(["mp4", "mkv", "mov", "avi", "webm", "mpg"])
 # Extensions of files that accompany data.
@@ -29,7 +29,7 @@ _SAME = {"jpeg": "jpg"}
 # A million names are looked through before an index: of most of them only the end is looked at.
 _COMMON = {
     spelling: _SAME.get(ending, ending)
-    for ending in PICTURES | AUDIO | VIDEO | {"npy", "npz", "cls"}
+    for ending in IMAGES | AUDIO | VIDEO | {"npy", "npz", "cls"}
     for spelling in (ending, ending.upper(), ending.capitalize())
 }
 _SHARD = re.compile(r"\d{5}-of-\d{5}")
@@ -100,7 +100,7 @@ def extension(key: str) -> str:
 
 
 def kind_of_bytes(content: memoryview) -> str:
-    """Returns "image" for the beginning of a JPEG, PNG, GIF, TIFF, WebP or BMP picture, else "bytes"."""
+    """Returns "image" for the beginning of a JPEG, PNG, GIF, TIFF, WebP or BMP image, else "bytes"."""
     if not content or content[0] not in _FIRST_BYTES:
         return BYTES
     head = bytes(content[:_LONGEST])

@@ -139,7 +139,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
             growing=as_growing(growing),
             packing=as_packing(packing),
             balance=as_balance(balance),
-            decode=Decode.of(decode),
+            decode=Decode.from_rule(decode),
             transform=transform,
             annotations=Annotations.of(annotations),
             on_error=on_error,

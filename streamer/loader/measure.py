@@ -19,7 +19,7 @@ from streamer.batches import checks
 from streamer.batches.rows.balance import NO_BALANCE
 from streamer.batches.rows.options import NO_PACKING
 from streamer.batches.samples.seeding import UNSEEDED
-from streamer.decode.transforms import as_transform, takes
+from streamer.decode.transforms import make_transform, takes
 from streamer.errors import ConfigError, ManifestError
 from streamer.executors.runner import run_all, runner
 from streamer.loader.dataloader import StreamingDataLoader
@@ -186,7 +186,7 @@ def _counted(transform: object, count: Count) -> Callable[..., int]:
     """Returns a transform whose result is the number of tokens; with `rng` if the user's takes it, which costs time."""
     if not isinstance(count, str) and not callable(count):
         raise ConfigError(f"count={count!r} is neither the name of a field nor a function", field="count")
-    own = as_transform(transform)  # type: ignore[arg-type]
+    own = make_transform(transform)  # type: ignore[arg-type]
     given: dict[str, object] = {"out": {}} if takes(own, "out") else {}
 
     def tokens(sample: dict[str, object], **more: object) -> int:

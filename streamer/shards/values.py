@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.decode.kinds import decoder_of
-from streamer.decode.nested import nested_json
+from streamer.decode.kinds import find_decoder_of_kind
+from streamer.decode.nested import encode_nested_json
 from streamer.errors import PackError
 from streamer.formats.base import Field
 from streamer.formats.webdataset import split_name
@@ -44,8 +44,8 @@ def value_of(field: Field) -> tuple[str, object]:
     if kind in _KIND_EXTENSIONS:
         return (name if _has_ending(name, kind) else f"{name}.{kind}"), content
     if kind == NESTED:
-        return (name if _has_ending(name, "json") else f"{name}.json"), nested_json(content)
-    reader = decoder_of(kind) if kind and kind != "bytes" else None
+        return (name if _has_ending(name, "json") else f"{name}.json"), encode_nested_json(content)
+    reader = find_decoder_of_kind(kind) if kind and kind != "bytes" else None
     return name, content if reader is None else reader(content)
 
 

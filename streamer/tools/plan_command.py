@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="S",
-        help="a worker's time for one sample: reading, decoding, transform (default: 0, of clips of films measured; "
+        help="a worker's time for one sample: reading, decoding, transform (default: 0, of clips measured; "
         "loader.stats() has it)",
     )
     parser.add_argument("--epochs", type=int, default=3, metavar="N", help="default: 3")
@@ -170,7 +170,7 @@ def _show(figures: _Figures, arguments: argparse.Namespace, terminal: Terminal) 
 
 
 def _decoding(manifest: Manifest, client: EngineClient, terminal: Terminal) -> Decoding | None:
-    """Measures the decoding of clips of films, where PyAV is installed."""
+    """Measures the decoding of clips, where PyAV is installed."""
     from streamer.loader.members.single_reads import StreamedBytes
     from streamer.tools.planning.decoding import measure_decoding
 

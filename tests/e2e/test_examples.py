@@ -213,7 +213,7 @@ def test_lightning_trains_and_validates(run: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_video_clips_are_drawn_anew_and_exact(run: Run) -> None:
-    """Six clips of each of four films, elsewhere in each epoch; every frame is the one of its time."""
+    """Six clips of each of four videos, elsewhere in each epoch; every frame is the one of its time."""
     lines = run("video_clips").splitlines()
     assert all("24 clips of (8, 3, 48, 64)" in line and line.endswith("at their times: True") for line in lines)
     assert len({line.partition(":")[2] for line in lines}) == len(lines) == 2

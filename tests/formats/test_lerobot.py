@@ -104,7 +104,7 @@ _X265 = {"preset": "ultrafast", "x265-params": "bframes=2:log-level=none:pools=1
     ("codec", "options"), [("libx264", {"bf": "2"}), ("libx265", _X265), ("mpeg4", {"bf": "2"}), ("mpeg4", {"bf": "0"})]
 )
 @pytest.mark.parametrize("windows", [{}, {TOP: [-0.1, 0.0]}])
-def test_films_that_do_not_say_when_frames_are_shown(
+def test_videos_that_do_not_say_when_frames_are_shown(
     codec: str, options: Mapping[str, str], windows: Mapping[str, list[float]]
 ):
     """Are refused where frames are reordered, wherever in the video the rows are; else each row has its own."""

@@ -153,7 +153,7 @@ def of_ten(frames: int) -> bytes:
     return video("mpeg4", frames, rate=10)
 
 
-async def test_films_that_are_shorter_than_a_clip(tmp_path: Path):
+async def test_videos_that_are_shorter_than_a_clip(tmp_path: Path):
     """The error has the longest one, also where other processes index; a video that is long enough is enough."""
     videos = {"a.mp4": of_ten(5), "b.mp4": of_ten(9), "c.mp4": of_ten(7)}
 
@@ -214,7 +214,7 @@ async def test_clips_over_a_change_of_parameters(entries: int, tmp_path: Path):
     assert frames == [list(range(first, first + 8)) for first in range(0, 88, 8) if first not in left_out]
 
 
-async def test_films_that_are_not_read_are_left_out(tmp_path: Path):
+async def test_videos_that_are_not_read_are_left_out(tmp_path: Path):
     """Damaged ones, and those of a kind that is not read; if all are, the first one is an error."""
     bad = {
         "cut.mp4": made("b_frames.mp4")[:3000],
@@ -237,7 +237,7 @@ async def test_films_that_are_not_read_are_left_out(tmp_path: Path):
         await built(Video(90), MemoryStore(bad), tmp_path, on_damage=notes.append)
 
 
-def test_films_that_are_not_read():
+def test_videos_that_are_not_read():
     """Say why, and what to do."""
     with pytest.raises(
         ManifestError, match=r"a\.mp4 is damaged: cut off: .*index \(moov\) is missing.*on_error='skip'"
@@ -280,7 +280,7 @@ def read_without_times(content: bytes, chosen: Video, chunk_bytes: int) -> tuple
 @pytest.mark.parametrize("name", ["b_frames.mp4", "open_gop.mp4", "hevc.mp4", "mpeg4.mp4"])
 @pytest.mark.parametrize("frames", [1, 2, 8])
 @pytest.mark.parametrize("chunk_bytes", [1 << 10, 1 << 20])
-def test_films_that_do_not_say_when_pictures_are_shown_are_refused(name: str, frames: int, chunk_bytes: int):
+def test_videos_that_do_not_say_when_pictures_are_shown_are_refused(name: str, frames: int, chunk_bytes: int):
     """Pictures would come in the order stored; with small chunks a block has few of them."""
     delivered, refused = read_without_times(without_times(made(name)), Video(frames), chunk_bytes)
     assert refused
@@ -329,7 +329,7 @@ def test_gops_without_b_frames_are_read(types: str, delivered: int, frames: int)
     assert found + refused == len(types) // frames
 
 
-def test_a_film_of_more_frames_than_ticks():
+def test_a_video_of_more_frames_than_ticks():
     """Milliseconds, of 2,500 frames a second: all of them come in their order, parts of a tick apart."""
     name, options = "fast.mkv", {"preset": "veryfast", "bf": "0", "g": "10"}
     content = video("libx264", 40, name=name, rate=2_500, options=options)

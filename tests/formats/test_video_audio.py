@@ -23,7 +23,7 @@ from tests.formats.test_video import shown
 from tests.videos import made, video
 
 RATE = 48_000
-SOUND = Video(8, num_indices_between_clip_starts=5, audio=True)
+WITH_AUDIO = Video(8, num_indices_between_clip_starts=5, audio=True)
 
 
 def heard(content: bytes) -> np.ndarray:
@@ -55,7 +55,7 @@ def test_the_sound_of_clips(name: str, chunk_bytes: int):
     """Within 1e-5, beside the frames that clips without it have."""
     content = made(name)
     whole, (_, pts, _) = heard(content), shown(name)
-    samples = samples_in(SOUND, {name: content}, chunk_bytes)
+    samples = samples_in(WITH_AUDIO, {name: content}, chunk_bytes)
     silent = samples_in(Video(8, num_indices_between_clip_starts=5), {name: content}, chunk_bytes)
     assert [sample["pts_seconds"][0] for sample in samples] == pts[: len(pts) - 7 : 5].tolist()
     for sample, other in zip(samples, silent, strict=True):
@@ -111,10 +111,10 @@ def blocks_of(found: Found) -> list[Block]:
 def test_sound_between_pictures_is_fetched_once():
     """An interleaved video takes no more bytes with its sound; the chunk file has each packet once."""
     content = made("sound.mp4")
-    [with_sound], [silent] = (blocks_of(find(chosen, {"a.mp4": content})) for chosen in (SOUND, Video(8)))
+    [with_sound], [silent] = (blocks_of(find(chosen, {"a.mp4": content})) for chosen in (WITH_AUDIO, Video(8)))
     assert with_sound.fetch_bytes <= len(content)
     assert len(with_sound.ranges) == 1
-    records = SOUND.recoder(Facts()).recode(
+    records = WITH_AUDIO.recoder(Facts()).recode(
         memoryview(block_bytes(with_sound, content)), with_sound.samples, with_sound.hint
     )
     kept = sum(map(len, records.shared_parts))
@@ -133,7 +133,7 @@ def test_batches_have_the_sound_of_their_clips(tmp_path: Path, monkeypatch: pyte
         (tmp_path / "videos" / name).write_bytes(made("sound.mp4"))
     whole = heard(made("sound.mp4"))
     with (
-        closing(StreamingDataset(tmp_path / "videos", format=SOUND)) as dataset,
+        closing(StreamingDataset(tmp_path / "videos", format=WITH_AUDIO)) as dataset,
         StreamingDataLoader(dataset, batch_size=2, num_workers=1, reports=None) as loader,
     ):
         batches = list(loader)
@@ -152,11 +152,11 @@ def test_batches_have_the_sound_of_their_clips(tmp_path: Path, monkeypatch: pyte
         verify_file(path, ChunkHeader.decode(path.read_bytes()[:64], str(path)).key)
 
 
-def test_films_whose_sound_is_not_read():
+def test_videos_whose_audio_is_not_read():
     """Say so."""
     with pytest.raises(ManifestError, match=r"a\.mp4 has no track of kind 'soun'"):
-        find(SOUND, {"a.mp4": made("b_frames.mp4")})
+        find(WITH_AUDIO, {"a.mp4": made("b_frames.mp4")})
     with pytest.raises(ManifestError, match=r"a\.mkv is Matroska, whose audio is not read: audio=True takes mp4"):
-        find(SOUND, {"a.mkv": made("b_frames.mkv")})
+        find(WITH_AUDIO, {"a.mkv": made("b_frames.mkv")})
     with pytest.raises(ConfigError, match="audio and start='spread' exclude each other"):
         Video(segments="a.csv", start="spread", audio=True)

@@ -67,7 +67,7 @@ def test_a_codec_that_PyAV_does_not_have(videos: Path, monkeypatch: pytest.Monke
         assert dataset.samples == 30
 
 
-def test_a_row_serves_all_clips_of_a_film(videos: Path, tmp_path: Path):
+def test_a_row_serves_all_clips_of_a_video(videos: Path, tmp_path: Path):
     """Annotations are found by the path before "#"; samples are chosen by numbers and by parts."""
     (tmp_path / "labels.csv").write_text("file_name,label\na.mp4,run\nb/c.mp4,jump\n")
     with closing(StreamingDataset(videos, format=CLIPS, annotations=str(tmp_path / "labels.csv"))) as dataset:

@@ -253,7 +253,7 @@ def test_the_pages_about_rows(place: Place, fresh: Path) -> None:
     place.run(fresh, program("docs/migrate/packers.md") + "loader.close()\n" + EPILOGUE)
 
 
-def test_the_pages_about_sounds_and_films(place: Place, fresh: Path) -> None:
+def test_the_pages_about_audio_and_video(place: Place, fresh: Path) -> None:
     """A window of wav needs no other library; the other datasets are not opened."""
     assert "12 (4, 1, 160000) 16000" in place.run(fresh, program("docs/audio.md") + EPILOGUE)
     place.run(fresh, program("docs/video.md") + EPILOGUE)

@@ -10,7 +10,7 @@ import numpy as np
 from streamer.batches.batch.collate import collate
 from streamer.decode.images import IMAGE
 from streamer.errors import ConfigError
-from streamer.formats.names import PICTURES
+from streamer.formats.names import IMAGES
 
 # Kinds of samples that are listed.
 _LISTED = 3
@@ -49,9 +49,9 @@ def _of_mappings(place: str, samples: Sequence[Mapping[object, object]], names: 
     if any(field not in sample for field in samples[0] for sample in samples):
         fields = [sorted(map(str, sample)) for sample in samples]
         advice = "return the same fields for every sample in the transform"
-        if any(name.rpartition(".")[2].lower() in PICTURES for some in fields for name in some):
+        if any(name.rpartition(".")[2].lower() in IMAGES for some in fields for name in some):
             advice += (
-                f' (OnField("{IMAGE}", ...) of streamer.decode.transforms delivers the picture as {IMAGE!r}, whatever '
+                f' (OnField("{IMAGE}", ...) of streamer.decode.transforms delivers the image as {IMAGE!r}, whatever '
                 "its extension)"
             )
         what = f"a batch has samples of different fields{f' at {place!r}' if place else ''}"
@@ -81,7 +81,7 @@ def _of_values(place: str, values: Sequence[object], names: Sequence[str]) -> st
         return None
     advice = "pad or cut it to one shape in the transform"
     if all(len(shape) == 3 and shape[2] == 3 for shape in shapes):
-        advice += f', pictures with OnField("{place or IMAGE}", RandomResizedCrop(224)) of streamer.decode.transforms'
+        advice += f', images with OnField("{place or IMAGE}", RandomResizedCrop(224)) of streamer.decode.transforms'
     return _text(f"{_field(place)} has different shapes in a batch", list(map(str, shapes)), names, advice)
 
 

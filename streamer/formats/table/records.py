@@ -29,10 +29,10 @@ _NO_BYTES = memoryview(b"")
 
 
 class Extension(IntEnum):
-    """Codes of extensions in nested values: bytes that may be a picture, a picture, a JSON text."""
+    """Codes of extensions in nested values: bytes that may be an image, an image, a JSON text."""
 
     BYTES = 16
-    PICTURE = 17
+    IMAGE = 17
     JSON = 18
 
 

@@ -4,7 +4,7 @@
 | --- | --- |
 | number, boolean | number |
 | text, date, time | text |
-| bytes | bytes; a picture where they begin like one |
+| bytes | bytes; an image where they begin like one |
 | list of numbers | array |
 | everything else | JSON |
 """

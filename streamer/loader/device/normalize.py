@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from streamer.decode.images import picture_field
+from streamer.decode.images import find_image_field
 from streamer.errors import ConfigError
 
 
@@ -17,7 +17,7 @@ class Normalize:
         mean, std: per channel, for values in 0..1.
         dtype: of the result.
         key: the field of a dict batch, or the index in a sequence; None: the batch itself. "image", where the batch
-            has no such field: its picture, whatever the extension; it is delivered as "image".
+            has no such field: its image, whatever the extension; it is delivered as "image".
         channels_last: memory format of the result; NHWC input is permuted to NCHW.
         layout: of the input, "NHWC" or "NCHW".
     """
@@ -49,7 +49,9 @@ class Normalize:
             assert isinstance(batch, torch.Tensor)
             return self._normalise(batch)
         if isinstance(batch, dict):
-            name = picture_field(self._key, batch, "Normalize: the batch") if isinstance(self._key, str) else self._key
+            name = self._key
+            if isinstance(name, str):
+                name = find_image_field(name, batch, "Normalize: the batch")
             return {
                 self._key if field == name else field: self._normalise(value) if field == name else value
                 for field, value in batch.items()

@@ -24,7 +24,7 @@ from streamer.client.launcher import log_of
 from streamer.client.manifest_asks import ManifestAsk
 from streamer.config import Environment, RankConfig
 from streamer.decode.dispatch import SampleDecoder
-from streamer.decode.transforms import as_transform
+from streamer.decode.transforms import make_transform
 from streamer.errors import ConfigError, StreamerError
 from streamer.formats.registry import find_codecs
 from streamer.loader.agreement.agreement import ParentRank, agree, detect, gather_for
@@ -377,7 +377,7 @@ class Member:
         options = self.options
         return SampleRules(
             decode=options.decode.rule,
-            transform=as_transform(options.transform),
+            transform=make_transform(options.transform),
             allow_pickle=options.decode.allow_pickle,
             seed=options.seed,
             member=name,

@@ -115,8 +115,10 @@ def _fill_block_size(audio: Codec, content: memoryview) -> Codec:
 
 
 def _probe(record: ObjectRecord, audio: Codec, start: int, chunk_bytes: int) -> Reading[Flac]:
-    total = _total(audio)
-    length = max(PROBE_BYTES, 2 * _longest_frame(audio) + _LONGEST_HEAD)
+    # The head has 0 where it does not tell them: a frame is then as long as if nothing got smaller.
+    total = int.from_bytes(audio.extradata[13:18], "big") & (1 << 36) - 1
+    longest_frame = int.from_bytes(audio.extradata[7:10], "big") or _longest_block(audio) * _width(audio)
+    length = max(PROBE_BYTES, 2 * longest_frame + _LONGEST_HEAD)
     places = list(range(start + chunk_bytes, record.size - length, chunk_bytes))
     if not total and start < record.size:
         places.append(max(start, record.size - length))
@@ -150,8 +152,8 @@ def frames_of(content: memoryview, audio: Codec, first: int | None, stop: int = 
     Args:
         content: Bytes of the run.
         audio: What the head of the file says.
-        first: Number of its first sample, if the run begins with a frame; None: it begins anywhere, and the frames say
-            their numbers, which begin with another one than 0 in a part of a longer recording.
+        first: Number of its first sample, if the run begins with a frame. None if it begins anywhere: the frames say
+            their numbers then, which begin with another one than 0 in a part of a longer recording.
         stop: Number behind that of the last sample of the file as frames say it; 0 if it is not known.
     """
     places, numbers, counts, are_samples = _heads(content)
@@ -237,20 +239,10 @@ def _crc8_table() -> Integers:
     return table
 
 
-def _total(audio: Codec) -> int:
-    """Returns the samples that the head tells, 0 if it does not."""
-    return int.from_bytes(audio.extradata[13:18], "big") & (1 << 36) - 1
-
-
 def _width(audio: Codec) -> int:
     """Bytes of a sample of all channels, at most: the difference of two channels has a bit more."""
     bits = (int.from_bytes(audio.extradata[10:18], "big") >> 36 & 31) + 1
     return -(-audio.channels * (bits + 1) // 8)
-
-
-def _longest_frame(audio: Codec) -> int:
-    """Bytes of a frame at most, as the head says; where it does not, as if nothing got smaller."""
-    return int.from_bytes(audio.extradata[7:10], "big") or _longest_block(audio) * _width(audio)
 
 
 def _longest_block(audio: Codec) -> int:

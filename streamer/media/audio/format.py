@@ -51,13 +51,14 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Takes all recordings, whose heads the index reads."""
         yield from ()
-        return Survey([Source(record) for record in accepted], Facts(_FIELDS), sum(map(_most_read, accepted)))
+        return Survey([Source(record) for record in accepted], Facts(_FIELDS), sum(map(_estimate_read_bytes, accepted)))
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the windows of a recording."""
         recording = yield from read_recording(source, self.stream_index)
         rate = recording.audio.rate
-        length, step = (max(1, round(rate * seconds)) for seconds in (self.seconds, self._step_seconds))
+        step_seconds = self.seconds if self.seconds_between_starts is None else self.seconds_between_starts
+        length, step = (max(1, round(rate * seconds)) for seconds in (self.seconds, step_seconds))
         windows = Windows.cut(recording.total, length, step, pad=self.policy == "pad", random=self.start == "random")
         if not windows.count:
             yield Short(
@@ -84,12 +85,8 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
         name = msgspec.msgpack.decode(hint, type=BlockNote).audio.name
         return [] if name == PCM else [name]
 
-    @property
-    def _step_seconds(self) -> float:
-        return self.seconds if self.seconds_between_starts is None else self.seconds_between_starts
 
-
-def _most_read(record: ObjectRecord) -> int:
+def _estimate_read_bytes(record: ObjectRecord) -> int:
     """The bytes that the index reads, with chunks of 8 MiB and no images in the head of the file."""
     name = record.url.lower()
     if name.endswith((".mp3", ".wav")):

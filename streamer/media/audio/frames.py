@@ -111,4 +111,10 @@ class AudioFrames(msgspec.Struct, frozen=True):
         offsets = np.cumsum(gaps + np.append(0, sizes[:-1]))
         if not packed.count or min(offsets.min(), sizes.min()) < 0 or (offsets + sizes).max() > len(content):
             raise DamagedError(f"{packed.count} packets are not in {len(content)} bytes")
-        return cls(offsets, sizes, first + np.append(0, np.cumsum(counts)), packed.lead, content)
+        return cls(
+            offsets=offsets,
+            sizes=sizes,
+            firsts=first + np.append(0, np.cumsum(counts)),
+            lead=packed.lead,
+            content=content,
+        )

@@ -23,7 +23,8 @@ from streamer.media.containers.entries import Codec
 from streamer.media.containers.movie import is_movie
 
 HEAD_BYTES = 4096
-# Their hint has less than 64 KiB: at most 2 bytes for each packet of audio alone, 5 where others are between them.
+# The hint of so many packets has less than 64 KiB: at most 2 bytes for each packet of audio alone, 5 where others are
+# between them.
 _MAX_PACKETS = 24_576
 _MAX_BETWEEN_OTHERS = 10_240
 
@@ -54,7 +55,15 @@ class BlockNote(msgspec.Struct, frozen=True, array_like=True):
         """Describes windows of a recording."""
         first = recording.sample_at(ranges[0][0])
         frames = recording.packets_in(ranges)
-        return cls(path, recording.audio, windows, ranges, first, frames, recording.played_at)
+        return cls(
+            path=path,
+            audio=recording.audio,
+            windows=windows,
+            ranges=ranges,
+            first=first,
+            frames=frames,
+            played_at=recording.played_at,
+        )
 
     @property
     def fetch_bytes(self) -> int:
@@ -67,7 +76,7 @@ def read_recording(source: Source, stream_index: int | None = None) -> Reading[R
 
     Args:
         source: the object.
-        stream_index: number of the track in files that have tracks; None: the first one with audio.
+        stream_index: number of the track in files that have tracks. None means the first one with audio.
     """
     record = source.record
     check_filled(record)

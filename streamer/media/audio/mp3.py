@@ -25,7 +25,7 @@ _KBITS = {
 }
 # A frame may use bits of the nine frames before it (its main_data_begin is at most 511 bytes).
 LEAD_FRAMES = 10
-# What a decoder delays, which LAME's tag does not count.
+# A decoder delays so many samples, which LAME's tag does not count.
 _DECODER_DELAY = 529
 _LONGEST_FRAME = 2048
 

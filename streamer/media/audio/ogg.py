@@ -34,9 +34,9 @@ _MAX_MODES = 64
 _RATE = 48_000
 _HEAD_BYTES = 27
 _GRANULE = Struct("<qI")
-# What is read of a file until there is audio: comments may have images.
+# So many bytes of a file are read until there is audio: comments may have images.
 _STARTS = (PROBE_BYTES, 1 << 20, 16 << 20)
-# With the 80 ms of RFC 7845 27 of 42 windows are equal to those of a decoder that began at the start, with a second all
+# A second makes all of 42 windows equal to those of a decoder that began at the start, the 80 ms of RFC 7845 only 27
 # (2026-11-24).
 LEAD = _RATE
 # Samples of each part of a packet, by its configuration.
@@ -182,7 +182,7 @@ def _pages_of(content: memoryview) -> Iterator[Page]:
             at += 4
             continue
         granule, serial = _GRANULE.unpack_from(raw, at + 6)
-        yield Page(at, body, granule, serial, bool(raw[at + 5] & 1), lacing)
+        yield Page(byte=at, body=body, granule=granule, serial=serial, goes_on=bool(raw[at + 5] & 1), lacing=lacing)
         at = stop
 
 
@@ -207,10 +207,10 @@ def _packets_of(pages: Sequence[Page], content: memoryview, first: int, audio: C
     padded = np.frombuffer(joined + b"\0\0", np.uint8)
     begins: Integers = padded[starts].astype(np.int64)
     if audio.name != "opus":
-        return _vorbis_packets(joined, begins, (starts, ends), first, audio)
+        return _vorbis_packets(joined=joined, begins=begins, edges=(starts, ends), first=first, audio=audio)
     samples = np.where(ends > starts, _samples(begins, np.where(ends - starts > 1, padded[starts + 1], 0)), 0)
     firsts = first + np.append(0, np.cumsum(samples))
-    return AudioFrames(starts, ends - starts, firsts, LEAD, memoryview(joined))
+    return AudioFrames(offsets=starts, sizes=ends - starts, firsts=firsts, lead=LEAD, content=memoryview(joined))
 
 
 def _join_pages(pages: Sequence[Page], content: memoryview) -> tuple[bytes, Integers, Integers]:
@@ -284,12 +284,19 @@ def _vorbis_packets(
     mask, windows = _blocks_of(audio)
     starts, ends = edges
     # Empty packets, and those that are no audio, have no samples.
-    of_sound = (ends > starts) & (begins & 1 == 0)
-    starts = starts[of_sound]
-    ends = ends[of_sound]
-    window = windows[begins[of_sound] >> 1 & mask]
+    of_audio = (ends > starts) & (begins & 1 == 0)
+    starts = starts[of_audio]
+    ends = ends[of_audio]
+    window = windows[begins[of_audio] >> 1 & mask]
     counts = np.append((window[:-1] + window[1:]) // 4, 0)[: len(window)]
-    return AudioFrames(starts, ends - starts, first + np.append(0, np.cumsum(counts)), 0, memoryview(joined), behind=1)
+    return AudioFrames(
+        offsets=starts,
+        sizes=ends - starts,
+        firsts=first + np.append(0, np.cumsum(counts)),
+        lead=0,
+        content=memoryview(joined),
+        behind=1,
+    )
 
 
 def _samples(toc: Integers, following: Integers) -> Integers:

@@ -29,7 +29,8 @@ class Numbers:
         self._width = width_of(note.audio)
         # The number of the first sample of each range, and its place in the content.
         firsts = [note.first + (start - note.ranges[0][0]) // self._width for start, _ in note.ranges]
-        self._firsts, self._samples = np.array(firsts), [(stop - start) // self._width for start, stop in note.ranges]
+        self._firsts = np.array(firsts)
+        self._samples = [(stop - start) // self._width for start, stop in note.ranges]
         self._places = np.cumsum([0, *(count * self._width for count in self._samples)])
 
     def between(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
@@ -49,7 +50,7 @@ class Numbers:
         return self._content[at : at + (end - begin) * self._width]
 
 
-# What finds the units of a block without the index, by codec.
+# These classes find the units of a block without the index, by codec.
 _UNITS: dict[str, Callable[[memoryview, BlockNote], Units]] = {
     PCM: Numbers,
     "flac": lambda content, note: flac.frames_of(content, note.audio, note.first),
@@ -87,7 +88,7 @@ def record_of(recording: Recording, content: memoryview, start: int, stop: int, 
         return encode_head(head)
     edges = np.array([start]), np.array([stop])
     begin, end = (int(place[0]) for place in recording.bounds(*edges))
-    windows = Windows(recording.total, stop - start, 1, start, 1)
+    windows = Windows(total=recording.total, length=stop - start, step=1, first=start, count=1)
     note = BlockNote.write("", recording, windows, ((begin, end),))
     units = units_of(content[begin:end], note)
     lower, upper = (int(place[0]) for place in units.between(*edges))
@@ -112,11 +113,22 @@ def _records(units: Units, note: BlockNote) -> Records:
     spans = zip(lower.tolist(), starts.tolist(), stops.tolist(), windows.places.tolist(), strict=True)
     heads = [
         encode_head(
-            WindowHeader(note.path, note.audio, units.first(first), start, stop, windows.length, places, note.played_at)
+            WindowHeader(
+                path=note.path,
+                audio=note.audio,
+                first=units.first(first),
+                start=start,
+                stop=stop,
+                length=windows.length,
+                places=places,
+                played_at=note.played_at,
+            )
         )
         for first, start, stop, places in spans
     ]
-    return Records(heads, _lengths(heads), pieces, _lengths(pieces), ranges)
+    return Records(
+        parts=heads, lengths=_lengths(heads), shared_parts=pieces, part_lengths=_lengths(pieces), part_ranges=ranges
+    )
 
 
 def _lengths(parts: Sequence[bytes | memoryview]) -> Integers:

@@ -18,7 +18,7 @@ from streamer.media.audio.window_records import Integers
 from streamer.media.containers.entries import Codec
 from streamer.media.containers.movie import AUDIO, Movie, read_movie
 
-# Each packet of AAC overlaps with the next one; with two before it the difference to a whole decode is 2.1e-6 at most
+# A packet of AAC overlaps with the next one; with two before it the difference to a whole decode is 2.1e-6 at most
 # (2026-11-24).
 _AAC_LEAD = 2
 _AAC_RATES = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000, 7350)
@@ -46,7 +46,7 @@ def find_audio_track(movie: Movie, stream_index: int | None = None) -> Packeted:
     # Packets behind the last one that is shown are left out.
     count = int(np.flatnonzero(packets.shown).max(initial=-1)) + 1
     counts = _samples(packets.duration[:count], track.timescale, audio.rate, each)
-    # As faac begins: nothing is decoded of a packet that is played when the next one is.
+    # Files of faac begin so: nothing is decoded of a packet that is played when the next one is.
     counts[:-1][np.diff(packets.pts[:count]) == 0] = 0
     begin, length = movie.find_edit(track)
     early = int(begin - packets.pts[0]) if count else 0
@@ -116,10 +116,13 @@ def _aac(codec: Codec) -> tuple[Codec, int]:
         number = take(4)
         return take(24) if number == 15 else _AAC_RATES[number] if number < len(_AAC_RATES) else 0
 
-    found, rate, channels = kind(), hertz(), take(4)
+    found = kind()
+    rate = hertz()
+    channels = take(4)
     wide = rate
     if found in _AAC_WIDE:
-        wide, found = hertz(), kind()
+        wide = hertz()
+        found = kind()
     if found not in _AAC_PLAIN or not rate or not wide:
         raise UnreadError(f"has AAC of object type {found} and {rate} Hz, which is not read")
     each = 960 if take(1) else 1024

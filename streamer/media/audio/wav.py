@@ -115,7 +115,7 @@ def _form(record: ObjectRecord, content: memoryview, at: int, order: str) -> tup
         )
     if not channels or not rate or width != channels * of_one:
         raise damaged(record, f"its fmt chunk says {channels} channels, {rate} Hz, {width} bytes a sample", at)
-    # As earlier versions wrote it: of one byte, and three in order of WAV, there is no order.
+    # Earlier versions wrote it so: numbers of one byte, and of three in the order of WAV, have no order.
     named = dtype if dtype == "u1" or (dtype == "i3" and order == "<") else order + dtype
     return Codec(PCM, named.encode(), rate=rate, channels=channels), width
 

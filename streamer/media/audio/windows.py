@@ -32,9 +32,9 @@ class Windows(msgspec.Struct, frozen=True, array_like=True):
     def cut(cls, total: int, length: int, step: int, *, pad: bool, random: bool = False) -> Windows:
         """All windows of a recording; `pad`: until its end, else only those that are inside of it."""
         inside = max(0, (total - length) // step + 1)
-        # One more where samples are left, unless it would begin behind the end.
+        # A padded window follows where samples are left, unless it would begin behind the end.
         rest = pad and inside * step < total and (inside == 0 or (inside - 1) * step + length < total)
-        return cls(total, length, step, 0, inside + rest, random)
+        return cls(total=total, length=length, step=step, first=0, count=inside + rest, random=random)
 
     def part(self, first: int, stop: int) -> Windows:
         """Windows `first` to `stop` of these."""

@@ -24,7 +24,7 @@ from streamer.media.containers.tables import Integers, Packets
 _NEAR_BYTES = 64 << 10
 # A clip reads at most as much too much, and parts are not cut where clips end before a quarter of it.
 _PART_BYTES = 64 << 10
-# Their hint has less than 64 KiB: 1.9 bytes a packet (2026-11-24), at most 4.
+# The hint of so many packets has less than 64 KiB: 1.9 bytes a packet (2026-11-24), at most 4.
 _MAX_PACKETS = 12_288
 _MAX_EXTRA_BYTES = 64 << 20
 # Columns of packets and of samples in a hint.
@@ -151,23 +151,31 @@ def cut_blocks(
         full = ends[far - 1] - int(packets.offset[begin]) > chunk_bytes or far - begin > _MAX_PACKETS
         other = packets.entry[start] != packets.entry[begin]
         if number > first and (other or (full and start != starts[number - 1])):
-            yield from _cut_run(packets, frames, samples, slice(first, number), described)
+            yield from _cut_run(
+                packets=packets, frames=frames, samples=samples, run=slice(first, number), described=described
+            )
             first = number
             far = stop
         furthest = far
     if starts:
-        yield from _cut_run(packets, frames, samples, slice(first, len(starts)), described)
+        yield from _cut_run(
+            packets=packets, frames=frames, samples=samples, run=slice(first, len(starts)), described=described
+        )
 
 
 def _cut_run(
     packets: Packets, frames: FrameTable, samples: Samples, run: slice, described: Described
 ) -> Iterator[Block]:
     """Yields a run in blocks whose hints are short enough."""
-    block = block_of(packets, frames, samples, run, described)
+    block = block_of(packets=packets, frames=frames, samples=samples, run=run, described=described)
     if len(block.hint) > LONGEST_HINT and run.stop - run.start > 1:
         middle = (run.start + run.stop) // 2
-        yield from _cut_run(packets, frames, samples, slice(run.start, middle), described)
-        yield from _cut_run(packets, frames, samples, slice(middle, run.stop), described)
+        yield from _cut_run(
+            packets=packets, frames=frames, samples=samples, run=slice(run.start, middle), described=described
+        )
+        yield from _cut_run(
+            packets=packets, frames=frames, samples=samples, run=slice(middle, run.stop), described=described
+        )
     else:
         yield block
 
@@ -178,7 +186,13 @@ def block_of(packets: Packets, frames: FrameTable, samples: Samples, run: slice,
     stop = samples.stop[run]
     base = int(first.min())
     codec = described.codecs[int(packets.entry[base])]
-    which = _find_needed(packets, frames, samples.rows[run], base, max_reorder(codec) if frames.ascends else 0)
+    which = _find_packets(
+        packets=packets,
+        frames=frames,
+        rows=samples.rows[run],
+        base=base,
+        ahead=max_reorder(codec) if frames.ascends else 0,
+    )
     place = np.full(int(which[-1]) + 1 - base, -1, np.int64)
     place[which - base] = np.arange(len(which))
     behind_gap = packets.key[which] & (np.diff(which, prepend=which[:1] - 1) > 1)
@@ -189,15 +203,16 @@ def block_of(packets: Packets, frames: FrameTable, samples: Samples, run: slice,
     duration = np.zeros(len(packets), np.int64)
     duration[frames.packet] = frames.duration
     needed = Needed(
-        starts, packets.size[which], packets.pts[which], duration[which], packets.key[which],
-        place[first - base], place[stop - 1 - base] + 1,
-        [place[frames.packet[row] - base] for row in samples.rows[run]], samples.draws[run],
-        behind_gap, samples.extra[run],
+        start=starts, size=packets.size[which], pts=packets.pts[which], duration=duration[which],
+        key=packets.key[which],
+        first=place[first - base], stop=place[stop - 1 - base] + 1,
+        rows=[place[frames.packet[row] - base] for row in samples.rows[run]], draws=samples.draws[run],
+        behind_gap=behind_gap, extra=samples.extra[run],
     )  # fmt: skip
     key = described.key
     extra = zlib.compress(msgspec.msgpack.encode(needed.extra)) if needed.extra else b""
     audio_hint, audio_parts, audio_bytes = audio.hint(run, ranges) if audio else (b"", 0, 0)
-    hint = ClipHint(key, codec, described.timescale, samples.pattern, *_pack_needed(needed), extra, audio_hint)
+    hint = ClipHint(key, codec, described.timescale, samples.pattern, *_encode_packets(needed), extra, audio_hint)
     cuts = needed.parts()
     numbers = sum(map(len, needed.rows)) + sum(map(len, needed.draws))
     heads = heads_bytes(key, len(needed.rows), numbers, audio.head if audio else None)
@@ -217,7 +232,7 @@ def block_of(packets: Packets, frames: FrameTable, samples: Samples, run: slice,
     )
 
 
-def _find_needed(packets: Packets, frames: FrameTable, rows: Sequence[Integers], base: int, ahead: int) -> Integers:
+def _find_packets(packets: Packets, frames: FrameTable, rows: Sequence[Integers], base: int, ahead: int) -> Integers:
     """Returns the packets that samples need: for each frame those from its key packet to its own.
 
     What is between two frames of a sample is needed, too, unless whole GOPs are.
@@ -262,7 +277,7 @@ def _ranges(
     return tuple(zip(begins.tolist(), stops.tolist(), strict=True)), starts
 
 
-def _pack_needed(needed: Needed) -> tuple[tuple[int, int, int, int], bytes]:
+def _encode_packets(needed: Needed) -> tuple[tuple[int, int, int, int], bytes]:
     """Counts and columns of a hint."""
     gaps = needed.start - np.append(0, (needed.start + needed.size)[:-1])
     lengths = np.array(list(map(len, needed.rows)))
@@ -290,7 +305,7 @@ def read_hint(content: bytes) -> tuple[ClipHint, Needed]:
     first = np.cumsum(first)
     stop = np.cumsum(stop)
     flat = np.cumsum(flat)
-    _check(packets, size, (first, stop, flat), row_lengths, in_rows)
+    _check(packets=packets, size=size, places=(first, stop, flat), lengths=row_lengths, in_rows=in_rows)
     rows = np.split(flat, np.cumsum(row_lengths)[:-1])
     starts = np.cumsum(gaps + np.append(0, size[:-1]))
     drawn_rows = list(draws.reshape(samples, -1, 2)) if drawn else []

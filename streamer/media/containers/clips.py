@@ -122,7 +122,9 @@ class Cells(msgspec.Struct, frozen=True):
     def take(self, which: Integers) -> Cells:
         """Those of these numbers."""
         extra = [self.extra[number] for number in which.tolist()] if self.extra else ()
-        return Cells(self.first[which], self.stop[which], self.end[which], self.spread[which], extra)
+        return Cells(
+            first=self.first[which], stop=self.stop[which], end=self.end[which], spread=self.spread[which], extra=extra
+        )
 
 
 def samples_of(sampling: Sampling, packets: Packets, frames: FrameTable, timescale: int) -> Samples:
@@ -134,7 +136,7 @@ def samples_of(sampling: Sampling, packets: Packets, frames: FrameTable, timesca
     edges = edges[: np.searchsorted(edges[:-1], possible) + 1]
     stops = np.minimum(edges[1:], possible)
     cells = Cells(edges[:-1], stops, np.full(len(stops), len(frames)), np.empty((len(stops), 0), np.int64))
-    return samples_of_cells(sampling, pattern, cells, packets, frames)
+    return samples_of_cells(sampling=sampling, pattern=pattern, cells=cells, packets=packets, frames=frames)
 
 
 def samples_of_cells(
@@ -189,7 +191,7 @@ def _find_packets(
 ) -> Samples:
     rows = found[0]
     if not rows:
-        return Samples(pattern, [], [], np.empty(0, np.int64), np.empty(0, np.int64))
+        return Samples(pattern=pattern, rows=[], draws=[], start=np.empty(0, np.int64), stop=np.empty(0, np.int64))
     flat = np.concatenate(rows)
     lengths = np.array(list(map(len, rows)))
     begins = np.cumsum(lengths) - lengths
@@ -200,4 +202,12 @@ def _find_packets(
     order = np.argsort(start, kind="stable")
     order = order[one_entry[order]]
     kept, drawn, beside = ([column[number] for number in order.tolist()] if column else [] for column in found)
-    return Samples(pattern, kept, drawn, start[order], stop[order], beside, len(rows) - len(order))
+    return Samples(
+        pattern=pattern,
+        rows=kept,
+        draws=drawn,
+        start=start[order],
+        stop=stop[order],
+        extra=beside,
+        left_out=len(rows) - len(order),
+    )

@@ -193,7 +193,7 @@ class _Walk:
         if box.start + len(box.body) < box.stop:
             self._cut.append(box)
             return
-        # What they say is only tried.
+        # The places that they name are only tried.
         with suppress(DamagedError):
             if box.kind == b"sidx":
                 places = _subsegments(box)
@@ -218,7 +218,10 @@ def _subsegments(box: _Box) -> list[int]:
     wide = bool(numbers("B", body)[0])
     [offset] = numbers(">Q" if wide else ">I", body, 20 if wide else 16)
     at = 28 if wide else 20
-    sizes = table("sidx", body, "3>u4", numbers(">H", body, at + 2)[0], at + 4)[:, 0] & 0x7FFFFFFF
+    sizes = (
+        table(name="sidx", content=body, dtype="3>u4", count=numbers(">H", body, at + 2)[0], at=at + 4)[:, 0]
+        & 0x7FFFFFFF
+    )
     places: list[int] = (box.stop + offset + np.append(0, np.cumsum(sizes, dtype=np.int64))).tolist()
     return places
 
@@ -230,4 +233,6 @@ def _random_access(box: _Box) -> Iterator[int]:
             version, lengths, count = *numbers("B", body), *numbers(">II", body, 8)
             number = ">u8" if version else ">u4"
             rest = sum((lengths >> shift & 3) + 1 for shift in (0, 2, 4))
-            yield from table("tfra", body, f"{number},{number},V{rest}", count, 16)["f1"].tolist()
+            yield from table(name="tfra", content=body, dtype=f"{number},{number},V{rest}", count=count, at=16)[
+                "f1"
+            ].tolist()

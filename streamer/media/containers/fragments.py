@@ -81,7 +81,9 @@ def read_moof(content: memoryview, start: int, object_bytes: int, tracks: Mappin
             elif inner == b"tfdt" and runs is not None:
                 [runs.next_time] = numbers(">q" if numbers("B", each)[0] else ">I", each, 4)
             elif inner == b"trun" and runs is not None:
-                end = _trun(runs, each, (base, max(base, end)), defaults, object_bytes)
+                end = _trun(
+                    runs=runs, body=each, bases=(base, max(base, end)), defaults=defaults, object_bytes=object_bytes
+                )
 
 
 def _tfhd(body: memoryview, start: int, end: int, tracks: Mapping[int, Runs]) -> tuple[Runs, int, Defaults]:
@@ -118,7 +120,11 @@ def _trun(runs: Runs, body: memoryview, bases: tuple[int, int], defaults: Defaul
     most = find_max_packets(object_bytes)
     if runs.count + count > most or ("size" not in names and not 0 < defaults.size * count <= object_bytes):
         raise DamagedError(f"trun has {count} packets of {defaults.size} bytes")
-    rows = table("trun", body, f"({len(names)},)>u4", count, at) if names else np.empty((count, 0), ">u4")
+    rows = (
+        table(name="trun", content=body, dtype=f"({len(names)},)>u4", count=count, at=at)
+        if names
+        else np.empty((count, 0), ">u4")
+    )
 
     def column(name: str, default: int) -> Integers:
         if name not in names:

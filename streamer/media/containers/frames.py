@@ -58,4 +58,4 @@ class FrameTable(msgspec.Struct, frozen=True):
         while (later := packets.pts[keys[at]] > pts).any():
             at[later] -= 1
         ascends = bool((np.diff(packets.pts[filled]) >= 0).all())
-        return cls(order, pts, duration, keys[at], ascends)
+        return cls(packet=order, pts=pts, duration=duration, start=keys[at], ascends=ascends)

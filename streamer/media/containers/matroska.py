@@ -36,7 +36,7 @@ _REFERENCE = 0xFB
 _BLOCKS = frozenset([_SIMPLE_BLOCK, _BLOCK])
 _ENTERED = frozenset([_SEGMENT, _CLUSTER, _GROUP])
 _HEADS = frozenset([_INFO, _TRACKS])
-# What is read of their bodies: of blocks the number of the track, the time and flags.
+# So many bytes of their bodies are read: a block begins with the number of the track, the time and flags.
 _READ_BYTES = {_SIMPLE_BLOCK: 11, _BLOCK: 11, _TIMESTAMP: 8, _DURATION: 8, _REFERENCE: 1}
 _MAX_HEAD_BYTES = 16 << 20
 _SCALE = 0x2AD7B1
@@ -188,7 +188,7 @@ def read_matroska(
 
     Args:
         record: the file.
-        stream_index: number of the track; None: see `prefer`.
+        stream_index: number of the track, or None for the one that `prefer` takes.
 
     Returns:
         Packets and codec parameters of the track, and its ticks of a second.
@@ -236,7 +236,7 @@ def _ticks(nanoseconds: int) -> tuple[int, int]:
 def _packets(blocks: Blocks, entry: Entry, nanoseconds: int, size: int) -> Packets:
     offset, length, time, duration, key, shown = (np.frombuffer(column, np.int64) for column in blocks.columns)
     timescale, ticks = _ticks(nanoseconds)
-    # As FFmpeg does, and at most a thousand seconds: a wrong one is of the last frame alone.
+    # FFmpeg takes the usual duration, too. The limit is a thousand seconds: a wrong one is of the last frame alone.
     usual = min(round(entry.frame_nanoseconds * timescale / 1e9), 1000 * timescale)
     if np.abs(time).max(initial=0) * ticks >= 1 << 62:
         raise DamagedError("times of more than 100 years")
@@ -281,17 +281,14 @@ def _entry(content: memoryview) -> Entry:
         elif kind == _FRAME_NANOSECONDS:
             found.frame_nanoseconds = read_unsigned(body)
         elif kind == _ENCODINGS:
-            found.unread = ENCRYPTED if _has(body, _ENCRYPTION) else "has packets that are compressed once more"
+            is_encrypted = any(inner == _ENCRYPTION for _, part in elements(body) for inner, _ in elements(part))
+            found.unread = ENCRYPTED if is_encrypted else "has packets that are compressed once more"
         elif kind == _VIDEO:
             codec |= _parse_frame(body, found)
     if name not in _CODECS:
         found.unread = found.unread or f"is encoded as {name!r}, which is not read"
     found.codec = Codec(_CODECS.get(name, ""), **codec)
     return found
-
-
-def _has(content: memoryview, wanted: int) -> bool:
-    return any(inner == wanted for _, body in elements(content) for inner, _ in elements(body))
 
 
 def _parse_frame(content: memoryview, entry: Entry) -> dict[str, Any]:

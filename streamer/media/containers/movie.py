@@ -145,7 +145,7 @@ def read_movie(record: ObjectRecord, held: memoryview = _NOTHING) -> Reading[Mov
         kind, head, length = header(held, at - held_at, size - at)
         if at == 0 and kind not in _FIRST_BOXES:
             raise UnreadError(f"does not begin as mp4 and mov files do, but with {name_of(kind)}")
-        check_whole(kind, at, at + length, size, "; its index (moov) is missing")
+        check_whole(kind=kind, at=at, stop=at + length, size=size, missing="; its index (moov) is missing")
         if kind == b"moov":
             kept = held[at - held_at : at - held_at + length]
             rest = yield from read_range(at + len(kept), at + length, record)

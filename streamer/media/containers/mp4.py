@@ -62,7 +62,8 @@ def clip_mp4(record: memoryview) -> bytes:
         full(b"ctts", 1, rows(ones, offsets)),
         full(b"stsc", 0, rows(ones[:1], ones[:1] * count, ones[:1])),
         full(b"stsz", 0, bytes(4), rows(np.array(list(map(len, contents))))),
-        # With further key frames torchcodec 0.13 counts hidden frames (17 of 79 clips, 2026-11-24).
+        # The first frame alone is marked: torchcodec 0.13 counts hidden frames with further key frames (17 of 79
+        # clips, 2026-11-24).
         full(b"stss", 0, rows(ones[:1])),
     ]
     kind = box(b"ftyp", b"isom", struct.pack(">I", 512), b"isomiso2mp41")

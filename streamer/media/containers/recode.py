@@ -43,7 +43,8 @@ class ClipRecoder:
             described, needed = read_hint(hint)
         except (ValueError, msgspec.MsgspecError) as error:
             raise RecodeError(f"the hint of a block is damaged: {error}") from error
-        if len(needed.rows) != samples or not _is_inside(needed, len(content)):
+        is_inside = needed.start.min() >= 0 and (needed.start + needed.size).max() <= len(content)
+        if len(needed.rows) != samples or not is_inside:
             raise RecodeError(f"a hint of {len(needed.rows)} samples, whose packets are not in {len(content)} bytes")
         edges = zip(needed.start.tolist(), (needed.start + needed.size).tolist(), strict=True)
         packets = [content[start:stop] for start, stop in edges]
@@ -64,16 +65,12 @@ class ClipRecoder:
             parts += pieces
         heads = [_head(described, needed, number, audio) for number, audio in enumerate(audio_headers)]
         return Records(
-            heads,
-            np.array(list(map(len, heads)), np.int64),
-            parts,
-            np.array(list(map(len, parts)), np.int64),
-            ranges.astype(np.int64),
+            parts=heads,
+            lengths=np.array(list(map(len, heads)), np.int64),
+            shared_parts=parts,
+            part_lengths=np.array(list(map(len, parts)), np.int64),
+            part_ranges=ranges.astype(np.int64),
         )
-
-
-def _is_inside(needed: Needed, content_bytes: int) -> bool:
-    return bool(needed.start.min() >= 0 and (needed.start + needed.size).max() <= content_bytes)
 
 
 def _parts(described: ClipHint, needed: Needed, packets: list[memoryview], cuts: np.ndarray) -> list[bytes]:

@@ -219,4 +219,4 @@ def open_record(record: memoryview) -> Opened:
             pts.append(time)
     if codec is None or at != len(rest):
         raise ValueError(f"packets up to byte {at} of {len(rest)}")
-    return Opened(head, codec, packets, pts, keys, gaps)
+    return Opened(head=head, codec=codec, packets=packets, pts=pts, keys=keys, gaps=gaps)

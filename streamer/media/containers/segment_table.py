@@ -66,7 +66,9 @@ def _read(content: memoryview, ending: str, taken: Sequence[str]) -> SegmentTabl
     edges = np.append(0, np.cumsum(made.lengths)).tolist()
     joined = b"".join(map(bytes, made.parts))
     records = [joined[first:stop] for first, stop in pairwise(edges)]
-    return SegmentTable(paths, start.tolist(), end.tolist(), [spec for spec, _ in fields], records)
+    return SegmentTable(
+        paths=paths, start=start.tolist(), end=end.tolist(), fields=[spec for spec, _ in fields], records=records
+    )
 
 
 def _order_columns(taken: Sequence[str], columns: Sequence[str]) -> list[str]:

@@ -24,7 +24,7 @@ START = "start"
 END = "end"
 # Times in tables are rounded: frames shown for less are not of a segment.
 _ROUNDING_SECONDS = 1e-3
-# What the end of a segment may be behind the video: durations of containers are those of the longest track.
+# The end of a segment may be so far behind that of the video: durations of containers are those of the longest track.
 _MAX_BEHIND_SECONDS = 0.1
 
 
@@ -50,7 +50,13 @@ class Segments(msgspec.Struct, frozen=True, array_like=True):
     def samples(self, sampling: Sampling, packets: Packets, frames: FrameTable, timescale: int) -> Samples:
         """Returns the samples of a track: a clip of each segment with room for it; all segments are in the video."""
         pattern = sampling.pattern_of(timescale)
-        return samples_of_cells(sampling, pattern, self._cells(sampling, pattern, frames, timescale), packets, frames)
+        return samples_of_cells(
+            sampling=sampling,
+            pattern=pattern,
+            cells=self._cells(sampling, pattern, frames, timescale),
+            packets=packets,
+            frames=frames,
+        )
 
     def inside(
         self, sampling: Sampling, frames: FrameTable, timescale: int, video: str
@@ -72,11 +78,11 @@ class Segments(msgspec.Struct, frozen=True, array_like=True):
         kept = np.flatnonzero(~is_outside).tolist()
         return (
             Segments(
-                self.table,
-                [self.numbers[row] for row in kept],
-                [self.start[row] for row in kept],
-                [self.end[row] for row in kept],
-                [self.records[row] for row in kept],
+                table=self.table,
+                numbers=[self.numbers[row] for row in kept],
+                start=[self.start[row] for row in kept],
+                end=[self.end[row] for row in kept],
+                records=[self.records[row] for row in kept],
             ),
             left_out,
         )
@@ -93,9 +99,11 @@ class Segments(msgspec.Struct, frozen=True, array_like=True):
             parts = (np.arange(pattern.count) + 0.5) / pattern.count
             times = start[:, None] + (np.minimum(end, length) - start)[:, None] * parts
             chosen = np.clip(_find_shown(pts, times * timescale), first[:, None], behind[:, None] - 1)
-            return Cells(first, behind, behind, chosen, self.records)
-        stop = behind if sampling.repeats_last else _find_fitting(pattern, pts, behind, bound)
-        cells = Cells(first, stop, behind, np.empty((len(first), 0), np.int64), self.records)
+            return Cells(first=first, stop=behind, end=behind, spread=chosen, extra=self.records)
+        stop = behind if sampling.repeats_last else _find_last_starts(pattern, pts, behind, bound)
+        cells = Cells(
+            first=first, stop=stop, end=behind, spread=np.empty((len(first), 0), np.int64), extra=self.records
+        )
         return cells.take(np.flatnonzero(stop > first))
 
 
@@ -109,7 +117,7 @@ def _find_shown(pts: Integers, ticks: np.ndarray) -> Integers:
     return found
 
 
-def _find_fitting(pattern: Pattern, pts: Integers, behind: Integers, bound: np.ndarray) -> Integers:
+def _find_last_starts(pattern: Pattern, pts: Integers, behind: Integers, bound: np.ndarray) -> Integers:
     """Behind the frames with which a clip may begin so that it is in its segment."""
     if pattern.every:
         return behind - (pattern.count - 1) * pattern.every
@@ -133,7 +141,14 @@ def read_table(name: str, segments: str, tables: Sequence[ObjectRecord]) -> Aski
             field="format",
         )
     check_table(found[0])
-    made = yield Examine(found[0], name, {"segments": segments}, Facts(), found[0].url.encode(), reads=True)
+    made = yield Examine(
+        object=found[0],
+        format=name,
+        options={"segments": segments},
+        facts=Facts(),
+        hint=found[0].url.encode(),
+        reads=True,
+    )
     assert isinstance(made, Examined)
     return found[0], msgspec.msgpack.decode(made.records, type=SegmentTable)
 
@@ -165,7 +180,7 @@ def assign_rows(
         if not 0 <= start < end < math.inf:
             left_out.append(LeftOut(f"{url}: row {row} goes from {start} to {end} s; segments have 0 <= start < end"))
             continue
-        rows = found.setdefault(video_url, Segments(url, [], [], [], []))
+        rows = found.setdefault(video_url, Segments(table=url, numbers=[], start=[], end=[], records=[]))
         rows.numbers.append(row)
         rows.start.append(start)
         rows.end.append(end)

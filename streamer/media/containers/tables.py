@@ -122,14 +122,16 @@ class Tables(msgspec.Struct):
         if name == b"stsz":
             self.fixed_size, self.count = numbers(">II", body, 4)
             if not self.fixed_size:
-                self.bodies[b"stsz"] = table("stsz", body, ">u4", self.count, 12)
+                self.bodies[b"stsz"] = table(name="stsz", content=body, dtype=">u4", count=self.count, at=12)
         elif name == b"stz2":
             [bits] = numbers("B", body, 7)
             [self.count] = numbers(">I", body, 8)
             self.bodies[b"stsz"] = _short_sizes(body, bits, self.count)
         elif name in _LAYOUTS:
             [count] = numbers(">I", body, 4)
-            self.bodies[b"stco" if name == b"co64" else name] = table(name.decode(), body, _LAYOUTS[name], count, 8)
+            self.bodies[b"stco" if name == b"co64" else name] = table(
+                name=name.decode(), content=body, dtype=_LAYOUTS[name], count=count, at=8
+            )
 
     def columns(self, object_bytes: int) -> list[Integers]:
         """Returns the columns of `Packets.from_columns`, for an object of `object_bytes`.
@@ -208,8 +210,8 @@ def _run_of(lengths: Integers, number: Integers, name: str) -> tuple[Integers, I
 
 def _short_sizes(body: memoryview, bits: int, count: int) -> NDArray[Any]:
     if bits == _HALVES:
-        packed = table("stz2", body, "u1", (count + 1) // 2, 12)
+        packed = table(name="stz2", content=body, dtype="u1", count=(count + 1) // 2, at=12)
         return np.stack([packed >> 4, packed & 15], 1).reshape(-1)[:count]
     if bits not in {8, 16}:
         raise DamagedError(f"stz2 has sizes of {bits} bits")
-    return table("stz2", body, f">u{bits // 8}", count, 12)
+    return table(name="stz2", content=body, dtype=f">u{bits // 8}", count=count, at=12)

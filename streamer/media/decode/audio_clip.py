@@ -71,7 +71,9 @@ class AudioClip(MediaDecoder):
         else:
             rate = recording.audio.rate
             start, stop, length = self._window(recording.total, rate, draws)
-            found = WindowAudio().decode(memoryview(record_of(recording, content, start, stop, length)))
+            found = WindowAudio().decode(
+                memoryview(record_of(recording=recording, content=content, start=start, stop=stop, length=length))
+            )
         return {"audio": found, "sample_rate": rate, "start_seconds": start / rate}
 
     def _window(self, total: int, rate: int, draws: Draws | None) -> tuple[int, int, int]:

@@ -31,7 +31,7 @@ _READ = (
     "nut,nuv,obu,ogg,oma,pva,pvf,qcp,rm,shn,smjpeg,smk,sox,swf,tak,truehd,tta,vc1,voc,vvc,"
     "w64,wav,webm,wtv,wv,xwma,yuv4mpegpipe"
 )
-# Those that store when each frame is shown. FFmpeg guesses it for others, and wrongly where frames are reordered.
+# These containers store when each frame is shown. FFmpeg guesses it for others, and wrongly where frames are reordered.
 _TIMED = frozenset(["flv", "gif", "ivf", "matroska", "mpegts", "mxf", "nut", "ogg", "webm", "wtv"])
 # Frames of a video whose order is only known when it is decoded are kept up to so much; others are decoded once more.
 _MAX_KEPT_BYTES = 128 << 20

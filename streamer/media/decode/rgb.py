@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 # Planes of gbrp that are red, green and blue.
 _RED_GREEN_BLUE = (2, 0, 1)
-# What swscale turns to three planes with the same values as to rgb24, and three times as fast as packed RGB is taken
+# Swscale turns these to three planes with the same values as to rgb24, and three times as fast as packed RGB is taken
 # apart. It does so in steps of up to 32 columns, and leaves out the rest of rows and chroma of odd heights.
 _TO_PLANES = frozenset(["yuv420p", "yuvj420p", "yuv422p", "yuvj422p"])
 _STEP_COLUMNS = 32
-# What is resized with as much chroma as swscale resizes to RGB with, in a third of the time (2026-11-28).
+# These are resized with as much chroma as swscale resizes to RGB with, in a third of the time (2026-11-28).
 _RESIZED_AS = {"yuv420p": "yuv422p", "yuv422p": "yuv422p", "yuvj420p": "yuvj422p", "yuvj422p": "yuvj422p"}
 # Sums over more rows are rounded otherwise.
 _MAX_SHRUNK = 8
@@ -38,7 +38,7 @@ def write_rgb(frame: VideoFrame, size: tuple[int, int] | None, rotation: int, ta
 
     Args:
         frame: the frame.
-        size: height and width in `target`; None: those of the frame.
+        size: height and width in `target`, or None for those of the frame.
         rotation: degrees counterclockwise.
         target: uint8 [3, height, width] or, unless `planar`, [height, width, 3].
         planar: see `target`.
@@ -52,7 +52,8 @@ def write_rgb(frame: VideoFrame, size: tuple[int, int] | None, rotation: int, ta
     if has_other_size and resized_as and width % 2 == 0 and frame.height <= _MAX_SHRUNK * height:
         frame = _reformat(frame, width, height, resized_as)
         has_other_size = False
-    if planar and not has_other_size and _is_turned_to_planes(frame):
+    is_even = frame.width % _STEP_COLUMNS == 0 and frame.height % 2 == 0
+    if planar and not has_other_size and is_even and frame.format.name in _TO_PLANES:
         planes = _reformat(frame, width, height, "gbrp").planes
         for colour, number in enumerate(_RED_GREEN_BLUE):
             plane = _plane(planes[number], height, width, 1)[..., 0]
@@ -67,10 +68,6 @@ def write_rgb(frame: VideoFrame, size: tuple[int, int] | None, rotation: int, ta
 def turn_size(size: tuple[int, int] | None, rotation: int) -> tuple[int, int] | None:
     """Returns height and width before a rotation."""
     return size[::-1] if size is not None and rotation % 180 else size
-
-
-def _is_turned_to_planes(frame: VideoFrame) -> bool:
-    return frame.format.name in _TO_PLANES and frame.width % _STEP_COLUMNS == 0 and frame.height % 2 == 0
 
 
 def _plane(plane: VideoPlane, height: int, width: int, channels: int) -> Array:
@@ -98,12 +95,12 @@ def _reformat(frame: VideoFrame, width: int, height: int, form: str) -> VideoFra
     import av
     from av.video.reformatter import Interpolation, VideoReformatter
 
-    # One for each kind of result, and a new one where anything else changes: PyAV before 17 keeps some of it.
+    # There is one for each kind of result, and a new one where anything else changes: PyAV before 17 keeps some of it.
     known: dict[str, tuple[object, VideoReformatter]] = _kept.__dict__.setdefault("reformatters", {})
     key = (frame.format.name, frame.width, frame.height, frame.colorspace, frame.color_range, width, height)
     if form not in known or known[form][0] != key:
         known[form] = key, VideoReformatter()
-    # Before PyAV 17 it has no threads; from then on it has one for each core, unless it is told.
+    # PyAV 16 has no threads for it; later ones have one for each core, unless they are told.
     one = {"threads": 1} if int(av.__version__.partition(".")[0]) >= _WITH_THREADS else {}
     try:
         return known[form][1].reformat(frame, width, height, form, interpolation=Interpolation.BICUBIC, **one)

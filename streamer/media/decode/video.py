@@ -68,7 +68,11 @@ class Frames(MediaDecoder):
         first, stop = record.span(pts)
         gaps = [gap - first for gap in record.gaps if first < gap < stop]
         video = VideoPackets(
-            record.codec, record.packets[first:stop], record.pts[first:stop], record.head.timescale, gaps
+            codec=record.codec,
+            packets=record.packets[first:stop],
+            pts=record.pts[first:stop],
+            timescale=record.head.timescale,
+            gaps=gaps,
         )
         return self.decode_video(video, pts, record.head.shape(len(pts)), out)
 
@@ -226,7 +230,7 @@ def decode_frames(video: VideoPackets, wanted: Sequence[int]) -> list[VideoFrame
             skippable = find_droppable(video.packets, video.codec)
             found = _find_frames(video, missing, skippable)
             if len(found) < len(missing) or any(frame.interlaced_frame for frame in found.values()):
-                # Where a video does not say how far frames are reordered, the decoder has to learn it from all of
+                # A video may not say how far frames are reordered: the decoder then has to learn it from all of
                 # them. The second field of a frame may be a packet of its own, at a time that no clip wants.
                 found = _find_frames(video, missing, [False] * len(skippable))
     except av.FFmpegError as error:

@@ -100,20 +100,28 @@ class Part(msgspec.Struct, frozen=True):
         videos = []
         for (video, frames), window in zip(self.videos, self.windows, strict=True):
             samples = video.samples(np.concatenate([frames[span.window(window)] for span in spans]))
-            # Their keys are not those of the samples.
+            # The keys of videos are not those of the samples.
             described = Described("", [video.codec], video.timescale)
-            videos.append(block_of(video.packets, video.frames, samples, slice(0, len(samples.rows)), described))
+            videos.append(
+                block_of(
+                    packets=video.packets,
+                    frames=video.frames,
+                    samples=samples,
+                    run=slice(0, len(samples.rows)),
+                    described=described,
+                )
+            )
         count = sum(span.stop - span.first for span in spans)
         inner = [(self.record, block) for block in pieces]
         inner += [(video.record, block) for (video, _), block in zip(self.videos, videos, strict=True)]
         return Block(
-            tuple(span for _, block in inner for span in block.ranges),
-            count,
-            sum(block.record_bytes for block in videos) + count * self.sample_bytes,
-            msgspec.msgpack.encode(
+            ranges=tuple(span for _, block in inner for span in block.ranges),
+            samples=count,
+            record_bytes=sum(block.record_bytes for block in videos) + count * self.sample_bytes,
+            hint=msgspec.msgpack.encode(
                 EpisodeHint(list(map(Piece.from_block, pieces)), list(map(Piece.from_block, videos)), moved)
             ),
-            tuple(record for record, block in inner for _ in block.ranges),
+            objects=tuple(record for record, block in inner for _ in block.ranges),
             parts=sum(block.parts for block in videos),
             part_ranges=len(videos),
         )

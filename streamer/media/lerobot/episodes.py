@@ -56,11 +56,11 @@ def files_of(
     """Returns the files that have wanted episodes, by url, in the order of the episodes.
 
     Args:
-        rows: those of meta/episodes.
+        rows: rows of meta/episodes.
         info: What the data set says of itself.
         root: its url.
-        cameras: that samples have.
-        wanted: numbers of episodes; None: all.
+        cameras: cameras that samples have.
+        wanted: numbers of episodes, or None for all.
 
     Raises:
         ManifestError: the rows contradict each other.
@@ -75,7 +75,9 @@ def files_of(
             raise ValueError(f"{len(rows)} rows with {len(lengths)} numbers, the shortest of {min(lengths.values())}")
         ordered = sorted(rows, key=lambda row: (row.get("dataset_from_index", 0), row[EPISODE]))
         files: dict[str, File] = {}
-        for url, members in groupby(ordered, lambda row: _url(root, info, row, "data", info.data_path)):
+        for url, members in groupby(
+            ordered, lambda row: _url(root=root, info=info, row=row, place="data", template=info.data_path)
+        ):
             if url in files:
                 raise ValueError(f"episodes of {url} are not one behind the other")
             at = 0
@@ -104,7 +106,7 @@ def _url(root: str, info: Info, row: Row, place: str, template: str, **more: obj
 
 def _find_video(root: str, info: Info, row: Row, camera: str) -> tuple[str, float]:
     place = f"videos/{camera}"
-    url = _url(root, info, row, place, info.video_path or "", video_key=camera)
+    url = _url(root=root, info=info, row=row, place=place, template=info.video_path or "", video_key=camera)
     # A video of v2 has one episode.
     return url, float(row.get(f"{place}/from_timestamp", 0.0))
 

@@ -70,12 +70,12 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"cameras={sorted(unknown)}: there are {', '.join(info.cameras)}", field="format")
         windows = frames_of(self.delta_timestamps, info.fps, [*cameras, *info.columns], self.tolerance_s)
         rows = yield from self._table("episodes", root, others, EPISODE_COLUMNS)
-        files = files_of(rows, info, root, cameras, self.episodes)
+        files = files_of(rows=rows, info=info, root=root, cameras=cameras, wanted=self.episodes)
         tasks = tasks_of((yield from self._table("tasks", root, others, TASK_COLUMNS)), root)
         if not files:
             raise ManifestError(f"{root} has no rows in its episodes", url=root)
         known = {record.url: record for record in accepted}
-        files, left_out = _keep_existing(files, known, root)
+        files, left_out = _drop_unlisted(files, known, root)
         if not files:
             raise ManifestError(left_out[0].what, url=root)
         videos = sorted({video for file in files.values() for video in file.videos})
@@ -87,7 +87,15 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
             depths = info.kinds(cameras)
         except ValueError as error:
             raise refused(found[0], f"says of {error}; leave it out: LeRobot(cameras=...)") from error
-        notes = Notes(Facts(), windows, list(cameras), tasks, info.fps, depths, self.tolerance_s)
+        notes = Notes(
+            rows=Facts(),
+            windows=windows,
+            cameras=list(cameras),
+            tasks=tasks,
+            fps=info.fps,
+            depths=depths,
+            tolerance=self.tolerance_s,
+        )
         facts = yield from _facts(known[next(iter(files))], info, notes)
         return Survey([*sources, *(Source(known[video]) for video in videos)], facts, left_out=left_out)
 
@@ -113,7 +121,7 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
         for record in tables:
             check_table(record)
             hint = msgspec.msgpack.encode(columns)
-            made = yield Examine(record, self.name, {}, Facts(), hint, reads=True)
+            made = yield Examine(object=record, format=self.name, options={}, facts=Facts(), hint=hint, reads=True)
             assert isinstance(made, Examined)
             rows += msgspec.msgpack.decode(made.records)
         return rows
@@ -151,15 +159,17 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
             videos = {}
             for url in urls:
                 videos[url] = known.get(url) or (yield from read_camera(records[url]))
-            episodes, left_out = _keep_timed(episodes, [videos[url] for url in urls], notes)
+            episodes, left_out = _drop_untimed(episodes, [videos[url] for url in urls], notes)
             yield from left_out
             if not episodes:
                 continue
             frames = [
-                (videos[url], _frames(videos[url], camera, file.rows, episodes, notes))
+                (videos[url], _frames(video=videos[url], camera=camera, rows=file.rows, episodes=episodes, notes=notes))
                 for camera, url in enumerate(urls)
             ]
-            part = Part(source.record, rows, frames, windows, reach, sample_bytes)
+            part = Part(
+                record=source.record, rows=rows, videos=frames, windows=windows, reach=reach, sample_bytes=sample_bytes
+            )
             yield from part.blocks(list(map(Run.from_episode, episodes)), source.chunk_bytes)
 
     def opener(self, facts: Facts) -> LeRobotOpener:
@@ -187,7 +197,7 @@ def _blocks_of(source: Source, notes: Notes, file: File) -> Asking[list[Block]]:
     return blocks
 
 
-def _keep_existing(
+def _drop_unlisted(
     files: dict[str, File], known: Mapping[str, ObjectRecord], root: str
 ) -> tuple[dict[str, File], list[LeftOut]]:
     """Returns the files with the episodes whose rows and videos exist, and the other episodes."""
@@ -207,7 +217,7 @@ def _keep_existing(
     return found, left_out
 
 
-def _keep_timed(
+def _drop_untimed(
     episodes: Sequence[Episode], videos: Sequence[CameraVideo], notes: Notes
 ) -> tuple[list[Episode], list[LeftOut]]:
     """Returns the episodes that have a frame of each video for each row, and the others."""

@@ -20,7 +20,7 @@ EPISODE = "episode_index"
 FRAME = "frame_index"
 TIME = "timestamp"
 TASK = "task_index"
-# Of a time difference.
+# This is the longest time difference.
 _LONGEST_SECONDS = 1e6
 _PLACE = re.compile(r"\{(\w+)(?::0(\d)d)?\}")
 _VIDEO = "video"

@@ -171,9 +171,11 @@ def _join_records(rows: Records, videos: Sequence[Records], samples: int) -> Rec
         return Records(heads, lengths_)
     before = np.append(0, np.cumsum([len(video.part_lengths) for video in videos])).tolist()
     return Records(
-        heads,
-        lengths_,
-        [part for video in videos for part in video.shared_parts],
-        np.concatenate([video.part_lengths for video in videos]),
-        np.concatenate([video.part_ranges + at for video, at in zip(videos, before[:-1], strict=True)], axis=1),
+        parts=heads,
+        lengths=lengths_,
+        shared_parts=[part for video in videos for part in video.shared_parts],
+        part_lengths=np.concatenate([video.part_lengths for video in videos]),
+        part_ranges=np.concatenate(
+            [video.part_ranges + at for video, at in zip(videos, before[:-1], strict=True)], axis=1
+        ),
     )

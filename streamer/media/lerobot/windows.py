@@ -39,7 +39,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True):
     def from_episode(cls, episode: Episode) -> Run:
         """Returns the samples of a whole episode."""
         stop = episode.row + episode.length
-        return cls(episode.number, episode.row, stop, episode.row, stop)
+        return cls(episode=episode.number, first=episode.row, stop=stop, begin=episode.row, end=stop)
 
     @property
     def rows(self) -> Integers:
@@ -59,7 +59,13 @@ class Run(msgspec.Struct, frozen=True, array_like=True):
 
     def shift(self, rows: int) -> Run:
         """The same in rows that are counted otherwise."""
-        return Run(self.episode, self.first + rows, self.stop + rows, self.begin + rows, self.end + rows)
+        return Run(
+            episode=self.episode,
+            first=self.first + rows,
+            stop=self.stop + rows,
+            begin=self.begin + rows,
+            end=self.end + rows,
+        )
 
 
 class CameraVideo(msgspec.Struct, frozen=True):
@@ -96,7 +102,13 @@ class CameraVideo(msgspec.Struct, frozen=True):
     def samples(self, rows: Integers) -> Samples:
         """The samples that have these frames: (samples, frames). One frame alone is an image."""
         start, stop = self.frames.start[rows].min(axis=1), self.frames.packet[rows].max(axis=1) + 1
-        return Samples(Pattern(0 if rows.shape[1] == 1 else rows.shape[1]), list(rows), [], start, stop)
+        return Samples(
+            pattern=Pattern(0 if rows.shape[1] == 1 else rows.shape[1]),
+            rows=list(rows),
+            draws=[],
+            start=start,
+            stop=stop,
+        )
 
 
 def read_camera(record: ObjectRecord) -> Reading[CameraVideo]:

@@ -130,5 +130,7 @@ class ClipAudio(msgspec.Struct, frozen=True):
         before = np.append(0, np.cumsum(frames.sizes + 4))
         stored = int((before[end] - before[begin] + 4).sum())
         first = frames.first(int(frames.find_inside(ranges)[0]))
-        hint = ClipAudioHint(self.head, first, frames.write_hint(ranges), starts.tolist(), stops.tolist())
+        hint = ClipAudioHint(
+            head=self.head, first=first, frames=frames.write_hint(ranges), starts=starts.tolist(), stops=stops.tolist()
+        )
         return msgspec.msgpack.encode(hint), len(begin), stored

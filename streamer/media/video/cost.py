@@ -13,7 +13,7 @@ from streamer.media.containers.clips import Pattern
 from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.tables import Integers, Packets
 
-# Where less is thrown away, other settings gain little.
+# Other settings gain little where less is thrown away.
 _WASTED_SHARE = 0.7
 # Clips of one sample, for the estimate.
 _GROUP = 4
@@ -127,12 +127,12 @@ def block_costs(content: bytes) -> Numbers:
         first = np.minimum(np.arange(len(rows)), len(rows) - _GROUP)
         together = first[:, None] + np.arange(_GROUP)
         taken = stop[together].max(axis=1) - start[together].min(axis=1)
-        missing = _count_missing(needed, frames, earliest[together].min(axis=1), latest[together].max(axis=1))
+        missing = _count_absent(needed, frames, earliest[together].min(axis=1), latest[together].max(axis=1))
         costs[:, 4] = (taken + missing / max(1.0, np.median(needed.duration[frames.packet]))) / _GROUP
     keys = np.unique(needed.pts[needed.key])
     apart = np.diff(keys)
     # There may be key frames in what is missing.
-    apart = apart[_count_missing(needed, frames, keys[:-1], keys[1:]) < apart / 2]
+    apart = apart[_count_absent(needed, frames, keys[:-1], keys[1:]) < apart / 2]
     costs[:, 5] = np.median(apart) / hint.timescale if len(apart) else np.nan
     return costs
 
@@ -154,11 +154,19 @@ def _frames(needed: Needed, wanted: Integers) -> FrameTable:
     shown[wanted] = True
     entry = np.zeros(len(shown), np.int64)
     return FrameTable.from_packets(
-        Packets(needed.start, needed.size, needed.pts, needed.duration, needed.key, shown, entry)
+        Packets(
+            offset=needed.start,
+            size=needed.size,
+            pts=needed.pts,
+            duration=needed.duration,
+            key=needed.key,
+            shown=shown,
+            entry=entry,
+        )
     )
 
 
-def _count_missing(needed: Needed, frames: FrameTable, start: Integers, stop: Integers) -> Integers:
+def _count_absent(needed: Needed, frames: FrameTable, start: Integers, stop: Integers) -> Integers:
     """Ticks between these times whose frames no clip needs, so that the block does not have them."""
     before = np.append(0, np.cumsum(np.maximum(frames.duration - needed.duration[frames.packet], 0)))
     ticks: Integers = before[np.searchsorted(frames.pts, stop)] - before[np.searchsorted(frames.pts, start)]

@@ -31,11 +31,11 @@ from streamer.media.containers.segments import Segments, assign_rows, read_table
 from streamer.media.containers.tables import Integers, Packets
 from streamer.media.video.clip_audio import ClipAudio, find_audio_pieces, find_clip_codecs
 from streamer.media.video.cost import ClipCost, mean_cost, sample_cost
-from streamer.media.video.kinds import CLIP, DURATION, PTS, SOUND
+from streamer.media.video.kinds import CLIP, CLIP_AUDIO, DURATION, PTS
 from streamer.media.video.packing import can_pack_clips, find_clip_bytes, pack_clip
 
 _FIELDS = (FieldSpec("frames", CLIP), FieldSpec("pts_seconds", PTS), FieldSpec("duration_seconds", DURATION))
-_AUDIO_FIELDS = (FieldSpec("audio", SOUND), FieldSpec("sample_rate", "<i4"))
+_AUDIO_FIELDS = (FieldSpec("audio", CLIP_AUDIO), FieldSpec("sample_rate", "<i4"))
 _RATE = struct.Struct("<i")
 _MATROSKA = (".mkv", ".webm")
 # Defaults of the options that segments take the place of, and of those that spreading frames does.
@@ -118,12 +118,12 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
         seconds = self.seconds_between_frames
         every = 0 if seconds is not None else self.num_indices_between_frames
         return Sampling(
-            Pattern(self.num_frames_per_clip, every, seconds or 0.0),
-            self.num_indices_between_clip_starts,
-            self.seconds_between_clip_starts,
-            self.start,
-            self.clips_per_sample,
-            self.policy == "repeat_last",
+            pattern=Pattern(self.num_frames_per_clip, every, seconds or 0.0),
+            step=self.num_indices_between_clip_starts,
+            step_seconds=self.seconds_between_clip_starts,
+            start=self.start,
+            clips=self.clips_per_sample,
+            repeats_last=self.policy == "repeat_last",
         )
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
@@ -137,7 +137,7 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
         record, table = yield from read_table(self.name, self.segments, tables)
         rows, left_out = assign_rows(record.url, table, videos)
         sources = [Source(video, msgspec.msgpack.encode(rows[video.url])) for video in videos if video.url in rows]
-        # What is known of videos is known with their rows.
+        # The facts of videos are known with their rows.
         facts = Facts((*self._fields, *table.fields), {"segments": record.version})
         return Survey(sources, facts, rows=len(table.paths) - len(left_out), left_out=left_out)
 
@@ -169,7 +169,9 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
             if audio is not None and samples.rows:
                 of_clips = ClipAudio.find(audio, frames, samples, timescale)
                 described = msgspec.structs.replace(described, audio=of_clips)
-            yield from cut_blocks(packets, frames, samples, described, source.chunk_bytes)
+            yield from cut_blocks(
+                packets=packets, frames=frames, samples=samples, described=described, chunk_bytes=source.chunk_bytes
+            )
 
     def _packets(self, source: Source) -> Reading[tuple[Packets, Described, Packeted | None]]:
         """The packets of the track, what it is besides, and the audio track."""
@@ -235,7 +237,7 @@ class ClipOpener:
         fields = [Field(spec.name, content, spec.kind) for spec in _FIELDS]
         if head.audio:
             rate = memoryview(_RATE.pack(head.audio.codec.rate))
-            fields += [Field("audio", content, SOUND), Field("sample_rate", rate, "<i4")]
+            fields += [Field("audio", content, CLIP_AUDIO), Field("sample_rate", rate, "<i4")]
         if self._row:
             fields += self._row.open(memoryview(head.extra), name)[1]
         return f"{head.key}{TIME_MARK}{_text(first)},{_text(last)}", fields

@@ -3,4 +3,4 @@
 CLIP = "clip"
 PTS = "clip-pts"
 DURATION = "clip-duration"
-SOUND = "clip-audio"
+CLIP_AUDIO = "clip-audio"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.decode import arrays, texts
-from streamer.decode.nested import nested_json
+from streamer.decode.nested import encode_nested_json
 from streamer.errors import DecodeError, PackError
 from streamer.formats.base import Field
 from streamer.formats.names import BYTES, IMAGE, kind_of_bytes
@@ -21,7 +21,7 @@ from streamer.shards.values import KEY, Sample, json_of, value_of
 FIRST_SAMPLES = 64
 TEXT = "txt"
 JSON = "json"
-_PICTURES = (IMAGE, "jpg", "png", "webp")
+_IMAGE_KINDS = (IMAGE, "jpg", "png", "webp")
 # Their spelling in the manifest.
 _DTYPES = {"|b1": "?", "|u1": "u1", "|i1": "i1"}
 _NUMBER = "biuf"
@@ -74,8 +74,8 @@ def field_value(field: Field) -> tuple[str, object]:
     if field.kind == TEXT:
         return field.name, str(field.content, "utf-8")
     if field.kind in (JSON, NESTED):
-        return field.name, JsonText(field.content if field.kind == JSON else nested_json(field.content))
-    return (field.name, field.content) if field.kind in _PICTURES else value_of(field)
+        return field.name, JsonText(field.content if field.kind == JSON else encode_nested_json(field.content))
+    return (field.name, field.content) if field.kind in _IMAGE_KINDS else value_of(field)
 
 
 def given_value(value: object) -> object:
@@ -177,7 +177,7 @@ def stored_bytes(value: object) -> int:
 
 
 def features_of(columns: Sequence[Column]) -> bytes:
-    """Hugging Face's description of columns that their types do not describe: pictures, and lengths of arrays."""
+    """Hugging Face's description of columns that their types do not describe: images, and lengths of arrays."""
     features: dict[str, object] = {}
     for column in columns:
         if column.kind == IMAGE:

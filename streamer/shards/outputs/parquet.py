@@ -24,7 +24,7 @@ from streamer.shards.values import Sample
 # A chunk of the reader is one or several of these.
 _GROUP_BYTES = 8 << 20
 _PAGE_BYTES = 1 << 20
-# pyarrow checks the length of a page after this many rows; its default, 1,024, makes pages of 100 MB of pictures.
+# pyarrow checks the length of a page after this many rows; its default, 1,024, makes pages of 100 MB of images.
 _MOST_BATCH_ROWS = 1024
 # A row group of one such sample can still be read (manifest.blocks.MOST_FETCH_BYTES).
 _MOST_SAMPLE_BYTES = 128 << 20

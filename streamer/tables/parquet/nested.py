@@ -34,7 +34,7 @@ _PAIR = b"\x92"
 _NO_BYTES = np.empty(0, np.uint8)
 # First byte of a number, and the dtype that follows it.
 _NUMBERS = {"i": (0xD3, ">i8"), "u": (0xCF, ">u8"), "f": (0xCB, ">f8")}
-_EXTENSIONS = {"": Extension.BYTES, "image": Extension.PICTURE, "json": Extension.JSON}
+_EXTENSIONS = {"": Extension.BYTES, "image": Extension.IMAGE, "json": Extension.JSON}
 
 
 class NestedColumns:
@@ -109,7 +109,7 @@ class NestedColumns:
         keys = _child(repeated, entries, 0)
         if not values:
             return _sequence(_LIST, lists, self._values(key, parts[0], keys))
-        # Keys of bytes are never taken for pictures.
+        # Keys of bytes are never taken for images.
         is_bytes = not key.is_nested and not number_dtype(key.element) and key.element.meaning != "text"
         pieces = [
             *(_bytes(keys[0], "bytes") if is_bytes else self._values(key, parts[0], keys)),

@@ -1,4 +1,4 @@
-"""What a worker takes for a clip of a film: a few are decoded here, the index says how the others compare."""
+"""What a worker takes for a clip of a video: a few are decoded here, the index says how the others compare."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Decoding:
 
 
 def measure_decoding(manifest: Manifest, content: StreamedBytes) -> Decoding | None:
-    """Decodes three clips on this machine, as they are; None: the samples are no clips of films.
+    """Decodes three clips on this machine, as they are. Returns None if the samples are no clips.
 
     Raises:
         ConfigError: PyAV is not installed.

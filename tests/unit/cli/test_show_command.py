@@ -58,29 +58,29 @@ async def test_an_empty_file_is_named_itself(tmp_path: Path) -> None:
         ]
 
 
-def test_a_sound_is_written_as_wav(tmp_path: Path) -> None:
+def test_audio_is_written_as_wav(tmp_path: Path) -> None:
     """With the numbers of 16 bits that it was; a sample without one is refused."""
     numbers = np.array([[0, 1, -32768], [7, -7, 32767]], "<i2")
     _draw({"audio": numbers / np.float32(32768), "sample_rate": 8_000}, tmp_path / "a.wav", Terminal())
     with wave.open(str(tmp_path / "a.wav")) as file:
         assert (file.getnchannels(), file.getframerate()) == (2, 8_000)
         assert file.readframes(3) == numbers.T.tobytes()
-    with pytest.raises(ConfigError, match="has no sound"):
+    with pytest.raises(ConfigError, match="has no audio"):
         _draw({"audio": b"RIFF"}, tmp_path / "b.wav", Terminal())
 
 
-def test_the_frames_of_a_clip_are_one_picture(tmp_path: Path) -> None:
+def test_the_frames_of_a_clip_are_one_image(tmp_path: Path) -> None:
     """In rows, scaled down, with their times below them; those of several clips likewise."""
     frames = np.zeros((5, 3, 100, 640), np.uint8)
     frames[:, 0] = np.arange(100, 200, 20)[:, None, None]
     for shape in ((5, 3, 100, 640), (1, 5, 3, 100, 640)):
         _draw({"frames": frames.reshape(shape), "pts_seconds": np.arange(5.0)}, tmp_path / "a.png", Terminal())
         with Image.open(tmp_path / "a.png") as sheet:
-            picture = np.asarray(sheet)
-        assert picture.shape == (2 * (50 + 14), 3 * 320, 3)
-        assert [picture[top + 25, left + 160, 0] for top in (0, 64) for left in (0, 320, 640)] == [
+            image = np.asarray(sheet)
+        assert image.shape == (2 * (50 + 14), 3 * 320, 3)
+        assert [image[top + 25, left + 160, 0] for top in (0, 64) for left in (0, 320, 640)] == [
             *range(100, 200, 20),
             0,
         ]
-        assert picture[50:64, :320].max() > 200
-        assert not picture[114:, 640:].any()
+        assert image[50:64, :320].max() > 200
+        assert not image[114:, 640:].any()

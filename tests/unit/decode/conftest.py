@@ -1,4 +1,4 @@
-"""Pictures to decode, drawn here: smooth, so that lossy formats stay close."""
+"""Images to decode, drawn here: smooth, so that lossy formats stay close."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Encode = Callable[..., bytes]
 
 
 @pytest.fixture(scope="session")
-def picture() -> np.ndarray:
+def image() -> np.ndarray:
     """60 x 80 RGB, smooth, every channel different."""
     rows, columns = np.mgrid[0:60, 0:80]
     channels = [rows * 4, columns * 3, (rows + columns) * 2 % 256]
@@ -35,9 +35,10 @@ def encode() -> Encode:
 @pytest.fixture(params=["all", "cv2 and Pillow", "Pillow"])
 def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Decoding as on machines where only some of the libraries are installed."""
-    from streamer.decode import images
+    from streamer.decode import images, libraries
 
     found = images.library
     gone = {"all": (), "cv2 and Pillow": ("simplejpeg",), "Pillow": ("simplejpeg", "cv2")}[request.param]
-    monkeypatch.setattr(images, "library", lambda name: None if name in gone else found(name))
+    for module in (images, libraries):
+        monkeypatch.setattr(module, "library", lambda name: None if name in gone else found(name))
     return str(request.param)

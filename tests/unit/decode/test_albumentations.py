@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamer.decode.transforms import HorizontalFlip, OnField, Resize, as_transform
+from streamer.decode.transforms import HorizontalFlip, OnField, Resize, make_transform
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def A() -> ModuleType:
 
 @pytest.fixture
 def left(A: ModuleType) -> Any:
-    """The left part of a picture."""
+    """The left part of an image."""
     return A.Crop(0, 0, 10, 20)
 
 
@@ -29,26 +29,26 @@ def rng() -> np.random.Generator:
 
 
 @pytest.mark.parametrize("composed", [True, False], ids=["composition", "single"])
-def test_as_a_step(picture, A, left, composed):
+def test_as_a_step(image, A, left, composed):
     """Alone, and between steps of this package; the field keeps its name."""
     transform = A.Compose([left]) if composed else left
-    made = OnField("jpg", transform)({"__key__": "a", "jpg": picture, "label": 3}, rng=rng())
+    made = OnField("jpg", transform)({"__key__": "a", "jpg": image, "label": 3}, rng=rng())
     assert list(made) == ["__key__", "jpg", "label"]
-    assert np.array_equal(made["jpg"], picture[:20, :10])
-    made = OnField("jpg", Resize((40, 40)), transform, HorizontalFlip(1.0))({"jpg": picture}, rng=rng())
-    assert np.array_equal(made["jpg"], Resize((40, 40))(picture)[:20, :10][:, ::-1])
+    assert np.array_equal(made["jpg"], image[:20, :10])
+    made = OnField("jpg", Resize((40, 40)), transform, HorizontalFlip(1.0))({"jpg": image}, rng=rng())
+    assert np.array_equal(made["jpg"], Resize((40, 40))(image)[:20, :10][:, ::-1])
 
 
-def test_as_the_transform_of_a_dataset(picture, A, left):
-    """The picture arrives as `image`, as everywhere in albumentations, and is delivered so; others are left alone."""
-    made = as_transform(A.Compose([left]))({"__key__": "a", "png": picture, "label": 3}, rng=rng())
+def test_as_the_transform_of_a_dataset(image, A, left):
+    """The image arrives as `image`, as everywhere in albumentations, and is delivered so; others are left alone."""
+    made = make_transform(A.Compose([left]))({"__key__": "a", "png": image, "label": 3}, rng=rng())
     assert list(made) == ["__key__", "image", "label"]
     assert made["image"].shape == (20, 10, 3)
-    assert as_transform(None) is None
-    assert as_transform(print) is print
+    assert make_transform(None) is None
+    assert make_transform(print) is print
 
 
-def test_masks_and_boxes_follow_the_picture(picture, A, left):
+def test_masks_and_boxes_follow_the_image(image, A, left):
     """Fields that the composition knows by their names, and additional targets by the name of the field."""
     transform = A.Compose(
         [left],
@@ -56,15 +56,15 @@ def test_masks_and_boxes_follow_the_picture(picture, A, left):
         bbox_params=A.BboxParams("pascal_voc", label_fields=["kinds"]),
     )
     sample = {
-        "jpg": picture,
-        "seg.png": picture[:, :, 0],
-        "mask": picture[:, :, 1],
+        "jpg": image,
+        "seg.png": image[:, :, 0],
+        "mask": image[:, :, 1],
         "bboxes": np.array([[0, 0, 5, 5], [50, 50, 60, 60]], np.float32),
         "kinds": [7, 8],
         "label": 3,
     }
     made = OnField("jpg", transform)(sample, rng=rng())
-    assert np.array_equal(made["seg.png"], picture[:20, :10, 0])
-    assert np.array_equal(made["mask"], picture[:20, :10, 1])
+    assert np.array_equal(made["seg.png"], image[:20, :10, 0])
+    assert np.array_equal(made["mask"], image[:20, :10, 1])
     assert (len(made["bboxes"]), list(made["kinds"]), made["label"]) == (1, [7], 3)
     assert "image" not in made

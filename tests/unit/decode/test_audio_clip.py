@@ -1,4 +1,4 @@
-"""Files of sound become samples: all of them, or a window."""
+"""Audio files become samples: all of them, or a window."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_rule_decodes_a_field():
         decode("a", [Field("flac", memoryview(b"no audio"))])
 
 
-def test_sound_of_an_unknown_codec_is_refused():
+def test_audio_of_an_unknown_codec_is_refused():
     """As of a WAV with the tag of an extended head, 0xFFFE, which does not have one: PyAV gives it no decoder."""
     content = wav(sound(1))
     content = content[:20] + b"\xfe\xff" + content[22:]

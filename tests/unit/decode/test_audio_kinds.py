@@ -1,4 +1,4 @@
-"""Sounds are those that were stored, however many channels and bits they have, and whatever surrounds them."""
+"""Decoded audio is what was stored, whatever its number of channels and bits, and whatever surrounds it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def written(container: str, kind: str, channels: int) -> tuple[np.ndarray, bytes
 
 
 @pytest.mark.parametrize(("channels", "layout", "family"), [(8, "7.1", "1"), (16, "hexadecagonal", "255")])
-def test_sounds_of_8_channels_and_more_are_decoded(channels: int, layout: str, family: str):
+def test_audio_of_8_channels_and_more_are_decoded(channels: int, layout: str, family: str):
     """The planes of a frame are not looked for behind the last one."""
     file = io.BytesIO()
     tones = np.concatenate([sound(0.5, 1, 48_000) // (1 + number) for number in range(channels)])
@@ -147,7 +147,7 @@ def test_bw64_is_read():
 
 
 @pytest.mark.parametrize("magic", [b"RIFF", b"RIFX"])
-def test_chunks_behind_no_samples_are_no_sound(magic: bytes):
+def test_chunks_behind_no_samples_are_no_audio(magic: bytes):
     """A data chunk of length 0 before others has none; before numbers it is that of a recorder that was killed."""
     order = "<" if magic == b"RIFF" else ">"
     behind = struct.pack(f"{order}4sI", b"LIST", 1_000) + LIST[8:]

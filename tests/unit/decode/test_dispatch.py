@@ -20,11 +20,11 @@ def field(name: str, content: bytes) -> Field:
     return Field(name, memoryview(content))
 
 
-def test_auto_goes_by_the_last_extension(picture, encode):
+def test_auto_goes_by_the_last_extension(image, encode):
     """In capitals or small letters, behind any number of dots; unknown ones stay bytes."""
     fields = [
-        field("jpg", encode(picture, "JPEG")),
-        field("mask.PNG", encode(picture, "PNG")),
+        field("jpg", encode(image, "JPEG")),
+        field("mask.PNG", encode(image, "PNG")),
         field("cls", b"3"),
         field("json", b'{"a": 1}'),
         field("txt", b"hello"),
@@ -35,7 +35,7 @@ def test_auto_goes_by_the_last_extension(picture, encode):
     assert list(sample) == ["__key__", "jpg", "mask.PNG", "cls", "json", "txt", "npy", "weird"]
     assert sample["__key__"] == "k"
     assert isinstance(sample["jpg"], np.ndarray)
-    assert np.array_equal(np.asarray(sample["mask.PNG"]), picture)
+    assert np.array_equal(np.asarray(sample["mask.PNG"]), image)
     assert (sample["cls"], sample["json"], sample["txt"]) == (3, {"a": 1}, "hello")
     assert sample["weird"] == b"\x00\x01"
     assert isinstance(sample["weird"], bytes)
@@ -55,7 +55,7 @@ def test_a_rule_for_a_field_goes_before_one_for_its_extension():
     assert SampleDecoder(rule)("k", fields) == {"__key__": "k", "png": b"1", "seg.PNG": 2, "nii.gz": 3}
 
 
-def test_a_picture_that_is_refused_is_named(encode):
+def test_a_image_that_is_refused_is_named(encode):
     """With sample, field and what to write."""
     deep = encode(np.array([[0, 300]], np.uint16), "PNG")
     refusal = r"sample 'k': field 'depth.png' .* ImageDecoder\(mode='stored'\) keeps them, mode='rgb8' makes RGB"
@@ -103,7 +103,7 @@ def test_rules_reach_into_gz():
 )
 def test_bad_gz_is_refused(content, reason, monkeypatch):
     """Damaged, cut off, or larger than the limit when unpacked; with the sample's name."""
-    monkeypatch.setattr(gzipped, "MOST_BYTES", 100)
+    monkeypatch.setattr(gzipped, "MAX_BYTES", 100)
     with pytest.raises(DecodeError, match=rf"sample 'k': field 'txt.gz' .* by gunzip \+ decode_text: .*{reason}"):
         SampleDecoder()("k", [field("txt.gz", content)])
     assert SampleDecoder()("k", [field("txt.gz", gzip.compress(b"x" * 100))])["txt.gz"] == "x" * 100
@@ -111,8 +111,8 @@ def test_bad_gz_is_refused(content, reason, monkeypatch):
 
 def test_none_gives_bytes():
     """Even of fields that could be decoded."""
-    sample = SampleDecoder(None)("k", [field("cls", b"3"), field("jpg", b"no picture")])
-    assert sample == {"__key__": "k", "cls": b"3", "jpg": b"no picture"}
+    sample = SampleDecoder(None)("k", [field("cls", b"3"), field("jpg", b"no image")])
+    assert sample == {"__key__": "k", "cls": b"3", "jpg": b"no image"}
     assert type(sample["cls"]) is bytes
 
 
@@ -189,9 +189,9 @@ def _npy(array: np.ndarray) -> bytes:
 
 
 @pytest.mark.process
-def test_the_log_of_opencv_is_silent(picture, encode):
+def test_the_log_of_opencv_is_silent(image, encode):
     """It names no sample; the error that is raised for what it says does."""
-    content = encode(picture, "TIFF", compression="tiff_lzw")
+    content = encode(image, "TIFF", compression="tiff_lzw")
     program = (
         "import sys\nfrom streamer.decode import SampleDecoder\nfrom streamer.formats.base import Field\n"
         "try:\n    SampleDecoder()('a/7', [Field('tif', memoryview(sys.stdin.buffer.read()))])\n"
@@ -209,11 +209,11 @@ def test_the_log_of_opencv_is_silent(picture, encode):
     assert ended.stderr == b""
 
 
-def test_damage_that_a_decoder_passes_over_is_told_with_its_sample(picture, encode, caplog):
-    """In the log; the picture is decoded."""
-    jpeg = encode(picture, "JPEG")
+def test_damage_that_a_decoder_passes_over_is_told_with_its_sample(image, encode, caplog):
+    """In the log; the image is decoded."""
+    jpeg = encode(image, "JPEG")
     sample = SampleDecoder()("a/7", [field("jpg", jpeg[:-2] + bytes([0, 1, 2]) * 10 + jpeg[-2:])])
-    assert np.asarray(sample["jpg"]).shape == picture.shape
+    assert np.asarray(sample["jpg"]).shape == image.shape
     (text,) = caplog.messages
     assert text.startswith("sample 'a/7': field 'jpg' is decoded, but simplejpeg: Corrupt JPEG data: ")
 
@@ -225,7 +225,7 @@ def test_a_gz_that_says_it_is_too_long_is_not_unpacked(monkeypatch):
     with pytest.raises(DecodeError, match="unpacks to more than 50 bytes"):
         SampleDecoder()("k", [field("json.gz", gzip.compress(b"1" + b" " * 60))])
     monkeypatch.setattr("streamer.formats.packed.unpack.unpack", None)
-    monkeypatch.setattr(gzipped, "MOST_BYTES", 100)
+    monkeypatch.setattr(gzipped, "MAX_BYTES", 100)
     with pytest.raises(DecodeError, match="unpacks to more than 100 bytes"):
         SampleDecoder()("k", [field("txt.gz", gzip.compress(bytes(2000)))])
 

@@ -1,4 +1,4 @@
-"""What odd pictures become, with each set of installed libraries."""
+"""What odd images become, with each set of installed libraries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from streamer.decode import images
+from streamer.decode import images, libraries
 from streamer.decode.images import ImageDecoder, decode_image
 from streamer.errors import ConfigError
 
@@ -28,46 +28,46 @@ def pillow_rgb(content: bytes) -> np.ndarray:
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"quality": 40}])
-def test_a_jpeg_is_the_same_with_every_decoder(picture, encode, options):
+def test_a_jpeg_is_the_same_with_every_decoder(image, encode, options):
     """Baseline, progressive and differently subsampled JPEGs agree with Pillow within one level."""
-    content = encode(picture, "JPEG", **options)
+    content = encode(image, "JPEG", **options)
     assert close(decode_image(content), pillow_rgb(content), 1)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "PPM"])
-def test_lossless_pictures_come_back_exactly(picture, encode, kind):
+def test_lossless_images_come_back_exactly(image, encode, kind):
     """A lossless file gives the very pixels."""
-    assert np.array_equal(decode_image(encode(picture, kind)), picture)
+    assert np.array_equal(decode_image(encode(image, kind)), image)
 
 
-def test_webp_and_gif_agree_with_pillow(picture, encode):
+def test_webp_and_gif_agree_with_pillow(image, encode):
     """WebP within one level, a palette exactly."""
-    webp, gif = encode(picture, "WEBP"), encode(Image.fromarray(picture).quantize(16), "GIF")
+    webp, gif = encode(image, "WEBP"), encode(Image.fromarray(image).quantize(16), "GIF")
     assert close(decode_image(webp), pillow_rgb(webp), 1)
     assert close(decode_image(gif), pillow_rgb(gif), 0)
 
 
-def test_grey_and_black_and_white_become_rgb(picture, encode):
+def test_grey_and_black_and_white_become_rgb(image, encode):
     """Three equal channels."""
     for mode, kind in (("L", "JPEG"), ("L", "PNG"), ("1", "PNG"), ("LA", "PNG")):
-        content = encode(Image.fromarray(picture).convert(mode), kind)
+        content = encode(Image.fromarray(image).convert(mode), kind)
         found = decode_image(content)
         assert close(found, pillow_rgb(content), 1), (mode, kind)
         assert np.array_equal(found[:, :, 0], found[:, :, 2])
 
 
-def test_cmyk_becomes_rgb(picture, encode):
+def test_cmyk_becomes_rgb(image, encode):
     """A CMYK JPEG as Adobe's programs write it is not inverted, within one level of Pillow."""
-    content = encode(Image.fromarray(picture).convert("CMYK"), "JPEG", quality=95)
+    content = encode(Image.fromarray(image).convert("CMYK"), "JPEG", quality=95)
     assert close(decode_image(content), pillow_rgb(content), 1)
-    assert close(decode_image(content), picture, 24)
+    assert close(decode_image(content), image, 24)
 
 
 VALUES = np.array([[0, 1, 255, 256, 300, 65535]], np.uint16)
 
 
-def deep_pictures() -> dict[str, tuple[bytes, np.ndarray]]:
-    """Pictures of more than 8 bits, and what is stored in them."""
+def deep_images() -> dict[str, tuple[bytes, np.ndarray]]:
+    """Images of more than 8 bits, and what is stored in them."""
     import cv2
 
     colours = np.stack([VALUES, VALUES // 2, VALUES // 3], axis=2)
@@ -95,10 +95,10 @@ def deep_pictures() -> dict[str, tuple[bytes, np.ndarray]]:
     }
 
 
-@pytest.mark.parametrize("name", deep_pictures())
+@pytest.mark.parametrize("name", deep_images())
 def test_more_than_eight_bits_are_never_reduced_without_a_word(installed, name):
     """Refused by default, with the way to have them; "stored" gives the values, or is an error where nothing can."""
-    content, expected = deep_pictures()[name]
+    content, expected = deep_images()[name]
     with pytest.raises(ValueError, match=r"ImageDecoder\(mode='stored'\) keeps them") as refused:
         decode_image(content)
     alone = installed == "Pillow"
@@ -114,18 +114,18 @@ def test_more_than_eight_bits_are_never_reduced_without_a_word(installed, name):
         assert found.dtype.isnative
 
 
-def test_sixteen_bits_become_eight_where_that_is_asked_for(picture):
+def test_sixteen_bits_become_eight_where_that_is_asked_for(image):
     """16-bit grey and colour PNGs are not clipped to white; of floats there are no eight bits."""
     import cv2
 
-    reduce, deep = ImageDecoder(mode="rgb8"), picture.astype(np.uint16) * 257
+    reduce, deep = ImageDecoder(mode="rgb8"), image.astype(np.uint16) * 257
     grey = cv2.imencode(".png", deep[:, :, 1])[1].tobytes()
     colour = cv2.imencode(".png", deep[:, :, ::-1])[1].tobytes()
-    assert np.array_equal(reduce(grey), np.repeat(picture[:, :, 1:2], 3, axis=2))
-    assert np.array_equal(reduce(colour), picture)
+    assert np.array_equal(reduce(grey), np.repeat(image[:, :, 1:2], 3, axis=2))
+    assert np.array_equal(reduce(colour), image)
     for name in ("floats", "integers"):
         with pytest.raises(ValueError, match="values are of 32 bits"):
-            reduce(deep_pictures()[name][0])
+            reduce(deep_images()[name][0])
 
 
 def test_the_indices_of_a_palette_are_kept_where_that_is_asked_for(encode):
@@ -140,24 +140,24 @@ def test_the_indices_of_a_palette_are_kept_where_that_is_asked_for(encode):
         assert close(decode_image(content), pillow_rgb(content), 0)
 
 
-def test_eight_bits_as_they_are_stored(picture, encode):
+def test_eight_bits_as_they_are_stored(image, encode):
     """Grey without colours, transparency, black and white as 0 and 255; CMYK as RGB; a JPEG at a smaller scale."""
     stored = ImageDecoder(mode="stored")
-    grey = Image.fromarray(picture).convert("L")
+    grey = Image.fromarray(image).convert("L")
     assert np.array_equal(stored(encode(grey, "PNG")), np.array(grey))
-    clear = np.dstack([picture, picture[:, :, 0]])
+    clear = np.dstack([image, image[:, :, 0]])
     assert np.array_equal(stored(encode(clear, "PNG")), clear)
     white = stored(encode(grey.convert("1"), "PNG"))
     assert (white.dtype, set(white.flat)) == (np.uint8, {0, 255})
-    cmyk = encode(Image.fromarray(picture).convert("CMYK"), "JPEG", quality=95)
+    cmyk = encode(Image.fromarray(image).convert("CMYK"), "JPEG", quality=95)
     assert close(stored(cmyk), pillow_rgb(cmyk), 1)
     large = encode(np.zeros((400, 640), np.uint8), "JPEG")
     assert ImageDecoder(min_height=100, min_width=120, mode="stored")(large).shape == (100, 160)
 
 
 def test_a_place_of_another_type_is_left_alone():
-    """A row that a picture of 8 bits had is no place for 16."""
-    content, expected = deep_pictures()["grey png"]
+    """A row that an image of 8 bits had is no place for 16."""
+    content, expected = deep_images()["grey png"]
     place = np.full(VALUES.shape, 7, np.uint8)
     assert np.array_equal(ImageDecoder(mode="stored")(content, place), expected)
     assert (place == 7).all()
@@ -172,33 +172,34 @@ def test_a_mode_that_there_is_not():
 def test_values_as_stored_need_pillow(monkeypatch):
     """OpenCV gives the colours of a palette, so it is not asked alone."""
     found = images.library
-    monkeypatch.setattr(images, "library", lambda name: None if name == "PIL.Image" else found(name))
+    for module in (images, libraries):
+        monkeypatch.setattr(module, "library", lambda name: None if name == "PIL.Image" else found(name))
     with pytest.raises(ConfigError, match=r"PIL.Image is not installed; `pip install 'streamer-data\[images\]'`"):
-        ImageDecoder(mode="stored")(deep_pictures()["grey png"][0])
+        ImageDecoder(mode="stored")(deep_images()["grey png"][0])
 
 
-def test_transparency_is_dropped_not_blended(picture, encode):
+def test_transparency_is_dropped_not_blended(image, encode):
     """The colours under a transparent pixel come out as stored."""
-    clear = np.dstack([picture, np.zeros(picture.shape[:2], np.uint8)])
-    assert np.array_equal(decode_image(encode(clear, "PNG")), picture)
+    clear = np.dstack([image, np.zeros(image.shape[:2], np.uint8)])
+    assert np.array_equal(decode_image(encode(clear, "PNG")), image)
 
 
-def test_exif_orientation_is_not_applied(picture, encode):
+def test_exif_orientation_is_not_applied(image, encode):
     """The pixels come as stored, in their stored shape."""
     turned = Image.Exif()
     turned[0x0112] = 6
     for kind in ("JPEG", "PNG", "WEBP"):
-        assert decode_image(encode(picture, kind, exif=turned)).shape == (60, 80, 3)
+        assert decode_image(encode(image, kind, exif=turned)).shape == (60, 80, 3)
 
 
-def test_the_bytes_decide_not_the_name(picture, encode):
+def test_the_bytes_decide_not_the_name(image, encode):
     """A PNG that is called .jpg is a PNG (one in ImageNet is)."""
-    assert np.array_equal(decode_image(memoryview(bytearray(encode(picture, "PNG")))), picture)
+    assert np.array_equal(decode_image(memoryview(bytearray(encode(image, "PNG")))), image)
 
 
-def test_an_odd_jpeg_falls_through_the_strict_decoders(picture, encode):
+def test_an_odd_jpeg_falls_through_the_strict_decoders(image, encode):
     """Bytes between two segments make simplejpeg refuse; another decoder reads the file."""
-    content = encode(picture, "JPEG")
+    content = encode(image, "JPEG")
     table = content.index(b"\xff\xdb", 4)
     odd = content[:table] + b"\x00\x00" + content[table:]
     found = decode_image(odd)
@@ -206,28 +207,28 @@ def test_an_odd_jpeg_falls_through_the_strict_decoders(picture, encode):
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_a_truncated_picture_is_an_error(picture, encode, kind):
-    """Never a picture with a grey rest; the message has each decoder's reason."""
-    content = encode(picture, kind)
+def test_a_truncated_image_is_an_error(image, encode, kind):
+    """Never an image with a grey rest; the message has each decoder's reason."""
+    content = encode(image, kind)
     with pytest.raises(ValueError, match="PIL"):
         decode_image(content[: len(content) // 2])
 
 
-@pytest.mark.parametrize("content", [b"", b"not a picture", b"\xff\xd8\xff"])
-def test_what_is_no_picture_is_an_error(content):
+@pytest.mark.parametrize("content", [b"", b"not an image", b"\xff\xd8\xff"])
+def test_what_is_no_image_is_an_error(content):
     """Empty and foreign bytes are refused by all; no message names an object in memory."""
     with pytest.raises(ValueError, match="PIL") as error:
         decode_image(content)
     assert "0x" not in str(error.value)
 
 
-def damaged_but_read(picture: np.ndarray, encode) -> dict[str, bytes]:
-    """Pictures of which libpng and libjpeg write what they think, and which they read."""
-    png, jpeg = encode(picture, "PNG"), encode(picture, "JPEG")
+def damaged_but_read(image: np.ndarray, encode) -> dict[str, bytes]:
+    """Images of which libpng and libjpeg write what they think, and which they read."""
+    png, jpeg = encode(image, "PNG"), encode(image, "JPEG")
     at = png.index(b"IDAT") - 4
     gamma = struct.pack(">I4sII", 4, b"gAMA", 45455, 1)
     return {
-        "a colour profile": encode(picture, "PNG", icc_profile=b"x" * 200),
+        "a colour profile": encode(image, "PNG", icc_profile=b"x" * 200),
         "a checksum": png[:at] + gamma + png[at:],
         "a checksum at the end": png[:-12] + gamma + png[-12:],
         "bytes at the end": jpeg[:-2] + bytes([0, 1, 2]) * 10 + jpeg[-2:],
@@ -235,32 +236,32 @@ def damaged_but_read(picture: np.ndarray, encode) -> dict[str, bytes]:
     }
 
 
-def test_decoders_write_nothing_of_a_picture_that_is_read(installed, picture, encode, capfd):
+def test_decoders_write_nothing_of_a_image_that_is_read(installed, image, encode, capfd):
     """Regression: libpng and libjpeg wrote lines to stderr that name no sample."""
-    for name, content in damaged_but_read(picture, encode).items():
+    for name, content in damaged_but_read(image, encode).items():
         if installed == "Pillow" and "checksum" in name:  # it refuses these
             continue
         found, damage = decode_image.decode(content)
         is_png = content.startswith(b"\x89PNG")
-        assert close(found, picture, 0 if is_png else 255), name
+        assert close(found, image, 0 if is_png else 255), name
         assert bool(damage) is (installed == "all" and not is_png), name
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_damage_of_a_jpeg_is_reported_in_stored_mode_too(installed, picture, encode, mode):
+def test_damage_of_a_jpeg_is_reported_in_stored_mode_too(installed, image, encode, mode):
     """Regression: it was decoded by Pillow alone, which passes over it."""
-    image = Image.fromarray(picture).convert(mode)
+    image = Image.fromarray(image).convert(mode)
     jpeg = encode(image, "JPEG")
     assert np.array_equal(ImageDecoder(mode="stored")(jpeg), np.array(Image.open(io.BytesIO(jpeg))))
     damaged = jpeg[:-2] + bytes([0, 1, 2]) * 10 + jpeg[-2:]
     assert bool(ImageDecoder(mode="stored").decode(damaged)[1]) is (installed == "all")
 
 
-def test_out_is_written_when_it_fits(picture, encode):
+def test_out_is_written_when_it_fits(image, encode):
     """The caller's array is filled and returned; another shape is left alone."""
     for kind in ("JPEG", "PNG"):
-        content = encode(picture, kind)
+        content = encode(image, kind)
         fits, other = np.zeros((60, 80, 3), np.uint8), np.full((61, 80, 3), 7, np.uint8)
         assert decode_image(content, fits) is fits
         assert close(fits, pillow_rgb(content), 1)
@@ -268,10 +269,10 @@ def test_out_is_written_when_it_fits(picture, encode):
         assert (other == 7).all()
 
 
-def test_out_may_be_a_strided_view(picture, encode):
+def test_out_may_be_a_strided_view(image, encode):
     """A row of a padded slot is filled in place too."""
     slot = np.zeros((60, 100, 3), np.uint8)
-    content = encode(picture, "JPEG")
+    content = encode(image, "JPEG")
     assert decode_image(content, slot[:, :80]).base is slot
     assert close(slot[:, :80], pillow_rgb(content), 1)
     assert not slot[:, 80:].any()
@@ -299,20 +300,20 @@ def test_white_is_white_for_every_maxval(letter, maxval):
     )
 
 
-def test_sixteen_bits_of_a_small_maxval_become_eight(picture):
+def test_sixteen_bits_of_a_small_maxval_become_eight(image):
     """Regression: the white of 12 bits was 15."""
-    deep = picture.astype(np.uint16) * 16
+    deep = image.astype(np.uint16) * 16
     content = b"P6\n80 60\n4080\n" + deep.astype(">u2").tobytes()
-    assert close(ImageDecoder(mode="rgb8")(content), picture, 1)
+    assert close(ImageDecoder(mode="rgb8")(content), image, 1)
     assert np.array_equal(ImageDecoder(mode="stored")(content), deep)
 
 
-def test_pam_keeps_its_order_of_colours(picture):
+def test_pam_keeps_its_order_of_colours(image):
     """Regression: "stored" gave blue first."""
-    clear = np.dstack([picture, picture[:, :, 0]])
-    for values, kind in ((picture, b"RGB"), (clear, b"RGB_ALPHA")):
+    clear = np.dstack([image, image[:, :, 0]])
+    for values, kind in ((image, b"RGB"), (clear, b"RGB_ALPHA")):
         head = b"P7\nWIDTH 80\nHEIGHT 60\nDEPTH %d\nMAXVAL 255\nTUPLTYPE %s\nENDHDR\n" % (values.shape[2], kind)
-        assert np.array_equal(decode_image(head + values.tobytes()), picture)
+        assert np.array_equal(decode_image(head + values.tobytes()), image)
         assert np.array_equal(ImageDecoder(mode="stored")(head + values.tobytes()), values)
 
 
@@ -336,9 +337,9 @@ KINDS = ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF"]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", ["rgb", "stored"])
-def test_pictures_of_too_many_pixels_are_refused_by_their_header(picture, encode, kind, mode):
+def test_images_of_too_many_pixels_are_refused_by_their_header(image, encode, kind, mode):
     """Before memory is taken for them; the error names the option that takes more."""
-    content = encode(picture, kind)
+    content = encode(image, kind)
     with pytest.raises(
         ValueError, match=r"60 x 80 pixels, more than max_pixels=4,799 .* ImageDecoder\(max_pixels=\.\.\.\)"
     ):
@@ -347,11 +348,11 @@ def test_pictures_of_too_many_pixels_are_refused_by_their_header(picture, encode
         assert ImageDecoder(max_pixels=4800)(content).shape == (60, 80, 3)
 
 
-def test_the_limit_of_pixels_does_not_depend_on_pillows(installed, picture, encode, monkeypatch):
+def test_the_limit_of_pixels_does_not_depend_on_pillows(installed, image, encode, monkeypatch):
     """Pillow has one for all threads; it looks at it again for WebP."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     for kind in set(KINDS) - ({"WEBP"} if installed == "Pillow" else set()):
-        assert decode_image(encode(picture, kind)).shape == (60, 80, 3)
+        assert decode_image(encode(image, kind)).shape == (60, 80, 3)
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True, None])
@@ -362,21 +363,21 @@ def test_an_invalid_limit_of_pixels(limit):
 
 
 @pytest.mark.parametrize("kind", ["EPS", "TGA", "PCX", "ICO"])
-def test_other_formats_of_pillow_are_not_tried(picture, encode, kind, monkeypatch):
+def test_other_formats_of_pillow_are_not_tried(image, encode, kind, monkeypatch):
     """Of EPS it would start a program."""
     monkeypatch.setattr("subprocess.Popen", None)
-    content = encode(picture, kind)
+    content = encode(image, kind)
     for mode in ("rgb", "stored"):
-        with pytest.raises(ValueError, match="not a picture"):
+        with pytest.raises(ValueError, match="not an image"):
             ImageDecoder(mode=mode)(content)
 
 
-def test_no_picture_depends_on_the_one_before(picture, encode):
+def test_no_image_depends_on_the_one_before(image, encode):
     """Each alone and after every other kind: the same to the bit."""
-    contents = [encode(picture, kind) for kind in KINDS]
-    contents += [encode(Image.fromarray(picture).convert(mode), "PNG") for mode in ("1", "L", "LA", "P", "RGBA")]
-    contents += [encode(Image.fromarray(picture).convert("CMYK"), kind) for kind in ("JPEG", "TIFF")]
-    contents += [content for content, _ in deep_pictures().values()]
+    contents = [encode(image, kind) for kind in KINDS]
+    contents += [encode(Image.fromarray(image).convert(mode), "PNG") for mode in ("1", "L", "LA", "P", "RGBA")]
+    contents += [encode(Image.fromarray(image).convert("CMYK"), kind) for kind in ("JPEG", "TIFF")]
+    contents += [content for content, _ in deep_images().values()]
     contents += [content[: len(content) // 2] for content in contents]
 
     def decoded(content: bytes) -> bytes:

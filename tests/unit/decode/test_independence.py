@@ -24,7 +24,7 @@ def bringing_parameters(one: bytes, two: bytes) -> bytes:
     movie, _ = index_of(two)
     track = movie.track(VIDEO)
     setup, found, at = track.codec().extradata, b"", 6
-    # Sequence parameter sets, and behind their last one the number of picture parameter sets.
+    # Sequence parameter sets, and behind their last one the number of image parameter sets.
     for left in (setup[5] & 31, 1):
         for _ in range(left):
             [length] = struct.unpack_from(">H", setup, at)
@@ -34,7 +34,7 @@ def bringing_parameters(one: bytes, two: bytes) -> bytes:
     return joined(one, two, entries=1, before_keys=found)
 
 
-def films_of_h264() -> dict[str, bytes]:
+def encode_h264() -> dict[str, bytes]:
     one, small = video("libx264", 24, options=PLAIN), video("libx264", 24, options={**PLAIN, "crf": "40"})
     other = video("libx264", 24, options={**PLAIN, "preset": "ultrafast", "profile": "baseline"})
     return {
@@ -48,7 +48,7 @@ def films_of_h264() -> dict[str, bytes]:
 @functools.cache
 def samples() -> dict[str, Callable[[], object]]:
     """By name, what decodes a sample: pairs of which one disturbs the other where a decoder or converter is kept."""
-    videos = {f"h264 {name}": content for name, content in films_of_h264().items()}
+    videos = {f"h264 {name}": content for name, content in encode_h264().items()}
     for name, told in (("hevc", HEVC), ("hevc of other quality", f"{HEVC}:crf=45")):
         videos[name] = video("libx265", 24, options={"preset": "ultrafast", "x265-params": told})
     for name, more in (

@@ -76,7 +76,7 @@ def test_pickles_are_refused_by_kind():
 
 @pytest.mark.parametrize(("mode", "dtype"), [("I;16", "<u2"), ("I;16B", ">u2"), ("I", "<i4"), ("F", "<f4")])
 def test_pixels_of_more_than_eight_bits_keep_their_values(mode, dtype):
-    """Pictures as Pillow has them in memory, which MDS and LitData write."""
+    """Images as Pillow has them in memory, which MDS and LitData write."""
     values = np.array([[0, 1, 255], [256, 300, 65535]], dtype)
     head = struct.pack("<III", 3, 2, len(mode)) + mode.encode()
     found = decode_pixels(memoryview(head + values.tobytes()))

@@ -9,7 +9,7 @@ import pytest
 
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.images import ImageDecoder
-from streamer.decode.nested import NestedDecoder, nested_json
+from streamer.decode.nested import NestedDecoder, encode_nested_json
 from streamer.errors import DecodeError
 from streamer.formats.base import Field
 from streamer.formats.table.records import ARRAY_DTYPES, Extension
@@ -33,20 +33,20 @@ def extension(code: int, content: bytes) -> msgspec.msgpack.Ext:
 
 def test_values():
     """Arrays, bytes, texts and JSON, in lists and dicts; a map may have keys that are not texts."""
-    parts = [array([1, 2, 3]), extension(Extension.BYTES, b"no picture"), b"abc", "text", None]
+    parts = [array([1, 2, 3]), extension(Extension.BYTES, b"no image"), b"abc", "text", None]
     found = decoded(encoded({"parts": parts, 5: extension(Extension.JSON, b'{"a": [1]}')}))
     numbers, *rest = found["parts"]
     assert (numbers.dtype, numbers.tolist(), numbers.flags.writeable) == (np.int16, [1, 2, 3], True)
-    assert rest == [b"no picture", b"abc", "text", None]
+    assert rest == [b"no image", b"abc", "text", None]
     assert found[5] == {"a": [1]}
 
 
-def test_pictures(encode: Callable[..., bytes], picture: np.ndarray):
+def test_images(encode: Callable[..., bytes], image: np.ndarray):
     """Those that are named so, and bytes that begin as one; as they are, or by another decoder, if a rule says it."""
-    content = encode(picture[:, :, 0], "PNG")
-    value = encoded([extension(Extension.PICTURE, content), {"bytes": extension(Extension.BYTES, content)}])
+    content = encode(image[:, :, 0], "PNG")
+    value = encoded([extension(Extension.IMAGE, content), {"bytes": extension(Extension.BYTES, content)}])
     first, second = decoded(value)
-    assert first.shape == second["bytes"].shape == picture.shape
+    assert first.shape == second["bytes"].shape == image.shape
     assert decoded(value, {"x": NestedDecoder(picture=bytes)}) == [content, {"bytes": content}]
     assert decoded(value, {"x": NestedDecoder(picture=len)}) == [len(content), {"bytes": len(content)}]
     grey, _ = decoded(value, {"x": ImageDecoder(mode="stored")})
@@ -55,7 +55,7 @@ def test_pictures(encode: Callable[..., bytes], picture: np.ndarray):
 
 
 def test_whose_code_runs():
-    """A decoder of pictures of the user's is the user's code."""
+    """A decoder of images of the user's is the user's code."""
     own = [NestedDecoder(), NestedDecoder(picture=bytes), NestedDecoder(ImageDecoder(mode="rgb8"))]
     assert [SampleDecoder({"x": reader}).runs_users_code for reader in own] == [False] * 3
     assert SampleDecoder({"x": NestedDecoder(picture=len)}).runs_users_code
@@ -77,7 +77,7 @@ def test_whose_code_runs():
         (encoded(extension(99, b"")), "extension 99"),
         (encoded(extension(7, b"abc")), "ValueError"),
         (encoded(extension(Extension.JSON, b"{")), "JSONDecodeError"),
-        (encoded(extension(Extension.PICTURE, b"abc")), "ValueError"),
+        (encoded(extension(Extension.IMAGE, b"abc")), "ValueError"),
     ],
 )
 def test_what_is_no_nested_value(content: bytes, reason: str):
@@ -88,4 +88,7 @@ def test_what_is_no_nested_value(content: bytes, reason: str):
 
 def test_as_json():
     """Arrays are lists, bytes Base64."""
-    assert nested_json(encoded({"a": array([1, 2]), "b": b"abc", "c": [None]})) == b'{"a":[1,2],"b":"YWJj","c":[null]}'
+    assert (
+        encode_nested_json(encoded({"a": array([1, 2]), "b": b"abc", "c": [None]}))
+        == b'{"a":[1,2],"b":"YWJj","c":[null]}'
+    )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from streamer.media.decode.rgb import write_rgb
 
 BICUBIC = Interpolation.BICUBIC
-# The bound of pictures that are resized: about one of 255 in the mean; of smooth ones at most five (`pictures.py`).
+# The bound of images that are resized: about one of 255 in the mean; of smooth ones at most five (`images.py`).
 MOST_IN_THE_MEAN, MOST = 1.5, 5
 DEPTHS = {"10le": 1 << 10, "12le": 1 << 12}
 USUAL = ["yuv420p", "yuvj420p", "yuv422p", "yuv444p", "yuv420p10le", "yuv422p10le", "yuv444p10le"]
@@ -74,7 +74,7 @@ def check_resized(frame: av.VideoFrame, width: int, height: int, most: int) -> N
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_pictures_of_their_own_size_are_those_of_PyAV(form: str):
+def test_images_of_their_own_size_are_those_of_PyAV(form: str):
     """Bit by bit: each rest of a width by 16, odd heights, and sizes of common videos."""
     for width, height in [*((32 + rest, 16 + rest % 3) for rest in range(33)), *SIZES[:2], *SIZES[5:]]:
         check_own_size(form, width, height)
@@ -82,14 +82,14 @@ def test_pictures_of_their_own_size_are_those_of_PyAV(form: str):
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.sampled_from(FORMATS), st.integers(2, 400), st.integers(2, 400))
-def test_pictures_of_any_size_are_those_of_PyAV(form: str, width: int, height: int):
+def test_images_of_any_size_are_those_of_PyAV(form: str, width: int, height: int):
     """Bit by bit, in both orders of dimensions."""
     check_own_size(form, width, height)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.sampled_from(FORMATS), *[st.integers(2, 400)] * 4)
-def test_pictures_that_are_resized_are_near_those_of_PyAV(form: str, width: int, height: int, wide: int, high: int):
+def test_images_that_are_resized_are_near_those_of_PyAV(form: str, width: int, height: int, wide: int, high: int):
     """Within the bound; all columns and rows are written."""
     frame = noise(form, width, height)
     check_resized(frame, wide, high, 255)
@@ -99,7 +99,7 @@ def test_pictures_that_are_resized_are_near_those_of_PyAV(form: str, width: int,
 
 @pytest.mark.parametrize("form", ["yuv420p", "yuv420p10le", "rgb24"])
 @pytest.mark.parametrize("rotation", [90, 180, 270])
-def test_pictures_are_turned(form: str, rotation: int):
+def test_images_are_turned(form: str, rotation: int):
     """Counterclockwise, behind the conversion."""
     frame = noise(form, 36, 24)
     expected = np.rot90(frame.to_ndarray(format="rgb24", interpolation=BICUBIC), rotation // 90)
@@ -144,8 +144,8 @@ def test_all_widths_and_heights(form: str):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("form", USUAL)
-def test_all_widths_and_heights_that_pictures_are_resized_to(form: str):
-    """From 2 to 400, of pictures of 340x256 and 65x47."""
+def test_all_widths_and_heights_that_images_are_resized_to(form: str):
+    """From 2 to 400, of images of 340x256 and 65x47."""
     frames = [smooth(form, 340, 256), smooth(form, 65, 47)]
     for number, (width, height) in enumerate(sweep()):
         check_resized(frames[number % 2], width, height, MOST)

@@ -101,22 +101,22 @@ def test_values_that_are_no_colours_are_refused_with_the_way_out(bands, dtype, p
     "options", [{}, {"compression": "tiff_lzw"}, {"compression": "packbits"}, {"compression": "zstd"}]
 )
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "CMYK"])
-def test_what_pillow_writes(picture, encode, mode, options):
+def test_what_pillow_writes(image, encode, mode, options):
     """Also compressed by what only libtiff decompresses; palettes as indices."""
-    image = Image.fromarray(picture).convert(mode)
+    image = Image.fromarray(image).convert(mode)
     content = encode(image, "TIFF", **options)
     assert np.array_equal(decode_image(content), np.array(image.convert("RGB")))
     expected = np.array(image.convert("L") if mode == "1" else image)
     assert np.array_equal(stored(content), expected)
 
 
-def test_faxes_and_jpegs_within_a_tiff(picture, encode):
+def test_faxes_and_jpegs_within_a_tiff(image, encode):
     """By the libtiff of Pillow, without what else the file says."""
-    fax = Image.fromarray(picture).convert("1")
+    fax = Image.fromarray(image).convert("1")
     for compression in ("group3", "group4"):
         assert np.array_equal(stored(encode(fax, "TIFF", compression=compression)), np.array(fax.convert("L")))
-    for image in (Image.fromarray(picture), Image.fromarray(picture).convert("L")):
-        content = encode(image, "TIFF", compression="jpeg")
+    for photo in (Image.fromarray(image), Image.fromarray(image).convert("L")):
+        content = encode(photo, "TIFF", compression="jpeg")
         with Image.open(io.BytesIO(content)) as read:
             assert np.array_equal(decode_image(content), np.array(read.convert("RGB")))
 
@@ -134,7 +134,7 @@ def test_damaged_and_cut_strips_are_errors():
             decode_image(bytes(damaged))
     plain = write_tiff(values, photometric=RGB)
     for cut in rng.integers(1, len(plain), 40):
-        with pytest.raises(ValueError, match=r"truncated|entries|need|not a picture|cut off"):
+        with pytest.raises(ValueError, match=r"truncated|entries|need|not an image|cut off"):
             decode_image(plain[:cut])
 
 
@@ -154,9 +154,9 @@ def test_headers_that_contradict_the_strips_are_refused(tag):
         stored(bytes(content))
 
 
-def test_tiffs_of_other_methods_name_the_way_out(picture):
+def test_tiffs_of_other_methods_name_the_way_out(image):
     """A compression that is not read here is not decoded by chance."""
-    content = bytearray(write_tiff(picture, photometric=RGB))
+    content = bytearray(write_tiff(image, photometric=RGB))
     at = content.index((259).to_bytes(2, "little") + (3).to_bytes(2, "little"))
     content[at + 8 : at + 10] = (34712).to_bytes(2, "little")
     with pytest.raises(ValueError, match=r"method 34712.*decode=\{'tif': your_function\}"):

@@ -1,4 +1,4 @@
-"""Boxes, masks and keypoints move with their picture, or the sample is refused with the way out."""
+"""Boxes, masks and keypoints move with their image, or the sample is refused with the way out."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from streamer.decode.together import check_whole_step, find_belonging, moves_pixels
-from streamer.decode.transforms import CentreCrop, HorizontalFlip, OnField, RandomResizedCrop, Resize, as_transform
+from streamer.decode.together import check_whole_step, find_companions, moves_pixels
+from streamer.decode.transforms import CentreCrop, HorizontalFlip, OnField, RandomResizedCrop, Resize, make_transform
 from streamer.errors import ConfigError
 
 STEPS = [HorizontalFlip(1.0), RandomResizedCrop(16), Resize((16, 16)), CentreCrop(16)]
 MASK = np.repeat(np.array([[0, 4, 255]], np.uint8), 20, axis=1).repeat(40, axis=0)
-PICTURE = np.dstack([MASK] * 3)
+IMAGE = np.dstack([MASK] * 3)
 BOXES = np.array([[0, 0, 20, 40], [40, 0, 60, 40]], np.float32)
 
 
@@ -33,10 +33,10 @@ BELONGS = {
     "boxes": BOXES,
     "bboxes": BOXES.tolist(),
     "mask.png": MASK,
-    "seg.PNG": PICTURE,
+    "seg.PNG": IMAGE,
     "masks": MASK[None],
     "png": MASK,
-    "tif": PICTURE,
+    "tif": IMAGE,
     "depth": MASK.astype(np.float32),
     "keypoints": np.ones((2, 3, 3), np.float32),
     "segmentation": [[[0, 0, 5, 0, 5, 5]]],
@@ -51,8 +51,8 @@ APART = {
     "attention_mask": np.ones(60, np.int64),
     "boxes": np.zeros((0, 4), np.float32),
     "json": {"width": 60},
-    "thumb.jpg": PICTURE[:10, :10],
-    "right.jpg": PICTURE,
+    "thumb.jpg": IMAGE[:10, :10],
+    "right.jpg": IMAGE,
     "embedding.npy": np.zeros((3, 7)),
     "mask": None,
 }
@@ -61,17 +61,17 @@ APART = {
 @pytest.mark.parametrize("step", STEPS, ids=repr)
 @pytest.mark.parametrize("name", BELONGS)
 def test_a_field_that_would_stay_where_it_was_is_refused(name, step):
-    """Regression: the picture was mirrored or cut, and its boxes and masks were not."""
-    sample = {"__key__": "k", "jpg": PICTURE, name: BELONGS[name]}
+    """Regression: the image was mirrored or cut, and its boxes and masks were not."""
+    sample = {"__key__": "k", "jpg": IMAGE, name: BELONGS[name]}
     with pytest.raises(ConfigError, match=rf"pixels of field 'jpg' of sample 'k', and {name} would stay"):
         OnField("jpg", step)(sample, rng=rng())
 
 
 @pytest.mark.parametrize("name", APART)
 def test_other_fields_are_left_alone(name):
-    """Labels, texts, tokens, other pictures."""
+    """Labels, texts, tokens, other images."""
     for field, key in (("jpg", "jpg"), ("image", "only.png")):
-        sample = {"__key__": "k", key: PICTURE, name: APART[name]}
+        sample = {"__key__": "k", key: IMAGE, name: APART[name]}
         if field == "image" and name.endswith("jpg"):
             continue
         assert OnField(field, HorizontalFlip(1.0))(sample, rng=rng())[name] is APART[name]
@@ -79,7 +79,7 @@ def test_other_fields_are_left_alone(name):
 
 def test_functions_are_seen_by_their_results():
     """A function of colours is fine; one that changes the size is not."""
-    sample = {"__key__": "k", "jpg": PICTURE, "boxes": BOXES}
+    sample = {"__key__": "k", "jpg": IMAGE, "boxes": BOXES}
     assert OnField("jpg", lambda found: found // 2)(sample, rng=rng())["boxes"] is BOXES
     assert OnField("jpg", lambda found: found.transpose(2, 0, 1))(sample, rng=rng())["jpg"].shape == (3, 40, 60)
     with pytest.raises(ConfigError, match="boxes would stay"):
@@ -88,9 +88,9 @@ def test_functions_are_seen_by_their_results():
 
 @pytest.mark.parametrize("step", STEPS, ids=repr)
 @pytest.mark.parametrize("dtype", ["u1", "u2", "i4", "i8", "f4"])
-def test_masks_move_with_the_picture(step, dtype):
+def test_masks_move_with_the_image(step, dtype):
     """The same crop, the same flip, no class that was not there; several masks and stacks of them."""
-    sample = {"__key__": "k", "jpg": PICTURE, "mask.png": MASK.astype(dtype), "masks": np.stack([MASK, MASK // 2])}
+    sample = {"__key__": "k", "jpg": IMAGE, "mask.png": MASK.astype(dtype), "masks": np.stack([MASK, MASK // 2])}
     transform = pickle.loads(pickle.dumps(OnField("jpg", step, HorizontalFlip(), masks=["mask.png", "masks"])))
     for seed in range(10):
         made = transform(sample, rng=rng(seed))
@@ -99,9 +99,9 @@ def test_masks_move_with_the_picture(step, dtype):
         assert made["mask.png"].shape == made["jpg"].shape[:2]
         assert made["masks"].shape == (2, *made["jpg"].shape[:2])
         assert np.array_equal(made["masks"][0], made["mask.png"])
-        # The pictures has the mask's values; where they are mixed, at the borders, it differs.
+        # The images has the mask's values; where they are mixed, at the borders, it differs.
         assert (made["jpg"][:, :, 0] == made["mask.png"]).mean() > 0.8
-        alone = OnField("jpg", step, HorizontalFlip())({"jpg": PICTURE}, rng=rng(seed))
+        alone = OnField("jpg", step, HorizontalFlip())({"jpg": IMAGE}, rng=rng(seed))
         assert np.array_equal(made["jpg"], alone["jpg"])
 
 
@@ -109,7 +109,7 @@ def test_masks_move_with_the_picture(step, dtype):
 def test_a_mask_alone_is_scaled_by_nearest_pixels(step):
     """By its name, or where that is asked for; into its row, too."""
     for field in ("mask.png", "seg.tif"):
-        found = OnField(field, step)({field: MASK, "jpg": PICTURE}, rng=rng())[field]
+        found = OnField(field, step)({field: MASK, "jpg": IMAGE}, rng=rng())[field]
         assert set(np.unique(found)) <= {0, 4, 255}
     assert set(np.unique(type(step)(16, nearest=True)(MASK, rng=rng()))) <= {0, 4, 255}
     row = np.zeros((16, 16), np.uint8)
@@ -119,20 +119,20 @@ def test_a_mask_alone_is_scaled_by_nearest_pixels(step):
 
 def test_masks_that_cannot_follow_are_refused():
     """Of another size; missing; beside steps that are functions."""
-    sample = {"__key__": "k", "jpg": PICTURE, "mask.png": MASK[:20]}
+    sample = {"__key__": "k", "jpg": IMAGE, "mask.png": MASK[:20]}
     with pytest.raises(ConfigError, match=r"mask 'mask.png' of sample 'k' is ndarray of shape \(20, 60\)"):
         OnField("jpg", HorizontalFlip(1.0), masks=["mask.png"])(sample, rng=rng())
     with pytest.raises(ConfigError, match=r"names 'seg.png', which sample 'k' does not have"):
         OnField("jpg", HorizontalFlip(1.0), masks=["seg.png"])(sample, rng=rng())
-    with pytest.raises(ConfigError, match=r"cannot follow .* a function of one picture"):
+    with pytest.raises(ConfigError, match=r"cannot follow .* a function of one image"):
         OnField("jpg", lambda found: found, masks=["mask.png"])
 
 
 def annotated() -> dict[str, object]:
-    """A sample as annotations= delivers it: its picture has two objects, the mask their places."""
+    """A sample as annotations= delivers it: its image has two objects, the mask their places."""
     return {
         "__key__": "k",
-        "jpg": PICTURE,
+        "jpg": IMAGE,
         "boxes": BOXES,
         "labels": np.array([3, 5]),
         "area": np.array([800, 801], np.float32),
@@ -148,7 +148,7 @@ def test_boxes_of_annotations_move_under_albumentations(A, whole, labels):
     flip = A.Compose(
         [A.HorizontalFlip(p=1), A.Crop(0, 0, 30, 40)], bbox_params=A.BboxParams("pascal_voc", label_fields=labels)
     )
-    made = (as_transform(flip) if whole else OnField("jpg", flip))(annotated(), rng=rng())
+    made = (make_transform(flip) if whole else OnField("jpg", flip))(annotated(), rng=rng())
     assert made["boxes"].tolist() == [[0, 0, 20, 40]]
     assert (made["labels"].tolist(), made["area"].tolist(), made["iscrowd"].tolist()) == ([5], [801], [1])
     assert [made[name].dtype.str for name in ("boxes", "labels", "area", "iscrowd")] == ["<f4", "<i8", "<f4", "|u1"]
@@ -167,7 +167,7 @@ def test_masks_and_keypoints_move_under_albumentations(A):
     """One mask, two masks, and the points of each object, of which those that are not labelled stay at 0, 0."""
     flip = A.Compose([A.HorizontalFlip(p=1)], keypoint_params=A.KeypointParams("xy", remove_invisible=False))
     points = np.array([[[1, 2, 2], [0, 0, 0]], [[50, 30, 1], [59, 39, 2]]], np.float32)
-    sample = {"__key__": "k", "jpg": PICTURE, "keypoints": points, "mask.png": MASK}
+    sample = {"__key__": "k", "jpg": IMAGE, "keypoints": points, "mask.png": MASK}
     made = OnField("jpg", flip)(sample, rng=rng())
     assert np.array_equal(made["mask.png"], MASK[:, ::-1])
     assert made["keypoints"].shape == points.shape
@@ -217,10 +217,10 @@ def test_steps_of_torchvision_are_known_by_their_names():
         OnField("jpg", compose)(annotated(), rng=rng())
 
 
-def test_a_picture_without_a_name_beside_another_is_its_mask():
+def test_a_image_without_a_name_beside_another_is_its_mask():
     """`0.png` beside `0.jpg`; two photographs are not."""
-    assert find_belonging({"jpg": PICTURE, "png": PICTURE}, "jpg", "jpg", PICTURE.shape) == {"png": "mask"}
-    assert find_belonging({"a.jpg": PICTURE, "b.png": PICTURE}, "a.jpg", "a.jpg", PICTURE.shape) == {}
+    assert find_companions({"jpg": IMAGE, "png": IMAGE}, "jpg", "jpg", IMAGE.shape) == {"png": "mask"}
+    assert find_companions({"a.jpg": IMAGE, "b.png": IMAGE}, "a.jpg", "a.jpg", IMAGE.shape) == {}
 
 
 class FakeTensor:
@@ -236,9 +236,9 @@ def test_steps_of_torchvision_for_whole_samples():
     """They move the first tensor alone: what they would leave behind, and arrays that they leave alone, are refused."""
     kinds = {"__module__": "torchvision.transforms.v2", "__call__": lambda self, fields: "moved"}
     flip = type("RandomHorizontalFlip", (), kinds)()
-    step = as_transform(flip)
+    step = make_transform(flip)
     with pytest.raises(ConfigError, match=r"transform: RandomHorizontalFlip .* does nothing to .* arrays"):
-        step({"jpg": PICTURE})
+        step({"jpg": IMAGE})
     step = check_whole_step("device_transform", flip)
     batch = {"jpg": FakeTensor(2, 3, 8, 8), "label": FakeTensor(2), "__key__": ["a", "b"]}
     with pytest.raises(ConfigError, match=r"device_transform: .* 'jpg' of .*, and boxes, mask\.png would stay"):

@@ -23,27 +23,27 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 @pytest.mark.usefixtures("_resizer")
 @pytest.mark.parametrize("size", [(30, 40), (120, 160), (17, 93), (60, 80)])
-def test_resize_writes_into_out(picture, size):
+def test_resize_writes_into_out(image, size):
     """The array that fits is filled and returned; the result is the same without it."""
     out = np.zeros((*size, 3), np.uint8)
-    assert resize(picture, *size, out) is out
-    assert np.array_equal(out, resize(picture, *size))
+    assert resize(image, *size, out) is out
+    assert np.array_equal(out, resize(image, *size))
 
 
 @pytest.mark.usefixtures("_resizer")
-def test_resize_leaves_an_array_alone_that_does_not_fit(picture):
+def test_resize_leaves_an_array_alone_that_does_not_fit(image):
     """Of another shape, or strided so that OpenCV would take a copy in silence."""
     other, strided = np.full((31, 40, 3), 7, np.uint8), np.full((30, 80, 3), 7, np.uint8)[:, ::2]
     for out in (other, strided):
-        assert resize(picture, 30, 40, out).shape == (30, 40, 3)
+        assert resize(image, 30, 40, out).shape == (30, 40, 3)
         assert (out == 7).all()
 
 
 @pytest.mark.usefixtures("_resizer")
-def test_resize_keeps_what_a_smooth_picture_shows(picture):
+def test_resize_keeps_what_a_smooth_image_shows(image):
     """Half the size is the mean of four pixels, within two levels."""
-    small = resize(picture, 30, 40)
-    mean = picture.reshape(30, 2, 40, 2, 3).mean(axis=(1, 3))
+    small = resize(image, 30, 40)
+    mean = image.reshape(30, 2, 40, 2, 3).mean(axis=(1, 3))
     assert np.abs(small - mean).max() <= 2
 
 
@@ -59,37 +59,37 @@ def test_without_antialiasing_each_pixel_lies_between_four(size):
     assert np.array_equal(whole(noise, rng=rng()), found)
 
 
-def bilinear(picture: np.ndarray, height: int, width: int) -> np.ndarray:
+def bilinear(image: np.ndarray, height: int, width: int) -> np.ndarray:
     """By the definition: between the centres of pixels, the border repeated."""
     for axis, length in enumerate((height, width)):
-        last = picture.shape[axis] - 1
-        at = np.clip((np.arange(length) + 0.5) * picture.shape[axis] / length - 0.5, 0, last)
+        last = image.shape[axis] - 1
+        at = np.clip((np.arange(length) + 0.5) * image.shape[axis] / length - 0.5, 0, last)
         below = at.astype(int)
         share = np.expand_dims(at - below, (1, 2) if axis == 0 else (0, 2))
         above = np.minimum(below + 1, last)
-        picture = picture.take(below, axis) * (1 - share) + picture.take(above, axis) * share
-    return picture
+        image = image.take(below, axis) * (1 - share) + image.take(above, axis) * share
+    return image
 
 
-def test_resize_by_the_shorter_side(picture):
+def test_resize_by_the_shorter_side(image):
     """The other side keeps the shape."""
-    assert Resize(30)(picture).shape == (30, 40, 3)
-    assert Resize(30)(picture.transpose(1, 0, 2)).shape == (40, 30, 3)
-    assert Resize((20, 10))(picture).shape == (20, 10, 3)
+    assert Resize(30)(image).shape == (30, 40, 3)
+    assert Resize(30)(image.transpose(1, 0, 2)).shape == (40, 30, 3)
+    assert Resize((20, 10))(image).shape == (20, 10, 3)
 
 
-def test_centre_crop_takes_the_middle(picture):
-    """Exactly the middle pixels, owned; a small picture is scaled up first."""
-    found = CentreCrop(20, 40)(picture)
-    assert np.array_equal(found, picture[20:40, 20:60])
-    assert not np.shares_memory(found, picture)
+def test_centre_crop_takes_the_middle(image):
+    """Exactly the middle pixels, owned; a small image is scaled up first."""
+    found = CentreCrop(20, 40)(image)
+    assert np.array_equal(found, image[20:40, 20:60])
+    assert not np.shares_memory(found, image)
     out = np.zeros((100, 100, 3), np.uint8)
-    assert CentreCrop(100)(picture, out=out) is out
+    assert CentreCrop(100)(image, out=out) is out
     assert out.any()
 
 
 def test_random_boxes_lie_inside_and_have_the_area_and_shape_asked_for():
-    """Over many draws, for wide and high pictures."""
+    """Over many draws, for wide and high images."""
     step = RandomResizedCrop(8, scale=(0.2, 0.6), ratio=(0.5, 2.0))
     for height, width in ((60, 80), (300, 40), (40, 300)):
         for seed in range(200):
@@ -106,60 +106,60 @@ def test_a_shape_that_no_box_can_have_gives_the_middle():
     assert RandomResizedCrop(8, scale=(1.0, 1.0)).draw(10, 1000, rng()) == (0, 493, 10, 13)
 
 
-def test_the_same_rng_gives_the_same_picture(picture):
-    """And another one another picture; written into `out`."""
+def test_the_same_rng_gives_the_same_image(image):
+    """And another one another image; written into `out`."""
     step, out = RandomResizedCrop(16), np.zeros((16, 16, 3), np.uint8)
-    assert step(picture, rng=rng(1), out=out) is out
-    assert np.array_equal(out, step(picture, rng=rng(1)))
-    assert not np.array_equal(out, step(picture, rng=rng(2)))
+    assert step(image, rng=rng(1), out=out) is out
+    assert np.array_equal(out, step(image, rng=rng(1)))
+    assert not np.array_equal(out, step(image, rng=rng(2)))
 
 
-def test_flip_mirrors_in_place_and_elsewhere(picture):
-    """The picture itself may be the output."""
-    mirrored = picture[:, ::-1].copy()
-    held = picture.copy()
+def test_flip_mirrors_in_place_and_elsewhere(image):
+    """The image itself may be the output."""
+    mirrored = image[:, ::-1].copy()
+    held = image.copy()
     assert flip(held, held) is held
     assert np.array_equal(held, mirrored)
-    assert np.array_equal(flip(picture), mirrored)
+    assert np.array_equal(flip(image), mirrored)
 
 
-def test_horizontal_flip_follows_its_probability(picture):
+def test_horizontal_flip_follows_its_probability(image):
     """Never at 0, always at 1, about half the time at 0.5."""
-    flipped = [np.array_equal(HorizontalFlip()(picture, rng=rng(s)), picture[:, ::-1]) for s in range(400)]
+    flipped = [np.array_equal(HorizontalFlip()(image, rng=rng(s)), image[:, ::-1]) for s in range(400)]
     assert 160 < sum(flipped) < 240
-    assert HorizontalFlip(0.0)(picture, rng=rng()) is picture
-    assert np.array_equal(HorizontalFlip(1.0)(picture, rng=rng()), picture[:, ::-1])
+    assert HorizontalFlip(0.0)(image, rng=rng()) is image
+    assert np.array_equal(HorizontalFlip(1.0)(image, rng=rng()), image[:, ::-1])
 
 
-def test_on_field_changes_one_field(picture):
+def test_on_field_changes_one_field(image):
     """The sample that came in stays as it was."""
-    sample = {"__key__": "k", "jpg": picture, "cls": 3}
+    sample = {"__key__": "k", "jpg": image, "cls": 3}
     found = OnField("jpg", Resize(30), HorizontalFlip(1.0))(sample, rng=rng())
     assert np.shape(found["jpg"]) == (30, 40, 3)
     assert (found["cls"], found["__key__"]) == (3, "k")
-    assert sample["jpg"] is picture
+    assert sample["jpg"] is image
 
 
-def test_on_field_without_a_picture_names_what_there_is():
+def test_on_field_without_a_image_names_what_there_is():
     """The user sees the fields of the sample."""
     with pytest.raises(ConfigError, match="__key__, png"):
         OnField("jpg", Resize(30))({"__key__": "k", "png": b""}, rng=rng())
 
 
-def test_steps_may_be_any_functions_of_a_picture(picture):
+def test_steps_may_be_any_functions_of_a_image(image):
     """`rng` and `out` are given to those that have such a parameter."""
 
     def noisy(found: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return found + rng.integers(0, 9, found.shape, np.uint8)
 
-    made = OnField("jpg", Resize(30), noisy, lambda found: found[::2])({"jpg": picture}, rng=rng(3))["jpg"]
-    assert np.array_equal(made, noisy(Resize(30)(picture), rng(3))[::2])
+    made = OnField("jpg", Resize(30), noisy, lambda found: found[::2])({"jpg": image}, rng=rng(3))["jpg"]
+    assert np.array_equal(made, noisy(Resize(30)(image), rng(3))[::2])
 
 
 @pytest.mark.parametrize("field", ["jpg", "seg.PNG", "image"])
-def test_image_is_the_picture_of_a_sample(picture, field):
-    """Whatever its extension; delivered under one name, so that pictures of several kinds make a batch."""
-    sample = {"__key__": "a", field: picture, "label": 3}
+def test_image_is_the_image_of_a_sample(image, field):
+    """Whatever its extension; delivered under one name, so that images of several kinds make a batch."""
+    sample = {"__key__": "a", field: image, "label": 3}
     made = OnField("image", Resize((10, 20)))(sample, rng=rng())
     assert list(made) == ["__key__", "image", "label"]
     assert made["image"].shape == (10, 20, 3)
@@ -169,25 +169,25 @@ def test_image_is_the_picture_of_a_sample(picture, field):
     ("fields", "message"),
     [
         ({"jpg": 1, "seg.png": 2}, "sample 'a' has no field 'image'; it has __key__, jpg, seg.png: name one of them"),
-        ({"cls": 1}, "sample 'a' has no field 'image'; it has __key__, cls: none of them is a picture"),
+        ({"cls": 1}, "sample 'a' has no field 'image'; it has __key__, cls: none of them is an image"),
     ],
 )
-def test_image_must_be_one_picture(fields, message):
+def test_image_must_be_one_image(fields, message):
     """Not the first of several."""
     with pytest.raises(ConfigError, match=message):
         OnField("image")({"__key__": "a", **fields}, rng=rng())
 
 
-def test_a_missing_field_names_the_way_to_any_picture(picture):
+def test_a_missing_field_names_the_way_to_any_image(image):
     """The folder has jpg and png."""
-    with pytest.raises(ConfigError, match=r"has no field 'jpg'; .*'image' is the picture of a sample, whatever"):
-        OnField("jpg")({"__key__": "a", "png": picture}, rng=rng())
+    with pytest.raises(ConfigError, match=r"has no field 'jpg'; .*'image' is the image of a sample, whatever"):
+        OnField("jpg")({"__key__": "a", "png": image}, rng=rng())
 
 
 @pytest.mark.parametrize("step", [Resize((8, 8)), CentreCrop(8), HorizontalFlip(1.0), HorizontalFlip(0.0)])
 @pytest.mark.parametrize("shape", [(16, 16), (16, 16, 3), (8, 8, 3)])
-def test_pictures_of_another_type_are_not_written_to_the_row(step, shape):
-    """A row of 8 bits and three colours is left alone, and what is returned is the picture."""
+def test_images_of_another_type_are_not_written_to_the_row(step, shape):
+    """A row of 8 bits and three colours is left alone, and what is returned is the image."""
     deep = np.full(shape, 40_000, np.uint16)
     row = np.full((8, 8, 3), 7, np.uint8)
     found = step(deep, rng=rng(), out=row)
@@ -200,7 +200,7 @@ def test_pictures_of_another_type_are_not_written_to_the_row(step, shape):
 @pytest.mark.parametrize("bands", [0, 1, 2, 3, 4, 5, 13])
 @pytest.mark.parametrize("dtype", ["u1", "u2", "i2", "f4", "f8", "i4", "i8", "u4", "f2", "?"])
 @pytest.mark.parametrize("size", [(9, 7), (40, 30)])
-def test_pictures_of_any_type_and_bands(dtype, bands, size):
+def test_images_of_any_type_and_bands(dtype, bands, size):
     """Of satellites, say: each band is scaled as if it were alone, mirrored exactly; or the type is refused."""
     made = (rng().normal(100, 20, (16, 20, *([bands] if bands else []))) * (1 if dtype == "u1" else 3)).astype(dtype)
     assert np.array_equal(flip(made), made[:, ::-1])

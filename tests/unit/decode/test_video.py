@@ -31,7 +31,7 @@ def numbers(clip: np.ndarray) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["b_frames.mp4", "open_gop.mp4", "fragments.mp4", "sound.mov", "hevc.mp4"])
-def test_frames_of_a_whole_film(name: str):
+def test_frames_of_a_whole_video(name: str):
     """Every second one from the middle on, as their numbers say."""
     clip = VideoClip(4, num_indices_between_frames=2)(made(name))
     assert clip.shape == (4, 3, 96, 128)
@@ -47,7 +47,7 @@ def test_containers_that_FFmpeg_reads():
     assert numbers(VideoClip(3, start="first", num_indices_between_frames=7)(content)) == [0, 7, 14]
 
 
-def test_a_film_of_an_unknown_codec_is_refused():
+def test_a_video_of_an_unknown_codec_is_refused():
     """PyAV gives it no decoder."""
     content = made("b_frames.mkv").replace(b"V_MPEG4/ISO/AVC", b"V_MPEG4/ISO/ABC")
     with pytest.raises(ValueError, match="no decoder of its video: its head is damaged, or its codec unknown"):
@@ -75,7 +75,7 @@ def test_clips_are_drawn_for_each_epoch():
 
 
 def without_order(content: bytes) -> bytes:
-    """The video, whose SPS does not say how far pictures are reordered: its bitstream_restriction_flag is 0."""
+    """The video, whose SPS does not say how far images are reordered: its bitstream_restriction_flag is 0."""
     at = content.index(b"avcC") + 12
     length = int.from_bytes(content[at - 2 : at], "big")
     bits = f"{int.from_bytes(content[at : at + length], 'big'):0{8 * length}b}"
@@ -86,7 +86,7 @@ def without_order(content: bytes) -> bytes:
     return content[:at] + changed.to_bytes(length, "big") + content[at + length :]
 
 
-def test_pictures_that_are_not_needed_are_skipped(monkeypatch: pytest.MonkeyPatch):
+def test_images_that_are_not_needed_are_skipped(monkeypatch: pytest.MonkeyPatch):
     """A second pass skips none where a video does not say their order, and where fields may be packets of their own."""
     passes: list[tuple[bool, int]] = []
 
@@ -108,7 +108,7 @@ def test_pictures_that_are_not_needed_are_skipped(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("layers", ["", ":temporal-layers=3"])
-def test_pictures_of_hevc_are_skipped(layers: str):
+def test_images_of_hevc_are_skipped(layers: str):
     """Where no other refers to them, also with temporal sub-layers; frames are those of a full decode."""
     told = f"keyint=30:bframes=4:b-pyramid=1:log-level=none:pools=1{layers}"
     content = video("libx265", 60, options={"preset": "veryfast", "x265-params": told})
@@ -122,7 +122,7 @@ def test_pictures_of_hevc_are_skipped(layers: str):
         assert np.array_equal(Frames().decode_video(video_of_it, clip, (4,), None), expected[first : first + 10 : 3])
 
 
-def test_films_shorter_than_a_clip():
+def test_videos_shorter_than_a_clip():
     """Are errors with their number of frames, or repeat the last frame."""
     with pytest.raises(ValueError, match="the video has 90 frames, a clip needs more; policy='repeat_last'"):
         VideoClip(200)(made("b_frames.mp4"))
@@ -169,7 +169,7 @@ def test_damaged_packets():
     content[begin:end] = bytes(end - begin)
     with pytest.raises(DecodeError, match=r"sample 'a': field 'mp4'.* FFmpeg: .*Invalid data"):
         SampleDecoder({"mp4": VideoClip(4, start="first")})("a", [Field("mp4", memoryview(content))])
-    # A time at which no picture is shown.
+    # A time at which no image is shown.
     whole, _ = read_video(memoryview(made("b_frames.mp4")), Deadline())
     with pytest.raises(ValueError, match=r"1 of 2 frames cannot be decoded, the first at \d+\.\d+ s, from 24 packets"):
         decode_frames(
@@ -218,7 +218,7 @@ def test_what_lies_behind_a_packet_is_not_read(behind):
 
 
 def converted(depth: str) -> np.ndarray:
-    """A grey picture as RGB, in half its size."""
+    """A grey image as RGB, in half its size."""
     target = np.empty((3, 360, 640), np.uint8)
     write_rgb(av.VideoFrame(1280, 720, depth), (360, 640), 0, target, planar=True)
     return target
@@ -226,7 +226,7 @@ def converted(depth: str) -> np.ndarray:
 
 @pytest.mark.process
 @pytest.mark.parametrize("depth", ["yuv420p", "yuv420p10le"])
-def test_pictures_are_converted_by_one_thread_and_after_a_fork(depth: str):
+def test_images_are_converted_by_one_thread_and_after_a_fork(depth: str):
     """Workers are the parallelism; a process that torch forks uses nothing of its parent, whose threads it has not."""
     before = len(os.listdir("/proc/self/task"))
     converted(depth)

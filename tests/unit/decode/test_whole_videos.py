@@ -99,7 +99,7 @@ def test_frames_are_those_of_a_full_decode(name: str, codec: str, form: str, opt
     st.tuples(st.integers(64, 200), st.integers(16, 120)),
     st.integers(0, 3),
 )
-def test_films_of_any_size_are_those_of_a_full_decode(name: str, form: str, size: tuple[int, int], b_frames: int):
+def test_videos_of_any_size_are_those_of_a_full_decode(name: str, form: str, size: tuple[int, int], b_frames: int):
     """Of h264, in several containers, at several depths; sizes are those that the encoder takes."""
     even = (size[0] // 2 * 2, size[1] // 2 * 2) if form != "yuv444p" else size
     options = {"preset": "ultrafast", "bf": str(b_frames), "g": "7"}
@@ -112,7 +112,7 @@ def test_packed_B_frames_are_in_the_order_shown():
     assert [number_in(frame) for frame in check_all(content)] == list(range(30))
 
 
-def test_films_that_are_longer_than_what_is_kept_are_decoded_again(monkeypatch: pytest.MonkeyPatch):
+def test_videos_that_are_longer_than_what_is_kept_are_decoded_again(monkeypatch: pytest.MonkeyPatch):
     """With the same frames."""
     monkeypatch.setattr(containers, "_MAX_KEPT_BYTES", 100_000)
     check_all(video("mpeg4", 30, name="x.avi", options={"g": "12", "bf": "2"}))
@@ -166,7 +166,7 @@ def test_parameters_that_change_within_an_mp4(repeats: bool):
         ("mpeg2video", {"bf": "2", "g": "12"}),
     ],
 )
-def test_films_that_begin_between_keys(codec: str, options: dict[str, str]):
+def test_videos_that_begin_between_keys(codec: str, options: dict[str, str]):
     """As recordings of broadcasts do: they begin where FFmpeg begins to play them, also inside of open GOPs."""
     stored = video(codec, 100, name="a.ts", options=options)
     numbers = [number_in(frame) for frame in check_all(stored[len(stored) // 2 // 188 * 188 :])]
@@ -200,7 +200,7 @@ def test_a_demuxer_has_a_deadline():
 
 
 def test_a_packet_without_a_byte_is_no_end():
-    """It is a picture that an encoder has dropped; FFmpeg's decoders take it for the end."""
+    """It is an image that an encoder has dropped; FFmpeg's decoders take it for the end."""
     content = made("b_frames.mp4")
     whole, frames = read_video(memoryview(content), Deadline())
     empty = VideoPackets(
@@ -218,8 +218,8 @@ def test_frames_at_one_time_all_come():
     assert [number_in(frame) for frame in check_all(content)] == list(range(40))
 
 
-def test_a_cover_is_no_film():
-    """Sound with a picture is refused as sound without one."""
+def test_a_cover_is_no_video():
+    """Audio with a cover is refused as audio without one."""
     with pytest.raises(ValueError, match="no video"):
         VideoClip(1)(made_with_cover())
 

@@ -61,7 +61,7 @@ def taken(keys: list[str], name: str = "auto", extensions: list[str] | None = No
 
 
 @pytest.mark.parametrize("name", ["auto", "folder"])
-def test_in_class_folders_pictures_are_samples(name):
+def test_in_class_folders_images_are_samples(name):
     """All kinds of them together; the rest is counted in one line."""
     strays = ["README.md", "labels.csv", "LICENSE", "dogs/Thumbs.db", "cats/1.txt", "cats/2.txt", "dogs/.DS_Store"]
     assert taken([*CLASSES, *strays], name) == (
@@ -88,7 +88,7 @@ def test_in_class_folders_pictures_are_samples(name):
     ],
 )
 def test_the_commonest_files_of_class_folders_are_samples(keys, samples):
-    """Documents do not outnumber pictures, sounds or films; without class folders all files are samples."""
+    """Documents do not outnumber images, audio files or videos; without class folders all files are samples."""
     assert taken(keys)[0] == taken(keys[::-1])[0][::-1] == samples
 
 
@@ -140,7 +140,7 @@ def test_folders_that_belong_together_are_told(keys: list[str], names: str) -> N
     assert any(names in note and "each file a sample of its own" in note for note in notes)
 
 
-def test_pictures_of_phones_count_as_pictures() -> None:
+def test_images_of_phones_count_as_images() -> None:
     """HEIC beside JPEG: the fewer are not left out."""
     keys = ["cat/1.HEIC", "cat/2.HEIC", "cat/3.heif", "cat/4.jpg", "dog/5.jpg", "dog/notes.txt"]
     assert taken(keys)[0] == keys[:-1]

@@ -17,18 +17,18 @@ from tests.recordings import flac, sound, wav
 from tests.tars import tar_of
 from tests.videos import made
 
-FILMS = {"a.mp4": made("b_frames.mp4"), "b.mp4": made("mpeg4.mp4")}
+VIDEOS = {"a.mp4": made("b_frames.mp4"), "b.mp4": made("mpeg4.mp4")}
 
 
 @pytest.mark.parametrize(
     ("chosen", "objects", "names"),
     [
-        (Video(4), FILMS, {"h264", "mpeg4"}),
+        (Video(4), VIDEOS, {"h264", "mpeg4"}),
         (Audio(seconds=1.0), {"a.flac": flac(), "b.wav": wav(sound(3))}, {"flac"}),
         (LeRobot(), lerobot_set(), {"h264", "libdav1d"}),
-        (WebDataset(), {"a.tar": tar_of([("a.mp4", FILMS["a.mp4"])])}, set()),
+        (WebDataset(), {"a.tar": tar_of([("a.mp4", VIDEOS["a.mp4"])])}, set()),
     ],
 )
 async def test_codecs_of_manifests(chosen: Format, objects: Mapping[str, bytes], names: set[str], tmp_path: Path):
-    """Those of videos and sounds, without the numbers of WAV."""
+    """Those of videos and audio files, without the numbers of WAV."""
     assert find_codecs(await built(chosen, MemoryStore(objects), tmp_path)) == names

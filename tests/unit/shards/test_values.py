@@ -79,7 +79,7 @@ def test_keys() -> None:
 
 
 def test_fields_of_typed_formats() -> None:
-    """Numbers and arrays by their dtype, pictures by their magic, the others by the extension of their kind."""
+    """Numbers and arrays by their dtype, images by their magic, the others by the extension of their kind."""
 
     def of(name: str, content: bytes, kind: str) -> tuple[str, object]:
         found, value = value_of(Field(name, memoryview(content), kind))

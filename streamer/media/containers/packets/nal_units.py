@@ -12,7 +12,7 @@ import msgspec
 
 from streamer.media.containers.entries import Codec
 
-# Where avcC and hvcC have the bytes of a length, and how long they are at least.
+# The byte of avcC and hvcC that has the bytes of a length, and how long they are at least.
 _LENGTH_AT = {"h264": 4, "hevc": 21}
 _MIN_BYTES = {"h264": 7, "hevc": 23}
 _USUAL_LENGTH_BYTES = 4
@@ -203,7 +203,7 @@ class H264Sets:
         is_b = bits.read_golomb() % _SLICE_TYPES == _SLICE_B
         sequence = self._sequences.get(self._sequence_of.get(bits.read_golomb(), -1))
         if sequence is None:
-            # Without parameters the type alone is known: a frame of B slices counts back.
+            # The type alone is known without parameters: a frame of B slices counts back.
             return CodedFrame(count=0 if is_b else 1, period=4, begins=is_idr, is_anchor=False)
         if sequence.order_type == _COUNTED_BY_NUMBER:
             return CodedFrame(count=0, period=2, begins=is_idr, is_anchor=False)

@@ -26,7 +26,7 @@ CASES = {
         keyed({"jpg": picture(2, 2), "label": 1}, {"png": picture(2, 2), "label": 2}),
         "a batch has samples of different fields: __key__, jpg, label in '0'; __key__, label, png in '1'. To make one, "
         'return the same fields for every sample in the transform (OnField("image", ...) of '
-        "streamer.decode.transforms delivers the picture as 'image', whatever its extension), or pass a collate_fn",
+        "streamer.decode.transforms delivers the image as 'image', whatever its extension), or pass a collate_fn",
     ),
     "no pictures": (
         keyed({"a": {"x": 1}}, {"a": {"y": 1}}),
@@ -36,7 +36,7 @@ CASES = {
     "pictures": (
         keyed(*({"label": np.int64(1) if size % 2 else 1, "jpg": picture(size, 9)} for size in range(3, 9))),
         "field 'jpg' has different shapes in a batch: (3, 9, 3) in '0'; (4, 9, 3) in '1'; (5, 9, 3) in '2'; and 3 "
-        "more. To make one, pad or cut it to one shape in the transform, pictures with "
+        "more. To make one, pad or cut it to one shape in the transform, images with "
         'OnField("jpg", RandomResizedCrop(224)) of streamer.decode.transforms, or pass a collate_fn',
     ),
     "tensors": (

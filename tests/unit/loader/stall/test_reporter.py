@@ -142,7 +142,7 @@ def test_the_engine_receives_what_was_found():
     assert heard == [ReportFinding.make(report.share, str(report.bottleneck), report.advice)]
 
 
-def test_films_are_advised_on_where_decoding_limits_the_training():
+def test_videos_are_advised_on_where_decoding_limits_the_training():
     """By those members of which most is thrown away; nothing is computed for other bottlenecks."""
     wasteful, thrifty = ClipCost(95, 16, 31, 8, 48, 5.28), ClipCost(40, 16, 31, 8, 0, 0)
     report = StallReport(bottleneck=Bottleneck.DECODE, advice="2 more workers")

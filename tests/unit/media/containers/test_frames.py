@@ -90,6 +90,6 @@ def test_own_times_keep_the_order(times: list[int]):
         ([(0, 64), (0, 128)], 1),
     ],
 )
-def test_covers_and_previews_are_not_taken_for_the_film(tracks: list[tuple[int, int]], number: int):
+def test_covers_and_previews_are_not_taken_for_the_video(tracks: list[tuple[int, int]], number: int):
     """The track with most pixels is taken of those that have at least half as many packets as the longest."""
     assert prefer(tracks) == number

@@ -31,7 +31,7 @@ def read(content: bytes, stream_index: int | None = None) -> tuple[Packets, Code
 
 @pytest.mark.parametrize("name", MATROSKA)
 def test_packets_are_those_of_the_demuxer(name: str):
-    """Bytes, time, key and whether it is shown; also of recorders that know no lengths, and beside sounds."""
+    """Bytes, time, key and whether it is shown; also of recorders that know no lengths, and beside audio."""
     content = made(name)
     packets, codec, timescale = read(content)
     with av.open(io.BytesIO(content)) as box:
@@ -145,7 +145,7 @@ def test_mutations_are_refused_or_read():
     assert 30 < refused < 300
 
 
-def test_a_cover_is_not_taken_for_the_film():
+def test_a_cover_is_not_taken_for_the_video():
     """It has more pixels, and one packet; another track may have several frames in a block."""
     tracks = track(number=1, codec=b"V_MJPEG", width=4096) + track(number=2)
     blocks = [

@@ -33,7 +33,7 @@ def indexed(movie: Movie, stream: int) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_packets_are_those_of_the_demuxer(name: str):
-    """Offset, size, time, key and whether it is shown, of every track: edit lists, B-frames, fragments, sounds."""
+    """Offset, size, time, key and whether it is shown, of every track: edit lists, B-frames, fragments, audio."""
     movie, _ = index_of(made(name))
     assert len(movie.tracks) == 1 + ("sound" in name)
     for number in range(len(movie.tracks)):
@@ -51,7 +51,7 @@ def test_little_is_read(name: str):
 
 
 def test_parameters_of_decoders():
-    """Names are FFmpeg's decoders; sounds have rate and channels."""
+    """Names are FFmpeg's decoders; audio tracks have rate and channels."""
     video, sound = index_of(made("sound.mp4"))[0].tracks
     assert (video.codec().name, video.codec().width, video.codec().height) == ("h264", 128, 96)
     assert (sound.codec().name, sound.codec().rate, sound.codec().channels) == ("aac", 48000, 1)

@@ -76,7 +76,7 @@ def test_frames_are_spread_over_segments():
     assert rows(Sampling(Pattern(1), start="spread"), (1.02, 1.04)) == [[10]]
 
 
-def test_segments_behind_their_film():
+def test_segments_behind_their_video():
     """Are refused with the row; durations of containers may be a little longer than the video."""
     assert rows(Sampling(Pattern(2)), (3.5, 4.09)) == [[35, 36]]
     with pytest.raises(
@@ -88,7 +88,7 @@ def test_segments_behind_their_film():
         rows(Sampling(Pattern(2), repeats_last=True), (4.5, 4.7))
 
 
-def films_of(*paths: str) -> dict[str, list[int]]:
+def videos_of(*paths: str) -> dict[str, list[int]]:
     urls = [f"s3://b/videos/{name}" for name in ("a.mp4", "x/a.mp4", "x/b.mp4", "y/b.mp4", "y/c.mp4")]
     count = len(paths)
     table = SegmentTable(list(paths), [0.0] * count, [1.0] * count, [], [b""] * count)
@@ -98,9 +98,9 @@ def films_of(*paths: str) -> dict[str, list[int]]:
     return {url.removeprefix("s3://b/videos/"): segments.numbers for url, segments in found.items()}
 
 
-def test_paths_of_films():
+def test_paths_of_videos():
     """Urls, or paths from the folder of the table on, or the end of the path of one video alone."""
-    assert films_of("a.mp4", "x/a.mp4", "./a.mp4", "s3://b/videos/x/b.mp4", "c.mp4", "videos/y/b.mp4") == {
+    assert videos_of("a.mp4", "x/a.mp4", "./a.mp4", "s3://b/videos/x/b.mp4", "c.mp4", "videos/y/b.mp4") == {
         "a.mp4": [0, 2],
         "x/a.mp4": [1],
         "x/b.mp4": [3],
@@ -110,9 +110,9 @@ def test_paths_of_films():
     with pytest.raises(
         ManifestError, match=r"rows\.csv: row 1 names 'd\.mp4', which is no video of the 5 of the dataset"
     ):
-        films_of("a.mp4", "d.mp4")
+        videos_of("a.mp4", "d.mp4")
     with pytest.raises(ManifestError, match=r"row 0 names 'b\.mp4', which is 2 videos"):
-        films_of("b.mp4")
+        videos_of("b.mp4")
 
 
 def test_the_table_is_one_of_the_objects():

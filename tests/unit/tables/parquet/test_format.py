@@ -38,7 +38,7 @@ def blocks_of(content: bytes, chunk_bytes: int, chosen: Parquet | None = None) -
     return blocks
 
 
-def pictures(rows: int = 400) -> pa.Table:
+def images(rows: int = 400) -> pa.Table:
     """Rows of 2 KB, with a label."""
     rng = np.random.default_rng(0)
     return pa.table({"image": [rng.bytes(2000) for _ in range(rows)], "label": [n % 10 for n in range(rows)]})
@@ -46,7 +46,7 @@ def pictures(rows: int = 400) -> pa.Table:
 
 def test_reads_one_tail_of_each_file():
     """64 KiB, once: those of the survey are not read again for the blocks."""
-    content = written(pictures(), write_page_index=True, data_page_size=10_000)
+    content = written(images(), write_page_index=True, data_page_size=10_000)
     found = find(Parquet(), {"a.parquet": content, "b.parquet": content})
     assert [[need.stop - need.start for need in ask] for ask in found.survey_needs] == [[64 << 10] * 2]
     assert [*found.needs.values()] == [[], []]
@@ -64,7 +64,7 @@ def test_reads_a_long_footer_at_once():
 
 def test_large_row_groups_are_cut_where_pages_begin():
     """Blocks of about a chunk; together hardly more than the file, and all rows."""
-    content = written(pictures(), write_page_index=True, data_page_size=5000, write_batch_size=2, compression="none")
+    content = written(images(), write_page_index=True, data_page_size=5000, write_batch_size=2, compression="none")
     for chunk_bytes in (30_000, 100_000, 300_000):
         blocks = blocks_of(content, chunk_bytes)
         sizes = [block.fetch_bytes for block in blocks]
@@ -78,7 +78,7 @@ def test_large_row_groups_are_cut_where_pages_begin():
 
 def test_a_column_alone_is_little():
     """1 % of the bytes and less."""
-    content = written(pictures(), write_page_index=True)
+    content = written(images(), write_page_index=True)
     for columns in (("label",), ("image", "label")):
         fetched = sum(block.fetch_bytes for block in blocks_of(content, 8 << 20, Parquet(columns=columns)))
         assert (fetched <= 0.01 * len(content)) == (columns == ("label",))
@@ -111,7 +111,7 @@ def _broken_footer(content: bytes) -> bytes:
     return content[:start] + b"\xff" * 20 + content[start + 20 :]
 
 
-WHOLE = written(pictures(30), write_page_index=True)
+WHOLE = written(images(30), write_page_index=True)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_damaged_files(content: bytes, reason: str):
 
 def test_a_page_index_that_contradicts_the_footer():
     """Is no reason to read something else."""
-    table = pictures(100)
+    table = images(100)
     content = written(table, write_page_index=True, data_page_size=5000, write_batch_size=2)
     details = pq.ParquetFile(pa.BufferReader(content)).metadata.row_group(0).column(0)
     assert details.has_offset_index
@@ -157,7 +157,7 @@ def _first_column(content: bytes):
 
 def test_a_large_row_group_without_page_index(monkeypatch: pytest.MonkeyPatch):
     """Says how to write it; a smaller one is one block."""
-    content = written(pictures(), compression="none")
+    content = written(images(), compression="none")
     assert len(blocks_of(content, 10_000)) == 1
     monkeypatch.setattr(parquet_format, "MOST_FETCH_BYTES", 100_000)
     with pytest.raises(
@@ -165,7 +165,7 @@ def test_a_large_row_group_without_page_index(monkeypatch: pytest.MonkeyPatch):
     ):
         blocks_of(content, 10_000)
     assert len(blocks_of(content, 10_000, Parquet(columns=("label",)))) == 1
-    paged = written(pictures(), compression="none", write_page_index=True, data_page_size=5000, write_batch_size=2)
+    paged = written(images(), compression="none", write_page_index=True, data_page_size=5000, write_batch_size=2)
     assert max(block.fetch_bytes for block in blocks_of(paged, 90_000)) < 100_000
 
 

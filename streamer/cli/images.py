@@ -1,4 +1,4 @@
-"""Pictures that `streamer show` draws in a terminal, and the frames of a clip as one picture. No I/O.
+"""Images that `streamer show` draws in a terminal, and the frames of a clip as one image. No I/O.
 
 In a terminal a character is two pixels: an upper half block in one colour on the other.
 """
@@ -24,40 +24,38 @@ _MOST_WIDTH = 320
 _TEXT_HEIGHT = 14
 
 
-def half_blocks(picture: Image, columns: int, lines: int) -> Iterator[str]:
-    """Yields the lines that show a picture as large as possible in its shape.
+def half_blocks(image: Image, columns: int, lines: int) -> Iterator[str]:
+    """Yields the lines that show an image as large as possible in its shape.
 
     Args:
-        picture: uint8 (height, width, 3).
+        image: uint8 (height, width, 3).
         columns: characters per line.
         lines: most lines of text; each shows two rows.
     """
-    height, width = fitting(picture.shape[0], picture.shape[1], columns, 2 * lines)
-    small = shrunk(picture, height, width)
+    height, width = fitting(image.shape[0], image.shape[1], columns, 2 * lines)
+    small = shrunk(image, height, width)
     for top in range(0, height - height % 2, 2):
         yield "".join(map(_character, small[top], small[top + 1])) + _RESET
 
 
 def fitting(height: int, width: int, columns: int, rows: int) -> tuple[int, int]:
-    """The largest size of the same shape within columns x rows; at most the picture's, with an even height."""
+    """The largest size of the same shape within columns x rows; at most the image's, with an even height."""
     scale = min(columns / width, rows / height, 1.0)
     fitted = max(2, int(height * scale))
     return fitted - fitted % 2, max(1, int(width * scale))
 
 
-def shrunk(picture: Image, height: int, width: int) -> Image:
+def shrunk(image: Image, height: int, width: int) -> Image:
     """The means of equal areas: good enough for looking, and without a library."""
-    rows = np.linspace(0, picture.shape[0], height + 1).astype(int)
-    columns = np.linspace(0, picture.shape[1], width + 1).astype(int)
-    return np.array(
-        [[_mean(picture, rows[i : i + 2], columns[j : j + 2]) for j in range(width)] for i in range(height)]
-    )
+    rows = np.linspace(0, image.shape[0], height + 1).astype(int)
+    columns = np.linspace(0, image.shape[1], width + 1).astype(int)
+    return np.array([[_mean(image, rows[i : i + 2], columns[j : j + 2]) for j in range(width)] for i in range(height)])
 
 
-def _mean(picture: Image, rows: npt.NDArray[np.int_], columns: npt.NDArray[np.int_]) -> Image:
-    top = min(rows[0], picture.shape[0] - 1)
-    left = min(columns[0], picture.shape[1] - 1)
-    area = picture[top : max(rows[1], top + 1), left : max(columns[1], left + 1)]
+def _mean(image: Image, rows: npt.NDArray[np.int_], columns: npt.NDArray[np.int_]) -> Image:
+    top = min(rows[0], image.shape[0] - 1)
+    left = min(columns[0], image.shape[1] - 1)
+    area = image[top : max(rows[1], top + 1), left : max(columns[1], left + 1)]
     colour: Image = area.reshape(-1, 3).mean(axis=0).round().astype(np.uint8)
     return colour
 
@@ -81,19 +79,19 @@ def contact_sheet(frames: Image, times: Sequence[float]) -> Image:
     Raises:
         ImportError: Pillow is not installed.
     """
-    from PIL import Image as Picture
+    from PIL import Image as PillowImage
     from PIL import ImageDraw
 
     width = min(frames.shape[2], _MOST_WIDTH)
     height = max(1, round(frames.shape[1] * width / frames.shape[2]))
     columns = math.ceil(math.sqrt(len(frames)))
     rows = math.ceil(len(frames) / columns)
-    sheet = Picture.new("RGB", (columns * width, rows * (height + _TEXT_HEIGHT)))
+    sheet = PillowImage.new("RGB", (columns * width, rows * (height + _TEXT_HEIGHT)))
     draw = ImageDraw.Draw(sheet)
     for number, frame in enumerate(frames):
         left = number % columns * width
         top = number // columns * (height + _TEXT_HEIGHT)
-        sheet.paste(Picture.fromarray(frame).resize((width, height)), (left, top))
+        sheet.paste(PillowImage.fromarray(frame).resize((width, height)), (left, top))
         if len(times):
             draw.text((left + 2, top + height + 1), f"{times[number]:.3f} s", fill="white")
     return np.asarray(sheet)

@@ -1,18 +1,18 @@
-"""Pictures in a terminal."""
+"""Images in a terminal."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from streamer.cli.pictures import fitting, half_blocks, shrunk
+from streamer.cli.images import fitting, half_blocks, shrunk
 
 
 def test_a_character_shows_two_rows() -> None:
     """The upper pixel is the character's colour, the lower its background; each line ends without colour."""
-    picture = np.zeros((2, 1, 3), np.uint8)
-    picture[0], picture[1] = (255, 0, 10), (0, 128, 0)
-    assert list(half_blocks(picture, 80, 24)) == ["\x1b[38;2;255;0;10;48;2;0;128;0m▀\x1b[0m"]
+    image = np.zeros((2, 1, 3), np.uint8)
+    image[0], image[1] = (255, 0, 10), (0, 128, 0)
+    assert list(half_blocks(image, 80, 24)) == ["\x1b[38;2;255;0;10;48;2;0;128;0m▀\x1b[0m"]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_the_shape_is_kept(size: tuple[int, int], room: tuple[int, int], fitted:
 
 def test_shrinking_takes_means_of_areas() -> None:
     """Each quarter has one colour; also a single row can be drawn."""
-    picture = np.zeros((4, 4, 3), np.uint8)
-    picture[:2, :2], picture[2:, 2:] = 200, 100
-    assert shrunk(picture, 2, 2)[:, :, 0].tolist() == [[200, 0], [0, 100]]
+    image = np.zeros((4, 4, 3), np.uint8)
+    image[:2, :2], image[2:, 2:] = 200, 100
+    assert shrunk(image, 2, 2)[:, :, 0].tolist() == [[200, 0], [0, 100]]
     assert len(list(half_blocks(np.full((1, 30, 3), 7, np.uint8), 10, 10))) == 1
