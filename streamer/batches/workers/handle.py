@@ -92,7 +92,7 @@ class WorkerHandle:
         tasks: tasks that were sent and not yet reported.
         ready: it has opened its source.
         timed_out: it was killed because its sample exceeded the timeout.
-        has_said_why: it has reported why it ends, so that its end is no crash.
+        has_reported: it has reported why it ends, so that its end is no crash.
     """
 
     def __init__(self, number: int, channel: Channel, process: WorkerProcess | None = None) -> None:
@@ -102,7 +102,7 @@ class WorkerHandle:
         self.tasks: deque[Pending] = deque()
         self.ready = False
         self.timed_out = False
-        self.has_said_why = False
+        self.has_reported = False
         self._opens = False
         # The slots whose memory it has mapped.
         self._slots: set[int] = set()

@@ -290,7 +290,7 @@ class Feeder:
         self._failed_openings += 1
         if isinstance(error, ManifestCorruptError | FileNotFoundError) and self._failed_openings <= REOPENINGS:
             logger.warning("a worker could not open the dataset, whose files are written again: %s", error)
-            handle.has_said_why = True
+            handle.has_reported = True
             return
         self._run_state.stop(failures.unopened(error))
 
@@ -338,7 +338,7 @@ class Feeder:
         self.counters.respawns += 1
         for pending in handle.tasks:
             self._requeue(pending, report)
-        if not handle.has_said_why and (error := self._crashes.add(report)) is not None:
+        if not handle.has_reported and (error := self._crashes.add(report)) is not None:
             self._run_state.stop(error)
         return self._run_state.open
 
