@@ -159,7 +159,7 @@ def _readable() -> Iterator[tuple[str, int]]:
     whole = {*_SYSTEM, sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, *_library_folders()}
     private = _private_folders()
     kept = [path for path in sorted(whole) if not _holds(path, private)]
-    yield from ((path, everything) for path in kept)
+    yield from ((path, everything) for path in (*kept, *_package_folders()))
     for entry in filter(None, sys.path):
         if any(entry.startswith(f"{path}/") for path in kept):
             continue
@@ -193,6 +193,19 @@ def _library_folders() -> Iterator[str]:
         if ".so" in name:
             yield os.path.dirname(f"/{name}")
     yield from filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))
+
+
+def _package_folders() -> Iterator[str]:
+    """Yields the folders of the packages that are loaded, and of those that are installed in place (`pip install -e`).
+
+    The finders of setuptools for the latter name packages that are nowhere on the path of imports.
+    """
+    for name, module in list(sys.modules.items()):
+        if "." not in name:
+            yield from map(os.fspath, getattr(module, "__path__", ()))
+    for finder in sys.meta_path:
+        installed = sys.modules.get(getattr(finder, "__module__", ""))
+        yield from getattr(installed, "MAPPING", {}).values()
 
 
 def _code_in(folder: str) -> Iterator[str]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -190,3 +191,18 @@ def test_the_filter_ends_with_permission() -> None:
                 assert at + 1 + max(true, false) < len(made)
         assert made[-1] == (sandbox._RETURN, 0, 0, sandbox._ALLOW)
         assert len(made) < 4096
+
+
+def test_packages_that_are_installed_in_place_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The finder of `pip install -e` names folders that are nowhere on the path of imports, also of later imports."""
+    loaded = ModuleType("loaded_in_place")
+    loaded.__path__ = [str(tmp_path / "loaded")]
+    installed = ModuleType("__editable___later_finder")
+    installed.MAPPING = {"later": str(tmp_path / "later")}  # type: ignore[attr-defined]
+    finder = type("_EditableFinder", (), {"__module__": installed.__name__, "find_spec": lambda *_: None})
+    monkeypatch.setitem(sys.modules, loaded.__name__, loaded)
+    monkeypatch.setitem(sys.modules, installed.__name__, installed)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, finder])
+    found = dict(sandbox._readable())
+    assert found[str(tmp_path / "loaded")] & sandbox._READ_FILE
+    assert found[str(tmp_path / "later")] & sandbox._READ_FILE
