@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import translate
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from hashlib import blake2b
 from pathlib import Path
 from re import compile as compile_pattern
@@ -20,9 +19,9 @@ from streamer.base.unique import unique
 from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
 from streamer.manifest.arrow_ipc.reader import map_table
 from streamer.manifest.condition import ColumnsOf, Condition
+from streamer.manifest.kept import KeptFiles
 from streamer.manifest.layout import selection_name
 from streamer.manifest.packing import hash_keys
-from streamer.manifest.staging import settle_file, workplace
 from streamer.manifest.table import Manifest
 
 Int64Array = NDArray[np.int64]
@@ -111,16 +110,19 @@ class Selection:
                 field="ordinals",
             )
         digest = _digest(manifest, ordinals)
-        folder = manifest.path.parent
-        try:
-            _write(folder / selection_name(manifest.digest, digest), ordinals)
-        except ManifestError as error:
-            # Mounted read-only, or another user's, as a sidecar's cache is for a trainer.
-            if spare is None or getattr(error.__cause__, "errno", None) not in (errno.EROFS, errno.EACCES, errno.EPERM):
-                raise
-            folder = spare
-            _write(folder / selection_name(manifest.digest, digest), ordinals)
-        return cls.open(manifest, digest, folder)
+        kept = KeptFiles(manifest.path.parent, spare)
+        name = selection_name(manifest.digest, digest)
+
+        def check_ordinals(path: Path) -> Path:
+            if not np.array_equal(cls.open(manifest, digest, path.parent).ordinals, ordinals):
+                raise ManifestCorruptError(f"{path}: its ordinals do not have digest {digest}", path=str(path))
+            return path
+
+        path = kept.open(name, check_ordinals)
+        if path is None:
+            # No lock is held, because writing takes less time than waiting for another process.
+            path = kept.write(name, partial(_write, ordinals=ordinals))
+        return cls.open(manifest, digest, path.parent)
 
     @classmethod
     def open(cls, manifest: Manifest, digest: str, folder: Path | None = None, *, verify: bool = False) -> Self:
@@ -169,9 +171,7 @@ def _write(path: Path, ordinals: Int64Array) -> None:
     # Only here: processes that read a selection do not need nanoarrow (6 ms of a start, 2026-11-22).
     from streamer.manifest.arrow_ipc.writer import write_table
 
-    with workplace(path.parent) as place:
-        write_table(place / path.name, {"ordinal": ordinals})
-        settle_file(place / path.name, path)
+    write_table(path, {"ordinal": ordinals})
 
 
 def _select(manifest: Manifest, where: Where, columns: ColumnsOf | None) -> Int64Array:

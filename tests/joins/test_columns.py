@@ -64,6 +64,18 @@ def test_a_wrong_column_is_refused(left: str, tmp_path: Path, closing: Closing):
         chosen(left, tmp_path / "second", closing, manifest=str(out))
 
 
+def test_a_damaged_column_is_read_again(left: str, tmp_path: Path, closing: Closing):
+    """Where the command that reads it is given again; until then it is not there."""
+    assert main(["index", left, "--cache-dir", str(tmp_path / "cache"), "--columns", "json.n,json.uid"]) == 0
+    assert chosen(left, tmp_path / "cache", closing) == 10
+    numbers = next((tmp_path / "cache" / "manifests").glob("*.json%2En.int.column"))
+    numbers.write_bytes(numbers.read_bytes()[:-200])
+    with pytest.raises(StreamerError, match=r"the column 'json\.n'.*--columns json\.n"):
+        chosen(left, tmp_path / "cache", closing)
+    assert main(["index", left, "--cache-dir", str(tmp_path / "cache"), "--columns", "json.n"]) == 0
+    assert chosen(left, tmp_path / "cache", closing) == 10
+
+
 def test_a_column_of_other_samples_is_refused(tmp_path: Path, closing: Closing):
     """Its length is that of the manifest."""
     found: list[Manifest] = []

@@ -23,7 +23,6 @@ from streamer.loader.members.single_reads import KEY, StreamedBytes
 from streamer.manifest.column_files import ColumnFiles, column_of
 from streamer.manifest.condition import ColumnValues
 from streamer.manifest.model import SampleName
-from streamer.manifest.staging import one_at_a_time
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 
@@ -130,7 +129,7 @@ class Columns:
         """
         if not names:
             return []
-        with one_at_a_time(self._spare / f"{self._manifest.digest}.columns.lock"):
+        with self._files.lock():
             missing = [name for name in dict.fromkeys(names) if self._files.find(name) is None]
             if missing:
                 self._check_kinds(missing)

@@ -34,7 +34,7 @@ from streamer.loader.members.joins.joining import add_joined, both_digests, find
 from streamer.loader.members.selections import Choice, Names, choose, new_fields
 from streamer.loader.members.single_reads import KEY, StreamedBytes
 from streamer.loader.options.dataset_options import DatasetOptions
-from streamer.manifest.made import remove_orphans
+from streamer.manifest.kept import remove_orphans
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
 from streamer.order.spec import shuffle_mode
