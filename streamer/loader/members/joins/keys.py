@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from streamer.loader.members.single_reads import KEY, StreamedBytes
 from streamer.manifest.column_files import ColumnFiles
 from streamer.manifest.columns import BinaryColumn
 from streamer.manifest.condition import ColumnValues
+from streamer.manifest.kept import KeptFiles
 from streamer.manifest.keys import Keys, hash_values, number_keys
 from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
@@ -44,7 +44,7 @@ class KeyReader:
 
     Attributes:
         manifest: that of the dataset, with all its columns.
-        root: the folder of tables.
+        kept: the tables that are made of them.
     """
 
     def __init__(
@@ -59,9 +59,7 @@ class KeyReader:
     ) -> None:
         self.manifest = whole or manifest
         self.selection = selection
-        self.spare = spare
-        root = self.manifest.path.parent
-        self.root = root if os.access(root, os.W_OK) else spare
+        self.kept = KeptFiles(self.manifest.path.parent, spare)
         self._read_from = manifest
         self._connections = connections
         self._on = on
