@@ -77,6 +77,9 @@ class KeptFiles:
             if path.exists():
                 try:
                     return open_path(path)
+                except FileNotFoundError:
+                    # Another process has removed it since.
+                    continue
                 except ManifestCorruptError as error:
                     logger.warning("%s; it is made again", error.message)
                 except ManifestError as error:
