@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -100,11 +99,11 @@ class OpenedDataset:
         # Only here and below: without packing nothing of this is loaded (14 ms with -X importtime, 2026-11-26).
         from streamer.batches.rows.planned import PlannedRows, RowsRecipe
         from streamer.batches.rows.table import find_table
+        from streamer.manifest.kept import KeptFiles
 
         documents, costs = self.documents(packing, shuffle=shuffle)
         spec = packing.spec(costs.identity)
-        folder = self.manifest.path.parent
-        path, table = find_table(folder if os.access(folder, os.W_OK) else spare, spec, documents)
+        path, table = find_table(KeptFiles(self.manifest.path.parent, spare), spec, documents)
         recipe = RowsRecipe(packing=packing, spec=spec, shuffle=shuffle, table=path)
         self.rows = planned = PlannedRows(recipe, documents, table)
         return planned
