@@ -40,12 +40,12 @@ class ColumnFiles:
 
     Args:
         manifest: of the samples.
-        spare: folder to write to if that of the manifest is read-only for this process.
+        fallback_dir: Where files are written if the manifest's folder is read-only for this process.
     """
 
-    def __init__(self, manifest: Manifest, spare: Path) -> None:
+    def __init__(self, manifest: Manifest, fallback_dir: Path) -> None:
         self._manifest = manifest
-        self._kept = KeptFiles(manifest.path.parent, spare)
+        self._kept = KeptFiles(manifest.path.parent, fallback_dir)
 
     def __repr__(self) -> str:
         return f"ColumnFiles({self._manifest.digest}, {self.names})"

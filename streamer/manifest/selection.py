@@ -59,7 +59,7 @@ class Selection:
         manifest: the manifest that it selects from.
         ordinals: int64, shape (n',), ascending: the base ordinal of each sample.
         digest: 32 hex characters, of the manifest's digest and the ordinals.
-        path: the mapped file: next to the manifest's folder, or in the spare folder.
+        path: the mapped file: next to the manifest's folder, or in the fallback folder.
     """
 
     def __init__(self, manifest: Manifest, ordinals: Int64Array, digest: str, path: Path) -> None:
@@ -70,14 +70,14 @@ class Selection:
 
     @classmethod
     def create(
-        cls, manifest: Manifest, where: Where, spare: Path | None = None, columns: ColumnsOf | None = None
+        cls, manifest: Manifest, where: Where, fallback_dir: Path | None = None, columns: ColumnsOf | None = None
     ) -> Self:
         """Selects the samples that meet all conditions; see `of` for the file that is written.
 
         Args:
             manifest: the manifest to select from.
             where: the conditions.
-            spare: as of `of`.
+            fallback_dir: as of `of`.
             columns: returns columns of the manifest's samples; needed for `where.condition`.
 
         Raises:
@@ -87,16 +87,16 @@ class Selection:
         ordinals = _select(manifest, where, columns)
         if not len(ordinals):
             raise ConfigError(f"the selection has none of the {manifest.samples} samples: {where}", field="select")
-        return cls.of(manifest, ordinals, spare)
+        return cls.of(manifest, ordinals, fallback_dir)
 
     @classmethod
-    def of(cls, manifest: Manifest, ordinals: Int64Array, spare: Path | None = None) -> Self:
+    def of(cls, manifest: Manifest, ordinals: Int64Array, fallback_dir: Path | None = None) -> Self:
         """Selects these samples, and writes `<manifest>.<digest>.arrows` next to the manifest's folder.
 
         Args:
             manifest: the manifest to select from.
             ordinals: int64, shape (n',), strictly ascending, within 0..n-1, not empty.
-            spare: folder to write to if the other one is read-only for this process.
+            fallback_dir: Where files are written if the manifest's folder is read-only for this process.
 
         Raises:
             ConfigError: the ordinals are not like that.
@@ -110,7 +110,7 @@ class Selection:
                 field="ordinals",
             )
         digest = _digest(manifest, ordinals)
-        kept = KeptFiles(manifest.path.parent, spare)
+        kept = KeptFiles(manifest.path.parent, fallback_dir)
         name = selection_name(manifest.digest, digest)
 
         def check_ordinals(path: Path) -> Path:

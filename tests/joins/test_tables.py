@@ -121,7 +121,7 @@ def test_tables_leave_with_their_manifests(tmp_path: Path, folder: Path, closing
     assert not made() & names
 
 
-def test_tables_of_a_spare_folder_leave_after_their_manifests(
+def test_tables_of_a_fallback_folder_leave_after_their_manifests(
     tmp_path: Path, engine: EngineClient, folder: Path, closing: Closing, monkeypatch: pytest.MonkeyPatch
 ):
     """Where that of the manifests is read-only; the next dataset of the cache removes them."""
@@ -131,15 +131,15 @@ def test_tables_of_a_spare_folder_leave_after_their_manifests(
     left, right = (StreamingDataset(tmp_path / name) for name in ("left", "right"))
     joined = left.join(right, on=("json.uid", "meta.json.id.uid"), columns=["vector.npy"])
     assert joined.samples == sides.COUNT
-    assert tables(engine.spare) == {".keys", ".listed-keys", ".join"}
+    assert tables(engine.fallback_dir) == {".keys", ".listed-keys", ".join"}
     gone = right._member.manifest.path
     for dataset in (joined, right, left):
         dataset.close()
     _ = closing(StreamingDataset(tmp_path / "left")).samples
-    assert tables(engine.spare) == {".keys", ".listed-keys", ".join"}
+    assert tables(engine.fallback_dir) == {".keys", ".listed-keys", ".join"}
     gone.rename(tmp_path / "gone")
     _ = closing(StreamingDataset(tmp_path / "left")).samples
-    assert tables(engine.spare) == {".listed-keys"}
+    assert tables(engine.fallback_dir) == {".listed-keys"}
 
 
 @pytest.mark.parametrize("damaged", [("high.u64", ".keys"), ("low.u64", ".listed-keys"), ("right.i64", ".join")])

@@ -84,12 +84,12 @@ class OpenedDataset:
         opened.rows = rows.open(opened)
         return opened
 
-    def pack(self, packing: Packing | Buckets, spare: Path, *, shuffle: bool) -> PlannedRows:
+    def pack(self, packing: Packing | Buckets, fallback_dir: Path, *, shuffle: bool) -> PlannedRows:
         """Plans the rows of the samples, which are the samples of the order from then on; returns them.
 
         Args:
             packing: how.
-            spare: folder for the table of rows if that of the manifest is read-only for this process.
+            fallback_dir: Where files are written if the manifest's folder is read-only for this process.
             shuffle: whether they are shuffled.
 
         Raises:
@@ -103,7 +103,7 @@ class OpenedDataset:
 
         documents, costs = self.documents(packing, shuffle=shuffle)
         spec = packing.spec(costs.identity)
-        path, table = find_table(KeptFiles(self.manifest.path.parent, spare), spec, documents)
+        path, table = find_table(KeptFiles(self.manifest.path.parent, fallback_dir), spec, documents)
         recipe = RowsRecipe(packing=packing, spec=spec, shuffle=shuffle, table=path)
         self.rows = planned = PlannedRows(recipe, documents, table)
         return planned

@@ -145,15 +145,15 @@ def test_ordinals_must_ascend(tar_manifest, ordinals):
 
 def test_a_folder_mounted_read_only(tar_manifest, tmp_path, monkeypatch):
     """As a sidecar's cache is for its trainers; another error of the disk is an error."""
-    spare = tmp_path / "spare"
+    fallback_dir = tmp_path / "fallback_dir"
     refuse_writes(monkeypatch, tar_manifest.path.parent, errno.EROFS)
-    selection = Selection.of(tar_manifest, np.arange(10), spare)
-    assert selection.path.parent == spare
-    assert Selection.open(tar_manifest, selection.digest, spare, verify=True).samples == 10
+    selection = Selection.of(tar_manifest, np.arange(10), fallback_dir)
+    assert selection.path.parent == fallback_dir
+    assert Selection.open(tar_manifest, selection.digest, fallback_dir, verify=True).samples == 10
     assert pickle.loads(pickle.dumps(selection)).path == selection.path
     refuse_writes(monkeypatch, tar_manifest.path.parent, errno.ENOSPC)
     with pytest.raises(ManifestError):
-        Selection.of(tar_manifest, np.arange(11), spare)
+        Selection.of(tar_manifest, np.arange(11), fallback_dir)
 
 
 def test_a_damaged_selection_is_written_again(tar_manifest, caplog):

@@ -38,7 +38,7 @@ class KeyReader:
         manifest: of the dataset; one with the columns that the key needs is enough.
         connections: to the engine, with the dataset's credentials.
         on: "__key__", a field, or a field and the names of its parts, "json.uid".
-        spare: folder for tables if that of the manifests is read-only for this process, and for locks.
+        fallback_dir: Where files are written if the manifest's folder is read-only for this process, and for locks.
         whole: the dataset's manifest, where `manifest` has fewer columns.
         selection: samples outside it have no key.
 
@@ -53,17 +53,17 @@ class KeyReader:
         connections: EngineConnections,
         on: str,
         *,
-        spare: Path,
+        fallback_dir: Path,
         whole: Manifest | None = None,
         selection: Selection | None = None,
     ) -> None:
         self.manifest = whole or manifest
         self.selection = selection
-        self.kept = KeptFiles(self.manifest.path.parent, spare)
+        self.kept = KeptFiles(self.manifest.path.parent, fallback_dir)
         self._read_from = manifest
         self._connections = connections
         self._on = on
-        self._column = ColumnFiles(self.manifest, spare).find(on)
+        self._column = ColumnFiles(self.manifest, fallback_dir).find(on)
         own = restore_format(manifest)
         fields = {spec.name for spec in manifest.facts.fields}
         self._is_numbered = on == KEY and own.numbered_keys and KEY not in fields
