@@ -129,13 +129,13 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
             "(docs/mixing.md)",
             field="urls",
         )
-    with _indexed(arguments, terminal) as (manifest, spare):
+    with _indexed(arguments, terminal) as (manifest, fallback_dir):
         where = arguments.out or str(manifest.path)
         if arguments.out:
-            _export(manifest, spare, absolute(arguments.out), arguments.storage_options)
+            _export(manifest, fallback_dir, absolute(arguments.out), arguments.storage_options)
         if arguments.beside:
             where = _beside(manifest, arguments.urls)
-            _export(manifest, spare, where, arguments.storage_options)
+            _export(manifest, fallback_dir, where, arguments.storage_options)
         _summary(manifest, where, terminal)
         if arguments.measure is not None:
             _measure(manifest, arguments, terminal)
@@ -184,8 +184,8 @@ def _indexed(arguments: argparse.Namespace, terminal: Terminal) -> Iterator[tupl
             if arguments.columns:
                 _add_columns(manifest, client, request_of(arguments), arguments.columns)
                 terminal.line(f"columns: {', '.join(arguments.columns)}")
-            spare = client.spare
-        yield manifest, spare
+            fallback_dir = client.fallback_dir
+        yield manifest, fallback_dir
         return
     notes: list[str] = []
     with tempfile.TemporaryDirectory(prefix="streamer-index-") as folder:
@@ -204,10 +204,10 @@ def _add_columns(manifest: Manifest, client: EngineClient, request: GetManifest,
     from streamer.loader.members.joins.tables import keep_keys
     from streamer.loader.members.single_reads import KEY
 
-    Columns(manifest, None, client.spare, client, request).read(names)
+    Columns(manifest, None, client.fallback_dir, client, request).read(names)
     if KEY in names:
         # Of the column: nothing is read again.
-        keep_keys(KeyReader(manifest, EngineConnections(lambda: client), KEY, spare=client.spare))
+        keep_keys(KeyReader(manifest, EngineConnections(lambda: client), KEY, fallback_dir=client.fallback_dir))
 
 
 def _in_tasks(arguments: argparse.Namespace, folder: Path, bar: Progress, notes: list[str]) -> Manifest:
@@ -329,7 +329,7 @@ def _beside(manifest: Manifest, urls: Sequence[str]) -> str:
     return f"{base}{BESIDE}"
 
 
-def _export(manifest: Manifest, spare: Path, url: str, options: Mapping[str, object]) -> None:
+def _export(manifest: Manifest, fallback_dir: Path, url: str, options: Mapping[str, object]) -> None:
     """Copies columns and manifest, its root last: a reader that finds it finds all of them."""
     import asyncio
     from itertools import chain
@@ -341,7 +341,7 @@ def _export(manifest: Manifest, spare: Path, url: str, options: Mapping[str, obj
     async def copy() -> None:
         store = open_store(url, options)
         try:
-            for name, content in chain(ColumnFiles(manifest, spare).exported(), export_files(manifest)):
+            for name, content in chain(ColumnFiles(manifest, fallback_dir).exported(), export_files(manifest)):
                 await store.put(f"{url.rstrip('/')}/{name}", content)
         finally:
             await store.aclose()

@@ -167,7 +167,7 @@ def _found(key: str, manifest: Manifest, client: EngineClient) -> int:
 
     with closing(EngineConnections(lambda: EngineClient(client.settings))) as connections:
         try:
-            return find_key(KeyReader(manifest, connections, KEY, spare=client.spare), key)
+            return find_key(KeyReader(manifest, connections, KEY, fallback_dir=client.fallback_dir), key)
         except KeyError:
             raise ConfigError(f"no sample has the key {key!r}", field="key") from None
 

@@ -152,7 +152,7 @@ class EngineClient:
         )
 
     @property
-    def spare(self) -> Path:
+    def fallback_dir(self) -> Path:
         """The folder of what is made of this cache's manifests where theirs is read-only for this process."""
         return self.settings.runtime_dir / "selections" / self.welcome.root_id
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from streamer.manifest.staging import settle_file, workplace
+from streamer.manifest.kept import KeptFiles
 from streamer.manifest.table import Manifest
 
 _SUFFIX = ".survey"
@@ -18,9 +18,7 @@ _SUFFIX = ".survey"
 def keep_memory(manifest: Manifest, memory: bytes) -> None:
     """Writes the memory of a survey; raises ManifestError if it cannot be written."""
     path = _place(manifest)
-    with workplace(path.parent) as place:
-        (place / path.name).write_bytes(memory)
-        settle_file(place / path.name, path)
+    KeptFiles(path.parent).write(path.name, lambda made: made.write_bytes(memory))
 
 
 def read_memories(manifests: Sequence[Manifest]) -> list[bytes]:

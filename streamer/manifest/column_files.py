@@ -6,9 +6,10 @@ manifest elsewhere they are `<digest>.<name>.<kind>.<digest of the content>.colu
 
 from __future__ import annotations
 
-import errno
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import get_args
@@ -16,11 +17,11 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
-from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
+from streamer.errors import ConfigError, ManifestCorruptError
 from streamer.manifest.arrow_ipc.reader import map_table, read_table
 from streamer.manifest.columns import BinaryColumn, ColumnType
 from streamer.manifest.condition import ColumnValues, Kind
-from streamer.manifest.staging import settle_file, workplace
+from streamer.manifest.kept import KeptFiles
 from streamer.manifest.table import Manifest
 
 COLUMN_SUFFIX = ".column"
@@ -30,6 +31,8 @@ _EXPORTED = re.compile(
 )
 _INT64 = range(-(2**63), 2**63)
 _UINT64 = range(2**64)
+# Files have the bits of these as int64.
+_DTYPES = {"float": np.float64, "uint": np.uint64}
 
 
 class ColumnFiles:
@@ -37,12 +40,12 @@ class ColumnFiles:
 
     Args:
         manifest: of the samples.
-        spare: folder to write to if that of the manifest is read-only for this process.
+        fallback_dir: Where files are written if the manifest's folder is read-only for this process.
     """
 
-    def __init__(self, manifest: Manifest, spare: Path) -> None:
+    def __init__(self, manifest: Manifest, fallback_dir: Path) -> None:
         self._manifest = manifest
-        self._folders = (manifest.path.parent, spare)
+        self._kept = KeptFiles(manifest.path.parent, fallback_dir)
 
     def __repr__(self) -> str:
         return f"ColumnFiles({self._manifest.digest}, {self.names})"
@@ -50,19 +53,15 @@ class ColumnFiles:
     @property
     def names(self) -> list[str]:
         """The columns that are there."""
-        found = [path for folder in self._folders for path in folder.glob(f"{self._manifest.digest}.*{COLUMN_SUFFIX}")]
+        found = self._kept.glob(f"{self._manifest.digest}.*{COLUMN_SUFFIX}")
         return sorted({unquote(path.name.split(".")[1]) for path in found})
 
     def find(self, name: str) -> ColumnValues | None:
-        """Maps a column; None: it is not there.
-
-        Raises:
-            ManifestCorruptError: its file is malformed.
-        """
-        for folder in self._folders:
-            for kind in get_args(Kind):
-                if (path := folder / self._file(name, kind)).is_file():
-                    return _mapped(path, kind)
+        """Maps a column. Returns None if it is not there, or its file is damaged: it can be added again."""
+        for kind in get_args(Kind):
+            column = self._kept.open(self._file(name, kind), partial(self._map, kind=kind))
+            if column is not None:
+                return column
         return None
 
     def add(self, name: str, values: Sequence[object]) -> ColumnValues:
@@ -77,25 +76,23 @@ class ColumnFiles:
             ManifestError: it cannot be written.
         """
         column = column_of(name, values)
-        for folder in self._folders:
-            try:
-                return self._write(folder / self._file(name, column.kind), column)
-            except ManifestError as error:
-                if getattr(error.__cause__, "errno", None) not in (errno.EROFS, errno.EACCES, errno.EPERM):
-                    raise
-        raise ManifestError(f"column {name!r} can be written neither to {self._folders[0]} nor {self._folders[1]}")
+        path = self._kept.write(self._file(name, column.kind), partial(_write, column=column))
+        return self._map(path, column.kind)
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Lets one process of this machine add columns of the manifest."""
+        return self._kept.lock(f"{self._manifest.digest}{COLUMN_SUFFIX}")
 
     def exported(self) -> Iterator[tuple[str, bytes]]:
         """Yields (name, content) of every column, for a folder elsewhere; the name has a digest of the content."""
-        for folder in self._folders:
-            for path in sorted(folder.glob(f"{self._manifest.digest}.*{COLUMN_SUFFIX}")):
-                content = path.read_bytes()
-                yield f"{path.name.removesuffix(COLUMN_SUFFIX)}.{_digest(content)}{COLUMN_SUFFIX}", content
+        for path in self._kept.glob(f"{self._manifest.digest}.*{COLUMN_SUFFIX}"):
+            content = path.read_bytes()
+            yield f"{path.name.removesuffix(COLUMN_SUFFIX)}.{_digest(content)}{COLUMN_SUFFIX}", content
 
     def lacking(self, names: Iterable[str]) -> list[str]:
         """Those of the names of `exported` that are columns of this manifest and not here."""
         own = [name for name in names if name.startswith(f"{self._manifest.digest}.") and _EXPORTED.fullmatch(name)]
-        return [name for name in own if not (self._folders[0] / _local(name)).is_file()]
+        return [name for name in own if not (self._kept.beside / _local(name)).is_file()]
 
     def install(self, name: str, content: bytes) -> None:
         """Writes a column of `exported` beside the manifest.
@@ -111,20 +108,20 @@ class ColumnFiles:
         if len(table["valid"]) != self._manifest.samples:
             samples = self._manifest.samples
             raise ManifestCorruptError(f"{name}: {len(table['valid'])} values for {samples} samples", path=name)
-        path = self._folders[0] / _local(name)
-        with workplace(path.parent) as place:
-            (place / path.name).write_bytes(content)
-            settle_file(place / path.name, path)
+        self._kept.write(_local(name), lambda path: path.write_bytes(content))
 
-    def _write(self, path: Path, column: ColumnValues) -> ColumnValues:
-        # Only here: processes that read columns do not need nanoarrow.
-        from streamer.manifest.arrow_ipc.writer import write_table
-
-        values = column.values if isinstance(column.values, BinaryColumn) else column.values.view(np.int64)
-        with workplace(path.parent) as place:
-            write_table(place / path.name, {"valid": column.valid.view(np.uint8), "value": values})
-            settle_file(place / path.name, path)
-        return _mapped(path, column.kind)
+    def _map(self, path: Path, kind: Kind) -> ColumnValues:
+        table = map_table(path, _schema(kind))
+        valid = table["valid"]
+        values = table["value"]
+        assert isinstance(valid, np.ndarray)
+        if len(valid) != self._manifest.samples:
+            samples = self._manifest.samples
+            raise ManifestCorruptError(f"{path}: {len(valid)} values for {samples} samples", path=str(path))
+        if kind in _DTYPES:
+            assert isinstance(values, np.ndarray)
+            values = values.view(_DTYPES[kind])
+        return ColumnValues(kind, valid.view(np.bool_), values)
 
     def _file(self, name: str, kind: str) -> str:
         text = quote(name, safe="").replace(".", "%2E")
@@ -173,15 +170,9 @@ def _schema(kind: str) -> dict[str, ColumnType]:
     return {"valid": "uint8", "value": "binary" if kind == "text" else "int64"}
 
 
-def _mapped(path: Path, kind: Kind) -> ColumnValues:
-    table = map_table(path, _schema(kind))
-    valid = table["valid"]
-    values = table["value"]
-    assert isinstance(valid, np.ndarray)
-    if kind == "float":
-        assert isinstance(values, np.ndarray)
-        values = values.view(np.float64)
-    elif kind == "uint":
-        assert isinstance(values, np.ndarray)
-        values = values.view(np.uint64)
-    return ColumnValues(kind, valid.view(np.bool_), values)
+def _write(path: Path, column: ColumnValues) -> None:
+    # Only here: processes that read columns do not need nanoarrow.
+    from streamer.manifest.arrow_ipc.writer import write_table
+
+    values = column.values if isinstance(column.values, BinaryColumn) else column.values.view(np.int64)
+    write_table(path, {"valid": column.valid.view(np.uint8), "value": values})

@@ -227,18 +227,21 @@ def write_keys(batches: Iterable[Keys], place: Path) -> None:
 
 
 def read_keys(place: Path, samples: int) -> Iterator[Keys]:
-    """Yields what `write_keys` has written, in batches.
+    """Maps what `write_keys` has written; the result yields it in batches.
 
     Raises:
         ManifestCorruptError: a file is missing, or has another length.
     """
     high, low = (map_numbers(place / name, samples, "<u8") for name in _LISTED[:2])
     flags = map_numbers(place / _LISTED[2], samples, "u1")
-    for first in range(0, samples, _BATCH):
+
+    def read_batch(first: int) -> Keys:
         some = slice(first, first + _BATCH)
         missing = (flags[some] & np.uint8(1)).astype(np.bool_)
         kind: Kind = "" if missing.all() else "text" if (flags[some] >= 2).any() else "number"
-        yield Keys(kind, high[some], low[some], missing)
+        return Keys(kind, high[some], low[some], missing)
+
+    return map(read_batch, range(0, samples, _BATCH))
 
 
 def build_keys(batches: Iterable[tuple[int, Keys]], place: Path) -> KeyHead:

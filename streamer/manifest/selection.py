@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import translate
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from hashlib import blake2b
 from pathlib import Path
 from re import compile as compile_pattern
@@ -20,9 +19,9 @@ from streamer.base.unique import unique
 from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
 from streamer.manifest.arrow_ipc.reader import map_table
 from streamer.manifest.condition import ColumnsOf, Condition
+from streamer.manifest.kept import KeptFiles
 from streamer.manifest.layout import selection_name
 from streamer.manifest.packing import hash_keys
-from streamer.manifest.staging import settle_file, workplace
 from streamer.manifest.table import Manifest
 
 Int64Array = NDArray[np.int64]
@@ -60,7 +59,7 @@ class Selection:
         manifest: the manifest that it selects from.
         ordinals: int64, shape (n',), ascending: the base ordinal of each sample.
         digest: 32 hex characters, of the manifest's digest and the ordinals.
-        path: the mapped file: next to the manifest's folder, or in the spare folder.
+        path: the mapped file: next to the manifest's folder, or in the fallback folder.
     """
 
     def __init__(self, manifest: Manifest, ordinals: Int64Array, digest: str, path: Path) -> None:
@@ -71,14 +70,14 @@ class Selection:
 
     @classmethod
     def create(
-        cls, manifest: Manifest, where: Where, spare: Path | None = None, columns: ColumnsOf | None = None
+        cls, manifest: Manifest, where: Where, fallback_dir: Path | None = None, columns: ColumnsOf | None = None
     ) -> Self:
         """Selects the samples that meet all conditions; see `of` for the file that is written.
 
         Args:
             manifest: the manifest to select from.
             where: the conditions.
-            spare: as of `of`.
+            fallback_dir: as of `of`.
             columns: returns columns of the manifest's samples; needed for `where.condition`.
 
         Raises:
@@ -88,16 +87,16 @@ class Selection:
         ordinals = _select(manifest, where, columns)
         if not len(ordinals):
             raise ConfigError(f"the selection has none of the {manifest.samples} samples: {where}", field="select")
-        return cls.of(manifest, ordinals, spare)
+        return cls.of(manifest, ordinals, fallback_dir)
 
     @classmethod
-    def of(cls, manifest: Manifest, ordinals: Int64Array, spare: Path | None = None) -> Self:
+    def of(cls, manifest: Manifest, ordinals: Int64Array, fallback_dir: Path | None = None) -> Self:
         """Selects these samples, and writes `<manifest>.<digest>.arrows` next to the manifest's folder.
 
         Args:
             manifest: the manifest to select from.
             ordinals: int64, shape (n',), strictly ascending, within 0..n-1, not empty.
-            spare: folder to write to if the other one is read-only for this process.
+            fallback_dir: Where files are written if the manifest's folder is read-only for this process.
 
         Raises:
             ConfigError: the ordinals are not like that.
@@ -111,16 +110,19 @@ class Selection:
                 field="ordinals",
             )
         digest = _digest(manifest, ordinals)
-        folder = manifest.path.parent
-        try:
-            _write(folder / selection_name(manifest.digest, digest), ordinals)
-        except ManifestError as error:
-            # Mounted read-only, or another user's, as a sidecar's cache is for a trainer.
-            if spare is None or getattr(error.__cause__, "errno", None) not in (errno.EROFS, errno.EACCES, errno.EPERM):
-                raise
-            folder = spare
-            _write(folder / selection_name(manifest.digest, digest), ordinals)
-        return cls.open(manifest, digest, folder)
+        kept = KeptFiles(manifest.path.parent, fallback_dir)
+        name = selection_name(manifest.digest, digest)
+
+        def check_ordinals(path: Path) -> Path:
+            if not np.array_equal(cls.open(manifest, digest, path.parent).ordinals, ordinals):
+                raise ManifestCorruptError(f"{path}: its ordinals do not have digest {digest}", path=str(path))
+            return path
+
+        path = kept.open(name, check_ordinals)
+        if path is None:
+            # No lock is held, because writing takes less time than waiting for another process.
+            path = kept.write(name, partial(_write, ordinals=ordinals))
+        return cls.open(manifest, digest, path.parent)
 
     @classmethod
     def open(cls, manifest: Manifest, digest: str, folder: Path | None = None, *, verify: bool = False) -> Self:
@@ -169,9 +171,7 @@ def _write(path: Path, ordinals: Int64Array) -> None:
     # Only here: processes that read a selection do not need nanoarrow (6 ms of a start, 2026-11-22).
     from streamer.manifest.arrow_ipc.writer import write_table
 
-    with workplace(path.parent) as place:
-        write_table(place / path.name, {"ordinal": ordinals})
-        settle_file(place / path.name, path)
+    write_table(path, {"ordinal": ordinals})
 
 
 def _select(manifest: Manifest, where: Where, columns: ColumnsOf | None) -> Int64Array:

@@ -64,6 +64,18 @@ def test_a_wrong_column_is_refused(left: str, tmp_path: Path, closing: Closing):
         chosen(left, tmp_path / "second", closing, manifest=str(out))
 
 
+def test_a_damaged_column_is_read_again(left: str, tmp_path: Path, closing: Closing):
+    """Where the command that reads it is given again; until then it is not there."""
+    assert main(["index", left, "--cache-dir", str(tmp_path / "cache"), "--columns", "json.n,json.uid"]) == 0
+    assert chosen(left, tmp_path / "cache", closing) == 10
+    numbers = next((tmp_path / "cache" / "manifests").glob("*.json%2En.int.column"))
+    numbers.write_bytes(numbers.read_bytes()[:-200])
+    with pytest.raises(StreamerError, match=r"the column 'json\.n'.*--columns json\.n"):
+        chosen(left, tmp_path / "cache", closing)
+    assert main(["index", left, "--cache-dir", str(tmp_path / "cache"), "--columns", "json.n"]) == 0
+    assert chosen(left, tmp_path / "cache", closing) == 10
+
+
 def test_a_column_of_other_samples_is_refused(tmp_path: Path, closing: Closing):
     """Its length is that of the manifest."""
     found: list[Manifest] = []
@@ -71,7 +83,7 @@ def test_a_column_of_other_samples_is_refused(tmp_path: Path, closing: Closing):
         data = sides.write_left(tmp_path / f"left{count}", count)
         place: dict[str, Any] = {"engine": "inline", "cache_dir": tmp_path / "cache", "cache_bytes": "100MB"}
         found.append(closing(StreamingDataset(data, **place))._member.manifest)
-    own, other = (ColumnFiles(manifest, tmp_path / "spare") for manifest in found)
+    own, other = (ColumnFiles(manifest, tmp_path / "fallback_dir") for manifest in found)
     other.add("n", range(200))
     [(name, content)] = other.exported()
     with pytest.raises(ManifestCorruptError, match="200 values for 240 samples"):

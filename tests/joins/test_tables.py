@@ -16,6 +16,7 @@ from streamer.client.engine_client import EngineClient
 from streamer.engine.manifests.manifest_store import ManifestStore
 from streamer.loader.members.joins import keys as keys_module
 from tests.joins import sides
+from tests.read_only import refuse_writes
 
 Closing = Callable[[Any], Any]
 
@@ -120,22 +121,49 @@ def test_tables_leave_with_their_manifests(tmp_path: Path, folder: Path, closing
     assert not made() & names
 
 
-def test_tables_of_a_spare_folder_leave_after_their_manifests(
+def test_tables_of_a_fallback_folder_leave_after_their_manifests(
     tmp_path: Path, engine: EngineClient, folder: Path, closing: Closing, monkeypatch: pytest.MonkeyPatch
 ):
     """Where that of the manifests is read-only; the next dataset of the cache removes them."""
-    monkeypatch.setattr(keys_module.os, "access", lambda *_: False)
+    refuse_writes(monkeypatch, folder)
     sides.write_left(tmp_path / "left")
     sides.tars(tmp_path / "right", range(sides.COUNT))
     left, right = (StreamingDataset(tmp_path / name) for name in ("left", "right"))
     joined = left.join(right, on=("json.uid", "meta.json.id.uid"), columns=["vector.npy"])
     assert joined.samples == sides.COUNT
-    assert tables(engine.spare) == {".keys", ".listed-keys", ".join"}
+    assert tables(engine.fallback_dir) == {".keys", ".listed-keys", ".join"}
     gone = right._member.manifest.path
     for dataset in (joined, right, left):
         dataset.close()
     _ = closing(StreamingDataset(tmp_path / "left")).samples
-    assert tables(engine.spare) == {".keys", ".listed-keys", ".join"}
+    assert tables(engine.fallback_dir) == {".keys", ".listed-keys", ".join"}
     gone.rename(tmp_path / "gone")
     _ = closing(StreamingDataset(tmp_path / "left")).samples
-    assert tables(engine.spare) == {".listed-keys"}
+    assert tables(engine.fallback_dir) == {".listed-keys"}
+
+
+@pytest.mark.parametrize("damaged", [("high.u64", ".keys"), ("low.u64", ".listed-keys"), ("right.i64", ".join")])
+def test_damaged_tables_are_made_again(damaged: tuple[str, str], tmp_path: Path, folder: Path, closing: Closing):
+    """What is cut off, or lacks a file, is not used."""
+    name, ending = damaged
+    sides.write_left(tmp_path / "left")
+    sides.tars(tmp_path / "right", range(sides.COUNT))
+
+    def join() -> int:
+        left, right = (closing(StreamingDataset(tmp_path / side)) for side in ("left", "right"))
+        return int(closing(left.join(right, on=("json.uid", "meta.json.id.uid"), columns=["vector.npy"])).samples)
+
+    before = set(folder.iterdir())
+    assert join() == sides.COUNT
+    made = {path.suffix: path for path in set(folder.iterdir()) - before}
+    for number in range(2):
+        file = made[ending] / name
+        if number:
+            file.unlink()
+        else:
+            file.write_bytes(file.read_bytes()[:-8])
+        # It is needed for the join only.
+        if ending != ".join":
+            (made[".join"] / "head.json").unlink()
+        assert join() == sides.COUNT
+        assert file.is_file()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -11,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.batches.rows.options import Estimate
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, ManifestCorruptError
 from streamer.formats.registry import restore_format
-from streamer.manifest.staging import settle_file, workplace
+from streamer.manifest.kept import DIGEST, KeptFiles, hash_question
 from streamer.manifest.table import Manifest
 
 Integers = npt.NDArray[np.int64]
@@ -65,17 +66,15 @@ class DocumentCosts:
             return _digest(self._column)
         # Of 1e9 values it takes 10 s: kept beside the manifest for as long as their file stays as it is.
         file = os.stat(self._measured)
-        folder = self._manifest.path.parent
         facts = f"{self._measured} {file.st_dev} {file.st_ino} {file.st_size} {file.st_mtime_ns}".encode()
-        kept = folder / f"{self._manifest.digest}.{blake2b(facts, digest_size=8).hexdigest()}.costs"
-        if kept.is_file():
-            return kept.read_text()
-        digest = _digest(self._column)
-        if os.access(folder, os.W_OK):
-            with workplace(folder) as place:
-                (place / kept.name).write_text(digest)
-                settle_file(place / kept.name, kept)
-        return digest
+        kept = KeptFiles(self._manifest.path.parent)
+        name = f"{self._manifest.digest}.{hash_question(facts)}.costs"
+        found = kept.open(name, _read_digest)
+        if found is None:
+            found = _digest(self._column)
+            if kept.is_writable:
+                kept.write(name, partial(Path.write_text, data=found))
+        return found
 
     def of(self, ordinals: Integers) -> Integers:
         """Returns the tokens of samples, by their ordinals in the manifest: (N,)."""
@@ -97,6 +96,13 @@ def _digest(column: npt.NDArray[np.integer]) -> str:
     for first in range(0, len(column), _BLOCK):
         digest.update(np.ascontiguousarray(column[first : first + _BLOCK], np.int64).data)
     return digest.hexdigest()
+
+
+def _read_digest(path: Path) -> str:
+    text = path.read_text(errors="replace")
+    if DIGEST.fullmatch(text) is None:
+        raise ManifestCorruptError(f"{path} has {text!r:.50}, not a digest", path=str(path))
+    return text
 
 
 def _known(manifest: Manifest, fields: tuple[str, ...]) -> tuple[int, int]:

@@ -139,15 +139,15 @@ class Packing:
         planned = -(-least // self.multiple_of) * self.multiple_of
         return replace(spec, length=planned, costs=f"{costs}, rows of {self.length}")
 
-    def plan_rows(self, data: Packable, spare: Path, *, shuffle: bool) -> None:
+    def plan_rows(self, data: Packable, fallback_dir: Path, *, shuffle: bool) -> None:
         """Plans the rows of a dataset.
 
         Args:
             data: the dataset.
-            spare: folder for the table of rows if that of the manifest is read-only for this process.
+            fallback_dir: Where files are written if the manifest's folder is read-only for this process.
             shuffle: whether rows are shuffled.
         """
-        data.pack(self, spare, shuffle=shuffle)
+        data.pack(self, fallback_dir, shuffle=shuffle)
 
     def check(self, shuffle: str) -> None:
         """Refuses orders of single samples.
@@ -242,15 +242,15 @@ class Buckets:
         most = self.budget if self.most is None else self.most
         return RowSpec(self.budget, "buckets", self.overflow, 1, self.set_rows, costs, most=most)
 
-    def plan_rows(self, data: Packable, spare: Path, *, shuffle: bool) -> None:
+    def plan_rows(self, data: Packable, fallback_dir: Path, *, shuffle: bool) -> None:
         """Plans the rows of a dataset.
 
         Args:
             data: the dataset.
-            spare: folder for the table of rows if that of the manifest is read-only for this process.
+            fallback_dir: Where files are written if the manifest's folder is read-only for this process.
             shuffle: whether rows are shuffled.
         """
-        data.pack(self, spare, shuffle=shuffle)
+        data.pack(self, fallback_dir, shuffle=shuffle)
 
     def check(self, shuffle: str) -> None:
         """Refuses orders of single samples.
@@ -300,7 +300,7 @@ class Buckets:
 class Packable(Protocol):
     """A dataset whose samples can be packed."""
 
-    def pack(self, packing: Packing | Buckets, spare: Path, *, shuffle: bool) -> object:
+    def pack(self, packing: Packing | Buckets, fallback_dir: Path, *, shuffle: bool) -> object:
         """Plans the rows of the samples."""
         ...
 
@@ -331,7 +331,7 @@ class NoPacking:
         """Returns itself: it has no lengths."""
         return self
 
-    def plan_rows(self, data: Packable, spare: Path, *, shuffle: bool) -> None:
+    def plan_rows(self, data: Packable, fallback_dir: Path, *, shuffle: bool) -> None:
         """Leaves the samples of a dataset as they are."""
 
     def check_batch(self, batch_size: int) -> None:

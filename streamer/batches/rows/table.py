@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +18,7 @@ from streamer.base.cgroup import usable_cores
 from streamer.config import counted
 from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
 from streamer.manifest.arrow_ipc.reader import map_table
-from streamer.manifest.staging import settle_file, workplace
+from streamer.manifest.kept import KeptFiles, hash_question
 from streamer.order.rows.content import row_counts
 from streamer.order.rows.items import kept_costs
 from streamer.order.rows.sets import Sets, chunks_per_set, make_sets
@@ -124,19 +121,12 @@ class RowTable(msgspec.Struct, frozen=True, eq=False):
         return cls(sets, counts, tokens, left_out)
 
     def write(self, path: Path) -> None:
-        """Writes the file.
-
-        Raises:
-            ManifestError: it cannot be written.
-        """
+        """Writes the file."""
         # Only here: processes that read a table do not need nanoarrow (6 ms of a start, 2026-11-22).
         from streamer.manifest.arrow_ipc.writer import write_table
 
-        with workplace(path.parent) as place:
-            chunks = np.diff(self.sets.first)
-            columns = self.counts, chunks, self.tokens, self.left_out
-            write_table(place / path.name, dict(zip(_SCHEMA, columns, strict=True)))
-            settle_file(place / path.name, path)
+        columns = self.counts, np.diff(self.sets.first), self.tokens, self.left_out
+        write_table(path, dict(zip(_SCHEMA, columns, strict=True)))
 
 
 def _without_rows(spec: RowSpec, documents: int, tokens: int) -> ManifestError | ConfigError:
@@ -217,56 +207,28 @@ def _tokens_of_chunks(spec: RowSpec, documents: Documents, chunks: tuple[int, in
     return np.diff(before)
 
 
-def table_path(folder: Path, spec: RowSpec, documents: Documents) -> Path:
-    """Returns the file of the table of these documents; its name is a digest of all that decides the rows."""
-    parts = msgspec.json.encode([documents.digest, documents.shuffle, spec])
-    return folder / f"{documents.manifest_digest}.{blake2b(parts, digest_size=8).hexdigest()}.rows.arrows"
-
-
-def find_table(folder: Path, spec: RowSpec, documents: Documents) -> tuple[Path, RowTable]:
-    """Returns the table and its file; the first process of a machine makes it, the others wait.
+def find_table(kept: KeptFiles, spec: RowSpec, documents: Documents) -> tuple[Path, RowTable]:
+    """Returns the file of the table, and the table; the first process of a machine makes it, the others wait.
 
     Raises:
         ManifestError: no document has a token, or the file cannot be written.
         ConfigError: a document is longer than a row, and overflow="error".
     """
-    path = table_path(folder, spec, documents)
-    if (table := _opened(path, documents)) is None:
-        with _one_at_a_time(folder):
-            if (table := _opened(path, documents)) is None:
-                count = int(documents.chunk_first[-1])
-                if count >= _MANY:
-                    logger.warning(
-                        "making the table of rows of %d documents once, about %.0f s on %s",
-                        count,
-                        count * _DOCUMENT_SECONDS / usable_cores(),
-                        counted(usable_cores(), "cores"),
-                    )
-                table = RowTable.make(spec, documents)
-                table.write(path)
-    return path, table
 
+    def open_table(path: Path) -> tuple[Path, RowTable]:
+        return path, RowTable.open(path, documents)
 
-def _opened(path: Path, documents: Documents) -> RowTable | None:
-    """Opens a table. Returns None if there is none or it is damaged."""
-    if not path.is_file():
-        return None
-    try:
-        return RowTable.open(path, documents)
-    except ManifestCorruptError:
-        return None
+    def make_table(path: Path) -> None:
+        count = int(documents.chunk_first[-1])
+        if count >= _MANY:
+            logger.warning(
+                "making the table of rows of %d documents once, about %.0f s on %s",
+                count,
+                count * _DOCUMENT_SECONDS / usable_cores(),
+                counted(usable_cores(), "cores"),
+            )
+        RowTable.make(spec, documents).write(path)
 
-
-@contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Holds a lock on the folder; the kernel releases it when the process ends."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise ManifestError(f"cannot write a table of rows to {folder}: {error}", path=str(folder)) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+    # The name has all that decides the rows.
+    question = hash_question(msgspec.json.encode([documents.digest, documents.shuffle, spec]))
+    return kept.open_or_make(f"{documents.manifest_digest}.{question}.rows.arrows", open_table, make_table)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -85,12 +84,12 @@ class OpenedDataset:
         opened.rows = rows.open(opened)
         return opened
 
-    def pack(self, packing: Packing | Buckets, spare: Path, *, shuffle: bool) -> PlannedRows:
+    def pack(self, packing: Packing | Buckets, fallback_dir: Path, *, shuffle: bool) -> PlannedRows:
         """Plans the rows of the samples, which are the samples of the order from then on; returns them.
 
         Args:
             packing: how.
-            spare: folder for the table of rows if that of the manifest is read-only for this process.
+            fallback_dir: Where files are written if the manifest's folder is read-only for this process.
             shuffle: whether they are shuffled.
 
         Raises:
@@ -100,11 +99,11 @@ class OpenedDataset:
         # Only here and below: without packing nothing of this is loaded (14 ms with -X importtime, 2026-11-26).
         from streamer.batches.rows.planned import PlannedRows, RowsRecipe
         from streamer.batches.rows.table import find_table
+        from streamer.manifest.kept import KeptFiles
 
         documents, costs = self.documents(packing, shuffle=shuffle)
         spec = packing.spec(costs.identity)
-        folder = self.manifest.path.parent
-        path, table = find_table(folder if os.access(folder, os.W_OK) else spare, spec, documents)
+        path, table = find_table(KeptFiles(self.manifest.path.parent, fallback_dir), spec, documents)
         recipe = RowsRecipe(packing=packing, spec=spec, shuffle=shuffle, table=path)
         self.rows = planned = PlannedRows(recipe, documents, table)
         return planned

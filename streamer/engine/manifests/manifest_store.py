@@ -28,7 +28,7 @@ from pathlib import Path
 from streamer.annotations.table import AnnotationTable
 from streamer.cache.folder import used_bytes
 from streamer.errors import ManifestError
-from streamer.manifest.made import DIGEST, made_in, remove_orphans
+from streamer.manifest.kept import DIGEST, made_in, remove_orphans
 from streamer.manifest.reader_lock import remove_unread, sweep_removed
 from streamer.manifest.staging import sweep
 from streamer.manifest.table import Manifest

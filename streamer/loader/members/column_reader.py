@@ -23,7 +23,6 @@ from streamer.loader.members.single_reads import KEY, StreamedBytes
 from streamer.manifest.column_files import ColumnFiles, column_of
 from streamer.manifest.condition import ColumnValues
 from streamer.manifest.model import SampleName
-from streamer.manifest.staging import one_at_a_time
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 
@@ -42,20 +41,25 @@ class Columns:
     Args:
         manifest: of the samples.
         joined: the annotations of the samples.
-        spare: folder for columns if that of the manifest is read-only for this process, and for locks.
+        fallback_dir: Where files are written if the manifest's folder is read-only for this process, and for locks.
         client: reads what is not there yet.
         request: what the manifest was asked for with.
     """
 
     def __init__(
-        self, manifest: Manifest, joined: JoinRules | None, spare: Path, client: EngineClient, request: GetManifest
+        self,
+        manifest: Manifest,
+        joined: JoinRules | None,
+        fallback_dir: Path,
+        client: EngineClient,
+        request: GetManifest,
     ) -> None:
         self._manifest = manifest
         self._joined = joined
         self._client = client
         self._request = request
-        self._spare = spare
-        self._files = ColumnFiles(manifest, spare)
+        self._fallback_dir = fallback_dir
+        self._files = ColumnFiles(manifest, fallback_dir)
 
     def __repr__(self) -> str:
         return f"Columns({self._manifest!r}, {self._files!r})"
@@ -119,7 +123,7 @@ class Columns:
         """Names of the columns that samples get from a right side, as far as they are known."""
         if join.recipe.columns is not None:
             return [to for _, to in join.recipe.columns]
-        known = [*ColumnFiles(join.manifest, self._spare).names, *list_narrow_fields(join.manifest)]
+        known = [*ColumnFiles(join.manifest, self._fallback_dir).names, *list_narrow_fields(join.manifest)]
         return [name for name in known if name not in (KEY, join.recipe.key)]
 
     def read(self, names: Sequence[str]) -> list[ColumnValues]:
@@ -130,7 +134,7 @@ class Columns:
         """
         if not names:
             return []
-        with one_at_a_time(self._spare / f"{self._manifest.digest}.columns.lock"):
+        with self._files.lock():
             missing = [name for name in dict.fromkeys(names) if self._files.find(name) is None]
             if missing:
                 self._check_kinds(missing)

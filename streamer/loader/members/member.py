@@ -34,7 +34,7 @@ from streamer.loader.members.joins.joining import add_joined, both_digests, find
 from streamer.loader.members.selections import Choice, Names, choose, new_fields
 from streamer.loader.members.single_reads import KEY, StreamedBytes
 from streamer.loader.options.dataset_options import DatasetOptions
-from streamer.manifest.made import remove_orphans
+from streamer.manifest.kept import remove_orphans
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
 from streamer.order.spec import shuffle_mode
@@ -147,7 +147,7 @@ class Member:
             if added := ", ".join(sorted(new_fields(manifest, self._began))):
                 logger.warning("%s has new fields (%s), left out until the job begins anew", self.options.place, added)
             joined = self._join(manifest)
-            place = self._spare
+            place = self._fallback_dir
             if place.is_dir():
                 remove_orphans(place, {path.name for path in manifest.path.parent.iterdir()})
             decode = self.options.decode
@@ -311,9 +311,9 @@ class Member:
         from streamer.loader.members.column_reader import Columns
 
         request = self.options.manifest_request(self.rank_config())
-        spare = self._spare
+        fallback_dir = self._fallback_dir
         with self.connections.for_requests() as connection, watched(logger, lambda: "columns to be read"):
-            yield Columns(manifest, joined, spare, connection, request)
+            yield Columns(manifest, joined, fallback_dir, connection, request)
 
     def _find_columns(self, names: Sequence[str]) -> list[ColumnValues | None]:
         with self._columns(self.manifest, None) as columns:
@@ -405,10 +405,10 @@ class Member:
             yield StreamedBytes(connection, manifest)
 
     @property
-    def _spare(self) -> Path:
+    def _fallback_dir(self) -> Path:
         """The folder of tables where that of the manifests is read-only for this process."""
         with self.connections.for_requests() as connection:
-            return connection.spare
+            return connection.fallback_dir
 
     def _streamed(self) -> AbstractContextManager[StreamedBytes]:
         return self.streamed(self.manifest)
@@ -438,4 +438,6 @@ class Member:
             request = self.options.manifest_request(self.rank_config())
             with self.connections.for_requests() as connection:
                 read_from = narrow_manifest(manifest, [field], connection, request)
-        return KeyReader(read_from, self.connections, on, spare=self._spare, whole=manifest, selection=selection)
+        return KeyReader(
+            read_from, self.connections, on, fallback_dir=self._fallback_dir, whole=manifest, selection=selection
+        )

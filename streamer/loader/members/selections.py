@@ -60,26 +60,28 @@ def choice(
 
 
 def choose(
-    manifest: Manifest, choices: Sequence[Choice], spare: Path | None = None, columns: ColumnsOf | None = None
+    manifest: Manifest, choices: Sequence[Choice], fallback_dir: Path | None = None, columns: ColumnsOf | None = None
 ) -> Selection | None:
     """Applies selections one after the other; None if there are none.
 
     Args:
         manifest: Manifest of the dataset.
         choices: Selections in the order in which they were made.
-        spare: the folder of selections if the cache folder is read-only for this process.
+        fallback_dir: Where files are written if the manifest's folder is read-only for this process.
         columns: returns columns of the manifest, for conditions on them.
 
     Raises:
         ConfigError: an invalid condition, or no sample is left.
-        ManifestError: the selection can be written neither next to the manifest nor to `spare`.
+        ManifestError: the selection can be written neither next to the manifest nor to `fallback_dir`.
     """
     selection: Selection | None = None
     for indices, where in choices:
         candidates = None if selection is None else selection.ordinals
         if indices is not None:
             candidates = pick(np.arange(manifest.samples) if candidates is None else candidates, indices)
-        selection = Selection.create(manifest, msgspec.structs.replace(where, indices=candidates), spare, columns)
+        selection = Selection.create(
+            manifest, msgspec.structs.replace(where, indices=candidates), fallback_dir, columns
+        )
     return selection
 
 

@@ -32,8 +32,8 @@ class StateOrder:
     def __init__(self, state: State, cache_dir: Path | None) -> None:
         environment = Environment.read()
         self._state = state
-        spare = sorted(environment.runtime_dir.glob("selections/*"))
-        self._folders = [(cache_dir or environment.cache_dir) / "manifests", *spare]
+        fallback_dirs = sorted(environment.runtime_dir.glob("selections/*"))
+        self._folders = [(cache_dir or environment.cache_dir) / "manifests", *fallback_dirs]
 
     @property
     def names(self) -> Sequence[str]:

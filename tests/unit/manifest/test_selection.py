@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
-from streamer.manifest.arrow_ipc import writer as arrow_writer
 from streamer.manifest.selection import Selection, Where
+from tests.read_only import refuse_writes
 
 
 def lengths(manifest) -> np.ndarray:
@@ -145,20 +145,26 @@ def test_ordinals_must_ascend(tar_manifest, ordinals):
 
 def test_a_folder_mounted_read_only(tar_manifest, tmp_path, monkeypatch):
     """As a sidecar's cache is for its trainers; another error of the disk is an error."""
-    refused = errno.EROFS
-    written = arrow_writer.write_table
-
-    def write(path, table):
-        if spare not in path.parents:
-            raise OSError(refused, "no")
-        written(path, table)
-
-    spare = tmp_path / "spare"
-    monkeypatch.setattr(arrow_writer, "write_table", write)
-    selection = Selection.of(tar_manifest, np.arange(10), spare)
-    assert selection.path.parent == spare
-    assert Selection.open(tar_manifest, selection.digest, spare, verify=True).samples == 10
+    fallback_dir = tmp_path / "fallback_dir"
+    refuse_writes(monkeypatch, tar_manifest.path.parent, errno.EROFS)
+    selection = Selection.of(tar_manifest, np.arange(10), fallback_dir)
+    assert selection.path.parent == fallback_dir
+    assert Selection.open(tar_manifest, selection.digest, fallback_dir, verify=True).samples == 10
     assert pickle.loads(pickle.dumps(selection)).path == selection.path
-    refused = errno.ENOSPC
+    refuse_writes(monkeypatch, tar_manifest.path.parent, errno.ENOSPC)
     with pytest.raises(ManifestError):
-        Selection.of(tar_manifest, np.arange(10), spare)
+        Selection.of(tar_manifest, np.arange(11), fallback_dir)
+
+
+def test_a_damaged_selection_is_written_again(tar_manifest, caplog):
+    """What is intact is not."""
+    path = Selection.of(tar_manifest, np.arange(10)).path
+    written = path.stat().st_ino
+    assert Selection.of(tar_manifest, np.arange(10)).path.stat().st_ino == written
+    assert not caplog.messages
+    for content in (path.read_bytes()[:-100], path.read_bytes().replace(bytes([7]) + bytes(7), bytes(8))):
+        path.write_bytes(content)
+        selection = Selection.of(tar_manifest, np.arange(10))
+        assert Selection.open(tar_manifest, selection.digest, verify=True).samples == 10
+        assert len(caplog.messages) == 1
+        caplog.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from streamer.loader.members.single_reads import KEY, StreamedBytes
 from streamer.manifest.column_files import ColumnFiles
 from streamer.manifest.columns import BinaryColumn
 from streamer.manifest.condition import ColumnValues
+from streamer.manifest.kept import KeptFiles
 from streamer.manifest.keys import Keys, hash_values, number_keys
 from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
@@ -38,13 +38,13 @@ class KeyReader:
         manifest: of the dataset; one with the columns that the key needs is enough.
         connections: to the engine, with the dataset's credentials.
         on: "__key__", a field, or a field and the names of its parts, "json.uid".
-        spare: folder for tables if that of the manifests is read-only for this process, and for locks.
+        fallback_dir: Where files are written if the manifest's folder is read-only for this process, and for locks.
         whole: the dataset's manifest, where `manifest` has fewer columns.
         selection: samples outside it have no key.
 
     Attributes:
         manifest: that of the dataset, with all its columns.
-        root: the folder of tables.
+        kept: the tables that are made of them.
     """
 
     def __init__(
@@ -53,19 +53,17 @@ class KeyReader:
         connections: EngineConnections,
         on: str,
         *,
-        spare: Path,
+        fallback_dir: Path,
         whole: Manifest | None = None,
         selection: Selection | None = None,
     ) -> None:
         self.manifest = whole or manifest
         self.selection = selection
-        self.spare = spare
-        root = self.manifest.path.parent
-        self.root = root if os.access(root, os.W_OK) else spare
+        self.kept = KeptFiles(self.manifest.path.parent, fallback_dir)
         self._read_from = manifest
         self._connections = connections
         self._on = on
-        self._column = ColumnFiles(self.manifest, spare).find(on)
+        self._column = ColumnFiles(self.manifest, fallback_dir).find(on)
         own = restore_format(manifest)
         fields = {spec.name for spec in manifest.facts.fields}
         self._is_numbered = on == KEY and own.numbered_keys and KEY not in fields

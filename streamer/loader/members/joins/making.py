@@ -8,7 +8,6 @@ keys of the left side, in its order ----------------------+
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from streamer.batches.samples.joins import How, JoinRecipe, OpenedJoin
 from streamer.errors import ConfigError, ManifestError
 from streamer.formats.registry import find_format, restore_format
 from streamer.loader.members.joins.keys import KeyReader
-from streamer.loader.members.joins.tables import keep, keep_keys, table_path
+from streamer.loader.members.joins.tables import keep, keep_keys, name_table
 from streamer.loader.members.selections import Choice
 from streamer.loader.options.dataset_options import DatasetOptions
 from streamer.manifest.joined import (
@@ -35,9 +34,8 @@ from streamer.manifest.joined import (
     match,
     write_uses,
 )
-from streamer.manifest.keys import HEAD_NAME, KeyTable, map_numbers, read_keys, write_keys
+from streamer.manifest.keys import HEAD_NAME, map_numbers, read_keys, write_keys
 from streamer.manifest.packing import LEAST_CHUNK_BYTES, TOO_MANY_CHUNKS
-from streamer.manifest.staging import one_at_a_time, settle, workplace
 from streamer.manifest.table import Manifest
 
 logger = logging.getLogger(__name__)
@@ -154,7 +152,7 @@ class JoinMaker:
         self._join = join
         self._left = left
         self._right = right
-        self._arranges = left.root != left.spare and not right.manifest.recoded
+        self._arranges = left.kept.is_writable and not right.manifest.recoded
 
     def open(self) -> OpenedJoin:
         """Opens the join, which is made if it is not there.
@@ -164,18 +162,12 @@ class JoinMaker:
             ConfigError: the names of the fields are needed and not known.
         """
         left, right = self._left, self._right
-        path = table_path("join", left, right, arranged=self._arranges)
-        with one_at_a_time(left.spare / f"{path.name}.lock"):
-            # An arranged manifest is removed when it was not used for long.
-            if path.is_dir() and not self._part(JoinTable.open(path).head).is_dir():
-                shutil.rmtree(path)
-            if not path.is_dir():
-                self._make(path)
-            table = JoinTable.open(path)
+        name = name_table("join", left, right, arranged=self._arranges)
+        table = left.kept.open_or_make(name, self._open_table, self._make)
         self._check(table)
         self._check_names()
         recipe = JoinRecipe(
-            table=path,
+            table=table.path,
             part=self._part(table.head),
             name=self._join.name,
             columns=self._join.columns,
@@ -189,15 +181,26 @@ class JoinMaker:
     def _part(self, head: JoinHead) -> Path:
         return self._left.manifest.path.parent / head.part
 
-    def _make(self, path: Path) -> None:
-        left, right = self._left, self._right
-        table = KeyTable.open(keep_keys(right))
-        listed = keep("listed-keys", left, lambda place: write_keys((keys for _, keys in left.batches()), place))
-        with workplace(left.root) as place:
-            with left.named():
-                matched = match(read_keys(listed, left.manifest.samples), table, place)
-            self._write(place, matched)
-            settle(place, path, check=JoinTable.open)
+    def _open_table(self, path: Path) -> JoinTable:
+        table = JoinTable.open(path)
+        part = self._part(table.head)
+        if not part.is_dir():
+            raise ManifestError(f"{path}: the arranged manifest {part.name} was not used for long, and was removed")
+        return table
+
+    def _make(self, folder: Path) -> None:
+        left = self._left
+        table = keep_keys(self._right)
+        listed = keep(
+            "listed-keys",
+            left,
+            lambda path: read_keys(path, left.manifest.samples),
+            lambda path: write_keys((keys for _, keys in left.batches()), path),
+        )
+        folder.mkdir()
+        with left.named():
+            matched = match(listed, table, folder)
+        self._write(folder, matched)
 
     def _write(self, place: Path, matched: Matched) -> None:
         """Writes the rest of a table whose samples are matched."""

@@ -4,7 +4,7 @@
     <manifest>.<hash>.listed-keys     its keys, in its order
     <left>-<right>.<hash>.join        the rows of each sample
 
-A table is removed after a manifest that its name begins with (`engine.manifest_store`).
+Each is kept beside the manifests as `streamer.manifest.kept` says.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import logging
 import re
 from collections.abc import Callable
 from contextlib import closing
-from hashlib import blake2b
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -22,41 +22,43 @@ import numpy as np
 from streamer.errors import ConfigError
 from streamer.loader.members.joins.keys import KeyReader
 from streamer.loader.members.single_reads import KEY
+from streamer.manifest.kept import hash_question
 from streamer.manifest.keys import KeyTable, Kind, build_keys
-from streamer.manifest.staging import settle, workplace
 
 logger = logging.getLogger(__name__)
+
+Opened = TypeVar("Opened")
 
 # Raised when other files are written for the same manifests.
 _REVISION = 3
 _NUMBER = re.compile("-?[0-9]{1,100}")
 
 
-def table_path(what: str, *sides: KeyReader, arranged: bool = False) -> Path:
-    """The folder of what is made of one side or of both."""
+def name_table(what: str, *sides: KeyReader, arranged: bool = False) -> str:
+    """Returns the name of the folder of what is made of one side or of both."""
     content = [_REVISION, arranged, *(each for side in sides for each in side.identity)]
-    digest = blake2b(msgspec.json.encode(content), digest_size=8).hexdigest()
-    return sides[0].root / f"{'-'.join(side.manifest.digest for side in sides)}.{digest}.{what}"
+    return f"{'-'.join(side.manifest.digest for side in sides)}.{hash_question(msgspec.json.encode(content))}.{what}"
 
 
-def keep(what: str, side: KeyReader, write: Callable[[Path], object]) -> Path:
-    """Returns the folder of a table of one side, which is written if it is not there.
+def keep(what: str, side: KeyReader, open_path: Callable[[Path], Opened], write: Callable[[Path], object]) -> Opened:
+    """Opens a table of one side, which is written if it is not there.
 
     Raises:
         ManifestError: keys that are neither texts nor whole numbers, or it cannot be written.
     """
-    path = table_path(what, side)
-    if not path.is_dir():
+
+    def make(folder: Path) -> None:
         logger.info("reads the keys of %s", ", ".join(side.manifest.urls[:4]))
-        with workplace(side.root) as place, side.named():
-            write(place)
-            settle(place, path, check=Path.stat)
-    return path
+        folder.mkdir()
+        with side.named():
+            write(folder)
+
+    return side.kept.open_or_make(name_table(what, side), open_path, make)
 
 
-def keep_keys(side: KeyReader) -> Path:
-    """Returns the folder of the sorted keys of one side; see `keep`."""
-    return keep("keys", side, lambda place: build_keys(side.batches(), place))
+def keep_keys(side: KeyReader) -> KeyTable:
+    """Opens the sorted keys of one side; see `keep`."""
+    return keep("keys", side, KeyTable.open, lambda folder: build_keys(side.batches(), folder))
 
 
 def find_key(side: KeyReader, key: str, *, reads: bool = True) -> int:
@@ -71,8 +73,8 @@ def find_key(side: KeyReader, key: str, *, reads: bool = True) -> int:
         KeyError: there is none.
         ConfigError: the data would have to be read.
     """
-    if (path := table_path("keys", side.unselected)).is_dir():
-        table = KeyTable.open(path)
+    table = side.kept.open(name_table("keys", side.unselected), KeyTable.open)
+    if table is not None:
         rows = table.rows_of(_of_kind(key, table.head.kind))
         chosen = rows if side.selection is None else rows[np.isin(rows, side.selection.ordinals)]
         if len(chosen):

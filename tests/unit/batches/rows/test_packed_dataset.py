@@ -531,6 +531,10 @@ def test_the_digest_of_many_numbers_is_kept(make, given, tmp_path, monkeypatch, 
     whole = make(Packing(ROW, set_rows=8, cost=str(path))).rows
     monkeypatch.setattr(costs, "_BLOCK", 1)
     assert make(Packing(ROW, set_rows=8, cost=str(path))).rows == whole
+    (kept,) = fake_engine.root.rglob("*.costs")
+    digest = kept.read_text()
+    kept.write_text("")
+    assert make(Packing(ROW, set_rows=8, cost=str(path)))._member.opened.rows.recipe.spec.costs == digest
     monkeypatch.setattr(costs, "_digest", lambda _: pytest.fail("read again"))
     assert make(Packing(ROW, set_rows=8, cost=str(path))).rows == whole
     monkeypatch.setattr(costs, "_digest", lambda _: "of other numbers")

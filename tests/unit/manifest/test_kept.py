@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+from pathlib import Path
+
+import pytest
+
+from streamer.errors import ManifestCorruptError, ManifestError
+from streamer.manifest.kept import KeptFiles, made_in
+from tests.read_only import refuse_writes
+
+DIGEST = "0" * 32
+NAME = f"{DIGEST}.question.test"
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> KeptFiles:
+    return KeptFiles(tmp_path / "manifests", tmp_path / "fallback")
+
+
+def read(path: Path) -> str:
+    """Raises for a file that is damaged."""
+    if path.is_dir():
+        path /= "part"
+    if not path.is_file():
+        raise ManifestError("no part")
+    if path.read_text() != "content":
+        raise ManifestCorruptError(f"{path}: damaged")
+    return path.read_text()
+
+
+def write_file(path: Path) -> None:
+    path.write_text("content")
+
+
+def write_folder(path: Path) -> None:
+    path.mkdir()
+    (path / "part").write_text("content")
+
+
+def fail(path: Path) -> None:
+    raise AssertionError(f"made again at {path}")
+
+
+@pytest.mark.parametrize("write", [write_file, write_folder])
+def test_it_is_made_once(kept, write):
+    """Beside the manifest; nothing else is left there but the lock."""
+    assert kept.open_or_make(NAME, read, write) == "content"
+    assert kept.open_or_make(NAME, read, fail) == "content"
+    assert made_in(kept.beside) == {DIGEST: [kept.beside / NAME]}
+    assert [path.name for path in kept.beside.iterdir()] == [NAME]
+    assert [path.name for path in kept.fallback_dir.iterdir()] == [f"{DIGEST}.test.lock"]
+
+
+@pytest.mark.parametrize("write", [write_file, write_folder])
+@pytest.mark.parametrize("damage", ["other content", "no part"])
+def test_what_is_damaged_is_made_again(kept, write, damage, caplog):
+    """A line names it, unless it is only incomplete."""
+    kept.open_or_make(NAME, read, write)
+    path = kept.beside / NAME
+    part = path / "part" if path.is_dir() else path
+    if damage == "no part":
+        part.unlink()
+    else:
+        part.write_text("conte")
+    with caplog.at_level(logging.WARNING):
+        assert kept.open(NAME, read) is None
+        assert bool(caplog.messages) is (damage == "other content")
+        assert kept.open_or_make(NAME, read, write) == "content"
+    assert kept.open_or_make(NAME, read, fail) == "content"
+
+
+@pytest.mark.parametrize("write", [write_file, write_folder])
+def test_the_fallback_folder_is_for_read_only_ones(kept, write, monkeypatch):
+    """It is found in either folder; another error of the disk is an error."""
+    refuse_writes(monkeypatch, kept.beside)
+    kept.open_or_make(NAME, read, write)
+    assert not (kept.beside / NAME).exists()
+    assert (kept.fallback_dir / NAME).exists()
+    assert kept.open_or_make(NAME, read, fail) == "content"
+    refuse_writes(monkeypatch, kept.beside, errno.ENOSPC)
+    with pytest.raises(ManifestError, match="cannot write"):
+        kept.open_or_make(NAME.replace("question", "other"), read, write)
+    monkeypatch.undo()
+    kept.write(NAME, write)
+    (kept.fallback_dir / NAME).rename(kept.fallback_dir / "gone")
+    refuse_writes(monkeypatch, kept.beside)
+    assert kept.open_or_make(NAME, read, fail) == "content"
+
+
+def test_the_folder_of_locks_may_be_refused(kept, monkeypatch, tmp_path):
+    """They are then beside the manifest."""
+    kept.beside.mkdir()
+    mkdir = Path.mkdir
+
+    def refused(path: Path, *args: object, **options: object) -> None:
+        if path == kept.fallback_dir:
+            raise PermissionError(errno.EACCES, "no")
+        mkdir(path, *args, **options)
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    with kept.lock(NAME), (kept.beside / f"{DIGEST}.test.lock").open("rb") as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_others_wait_for_who_makes_it(kept):
+    """Those of the same manifest and ending."""
+
+    def make(path: Path) -> None:
+        with (kept.fallback_dir / f"{DIGEST}.test.lock").open("rb") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with kept.lock(f"{DIGEST}.question.other"), kept.lock(f"{DIGEST[1:]}1.question.test"):
+            write_file(path)
+
+    assert kept.open_or_make(NAME, read, make) == "content"
