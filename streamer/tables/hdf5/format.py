@@ -251,7 +251,8 @@ def _column(held: Held, dataset: _Dataset) -> Reading[Column]:
             return Column(
                 dataset.dtype, dataset.shape, dataset.shape, tiles.no_tiles(len(dataset.shape)), fill=dataset.fill
             )
-        if column.start + length > held.record.size:
+        # Of no rows, libraries write no place.
+        if length and column.start + length > held.record.size:
             raise ArraysError(f"its {length} bytes are behind the end of the file, which is cut off")
         return column
     if len(layout.chunk) != len(dataset.shape):
