@@ -92,16 +92,23 @@ def png_size(content: Content) -> tuple[int, int, int, int]:
 
 
 def png_pixels(content: Content) -> Content:
-    """Returns a PNG without the chunks that do not affect its pixels: libpng warns about damaged ones."""
+    """Returns a PNG without the chunks that do not affect its pixels: libpng warns about damaged ones.
+
+    Raises ValueError for a chunk that is longer than the rest: OpenCV makes room for all of it, up to 4 GiB.
+    """
     view = memoryview(content)
     parts = list[memoryview]()
     kept = 0
     at = 8
     while at + 12 <= len(view):
         end = at + 12 + int.from_bytes(view[at : at + 4], "big")
+        if end > len(view):
+            raise ValueError(f"the PNG's chunk at byte {at} ends {end - len(view):,} bytes behind the end of the file")
         if view[at + 4] & _ANCILLARY and bytes(view[at + 4 : at + 8]) not in _OF_PIXELS:
             parts.append(view[kept:at])
             kept = end
+        if bytes(view[at + 4 : at + 8]) == b"IEND":
+            break
         at = end
     return b"".join([*parts, view[kept:]]) if parts else content
 

@@ -326,7 +326,11 @@ def _read_by_opencv(content: Content, decoder: ImageDecoder, flags: int) -> Stor
     format_name = headers.format_of(content)
     if format_name == headers.PNG:
         size = headers.png_size(content)[:2]
-        content = headers.png_pixels(content)
+        try:
+            content = headers.png_pixels(content)
+        except ValueError as error:
+            # Pillow makes no room for it, and compares the checksums.
+            raise _UnreadError(str(error)) from error
     elif format_name == headers.WEBP:
         size = headers.webp_size(content)[:2]
     elif format_name == headers.JPEG:
