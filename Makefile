@@ -14,7 +14,7 @@ AUDIT := $(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip 
 AUDITED := $(VENV)/.audited
 # What builds and checks a release.
 RELEASE := build/release
-.PHONY: help demo demo-fleet unit test check fmt bench audit audit-when-reachable wheel
+.PHONY: help demo demo-fleet unit test check fmt bench fuzz audit audit-when-reachable wheel
 .PHONY: test-faults test-clouds test-pages test-pythons test-docker test-formats test-gpu
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make fmt          format the code and mend what lint can mend"
 	@echo "make bench        the benchmarks, one after the other; results in benchmarks/results/"
 	@echo "make test-faults  the slow tests: faults, kills, end to end"
+	@echo "make fuzz         damaged inputs for every parser, SECONDS=3600 of them; what fails is kept in build/fuzz/"
 	@echo "make test-clouds  the tests against emulators of the clouds' stores"
 	@echo "make test-pages   README and pages as printed, in an environment made from a wheel, beside the other libraries; needs the network"
 	@echo "make test-pythons unit tests, README's program and the demo in other Pythons, with the newest and lowest libraries"
@@ -79,6 +80,10 @@ bench: $(STAMP)
 test-faults: $(STAMP)
 	$(PYTEST) -m slow --timeout 900 $(TESTS)
 	$(PYTEST) --hypothesis-profile thorough --timeout 900 $(or $(TESTS),tests/property)
+
+# One TARGET or all of them, for hours if need be; test-faults runs a fixed part (tests/fuzz/test_targets.py).
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),3600) $(TARGET)
 
 test-clouds: $(STAMP)
 	$(PYTEST) -m clouds --timeout 300 $(TESTS)
