@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import pkgutil
 import re
 import tomllib
@@ -168,3 +170,25 @@ def test_the_reference_names_what_there_is() -> None:
     names = re.findall(r"^::: ([\w.]+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
     assert {"StallReport", "EngineView"} <= {name.rpartition(".")[2] for name in names}
     assert [name for name in names if pkgutil.resolve_name(name) is None] == []
+
+
+def test_each_row_of_security_is_shown_by_tests_that_exist() -> None:
+    """Rows of the table of who can do what; parsed, not imported."""
+    table = (DOCS / "deploy" / "security.md").read_text().partition("## For operators")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")][2:]
+    missing = []
+    for row in rows:
+        cells = [cell.strip() for cell in row.strip("|").split(" | ")]
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", cells[-1])
+        if len(cells) != 4 or not named:
+            missing.append(row)
+        missing += [f"{path}::{test}" for path, test in named if test not in _functions(ROOT / path)]
+    assert missing == []
+    assert len(rows) > 40
+
+
+@functools.cache
+def _functions(path: Path) -> frozenset[str]:
+    tree = ast.parse(path.read_text()) if path.exists() else ast.Module([], [])
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, functions))
