@@ -30,7 +30,7 @@ help:
 	@echo "make test-clouds  the tests against emulators of the clouds' stores"
 	@echo "make test-pages   README and pages as printed, in an environment made from a wheel, beside the other libraries; needs the network"
 	@echo "make test-pythons unit tests, README's program and the demo in other Pythons, with the newest and lowest libraries"
-	@echo "make wheel        the wheel and the sdist in dist/, checked, installed in a fresh environment and tried"
+	@echo "make wheel        the wheel, the sdist and an SBOM in dist/, checked, installed in a fresh environment and tried"
 	@echo "make test-formats the formats on larger files of the libraries' own writers, and on damaged ones; needs the network"
 	@echo "make audit        the pinned versions against published advisories; needs the network"
 	@echo "make test-docker  the tests of the container images, and of the scripts for SLURM on a real one"
@@ -99,10 +99,11 @@ test-pythons:
 # Needs a package index.
 wheel:
 	rm -rf dist
-	test -x $(RELEASE)/bin/twine || { $(PYTHON) -m venv $(RELEASE) && $(RELEASE)/bin/pip install --quiet build twine; }
+	test -x $(RELEASE)/bin/cyclonedx-py || { $(PYTHON) -m venv $(RELEASE) \
+		&& $(RELEASE)/bin/pip install --quiet build twine cyclonedx-bom; }
 	$(RELEASE)/bin/python -m build --outdir dist .
 	$(RELEASE)/bin/twine check --strict dist/*
-	$(PYTHON) tests/try_wheel.py dist
+	$(PYTHON) tests/try_wheel.py dist $(RELEASE)/bin/cyclonedx-py
 
 # Needs a package index: the libraries' own readers.
 test-formats: $(STAMP)

@@ -1,10 +1,13 @@
 """Installs what is in a folder, wheel and sdist, into a fresh environment, and runs README's program with each of them.
 
-python tests/try_wheel.py dist
+python tests/try_wheel.py dist build/release/bin/cyclonedx-py
+
+Then it writes what was installed beside the wheel: an SBOM of CycloneDX, with the versions of constraints.txt.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -35,6 +38,7 @@ def program() -> str:
 def main() -> None:
     """Ends with an error where something fails."""
     built = Path(sys.argv[1]).resolve()
+    writer = Path(sys.argv[2]).resolve()
     (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
     with tempfile.TemporaryDirectory(prefix="wheel-") as name:
         folder = Path(name)
@@ -54,6 +58,10 @@ def main() -> None:
             run(python, "-c", _VERSION)
             run(python, "train.py", "images/")
             print(f"{found.name}: installed, README's program ran", flush=True)
+        written = built / f"{wheel.stem}.cdx.json"
+        project = ("--pyproject", ROOT / "pyproject.toml", "--mc-type", "library")
+        run(writer, "environment", python, *project, "--output-reproducible", "-o", written)
+        print(f"{written.name}: {len(json.loads(written.read_text())['components'])} packages", flush=True)
 
 
 if __name__ == "__main__":
