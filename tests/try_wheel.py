@@ -59,8 +59,7 @@ def main() -> None:
             run(python, "train.py", "images/")
             print(f"{found.name}: installed, README's program ran", flush=True)
         written = built / f"{wheel.stem}.cdx.json"
-        project = ("--pyproject", ROOT / "pyproject.toml", "--mc-type", "library")
-        run(writer, "environment", python, *project, "--output-reproducible", "-o", written)
+        run(writer, "environment", python, "--output-reproducible", "-o", written)
         print(f"{written.name}: {len(json.loads(written.read_text())['components'])} packages", flush=True)
 
 

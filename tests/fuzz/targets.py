@@ -128,9 +128,9 @@ def make_hints() -> Target:
 
 def make_fields() -> Target:
     """Returns the decoders of fields, by extension."""
-    # As large as is allowed by default, and from so few bytes, a picture may take seconds.
-    pictures = ImageDecoder(max_pixels=1 << 20)
-    decode = SampleDecoder(dict.fromkeys(("png", "jpg", "webp", "bmp", "gif", "ppm", "pam", "tiff"), pictures))
+    # As large as is allowed by default, and from so few bytes, an image may take seconds.
+    images = ImageDecoder(max_pixels=1 << 20)
+    decode = SampleDecoder(dict.fromkeys(("png", "jpg", "webp", "bmp", "gif", "ppm", "pam", "tiff"), images))
     values = np.arange(64 * 48 * 3, dtype=np.uint8).reshape(48, 64, 3)
     seeds = []
     for extension, more in (
@@ -170,7 +170,7 @@ def make_fields() -> Target:
     def read(label: str, content: bytes) -> None:
         decode("key", [Field(label, memoryview(content), kinds.get(label, ""))])
 
-    # A picture that one library cannot read may be one of another, which is not installed.
+    # An image that one library cannot read may be one of another, which is not installed.
     return Target(seeds, read, (DecodeError, ConfigError))
 
 

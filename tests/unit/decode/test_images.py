@@ -443,13 +443,13 @@ def test_floats_have_no_eight_bits(installed):
     assert np.array_equal(ImageDecoder(mode="stored")(content), values)
 
 
-def test_a_chunk_of_a_png_that_is_longer_than_the_file(picture, encode):
+def test_a_chunk_of_a_png_that_is_longer_than_the_file(image, encode):
     """Regression: OpenCV made room for 4 GiB, 2 s of CPU for 175 bytes; what stands behind the end is no chunk."""
-    png = encode(picture, "PNG")
+    png = encode(image, "PNG")
     at = png.index(b"IDAT") - 4
     damaged = png[:at] + b"\xff" * 4 + png[at + 4 :]
     with pytest.raises(ValueError, match=f"chunk at byte {at} ends 4,29.* bytes behind the end"):
         headers.png_pixels(damaged)
     with pytest.raises(ValueError):
         ImageDecoder()(damaged)
-    assert (ImageDecoder()(png + b"\xff" * 20) == picture).all()
+    assert (ImageDecoder()(png + b"\xff" * 20) == image).all()
