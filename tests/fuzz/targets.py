@@ -128,7 +128,7 @@ def make_hints() -> Target:
 
 def make_fields() -> Target:
     """Returns the decoders of fields, by extension."""
-    # As large as is allowed by default, and from so few bytes, an image may take seconds.
+    # As large as is allowed by default, an image takes half a gigabyte.
     images = ImageDecoder(max_pixels=1 << 20)
     decode = SampleDecoder(dict.fromkeys(("png", "jpg", "webp", "bmp", "gif", "ppm", "pam", "tiff"), images))
     values = np.arange(64 * 48 * 3, dtype=np.uint8).reshape(48, 64, 3)
