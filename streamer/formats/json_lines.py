@@ -16,7 +16,7 @@ from streamer.formats.packed.whole import PackedRecoder, index_packed, is_packed
 from streamer.formats.window import Window
 from streamer.manifest.beside import is_hidden
 from streamer.manifest.model import ObjectRecord
-from streamer.manifest.protocols import Indexing, Source, Span, Survey, Surveying
+from streamer.manifest.protocols import Indexing, Note, Source, Span, Survey, Surveying
 
 _ENDINGS = re.compile(r"\.(?:(jsonl|ndjson|jsonlines)|json)(?:\.(?:gz|zst|zstd|bz2|xz))?$")
 _MARK = b"\xef\xbb\xbf"
@@ -46,6 +46,8 @@ class JsonLines(Format, frozen=True, forbid_unknown_fields=True):
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the lines of a file, which may be neither one document nor compressed under a plain name."""
         record = source.record
+        if folders := [part for part in source.key.split("/")[:-1] if "=" in part.strip("=")]:
+            yield Note("files are in folders key=value, which are no fields of JSON lines", 1, "/".join(folders))
         if is_packed(record.url):
             yield from index_packed(self, source, facts)
         else:

@@ -144,6 +144,14 @@ def test_folders_above_the_dataset_are_no_partitions(rows: Rows, tmp_path: Path)
     assert [row["exp"] for row in rows([f"{base}/year=2024/a.parquet", f"{base}/year=2023/a.parquet"])] == [3, 3]
 
 
+def test_partitions_of_json_lines_are_named(rows: Rows, tmp_path: Path, caplog):
+    """They are no fields, and a line says so."""
+    touch(tmp_path / "data/year=2023/a.jsonl", b'{"id": 1}')
+    touch(tmp_path / "data/year=2024/a.jsonl", b'{"id": 2}')
+    assert rows("data") == [{"id": 1}, {"id": 2}]
+    assert "2 files are in folders key=value, which are no fields of JSON lines (the first is year=" in caplog.text
+
+
 def test_splits_that_are_partitions(rows: Rows, tmp_path: Path):
     """Folders split=train/ and split=test/ are splits, as train/ and test/ are."""
     for name in ("train", "test"):
