@@ -27,6 +27,7 @@ from streamer.wire.messages import (
     ReportFinding,
     ShareCache,
 )
+from streamer.wire.store_options import StoreOptions
 
 ODD_NUMBERS = (0, 1, 2, 7, 255, 2**31 - 1, 2**32, 2**53, 2**62)
 ODD_TEXTS = ("", "a", "../../etc", "0" * 32, "\x00", "\x1b[2J", "ü" * 50, "x" * 4096)
@@ -80,15 +81,15 @@ def extend(drawn: random.Random, session: int) -> Extend:
     )
 
 
-def options(drawn: random.Random) -> bytes:
+def options(drawn: random.Random) -> StoreOptions:
     """Storage options, and what is none."""
-    return drawn.choice((b"{}", b"[", b"3", b"\xff"))
+    return StoreOptions(drawn.choice((b"{}", b"[", b"3", b"\xff")))
 
 
 def part(drawn: random.Random, dataset: str) -> Part:
     """A part of a session, mostly of a dataset that exists."""
     value = drawn.choice((0.0, 1e-300, 1.0, 2.0**32))
-    return Part(dataset, drawn.choice(ODD_TEXTS), b"{}" if drawn.random() < 0.7 else options(drawn), value, 7)
+    return Part(dataset, drawn.choice(ODD_TEXTS), StoreOptions() if drawn.random() < 0.7 else options(drawn), value, 7)
 
 
 def frame(drawn: random.Random, datasets: tuple[str, ...] = ("0" * 32,)) -> bytes:
