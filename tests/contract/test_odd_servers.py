@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -187,17 +188,25 @@ def socks() -> Iterator[tuple[int, list[str]]]:
                 back = threading.Thread(target=pump, args=(there, client))
                 back.start()
                 pump(client, there)
-                there.close()
+                # A close alone does not wake the other thread.
+                end(there)
                 back.join()
 
+    def end(connection: socket.socket) -> None:
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
     def accept() -> None:
-        serving = []
+        serving = {}
         try:
             while True:
-                serving.append(threading.Thread(target=serve, args=(listener.accept()[0],)))
-                serving[-1].start()
+                client = listener.accept()[0]
+                serving[client] = threading.Thread(target=serve, args=(client,))
+                serving[client].start()
         except OSError:
-            for thread in serving:
+            # Clients keep their connections for a next request.
+            for client, thread in serving.items():
+                end(client)
                 thread.join()
 
     accepting = threading.Thread(target=accept)

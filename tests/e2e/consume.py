@@ -15,10 +15,14 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch.utils.data
 
 from streamer import StreamingDataLoader, StreamingDataset
+
+# It is started as a file, from any folder.
+sys.path.append(str(Path(__file__).parents[2]))
 from tests.arguments import read_arguments
 
 PAYLOAD = ("bin", "jpg")

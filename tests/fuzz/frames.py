@@ -42,7 +42,7 @@ def message(drawn: random.Random, datasets: tuple[str, ...]) -> Message:
             lambda: Hello(PROTOCOL, text(), number(), text(), text()),
             lambda: OpenSession(session, text(), dataset, text(), options(drawn)),
             lambda: OpenSession(
-                session, text(), text(), text(), parts=[part(drawn, dataset) for _ in range(number() % 4)]
+                session, text(), text(), text(), parts=tuple(part(drawn, dataset) for _ in range(number() % 4))
             ),
             lambda: extend(drawn, session),
             lambda: extend(drawn, session),
