@@ -194,7 +194,8 @@ class Run:
         while self._engine_pid():
             if time.monotonic() > deadline:
                 raise StreamerError("the engine still runs 60 s after the last epoch")
-            time.sleep(0.5)
+            # Each look is a connection, after which the engine waits for 3 s.
+            time.sleep(4)
 
     def _look(self) -> tuple[float, float, Counts]:
         """Reads the clock, the seconds that all cores of this machine were busy, and the counts of the store."""
