@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import checkout  # noqa: F401
 import google_crc32c
 import h5py
 import numpy as np

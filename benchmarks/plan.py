@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
+import checkout  # noqa: F401
 from bounds import Bounds
 from report import kept
 from s3sim import S3_PROFILE, Simulator, simulator
@@ -189,7 +190,8 @@ def cache_bytes(case: Case, manifest: Manifest) -> int:
     return int(case.cache_share * manifest.total_bytes)
 
 
-def predicted(case: Case, manifest: Manifest) -> dict[str, object]:
+def make_setting(case: Case, cache_bytes: int) -> Setting:
+    """Makes what the simulator and the closed form are told of a case."""
     job = Job(
         ranks_per_node=case.ranks,
         batch_size=case.batch_size,
@@ -203,7 +205,11 @@ def predicted(case: Case, manifest: Manifest) -> dict[str, object]:
         first_byte_seconds=FIRST_BYTE_SECONDS,
         connection_bytes_per_second=CONNECTION_BYTES_PER_SECOND,
     )
-    plan = simulate(OpenedDataset(manifest, None), Setting(job=job, link=link, cache_bytes=cache_bytes(case, manifest)))
+    return Setting(job=job, link=link, cache_bytes=cache_bytes)
+
+
+def predict(case: Case, manifest: Manifest) -> dict[str, object]:
+    plan = simulate(OpenedDataset(manifest, None), make_setting(case, cache_bytes(case, manifest)))
     return {
         "bytes": sum(epoch.fetched_bytes for epoch in plan.epochs) + plan.ahead_bytes,
         "requests": sum(epoch.requests for epoch in plan.epochs) + plan.ahead_requests,
@@ -259,7 +265,7 @@ def compare(server: Simulator, root: Path, cases: list[Case]) -> None:
     print(f"{'setting':40}{'figure':18}{'predicted':>12}{'measured':>12}{'difference':>16}")
     for case in cases:
         manifest = manifests[case.data]
-        rows(case, predicted(case, manifest), real(case, server, manifest, root), bounds)
+        rows(case, predict(case, manifest), real(case, server, manifest, root), bounds)
     bounds.report()
 
 

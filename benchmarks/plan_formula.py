@@ -17,6 +17,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import checkout  # noqa: F401
+from plan import CASES, EPOCHS, make_setting
 from report import kept
 
 from streamer.batches.samples.opened import OpenedDataset
@@ -31,7 +33,6 @@ from streamer.tools.planning.simulate import simulate
 RESULTS = Path(__file__).parent / "results"
 OBJECTS = 1600
 OBJECT_BYTES = 323_000
-EPOCHS = 3
 
 
 def compute_epoch(
@@ -76,8 +77,6 @@ class Listing:
 
 def compare_recorded() -> list[bool]:
     """Compares the rows of plan.py's table with the closed form."""
-    from plan import CASES
-
     text = max(RESULTS.glob("plan-2*.txt")).read_text()
     agrees = []
     for case in CASES:
@@ -88,19 +87,7 @@ def compare_recorded() -> list[bool]:
         }
         total_bytes, requests, samples = (516_732_800, 1600, 1600) if case.data == "raw" else (555_920_000, 535, 5000)
         chunks = requests
-        job = Job(
-            ranks_per_node=case.ranks,
-            batch_size=case.batch_size,
-            step_seconds=case.step_seconds,
-            workers=case.workers,
-            sample_seconds=case.sample_seconds,
-            epochs=EPOCHS,
-        )
-        setting = Setting(
-            job=job,
-            link=Link(bytes_per_second=case.link_mbps * 1e6),
-            cache_bytes=int(case.cache_share * total_bytes),
-        )
+        setting = make_setting(case, int(case.cache_share * total_bytes))
         spec = OrderSpec.auto("0" * 32, [samples // chunks] * chunks, case.batch_size * case.ranks, 17, True)
         sizes = {"total_bytes": total_bytes, "requests": requests, "samples": samples, "chunks": chunks}
         epochs = [compute_epoch(setting, spec, **sizes, warm=warm) for warm in (False, True)]

@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import av
+import checkout  # noqa: F401
 import numpy as np
 
 from tests.videos import ffmpeg_of_pyav

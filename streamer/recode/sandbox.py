@@ -156,10 +156,11 @@ def _allow(add: int, ruleset: int, path: str, allowed: int) -> None:
 def _readable() -> Iterator[tuple[str, int]]:
     """Yields the paths that may be read, with the rights below them."""
     everything = _READ_FILE | _READ_DIR
-    whole = {*_SYSTEM, sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, *_library_folders()}
+    prefixes = (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix)
+    whole = {*_SYSTEM, *prefixes, *_library_folders(), *_package_folders()}
     private = _private_folders()
     kept = [path for path in sorted(whole) if not _holds(path, private)]
-    yield from ((path, everything) for path in (*kept, *_package_folders()))
+    yield from ((path, everything) for path in kept)
     for entry in filter(None, sys.path):
         if any(entry.startswith(f"{path}/") for path in kept):
             continue

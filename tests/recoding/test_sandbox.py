@@ -206,3 +206,14 @@ def test_packages_that_are_installed_in_place_are_read(tmp_path: Path, monkeypat
     found = dict(sandbox._readable())
     assert found[str(tmp_path / "loaded")] & sandbox._READ_FILE
     assert found[str(tmp_path / "later")] & sandbox._READ_FILE
+
+
+def test_a_package_that_is_the_home_folder_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A namespace package is any folder on the path of imports: one that is the user's home opens no keys."""
+    _, home = sandbox._private_folders()
+    everywhere = ModuleType("everywhere")
+    everywhere.__path__ = [home, "/"]
+    monkeypatch.setitem(sys.modules, everywhere.__name__, everywhere)
+    found = dict(sandbox._readable())
+    assert home not in found
+    assert "/" not in found
