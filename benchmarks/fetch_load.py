@@ -28,7 +28,7 @@ from streamer.fetch.fetcher_set import FetcherSet, ignore_notice
 from streamer.fetch.statistics import sum_statistics
 from streamer.indexing.listed_rows import Listing
 from streamer.indexing.publish import publish
-from streamer.indexing.rows import Rows, rows_of_objects
+from streamer.indexing.rows import ManifestRows, rows_of_objects
 from streamer.manifest.model import Chunk
 from streamer.manifest.table import Manifest
 from streamer.store import open_store
@@ -186,7 +186,7 @@ class Load:
         manifest = self._published(rows_of_objects(listing, "files", 8 * MiB, np.arange(len(listing)), first))
         return self._asked(manifest, range(manifest.chunks))
 
-    def _published(self, rows: Rows) -> Manifest:
+    def _published(self, rows: ManifestRows) -> Manifest:
         return Manifest.open(publish(rows, self._folder))
 
     def _asked(self, manifest: Manifest, numbers: Iterable[int]) -> Iterator[Asked]:
@@ -235,12 +235,12 @@ class Load:
             found.lengths.append(asked.chunk.fetch_bytes)
 
 
-def _rows_of_ranges(listing: Listing, length: int) -> Rows:
+def _rows_of_ranges(listing: Listing, length: int) -> ManifestRows:
     """Chunks of one sample and one range each."""
     ranges = [(i, start) for i, size in enumerate(listing.sizes) for start in range(0, size - length + 1, length)]
     number, start = np.array(ranges, np.int64).T
     edges = np.arange(len(ranges) + 1, dtype=np.int64)
-    return Rows(
+    return ManifestRows(
         listing=listing,
         format="tar",
         chunk_bytes=length,

@@ -26,8 +26,8 @@ from streamer.executors.runner import runner
 from streamer.fetch import Fetcher
 from streamer.formats.detect import chooser
 from streamer.indexing.build import BuildOptions, build
-from streamer.indexing.source import Source, manifest_of_source
-from streamer.indexing.stores import FetchedLists, Opener
+from streamer.indexing.source import DatasetSource, manifest_of_source
+from streamer.indexing.stores import FetchedLists, StoreOpener
 from streamer.manifest.table import Manifest
 
 PAGE_SECONDS = 0.03
@@ -46,9 +46,9 @@ def bucket(objects: int) -> Iterator[str]:
         server.wait()
 
 
-async def alone(source: Source, folder: Path) -> Manifest:
+async def alone(source: DatasetSource, folder: Path) -> Manifest:
     """As the engine builds it."""
-    async with Fetcher(FetchConfig(), Opener(source.options)) as fetcher:
+    async with Fetcher(FetchConfig(), StoreOpener(source.options)) as fetcher:
         lists = FetchedLists(fetcher)
         return await build(source.urls, folder, lister=lists, reader=fetcher, choose_format=chooser("auto"))
 
@@ -56,7 +56,7 @@ async def alone(source: Source, folder: Path) -> Manifest:
 def measure(on: str, address: str) -> dict[str, object]:
     """One index."""
     options = {"key": "any", "secret": "any", "client_kwargs": {"endpoint_url": address}}
-    source = Source(urls=("s3://many/raw/",), options=options)
+    source = DatasetSource(urls=("s3://many/raw/",), options=options)
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         if on == "alone":

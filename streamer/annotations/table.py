@@ -23,7 +23,7 @@ from streamer.errors import ManifestCorruptError, ManifestError
 from streamer.manifest.arrow_ipc.reader import map_table
 from streamer.manifest.columns import BinaryColumn, Schema, Table, digest_of
 from streamer.manifest.model import FieldSpec
-from streamer.manifest.reader_lock import held
+from streamer.manifest.reader_lock import hold_folder
 from streamer.manifest.staging import settle, workplace
 
 # The format of a manifest request that asks for a table, not for a dataset.
@@ -137,7 +137,7 @@ class AnnotationTable:
             ManifestError: there is no table.
             ManifestCorruptError: a file is missing or malformed.
         """
-        return held(path, cls.mapped)
+        return hold_folder(path, cls.mapped)
 
     @classmethod
     def open_verified(cls, path: Path) -> Self:

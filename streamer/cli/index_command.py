@@ -217,7 +217,7 @@ def _in_tasks(arguments: argparse.Namespace, folder: Path, bar: Progress, notes:
 
     from streamer.executors.runner import runner
     from streamer.indexing.build import BuildOptions
-    from streamer.indexing.source import Source, manifest_of_source
+    from streamer.indexing.source import DatasetSource, manifest_of_source
 
     if arguments.columns:
         names = ",".join(arguments.columns)
@@ -228,7 +228,7 @@ def _in_tasks(arguments: argparse.Namespace, folder: Path, bar: Progress, notes:
         )
     if not arguments.out and not arguments.beside:
         raise ConfigError("--on needs --out or --beside: there is no engine that keeps the manifest", field="on")
-    source = Source(
+    source = DatasetSource(
         urls=tuple(map(absolute, arguments.urls)),
         format=arguments.format,
         format_options=json.loads(arguments.format_options),
@@ -341,7 +341,7 @@ def _export(manifest: Manifest, fallback_dir: Path, url: str, options: Mapping[s
     async def copy() -> None:
         store = open_store(url, options)
         try:
-            for name, content in chain(ColumnFiles(manifest, fallback_dir).exported(), export_files(manifest)):
+            for name, content in chain(ColumnFiles(manifest, fallback_dir).export(), export_files(manifest)):
                 await store.put(f"{url.rstrip('/')}/{name}", content)
         finally:
             await store.aclose()

@@ -23,7 +23,7 @@ from streamer.formats.names import (
     paired_folders,
 )
 from streamer.manifest.beside import POINTER_ADVICE, POINTER_BYTES, is_hidden, is_pointer
-from streamer.manifest.columns import read_name, written_name
+from streamer.manifest.columns import read_name, write_name
 from streamer.manifest.protocols import Indexing, Source, Span
 
 
@@ -65,7 +65,7 @@ class Folder(Format, frozen=True, forbid_unknown_fields=True):
     def options(self) -> dict[str, Any]:
         """The file of annotations, and given classes; the listing of the manifest shows which files were chosen."""
         found: dict[str, Any] = {"metadata": self.metadata} if self.metadata else {}
-        return found | ({"classes": list(map(written_name, self.classes))} if self.classes is not None else {})
+        return found | ({"classes": list(map(write_name, self.classes))} if self.classes is not None else {})
 
     @property
     def class_names(self) -> Sequence[str] | None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from streamer.indexing.listed_rows import Listing
 from streamer.indexing.publish import publish
-from streamer.indexing.rows import Rows, rows_of_objects
+from streamer.indexing.rows import ManifestRows, rows_of_objects
 from streamer.manifest.columns import BinaryColumn, read_name
 from streamer.manifest.model import Facts
 from streamer.manifest.packing import chunk_key
@@ -76,7 +76,7 @@ def arrange(
     place = np.empty(len(rows), np.int64)
     place[order] = np.cumsum(new) - 1
     runs = _cut(right, chunks[new], sorted_rows[new])
-    made = _of_objects(right, runs) if right.whole_objects else _of_extents(right, runs)
+    made = _arrange_objects(right, runs) if right.whole_objects else _arrange_extents(right, runs)
     made = msgspec.structs.replace(made, indexer=indexer, facts=right.content.facts or Facts())
     return publish(made, root), place
 
@@ -93,13 +93,13 @@ def _cut(right: Manifest, chunks: Int64Array, rows: Int64Array) -> _Runs:
     return _Runs(rows, sizes, np.append(np.flatnonzero(opens), len(rows)))
 
 
-def _of_objects(right: Manifest, runs: _Runs) -> Rows:
+def _arrange_objects(right: Manifest, runs: _Runs) -> ManifestRows:
     listing = _listing(right).only(runs.right.tolist())
     order = np.arange(len(runs.right), dtype=np.int64)
     return rows_of_objects(listing, right.format, right.chunk_bytes, order, runs.first)
 
 
-def _of_extents(right: Manifest, runs: _Runs) -> Rows:
+def _arrange_extents(right: Manifest, runs: _Runs) -> ManifestRows:
     listing = _listing(right)
     owner, begin = _places(right, runs.right)
     stop = begin + runs.sizes
@@ -119,7 +119,7 @@ def _of_extents(right: Manifest, runs: _Runs) -> Rows:
         for (a, b), (c, d) in zip(pairwise(first_extent.tolist()), pairwise(runs.first.tolist()), strict=True)
     ]
     ends = np.append(0, np.cumsum(runs.sizes))
-    return Rows(
+    return ManifestRows(
         listing=listing,
         format=right.format,
         chunk_bytes=right.chunk_bytes,

@@ -19,23 +19,24 @@ from streamer.indexing.container_rows import (
     Container,
     Partial,
     index_container,
-    most_open_bytes,
+    max_open_bytes,
 )
 from streamer.indexing.index_log import IndexLogs
 from streamer.indexing.known import take_over
-from streamer.indexing.listed_rows import Listed, Listing, OrderOf, list_objects
+from streamer.indexing.listed_rows import ListedDataset, Listing, OrderOf, list_objects
 from streamer.indexing.publish import publish
-from streamer.indexing.rows import Contained, Rows, rows_of_objects
+from streamer.indexing.rows import Contained, ManifestRows, rows_of_objects
 from streamer.indexing.survey import Surveyed, survey_objects
 from streamer.indexing.survey_memory import keep_memory, read_memories
 from streamer.manifest.blocks import Block
-from streamer.manifest.columns import decoded
+from streamer.manifest.columns import decode_text
 from streamer.manifest.model import Extent
 from streamer.manifest.packing import Cut, choose_chunk_bytes, hash_keys, pack_in_order, pack_objects
 from streamer.manifest.protocols import (
     ChooseFormat,
-    Estimate,
     Indexer,
+    IndexEstimate,
+    IndexProgress,
     LeftOut,
     Lister,
     Need,
@@ -43,7 +44,6 @@ from streamer.manifest.protocols import (
     OnChunk,
     OnEstimate,
     OnProgress,
-    Progress,
     RangeReader,
     Short,
 )
@@ -51,7 +51,7 @@ from streamer.manifest.table import Manifest
 
 # The longest magic of a format.
 _START_BYTES = 16
-# As many as a user reads one by one.
+# A user reads so many one by one.
 _NAMED = 10
 _LEAVE_OUT = "leave them out (Index(on_error='skip'), --index-errors skip)"
 # 8 containers whose chunks are kept, 16 without. With all of the fetcher's memory, 1 GiB, no page serves twice: .81 GB
@@ -148,7 +148,7 @@ async def build(
     if not rows.samples:
         raise ManifestError(
             f"{len(rows.listing)} objects below {', '.join(wanted)} have no sample in them"
-            f"{_as_read(listed.indexer)}{why and f': {why}'}",
+            f"{_describe_options(listed.indexer)}{why and f': {why}'}",
             urls=", ".join(wanted),
             objects=len(rows.listing),
         )
@@ -160,39 +160,41 @@ async def build(
 
 async def _check_start(listing: Listing, reader: RangeReader, options: BuildOptions) -> None:
     """Looks at the first bytes of a file whose name says nothing."""
-    place = options.doubtful([decoded(key) for key in listing.keys])
+    place = options.doubtful([decode_text(key) for key in listing.keys])
     if place is not None and (record := listing.record(place)).size:
         options.check_start(record.url, await reader.read(Extent(record, 0, min(_START_BYTES, record.size))))
 
 
-def _as_read(indexer: Indexer) -> str:
+def _describe_options(indexer: Indexer) -> str:
     """Names the options, which may be why: a window of more rows than any object has."""
     options = ", ".join(f"{name}={value!r}" for name, value in indexer.options.items())
     return f" (format {indexer.name!r} with {options})" if options else ""
 
 
-async def _whole_objects(listed: Listed, options: BuildOptions) -> Rows:
+async def _whole_objects(listed: ListedDataset, options: BuildOptions) -> ManifestRows:
     listing = listed.listing
     total_bytes = int(listing.sizes.sum())
     chunk_bytes = choose_chunk_bytes(options.chunk_bytes, listing.sizes, True)
     if options.on_estimate:
-        options.on_estimate(Estimate(len(listing), total_bytes, read_bytes=0, requests=0, chunk_bytes=chunk_bytes))
-    # In a thread: 10^6 raw files take 5 s of CPU, and the loop serves other clients meanwhile.
+        options.on_estimate(IndexEstimate(len(listing), total_bytes, read_bytes=0, requests=0, chunk_bytes=chunk_bytes))
+    # A thread does it: 10^6 raw files take 5 s of CPU, and the loop serves other clients meanwhile.
     rows = await asyncio.to_thread(_pack, listing, listed.indexer, chunk_bytes, options.in_key_order)
     if options.on_progress:
         count = len(listing)
-        options.on_progress(Progress(count, count, total_bytes, total_bytes, 0, count))
+        options.on_progress(IndexProgress(count, count, total_bytes, total_bytes, 0, count))
     return rows
 
 
-def _pack(listing: Listing, chosen: Indexer, chunk_bytes: int, in_key_order: bool) -> Rows:
+def _pack(listing: Listing, chosen: Indexer, chunk_bytes: int, in_key_order: bool) -> ManifestRows:
     pack = pack_in_order if in_key_order else pack_objects
     order, first = pack(hash_keys(listing.keys), listing.sizes, chunk_bytes)
     rows = rows_of_objects(listing, chosen.name, chunk_bytes, order, first)
     return msgspec.structs.replace(rows, indexer=chosen)
 
 
-async def _containers(listed: Listed, reader: RangeReader, options: BuildOptions) -> tuple[Rows, str, bytes]:
+async def _containers(
+    listed: ListedDataset, reader: RangeReader, options: BuildOptions
+) -> tuple[ManifestRows, str, bytes]:
     """Returns the rows, why there are none if that is known, and what the survey leaves for the next one."""
     memories = await asyncio.to_thread(read_memories, options.known)
     skips = options.on_damage is not None
@@ -200,7 +202,7 @@ async def _containers(listed: Listed, reader: RangeReader, options: BuildOptions
     chunk_bytes = choose_chunk_bytes(options.chunk_bytes, surveyed.listing.sizes, False)
     survey = surveyed.survey
     indexer = listed.indexer
-    # In a thread: 10^5 objects take a second.
+    # A thread does it: 10^5 objects take a second.
     known = await asyncio.to_thread(take_over, survey.sources, options.known, indexer, survey.facts, chunk_bytes)
     if options.on_estimate:
         options.on_estimate(_estimate(surveyed, known, chunk_bytes))
@@ -208,7 +210,7 @@ async def _containers(listed: Listed, reader: RangeReader, options: BuildOptions
     indexed = _Indexed(surveyed, listed.indexer, chunk_bytes, reader, options)
     rows = await indexed.rows(known)
     if (empty := survey.rows - indexed.rows_left_out - rows.samples) > 0:
-        options.on_note(f"{empty} of {survey.rows} rows have no sample in them{_as_read(indexer)}")
+        options.on_note(f"{empty} of {survey.rows} rows have no sample in them{_describe_options(indexer)}")
     if indexed.left_out:
         options.on_note(f"samples over a change of codec parameters, which are left out: {indexed.left_out}")
     for note in indexed.notes.values():
@@ -232,13 +234,13 @@ def _leave_out(parts: Sequence[LeftOut], options: BuildOptions, what: str) -> No
         options.on_damage(f"left out: {line}")
 
 
-def _estimate(surveyed: Surveyed, known: Collection[int], chunk_bytes: int) -> Estimate:
+def _estimate(surveyed: Surveyed, known: Collection[int], chunk_bytes: int) -> IndexEstimate:
     sizes = surveyed.listing.sizes
     most = surveyed.survey.read_bytes
     unknown = np.delete(sizes, list(known))
     read_bytes = int(unknown.sum()) if most is None else min(most, int(unknown.sum()))
     windows = int((-(-unknown // WINDOW_BYTES)).sum())
-    return Estimate(
+    return IndexEstimate(
         objects=len(sizes),
         total_bytes=int(sizes.sum()),
         read_bytes=read_bytes,
@@ -266,8 +268,8 @@ class _Indexed:
         self._chunk_bytes = chunk_bytes
         self._reader = reader
         self._options = options
-        kept_bytes = most_open_bytes(chunk_bytes) if options.on_chunk else 0
-        self._budget = Budget.of(options.memory_bytes, options.concurrency, self._listing.sizes, kept_bytes)
+        kept_bytes = max_open_bytes(chunk_bytes) if options.on_chunk else 0
+        self._budget = Budget.divide(options.memory_bytes, options.concurrency, self._listing.sizes, kept_bytes)
         self._total_bytes = int(self._listing.sizes.sum())
         self._done = self._done_bytes = self._read_bytes = self._samples = 0
         self._damages: dict[int, ManifestError] = {}
@@ -282,7 +284,7 @@ class _Indexed:
         """Rows or parts that cannot be used, of containers that are."""
         return sum(map(len, self._left_out.values()))
 
-    async def rows(self, known: Mapping[int, Cut | list[Block]]) -> Rows:
+    async def rows(self, known: Mapping[int, Cut | list[Block]]) -> ManifestRows:
         """Returns the rows of all containers, some of which are known."""
         numbers = range(len(self._listing))
         for number, cut in known.items():
@@ -355,7 +357,7 @@ class _Indexed:
     def _container(self, number: int) -> Container:
         source = self._survey.sources[number]
         logs = self._options.logs
-        log = logs.of(source, self._chosen, self._chunk_bytes) if logs else None
+        log = logs.open_log(source, self._chosen, self._chunk_bytes) if logs else None
         named = msgspec.structs.replace(source, key=source.record.url.removeprefix(self._listing.base))
         return Container(named, self._survey.facts, self._chosen.name, self._chunk_bytes, log)
 
@@ -399,7 +401,7 @@ class _Indexed:
     def _report(self) -> None:
         if self._options.on_progress:
             self._options.on_progress(
-                Progress(
+                IndexProgress(
                     objects_done=self._done,
                     objects=len(self._listing),
                     bytes_done=self._done_bytes,

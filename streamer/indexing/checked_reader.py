@@ -11,7 +11,7 @@ from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.protocols import BoundedReader, Examine, Examined, Examiner, RangeReader
 
 
-def checked(reader: RangeReader) -> RangeReader:
+def refuse_pointers(reader: RangeReader) -> RangeReader:
     """Returns a reader that refuses pointers of Git LFS; it has recoders if the given one has."""
     return _CheckedExaminer(reader) if isinstance(reader, Examiner) else _CheckedReader(reader)
 

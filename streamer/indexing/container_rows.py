@@ -2,9 +2,9 @@
 
 Memory: at most `parallel_objects` containers are in progress. Each holds the window that its indexer works on, `ahead`
     windows in flight, and, if chunks are offered, the windows of the chunk that is still open: no more than
-    `most_open_bytes` = max(2 x chunk_bytes, 8 MiB) plus one window. `Budget.of` derives these from a number of bytes;
+    `max_open_bytes` = max(2 x chunk_bytes, 8 MiB) plus one window. `Budget.divide` derives these from a number of bytes;
     the bound that it keeps is max(memory_bytes, one container), with a container of at most (2 + ahead) x 8 MiB +
-    most_open_bytes, and of at most its object.
+    max_open_bytes, and of at most its object.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.base.bounded_map import plain_errors
-from streamer.indexing.checked_reader import checked
-from streamer.indexing.index_log import Found, IndexLog
-from streamer.indexing.survey import examine, holding, read_needs
+from streamer.indexing.checked_reader import refuse_pointers
+from streamer.indexing.index_log import IndexLog, LoggedSamples
+from streamer.indexing.survey import examine, read_needs, reserve_needs
 from streamer.manifest.blocks import Block
-from streamer.manifest.columns import encoded
+from streamer.manifest.columns import encode_text
 from streamer.manifest.model import Extent, Facts, ObjectRecord
 from streamer.manifest.packing import Cut, chunk_key, cut_object, cut_spans
 from streamer.manifest.protocols import (
@@ -57,7 +57,7 @@ class Budget(msgspec.Struct, frozen=True):
     ahead: int
 
     @classmethod
-    def of(cls, memory_bytes: int, concurrency: int, sizes: NDArray[np.int64], kept_bytes: int) -> Budget:
+    def divide(cls, memory_bytes: int, concurrency: int, sizes: NDArray[np.int64], kept_bytes: int) -> Budget:
         """Divides `memory_bytes` (at least one container) and `concurrency` requests.
 
         Args:
@@ -73,7 +73,7 @@ class Budget(msgspec.Struct, frozen=True):
         return cls(parallel, ahead)
 
 
-def most_open_bytes(chunk_bytes: int) -> int:
+def max_open_bytes(chunk_bytes: int) -> int:
     """Bytes that a container holds for its open chunk: two chunks, or a sample that ends in the next window."""
     return max(2 * chunk_bytes, WINDOW_BYTES)
 
@@ -122,7 +122,7 @@ async def index_container(
         ManifestError: the indexer failed.
         StoreError: the reader failed.
     """
-    found = await asyncio.to_thread(container.log.read) if container.log else Found()
+    found = await asyncio.to_thread(container.log.read) if container.log else LoggedSamples()
     blocks: list[Block] = []
     left_out: list[LeftOut] = []
     short: Short | None = None
@@ -131,25 +131,25 @@ async def index_container(
         steps = indexer.index(source, container.facts, found.position)
         with plain_errors(), closing(steps):
             async with asyncio.TaskGroup() as tasks:
-                windows = _Windows(container.record, checked(reader), tasks, ahead)
+                windows = _ObjectWindows(container.record, refuse_pointers(reader), tasks, ahead)
                 try:
-                    chunks, advancing = (
-                        _ClosedChunks(container, on_chunk, found),
-                        _Steps(steps, found, blocks, left_out),
-                    )
+                    chunks = _ClosedChunks(container, on_chunk, found)
+                    advancing = _Steps(steps, found, blocks, left_out)
                     await _index_rest(advancing, windows, chunks, on_read)
                     short = advancing.short
                     for note in advancing.notes:
                         on_note(note)
                 finally:
                     windows.cancel()
-    starts, stops = _since(found, 0)
+    starts, stops = _spans_from(found, 0)
     result = blocks or short or cut_object(starts, stops, container.record.size, container.chunk_bytes)
     return Partial(result, left_out) if left_out else result
 
 
-async def _index_rest(steps: _Steps, windows: _Windows, chunks: _ClosedChunks, on_read: Callable[[Need], None]) -> None:
-    # In a thread: a window of small members takes 60 ms to parse, and the loop serves other clients.
+async def _index_rest(
+    steps: _Steps, windows: _ObjectWindows, chunks: _ClosedChunks, on_read: Callable[[Need], None]
+) -> None:
+    # A thread does it: a window of small members takes 60 ms to parse, and the loop serves other clients.
     asked = await asyncio.to_thread(steps.advance, None)
     while asked is not None:
         answer: Answer
@@ -161,7 +161,7 @@ async def _index_rest(steps: _Steps, windows: _Windows, chunks: _ClosedChunks, o
                 window = answer = await windows.read(asked)
                 chunks.hold(asked.start, window)
             else:
-                async with windows.holding(asked):
+                async with windows.reserve(asked):
                     answer = await windows.read_apart(asked)
                     for need in asked if isinstance(asked, tuple) else (asked,):
                         on_read(need)
@@ -173,14 +173,14 @@ async def _index_rest(steps: _Steps, windows: _Windows, chunks: _ClosedChunks, o
         await chunks.close(steps.found, finished=asked is None and not steps.blocks)
 
 
-def _since(found: Found, first: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _spans_from(found: LoggedSamples, first: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return np.array(found.starts[first:], np.int64), np.array(found.stops[first:], np.int64)
 
 
 class _Steps:
     """A running indexer and its findings."""
 
-    def __init__(self, steps: Indexing, found: Found, blocks: list[Block], left_out: list[LeftOut]) -> None:
+    def __init__(self, steps: Indexing, found: LoggedSamples, blocks: list[Block], left_out: list[LeftOut]) -> None:
         self._steps = steps
         self.found = found
         self.blocks = blocks
@@ -189,7 +189,7 @@ class _Steps:
         self.notes: list[Note] = []
 
     def advance(self, answer: Answer) -> Need | tuple[Need, ...] | Examine | None:
-        """Advances the indexer to its next need; None: it is done."""
+        """Advances the indexer to its next need. Returns None when it is done."""
         try:
             item = self._steps.send(answer)
             while not isinstance(item, Need | tuple | Examine):
@@ -210,7 +210,7 @@ class _Steps:
             return None
 
 
-class _Windows:
+class _ObjectWindows:
     """Reads what an indexer needs, and what it will probably need next."""
 
     def __init__(self, record: ObjectRecord, reader: RangeReader, tasks: asyncio.TaskGroup, ahead: int) -> None:
@@ -238,11 +238,11 @@ class _Windows:
         contents = await read_needs(self._named(asked), self._reader, _NEEDS_AT_ONCE)
         return tuple(contents) if isinstance(asked, tuple) else contents[0]
 
-    def holding(self, asked: Need | tuple[Need, ...]) -> AbstractAsyncContextManager[None]:
+    def reserve(self, asked: Need | tuple[Need, ...]) -> AbstractAsyncContextManager[None]:
         """Reserves memory for ranges that are read apart."""
-        return holding(self._named(asked), self._reader)
+        return reserve_needs(self._named(asked), self._reader)
 
-    def _named(self, asked: Need | tuple[Need, ...]) -> tuple[Need, ...]:
+    def _name_needs(self, asked: Need | tuple[Need, ...]) -> tuple[Need, ...]:
         needs = asked if isinstance(asked, tuple) else (asked,)
         return tuple(need if need.object else Need(need.start, need.stop, self._record) for need in needs)
 
@@ -276,7 +276,7 @@ class _Windows:
 class _ClosedChunks:
     """Holds the bytes of the chunk that is still open; offers and logs the chunks that are closed."""
 
-    def __init__(self, container: Container, on_chunk: OnChunk | None, found: Found) -> None:
+    def __init__(self, container: Container, on_chunk: OnChunk | None, found: LoggedSamples) -> None:
         self._container = container
         self._on_chunk = on_chunk
         self._held: list[tuple[int, memoryview]] = []
@@ -286,9 +286,9 @@ class _ClosedChunks:
         if self._on_chunk:
             self._held.append((start, window))
 
-    async def close(self, found: Found, *, finished: bool) -> None:
+    async def close(self, found: LoggedSamples, *, finished: bool) -> None:
         """Offers, then logs, what is closed by the samples found so far: the log has no chunk that was not offered."""
-        starts, stops = _since(found, self._open_sample)
+        starts, stops = _spans_from(found, self._open_sample)
         size = self._container.record.size
         chunk_bytes = self._container.chunk_bytes
         edges = [*cut_spans(starts, stops, size, chunk_bytes).tolist()]
@@ -306,7 +306,7 @@ class _ClosedChunks:
         if edges:
             self._held = [(base, window) for base, window in self._held if base + len(window) > position]
         # A chunk whose beginning is missing is not offered: a very large sample is fetched again later.
-        if sum(len(window) for _, window in self._held) > most_open_bytes(chunk_bytes) + WINDOW_BYTES:
+        if sum(len(window) for _, window in self._held) > max_open_bytes(chunk_bytes) + WINDOW_BYTES:
             self._held.clear()
 
     async def _offer(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
@@ -321,7 +321,7 @@ class _ClosedChunks:
     def _chunk(self, cut: Cut, ranges: NDArray[np.int64]) -> IndexedChunk:
         record = self._container.record
         length = int(cut.chunk_bytes[0])
-        names = [(encoded(record.url), encoded(record.version))] * len(ranges)
+        names = [(encode_text(record.url), encode_text(record.version))] * len(ranges)
         return IndexedChunk(
             index=-1,
             key=chunk_key(self._container.format_name, names, ranges, cut.sample_start),

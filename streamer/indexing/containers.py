@@ -17,7 +17,7 @@ from streamer.executors.runner import Runner, run_growing
 from streamer.fetch import Fetcher
 from streamer.indexing.build import BuildOptions
 from streamer.indexing.container_rows import Budget, Container, Partial, index_container
-from streamer.indexing.stores import Opener, TaskReader
+from streamer.indexing.stores import StoreOpener, TaskReader
 from streamer.manifest.blocks import Block
 from streamer.manifest.packing import Cut
 from streamer.manifest.protocols import Indexer, Note, Short
@@ -84,9 +84,9 @@ def index_containers(task: ContainersTask) -> tuple[int, Findings]:
 async def _index(task: ContainersTask) -> Findings:
     bounds = BuildOptions()
     sizes = np.array([container.record.size for container in task.containers], np.int64)
-    budget = Budget.of(bounds.memory_bytes, bounds.concurrency, sizes, 0)
+    budget = Budget.divide(bounds.memory_bytes, bounds.concurrency, sizes, 0)
     notes: Findings = []
-    async with Fetcher(FetchConfig(), Opener(task.options)) as fetcher:
+    async with Fetcher(FetchConfig(), StoreOpener(task.options)) as fetcher:
         reader = TaskReader(fetcher)
 
         async def index(place: int) -> Found:

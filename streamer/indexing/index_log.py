@@ -31,7 +31,7 @@ _HEAD = Struct("<QQQ?")
 _SAMPLE_BYTES = 16
 
 
-class Found(msgspec.Struct):
+class LoggedSamples(msgspec.Struct):
     """The samples of the closed chunks of one container.
 
     Attributes:
@@ -46,7 +46,7 @@ class Found(msgspec.Struct):
     finished: bool = False
 
 
-class Writing(msgspec.Struct):
+class LogWriting(msgspec.Struct):
     """Whether the logs of an index are written: not to a disk that has refused a record and needs its space."""
 
     goes_on: bool = True
@@ -55,14 +55,14 @@ class Writing(msgspec.Struct):
 class IndexLog:
     """The log of one container; file and folder are created with the first record."""
 
-    def __init__(self, path: Path, writing: Writing | None = None) -> None:
+    def __init__(self, path: Path, writing: LogWriting | None = None) -> None:
         self._path = path
-        self._writing = writing or Writing()
+        self._writing = writing or LogWriting()
         self._samples = 0
 
-    def read(self) -> Found:
+    def read(self) -> LoggedSamples:
         """Reads the records up to the first that is damaged or out of order; cuts off the rest."""
-        found = Found()
+        found = LoggedSamples()
         good = 0
         try:
             content = self._path.read_bytes()
@@ -74,7 +74,7 @@ class IndexLog:
             pass
         except OSError as error:
             logger.warning("the index log %s cannot be read: %s", self._path, error)
-            return Found()
+            return LoggedSamples()
         self._samples = len(found.starts)
         return found
 
@@ -101,20 +101,20 @@ class IndexLogs:
 
     def __init__(self, folder: Path, *, writes: bool = True) -> None:
         self._folder = folder
-        self._writing = Writing(writes)
+        self._writing = LogWriting(writes)
 
     def __repr__(self) -> str:
         return f"IndexLogs({str(self._folder)!r})"
 
-    def of(self, source: Source, indexer: Indexer, chunk_bytes: int) -> IndexLog:
-        """The log of one version of a container that is cut in one way."""
+    def open_log(self, source: Source, indexer: Indexer, chunk_bytes: int) -> IndexLog:
+        """Returns the log of one version of a container that is cut in one way."""
         record = source.record
         inputs = repr((record, source.notes, source.sidecar, indexer.name, indexer.options, chunk_bytes))
         name = blake2b(inputs.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
         return IndexLog(self._folder / name, self._writing)
 
 
-def _read_record(content: bytes, at: int, found: Found) -> int:
+def _read_record(content: bytes, at: int, found: LoggedSamples) -> int:
     """Adds the record at an offset; returns its length, 0 if it is damaged or does not follow the one before."""
     head_stop = at + _CHECKSUM.size + _HEAD.size
     if head_stop > len(content) or found.finished:

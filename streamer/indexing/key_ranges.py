@@ -18,8 +18,8 @@ _CLEAN = re.compile(r"(?!\.{1,2}(/|$))[-.\w=]+(/(?!\.{1,2}(/|$))[-.\w=]+)*", re.
 _LETTERS = "".join(sorted(f"-./=_{string.digits}{string.ascii_letters}"))
 # Characters compared behind the common beginning of two keys.
 _WINDOW = 6
-# Each time a part is listed for twice as many pages, up to this number: 64,000 keys, two to six seconds.
-_MOST_PAGES = 64
+# Pages of a part are doubled each time, up to this number: 64,000 keys, two to six seconds.
+_MAX_PAGES = 64
 
 
 class KeyRange(msgspec.Struct, frozen=True):
@@ -41,15 +41,15 @@ class KeyRange(msgspec.Struct, frozen=True):
         """Returns the range behind the last listed key; None if nothing is left."""
         if self.until and last >= self.until:
             return None
-        return KeyRange(last, self.until, min(2 * self.pages, _MOST_PAGES))
+        return KeyRange(last, self.until, min(2 * self.pages, _MAX_PAGES))
 
 
 class KeyRanges:
-    """The ranges that are still to be listed, of which at most `most` are listed at the same time."""
+    """The ranges that are still to be listed, of which at most `limit` are listed at the same time."""
 
-    def __init__(self, rest: KeyRange, most: int) -> None:
+    def __init__(self, rest: KeyRange, limit: int) -> None:
         self._waiting = deque([rest])
-        self._most = most
+        self._limit = limit
         self._running = 0
         self._divide()
 
@@ -60,7 +60,7 @@ class KeyRanges:
         self._running += 1
         return self._waiting.popleft()
 
-    def ended(self, rest: KeyRange | None) -> None:
+    def finish(self, rest: KeyRange | None) -> None:
         """Records that a range was listed, except for the rest."""
         self._running -= 1
         if rest is not None:
@@ -70,7 +70,7 @@ class KeyRanges:
     def _divide(self) -> None:
         """Halves waiting ranges until there are enough."""
         whole: list[KeyRange] = []
-        while self._waiting and self._running + len(self._waiting) + len(whole) < self._most:
+        while self._waiting and self._running + len(self._waiting) + len(whole) < self._limit:
             found = self._waiting.popleft()
             if middle := key_between(found.after, found.until):
                 self._waiting.append(KeyRange(found.after, middle))

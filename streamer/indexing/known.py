@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.manifest.blocks import Block, decode_hints, first_ranges, planned_bytes
+from streamer.manifest.blocks import Block, decode_hints, first_ranges, plan_local_bytes
 from streamer.manifest.model import Facts, ObjectRecord
 from streamer.manifest.packing import Cut, cut_object
 from streamer.manifest.protocols import Indexer, Source
@@ -34,7 +34,7 @@ def take_over(
         rows = _Rows(manifest)
         for number, source in enumerate(sources):
             if number not in found and source.sidecar is None:
-                known = rows.of(source.record, chunk_bytes)
+                known = rows.find(source.record, chunk_bytes)
                 if known is not None:
                     found[number] = known
     return found
@@ -57,7 +57,7 @@ class _Rows:
         self._start = manifest.column("extents", "start").astype(np.int64)
         self._stop = manifest.column("extents", "stop").astype(np.int64)
         self._first_extent = np.append(manifest.column("chunks", "first_extent").astype(np.int64), len(owner))
-        # Of a chunk whose extents are all of one object.
+        # It is right for a chunk whose extents are all of one object.
         self._owner = owner[self._first_extent[:-1]]
         # Rows of an object that are made of others, too, may change with those, which the rows do not name.
         self._are_of_one = not manifest.recoded or bool(
@@ -65,8 +65,8 @@ class _Rows:
         )
         self._sample_start = np.empty(0) if manifest.recoded else manifest.column("samples", "start")
 
-    def of(self, record: ObjectRecord, chunk_bytes: int) -> Cut | list[Block] | None:
-        """The samples or blocks of an object; None if it is unknown or has changed."""
+    def find(self, record: ObjectRecord, chunk_bytes: int) -> Cut | list[Block] | None:
+        """Finds the samples or blocks of an object. Returns None if it is unknown or has changed."""
         number = self._numbers.get(record.url)
         if number is None or self._manifest.object(number) != record or not self._are_of_one:
             return None
@@ -101,7 +101,7 @@ class _Rows:
         found = self._manifest.chunk(chunk)
         ranges = [(extent.start, extent.stop) for extent in found.extents]
         hints = decode_hints(found.hint)
-        rest = found.local_bytes - planned_bytes(hints, 0)
+        rest = found.local_bytes - plan_local_bytes(hints, 0)
         blocks = list[Block]()
         for number, hint in enumerate(hints):
             last = number == len(hints) - 1

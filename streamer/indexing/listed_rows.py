@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from streamer.base.bounded_map import bounded_map
 from streamer.errors import ConfigError, ManifestError, describe_undecoded
 from streamer.manifest.beside import is_beside, is_hidden, is_hidden_folder
-from streamer.manifest.columns import decoded, encoded, is_utf_8
+from streamer.manifest.columns import decode_text, encode_text, is_utf_8
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import ChooseFormat, Indexer, Lister
 
@@ -62,15 +62,15 @@ class Listing(msgspec.Struct, frozen=True):
     def record(self, index: int) -> ObjectRecord:
         """Object number `index`."""
         return ObjectRecord(
-            self.base + decoded(self.keys[index]), int(self.sizes[index]), decoded(self.versions[index])
+            self.base + decode_text(self.keys[index]), int(self.sizes[index]), decode_text(self.versions[index])
         )
 
     def url(self, index: int) -> bytes:
         """The whole address of an object, UTF-8."""
-        return encoded(self.base) + self.keys[index]
+        return encode_text(self.base) + self.keys[index]
 
 
-class _Found(msgspec.Struct):
+class _UrlListing(msgspec.Struct):
     """The objects below one url, by key; their urls begin with `folder`."""
 
     url: str
@@ -79,23 +79,23 @@ class _Found(msgspec.Struct):
     versions: list[bytes]
     sizes: NDArray[np.int64]
 
-    def only(self, places: Sequence[int]) -> _Found:
+    def only(self, places: Sequence[int]) -> _UrlListing:
         if len(places) == len(self.keys):
             return self
         keys = [self.keys[i] for i in places]
         versions = [self.versions[i] for i in places]
-        return _Found(self.url, self.folder, keys, versions, self.sizes[places])
+        return _UrlListing(self.url, self.folder, keys, versions, self.sizes[places])
 
-    def without(self, places: Sequence[int]) -> list[ObjectRecord]:
+    def list_others(self, places: Sequence[int]) -> list[ObjectRecord]:
         kept = set(places)
         return [
-            ObjectRecord(self.folder + key, int(self.sizes[i]), decoded(self.versions[i]))
+            ObjectRecord(self.folder + key, int(self.sizes[i]), decode_text(self.versions[i]))
             for i, key in enumerate(self.keys)
             if i not in kept
         ]
 
 
-class Listed(msgspec.Struct, frozen=True):
+class ListedDataset(msgspec.Struct, frozen=True):
     """The objects below all urls.
 
     Attributes:
@@ -121,7 +121,7 @@ async def list_objects(
     choose_format: ChooseFormat,
     concurrency: int,
     order_of: OrderOf = lambda url: None,
-) -> Listed:
+) -> ListedDataset:
     """Lists all urls, a few at a time, and chooses the format for the objects found.
 
     Args:
@@ -141,36 +141,36 @@ async def list_objects(
                 f"url {describe_undecoded(url)}; name the folder above it by a pattern (*), or rename it", field="urls"
             )
     found = await bounded_map(lambda url: _list_one(url, lister, order_of), urls, concurrency)
-    # In a thread: 10^6 names take a second.
+    # A thread does it: 10^6 names take a second.
     return await asyncio.to_thread(_choose, tuple(urls), found, choose_format)
 
 
-def _choose(urls: tuple[str, ...], found: list[_Found], choose_format: ChooseFormat) -> Listed:
+def _choose(urls: tuple[str, ...], found: list[_UrlListing], choose_format: ChooseFormat) -> ListedDataset:
     found = [_visible(part) for part in found]
     chosen = choose_format(key for part in found for key in part.keys)
-    kept = [_accepted(part, chosen) for part in found]
+    kept = [_select_accepted(part, chosen) for part in found]
     others: dict[str, ObjectRecord] = {}
     for part, keep in () if chosen.whole_objects else zip(found, kept, strict=True):
-        others |= {record.url: record for record in part.without(keep)}
+        others |= {record.url: record for record in part.list_others(keep)}
     # Formats of other packages need not have classes.
     classes: Sequence[str] | None = getattr(chosen, "class_names", None)
     parts = [part.only(keep) for part, keep in zip(found, kept, strict=True)]
-    return Listed(chosen, _join(urls, parts, classes), others, _find_table(found))
+    return ListedDataset(chosen, _join(urls, parts, classes), others, _find_table(found))
 
 
-def _find_table(parts: Sequence[_Found]) -> str:
+def _find_table(parts: Sequence[_UrlListing]) -> str:
     """Returns the folder that the urls share, up to the first pattern; "" if each url is that of an object."""
     if all(_names_one(part) for part in parts):
         return ""
     return _common_folder([_folder(part.url, _ends(part), f"{_GLOB}{{") for part in parts])
 
 
-def _ends(part: _Found) -> list[str]:
+def _ends(part: _UrlListing) -> list[str]:
     """Returns the first and the last url of the objects, in the order of urls."""
     return [part.folder + min(part.keys), part.folder + max(part.keys)]
 
 
-async def _list_one(url: str, lister: Lister, order_of: OrderOf) -> _Found:
+async def _list_one(url: str, lister: Lister, order_of: OrderOf) -> _UrlListing:
     # Columns instead of records: building from 10^6 files takes 417 MB at its peak instead of 459 (2026-11-20).
     names: list[str] = []
     versions: list[bytes] = []
@@ -178,20 +178,20 @@ async def _list_one(url: str, lister: Lister, order_of: OrderOf) -> _Found:
     async for listed in lister.list(url):
         page = [record for record in listed if not is_beside(record.url, url)]
         names += [record.url for record in page]
-        versions += [encoded(record.version) for record in page]
+        versions += [encode_text(record.version) for record in page]
         sizes.extend(record.size for record in page)
     if not names:
         raise ManifestError(f"no objects below {url}; is the prefix right?", url=url)
-    # In a thread: braces may stand for 10^6 urls, and so many names take a second.
+    # A thread does it: braces may stand for 10^6 urls, and so many names take a second.
     place_of = order_of(url) if "{" not in url else await asyncio.to_thread(order_of, url)
     if place_of is None and len(names) < _FEW:
-        return _in_order(url, names, versions, sizes, None)
-    return await asyncio.to_thread(_in_order, url, names, versions, sizes, place_of)
+        return _sort_objects(url, names, versions, sizes, None)
+    return await asyncio.to_thread(_sort_objects, url, names, versions, sizes, place_of)
 
 
-def _in_order(
+def _sort_objects(
     url: str, names: list[str], versions: list[bytes], sizes: array[int], place_of: Callable[[str], int] | None
-) -> _Found:
+) -> _UrlListing:
     order = sorted(range(len(names)), key=names.__getitem__)
     if (twice := next((names[a] for a, b in pairwise(order) if names[a] == names[b]), None)) is not None:
         raise ManifestError(
@@ -202,7 +202,7 @@ def _in_order(
     folder = _folder(url, [names[i] for i in order])
     if place_of is not None:
         order.sort(key=list(map(place_of, names)).__getitem__)
-    return _Found(
+    return _UrlListing(
         url=url,
         folder=folder,
         keys=[names[i][len(folder) :] for i in order],
@@ -242,10 +242,10 @@ def _common_folder(paths: Sequence[str]) -> str:
     return "" if folder.endswith("://") else folder
 
 
-def _visible(part: _Found) -> _Found:
+def _visible(part: _UrlListing) -> _UrlListing:
     """Leaves out what is in hidden folders, which no format sees.
 
-    Hidden files are left out by `_accepted`: the metadata of zarr have such names.
+    Hidden files are left out by `_select_accepted`: the metadata of zarr have such names.
     """
     if _names_one(part) or _names_each(part):
         return part
@@ -269,12 +269,12 @@ def _visible(part: _Found) -> _Found:
     return part.only(kept)
 
 
-def _names_one(part: _Found) -> bool:
+def _names_one(part: _UrlListing) -> bool:
     """Whether the url is that of an object: what the user names himself is accepted whatever its name is."""
     return len(part.keys) == 1 and part.url.endswith(part.keys[0])
 
 
-def _names_each(part: _Found) -> bool:
+def _names_each(part: _UrlListing) -> bool:
     """Whether the url names each object by braces, as a list of urls would."""
     return "{" in part.url and not any(mark in part.url for mark in _GLOB)
 
@@ -284,7 +284,7 @@ def _bare(key: str) -> str:
     return key.rpartition("/")[2].lstrip(".")
 
 
-def _accepted(part: _Found, chosen: Indexer) -> list[int]:
+def _select_accepted(part: _UrlListing, chosen: Indexer) -> list[int]:
     if _names_one(part):
         return [0]
     # Formats of this package look themselves; those of others need not.
@@ -307,11 +307,11 @@ def _accepted(part: _Found, chosen: Indexer) -> list[int]:
     return keep
 
 
-def _join(urls: tuple[str, ...], parts: list[_Found], given: Sequence[str] | None) -> Listing:
+def _join(urls: tuple[str, ...], parts: list[_UrlListing], given: Sequence[str] | None) -> Listing:
     base = _common_folder([part.folder for part in parts]) if parts else ""
     while not is_utf_8(base):
         base = base[: base.rstrip("/").rfind("/") + 1]
-    keys = [encoded(f"{part.folder[len(base) :]}{key}") for part in parts for key in part.keys]
+    keys = [encode_text(f"{part.folder[len(base) :]}{key}") for part in parts for key in part.keys]
     _refuse_doubles(keys, base, len(parts))
     folders = (_class_name(key) for part in parts for key in part.keys)
     classes = tuple(sorted({name for name in folders if name}))
@@ -347,6 +347,6 @@ def _refuse_doubles(keys: list[bytes], base: str, parts: int) -> None:
     seen: set[bytes] = set()
     double = next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
     raise ManifestError(
-        f"{base}{decoded(double)} is named by more than one of the {parts} urls; name every object once",
-        url=f"{base}{decoded(double)}",
+        f"{base}{decode_text(double)} is named by more than one of the {parts} urls; name every object once",
+        url=f"{base}{decode_text(double)}",
     )

@@ -15,7 +15,7 @@ from streamer.errors import Discreet
 from streamer.executors.runner import Runner, run_growing
 from streamer.fetch import Fetcher
 from streamer.indexing.key_ranges import KeyRange, KeyRanges, is_clean
-from streamer.indexing.stores import Opener
+from streamer.indexing.stores import StoreOpener
 from streamer.manifest.model import ObjectRecord
 from streamer.store.addresses.patterns import Pattern
 
@@ -24,7 +24,7 @@ Page = Sequence[ObjectRecord]
 # Pages of 1,000 objects that are listed without tasks, because a task for fewer costs more than it saves.
 _FIRST_PAGES = 20
 # Each task costs about 60 pages of ranges that turn out empty; 10^7 keys take the time of 600 pages (simulated).
-_MOST_TASKS = 32
+_MAX_TASKS = 32
 
 
 class ListTask(Discreet, msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class ListTask(Discreet, msgspec.Struct, frozen=True):
     options: Mapping[str, object]
 
 
-class Listed(msgspec.Struct, frozen=True):
+class ListedPages(msgspec.Struct, frozen=True):
     """The objects that a task has listed, in columns (sizes: int64 of this machine), and the range that is left."""
 
     urls: list[str]
@@ -59,37 +59,38 @@ class TaskLister:
     async def list(self, url: str) -> AsyncIterator[Page]:
         """Lists as `ObjectStore.list` does, but the pages may come in another order."""
         pattern = Pattern.of(url)
-        most = _FIRST_PAGES if pattern.single and self._fetcher.lists_from(url) else None
-        pages = await self._fetcher.list(url, enough=lambda found: len(found) == most)
-        if len(pages) == most and not _is_ordered(pages, pattern.folder):
+        max_pages = _FIRST_PAGES if pattern.single and self._fetcher.lists_from(url) else None
+        pages = await self._fetcher.list(url, enough=lambda found: len(found) == max_pages)
+        if len(pages) == max_pages and not _is_ordered(pages, pattern.folder):
             # A store that sorts differently, such as S3's directory buckets.
-            most, pages = None, await self._fetcher.list(url)
+            max_pages = None
+            pages = await self._fetcher.list(url)
         for page in pages:
             yield page
-        if len(pages) == most:
+        if len(pages) == max_pages:
             async with aclosing(self._in_tasks(pattern.folder, pages[-1][-1].url)) as listed:
                 async for page in listed:
                     yield page
 
-    async def _in_tasks(self, folder: str, last: str) -> AsyncGenerator[Page, None]:
-        ranges = KeyRanges(KeyRange(last[len(folder) :]), min(self._runner.most_tasks, _MOST_TASKS))
+    async def _list_in_tasks(self, folder: str, last: str) -> AsyncGenerator[Page, None]:
+        ranges = KeyRanges(KeyRange(last[len(folder) :]), min(self._runner.most_tasks, _MAX_TASKS))
 
-        def following() -> ListTask | None:
+        def next_task() -> ListTask | None:
             keys = ranges.take()
             return None if keys is None else ListTask(folder, keys, self._options)
 
-        async with aclosing(run_growing(self._runner, list_range, following)) as coming:
+        async with aclosing(run_growing(self._runner, list_range, next_task)) as coming:
             async for listed in coming:
-                ranges.ended(listed.rest)
+                ranges.finish(listed.rest)
                 yield listed.records()
 
 
-def list_range(task: ListTask) -> Listed:
+def list_range(task: ListTask) -> ListedPages:
     """Lists some pages; raises StoreError."""
     return asyncio.run(_list(task))
 
 
-async def _list(task: ListTask) -> Listed:
+async def _list(task: ListTask) -> ListedPages:
     folder = task.folder
     keys = task.keys
 
@@ -97,11 +98,11 @@ async def _list(task: ListTask) -> Listed:
         last = pages[-1][-1].url[len(folder) :]
         return keys.ends_before(last) or (len(pages) >= keys.pages and last > keys.after and is_clean(last))
 
-    async with Fetcher(FetchConfig(), Opener(task.options)) as fetcher:
+    async with Fetcher(FetchConfig(), StoreOpener(task.options)) as fetcher:
         pages = await fetcher.list(folder, after=folder + keys.after, enough=enough)
     found = [record for record in chain.from_iterable(pages) if keys.has(record.url[len(folder) :])]
     complete = not pages or not enough(pages)
-    return Listed(
+    return ListedPages(
         [record.url for record in found],
         [record.version for record in found],
         array("q", [record.size for record in found]).tobytes(),

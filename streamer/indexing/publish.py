@@ -7,18 +7,18 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from streamer.indexing.rows import Rows
+from streamer.indexing.rows import ManifestRows
 from streamer.manifest.arrow_ipc.writer import write_table
-from streamer.manifest.columns import KEY_BYTES, digest_of, written_name
-from streamer.manifest.layout import ROOT_NAME, Content, Part, Run, encode_root, file_name
+from streamer.manifest.columns import KEY_BYTES, digest_of, write_name
+from streamer.manifest.layout import ROOT_NAME, ManifestContent, ManifestPart, TableRun, encode_root, file_name
 from streamer.manifest.model import Facts
-from streamer.manifest.packing import at_endpoint
+from streamer.manifest.packing import key_at_endpoint
 from streamer.manifest.staging import settle, workplace
 from streamer.manifest.table import Manifest
 from streamer.manifest.validation import base_keys, foreign
 
 
-def publish(rows: Rows, root: Path) -> Path:
+def publish(rows: ManifestRows, root: Path) -> Path:
     """Writes the manifest folder `<root>/<digest>/` and returns it; an existing one stays.
 
     Raises:
@@ -33,8 +33,8 @@ def publish(rows: Rows, root: Path) -> Path:
                 path = place / file_name(name, number)
                 file_bytes[path.name] = write_table(path, table)
                 count = len(next(iter(table.values())))
-                runs[name] = Run(part.first[name], count, digest_of(table))
-            parts.append(Part(runs))
+                runs[name] = TableRun(part.first[name], count, digest_of(table))
+            parts.append(ManifestPart(runs))
         content = _content(rows, parts)
         (place / ROOT_NAME).write_bytes(encode_root(content, rows.listing.urls, file_bytes))
         return settle(place, root / content.digest())
@@ -68,7 +68,7 @@ def publish_at(manifest: Manifest, root: Path, endpoint: str) -> Path:
     for chunk, key in enumerate(base_keys(manifest)):
         if key is None:
             raise foreign(manifest, chunk)
-        keys += at_endpoint(key, endpoint)
+        keys += key_at_endpoint(key, endpoint)
     column = np.frombuffer(bytes(keys), np.uint8).reshape(-1, KEY_BYTES)
     with workplace(root) as place:
         parts = []
@@ -79,19 +79,19 @@ def publish_at(manifest: Manifest, root: Path, endpoint: str) -> Path:
             for name, table in {**tables, "chunks": chunks}.items():
                 path = place / file_name(name, number)
                 file_bytes[path.name] = write_table(path, table)
-            parts.append(Part({**part.tables, "chunks": Run(run.first, run.count, digest_of(chunks))}))
+            parts.append(ManifestPart({**part.tables, "chunks": TableRun(run.first, run.count, digest_of(chunks))}))
         content = msgspec.structs.replace(manifest.content, parts=parts, endpoint=endpoint)
         (place / ROOT_NAME).write_bytes(encode_root(content, manifest.urls, file_bytes))
         return settle(place, root / content.digest(), durable=False)
 
 
-def _content(rows: Rows, parts: list[Part]) -> Content:
+def _content(rows: ManifestRows, parts: list[ManifestPart]) -> ManifestContent:
     indexer = rows.indexer
-    return Content(
+    return ManifestContent(
         format=rows.format,
         whole_objects=rows.whole_objects,
         base=rows.listing.base,
-        classes=list(map(written_name, rows.listing.classes)) if rows.whole_objects else [],
+        classes=list(map(write_name, rows.listing.classes)) if rows.whole_objects else [],
         chunk_bytes=rows.chunk_bytes,
         total_bytes=int(rows.listing.sizes.sum()),
         parts=parts,

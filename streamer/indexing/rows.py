@@ -19,10 +19,10 @@ from streamer.manifest.blocks import (
     cut_blocks,
     encode_hints,
     key_options,
-    planned_bytes,
+    plan_local_bytes,
     recoded_chunk_key,
 )
-from streamer.manifest.columns import BinaryColumn, Table, encoded
+from streamer.manifest.columns import BinaryColumn, Table, encode_text
 from streamer.manifest.layout import PART_SAMPLES
 from streamer.manifest.model import Codec, Facts
 from streamer.manifest.packing import Cut, chunk_key
@@ -38,7 +38,7 @@ class PartRows(msgspec.Struct, frozen=True):
     first: dict[str, int]
 
 
-class Rows(msgspec.Struct, frozen=True):
+class ManifestRows(msgspec.Struct, frozen=True):
     """A whole dataset, before it is written.
 
     Attributes:
@@ -134,14 +134,16 @@ class Rows(msgspec.Struct, frozen=True):
         return PartRows(tables, first)
 
 
-def rows_of_objects(listing: Listing, format_name: str, chunk_bytes: int, order: Int64Array, first: Int64Array) -> Rows:
+def rows_of_objects(
+    listing: Listing, format_name: str, chunk_bytes: int, order: Int64Array, first: Int64Array
+) -> ManifestRows:
     """Rows of whole objects, in the order of their packing; an object of 0 bytes is a sample, too."""
     ordered = listing.only(order.tolist())
     position = np.concatenate([[0], np.cumsum(ordered.sizes)]).astype(np.int64)
     base = np.repeat(position[first[:-1]], np.diff(first))
     start = (position[:-1] - base).astype(np.uint32)
     nothing = np.empty(0, np.int64)
-    return Rows(
+    return ManifestRows(
         listing=ordered,
         format=format_name,
         chunk_bytes=chunk_bytes,
@@ -165,7 +167,7 @@ class Contained(msgspec.Struct, frozen=True):
     facts: Facts
     chunk_bytes: int
 
-    def rows(self, found: Sequence[Cut | list[Block]]) -> Rows:
+    def rows(self, found: Sequence[Cut | list[Block]]) -> ManifestRows:
         """Returns the rows of the dataset from the cut samples or the blocks of each object.
 
         Raises:
@@ -173,7 +175,7 @@ class Contained(msgspec.Struct, frozen=True):
         """
         cuts = [each for each in found if isinstance(each, Cut)]
         if len(cuts) == len(found):
-            return self._of_samples(cuts)
+            return self._rows_of_samples(cuts)
         blocks = [[] if isinstance(each, Cut) else each for each in found]
         if any(cut.chunks for cut in cuts):
             examples = next(self.listing.record(i).url for i, each in enumerate(blocks) if each)
@@ -182,19 +184,19 @@ class Contained(msgspec.Struct, frozen=True):
                 f"{self.indexer.name!r}); name them as two datasets",
                 url=examples,
             )
-        return self._of_blocks(blocks)
+        return self._rows_of_blocks(blocks)
 
-    def _of_samples(self, cuts: Sequence[Cut]) -> Rows:
+    def _rows_of_samples(self, cuts: Sequence[Cut]) -> ManifestRows:
         owner = np.repeat(np.arange(len(cuts), dtype=np.uint32), [len(cut.extent_start) for cut in cuts])
         name = self.indexer.name
         keys = [key for i, cut in enumerate(cuts) for key in _cut_keys(self.listing, i, cut, name)]
-        return Rows(
+        return ManifestRows(
             listing=self.listing,
             format=name,
             chunk_bytes=self.chunk_bytes,
             whole_objects=False,
-            first_sample=_counted([cut.first_sample for cut in cuts]),
-            first_extent=_counted([cut.first_extent for cut in cuts]),
+            first_sample=_join_edges([cut.first_sample for cut in cuts]),
+            first_extent=_join_edges([cut.first_extent for cut in cuts]),
             chunk_keys=np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16),
             local_bytes=np.concatenate([cut.chunk_bytes for cut in cuts]),
             sample_start=np.concatenate([cut.sample_start for cut in cuts]),
@@ -205,7 +207,7 @@ class Contained(msgspec.Struct, frozen=True):
             facts=self.facts,
         )
 
-    def _of_blocks(self, blocks: Sequence[list[Block]]) -> Rows:
+    def _rows_of_blocks(self, blocks: Sequence[list[Block]]) -> ManifestRows:
         chunks = [
             (number, blocks[number][first:stop])
             for number in range(len(blocks))
@@ -217,7 +219,7 @@ class Contained(msgspec.Struct, frozen=True):
         ranges = self._ranges(chunks)
         owner, start, stop = np.array(ranges, np.int64).reshape(-1, 3).T
         samples = np.array([sum(block.samples for block in members) for _, members in chunks], np.int64)
-        return Rows(
+        return ManifestRows(
             listing=self.listing,
             format=self.indexer.name,
             chunk_bytes=self.chunk_bytes,
@@ -225,7 +227,7 @@ class Contained(msgspec.Struct, frozen=True):
             first_sample=_edges(samples),
             first_extent=_edges([sum(len(block.ranges) for block in members) for _, members in chunks]),
             chunk_keys=self._block_keys(chunks),
-            local_bytes=np.array([_planned(members) for _, members in chunks], np.int64),
+            local_bytes=np.array([_plan_bytes(members) for _, members in chunks], np.int64),
             sample_start=np.empty(0, np.uint32),
             extent_object=owner.astype(np.uint32),
             extent_start=start,
@@ -256,7 +258,7 @@ class Contained(msgspec.Struct, frozen=True):
         ranges = []
         for number, members in chunks:
             for block in members:
-                owners = [numbers.get(encoded(record.url), -1) for record in block.objects]
+                owners = [numbers.get(encode_text(record.url), -1) for record in block.objects]
                 if -1 in owners:
                     raise ManifestError(
                         f"a block of format {self.indexer.name!r} has bytes of {block.objects[owners.index(-1)].url}, "
@@ -315,15 +317,15 @@ def _cut_keys(listing: Listing, number: int, cut: Cut, format_name: str) -> Iter
         yield chunk_key(format_name, [name] * (mine.stop - mine.start), ranges[mine], starts)
 
 
-def _planned(members: Sequence[Block]) -> int:
-    return planned_bytes(members, sum(block.record_bytes for block in members))
+def _plan_bytes(members: Sequence[Block]) -> int:
+    return plan_local_bytes(members, sum(block.record_bytes for block in members))
 
 
 def _edges(counts: Sequence[int] | Int64Array) -> Int64Array:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def _counted(edges: Sequence[Int64Array]) -> Int64Array:
+def _join_edges(edges: Sequence[Int64Array]) -> Int64Array:
     """Joins edges that each begin at 0 to edges that count through."""
     steps = [np.diff(part) for part in edges]
     return np.concatenate([[0], np.cumsum(np.concatenate(steps))]).astype(np.int64)

@@ -18,19 +18,19 @@ from streamer.formats.detect import chooser
 from streamer.indexing.build import BuildOptions, build
 from streamer.indexing.containers import IndexTasks
 from streamer.indexing.listing import TaskLister
-from streamer.indexing.stores import Opener
+from streamer.indexing.stores import StoreOpener
 from streamer.manifest.beside import BESIDE
 from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent
 from streamer.manifest.table import Manifest
-from streamer.manifest.transfer import install_files, listed_files
+from streamer.manifest.transfer import install_files, select_files
 from streamer.store.addresses.patterns import Pattern, brace_order
 from streamer.store.addresses.urls import shown
 
 _READS_AT_ONCE = 16
 
 
-class Source(Discreet, msgspec.Struct, frozen=True, kw_only=True):
+class DatasetSource(Discreet, msgspec.Struct, frozen=True, kw_only=True):
     """A dataset.
 
     Attributes:
@@ -54,7 +54,7 @@ class Source(Discreet, msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def manifest_of_source(
-    source: Source,
+    source: DatasetSource,
     folder: Path,
     runner: Runner,
     options: BuildOptions,
@@ -69,11 +69,11 @@ async def manifest_of_source(
         options: options of the build; the runner decides where it runs.
         on_note: called with a line about what gives no sample.
     """
-    async with Fetcher(FetchConfig(), Opener(source.options)) as fetcher:
+    async with Fetcher(FetchConfig(), StoreOpener(source.options)) as fetcher:
         if source.manifest is not None:
             files = await manifest_files(fetcher, source.manifest)
             return install_files(files, folder, shown(source.manifest))
-        known = await _known(fetcher, source, folder)
+        known = await _find_known(fetcher, source, folder)
         return await build(
             source.urls,
             folder,
@@ -90,7 +90,7 @@ async def manifest_of_source(
         )
 
 
-async def _known(fetcher: Fetcher, source: Source, folder: Path) -> list[Manifest]:
+async def _find_known(fetcher: Fetcher, source: DatasetSource, folder: Path) -> list[Manifest]:
     """Returns the manifests of earlier indexes."""
     places = [source.earlier] if source.earlier else []
     if len(source.urls) == 1 and Pattern.of(source.urls[0]).single:
@@ -105,7 +105,7 @@ async def _known(fetcher: Fetcher, source: Source, folder: Path) -> list[Manifes
 async def manifest_files(fetcher: Fetcher, url: str) -> list[tuple[str, bytes]]:
     """Returns the files of the manifest at a url, by name; raises ManifestError if there is none."""
     folder = f"{url.rstrip('/')}/"
-    files = listed_files([record for page in await fetcher.list(folder) for record in page])
+    files = select_files([record for page in await fetcher.list(folder) for record in page])
     if not files:
         raise ManifestError(f"{shown(folder)} has no {ROOT_NAME}: no manifest is there", url=shown(folder))
 

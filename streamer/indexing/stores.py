@@ -16,7 +16,7 @@ from streamer.recode.work import Recoders
 from streamer.store import ObjectStore, open_store
 
 
-class Opener(Discreet, msgspec.Struct, frozen=True):
+class StoreOpener(Discreet, msgspec.Struct, frozen=True):
     """Opens stores with these options; can be sent to other processes."""
 
     options: Mapping[str, object]

@@ -10,8 +10,8 @@ import msgspec
 
 from streamer.base.bounded_map import bounded_map
 from streamer.errors import ManifestError
-from streamer.indexing.checked_reader import checked
-from streamer.indexing.listed_rows import Listed, Listing
+from streamer.indexing.checked_reader import refuse_pointers
+from streamer.indexing.listed_rows import ListedDataset, Listing
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.protocols import (
     Answer,
@@ -41,7 +41,7 @@ class Surveyed(msgspec.Struct, frozen=True):
 
 
 async def survey_objects(
-    listed: Listed, reader: RangeReader, concurrency: int, *, skips: bool, memories: Sequence[bytes] = ()
+    listed: ListedDataset, reader: RangeReader, concurrency: int, *, skips: bool, memories: Sequence[bytes] = ()
 ) -> Surveyed:
     """Surveys the listed objects.
 
@@ -57,13 +57,13 @@ async def survey_objects(
         ManifestError: the format's survey failed, or names an object twice or one that was not listed.
         StoreError: the reader failed.
     """
-    reader = checked(reader)
+    reader = refuse_pointers(reader)
     accepted = [listed.listing.record(number) for number in range(len(listed.listing))]
     places = {record.url: place for place, record in enumerate(accepted)}
     damages: list[ManifestError] = []
     while True:
         try:
-            found = await _surveyed(listed, accepted, reader, concurrency, memories)
+            found = await _survey_objects(listed, accepted, reader, concurrency, memories)
             break
         except ManifestError as error:
             kept = [record for record in accepted if record.url != error.details.get("url")]
@@ -83,8 +83,8 @@ async def survey_objects(
     return Surveyed(listed.listing.only(chosen), found, damages)
 
 
-async def _surveyed(
-    listed: Listed,
+async def _survey_objects(
+    listed: ListedDataset,
     accepted: Sequence[ObjectRecord],
     reader: RangeReader,
     concurrency: int,
@@ -108,7 +108,7 @@ async def _surveyed(
                 continue
         else:
             needs = found if isinstance(found, tuple) else (found,)
-            async with holding(needs, reader):
+            async with reserve_needs(needs, reader):
                 contents = tuple(await read_needs(needs, reader, concurrency))
                 answer = contents if isinstance(found, tuple) else contents[0]
                 # They are parsed while their memory is reserved.
@@ -118,7 +118,7 @@ async def _surveyed(
     return found
 
 
-def holding(needs: Sequence[Need], reader: RangeReader) -> AbstractAsyncContextManager[None]:
+def reserve_needs(needs: Sequence[Need], reader: RangeReader) -> AbstractAsyncContextManager[None]:
     """Reserves memory for ranges of named objects while they are read and parsed, if the reader bounds it."""
     if not isinstance(reader, BoundedReader):
         return nullcontext()

@@ -8,15 +8,15 @@ from functools import lru_cache
 BESIDE = ".streamer/"
 _WITHIN = f"/{BESIDE}"
 
-# What systems put beside data, under names that begin with no dot.
+# Systems put these beside data, under names that begin with no dot.
 _OF_SYSTEMS = frozenset(["__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found"])
 _FILES_OF_SYSTEMS = frozenset(["Thumbs.db", "desktop.ini"])
 _HERE = frozenset([".", ".."])
 
-# Of git-lfs, docs/spec.md, "The Pointer": a pointer is shorter than this.
+# A pointer is shorter than this (git-lfs, docs/spec.md, "The Pointer").
 POINTER_BYTES = 1024
 _BEGIN = b"version https://git-lfs"
-# What is to be done about it.
+# Ends an error: says what is to be done.
 POINTER_ADVICE = (
     "is a pointer of Git LFS, not the file itself: run `git lfs pull` in the clone, or download it from where it is "
     "(hf download, or hf:// as the url)"

@@ -71,7 +71,7 @@ def encode_hints(blocks: Sequence[Block]) -> bytes:
     """Encodes the hint of a chunk of these blocks."""
     found = []
     for block in blocks:
-        # Where nothing is shared it is as in manifests of version 2.
+        # A block that shares nothing is as in manifests of version 2.
         shared = (block.parts, block.part_ranges) if block.part_ranges else ()
         found.append((block.fetch_bytes, block.samples, block.hint, *shared))
     return msgspec.msgpack.encode(found)
@@ -102,7 +102,7 @@ def cut_blocks(blocks: Sequence[Block], chunk_bytes: int) -> NDArray[np.int64]:
     return np.array([*firsts, len(blocks)], np.int64)
 
 
-def planned_bytes(blocks: Sequence[Block] | Sequence[BlockHint], record_bytes: int) -> int:
+def plan_local_bytes(blocks: Sequence[Block] | Sequence[BlockHint], record_bytes: int) -> int:
     """Bytes that a chunk of these blocks and records will have without header and the checksums of its samples.
 
     They are the records, their table (see `formats.chunkfile`) and the checksums of table and shared parts.

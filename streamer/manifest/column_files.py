@@ -69,7 +69,7 @@ class ColumnFiles:
 
         Args:
             name: of the column.
-            values: one per sample, in the order of the manifest; None: it has none.
+            values: one per sample, in the order of the manifest, None if it has none.
 
         Raises:
             ConfigError: values of different types, or of none that can be compared.
@@ -83,19 +83,19 @@ class ColumnFiles:
         """Lets one process of this machine add columns of the manifest."""
         return self._kept.lock(f"{self._manifest.digest}{COLUMN_SUFFIX}")
 
-    def exported(self) -> Iterator[tuple[str, bytes]]:
+    def export(self) -> Iterator[tuple[str, bytes]]:
         """Yields (name, content) of every column, for a folder elsewhere; the name has a digest of the content."""
         for path in self._kept.glob(f"{self._manifest.digest}.*{COLUMN_SUFFIX}"):
             content = path.read_bytes()
             yield f"{path.name.removesuffix(COLUMN_SUFFIX)}.{_digest(content)}{COLUMN_SUFFIX}", content
 
-    def lacking(self, names: Iterable[str]) -> list[str]:
-        """Those of the names of `exported` that are columns of this manifest and not here."""
+    def list_missing(self, names: Iterable[str]) -> list[str]:
+        """Returns those of the names of `export` that are columns of this manifest and not here."""
         own = [name for name in names if name.startswith(f"{self._manifest.digest}.") and _EXPORTED.fullmatch(name)]
         return [name for name in own if not (self._kept.beside / _local(name)).is_file()]
 
     def install(self, name: str, content: bytes) -> None:
-        """Writes a column of `exported` beside the manifest.
+        """Writes a column of `export` beside the manifest.
 
         Raises:
             ManifestCorruptError: it is not what its name says, or not of these samples.
@@ -171,7 +171,7 @@ def _schema(kind: str) -> dict[str, ColumnType]:
 
 
 def _write(path: Path, column: ColumnValues) -> None:
-    # Only here: processes that read columns do not need nanoarrow.
+    # Imported here: processes that read columns do not need nanoarrow.
     from streamer.manifest.arrow_ipc.writer import write_table
 
     values = column.values if isinstance(column.values, BinaryColumn) else column.values.view(np.int64)

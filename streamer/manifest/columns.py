@@ -44,13 +44,13 @@ class BinaryColumn(msgspec.Struct, frozen=True):
         return self.content[int(self.offsets[row]) : int(self.offsets[row + 1])].tobytes()
 
 
-def encoded(text: str) -> bytes:
+def encode_text(text: str) -> bytes:
     """Encodes a name or a version; names of files need not be valid UTF-8."""
     return text.encode("utf-8", "surrogateescape")
 
 
-def decoded(raw: bytes) -> str:
-    """Decodes what `encoded` has made."""
+def decode_text(raw: bytes) -> str:
+    """Decodes what `encode_text` has made."""
     return raw.decode("utf-8", "surrogateescape")
 
 
@@ -63,14 +63,14 @@ def is_utf_8(text: str) -> bool:
 _AS_BYTES = "\0"
 
 
-def written_name(name: str) -> str:
+def write_name(name: str) -> str:
     """Returns the name of a class as root.json has it."""
-    return name if is_utf_8(name) else _AS_BYTES + encoded(name).hex()
+    return name if is_utf_8(name) else _AS_BYTES + encode_text(name).hex()
 
 
 def read_name(written: str) -> str:
-    """Returns the name of a class that `written_name` has written."""
-    return decoded(bytes.fromhex(written[1:])) if written.startswith(_AS_BYTES) else written
+    """Returns the name of a class that `write_name` has written."""
+    return decode_text(bytes.fromhex(written[1:])) if written.startswith(_AS_BYTES) else written
 
 
 Column = NDArray[np.generic] | BinaryColumn

@@ -85,7 +85,7 @@ class ColumnValues(msgspec.Struct, frozen=True, eq=False):
         return ordinals, self.valid[ordinals]
 
     def value(self, row: int) -> str | int | float | bool | None:
-        """Returns the value of a sample; None: it has none."""
+        """Returns the value of a sample, None if it has none."""
         if not self.valid[row]:
             return None
         if isinstance(self.values, BinaryColumn):
@@ -267,26 +267,26 @@ class _Evaluation:
         """A node that is true or false."""
         match node:
             case ast.BoolOp(op=op, values=values):
-                return self._joined([self.truth(value) for value in values], every=isinstance(op, ast.And))
+                return self._combine([self.truth(value) for value in values], every=isinstance(op, ast.And))
             case ast.UnaryOp(op=ast.Not(), operand=inner):
                 found = self.truth(inner)
                 return _Truth(found.known & ~found.true, found.known)
             case ast.Compare(left=left, ops=ops, comparators=rights):
                 sides = [left, *rights]
                 pairs = zip(pairwise(sides), ops, strict=True)
-                return self._joined([self._compared(*pair, op) for pair, op in pairs], every=True)
+                return self._combine([self._compare(*pair, op) for pair, op in pairs], every=True)
             case ast.Name() | ast.Attribute():
                 column = self._columns[self._condition.name(node)]
                 if column.kind != "bool":
                     raise self._condition.error(
                         f"{ast.unparse(node)} is a {column.kind}, no truth value: compare it with something"
                     )
-                flags, valid = self._taken(column)
+                flags, valid = self._take_numbers(column)
                 return _Truth(valid & (flags != 0), valid)
             case _:
                 raise self._condition.error(f"{ast.unparse(node)!r:.100} is not true or false")
 
-    def _joined(self, parts: Sequence[_Truth], *, every: bool) -> _Truth:
+    def _combine(self, parts: Sequence[_Truth], *, every: bool) -> _Truth:
         """`and` or `or` of some conditions: known as soon as one decides."""
         combine = np.logical_and if every else np.logical_or
         true = combine.reduce([part.true for part in parts])
@@ -294,13 +294,13 @@ class _Evaluation:
         known = np.logical_and.reduce([part.known for part in parts]) | np.logical_or.reduce(decided)
         return _Truth(true, known)
 
-    def _compared(self, left: ast.expr, right: ast.expr, op: ast.cmpop) -> _Truth:
+    def _compare(self, left: ast.expr, right: ast.expr, op: ast.cmpop) -> _Truth:
         if isinstance(op, ast.Is | ast.IsNot):
             return self._is_none(left, right, present=isinstance(op, ast.IsNot))
         if isinstance(op, ast.In | ast.NotIn):
             if not isinstance(right, ast.Tuple | ast.List | ast.Set) or not right.elts:
                 raise self._condition.error(f"{ast.unparse(right)!r:.100} after `in`: give values as ('en', 'de')")
-            found = self._joined([self._compared(left, value, ast.Eq()) for value in right.elts], every=False)
+            found = self._combine([self._compare(left, value, ast.Eq()) for value in right.elts], every=False)
             return found if isinstance(op, ast.In) else _Truth(found.known & ~found.true, found.known)
         first = self._operand(left)
         second = self._operand(right)
@@ -347,7 +347,7 @@ class _Evaluation:
                 column = self._columns[self._condition.name(node)]
                 if isinstance(column.values, BinaryColumn):
                     return _Texts(column.values, *column.places(self._ordinals))
-                return _Numbers(*self._taken(column))
+                return _Numbers(*self._take_numbers(column))
             case ast.UnaryOp(op=ast.USub(), operand=inner):
                 found = self._number(inner)
                 values = found.values
@@ -369,7 +369,7 @@ class _Evaluation:
             raise self._condition.error(f"{ast.unparse(node)!r:.100} is not a number")
         return found
 
-    def _taken(self, column: ColumnValues) -> tuple[NDArray[Any], Flags]:
+    def _take_numbers(self, column: ColumnValues) -> tuple[NDArray[Any], Flags]:
         """The numbers of the samples, and which have one."""
         assert isinstance(column.values, np.ndarray)
         places, valid = column.places(self._ordinals)

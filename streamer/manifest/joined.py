@@ -168,12 +168,12 @@ def match(batches: Iterable[Keys], table: KeyTable, place: Path) -> Matched:
             owner = np.repeat(begin - (stops - counts), counts)
             at = owner + np.arange(found.rows, found.rows + len(owner))
             rows.write(table.ordinals[at].astype("<i8").tobytes())
-            found = _counted(found, keys, counts, samples)
+            found = _add_counts(found, keys, counts, samples)
             samples += len(keys)
     return found
 
 
-def _counted(before: Matched, keys: Keys, counts: Int64Array, samples: int) -> Matched:
+def _add_counts(before: Matched, keys: Keys, counts: Int64Array, samples: int) -> Matched:
     """Adds the counts of the samples from number `samples` on."""
     none = counts == 0
     several = counts > 1

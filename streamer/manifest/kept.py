@@ -150,7 +150,7 @@ class KeptFiles:
             yield
 
 
-def made_in(folder: Path) -> dict[str, list[Path]]:
+def find_made(folder: Path) -> dict[str, list[Path]]:
     """Returns what a folder has that is made of manifests, by their digests."""
     made: dict[str, list[Path]] = {}
     with suppress(FileNotFoundError):
@@ -167,7 +167,7 @@ def remove_orphans(folder: Path, digests: Collection[str]) -> None:
     Raises:
         OSError: it cannot be removed.
     """
-    for path in {path for digest, paths in made_in(folder).items() if digest not in digests for path in paths}:
+    for path in {path for digest, paths in find_made(folder).items() if digest not in digests for path in paths}:
         # Several processes may remove it at once.
         with suppress(FileNotFoundError):
             if path.is_dir():

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from streamer.base.splitmix import mix
 from streamer.errors import ManifestCorruptError, ManifestError
-from streamer.manifest.columns import encoded
+from streamer.manifest.columns import encode_text
 from streamer.manifest.mmap_file import map_file
 
 Int64Array = NDArray[np.int64]
@@ -99,7 +99,8 @@ class KeyTable:
         self.path = path
         self.head = head
         self.ordinals = ordinals
-        self._high, self._low = high, low
+        self._high = high
+        self._low = low
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -121,7 +122,7 @@ class KeyTable:
 
     def find(self, keys: Keys) -> tuple[Int64Array, Int64Array]:
         """Finds keys: the first row of each, and the number of its rows, 0 for a key that is not there; (n,) each."""
-        # In the order of the table: neighbours are in one page.
+        # The order is that of the table: neighbours are in one page.
         order = np.argsort(keys.high)
         wanted = keys.high[order]
         first = np.empty(len(keys), np.int64)
@@ -166,7 +167,7 @@ def hash_values(values: Iterable[object]) -> Keys:
             texts.append(None)
             numbers.append(None)
         elif isinstance(value, str):
-            texts.append(_encoded(value))
+            texts.append(_encode_key(value))
         elif isinstance(value, bytes | memoryview):
             texts.append(bytes(value))
         elif isinstance(value, int | np.integer) and not isinstance(value, bool):
@@ -178,20 +179,20 @@ def hash_values(values: Iterable[object]) -> Keys:
         if len(texts) <= index and len(numbers) <= index:
             raise ManifestError(f"{value!r:.100} after keys of the other kind: texts, or whole numbers", index=index)
     if len(numbers) > len(texts):
-        return _of_numbers(numbers)
-    return _of_texts(texts)
+        return _hash_numbers(numbers)
+    return _hash_texts(texts)
 
 
-def _encoded(text: str) -> bytes:
+def _encode_key(text: str) -> bytes:
     """A text as bytes; those of a file's name are its own."""
     try:
-        return encoded(text)
+        return encode_text(text)
     except UnicodeEncodeError:
         # Half a pair of surrogates, as JSON may have it.
         return text.encode("utf-8", "surrogatepass")
 
 
-def _of_texts(texts: list[bytes | None]) -> Keys:
+def _hash_texts(texts: list[bytes | None]) -> Keys:
     missing = np.fromiter((text is None for text in texts), np.bool_, len(texts))
     raw = b"".join([blake2b(text or b"", digest_size=16).digest() for text in texts])
     words = np.frombuffer(raw, "<u8").reshape(-1, 2)
@@ -199,7 +200,7 @@ def _of_texts(texts: list[bytes | None]) -> Keys:
     return Keys(kind, words[:, 0].astype(np.uint64), words[:, 1].astype(np.uint64), missing)
 
 
-def _of_numbers(numbers: list[int | None]) -> Keys:
+def _hash_numbers(numbers: list[int | None]) -> Keys:
     missing = np.fromiter((number is None for number in numbers), np.bool_, len(numbers))
     masked = ((number or 0) & (2**64 - 1) for number in numbers)
     found = number_keys(np.fromiter(masked, np.uint64, len(numbers)), missing)
@@ -266,7 +267,7 @@ def build_keys(batches: Iterable[tuple[int, Keys]], place: Path) -> KeyHead:
             kind = kind or keys.kind
             missing += int(keys.missing.sum())
             _spread(first, keys, opened)
-        head = _sorted(opened, place, kind, missing)
+        head = _write_sorted(opened, place, kind, missing)
     for file in buckets.iterdir():
         file.unlink()
     buckets.rmdir()
@@ -289,7 +290,7 @@ def _spread(first: int, keys: Keys, buckets: Sequence[BinaryIO]) -> None:
         buckets[number].write(rows[edges[number] : edges[number + 1]].tobytes())
 
 
-def _sorted(buckets: Sequence[BinaryIO], place: Path, kind: Kind, missing: int) -> KeyHead:
+def _write_sorted(buckets: Sequence[BinaryIO], place: Path, kind: Kind, missing: int) -> KeyHead:
     rows = repeated = 0
     example: tuple[int, ...] = ()
     with ExitStack() as files:
@@ -299,7 +300,7 @@ def _sorted(buckets: Sequence[BinaryIO], place: Path, kind: Kind, missing: int) 
             found = found[np.lexsort((found["ordinal"], found["low"], found["high"]))]
             same = (found["high"][1:] == found["high"][:-1]) & (found["low"][1:] == found["low"][:-1])
             if same.any():
-                # Where a run of equal keys begins.
+                # True where a run of equal keys begins.
                 begins = same & ~np.append(False, same[:-1])
                 repeated += int(begins.sum())
                 at = int(np.argmax(same))
@@ -313,7 +314,7 @@ def _sorted(buckets: Sequence[BinaryIO], place: Path, kind: Kind, missing: int) 
 def _read(bucket: BinaryIO) -> NDArray[np.void]:
     bucket.seek(0)
     found = np.fromfile(bucket, _ROW)
-    # Its bytes are not needed again.
+    # The bytes of the bucket are not needed again.
     os.ftruncate(bucket.fileno(), 0)
     return found
 

@@ -51,7 +51,7 @@ SAMPLES: Schema = {"start": "uint32"}
 LABELLED_SAMPLES: Schema = {"start": "uint32", "label": "int32"}
 
 
-class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TableRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The rows `[first, first + count)` of a table that are in one part, and their digest."""
 
     first: int
@@ -59,13 +59,13 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ManifestPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """At most 10^7 samples with their chunks, extents and objects, by table."""
 
-    tables: dict[str, Run]
+    tables: dict[str, TableRun]
 
 
-class Content(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class ManifestContent(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Everything that the digest covers.
 
     Attributes:
@@ -83,7 +83,7 @@ class Content(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     classes: list[str]
     chunk_bytes: int
     total_bytes: int
-    parts: list[Part]
+    parts: list[ManifestPart]
     codec: int = 0
     samples: int = 0
     revision: int = 0
@@ -133,7 +133,7 @@ class Root(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str
     urls: list[str]
     file_bytes: dict[str, int]
-    content: Content
+    content: ManifestContent
 
 
 class _Preamble(msgspec.Struct, frozen=True):
@@ -151,7 +151,7 @@ def file_name(table: str, part: int) -> str:
     return f"{table}-{part:05d}{TABLE_SUFFIX}"
 
 
-def encode_root(content: Content, urls: Sequence[str], file_bytes: dict[str, int]) -> bytes:
+def encode_root(content: ManifestContent, urls: Sequence[str], file_bytes: dict[str, int]) -> bytes:
     """The bytes of root.json.
 
     Raises:

@@ -42,6 +42,6 @@ def map_file(path: Path) -> memoryview:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(path))
     owner = (ctypes.c_ubyte * length).from_address(address)
-    # Not at exit: views may still be in use, and the kernel unmaps the rest.
+    # It is not done at exit: views may still be in use, and the kernel unmaps the rest.
     weakref.finalize(owner, _libc.munmap, address, length).atexit = False
     return memoryview(owner).cast("B").toreadonly()

@@ -85,14 +85,14 @@ def choose_chunk_bytes(wanted: int | Literal["auto"], sizes: Int64Array, whole_o
             )
         return wanted
     chosen = START_CHUNK_BYTES
-    while chosen > LEAST_CHUNK_BYTES and _expected(sizes, chosen, whole_objects) < ENOUGH_CHUNKS:
+    while chosen > LEAST_CHUNK_BYTES and _estimate_chunks(sizes, chosen, whole_objects) < ENOUGH_CHUNKS:
         chosen //= 2
-    while chosen < MOST_CHUNK_BYTES and _expected(sizes, chosen, whole_objects) > TOO_MANY_CHUNKS:
+    while chosen < MOST_CHUNK_BYTES and _estimate_chunks(sizes, chosen, whole_objects) > TOO_MANY_CHUNKS:
         chosen *= 2
     return chosen
 
 
-def _expected(sizes: Int64Array, chunk_bytes: int, whole_objects: bool) -> int:
+def _estimate_chunks(sizes: Int64Array, chunk_bytes: int, whole_objects: bool) -> int:
     if not whole_objects:
         return int((-(-sizes // chunk_bytes)).sum())
     small = sizes[sizes <= chunk_bytes]
@@ -129,7 +129,7 @@ def pack_in_order(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: in
     Returns:
         The same as `pack_objects`; the order is 0..n-1.
     """
-    # One per half a chunk, on average, by bytes (of 0.5 to 1.5 times chunk_bytes) or by objects (256 to 512).
+    # A cut per half a chunk, on average, by bytes (of 0.5 to 1.5 times chunk_bytes) or by objects (256 to 512).
     share = np.maximum(2 * sizes / chunk_bytes, 4 / OBJECTS_PER_CHUNK)
     cuts = np.flatnonzero(hashes.astype(np.float64) < share * 2.0**64).tolist()
     large = np.flatnonzero(sizes > chunk_bytes).tolist()
@@ -144,11 +144,11 @@ def pack_in_order(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: in
             continue
         half = min(bisect_left(total, total[first] + chunk_bytes // 2, first + 1), first + OBJECTS_PER_CHUNK // 2)
         full = min(bisect_right(total, total[first] + int(chunk_bytes * _GROUP_FILL)) - 1, first + OBJECTS_PER_CHUNK)
-        first = max(first + 1, min(_from(cuts, half, count), _from(large, first, count), full, count))
+        first = max(first + 1, min(_first_place(cuts, half, count), _first_place(large, first, count), full, count))
     return np.arange(count, dtype=np.int64), np.array([*firsts, count], np.int64)
 
 
-def _from(places: Sequence[int], least: int, otherwise: int) -> int:
+def _first_place(places: Sequence[int], least: int, otherwise: int) -> int:
     """The first of the sorted places from `least` on."""
     found = bisect_left(places, least)
     return places[found] if found < len(places) else otherwise
@@ -228,12 +228,12 @@ def chunk_key(
         sample_start: uint32, chunk-local starts.
         codec: change of the bytes between fetch and publish.
     """
-    names = b"".join([named(url, version) for url, version in extents])
+    names = b"".join([name_extent(url, version) for url, version in extents])
     content = (np.ascontiguousarray(ranges, "<i8").tobytes(), np.ascontiguousarray(sample_start, "<u4").tobytes())
     return key_of_extents(format_name.encode(), int(codec), (len(extents), len(sample_start)), (names, *content))
 
 
-def named(url: bytes, version: bytes) -> bytes:
+def name_extent(url: bytes, version: bytes) -> bytes:
     """Returns an extent's object as `key_of_extents` takes it."""
     return b"%d %d\n%s%s" % (len(url), len(version), url, version)
 
@@ -254,8 +254,8 @@ def key_of_extents(
     return blake2b(b"".join((head, *content)), digest_size=16, person=b"streamer-chunk-1").digest()
 
 
-def at_endpoint(key: bytes, endpoint: str) -> bytes:
-    """Returns the key of the same chunk at an endpoint that a client of a shared engine has named; "": none was named.
+def key_at_endpoint(key: bytes, endpoint: str) -> bytes:
+    """Returns the key of the same chunk at an endpoint that a client of a shared engine has named ("" if none was).
 
     Other bytes may be there under the same url and version.
     """

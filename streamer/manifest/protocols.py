@@ -275,7 +275,7 @@ class Examiner(Protocol):
         ...
 
 
-class Estimate(msgspec.Struct, frozen=True):
+class IndexEstimate(msgspec.Struct, frozen=True):
     """The cost of a build, known after the listing.
 
     Attributes:
@@ -295,7 +295,7 @@ class Estimate(msgspec.Struct, frozen=True):
     known_bytes: int = 0
 
 
-class Progress(msgspec.Struct, frozen=True):
+class IndexProgress(msgspec.Struct, frozen=True):
     """Progress of a build.
 
     Attributes:
@@ -325,8 +325,8 @@ class IndexedChunk(Chunk, frozen=True):
     sample_offsets: NDArray[np.int64] | None = None
 
 
-OnEstimate = Callable[[Estimate], None]
-OnProgress = Callable[[Progress], None]
+OnEstimate = Callable[[IndexEstimate], None]
+OnProgress = Callable[[IndexProgress], None]
 OnNote = Callable[[Note], None]
 OnChunk = Callable[[IndexedChunk, list[memoryview]], Awaitable[None]]
 ChooseFormat = Callable[[Iterable[str]], Indexer]

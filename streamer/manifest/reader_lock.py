@@ -30,10 +30,10 @@ def open_held(path: Path) -> Manifest:
     Raises:
         ManifestError: see Manifest.open; also if it was just removed.
     """
-    return held(path, Manifest.open)
+    return hold_folder(path, Manifest.open)
 
 
-def held(path: Path, open_folder: Callable[[Path], Opened]) -> Opened:
+def hold_folder(path: Path, open_folder: Callable[[Path], Opened]) -> Opened:
     """Opens a folder that stays on the disk while the result exists. Holds one descriptor.
 
     Raises:
@@ -52,7 +52,7 @@ def held(path: Path, open_folder: Callable[[Path], Opened]) -> Opened:
     except BaseException:
         os.close(descriptor)
         raise
-    # Not at exit: the kernel does it then, and threads may still read.
+    # It is not done at exit: the kernel does it then, and threads may still read.
     weakref.finalize(opened, os.close, descriptor).atexit = False
     return opened
 

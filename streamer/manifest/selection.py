@@ -72,12 +72,12 @@ class Selection:
     def create(
         cls, manifest: Manifest, where: Where, fallback_dir: Path | None = None, columns: ColumnsOf | None = None
     ) -> Self:
-        """Selects the samples that meet all conditions; see `of` for the file that is written.
+        """Selects the samples that meet all conditions; see `from_ordinals` for the file that is written.
 
         Args:
             manifest: the manifest to select from.
             where: the conditions.
-            fallback_dir: as of `of`.
+            fallback_dir: as of `from_ordinals`.
             columns: returns columns of the manifest's samples; needed for `where.condition`.
 
         Raises:
@@ -87,10 +87,10 @@ class Selection:
         ordinals = _select(manifest, where, columns)
         if not len(ordinals):
             raise ConfigError(f"the selection has none of the {manifest.samples} samples: {where}", field="select")
-        return cls.of(manifest, ordinals, fallback_dir)
+        return cls.from_ordinals(manifest, ordinals, fallback_dir)
 
     @classmethod
-    def of(cls, manifest: Manifest, ordinals: Int64Array, fallback_dir: Path | None = None) -> Self:
+    def from_ordinals(cls, manifest: Manifest, ordinals: Int64Array, fallback_dir: Path | None = None) -> Self:
         """Selects these samples, and writes `<manifest>.<digest>.arrows` next to the manifest's folder.
 
         Args:
@@ -103,7 +103,7 @@ class Selection:
             ManifestError: the file cannot be written.
         """
         ordinals = np.ascontiguousarray(ordinals, np.int64)
-        if not _ascending(ordinals, manifest.samples):
+        if not _is_ascending(ordinals, manifest.samples):
             raise ConfigError(
                 f"a selection needs ascending ordinals of the {manifest.samples} samples, at least one; "
                 f"got {len(ordinals)} others",
@@ -136,7 +136,7 @@ class Selection:
         if not path.is_file():
             raise ManifestError(f"no selection {digest} at {path}", path=str(path))
         ordinals = np.asarray(map_table(path, {"ordinal": "int64"})["ordinal"]).view(np.int64)
-        if verify and (_digest(manifest, ordinals) != digest or not _ascending(ordinals, manifest.samples)):
+        if verify and (_digest(manifest, ordinals) != digest or not _is_ascending(ordinals, manifest.samples)):
             raise ManifestCorruptError(f"{path}: its ordinals do not have digest {digest}", path=str(path))
         return cls(manifest, ordinals, digest, path)
 
@@ -168,7 +168,7 @@ class Selection:
 
 
 def _write(path: Path, ordinals: Int64Array) -> None:
-    # Only here: processes that read a selection do not need nanoarrow (6 ms of a start, 2026-11-22).
+    # Imported here: processes that read a selection do not need nanoarrow (6 ms of a start, 2026-11-22).
     from streamer.manifest.arrow_ipc.writer import write_table
 
     write_table(path, {"ordinal": ordinals})
@@ -308,6 +308,6 @@ def _digest(manifest: Manifest, ordinals: Int64Array) -> str:
     return state.hexdigest()
 
 
-def _ascending(ordinals: Int64Array, samples: int) -> bool:
+def _is_ascending(ordinals: Int64Array, samples: int) -> bool:
     rises = bool((np.diff(ordinals) > 0).all())
     return rises and len(ordinals) > 0 and ordinals[0] >= 0 and bool(ordinals[-1] < samples)

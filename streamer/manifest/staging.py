@@ -33,7 +33,7 @@ def workplace(root: Path) -> Iterator[Path]:
         root.mkdir(parents=True, exist_ok=True)
         sweep(root)
         place = root / f"{_PREFIX}{secrets.token_hex(8)}"
-        with _locked(place.with_name(place.name + _LOCK)):
+        with _lock_file(place.with_name(place.name + _LOCK)):
             place.mkdir()
             try:
                 yield place
@@ -106,7 +106,7 @@ def one_at_a_time(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _lock_file(path: Path) -> Iterator[None]:
     """Holds a lock file; removes it at the end."""
     while True:
         with path.open("xb") as file:

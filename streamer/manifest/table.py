@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from streamer.base.unique import unique
 from streamer.errors import ManifestCorruptError, ManifestError
 from streamer.manifest.arrow_ipc.reader import read_table
-from streamer.manifest.columns import BinaryColumn, Table, decoded, read_name
-from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, Root, Run, decode_root, file_name
+from streamer.manifest.columns import BinaryColumn, Table, decode_text, read_name
+from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, Root, TableRun, decode_root, file_name
 from streamer.manifest.mmap_file import map_file
 from streamer.manifest.model import Chunk, Codec, Extent, Facts, ObjectRecord, SampleName
 
@@ -200,7 +200,7 @@ class Manifest:
             IndexError: an ordinal is outside of 0..n-1.
         """
         ordinals = np.asarray(ordinals, np.int64)
-        # As unsigned numbers, negative ones are the largest.
+        # Negative ones are the largest as unsigned numbers.
         if len(ordinals) and np.maximum.reduce(ordinals.view(np.uint64)) >= self.samples:
             raise IndexError(f"ordinals {ordinals.min()}..{ordinals.max()} of {self.samples} samples")
         first = self.chunk_first
@@ -298,7 +298,7 @@ def _open_table(path: Path, root: Root, name: str, part: int) -> Table:
             f"{where} has {len(mapping)} bytes, expected {expected}; index again", path=str(where), expected=expected
         )
     table = read_table(mapping, root.content.schemas[name], str(where))
-    run: Run = root.content.parts[part].tables[name]
+    run: TableRun = root.content.parts[part].tables[name]
     if any(len(column) != run.count for column in table.values()):
         raise ManifestCorruptError(f"{where}: not the {run.count} rows expected", path=str(where))
     return table
@@ -317,7 +317,7 @@ def _binary(table: Table, name: str) -> BinaryColumn:
 
 
 def _text(table: Table, name: str, row: int) -> str:
-    return decoded(_binary(table, name)[row])
+    return decode_text(_binary(table, name)[row])
 
 
 def _frozen(values: NDArray[Scalar]) -> NDArray[Scalar]:

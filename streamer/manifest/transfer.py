@@ -26,7 +26,7 @@ def export_files(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
         yield name, (manifest.path / name).read_bytes()
 
 
-def listed_files(records: Sequence[ObjectRecord]) -> dict[str, ObjectRecord]:
+def select_files(records: Sequence[ObjectRecord]) -> dict[str, ObjectRecord]:
     """The files of a manifest among the objects below a url, by name.
 
     Other objects are ignored. Empty if there is no root.json; of several, the one in the outermost folder counts.
@@ -55,7 +55,7 @@ def check_sizes(root: Root, records: Mapping[str, ObjectRecord], where: str) -> 
     return [records[name] for name in root.file_bytes]
 
 
-def settle_verified(place: Path, root: Path, check: Callable[[Manifest], None] | None = None) -> Manifest:
+def verify_and_settle(place: Path, root: Path, check: Callable[[Manifest], None] | None = None) -> Manifest:
     """Gives a folder with the files of a manifest its name below `root`, after checking every digest.
 
     Args:
@@ -100,4 +100,4 @@ def install_files(
             (place / name).write_bytes(content)
         if not (place / ROOT_NAME).is_file():
             raise ManifestCorruptError(f"{where}: has no {ROOT_NAME}", path=where)
-        return settle_verified(place, root, check)
+        return verify_and_settle(place, root, check)

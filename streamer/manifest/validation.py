@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from streamer.base.logins import has_secret
 from streamer.errors import ManifestCorruptError
 from streamer.manifest.blocks import Block, decode_hints, first_ranges, key_head, key_of_blocks, key_options
-from streamer.manifest.columns import KEY_BYTES, BinaryColumn, digest_of, encoded
+from streamer.manifest.columns import KEY_BYTES, BinaryColumn, digest_of, encode_text
 from streamer.manifest.layout import file_name
 from streamer.manifest.model import Chunk, Codec, ObjectRecord
-from streamer.manifest.packing import at_endpoint, key_of_extents, named
+from streamer.manifest.packing import key_at_endpoint, key_of_extents, name_extent
 from streamer.manifest.table import Manifest
 
 Int64Array = NDArray[np.int64]
@@ -109,12 +109,12 @@ def _check_values(manifest: Manifest) -> None:
     rules = {
         "chunks begin at sample 0 and have samples": first[0] == 0 and (first[1:] > first[:-1]).all(),
         "lengths are not negative and below 2^53": all(
-            _within(lengths, 0, MAX_OBJECT_BYTES) for lengths in (local_bytes, sizes)
+            _is_within(lengths, 0, MAX_OBJECT_BYTES) for lengths in (local_bytes, sizes)
         ),
-        "chunks are shorter than 1 TiB": _within(local_bytes, 0, MAX_CHUNK_BYTES),
+        "chunks are shorter than 1 TiB": _is_within(local_bytes, 0, MAX_CHUNK_BYTES),
         "codecs are known": (_column(manifest, "chunks", "codec") == manifest.content.codec).all(),
         "byte strings are in order": all((column.offsets[1:] >= column.offsets[:-1]).all() for column in strings),
-        "labels are classes": _within(manifest.labels, -1, len(manifest.classes)),
+        "labels are classes": _is_within(manifest.labels, -1, len(manifest.classes)),
     }
     _require(manifest, rules)
     if not manifest.recoded:
@@ -136,18 +136,18 @@ def _extent_rules(manifest: Manifest) -> dict[str, bool | np.bool_]:
     number, start, stop = (_column(manifest, "extents", name) for name in ("object", "start", "stop"))
     first = np.append(_column(manifest, "chunks", "first_extent"), len(number))
     in_order = first[0] == 0 and bool((first[1:] > first[:-1]).all())
-    known = _within(number, 0, manifest.objects)
+    known = _is_within(number, 0, manifest.objects)
     if not (in_order and known):
         return {"chunks have extents": in_order, "extents name objects": known}
     sizes = _column(manifest, "objects", "size")
     fetch_bytes = _column(manifest, "chunks", "fetch_bytes")
     inside = bool(((start >= 0) & (start < stop) & (stop <= sizes[number])).all())
-    # Only here: the difference of others may not fit.
+    # Checked here alone: the difference of others may not fit.
     total = sums_of(stop - start, first[:-1]) if inside else fetch_bytes
     return {
         "extents are inside their objects": inside,
         "chunks are as long as their extents": (total == fetch_bytes).all(),
-        "chunks are shorter than 1 TiB": _within(fetch_bytes, 0, MAX_CHUNK_BYTES),
+        "chunks are shorter than 1 TiB": _is_within(fetch_bytes, 0, MAX_CHUNK_BYTES),
         "unchanged chunks are as long as they were": manifest.recoded
         or (manifest.chunk_local_bytes == fetch_bytes).all(),
     }
@@ -170,7 +170,7 @@ def _samples_fit(manifest: Manifest, start: Int64Array) -> bool:
     return bool(ascend.all() and (start[first[:-1]] == 0).all() and (last <= manifest.chunk_local_bytes).all())
 
 
-def _within(values: NDArray[np.signedinteger], lower: int, upper: int) -> bool:
+def _is_within(values: NDArray[np.signedinteger], lower: int, upper: int) -> bool:
     return not len(values) or bool(values.min() >= lower and values.max() < upper)
 
 
@@ -194,7 +194,7 @@ def check_keys(manifest: Manifest) -> None:
     stored = manifest.chunk_keys.tobytes()
     endpoint = manifest.content.endpoint
     for chunk, key in enumerate(base_keys(manifest)):
-        if key is None or at_endpoint(key, endpoint) != stored[KEY_BYTES * chunk : KEY_BYTES * (chunk + 1)]:
+        if key is None or key_at_endpoint(key, endpoint) != stored[KEY_BYTES * chunk : KEY_BYTES * (chunk + 1)]:
             raise foreign(manifest, chunk)
 
 
@@ -208,7 +208,7 @@ def check_key(manifest: Manifest, chunk: int) -> None:
     if manifest.recoded and not keys.is_of_one(manifest.chunk(chunk)):
         return
     key = next(keys.between(chunk, chunk + 1))
-    if key is None or at_endpoint(key, manifest.content.endpoint) != manifest.chunk_keys[chunk].tobytes():
+    if key is None or key_at_endpoint(key, manifest.content.endpoint) != manifest.chunk_keys[chunk].tobytes():
         raise foreign(manifest, chunk)
 
 
@@ -237,7 +237,7 @@ class _Keys:
         content = manifest.content
         self._endpoint = content.endpoint
         self._format = manifest.format.encode()
-        self._base = encoded(content.base)
+        self._base = encode_text(content.base)
         self._runs = [part.tables for part in content.parts]
         self._firsts = {table: [run[table].first for run in self._runs] for table in content.schemas}
         self._options = key_options(content.options, manifest.facts.fields)
@@ -249,9 +249,9 @@ class _Keys:
     def between(self, first: int, stop: int) -> Iterator[bytes | None]:
         """Yields the keys of these chunks, as they are where no endpoint was named."""
         if self._manifest.recoded:
-            yield from map(self._of_blocks, map(self._manifest.chunk, range(first, stop)))
+            yield from map(self._find_block_key, map(self._manifest.chunk, range(first, stop)))
             return
-        batch = self._of_objects if self._manifest.whole_objects else self._of_extents
+        batch = self._object_keys if self._manifest.whole_objects else self._extent_keys
         while first < stop:
             part = bisect_right(self._firsts["chunks"], first) - 1
             run = self._runs[part]["chunks"]
@@ -261,7 +261,7 @@ class _Keys:
 
     # ------------------------------------------------------------ chunks that are kept as they are fetched
 
-    def _of_objects(self, part: int, first: int, stop: int) -> Iterator[bytes]:
+    def _object_keys(self, part: int, first: int, stop: int) -> Iterator[bytes]:
         edges = self._manifest.chunk_first[first : stop + 1].tolist()
         start, end = edges[0], edges[-1]
         ranges = np.zeros((end - start, 2), np.int64)
@@ -270,7 +270,7 @@ class _Keys:
         places = [edge - start for edge in edges]
         return self._keys(names, ranges, places, self._rows(part, "samples", "start", start, end), places)
 
-    def _of_extents(self, part: int, first: int, stop: int) -> Iterator[bytes]:
+    def _extent_keys(self, part: int, first: int, stop: int) -> Iterator[bytes]:
         edges = self._manifest.chunk_first[first : stop + 1].tolist()
         run = self._runs[part]
         rows = min(stop + 1, run["chunks"].first + run["chunks"].count)
@@ -302,7 +302,7 @@ class _Keys:
         version = table["version"]
         assert isinstance(key, BinaryColumn)
         assert isinstance(version, BinaryColumn)
-        name = named(self._base + key[row], version[row])
+        name = name_extent(self._base + key[row], version[row])
         if not self._manifest.whole_objects:
             self._named[number] = name
         return name
@@ -329,8 +329,8 @@ class _Keys:
         """Whether all ranges of a chunk are of one object."""
         return len({extent.object.url for extent in chunk.extents}) == 1
 
-    def _of_blocks(self, chunk: Chunk) -> bytes | None:
-        """The key of a chunk of blocks; None if no object of the manifest gives the one that it has.
+    def _find_block_key(self, chunk: Chunk) -> bytes | None:
+        """Returns the key of a chunk of blocks. Returns None if no object of the manifest gives the one that it has.
 
         A key names the object whose index has found the blocks. If they consist of several objects, the row does not
         say which one that is: it is the same as for the chunk before, or one that follows.
@@ -339,26 +339,26 @@ class _Keys:
         if blocks is None:
             return None
         if self.is_of_one(chunk):
-            key = self._with_head(chunk.extents[0].object, blocks)
-            if at_endpoint(key, self._endpoint) == chunk.key:
+            key = self._key_of_object(chunk.extents[0].object, blocks)
+            if key_at_endpoint(key, self._endpoint) == chunk.key:
                 return key
-        named = _with_objects(blocks, chunk)
+        complete = _add_objects(blocks, chunk)
         # Rows that were never written have a byte of the object with which they are indexed, and do not name it.
-        partly = [own if block.ranges == _NOTHING else block for own, block in zip(blocks, named, strict=True)]
-        ways = [named] if partly == named else [named, partly]
+        partly = [own if block.ranges == _NOTHING else block for own, block in zip(blocks, complete, strict=True)]
+        ways = [complete] if partly == complete else [complete, partly]
         for number in range(self._owner, self._manifest.objects):
             for way in ways:
-                key = self._with_head(self._manifest.object(number), way)
-                if at_endpoint(key, self._endpoint) == chunk.key:
+                key = self._key_of_object(self._manifest.object(number), way)
+                if key_at_endpoint(key, self._endpoint) == chunk.key:
                     self._owner = number
                     return key
         return None
 
-    def _with_head(self, record: ObjectRecord, blocks: Sequence[Block]) -> bytes:
+    def _key_of_object(self, record: ObjectRecord, blocks: Sequence[Block]) -> bytes:
         head = self._heads.get(record.url)
         if head is None:
             content = self._manifest.content
-            # Of the object before as well: blocks of several objects come back to the one that has found them.
+            # The object before stays known: blocks of several objects come back to the one that has found them.
             self._heads = dict([*self._heads.items()][-1:])
             head = self._heads[record.url] = key_head(content.format, content.revision, self._options, record)
         return key_of_blocks(head, blocks)
@@ -381,7 +381,7 @@ def _blocks(chunk: Chunk) -> list[Block] | None:
     return blocks
 
 
-def _with_objects(blocks: Sequence[Block], chunk: Chunk) -> list[Block]:
+def _add_objects(blocks: Sequence[Block], chunk: Chunk) -> list[Block]:
     """The same blocks, each with the objects of its ranges."""
     owners = iter(chunk.extents)
     return [

@@ -15,7 +15,7 @@ from streamer.base.absolute import absolute
 from streamer.config import FetchConfig
 from streamer.errors import ConfigError
 from streamer.fetch import Fetcher
-from streamer.indexing.stores import Opener
+from streamer.indexing.stores import StoreOpener
 from streamer.manifest.staging import settle, workplace
 from streamer.recode.annotations import build_table_here, fetch_file
 from streamer.shards.destination import Destination
@@ -34,7 +34,7 @@ async def make_table(annotations: Annotations, options: Mapping[str, object], ro
         StoreError: it cannot be read.
     """
     url = absolute(annotations.url)
-    async with Fetcher(FetchConfig(), Opener(options)) as fetcher:
+    async with Fetcher(FetchConfig(), StoreOpener(options)) as fetcher:
         records = [record for page in await fetcher.list(url) for record in page]
         if len(records) != 1:
             raise ConfigError(f"annotations={url!r}: {len(records)} objects, not one file", field="annotations")

@@ -14,7 +14,7 @@ from streamer.base.bounded_map import bounded_map
 from streamer.config import FetchConfig
 from streamer.errors import ConfigError, ObjectChangedError, ObjectNotFoundError, StoreError
 from streamer.fetch import Fetcher
-from streamer.indexing.stores import Opener
+from streamer.indexing.stores import StoreOpener
 from streamer.manifest.beside import BESIDE
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest
@@ -34,7 +34,7 @@ class Destination:
 
     def __init__(self, url: str, options: Mapping[str, object]) -> None:
         self.url = url
-        self.fetcher = Fetcher(FetchConfig(), Opener(options))
+        self.fetcher = Fetcher(FetchConfig(), StoreOpener(options))
 
     async def __aenter__(self) -> Self:
         await self.fetcher.__aenter__()

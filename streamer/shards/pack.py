@@ -17,7 +17,7 @@ from streamer.base.logins import take_logins
 from streamer.config import parse_bytes
 from streamer.errors import ConfigError, PackError
 from streamer.executors.runner import runner
-from streamer.indexing.source import Source
+from streamer.indexing.source import DatasetSource
 from streamer.shards.destination import folder_url
 from streamer.shards.iterable import NO_SAMPLES, pack_iterable, take_sample
 from streamer.shards.job import Job, Transform
@@ -109,7 +109,7 @@ def pack(
     (*plain, manifest_url, joined_url), options = take_logins((*urls, *beside), storage_options or {})
     with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder, runner(on) as running:
         prepared = prepare(
-            Source(
+            DatasetSource(
                 urls=tuple(plain),
                 format=source_format,
                 format_options=dict(format_options or {}),

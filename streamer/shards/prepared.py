@@ -14,7 +14,7 @@ from streamer.errors import ConfigError, Discreet
 from streamer.executors.runner import Runner, run_all
 from streamer.formats.registry import restore_format
 from streamer.indexing.build import BuildOptions
-from streamer.indexing.source import Source, manifest_of_source
+from streamer.indexing.source import DatasetSource, manifest_of_source
 from streamer.manifest.model import Facts
 from streamer.manifest.table import Manifest
 from streamer.shards.annotations import make_table, put_table
@@ -61,7 +61,7 @@ class Prepared(msgspec.Struct, frozen=True):
         return ShardTask(self.job, self.recipe, number, batches)
 
 
-def prepare(source: Source, writing: Writing, folder: Path, runner: Runner, callbacks: Callbacks) -> Prepared:
+def prepare(source: DatasetSource, writing: Writing, folder: Path, runner: Runner, callbacks: Callbacks) -> Prepared:
     """Indexes the source and plans the shards; writes nothing but its manifest and annotations, to `folder`.
 
     Raises:
@@ -119,7 +119,7 @@ def _with_fields(prepared: Prepared, writing: Writing, runner: Runner) -> Prepar
     return msgspec.structs.replace(prepared, job=Job(job.url, job.prefix, described))
 
 
-def _joined(manifest: Manifest, source: Source, writing: Writing, folder: Path) -> JoinRules | None:
+def _joined(manifest: Manifest, source: DatasetSource, writing: Writing, folder: Path) -> JoinRules | None:
     """Returns the annotations of the source, after a comparison with the known keys of its samples."""
     given = annotations_of(manifest, writing.annotations, source.urls)
     if given is None:

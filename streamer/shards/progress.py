@@ -36,7 +36,7 @@ class Callbacks(msgspec.Struct, frozen=True):
     """Functions called by a pack: with a line about the source; during the index; after each shard."""
 
     on_note: Callable[[str], None] = lambda note: None
-    on_index: Callable[[protocols.Progress], None] = lambda step: None
+    on_index: Callable[[protocols.IndexProgress], None] = lambda step: None
     on_progress: Callable[[PackProgress], None] = lambda step: None
 
 

@@ -17,7 +17,7 @@ from streamer.errors import DecodeError, Discreet, PackError
 from streamer.fetch import Fetcher
 from streamer.formats.base import Field, FieldPacker, Opener
 from streamer.formats.registry import find_format
-from streamer.indexing.stores import Opener as StoreOpener
+from streamer.indexing.stores import StoreOpener
 from streamer.manifest.model import SampleName
 from streamer.shards.annotations import rules_here
 from streamer.shards.destination import Destination, agrees, files_of

@@ -17,7 +17,7 @@ from streamer import Annotations, StreamingDataset
 from streamer.cli.main import main
 from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.executors.runner import Runner
-from streamer.indexing.source import Source
+from streamer.indexing.source import DatasetSource
 from streamer.shards.annotations import rules_here
 from streamer.shards.destination import Destination
 from streamer.shards.prepared import Writing, prepare, run
@@ -145,7 +145,7 @@ async def test_other_machines_copy_the_table(
         options={},
         annotations=Annotations(str(labels_in(tmp_path))),
     )
-    prepared = prepare(Source(urls=(f"{folder}/",)), writing, tmp_path / "made", Runner(here, 1), Callbacks())
+    prepared = prepare(DatasetSource(urls=(f"{folder}/",)), writing, tmp_path / "made", Runner(here, 1), Callbacks())
     run(prepared, Runner(here, 1), Callbacks())
     joined = prepared.recipe.joined
     assert joined is not None

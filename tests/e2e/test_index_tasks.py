@@ -19,8 +19,8 @@ from streamer.executors.runner import runner
 from streamer.fetch import Fetcher
 from streamer.formats.detect import chooser
 from streamer.indexing.build import BuildOptions, build
-from streamer.indexing.source import Source, manifest_of_source
-from streamer.indexing.stores import FetchedLists, Opener
+from streamer.indexing.source import DatasetSource, manifest_of_source
+from streamer.indexing.stores import FetchedLists, StoreOpener
 from streamer.manifest.table import Manifest
 from tests.formats.cases import DATA
 from tests.tars import tar_of
@@ -131,7 +131,7 @@ def bucket() -> Iterator[tuple[str, dict[str, object]]]:
 def test_a_large_prefix_is_listed_in_tasks(bucket: tuple[str, dict[str, object]], tmp_path: Path) -> None:
     """The same as one process finds; with some pages more."""
     address, options = bucket
-    source = Source(urls=("s3://many/raw/",), options=options)
+    source = DatasetSource(urls=("s3://many/raw/",), options=options)
     with runner("processes:2") as running:
         tasks = asyncio.run(manifest_of_source(source, tmp_path / "tasks", running, BuildOptions()))
     with urlopen(address) as answer:
@@ -140,8 +140,8 @@ def test_a_large_prefix_is_listed_in_tasks(bucket: tuple[str, dict[str, object]]
     assert (tasks.samples, tasks.digest) == (30_000, alone.digest)
 
 
-async def built_here(source: Source, folder: Path) -> Manifest:
+async def built_here(source: DatasetSource, folder: Path) -> Manifest:
     """As the engine builds it."""
-    async with Fetcher(FetchConfig(), Opener(source.options)) as fetcher:
+    async with Fetcher(FetchConfig(), StoreOpener(source.options)) as fetcher:
         lists = FetchedLists(fetcher)
         return await build(source.urls, folder, lister=lists, reader=fetcher, choose_format=chooser("auto"))

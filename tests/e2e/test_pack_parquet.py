@@ -24,7 +24,7 @@ from streamer.cli.main import main
 from streamer.errors import ConfigError, PackError
 from streamer.executors.runner import runner
 from streamer.indexing.build import BuildOptions
-from streamer.indexing.source import Source, manifest_of_source
+from streamer.indexing.source import DatasetSource, manifest_of_source
 from streamer.manifest.table import Manifest
 from tests.e2e import test_pack
 
@@ -142,7 +142,7 @@ def test_row_groups_and_pages(folders: Path) -> None:
     assert [group.num_rows for group in groups] == [280, 280, 280, 60]
     assert all(group.column(0).has_offset_index for group in groups)
     with runner("processes:1") as running:
-        source, options = Source(urls=(f"{folders}/table/",)), BuildOptions(chunk_bytes=2 << 20)
+        source, options = DatasetSource(urls=(f"{folders}/table/",)), BuildOptions(chunk_bytes=2 << 20)
         manifest = asyncio.run(manifest_of_source(source, folders / "manifest", running, options))
     assert (manifest.chunks, manifest.samples) == (13, 900)
     assert int(manifest.chunk_samples.max()) <= 80

@@ -22,7 +22,7 @@ from streamer.errors import ConfigError, DecodeError, ManifestError, RecodeError
 from streamer.formats import HDF5, Npy, Parquet, RawArrays, Zarr
 from streamer.formats.base import Block, Format, SampleName
 from streamer.formats.windows.blocks import Piece, windows_of
-from streamer.manifest.blocks import planned_bytes
+from streamer.manifest.blocks import plan_local_bytes
 from tests.formats.cases import Case, MemoryStore, block_bytes, built, contents_of, facts_of, find, recode
 from tests.formats.contract import FormatContract
 from tests.formats.summary import summary
@@ -191,7 +191,7 @@ def test_bytes_and_chunk_files(kind: str) -> None:
     blocks = [item for _, items in found.items for item in items]
     assert len(blocks) > 20
     assert sum(block.fetch_bytes for block in blocks) < 1.1 * sum(map(len, objects.values()))
-    local = sum(64 + planned_bytes([block], block.record_bytes) + 4 * block.samples for block in blocks)
+    local = sum(64 + plan_local_bytes([block], block.record_bytes) + 4 * block.samples for block in blocks)
     assert local < 1.1 * rows.nbytes
     opener = chosen.opener(facts_of(found))
     contents = contents_of(chosen, found, objects)
@@ -222,7 +222,7 @@ def test_every_window_is_in_one_block(runs: list[int], length: int, stride: int,
         content = b"".join(rows[a:b].tobytes() for a, b in block.ranges)
         made = recode(chosen, found, block, content)
         assert len(made) == block.samples
-        assert planned_bytes([block], block.record_bytes) >= block.record_bytes
+        assert plan_local_bytes([block], block.record_bytes) >= block.record_bytes
         got += made
     expected = [rows[first : first + length].tobytes() for first in range(0, len(rows) - length + 1, stride)]
     assert got == expected

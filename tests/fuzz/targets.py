@@ -44,7 +44,7 @@ from streamer.manifest.arrow_ipc.layout import read_layout
 from streamer.manifest.arrow_ipc.reader import map_table
 from streamer.manifest.arrow_ipc.writer import write_table
 from streamer.manifest.columns import BinaryColumn
-from streamer.manifest.layout import Content, Part, Run, decode_root, encode_root, file_name
+from streamer.manifest.layout import ManifestContent, ManifestPart, TableRun, decode_root, encode_root, file_name
 from streamer.manifest.model import Codec
 from streamer.wire.frames import encode, event_decoder, request_decoder
 from streamer.wire.messages import Failed, Welcome
@@ -224,8 +224,8 @@ def make_manifest() -> Target:
     batch = pa.record_batch({"a": pa.array([1, 2]), "b": pa.array([b"x", b"yz"], pa.large_binary())})
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    runs = {name: Run(0, 1, "00" * 16) for name in ("objects", "chunks", "samples")}
-    content = Content("folder", True, "s3://b/", ["cat"], 8192, 100, [Part(runs)])
+    runs = {name: TableRun(0, 1, "00" * 16) for name in ("objects", "chunks", "samples")}
+    content = ManifestContent("folder", True, "s3://b/", ["cat"], 8192, 100, [ManifestPart(runs)])
     root = encode_root(content, ["s3://b/"], {file_name(name, 0): 500 for name in runs})
 
     def read(label: str, raw: bytes) -> None:

@@ -15,7 +15,7 @@ from streamer.manifest.arrow_ipc.layout import read_layout
 from streamer.manifest.arrow_ipc.reader import map_table
 from streamer.manifest.arrow_ipc.writer import write_table
 from streamer.manifest.columns import BinaryColumn
-from streamer.manifest.layout import Content, Part, Run, decode_root, encode_root, file_name
+from streamer.manifest.layout import ManifestContent, ManifestPart, TableRun, decode_root, encode_root, file_name
 
 SCHEMA = {"key": "binary", "size": "int64", "name": "key16", "codec": "uint8"}
 
@@ -79,8 +79,8 @@ def test_layouts():
 
 def test_roots():
     """5,000 broken root.json: nothing but the documented errors, and never a content that its digest does not fit."""
-    runs = {table: Run(0, 1, "00" * 16) for table in ("objects", "chunks", "samples")}
-    content = Content("folder", True, "s3://b/", ["cat"], 8192, 100, [Part(runs)])
+    runs = {table: TableRun(0, 1, "00" * 16) for table in ("objects", "chunks", "samples")}
+    content = ManifestContent("folder", True, "s3://b/", ["cat"], 8192, 100, [ManifestPart(runs)])
     good = encode_root(content, ["s3://b/"], {file_name(table, 0): 500 for table in runs})
     drawn, refused = random.Random(1), 0
     for _ in range(5000):

@@ -6,7 +6,7 @@ import numpy as np
 
 from streamer.formats import chunkfile
 from streamer.formats.chunkfile import ChunkHeader, RecordTable, encode_table
-from streamer.manifest.blocks import Block, encode_hints, planned_bytes
+from streamer.manifest.blocks import Block, encode_hints, plan_local_bytes
 from streamer.manifest.model import Codec
 
 KEY = bytes(range(16))
@@ -49,5 +49,5 @@ def test_a_chunk_with_shared_parts():
     shared = Block(((0, 9),), 2, 15, b"h", parts=3, part_ranges=2)
     assert encode_hints([shared]).hex() == "91950902c401680302"
     assert encode_hints([Block(((0, 9),), 2, 15, b"h")]).hex() == "91930902c40168"
-    assert planned_bytes([shared], 15) == 15 + len(table) + 4 * (3 + 1)
-    assert planned_bytes([Block(((0, 9),), 2, 15)], 15) == 15 + 2 * 4 + 4
+    assert plan_local_bytes([shared], 15) == 15 + len(table) + 4 * (3 + 1)
+    assert plan_local_bytes([Block(((0, 9),), 2, 15)], 15) == 15 + 2 * 4 + 4

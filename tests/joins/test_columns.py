@@ -85,10 +85,10 @@ def test_a_column_of_other_samples_is_refused(tmp_path: Path, closing: Closing):
         found.append(closing(StreamingDataset(data, **place))._member.manifest)
     own, other = (ColumnFiles(manifest, tmp_path / "fallback_dir") for manifest in found)
     other.add("n", range(200))
-    [(name, content)] = other.exported()
+    [(name, content)] = other.export()
     with pytest.raises(ManifestCorruptError, match="200 values for 240 samples"):
         own.install(f"{found[0].digest}{name[32:]}", content)
-    assert own.lacking([name, "../x", f"{found[0].digest}{name[32:]}"]) == [f"{found[0].digest}{name[32:]}"]
+    assert own.list_missing([name, "../x", f"{found[0].digest}{name[32:]}"]) == [f"{found[0].digest}{name[32:]}"]
     assert own.names == []
 
 

@@ -17,7 +17,7 @@ from streamer.client.chunk_reader import ChunkReader, Wanted
 from streamer.errors import IntegrityError
 from streamer.formats.base import Records
 from streamer.formats.chunkfile import ChunkHeader, RecordTable
-from streamer.manifest.blocks import Block, encode_hints, planned_bytes
+from streamer.manifest.blocks import Block, encode_hints, plan_local_bytes
 from streamer.manifest.model import Codec, Facts
 from streamer.recode.messages import Job
 from streamer.recode.shared import Buffer
@@ -72,7 +72,7 @@ def chunk_of(drawn: list[tuple[list[bytes], list[bytes], list[list[list[int]]]]]
         Block(((0, 1),), len(heads), sum(map(len, heads)) + sum(map(len, parts)), b"", (), len(parts), k)
         for heads, parts, _ in drawn
     ]
-    samples, planned = sum(block.samples for block in told), planned_bytes(told, sum(b.record_bytes for b in told))
+    samples, planned = sum(block.samples for block in told), plan_local_bytes(told, sum(b.record_bytes for b in told))
     job = Job("drawn", {}, Facts(), encode_hints(told), samples, len(told), planned)
     length, found, codec = recode(job, Drawn(drawn), memoryview(bytes(len(told))), written.extend)
     content = b"".join(map(bytes, written))

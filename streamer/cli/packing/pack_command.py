@@ -18,12 +18,12 @@ from streamer.cli.options import (
     storage_options,
     url_or_mapping,
 )
-from streamer.cli.terminal import Progress, Terminal
+from streamer.cli.terminal import IndexProgress, Terminal
 from streamer.config import counted, format_bytes
 
 if TYPE_CHECKING:
-    from streamer.indexing.source import Source
-    from streamer.manifest.protocols import Progress as IndexStep
+    from streamer.indexing.source import DatasetSource
+    from streamer.manifest.protocols import IndexProgress as IndexStep
     from streamer.shards.prepared import Prepared, Writing
     from streamer.shards.progress import PackProgress
     from streamer.shards.settle import Packed
@@ -176,13 +176,13 @@ def _run_joined(arguments: argparse.Namespace, terminal: Terminal) -> int:
     return Exit.DONE
 
 
-def _source(arguments: argparse.Namespace) -> Source:
+def _source(arguments: argparse.Namespace) -> DatasetSource:
     import json
 
     from streamer.base.absolute import absolute
-    from streamer.indexing.source import Source
+    from streamer.indexing.source import DatasetSource
 
-    return Source(
+    return DatasetSource(
         urls=tuple(map(absolute, arguments.urls)),
         format=arguments.source_format,
         format_options=json.loads(arguments.format_options),
@@ -227,7 +227,7 @@ def _fields(text: str) -> dict[str, str]:
 class _Pace:
     """Shows the progress, the rate and the remaining time of a pack."""
 
-    def __init__(self, bar: Progress) -> None:
+    def __init__(self, bar: IndexProgress) -> None:
         self._bar = bar
         self._started = time.monotonic()
 
@@ -248,7 +248,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _show_index(step: IndexStep, bar: Progress) -> None:
+def _show_index(step: IndexStep, bar: IndexProgress) -> None:
     bar.update(step.bytes_done, step.total_bytes, f"{counted(step.samples, 'samples')}")
 
 

@@ -13,7 +13,7 @@ from streamer.errors import ManifestError
 from streamer.fetch import Fetcher
 from streamer.fetch.fair_gate import FairGate, WaitQueue
 from streamer.manifest.model import Extent
-from streamer.manifest.protocols import Estimate, Examine, Examined, Progress
+from streamer.manifest.protocols import Examine, Examined, IndexEstimate, IndexProgress
 from streamer.recode.pool import RecoderPool
 
 Report = Callable[[str, int, int], None]
@@ -45,7 +45,7 @@ class IndexCost:
         self._measured = False
         self._known_bytes = 0
 
-    def estimated(self, estimate: Estimate) -> None:
+    def estimated(self, estimate: IndexEstimate) -> None:
         """Reports the estimate after the listing."""
         size = format_bytes(estimate.total_bytes)
         self._objects = f"index {counted(estimate.objects, 'objects')}"
@@ -57,7 +57,7 @@ class IndexCost:
             text = f"{self._objects} ({size}): the listing is enough"
         self._report(text, 0, estimate.total_bytes)
 
-    def progressed(self, step: Progress) -> None:
+    def progressed(self, step: IndexProgress) -> None:
         """Reports progress, after each window and each object.
 
         Raises:
@@ -71,7 +71,7 @@ class IndexCost:
         if not self._measured:
             self._measure(step)
 
-    def _measure(self, step: Progress) -> None:
+    def _measure(self, step: IndexProgress) -> None:
         # From the first window on: the pause until it arrives, or an outage of the store, says nothing of the rate.
         if self._first is None:
             self._first = self._now(), step.bytes_done

@@ -13,7 +13,7 @@ from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, decode_root
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.staging import workplace
 from streamer.manifest.table import Manifest
-from streamer.manifest.transfer import check_sizes, listed_files, settle_verified
+from streamer.manifest.transfer import check_sizes, select_files, verify_and_settle
 
 # What is in memory of a table; requests of 4 MiB reach the rate of a link.
 _PIECE_BYTES = 4 * MiB
@@ -42,7 +42,7 @@ async def copy_manifest(
         ManifestError: it is not what was written, or cannot be written here.
         StoreError: as the store says.
     """
-    found = listed_files(records)
+    found = select_files(records)
     if not found:
         return None
     record = found[ROOT_NAME]
@@ -57,7 +57,7 @@ async def copy_manifest(
         for table in tables:
             await _copy(table, place / table.url.rpartition("/")[2], fetcher)
         await in_thread(None, (place / ROOT_NAME).write_bytes, raw)
-        return await in_thread(None, settle_verified, place, folder, check)
+        return await in_thread(None, verify_and_settle, place, folder, check)
 
 
 async def _copy(record: ObjectRecord, path: Path, fetcher: Fetcher) -> None:

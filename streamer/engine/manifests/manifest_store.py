@@ -28,7 +28,7 @@ from pathlib import Path
 from streamer.annotations.table import AnnotationTable
 from streamer.cache.folder import used_bytes
 from streamer.errors import ManifestError
-from streamer.manifest.kept import DIGEST, made_in, remove_orphans
+from streamer.manifest.kept import DIGEST, find_made, remove_orphans
 from streamer.manifest.reader_lock import remove_unread, sweep_removed
 from streamer.manifest.staging import sweep
 from streamer.manifest.table import Manifest
@@ -153,7 +153,7 @@ class ManifestStore:
         idle = [folder for folder in self._oldest_first() if folder.name not in used]
         idle = [folder for folder in idle if abs(now - folder.stat().st_mtime) > QUIET_SECONDS]
         gone = [folder.name for folder in idle if folder.name not in named and remove_unread(folder)]
-        made = made_in(self._root)
+        made = find_made(self._root)
         sizes = {
             folder: used_bytes(folder) + sum(map(used_bytes, made.get(folder.name, ())))
             for folder in idle

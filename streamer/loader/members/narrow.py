@@ -11,7 +11,7 @@ import numpy as np
 from streamer.client.engine_client import EngineClient
 from streamer.errors import AccessDeniedError, ManifestError
 from streamer.formats.registry import restore_format
-from streamer.manifest.columns import BinaryColumn, encoded
+from streamer.manifest.columns import BinaryColumn, encode_text
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 
@@ -81,7 +81,7 @@ def _is_part(narrow: Manifest, whole: Manifest) -> bool:
 
 
 def _object_hashes(manifest: Manifest) -> Iterator[int]:
-    base = encoded(manifest.content.base)
+    base = encode_text(manifest.content.base)
     for tables in manifest.tables:
         keys = tables["objects"]["key"]
         versions = tables["objects"]["version"]

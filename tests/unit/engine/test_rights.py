@@ -322,7 +322,7 @@ async def test_columns_from_elsewhere_are_not_used(restricted, tmp_path):
         corp = Manifest.open(folder / await ask(engine, "s3://corp/train/"))
         columns = ColumnFiles(corp, tmp_path / "made")
         columns.add("label", [7] * corp.samples)
-        files = [*columns.exported(), *export_files(corp)]
+        files = [*columns.export(), *export_files(corp)]
         for path in folder.glob("*.column"):
             path.unlink()
         for place, kept in (("scratch/m", False), ("corp/train/m", True)):

@@ -11,7 +11,7 @@ import pytest
 from streamer.errors import ManifestError
 from streamer.formats.base import Facts, FieldSpec, Format, Need, Source, Span, Survey
 from streamer.indexing.build import BuildOptions, build
-from streamer.indexing.rows import Rows
+from streamer.indexing.rows import ManifestRows
 from streamer.manifest.blocks import MOST_FETCH_BYTES, Block, cut_blocks, decode_hints
 from streamer.manifest.model import Codec, ObjectRecord
 from streamer.manifest.transfer import export_files, install_files
@@ -201,7 +201,7 @@ class Joined(Packed, frozen=True):
 
 async def test_blocks_of_several_objects(store, tmp_path, monkeypatch):
     """Their ranges name these, their keys follow from all of them; the parts of a manifest have each object once."""
-    monkeypatch.setattr(Rows.parts, "__defaults__", (10,))
+    monkeypatch.setattr(ManifestRows.parts, "__defaults__", (10,))
     objects = {f"{PREFIX}{number}.packed": bytes(100 + number) for number in range(4)}
     manifest, _ = await built(store, objects, tmp_path / "0", Joined())
     verify(manifest)

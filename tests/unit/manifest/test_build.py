@@ -6,7 +6,7 @@ import pytest
 
 from streamer.errors import ConfigError, ManifestError
 from streamer.indexing.build import BuildOptions
-from streamer.manifest.protocols import Estimate, Progress
+from streamer.manifest.protocols import IndexEstimate, IndexProgress
 from streamer.manifest.validation import verify
 from tests.tars import tar_of
 
@@ -105,13 +105,13 @@ async def test_an_error_of_on_chunk_stops_the_build(build_it, store, tars):
 
 async def test_estimate_and_progress(build_it, store, tars, files):
     """The cost is known after the listing and is an upper bound; progress ends at the whole."""
-    estimates: list[Estimate] = []
-    steps: list[Progress] = []
+    estimates: list[IndexEstimate] = []
+    steps: list[IndexProgress] = []
     total = sum(map(len, tars.values()))
     source = store(tars)
     manifest = await build_it(source, "s3://b/tars/", on_estimate=estimates.append, on_progress=steps.append)
-    assert estimates == [Estimate(12, total, total, 12, 8192)]
-    assert steps[-1] == Progress(12, 12, total, total, total, manifest.samples)
+    assert estimates == [IndexEstimate(12, total, total, 12, 8192)]
+    assert steps[-1] == IndexProgress(12, 12, total, total, total, manifest.samples)
     assert len(steps) == 24
     for name in ("objects_done", "bytes_done", "read_bytes", "samples"):
         course = [getattr(step, name) for step in steps]
@@ -125,7 +125,7 @@ async def test_bytes_that_are_jumped_over_count_as_done(build_it, store):
     """Progress of an archive of large members goes to its end, though little of it is read."""
     size = 20 << 20
     content = tar_of([(f"{i}.bin", bytes(size)) for i in range(3)])
-    steps: list[Progress] = []
+    steps: list[IndexProgress] = []
     await build_it(store({"s3://b/a.tar": content}), "s3://b/", on_progress=steps.append)
     assert steps[-1].bytes_done == len(content)
     assert steps[-1].read_bytes < size
@@ -136,7 +136,7 @@ async def test_an_estimate_may_stop_the_build(build_it, store, tars):
     """Too dear: nothing is read."""
     source = store(tars)
 
-    def refuse(estimate: Estimate) -> None:
+    def refuse(estimate: IndexEstimate) -> None:
         raise ManifestError("too dear")
 
     with pytest.raises(ManifestError, match="too dear"):

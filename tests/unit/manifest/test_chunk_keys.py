@@ -12,11 +12,11 @@ import pytest
 
 from streamer.errors import ManifestCorruptError
 from streamer.indexing.publish import publish_at
-from streamer.indexing.rows import Rows
+from streamer.indexing.rows import ManifestRows
 from streamer.manifest.arrow_ipc.writer import write_table
 from streamer.manifest.columns import digest_of
 from streamer.manifest.layout import ROOT_NAME, encode_root, file_name
-from streamer.manifest.packing import at_endpoint
+from streamer.manifest.packing import key_at_endpoint
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import export_files, install_files
 from streamer.manifest.validation import base_keys, check_key, check_keys, open_verified
@@ -79,8 +79,8 @@ async def test_several_parts_have_the_same_keys(build_it, tars, files, tmp_path,
     """A manifest whose tables are cut into parts names the same chunks."""
     store = MemoryStore(tars if kind == "tars" else files)
     whole = await build_it(store, f"s3://b/{kind}/")
-    in_parts = Rows.parts
-    monkeypatch.setattr(Rows, "parts", lambda rows: in_parts(rows, 5))
+    in_parts = ManifestRows.parts
+    monkeypatch.setattr(ManifestRows, "parts", lambda rows: in_parts(rows, 5))
     parts = await build_it(store, f"s3://b/{kind}/", root=tmp_path / "parts")
     assert parts.parts > 1
     assert list(base_keys(parts)) == [key.tobytes() for key in whole.chunk_keys]
@@ -93,7 +93,7 @@ def test_an_endpoint_is_part_of_the_keys(manifest, tmp_path):
     there = Manifest.open(publish_at(manifest, root, "endpoint http://there"))
     check_keys(there)
     assert (there.content.version, there.digest != manifest.digest) == (4, True)
-    expected = [at_endpoint(key.tobytes(), "endpoint http://there") for key in manifest.chunk_keys]
+    expected = [key_at_endpoint(key.tobytes(), "endpoint http://there") for key in manifest.chunk_keys]
     assert [key.tobytes() for key in there.chunk_keys] == expected
     assert not {key.tobytes() for key in there.chunk_keys} & {key.tobytes() for key in manifest.chunk_keys}
     back = Manifest.open(publish_at(there, root, ""))

@@ -38,7 +38,7 @@ MiB, GiB = 1 << 20, 1 << 30
 )
 def test_budget(memory, concurrency, objects, size, kept, expected):
     """Memory and concurrency are divided among containers first, then among windows ahead; never below one."""
-    budget = Budget.of(memory, concurrency, np.full(objects, size), kept)
+    budget = Budget.divide(memory, concurrency, np.full(objects, size), kept)
     assert budget == expected
     held = budget.parallel_objects * min((2 + budget.ahead) * WINDOW_BYTES + kept, size)
     assert held <= max(memory, 2 * WINDOW_BYTES + kept)
@@ -209,12 +209,12 @@ async def test_what_the_log_has_is_not_read_again(store, tmp_path):
             )
 
     with pytest.raises(OSError, match="no space"):
-        await cut_of(logs.of(Source(record), WebDataset(), 4000), fails)
+        await cut_of(logs.open_log(Source(record), WebDataset(), 4000), fails)
     source.reads.clear()
-    cut = await cut_of(logs.of(Source(record), WebDataset(), 4000), on_chunk)
+    cut = await cut_of(logs.open_log(Source(record), WebDataset(), 4000), on_chunk)
     assert min(extent.start for extent in source.reads) > size // 2 - 4000
     source.reads.clear()
-    again = await cut_of(logs.of(Source(record), WebDataset(), 4000), on_chunk)
+    again = await cut_of(logs.open_log(Source(record), WebDataset(), 4000), on_chunk)
     assert source.reads == []
     plain = await cut_of(None, None)
     assert len(offered) == len(set(offered)) == plain.chunks

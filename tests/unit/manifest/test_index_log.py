@@ -6,7 +6,7 @@ import pytest
 
 from streamer.formats.folder import Folder
 from streamer.formats.webdataset import WebDataset
-from streamer.indexing.index_log import Found, IndexLog, IndexLogs
+from streamer.indexing.index_log import IndexLog, IndexLogs, LoggedSamples
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Source
 
@@ -16,15 +16,15 @@ def append(log: IndexLog, first: int, stop: int, *, finished: bool = False) -> N
     log.append(starts, starts + 90, stop * 100, finished=finished)
 
 
-def found(samples: int, *, finished: bool = False) -> Found:
+def found(samples: int, *, finished: bool = False) -> LoggedSamples:
     starts = [i * 100 for i in range(samples)]
-    return Found(starts, [start + 90 for start in starts], samples * 100, finished)
+    return LoggedSamples(starts, [start + 90 for start in starts], samples * 100, finished)
 
 
 @pytest.fixture
 def log(tmp_path) -> IndexLog:
     made = IndexLog(tmp_path / "logs" / "one")
-    assert made.read() == Found()
+    assert made.read() == LoggedSamples()
     append(made, 0, 3)
     append(made, 3, 5)
     return made
@@ -56,7 +56,7 @@ def test_a_damaged_record_is_never_believed(log, tmp_path, place):
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(content)
-    assert IndexLog(path).read() == Found()
+    assert IndexLog(path).read() == LoggedSamples()
     assert path.stat().st_size == 0
 
 
@@ -72,7 +72,7 @@ def test_a_disk_that_refuses_costs_only_the_log(tmp_path, caplog):
     """The index goes on."""
     (tmp_path / "logs").write_text("not a folder")
     log = IndexLog(tmp_path / "logs" / "one")
-    assert log.read() == Found()
+    assert log.read() == LoggedSamples()
     append(log, 0, 3)
     assert "cannot be written" in caplog.text
 
@@ -81,8 +81,8 @@ def test_another_version_is_another_log(tmp_path):
     """Also another size, sidecar, format or chunk size, and what else the survey has learnt."""
     logs, record = IndexLogs(tmp_path), ObjectRecord("s3://b/a", 100, "etag:1")
     source, tars, chunk_bytes = Source(record), WebDataset(), 1 << 20
-    append(logs.of(source, tars, chunk_bytes), 0, 3)
-    assert logs.of(source, tars, chunk_bytes).read() == found(3)
+    append(logs.open_log(source, tars, chunk_bytes), 0, 3)
+    assert logs.open_log(source, tars, chunk_bytes).read() == found(3)
     replace = msgspec.structs.replace
     for other, indexer, size in (
         (Source(replace(record, version="etag:2")), tars, chunk_bytes),
@@ -92,4 +92,4 @@ def test_another_version_is_another_log(tmp_path):
         (source, Folder(), chunk_bytes),
         (source, tars, 2 << 20),
     ):
-        assert logs.of(other, indexer, size).read() == Found()
+        assert logs.open_log(other, indexer, size).read() == LoggedSamples()

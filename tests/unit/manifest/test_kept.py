@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamer.errors import ManifestCorruptError, ManifestError
-from streamer.manifest.kept import KeptFiles, made_in
+from streamer.manifest.kept import KeptFiles, find_made
 from tests.read_only import refuse_writes
 
 DIGEST = "0" * 32
@@ -49,7 +49,7 @@ def test_it_is_made_once(kept, write):
     """Beside the manifest; nothing else is left there but the lock."""
     assert kept.open_or_make(NAME, read, write) == "content"
     assert kept.open_or_make(NAME, read, fail) == "content"
-    assert made_in(kept.beside) == {DIGEST: [kept.beside / NAME]}
+    assert find_made(kept.beside) == {DIGEST: [kept.beside / NAME]}
     assert [path.name for path in kept.beside.iterdir()] == [NAME]
     assert [path.name for path in kept.fallback_dir.iterdir()] == [f"{DIGEST}.test.lock"]
 

@@ -9,7 +9,7 @@ import pytest
 from streamer.formats.base import Format, Need
 from streamer.indexing.build import BuildOptions, build
 from streamer.manifest.blocks import Block
-from streamer.manifest.protocols import Estimate
+from streamer.manifest.protocols import IndexEstimate
 from streamer.manifest.table import Manifest
 from tests.tars import tar_of
 
@@ -64,7 +64,7 @@ async def test_the_estimate_is_of_the_rest(store, build_it):
     """What is known will not be read."""
     first = await build_it(store(tars(range(4))), URL)
     objects = tars(range(6))
-    told: list[Estimate] = []
+    told: list[IndexEstimate] = []
     await build_it(store(objects), URL, known=[first], on_estimate=told.append)
     assert told[0].read_bytes == sum(len(objects[f"{URL}{number:02d}.tar"]) for number in (4, 5))
     assert told[0].total_bytes == sum(map(len, objects.values()))

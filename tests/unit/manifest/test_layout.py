@@ -4,10 +4,18 @@ import msgspec
 import pytest
 
 from streamer.errors import ManifestCorruptError, ManifestError, ManifestVersionError
-from streamer.manifest.layout import ROOT_LIMIT_BYTES, Content, Part, Run, decode_root, encode_root, file_name
+from streamer.manifest.layout import (
+    ROOT_LIMIT_BYTES,
+    ManifestContent,
+    ManifestPart,
+    TableRun,
+    decode_root,
+    encode_root,
+    file_name,
+)
 
-PART = Part({table: Run(0, 1, "00" * 16) for table in ("objects", "chunks", "samples")})
-CONTENT = Content("folder", True, "s3://b/", ["cat"], 8192, 100, [PART])
+PART = ManifestPart({table: TableRun(0, 1, "00" * 16) for table in ("objects", "chunks", "samples")})
+CONTENT = ManifestContent("folder", True, "s3://b/", ["cat"], 8192, 100, [PART])
 URLS = ["s3://b/"]
 FILES = {file_name(table, 0): 500 for table in PART.tables}
 

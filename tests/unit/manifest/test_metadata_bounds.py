@@ -15,8 +15,8 @@ from streamer.engine.manifests.manifest_copy import copy_manifest
 from streamer.errors import ManifestCorruptError, ManifestError
 from streamer.formats.failures import DamagedError
 from streamer.formats.sidecars import read_sidecar
-from streamer.indexing.checked_reader import checked
-from streamer.indexing.survey import holding
+from streamer.indexing.checked_reader import refuse_pointers
+from streamer.indexing.survey import reserve_needs
 from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.protocols import Need, Source
@@ -124,7 +124,7 @@ async def test_a_reader_that_looks_for_pointers_passes_the_bound_on():
 
     bucket = Bounded({"index.json": b"{}"})
     whole = Extent(bucket.records[0], 0, 2)
-    async with holding([Need(0, 2, bucket.records[0])], checked(bucket)):
+    async with reserve_needs([Need(0, 2, bucket.records[0])], refuse_pointers(bucket)):
         assert held == [whole]
-    async with holding([Need(0, 2, bucket.records[0])], checked(_Bucket({"index.json": b"{}"}))):
+    async with reserve_needs([Need(0, 2, bucket.records[0])], refuse_pointers(_Bucket({"index.json": b"{}"}))):
         assert held == [whole]

@@ -126,7 +126,7 @@ def test_a_mount_without_locks_is_read_all_the_same(path: Path, monkeypatch: pyt
 def test_a_holder_has_one_descriptor(path: Path) -> None:
     """Whatever the number of files; none is left when it is gone."""
     before = os.listdir("/proc/self/fd")
-    held = open_held(path)
+    hold_folder = open_held(path)
     assert len(os.listdir("/proc/self/fd")) == len(before) + 1
-    del held
+    del hold_folder
     assert len(os.listdir("/proc/self/fd")) == len(before)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from streamer.indexing.rows import Rows
+from streamer.indexing.rows import ManifestRows
 from streamer.manifest.table import Manifest
 from streamer.manifest.validation import verify
 
@@ -12,8 +12,8 @@ async def test_many_parts_are_one_manifest(build_it, store, tars, files, tmp_pat
     for name, content in (("tars", tars), ("files", files)):
         whole = await build_it(store(content), f"s3://b/{name}/", root=tmp_path / "whole")
         with monkeypatch.context() as patch:
-            parts = Rows.parts
-            patch.setattr(Rows, "parts", lambda rows, of=parts: of(rows, 50))
+            parts = ManifestRows.parts
+            patch.setattr(ManifestRows, "parts", lambda rows, of=parts: of(rows, 50))
             split = await build_it(store(content), f"s3://b/{name}/", root=tmp_path / "split")
         assert split.parts >= whole.samples // 50
         assert whole.parts == 1

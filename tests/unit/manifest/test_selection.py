@@ -71,8 +71,8 @@ async def test_a_sample_stays_on_its_side_when_files_are_added(build_it, store, 
 def test_it_lies_next_to_the_manifest_and_opens_again(tar_manifest):
     """Same samples, same digest, same file; opened by digest, or unpickled, it maps that file."""
     first = Selection.create(tar_manifest, Where(indices=range(10)))
-    again = Selection.of(tar_manifest, np.arange(10))
-    other = Selection.of(tar_manifest, np.arange(11))
+    again = Selection.from_ordinals(tar_manifest, np.arange(10))
+    other = Selection.from_ordinals(tar_manifest, np.arange(11))
     assert first.path.parent == tar_manifest.path.parent
     assert (first.digest, first.path) == (again.digest, again.path)
     assert other.digest != first.digest
@@ -84,12 +84,15 @@ def test_it_lies_next_to_the_manifest_and_opens_again(tar_manifest):
 
 def test_a_selection_of_another_manifest_has_another_digest(tar_manifest, file_manifest):
     """The base is part of the identity."""
-    assert Selection.of(tar_manifest, np.arange(3)).digest != Selection.of(file_manifest, np.arange(3)).digest
+    assert (
+        Selection.from_ordinals(tar_manifest, np.arange(3)).digest
+        != Selection.from_ordinals(file_manifest, np.arange(3)).digest
+    )
 
 
 def test_damage(tar_manifest):
     """A missing file, a foreign one and a wrong ordinal."""
-    selection = Selection.of(tar_manifest, np.arange(10))
+    selection = Selection.from_ordinals(tar_manifest, np.arange(10))
     raw = selection.path.read_bytes()
     place = raw.index(np.arange(10, dtype="<i8").tobytes())
     selection.path.write_bytes(raw[:place] + b"\x63" + raw[place + 1 :])
@@ -140,31 +143,31 @@ def test_no_patterns_select_nothing(file_manifest):
 def test_ordinals_must_ascend(tar_manifest, ordinals):
     """`of` takes what it stores."""
     with pytest.raises(ConfigError, match="ascending ordinals of the 360 samples"):
-        Selection.of(tar_manifest, np.array(ordinals, np.int64))
+        Selection.from_ordinals(tar_manifest, np.array(ordinals, np.int64))
 
 
 def test_a_folder_mounted_read_only(tar_manifest, tmp_path, monkeypatch):
     """As a sidecar's cache is for its trainers; another error of the disk is an error."""
     fallback_dir = tmp_path / "fallback_dir"
     refuse_writes(monkeypatch, tar_manifest.path.parent, errno.EROFS)
-    selection = Selection.of(tar_manifest, np.arange(10), fallback_dir)
+    selection = Selection.from_ordinals(tar_manifest, np.arange(10), fallback_dir)
     assert selection.path.parent == fallback_dir
     assert Selection.open(tar_manifest, selection.digest, fallback_dir, verify=True).samples == 10
     assert pickle.loads(pickle.dumps(selection)).path == selection.path
     refuse_writes(monkeypatch, tar_manifest.path.parent, errno.ENOSPC)
     with pytest.raises(ManifestError):
-        Selection.of(tar_manifest, np.arange(11), fallback_dir)
+        Selection.from_ordinals(tar_manifest, np.arange(11), fallback_dir)
 
 
 def test_a_damaged_selection_is_written_again(tar_manifest, caplog):
     """What is intact is not."""
-    path = Selection.of(tar_manifest, np.arange(10)).path
+    path = Selection.from_ordinals(tar_manifest, np.arange(10)).path
     written = path.stat().st_ino
-    assert Selection.of(tar_manifest, np.arange(10)).path.stat().st_ino == written
+    assert Selection.from_ordinals(tar_manifest, np.arange(10)).path.stat().st_ino == written
     assert not caplog.messages
     for content in (path.read_bytes()[:-100], path.read_bytes().replace(bytes([7]) + bytes(7), bytes(8))):
         path.write_bytes(content)
-        selection = Selection.of(tar_manifest, np.arange(10))
+        selection = Selection.from_ordinals(tar_manifest, np.arange(10))
         assert Selection.open(tar_manifest, selection.digest, verify=True).samples == 10
         assert len(caplog.messages) == 1
         caplog.clear()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from streamer.errors import ConfigError, PackError
 from streamer.executors.runner import Runner
 from streamer.indexing.build import BuildOptions
-from streamer.indexing.source import Source, manifest_of_source
+from streamer.indexing.source import DatasetSource, manifest_of_source
 from streamer.manifest.table import Manifest
 from streamer.shards import plan as planning
 from streamer.shards.plan import Plan, batch_of, key_of_file, make_plan, refuse_double_keys
@@ -24,7 +24,7 @@ from tests.tars import tar_of
 
 def indexed(folder: Path, tmp_path: Path) -> Manifest:
     """The manifest of a folder."""
-    source = Source(urls=(str(folder),))
+    source = DatasetSource(urls=(str(folder),))
     with ThreadPoolExecutor(1) as threads:
         return asyncio.run(manifest_of_source(source, tmp_path / "manifest", Runner(threads, 1), BuildOptions()))
 
