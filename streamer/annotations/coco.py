@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.annotations.options import USUAL_KEY, Parsed, TableOptions, chosen_fields
+from streamer.annotations.options import USUAL_KEY, Parsed, TableOptions, choose_fields
 from streamer.errors import ConfigError, RecodeError
 from streamer.formats.base import FieldSpec
 from streamer.formats.table.rows import why_malformed
@@ -53,7 +53,7 @@ _ITEMS: dict[str, tuple[str, tuple[int, ...]]] = {
 }
 
 
-class _File(msgspec.Struct):
+class _CocoFile(msgspec.Struct):
     images: msgspec.Raw
     annotations: msgspec.Raw = msgspec.Raw(b"[]")
     categories: msgspec.Raw = msgspec.Raw(b"[]")
@@ -180,7 +180,7 @@ def parse_coco(content: memoryview, options: TableOptions) -> Parsed:
     if options.key not in {None, USUAL_KEY}:
         raise ConfigError(f"key={options.key!r}: images of COCO are named by {USUAL_KEY!r}", field="key")
     try:
-        file = msgspec.json.decode(content, type=_File)
+        file = msgspec.json.decode(content, type=_CocoFile)
     except msgspec.MsgspecError as error:
         raise RecodeError(
             f"not COCO's JSON, an object with images, annotations and categories: {error}{why_malformed(content)}"
@@ -191,10 +191,10 @@ def parse_coco(content: memoryview, options: TableOptions) -> Parsed:
     if len(numbers) < len(images):
         raise RecodeError(f"{len(images)} images have {len(numbers)} ids: two of them have the same id")
     usual = _usual(file.annotations)
-    lacking = _refuse_lacking_sizes(images, options)
-    fields = chosen_fields(options, _KNOWN, [name for name in usual if name not in lacking])
+    lacking = _find_absent_sizes(images, options)
+    fields = choose_fields(options, _KNOWN, [name for name in usual if name not in lacking])
     objects = _Objects(fields, numbers, categories)
-    for some in _decoded(file.annotations, _Object, "annotation"):
+    for some in _decode_items(file.annotations, _Object, "annotation"):
         objects.add(some)
     known = {**objects.columns(), **_image_columns(images)}
     return Parsed(
@@ -207,7 +207,7 @@ def parse_coco(content: memoryview, options: TableOptions) -> Parsed:
 
 def _images_of(raw: msgspec.Raw) -> list[_Image]:
     """Returns the images of a file; raises RecodeError for one without a name."""
-    images = [image for some in _decoded(raw, _Image, "image") for image in some]
+    images = [image for some in _decode_items(raw, _Image, "image") for image in some]
     if (nameless := next((image for image in images if not image.name), None)) is not None:
         raise RecodeError(f"image {nameless.id!r} has neither a file_name nor a coco_url, by which it would be joined")
     return images
@@ -215,7 +215,7 @@ def _images_of(raw: msgspec.Raw) -> list[_Image]:
 
 def _categories_of(raw: msgspec.Raw) -> list[_Category]:
     """Returns the categories of a file in the order of their ids; raises RecodeError for two of one id."""
-    found = (category for some in _decoded(raw, _Category, "category") for category in some)
+    found = (category for some in _decode_items(raw, _Category, "category") for category in some)
     categories = sorted(found, key=lambda category: category.id)
     for first, second in pairwise(categories):
         if first.id == second.id:
@@ -225,7 +225,7 @@ def _categories_of(raw: msgspec.Raw) -> list[_Category]:
     return categories
 
 
-def _refuse_lacking_sizes(images: Sequence[_Image], options: TableOptions) -> list[str]:
+def _find_absent_sizes(images: Sequence[_Image], options: TableOptions) -> list[str]:
     """Returns the fields of `_SIZES` that no image has; raises RecodeError for one that only some have."""
     lacking = []
     for name in _SIZES:
@@ -247,7 +247,7 @@ def _usual(annotations: msgspec.Raw) -> Sequence[str]:
     return _CAPTIONS if b'"caption"' in first and b'"bbox"' not in first else _INSTANCES
 
 
-def _decoded(raw: msgspec.Raw, kind: type[_Item], what: str) -> Iterator[Sequence[_Item]]:
+def _decode_items(raw: msgspec.Raw, kind: type[_Item], what: str) -> Iterator[Sequence[_Item]]:
     """Yields the items of a list, some thousand at a time; raises RecodeError, which quotes an item."""
     try:
         items = msgspec.json.decode(raw, type=list[msgspec.Raw])

@@ -109,7 +109,7 @@ class Joiner:
     def check_apart(self, names: Collection[str]) -> None:
         """Refuses a sample that has a field of the name of a column, which would replace it; raises DecodeError."""
         if not self._names.isdisjoint(names):
-            raise DecodeError(taken_name(self.table, min(self._names.intersection(names))))
+            raise DecodeError(describe_conflict(self.table, min(self._names.intersection(names))))
 
     def _find(self, name: str) -> int:
         return self.table.find(name, self._rules.base)
@@ -137,7 +137,7 @@ class Joiner:
         return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def taken_name(table: AnnotationTable, name: str) -> str:
+def describe_conflict(table: AnnotationTable, name: str) -> str:
     """Returns the message for a column that would replace a field of samples."""
     return (
         f"annotations {table.head.url} have a column {name!r}, and so are samples' own fields called; rename the "
@@ -191,7 +191,7 @@ def pass_over(error: ConfigError, named: Annotations | None, found: Annotations)
     )
 
 
-def matched(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.bool_] | None:
+def find_matches(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.bool_] | None:
     """Returns whether each sample has a row: bool, shape (samples,). Looks every key up, 3 us each.
 
     None: keys are known when samples are read, as those of containers are.
@@ -209,7 +209,7 @@ def matched(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.bool_] | Non
         first = manifest.name(int(np.argmin(found))).object_key
         count = f"{int((~found).sum()):,} of {manifest.samples:,} samples have none: " if len(found) > 1 else ""
         raise ManifestError(f"{count}{no_row(table, first)}", key=first, samples=int((~found).sum()))
-    _refuse_shared(manifest, table, rows)
+    _refuse_shared_row(manifest, table, rows)
     if (lost := int((~found).sum())) and rules.missing == "drop":
         first = manifest.name(int(np.argmin(found))).object_key
         logger.log(
@@ -224,7 +224,7 @@ def matched(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.bool_] | Non
 
 
 def key_rows(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.int64] | None:
-    """Returns the row of each sample, -1 for none: int64, shape (samples,); None: as of `matched`."""
+    """Returns the row of each sample, -1 for none: int64, shape (samples,); None as of `find_matches`."""
     if not manifest.whole_objects or rules.on is not None:
         return None
     table = AnnotationTable.open(rules.table)
@@ -238,7 +238,7 @@ def _refuse_taken(manifest: Manifest, table: AnnotationTable) -> None:
         taken |= set(map(extension, _keys(manifest)))
         taken |= {"label"} if manifest.classes else set()
     if doubled := taken.intersection(field.name for field in table.head.fields):
-        raise ConfigError(taken_name(table, min(doubled)), field="annotations")
+        raise ConfigError(describe_conflict(table, min(doubled)), field="annotations")
 
 
 def _keys(manifest: Manifest) -> Iterator[str]:
@@ -249,7 +249,7 @@ def _keys(manifest: Manifest) -> Iterator[str]:
             yield column[row].decode("utf-8", "surrogateescape")
 
 
-def _refuse_shared(manifest: Manifest, table: AnnotationTable, rows: npt.NDArray[np.int64]) -> None:
+def _refuse_shared_row(manifest: Manifest, table: AnnotationTable, rows: npt.NDArray[np.int64]) -> None:
     """Refuses a row that two samples have."""
     order = np.argsort(rows, kind="stable")
     shared = np.flatnonzero((np.diff(rows[order]) == 0) & (rows[order][1:] >= 0))

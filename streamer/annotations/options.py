@@ -62,7 +62,7 @@ class Annotations:
             object.__setattr__(self, "url", os.fspath(self.url))
         except TypeError as error:
             raise ConfigError(f"annotations={self.url!r} is not a path", field="annotations") from error
-        ending_of(self.url)
+        find_extension(self.url)
         if self.missing not in get_args(Missing):
             allowed = ", ".join(map(repr, get_args(Missing)))
             raise ConfigError(f"missing={self.missing!r} must be one of {allowed}", field="missing")
@@ -97,7 +97,7 @@ class Parsed(msgspec.Struct, frozen=True):
     classes: tuple[str, ...] = ()
 
 
-def ending_of(url: str) -> str:
+def find_extension(url: str) -> str:
     """Returns the kind of a file; raises ConfigError for one that is not read."""
     ending = base_name(url).lower().rpartition(".")[2]
     if ending not in ENDINGS:
@@ -107,7 +107,7 @@ def ending_of(url: str) -> str:
     return ending
 
 
-def chosen_fields(options: TableOptions, known: Sequence[str], usual: Sequence[str]) -> list[str]:
+def choose_fields(options: TableOptions, known: Sequence[str], usual: Sequence[str]) -> list[str]:
     """Returns the wanted fields, in their order; raises ConfigError for one that the file does not have."""
     if options.fields is None:
         return list(usual)

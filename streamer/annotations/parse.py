@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from streamer.annotations.options import NO_KEY, USUAL_KEY, Parsed, TableOptions, chosen_fields, ending_of
-from streamer.annotations.table import MOST_ENDINGS, Head, hash_of
+from streamer.annotations.options import NO_KEY, USUAL_KEY, Parsed, TableOptions, choose_fields, find_extension
+from streamer.annotations.table import MOST_ENDINGS, AnnotationHead, hash_of
 from streamer.errors import ConfigError, RecodeError, StreamerError
 from streamer.formats.base import Records
 from streamer.formats.table.rows import field_of, read_rows, texts_of, why_malformed
@@ -40,11 +40,11 @@ class AnnotationRecoder:
         except (StreamerError, MemoryError):
             raise
         except Exception as error:  # pyarrow has its own, and OSError, and those of Python
-            why = why_malformed(content) if ending_of(self._options.url) == "json" else ""
+            why = why_malformed(content) if find_extension(self._options.url) == "json" else ""
             raise RecodeError(f"cannot be read: {type(error).__name__}: {error}{why}") from error
 
     def _parse(self, content: memoryview) -> Parsed:
-        ending = ending_of(self._options.url)
+        ending = find_extension(self._options.url)
         if ending not in {"parquet", "pq"} and bytes(content[:3]) == _MARK:
             # Programs for Windows write it, and no reader of JSON takes it.
             content = content[3:]
@@ -71,8 +71,8 @@ def _parse_rows(content: memoryview, ending: str, options: TableOptions) -> Pars
                 field="key",
             )
         if doubled := [name for name, count in Counter(columns).items() if count > 1]:
-            _refuse_doubled_columns(options, doubled, key)
-        chosen = chosen_fields(options, columns, [name for name in columns if name != key])
+            _refuse_equal_columns(options, doubled, key)
+        chosen = choose_fields(options, columns, [name for name in columns if name != key])
         wanted = list(dict.fromkeys([key, *chosen]))
         fields = wanted if key in chosen else wanted[1:]
         return wanted
@@ -83,7 +83,7 @@ def _parse_rows(content: memoryview, ending: str, options: TableOptions) -> Pars
     return Parsed(keys, [spec for spec, _ in found], [column for _, column in found])
 
 
-def _refuse_doubled_columns(options: TableOptions, doubled: Sequence[str], key: str) -> None:
+def _refuse_equal_columns(options: TableOptions, doubled: Sequence[str], key: str) -> None:
     """Refuses columns of one name, of which a sample could have one only, unless none of them is taken."""
     taken = [name for name in doubled if name == key or options.fields is None or name in options.fields]
     if taken:
@@ -106,8 +106,11 @@ def _table(url: str, parsed: Parsed) -> Records:
     _refuse_doubles(hashes, order, keys)
     records = write_records(parsed.fields, parsed.columns, len(names))
     lengths = np.fromiter(map(len, names), np.int64, len(names))
-    columns = [_taken(lengths, b"".join(names), order), _taken(records.lengths, records.parts[0], order)]
-    head = Head(
+    columns = [
+        _reorder_texts(lengths, b"".join(names), order),
+        _reorder_texts(records.lengths, records.parts[0], order),
+    ]
+    head = AnnotationHead(
         url=url,
         fields=tuple(parsed.fields),
         classes=parsed.classes,
@@ -159,7 +162,7 @@ def _endings(keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(endings, key=lambda ending: (-endings[ending], ending)))
 
 
-def _taken(
+def _reorder_texts(
     lengths: NDArray[np.int64], content: object, order: NDArray[np.int64]
 ) -> tuple[NDArray[np.int32] | NDArray[np.int64], NDArray[np.uint8]]:
     """Returns byte strings in another order: offsets and content."""

@@ -39,7 +39,7 @@ MOST_ENDINGS = 8
 _FORMS: tuple[Literal["NFC", "NFD"], ...] = ("NFC", "NFD")
 
 
-class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AnnotationHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Facts about all rows.
 
     Attributes:
@@ -118,7 +118,7 @@ def _begun_above(key: str, folder: str, *, reverse: bool = False) -> Iterator[st
 class AnnotationTable:
     """Rows by key. Immutable, safe to use from any thread; takes no memory per row."""
 
-    def __init__(self, path: Path, head: Head, rows: Table) -> None:
+    def __init__(self, path: Path, head: AnnotationHead, rows: Table) -> None:
         self.path = path
         self.head = head
         self.rows = rows
@@ -137,10 +137,10 @@ class AnnotationTable:
             ManifestError: there is no table.
             ManifestCorruptError: a file is missing or malformed.
         """
-        return hold_folder(path, cls.mapped)
+        return hold_folder(path, cls.map_folder)
 
     @classmethod
-    def open_verified(cls, path: Path) -> Self:
+    def open_and_verify(cls, path: Path) -> Self:
         """Opens a table and compares its content with its digest (1 GB/s); raises ManifestCorruptError for another."""
         table = cls.open(path)
         if (found := table.head.digest(table.rows)) != path.name:
@@ -148,10 +148,10 @@ class AnnotationTable:
         return table
 
     @classmethod
-    def mapped(cls, path: Path) -> Self:
+    def map_folder(cls, path: Path) -> Self:
         """Does the same as `open` for a folder that may be removed meanwhile: the mapped content stays."""
         try:
-            head = msgspec.json.decode((path / HEAD_NAME).read_bytes(), type=Head)
+            head = msgspec.json.decode((path / HEAD_NAME).read_bytes(), type=AnnotationHead)
         except OSError as error:
             raise ManifestError(f"no annotations at {path}: {error.strerror}", path=str(path)) from error
         except msgspec.MsgspecError as error:
@@ -173,13 +173,13 @@ class AnnotationTable:
         return bytearray(self._rows[row])
 
     def find(self, key: str, base: str = "") -> int:
-        """Returns the row of a sample's key, or -1; `base`: see `Head.other_names`."""
+        """Returns the row of a sample's key, or -1; `base`: see `AnnotationHead.other_names`."""
         if (row := self._row_named(self.head.name(key))) >= 0:
             return row
         others = self.head.other_names(key, base)
         return next((row for name in others if (row := self._row_named(name)) >= 0), -1)
 
-    def _row_named(self, name: str) -> int:
+    def _find_row_by_name(self, name: str) -> int:
         likeliest = name if "." in name or not self.head.endings else name + self.head.endings[0]
         if (row := self._row_of(likeliest)) >= 0:
             return row
@@ -197,14 +197,14 @@ class AnnotationTable:
         return -1
 
 
-def publish_table(head: Head, rows: Table, place: Path, root: Path, *, durable: bool = True) -> Path:
+def publish_table(head: AnnotationHead, rows: Table, place: Path, root: Path, *, durable: bool = True) -> Path:
     """Writes the folder `<root>/<digest>/` of a table of annotations, by way of a temporary folder; returns it."""
     # Only here: an engine that starts does not need it.
     from streamer.manifest.arrow_ipc.writer import write_table
 
     write_table(place / ROWS_NAME, rows)
     (place / HEAD_NAME).write_bytes(head.encode())
-    return settle(place, root / head.digest(rows), durable=durable, check=AnnotationTable.open_verified)
+    return settle(place, root / head.digest(rows), durable=durable, check=AnnotationTable.open_and_verify)
 
 
 def publish_table_again(table: AnnotationTable, root: Path) -> Path:

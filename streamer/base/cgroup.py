@@ -36,9 +36,10 @@ class Cgroup(msgspec.Struct, frozen=True):
 
         The page cache counts as free, because the kernel drops it before it kills a process.
         """
-        newer = (_left_bytes(folder, "memory.max", "memory.current") for folder in self._folders(""))
+        newer = (_count_free_bytes(folder, "memory.max", "memory.current") for folder in self._folders(""))
         older = (
-            _left_bytes(folder, "memory.limit_in_bytes", "memory.usage_in_bytes") for folder in self._folders("memory")
+            _count_free_bytes(folder, "memory.limit_in_bytes", "memory.usage_in_bytes")
+            for folder in self._folders("memory")
         )
         return min((left for left in chain(newer, older) if left is not None), default=None)
 
@@ -81,7 +82,7 @@ class Cgroup(msgspec.Struct, frozen=True):
                 yield from (folder for folder in (own, *own.parents) if mount in folder.parents)
 
 
-def _left_bytes(folder: Path, limit: str, used: str) -> int | None:
+def _count_free_bytes(folder: Path, limit: str, used: str) -> int | None:
     try:
         most = int((folder / limit).read_text())
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
@@ -109,14 +110,14 @@ def usable_memory_bytes(cgroup: Cgroup | None = None) -> int:
     return machine if limit is None else min(limit, machine)
 
 
-def _allowed_cpus() -> set[int]:
+def _cpu_affinity() -> set[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def usable_cores(cgroup: Cgroup | None = None) -> int:
     """Number of threads that can run concurrently for long: allowed CPUs, and the cgroup's share of them rounded up."""
     quota = (cgroup or Cgroup()).cpus()
-    allowed = len(_allowed_cpus())
+    allowed = len(_cpu_affinity())
     return max(1, min(allowed, math.ceil(quota) if quota is not None else allowed))
 
 
@@ -136,7 +137,7 @@ def idle_core_seconds(now: float, cgroup: Cgroup | None = None, machine: Path = 
         return left
     try:
         lines = [line.split() for line in machine.read_text().splitlines() if line.startswith("cpu")]
-        allowed = {f"cpu{number}" for number in _allowed_cpus()}
+        allowed = {f"cpu{number}" for number in _cpu_affinity()}
         # user, nice, system, idle, iowait, ...: a CPU that waits for a disk counts as idle.
         ticks = sum(int(line[4]) + int(line[5]) for line in lines if line[0] in allowed)
     except (OSError, ValueError, IndexError):  # no /proc: not Linux

@@ -29,7 +29,7 @@ _VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LANG", "LC_ALL", "TZ", "
 
 
 @contextmanager
-def unforked() -> Iterator[None]:
+def prevent_forks() -> Iterator[None]:
     """Keeps other threads of this process from forking; `subprocess` itself continues."""
     with _starting:
         yield
@@ -51,7 +51,7 @@ def absolute_import_paths() -> list[str]:
     return import_paths()
 
 
-def cleaned_environment(settings: Mapping[str, str]) -> dict[str, str]:
+def make_environment(settings: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of a child that imports what this process imports, without credentials.
 
     Args:
@@ -105,7 +105,7 @@ class Child:
     ) -> None:
         # -P: a file random.py in the working directory must not shadow the standard library.
         command = [find_interpreter(), "-P", "-m", module, *map(str, [*descriptors, *numbers])]
-        with unforked(), _block_interrupts(not own_session):
+        with prevent_forks(), _block_interrupts(not own_session):
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

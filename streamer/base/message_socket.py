@@ -13,7 +13,7 @@ import socket
 from array import array
 from collections.abc import Iterator, Sequence
 
-from streamer.base.system_limits import descriptors_used_up
+from streamer.base.system_limits import out_of_descriptors
 
 # Below the kernel's default limit for one datagram (net.core.wmem_default = 212,992 bytes on Linux).
 MESSAGE_BYTES = 1 << 17
@@ -90,7 +90,7 @@ class MessageSocket:
         if found & socket.MSG_CTRUNC:  # the kernel has dropped what the table of this process has no place for
             for descriptor in descriptors:
                 os.close(descriptor)
-            raise descriptors_used_up()
+            raise out_of_descriptors()
         return (raw, descriptors) if raw else None
 
     def receive_arrived(self, max_bytes: int, max_descriptors: int = 0) -> Iterator[Message | None]:

@@ -26,41 +26,41 @@ def limit_error(error: BaseException) -> ConfigError | None:
         )
     code = error.errno if isinstance(error, OSError) else None
     if code == errno.EMFILE:
-        return descriptors_used_up()
+        return out_of_descriptors()
     if code == errno.EAGAIN or (isinstance(error, RuntimeError) and "new thread" in str(error)):
         return ConfigError(
             f"no further process or thread may start ({error}): raise the user's limit (ulimit -u, now "
-            f"{_shown(resource.RLIMIT_NPROC)}), pids.max of the cgroup, or the address space (ulimit -v, now "
-            f"{_shown(resource.RLIMIT_AS)}), or lower num_workers",
+            f"{_format_limit(resource.RLIMIT_NPROC)}), pids.max of the cgroup, or the address space (ulimit -v, now "
+            f"{_format_limit(resource.RLIMIT_AS)}), or lower num_workers",
             field="RLIMIT_NPROC",
         )
     if code == errno.EFBIG:
         return ConfigError(
-            f"a file may not be longer than {_shown(resource.RLIMIT_FSIZE)} bytes (ulimit -f, in blocks of 1,024): "
-            "raise the limit (ulimit -f unlimited; LimitFSIZE= of a service)",
+            f"a file may not be longer than {_format_limit(resource.RLIMIT_FSIZE)} bytes (ulimit -f, in blocks of "
+            "1,024): raise the limit (ulimit -f unlimited; LimitFSIZE= of a service)",
             field="RLIMIT_FSIZE",
         )
     if code == errno.ENOMEM or isinstance(error, MemoryError):
         return ConfigError(
             f"no memory could be mapped ({error}): raise the limit of the address space (ulimit -v, now "
-            f"{_shown(resource.RLIMIT_AS)}) or of the cgroup's memory, or lower num_workers or the batch size",
+            f"{_format_limit(resource.RLIMIT_AS)}) or of the cgroup's memory, or lower num_workers or the batch size",
             field="RLIMIT_AS",
         )
     return None
 
 
-def descriptors_used_up() -> ConfigError:
+def out_of_descriptors() -> ConfigError:
     """The error for a process that has as many files open as it may."""
     return ConfigError(
-        f"this process has {_shown(resource.RLIMIT_NOFILE)} files open, and may have no more: raise RLIMIT_NOFILE "
-        f"(ulimit -n, up to {resource.getrlimit(resource.RLIMIT_NOFILE)[1]}; LimitNOFILE= of a service), or close the "
+        f"this process has {_format_limit(resource.RLIMIT_NOFILE)} files open, and may have no more: raise "
+        f"RLIMIT_NOFILE (ulimit -n, up to {resource.getrlimit(resource.RLIMIT_NOFILE)[1]}; LimitNOFILE= of a service), or close the "
         "files that your own code leaves open",
         field="RLIMIT_NOFILE",
     )
 
 
 @contextlib.contextmanager
-def naming_limits() -> Iterator[None]:
+def name_limits() -> Iterator[None]:
     """Raises a ConfigError instead of an error that means a limit of the system; also usable as a decorator."""
     try:
         yield
@@ -70,6 +70,6 @@ def naming_limits() -> Iterator[None]:
         raise found from error
 
 
-def _shown(limit: int) -> str:
+def _format_limit(limit: int) -> str:
     soft = resource.getrlimit(limit)[0]
     return "unlimited" if soft == resource.RLIM_INFINITY else str(soft)

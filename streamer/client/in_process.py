@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Protocol
 
-from streamer.base.child import unforked
+from streamer.base.child import prevent_forks
 from streamer.client.settings import ClientSettings
 
 # By name: the trainer's packages import nothing of the engine's side unless the user wants the engine in their process.
@@ -54,7 +54,7 @@ def start_engine(configuration: Mapping[str, object]) -> None:
     engines = importlib.import_module(_ENGINE)
     _end_with_interpreter()
     # A child forked meanwhile would have a lock and a socket that no list contains yet.
-    with unforked():
+    with prevent_forks():
         engines.start(configuration)
 
 

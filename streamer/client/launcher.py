@@ -23,7 +23,7 @@ from pathlib import Path
 
 from streamer import errors
 from streamer.base import linux
-from streamer.base.child import import_paths, unforked
+from streamer.base.child import import_paths, prevent_forks
 from streamer.base.interpreter import find_interpreter, open_standard_descriptors
 from streamer.base.logs import join_trainer
 from streamer.base.system_limits import limit_error
@@ -233,7 +233,7 @@ def _start(settings: ClientSettings) -> bool:
         StreamerError: the reason that it gave.
     """
     with contextlib.ExitStack() as on_exit:
-        with unforked():
+        with prevent_forks():
             ready_read, ready_write = os.pipe()
             on_exit.callback(os.close, ready_read)
             try:

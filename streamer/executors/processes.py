@@ -83,7 +83,7 @@ class Processes(Executor):
                 process.connection.send_bytes(cloudpickle.dumps((function, arguments)))
                 succeeded, result = cloudpickle.loads(process.connection.recv_bytes())
             except (EOFError, OSError):
-                future.set_exception(_ended(self._end(process)))
+                future.set_exception(_describe_exit(self._end(process)))
                 process = None
             except Exception as error:  # noqa: BLE001 - what cannot be pickled
                 future.set_exception(error)
@@ -112,7 +112,7 @@ class Processes(Executor):
         return code
 
 
-def _ended(code: int) -> WorkerError:
+def _describe_exit(code: int) -> WorkerError:
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
     advice = (
         "; signal 9 is often the kernel's for want of memory: use fewer processes" if code == -signal.SIGKILL else ""

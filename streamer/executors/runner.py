@@ -132,7 +132,7 @@ def run_all(runner: Runner, function: Callable[[Task], Outcome], tasks: Iterable
             yield from work.outcome(ended.get())
 
 
-async def run_growing(
+async def run_while_growing(
     runner: Runner, function: Callable[[Task], Outcome], next_task: Callable[[], Task | None]
 ) -> AsyncGenerator[Outcome, None]:
     """Does the same as `run_all` on an event loop, for tasks whose results may bring more.
@@ -191,7 +191,7 @@ class _Tasks(Generic[Task, Outcome]):
         error = future.exception()
         if error is None:
             yield future.result()
-        elif tries == TRIES or not _worth_repeating(error):
+        elif tries == TRIES or not _is_transient(error):
             raise error
         else:
             logger.warning("a task is run again: %s", error)
@@ -203,7 +203,7 @@ class _Tasks(Generic[Task, Outcome]):
         future.add_done_callback(self._on_end)
 
 
-def _worth_repeating(error: BaseException) -> bool:
+def _is_transient(error: BaseException) -> bool:
     """Whether a repetition may help: not for wrong data, and not for errors that only the user can correct."""
     if isinstance(error, WorkerError):
         return not error.details.get("final")

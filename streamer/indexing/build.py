@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from streamer.base.bounded_map import bounded_map
+from streamer.base.bounded_map import map_bounded
 from streamer.errors import ConfigError, ManifestError
 from streamer.indexing.container_rows import (
     WINDOW_BYTES,
@@ -291,7 +291,7 @@ class _Indexed:
             self._count_object(number, cut, 0)
         unknown = [number for number in numbers if number not in known]
         if self._options.elsewhere is None:
-            indexed = await bounded_map(self._index_or_leave, unknown, self._budget.parallel_objects)
+            indexed = await map_bounded(self._index_or_leave, unknown, self._budget.parallel_objects)
         else:
             indexed = await self._index_elsewhere(unknown, self._options.elsewhere)
         found = {**known, **dict(zip(unknown, indexed, strict=True))}

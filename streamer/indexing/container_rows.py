@@ -2,9 +2,9 @@
 
 Memory: at most `parallel_objects` containers are in progress. Each holds the window that its indexer works on, `ahead`
     windows in flight, and, if chunks are offered, the windows of the chunk that is still open: no more than
-    `max_open_bytes` = max(2 x chunk_bytes, 8 MiB) plus one window. `Budget.divide` derives these from a number of bytes;
-    the bound that it keeps is max(memory_bytes, one container), with a container of at most (2 + ahead) x 8 MiB +
-    max_open_bytes, and of at most its object.
+    `max_open_bytes` = max(2 x chunk_bytes, 8 MiB) plus one window. `Budget.divide` derives these from a number of
+    bytes; the bound that it keeps is max(memory_bytes, one container), with a container of at most (2 + ahead) x 8 MiB
+    + max_open_bytes, and of at most its object.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.base.bounded_map import bounded_map
+from streamer.base.bounded_map import map_bounded
 from streamer.errors import ConfigError, ManifestError, describe_undecoded
 from streamer.manifest.beside import is_beside, is_hidden, is_hidden_folder
 from streamer.manifest.columns import decode_text, encode_text, is_utf_8
@@ -140,7 +140,7 @@ async def list_objects(
             raise ConfigError(
                 f"url {describe_undecoded(url)}; name the folder above it by a pattern (*), or rename it", field="urls"
             )
-    found = await bounded_map(lambda url: _list_one(url, lister, order_of), urls, concurrency)
+    found = await map_bounded(lambda url: _list_one(url, lister, order_of), urls, concurrency)
     # A thread does it: 10^6 names take a second.
     return await asyncio.to_thread(_choose, tuple(urls), found, choose_format)
 

@@ -12,7 +12,7 @@ import msgspec
 
 from streamer.config import FetchConfig
 from streamer.errors import Discreet
-from streamer.executors.runner import Runner, run_growing
+from streamer.executors.runner import Runner, run_while_growing
 from streamer.fetch import Fetcher
 from streamer.indexing.key_ranges import KeyRange, KeyRanges, is_clean
 from streamer.indexing.stores import StoreOpener
@@ -79,7 +79,7 @@ class TaskLister:
             keys = ranges.take()
             return None if keys is None else ListTask(folder, keys, self._options)
 
-        async with aclosing(run_growing(self._runner, list_range, next_task)) as coming:
+        async with aclosing(run_while_growing(self._runner, list_range, next_task)) as coming:
             async for listed in coming:
                 ranges.finish(listed.rest)
                 yield listed.records()

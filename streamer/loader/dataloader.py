@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Never
 import numpy as np
 import numpy.typing as npt
 
-from streamer.base.system_limits import naming_limits
+from streamer.base.system_limits import name_limits
 from streamer.batches.checks import at_least, flag, function, saved_state, seconds
 from streamer.batches.checks import epoch as check_epoch
 from streamer.batches.contracts import Collate
@@ -182,7 +182,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    @naming_limits()
+    @name_limits()
     def __iter__(self) -> Iterator[object]:
         """Begins the next epoch, or continues from a loaded state. Collective, the first time and after a load.
 
@@ -413,7 +413,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         self._check_usable()
         if self._prepared is None:
             self._edition = self._source.edition
-            with naming_limits():
+            with name_limits():
                 self._prepared = self._source.prepare(self._settings.batch_size, self._settings.last_batch)
             before, self._before = self._before, None
             # Of data that has changed.

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
-from streamer.base.system_limits import naming_limits
+from streamer.base.system_limits import name_limits
 from streamer.batches import checks
 from streamer.batches.skipping import SkipLedger, Skipped
 from streamer.errors import ConfigError
@@ -98,7 +98,7 @@ class EpochDataset(IterableDataset[object]):
 
     # ------------------------------------------------------------ reading
 
-    @naming_limits()
+    @name_limits()
     def __iter__(self) -> SampleIterator:
         """The samples of this process's share of the next epoch.
 

@@ -11,7 +11,7 @@ from typing import Self
 
 import msgspec
 
-from streamer.base.child import ConnectedChild, RestartPauses, cleaned_environment, describe_exit
+from streamer.base.child import ConnectedChild, RestartPauses, describe_exit, make_environment
 from streamer.base.threads import in_thread
 from streamer.errors import ConfigError
 from streamer.peers.lookup import split_address
@@ -121,7 +121,7 @@ class PeerServerProcess:
 
     def _start(self) -> None:
         self._child = ConnectedChild(
-            "streamer.peers", [self._listener.fileno()], environment=cleaned_environment({}), folder="/"
+            "streamer.peers", [self._listener.fileno()], environment=make_environment({}), folder="/"
         )
         # The token is in no argument, variable or file.
         self._send(self._first)

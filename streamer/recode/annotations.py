@@ -12,8 +12,8 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 
-from streamer.annotations.options import MOST_FILE_BYTES, TableOptions, ending_of
-from streamer.annotations.table import ANNOTATIONS, Head, publish_table
+from streamer.annotations.options import MOST_FILE_BYTES, TableOptions, find_extension
+from streamer.annotations.table import ANNOTATIONS, AnnotationHead, publish_table
 from streamer.base.threads import in_thread
 from streamer.config import format_bytes
 from streamer.errors import ConfigError, ManifestError, RecodeError
@@ -75,7 +75,7 @@ def _parsing(url: str) -> Iterator[None]:
 
 async def _fetch_annotations(options: TableOptions, record: ObjectRecord, place: Path, fetcher: Fetcher) -> BinaryIO:
     """Fetches the file to the disk of `place`, as one without a name: the folder is published without it."""
-    ending_of(options.url)
+    find_extension(options.url)
     if record.size > MOST_FILE_BYTES:
         raise ConfigError(
             f"annotations={options.url!r} has {format_bytes(record.size)}; up to {format_bytes(MOST_FILE_BYTES)} are "
@@ -109,7 +109,7 @@ def publish(made: Recoded, place: Path, root: Path) -> str:
     buffers = [made.content[start:stop] for start, stop in pairwise(edges)]
     hashes = np.frombuffer(buffers[0], np.int64)
     keys, rows = (_strings(len(hashes), buffers[number], buffers[number + 2]) for number in (1, 2))
-    head = msgspec.json.decode(buffers[5], type=Head)
+    head = msgspec.json.decode(buffers[5], type=AnnotationHead)
     return publish_table(head, {"hash": hashes, "key": keys, "row": rows}, place, root).name
 
 

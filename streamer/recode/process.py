@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from streamer.base.child import ConnectedChild, cleaned_environment, describe_exit
+from streamer.base.child import ConnectedChild, describe_exit, make_environment
 from streamer.base.threads import in_thread
 from streamer.recode.messages import ANSWER, MOST_ANSWER_BYTES, Answer, Job, Start, encode
 from streamer.recode.shared import Buffer, SharedMemory
@@ -82,7 +82,7 @@ class RecoderProcess:
     def _start(self) -> None:
         """Starts the process: it gets no credentials, and only descriptors of its own socket and memory."""
         self._child = ConnectedChild(
-            "streamer.recode", [self.memory.descriptor], environment=cleaned_environment(_SETTINGS), folder="/"
+            "streamer.recode", [self.memory.descriptor], environment=make_environment(_SETTINGS), folder="/"
         )
 
     async def end(self) -> str:

@@ -20,7 +20,7 @@ from streamer.manifest.staging import settle, workplace
 from streamer.recode.annotations import build_table_here, fetch_file
 from streamer.shards.destination import Destination
 from streamer.shards.job import Job
-from streamer.shards.spool import spool_folder, spooled
+from streamer.shards.spool import open_spool, spool_folder
 
 _FILES = (ROWS_NAME, HEAD_NAME)
 
@@ -46,7 +46,7 @@ async def put_table(job: Job, options: Mapping[str, object], table: Path) -> Non
     """Puts a table beside the receipts, where tasks on other machines find it."""
     async with Destination(job.url, options) as destination:
         for name in _FILES:
-            with spooled(spool_folder(job), 0) as place:
+            with open_spool(spool_folder(job), 0) as place:
                 shutil.copyfile(table / name, place)
                 await destination.put_file(f"{job.table_folder(table.name)}{name}", place)
 
@@ -67,5 +67,5 @@ async def rules_here(destination: Destination, job: Job, rules: JoinRules) -> Jo
         with workplace(target.parent) as place:
             for name in _FILES:
                 await fetch_file(records[folder + name], place / name, destination.fetcher)
-            settle(place, target, durable=False, check=AnnotationTable.open_verified)
+            settle(place, target, durable=False, check=AnnotationTable.open_and_verify)
     return msgspec.structs.replace(rules, table=target)

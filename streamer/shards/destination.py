@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from streamer.base.bounded_map import bounded_map
+from streamer.base.bounded_map import map_bounded
 from streamer.config import FetchConfig
 from streamer.errors import ConfigError, ObjectChangedError, ObjectNotFoundError, StoreError
 from streamer.fetch import Fetcher
@@ -56,7 +56,7 @@ class Destination:
     async def receipts(self, names: Sequence[str], records: Mapping[str, ObjectRecord]) -> dict[int, Receipt]:
         """Returns the receipts of these names that exist, by shard."""
         there = [records[name] for name in names if name in records]
-        found = await bounded_map(self._receipt, there, _READS_AT_ONCE)
+        found = await map_bounded(self._receipt, there, _READS_AT_ONCE)
         return {receipt.shard: receipt for receipt in found if receipt is not None}
 
     async def put_receipt(self, job: Job, receipt: Receipt) -> None:

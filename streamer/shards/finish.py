@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from streamer.base.bounded_map import bounded_map
+from streamer.base.bounded_map import map_bounded
 from streamer.errors import IntegrityError, ObjectChangedError
 from streamer.formats.base import Facts
 from streamer.formats.checksum import crc32
@@ -50,7 +50,7 @@ async def check_samples(destination: Destination, receipts: Sequence[Receipt], r
         compare(receipt, record, piece, content)
         return receipt.samples_of(range(piece, piece + 1))
 
-    return sum(await bounded_map(check, range(len(receipts)), _READS_AT_ONCE))
+    return sum(await map_bounded(check, range(len(receipts)), _READS_AT_ONCE))
 
 
 def compare(receipt: Receipt, record: ObjectRecord, piece: int, content: bytes | memoryview) -> None:
@@ -111,7 +111,7 @@ async def manifest_of(destination: Destination, job: Job, receipts: Mapping[int,
     for receipt in receipts.values():
         _require(destination, job, receipt, found | others)
     if not job.output.is_indexed_by_receipts:
-        return await _indexed(destination, chosen, receipts, folder)
+        return await _index_shards(destination, chosen, receipts, folder)
     chunk_bytes = choose_chunk_bytes("auto", listing.sizes, False)
     cuts = [
         cut_object(edges[:-1], edges[1:], record.size, chunk_bytes)
@@ -121,7 +121,7 @@ async def manifest_of(destination: Destination, job: Job, receipts: Mapping[int,
     return Manifest.open(publish(rows, folder))
 
 
-async def _indexed(
+async def _index_shards(
     destination: Destination, chosen: ChooseFormat, receipts: Mapping[int, Receipt], folder: Path
 ) -> Manifest:
     """Reads the footers or index files: a request or two for each shard."""

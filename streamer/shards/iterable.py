@@ -16,8 +16,8 @@ from streamer.shards.destination import Destination
 from streamer.shards.job import Job
 from streamer.shards.outputs.base import SampleTaker
 from streamer.shards.receipts import Receipt
-from streamer.shards.spool import spool_folder, spooled
-from streamer.shards.task import Made, add_sample, receipt_there, upload
+from streamer.shards.spool import open_spool, spool_folder
+from streamer.shards.task import MadeShard, add_sample, receipt_there
 
 # Another one is written meanwhile; each is a file in the folder for temporary files.
 _UPLOADS_AT_ONCE = 2
@@ -50,7 +50,7 @@ def pack_iterable(
     with ExitStack() as files, ThreadPoolExecutor(_UPLOADS_AT_ONCE, "streamer-pack") as threads:
         # The file of a shard is removed after its upload, or at the end.
         closing: defaultdict[int, ExitStack] = defaultdict(lambda: files.enter_context(ExitStack()))
-        made = _made(samples, job, shard_bytes, closing)
+        made = _make_shards(samples, job, shard_bytes, closing)
         for receipt in run_all(Runner(threads, _UPLOADS_AT_ONCE), partial(_upload, job, options), made):
             closing[receipt.shard].close()
             receipts[receipt.shard] = receipt
@@ -60,20 +60,20 @@ def pack_iterable(
     return receipts
 
 
-def _made(
+def _make_shards(
     samples: Iterable[Mapping[str, Any]], job: Job, shard_bytes: int, closing: Mapping[int, ExitStack]
-) -> Iterator[Made]:
+) -> Iterator[MadeShard]:
     numbered = enumerate(samples)
     number = 0
     following = next(numbered, None)
     while following is not None:
-        path = closing[number].enter_context(spooled(spool_folder(job), number))
+        path = closing[number].enter_context(open_spool(spool_folder(job), number))
         with job.open_writer(path) as writer:
             while following is not None and writer.filled < shard_bytes:
                 ordinal, sample = following
                 take_sample(writer, sample, ordinal)
                 following = next(numbered, None)
-            made = Made(number, path, writer.finish(), writer.index)
+            made = MadeShard(number, path, writer.finish(), writer.index)
         yield made
         number += 1
 
@@ -89,10 +89,10 @@ def take_sample(writer: SampleTaker, sample: Mapping[str, Any], ordinal: int) ->
     add_sample(writer, sample, ordinal, f"sample {ordinal} of the iterable")
 
 
-def _upload(job: Job, options: Mapping[str, object], made: Made) -> Receipt:
-    async def uploaded() -> Receipt:
+def _upload(job: Job, options: Mapping[str, object], made: MadeShard) -> Receipt:
+    async def upload() -> Receipt:
         async with Destination(job.url, options) as destination:
             there = await receipt_there(destination, job, made.number)
             return there if there is not None and there.is_of(made.written) else await upload(destination, job, made)
 
-    return asyncio.run(uploaded())
+    return asyncio.run(upload())

@@ -25,9 +25,9 @@ from streamer.shards.outputs.base import Output
 from streamer.shards.outputs.columns import FIRST_SAMPLES
 from streamer.shards.outputs.registry import KindFinder, OutputName, find_output
 from streamer.shards.plan import Order
-from streamer.shards.prepared import Writing, prepare, run
+from streamer.shards.prepared import PackOptions, prepare, run
 from streamer.shards.progress import Callbacks, Follower, PackProgress
-from streamer.shards.settle import Packed, claim, settled, waited
+from streamer.shards.settle import Packed, claim, settle_shards, wait_for
 
 
 def pack(
@@ -102,7 +102,7 @@ def pack(
         if transform is not None or fields is not None or annotations is not None:
             raise ConfigError("an iterable is packed as it is: change the samples where they are made", field="source")
         output = find_output(format, vocabulary)
-        samples, fields_described = _described(cast("Iterable[Mapping[str, Any]]", source), output, vocabulary)
+        samples, fields_described = _describe_samples(cast("Iterable[Mapping[str, Any]]", source), output, vocabulary)
         described = {"source": "an iterable", "prefix": prefix, "shard_bytes": size, **fields_described}
         return _pack_samples(samples, Job(target, prefix, described), size, dict(out_options), callbacks)
     beside = ("" if manifest is None else os.fspath(manifest), "" if joined is None else joined.url)
@@ -117,13 +117,13 @@ def pack(
                 manifest=None if manifest is None else manifest_url,
                 options=dict(options),
             ),
-            Writing(
+            PackOptions(
                 url=target,
                 prefix=prefix,
                 shard_bytes=size,
                 order=order,
                 seed=seed,
-                fields=_renaming(fields),
+                fields=_field_names(fields),
                 transform=transform,
                 options=dict(out_options),
                 output=format,
@@ -140,11 +140,11 @@ def pack(
 def _pack_samples(
     samples: Iterable[Mapping[str, Any]], job: Job, shard_bytes: int, options: dict[str, object], callbacks: Callbacks
 ) -> Packed:
-    left = waited(claim(job, options))
+    left = wait_for(claim(job, options))
     follower = Follower(None, {}, callbacks.on_progress)
     receipts = pack_iterable(samples, job, shard_bytes, options, follower.done)
     # Shards of another run of the same program have other versions, if these are times.
-    return settled(job, options, receipts, lambda there: receipts | there, left)
+    return settle_shards(job, options, receipts, lambda there: receipts | there, left)
 
 
 def _urls(source: object) -> tuple[str, ...] | None:
@@ -156,7 +156,7 @@ def _urls(source: object) -> tuple[str, ...] | None:
     return None
 
 
-def _described(
+def _describe_samples(
     samples: Iterable[Mapping[str, Any]], output: Output, vocabulary: int | None
 ) -> tuple[Iterable[Mapping[str, Any]], dict[str, Any]]:
     """Returns all samples, and the description of their shards that follows from the first ones."""
@@ -172,7 +172,7 @@ def _described(
     return chain(first, coming), {"output": output.name, **output.describe(finder.kinds, {}, vocabulary)}
 
 
-def _renaming(fields: Mapping[str, str] | Sequence[str] | None) -> dict[str, str] | None:
+def _field_names(fields: Mapping[str, str] | Sequence[str] | None) -> dict[str, str] | None:
     if fields is None:
         return None
     return dict(fields) if isinstance(fields, Mapping) else {name: name for name in fields}

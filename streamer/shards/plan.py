@@ -32,7 +32,7 @@ _ORDER_WORD = 1
 _BATCH_WORD = 2
 
 
-class Plan(msgspec.Struct, frozen=True):
+class ShardPlan(msgspec.Struct, frozen=True):
     """The samples of each shard.
 
     Attributes:
@@ -92,7 +92,7 @@ class Batch(msgspec.Struct, frozen=True):
     names: list[SampleName]
 
 
-def make_plan(manifest: Manifest, order: Order, seed: int, shard_bytes: int, overhead: int = TAR_OVERHEAD) -> Plan:
+def make_plan(manifest: Manifest, order: Order, seed: int, shard_bytes: int, overhead: int = TAR_OVERHEAD) -> ShardPlan:
     """Plans the shards of a dataset; `overhead` is the number of bytes of a sample in a shard besides its own.
 
     Raises:
@@ -101,14 +101,14 @@ def make_plan(manifest: Manifest, order: Order, seed: int, shard_bytes: int, ove
     _check(manifest, order, shard_bytes)
     sizes = _sizes(manifest) + overhead
     if order == "shuffle" and not manifest.whole_objects:
-        return _shuffled_chunks(manifest.chunk_first, sizes, seed, shard_bytes)
+        return _plan_shuffled(manifest.chunk_first, sizes, seed, shard_bytes)
     ordinals = np.arange(manifest.samples)
     if manifest.recoded:
         return _cut(ordinals, sizes, manifest.chunk_first, shard_bytes)
     if order == "name":
         ordinals = np.array(sorted(range(manifest.samples), key=lambda i: manifest.name(i).object_key), np.int64)
     if order == "shuffle":
-        ordinals = _shuffled(ordinals, fold(seed, _ORDER_WORD))
+        ordinals = _shuffle(ordinals, fold(seed, _ORDER_WORD))
     return _cut(ordinals, sizes[ordinals], np.arange(manifest.samples + 1), shard_bytes)
 
 
@@ -185,23 +185,23 @@ def _sizes(manifest: Manifest) -> Int64Array:
     return stops - starts
 
 
-def _shuffled(values: Int64Array, state: int) -> Int64Array:
+def _shuffle(values: Int64Array, state: int) -> Int64Array:
     return values[np.argsort(fold_each(state, values), kind="stable")]
 
 
-def _shuffled_chunks(chunk_first: Int64Array, sizes: Int64Array, seed: int, shard_bytes: int) -> Plan:
+def _plan_shuffled(chunk_first: Int64Array, sizes: Int64Array, seed: int, shard_bytes: int) -> ShardPlan:
     """Plans chunks in a random order, so that a task reads whole ones; the samples read together are mixed."""
-    chunks = _shuffled(np.arange(len(chunk_first) - 1), fold(seed, _ORDER_WORD))
+    chunks = _shuffle(np.arange(len(chunk_first) - 1), fold(seed, _ORDER_WORD))
     counts = np.diff(chunk_first)[chunks]
     edges = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     ordinals = np.repeat(chunk_first[:-1][chunks] - edges[:-1], counts) + np.arange(edges[-1])
     plan = _cut(ordinals, sizes[ordinals], edges, shard_bytes)
     for first, stop in pairwise(plan.batch_first.tolist()):
-        ordinals[first:stop] = _shuffled(ordinals[first:stop], fold(seed, _BATCH_WORD))
+        ordinals[first:stop] = _shuffle(ordinals[first:stop], fold(seed, _BATCH_WORD))
     return plan
 
 
-def _cut(ordinals: Int64Array, sizes: Int64Array, unit_first: Int64Array, shard_bytes: int) -> Plan:
+def _cut(ordinals: Int64Array, sizes: Int64Array, unit_first: Int64Array, shard_bytes: int) -> ShardPlan:
     """Cuts shards of equal size, and each into equal batches, at the boundaries of units."""
     total = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)[unit_first]
     shards = _even(total, 0, len(unit_first) - 1, shard_bytes)
@@ -211,7 +211,7 @@ def _cut(ordinals: Int64Array, sizes: Int64Array, unit_first: Int64Array, shard_
         batches += _even(total, first, stop, BATCH_BYTES)[:-1]
         shard_first.append(len(batches))
     places = np.array([*batches, len(unit_first) - 1], np.int64)
-    return Plan(ordinals, unit_first[places], np.array(shard_first, np.int64), np.diff(total[shards]))
+    return ShardPlan(ordinals, unit_first[places], np.array(shard_first, np.int64), np.diff(total[shards]))
 
 
 def _even(total: Int64Array, first: int, stop: int, limit: int) -> list[int]:

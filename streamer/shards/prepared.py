@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from streamer.annotations.join import JoinRules, annotations_of, matched, pass_over
+from streamer.annotations.join import JoinRules, annotations_of, find_matches, pass_over
 from streamer.annotations.options import Annotations
 from streamer.annotations.table import AnnotationTable
 from streamer.errors import ConfigError, Discreet
@@ -20,18 +20,18 @@ from streamer.manifest.table import Manifest
 from streamer.shards.annotations import make_table, put_table
 from streamer.shards.destination import folder_url
 from streamer.shards.job import Job, Transform, transform_name
-from streamer.shards.outputs.columns import FIRST_SAMPLES, known_kinds
+from streamer.shards.outputs.columns import FIRST_SAMPLES, select_kinds
 from streamer.shards.outputs.registry import OutputName, find_output
-from streamer.shards.plan import Order, Plan, batch_of, make_plan, refuse_double_keys
+from streamer.shards.plan import Order, ShardPlan, batch_of, make_plan, refuse_double_keys
 from streamer.shards.progress import Callbacks, Follower
-from streamer.shards.reading import Dataset
+from streamer.shards.reading import SourceDataset
 from streamer.shards.receipts import Receipt
-from streamer.shards.settle import Packed, claim, settled, shards_there, waited
+from streamer.shards.settle import Packed, claim, settle_shards, shards_there, wait_for
 from streamer.shards.task import Recipe, ShardTask, find_kinds, kinds_in_shard, pack_shard
 from streamer.store.addresses.urls import shown
 
 
-class Writing(Discreet, msgspec.Struct, frozen=True):
+class PackOptions(Discreet, msgspec.Struct, frozen=True):
     """The arguments of `pack` about the destination."""
 
     url: str
@@ -51,7 +51,7 @@ class Prepared(msgspec.Struct, frozen=True):
     """A pack of a dataset before anything is written; `run` writes it."""
 
     manifest: Manifest
-    plan: Plan
+    plan: ShardPlan
     job: Job
     recipe: Recipe
 
@@ -61,7 +61,9 @@ class Prepared(msgspec.Struct, frozen=True):
         return ShardTask(self.job, self.recipe, number, batches)
 
 
-def prepare(source: DatasetSource, writing: Writing, folder: Path, runner: Runner, callbacks: Callbacks) -> Prepared:
+def prepare(
+    source: DatasetSource, writing: PackOptions, folder: Path, runner: Runner, callbacks: Callbacks
+) -> Prepared:
     """Indexes the source and plans the shards; writes nothing but its manifest and annotations, to `folder`.
 
     Raises:
@@ -70,14 +72,14 @@ def prepare(source: DatasetSource, writing: Writing, folder: Path, runner: Runne
     output = find_output(writing.output, writing.vocabulary)
     _refuse_same_place(source.urls, writing.url)
     options = BuildOptions(on_progress=callbacks.on_index)
-    manifest = waited(manifest_of_source(source, folder, runner, options, callbacks.on_note))
+    manifest = wait_for(manifest_of_source(source, folder, runner, options, callbacks.on_note))
     plan = make_plan(manifest, writing.order, writing.seed, writing.shard_bytes, output.overhead_bytes)
     if writing.transform is None and output.has_files:
         refuse_double_keys(manifest)
     content = manifest.content
-    joined = _joined(manifest, source, writing, folder)
+    joined = _find_annotations(manifest, source, writing, folder)
     recipe = Recipe(
-        Dataset(content.format, content.options, manifest.facts),
+        SourceDataset(content.format, content.options, manifest.facts),
         writing.fields,
         writing.transform,
         joined,
@@ -97,10 +99,10 @@ def prepare(source: DatasetSource, writing: Writing, folder: Path, runner: Runne
     if joined is not None:
         described["annotations"] = [joined.digest, joined.missing, joined.on]
     prepared = Prepared(manifest, plan, Job(writing.url, writing.prefix, described), recipe)
-    return _with_fields(prepared, writing, runner) if output.needs_kinds else prepared
+    return _add_fields(prepared, writing, runner) if output.needs_kinds else prepared
 
 
-def _with_fields(prepared: Prepared, writing: Writing, runner: Runner) -> Prepared:
+def _add_fields(prepared: Prepared, writing: PackOptions, runner: Runner) -> Prepared:
     """Adds the columns, or the field of tokens, that follow from the first samples."""
     manifest = prepared.manifest
     job = prepared.job
@@ -108,36 +110,38 @@ def _with_fields(prepared: Prepared, writing: Writing, runner: Runner) -> Prepar
     ordinals = prepared.plan.ordinals[:FIRST_SAMPLES]
     task = ShardTask(Job(job.url, job.prefix, described), prepared.recipe, 0, [batch_of(manifest, ordinals)])
     joined = prepared.recipe.joined
-    known = _known_kinds(manifest.facts, writing.fields)
+    known = _select_kinds(manifest.facts, writing.fields)
     if joined is None:
         (kinds,) = run_all(runner, kinds_in_shard, [task])
     else:  # the table is not yet where other machines find it
-        kinds = waited(find_kinds(task))
-        known |= known_kinds({spec.name: spec.kind for spec in AnnotationTable.open(joined.table).head.fields})
+        kinds = wait_for(find_kinds(task))
+        known |= select_kinds({spec.name: spec.kind for spec in AnnotationTable.open(joined.table).head.fields})
     known = {} if writing.transform else known
     described |= task.job.output.describe(kinds, known, writing.vocabulary)
     return msgspec.structs.replace(prepared, job=Job(job.url, job.prefix, described))
 
 
-def _joined(manifest: Manifest, source: DatasetSource, writing: Writing, folder: Path) -> JoinRules | None:
+def _find_annotations(
+    manifest: Manifest, source: DatasetSource, writing: PackOptions, folder: Path
+) -> JoinRules | None:
     """Returns the annotations of the source, after a comparison with the known keys of its samples."""
     given = annotations_of(manifest, writing.annotations, source.urls)
     if given is None:
         return None
     try:
-        table = waited(make_table(given, source.options, folder))
+        table = wait_for(make_table(given, source.options, folder))
     except ConfigError as error:
         pass_over(error, writing.annotations, given)
         return None
     joined = JoinRules.of(table, given, manifest)
-    matched(manifest, joined)
+    find_matches(manifest, joined)
     return joined
 
 
-def _known_kinds(facts: Facts, fields: dict[str, str] | None) -> dict[str, str]:
+def _select_kinds(facts: Facts, fields: dict[str, str] | None) -> dict[str, str]:
     """Returns the kinds of fields that the source names, by their new names."""
     kinds = {spec.name: spec.kind for spec in facts.fields}
-    return known_kinds(kinds if fields is None else {new: kinds.get(old, "") for old, new in fields.items()})
+    return select_kinds(kinds if fields is None else {new: kinds.get(old, "") for old, new in fields.items()})
 
 
 def run(prepared: Prepared, runner: Runner, callbacks: Callbacks) -> Packed:
@@ -149,10 +153,10 @@ def run(prepared: Prepared, runner: Runner, callbacks: Callbacks) -> Packed:
     job = prepared.job
     options = prepared.recipe.out_storage_options
     count = prepared.plan.shards
-    left = waited(claim(job, options))
+    left = wait_for(claim(job, options))
     if prepared.recipe.joined is not None:
-        waited(put_table(job, options, prepared.recipe.joined.table))
-    earlier = waited(shards_there(job, options, count))
+        wait_for(put_table(job, options, prepared.recipe.joined.table))
+    earlier = wait_for(shards_there(job, options, count))
     follower = Follower(prepared.plan, earlier, callbacks.on_progress)
 
     def write(done: dict[int, Receipt]) -> dict[int, Receipt]:
@@ -162,7 +166,7 @@ def run(prepared: Prepared, runner: Runner, callbacks: Callbacks) -> Packed:
             done[receipt.shard] = receipt
         return done
 
-    return settled(job, options, write(earlier), write, left)
+    return settle_shards(job, options, write(earlier), write, left)
 
 
 def _refuse_same_place(urls: Sequence[str], url: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from streamer.manifest import protocols
-from streamer.shards.plan import Plan
+from streamer.shards.plan import ShardPlan
 from streamer.shards.receipts import Receipt
 
 
@@ -44,7 +44,7 @@ class Follower:
     """Counts shards for the progress."""
 
     def __init__(
-        self, plan: Plan | None, earlier: Mapping[int, Receipt], on_progress: Callable[[PackProgress], None]
+        self, plan: ShardPlan | None, earlier: Mapping[int, Receipt], on_progress: Callable[[PackProgress], None]
     ) -> None:
         self._plan = plan
         self._on_progress = on_progress

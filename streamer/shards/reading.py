@@ -28,7 +28,7 @@ _GAP_BYTES = 256 << 10
 _FILES_AT_ONCE = 8
 
 
-class Dataset(msgspec.Struct, frozen=True):
+class SourceDataset(msgspec.Struct, frozen=True):
     """Facts about all samples of a source.
 
     Attributes:
@@ -40,7 +40,7 @@ class Dataset(msgspec.Struct, frozen=True):
     facts: Facts
 
 
-class Read(NamedTuple):
+class ReadSample(NamedTuple):
     """A sample: its number, its object, its bytes, and facts about it."""
 
     ordinal: int
@@ -58,14 +58,14 @@ class ReadBatch(NamedTuple):
         close: returns the memory; to be called when the samples are no longer needed.
     """
 
-    samples: Callable[[], Iterator[Read]]
+    samples: Callable[[], Iterator[ReadSample]]
     close: Callable[[], None]
 
 
-class BatchReader:
+class ShardReader:
     """Reads batches of a dataset."""
 
-    def __init__(self, fetcher: Fetcher, dataset: Dataset) -> None:
+    def __init__(self, fetcher: Fetcher, dataset: SourceDataset) -> None:
         self._fetcher = fetcher
         self._dataset = dataset
         self._recoders = Recoders()
@@ -93,16 +93,16 @@ class BatchReader:
         fetched = await self._fetcher.fetch(chunk)
         return ReadBatch(partial(_samples, batch, places, fetched.parts[0]), fetched.close)
 
-    def _block_samples(self, batch: RecodedBatch, fetched: list[Fetched]) -> Iterator[Read]:
+    def _block_samples(self, batch: RecodedBatch, fetched: list[Fetched]) -> Iterator[ReadSample]:
         """Yields samples that are decoded together."""
         recoded = [self._recoded(chunk, each) for chunk, each in zip(batch.chunks, fetched, strict=True)]
         for ordinal, owner in zip(batch.ordinals, batch.owner, strict=True):
             chunk = batch.chunks[owner]
             records = recoded[owner]
             content = records.table.record(ordinal - chunk.first_sample, records.content)
-            yield Read(ordinal, chunk.extents[0].object.url, content, SampleName())
+            yield ReadSample(ordinal, chunk.extents[0].object.url, content, SampleName())
 
-    def _recoded(self, chunk: Chunk, fetched: Fetched) -> Recoded:
+    def _recode(self, chunk: Chunk, fetched: Fetched) -> Recoded:
         dataset = self._dataset
         job = messages.Job(
             format=dataset.format,
@@ -130,12 +130,12 @@ async def _read_here(extents: Sequence[Extent], length: int) -> memoryview:
     return content
 
 
-def _samples(batch: Batch, places: list[int], content: memoryview) -> Iterator[Read]:
+def _samples(batch: Batch, places: list[int], content: memoryview) -> Iterator[ReadSample]:
     """Yields samples that are ranges of objects."""
     for i, (ordinal, place) in enumerate(zip(batch.ordinals, places, strict=True)):
         piece = content[place : place + batch.stop[i] - batch.start[i]]
         name = batch.names[i] if batch.names else SampleName()
-        yield Read(ordinal, batch.objects[batch.owner[i]].url, piece, name)
+        yield ReadSample(ordinal, batch.objects[batch.owner[i]].url, piece, name)
 
 
 def reads_of(batch: Batch) -> tuple[list[Extent], list[int]]:

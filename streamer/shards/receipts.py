@@ -74,7 +74,7 @@ class Receipt(Written, frozen=True, kw_only=True, omit_defaults=True):
         return all(getattr(self, name) == getattr(written, name) for name in Written.__struct_fields__)
 
 
-def packed_numbers(numbers: Sequence[int]) -> bytes:
+def encode_numbers(numbers: Sequence[int]) -> bytes:
     """Encodes numbers for a receipt."""
     return np.array(numbers, "<u4").tobytes()
 

@@ -41,7 +41,7 @@ class Packed:
     bytes: int
 
 
-def settled(
+def settle_shards(
     job: Job,
     options: Mapping[str, object],
     receipts: dict[int, Receipt],
@@ -61,10 +61,10 @@ def settled(
     """
     for _ in range(_ROUNDS):
         try:
-            return waited(_finish(job, options, receipts, left))
+            return wait_for(_finish(job, options, receipts, left))
         except ObjectChangedError as error:
             changed = error
-        receipts = write(waited(shards_there(job, options, len(receipts))))
+        receipts = write(wait_for(shards_there(job, options, len(receipts))))
     raise IntegrityError(
         f"shards in {shown(job.url)} change while they are packed ({changed.message}); does another program write "
         "there?",
@@ -72,7 +72,7 @@ def settled(
     ) from changed
 
 
-def waited(work: Coroutine[Any, Any, T]) -> T:
+def wait_for(work: Coroutine[Any, Any, T]) -> T:
     """Returns the result of a coroutine; in a notebook, whose loop runs already, from a thread."""
     try:
         asyncio.get_running_loop()

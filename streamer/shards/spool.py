@@ -28,7 +28,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
-def spooled(folder: Path, number: int) -> Iterator[Path]:
+def open_spool(folder: Path, number: int) -> Iterator[Path]:
     """Creates an empty file for a shard in a folder, which is created if missing; removes it unless it was moved.
 
     Raises:
@@ -41,7 +41,7 @@ def spooled(folder: Path, number: int) -> Iterator[Path]:
         else:  # of the destination: its readers may read the shards
             folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
-        with _locked(folder, number) as file:
+        with _create_locked(folder, number) as file:
             path = Path(file.name)
             try:
                 yield path
@@ -59,7 +59,7 @@ def spooled(folder: Path, number: int) -> Iterator[Path]:
         raise
 
 
-def _locked(folder: Path, number: int) -> IO[bytes]:
+def _create_locked(folder: Path, number: int) -> IO[bytes]:
     """Creates a file with a lock that ends with the process, however that ends."""
     while True:
         path = folder / f"{number:06d}-{secrets.token_hex(4)}{_SUFFIX}"

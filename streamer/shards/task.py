@@ -23,12 +23,12 @@ from streamer.shards.annotations import rules_here
 from streamer.shards.destination import Destination, agrees, files_of
 from streamer.shards.job import Job, Transform, transform_name
 from streamer.shards.outputs.base import Output, SampleTaker
-from streamer.shards.outputs.columns import given_value
+from streamer.shards.outputs.columns import to_given
 from streamer.shards.outputs.registry import KindFinder
 from streamer.shards.plan import Batch, RecodedBatch, key_of_file
-from streamer.shards.reading import BatchReader, Dataset, Read, ReadBatch
+from streamer.shards.reading import ReadBatch, ReadSample, ShardReader, SourceDataset
 from streamer.shards.receipts import Receipt, Written
-from streamer.shards.spool import spool_folder, spooled
+from streamer.shards.spool import open_spool, spool_folder
 from streamer.shards.values import KEY
 from streamer.store.addresses.urls import shown
 
@@ -43,7 +43,7 @@ class Recipe(Discreet, msgspec.Struct, frozen=True):
         packer: makes values of fields that are not written as their kinds say; None if there are none.
     """
 
-    dataset: Dataset
+    dataset: SourceDataset
     fields: dict[str, str] | None
     transform: Transform | None
     joined: JoinRules | None
@@ -95,16 +95,16 @@ async def _pack_shard(task: ShardTask) -> Receipt:
         # Another pack of the same job may have been faster.
         if (done := await receipt_there(destination, job, task.number)) is not None:
             return done
-        with spooled(spool_folder(job), task.number) as path:
+        with open_spool(spool_folder(job), task.number) as path:
             if recipe.joined is not None:
                 recipe = msgspec.structs.replace(recipe, joined=await rules_here(destination, job, recipe.joined))
             with job.open_writer(path) as writer:
                 await _write(task, _Making(recipe, job.output, writer), source)
-                made = Made(task.number, path, await asyncio.to_thread(writer.finish), writer.index)
+                made = MadeShard(task.number, path, await asyncio.to_thread(writer.finish), writer.index)
             return await upload(destination, job, made)
 
 
-class Made(msgspec.Struct, frozen=True):
+class MadeShard(msgspec.Struct, frozen=True):
     """A shard that is written but not uploaded yet.
 
     Attributes:
@@ -117,12 +117,12 @@ class Made(msgspec.Struct, frozen=True):
     index: bytes
 
 
-async def upload(destination: Destination, job: Job, made: Made) -> Receipt:
+async def upload(destination: Destination, job: Job, made: MadeShard) -> Receipt:
     """Uploads a written shard, its index before it, then writes its receipt."""
     number = made.number
     index_version = ""
     if made.index:
-        with spooled(spool_folder(job), number) as place:
+        with open_spool(spool_folder(job), number) as place:
             place.write_bytes(made.index)
             index_version = (await destination.put_file(job.index_name(number), place)).version
     record = await destination.put_file(job.shard_name(number), made.path)
@@ -147,7 +147,7 @@ async def receipt_there(destination: Destination, job: Job, number: int) -> Rece
 
 async def _write(task: ShardTask, making: _Making, source: Fetcher) -> None:
     """Writes a batch while the next one is being read."""
-    reader = BatchReader(source, task.recipe.dataset)
+    reader = ShardReader(source, task.recipe.dataset)
     with plain_errors():
         async with asyncio.TaskGroup() as group:
             coming = [group.create_task(reader.read(batch)) for batch in task.batches[:1]]
@@ -177,7 +177,7 @@ class _Making:
             add_sample(self._writer, self._changed(sample, where), read.ordinal, where)
         self._writer.flush()
 
-    def _opened(self, read: Read, where: str) -> dict[str, Any] | None:
+    def _open_sample(self, read: ReadSample, where: str) -> dict[str, Any] | None:
         """The sample with the chosen fields and its annotations; None if it has none and is left out."""
         name = read.name
         try:
@@ -203,7 +203,7 @@ class _Making:
             found |= [self._output.field_value(field)] if packed is None else packed
         return found
 
-    def _wanted(self, fields: Sequence[Field], name: SampleName, where: str) -> Iterator[Field]:
+    def _select_fields(self, fields: Sequence[Field], name: SampleName, where: str) -> Iterator[Field]:
         names = [field.name for field in fields] + (["label"] if name.label >= 0 else [])
         if self._recipe.fields is not None and (missing := self._recipe.fields.keys() - set(names)):
             raise PackError(f"{where} has no field {min(missing)!r}; it has {', '.join(names)}")
@@ -211,20 +211,20 @@ class _Making:
             if new := self._wanted_name(field.name):
                 yield field if new == field.name else Field(new, field.content, field.kind)
 
-    def _wanted_name(self, name: str) -> str | None:
+    def _output_name(self, name: str) -> str | None:
         wanted = self._recipe.fields
         return name if wanted is None else wanted.get(name)
 
-    def _changed(self, sample: dict[str, Any] | None, where: str) -> Mapping[str, Any] | None:
+    def _transform(self, sample: dict[str, Any] | None, where: str) -> Mapping[str, Any] | None:
         transform = self._recipe.transform
         if transform is None or sample is None:
             return sample
-        given = {name: given_value(value) for name, value in sample.items()}
-        changed = _called(transform, given, where)
+        given = {name: to_given(value) for name, value in sample.items()}
+        changed = _call_transform(transform, given, where)
         return None if changed is None else {**({KEY: sample[KEY]} if KEY in sample else {}), **changed}
 
 
-def _called(transform: Transform, sample: dict[str, Any], where: str) -> Mapping[str, Any] | None:
+def _call_transform(transform: Transform, sample: dict[str, Any], where: str) -> Mapping[str, Any] | None:
     call: Callable[[dict[str, Any]], object] = transform
     try:
         changed = call(sample)

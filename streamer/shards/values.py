@@ -40,11 +40,11 @@ def value_of(field: Field) -> tuple[str, object]:
     content = field.content
     if kind == "image":
         ending = next((ending for magic, ending in _MAGIC.items() if content[: len(magic)] == magic), "")
-        return (f"{name}.{ending}" if ending and not _has_ending(name, ending) else name), content
+        return (f"{name}.{ending}" if ending and not _has_extension(name, ending) else name), content
     if kind in _KIND_EXTENSIONS:
-        return (name if _has_ending(name, kind) else f"{name}.{kind}"), content
+        return (name if _has_extension(name, kind) else f"{name}.{kind}"), content
     if kind == NESTED:
-        return (name if _has_ending(name, "json") else f"{name}.json"), encode_nested_json(content)
+        return (name if _has_extension(name, "json") else f"{name}.json"), encode_nested_json(content)
     reader = find_decoder_of_kind(kind) if kind and kind != "bytes" else None
     return name, content if reader is None else reader(content)
 
@@ -75,7 +75,7 @@ def files_of(sample: Sample) -> Files:
         files.append(("json", json_of("json", others["json"] if others.keys() == {"json"} else others)))
     if not files:
         raise PackError("it has no fields")
-    return _named_once(files)
+    return _lower_names(files)
 
 
 def key_of(sample: Sample, ordinal: int) -> str:
@@ -107,7 +107,7 @@ def _file_of(name: str, value: object) -> tuple[str, Content] | None:
     if isinstance(value, int | np.integer) and not isinstance(value, bool) and name in _CLASS_NAMES:
         return "cls", b"%d" % int(value)
     if isinstance(value, np.ndarray) or (hasattr(value, "__array__") and not isinstance(value, np.generic)):
-        return (name if _has_ending(name, "npy") else f"{name}.npy"), _npy(name, np.asarray(value))
+        return (name if _has_extension(name, "npy") else f"{name}.npy"), _npy(name, np.asarray(value))
     return (name, json_of(name, value)) if name.endswith(".json") else None
 
 
@@ -150,11 +150,11 @@ def _plain(value: object) -> object:
     raise TypeError(what)
 
 
-def _has_ending(name: str, ending: str) -> bool:
+def _has_extension(name: str, ending: str) -> bool:
     return name.rpartition(".")[2].lower() == ending
 
 
-def _named_once(files: Sequence[tuple[str, Content]]) -> Files:
+def _lower_names(files: Sequence[tuple[str, Content]]) -> Files:
     """The files with names in lower case, as readers of WebDataset return them; each may occur once."""
     seen: dict[str, str] = {}
     for name, _ in files:

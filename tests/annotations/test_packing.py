@@ -20,7 +20,7 @@ from streamer.executors.runner import Runner
 from streamer.indexing.source import DatasetSource
 from streamer.shards.annotations import rules_here
 from streamer.shards.destination import Destination
-from streamer.shards.prepared import Writing, prepare, run
+from streamer.shards.prepared import PackOptions, prepare, run
 from streamer.shards.progress import Callbacks
 from tests.annotations import test_datasets
 from tests.annotations.test_datasets import COUNT, coco_in, labels_in, name
@@ -134,7 +134,7 @@ async def test_other_machines_copy_the_table(
 ) -> None:
     """Once, from beside the receipts."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    writing = Writing(
+    writing = PackOptions(
         url="memory://packed/",
         prefix="",
         shard_bytes=1 << 20,

@@ -17,7 +17,7 @@ import pytest
 from streamer.annotations.join import Joiner, JoinRules
 from streamer.annotations.options import TableOptions
 from streamer.annotations.parse import AnnotationRecoder
-from streamer.annotations.table import AnnotationTable, Head, hash_of
+from streamer.annotations.table import AnnotationHead, AnnotationTable, hash_of
 from streamer.errors import ConfigError, DecodeError, RecodeError
 from streamer.formats.chunkfile import RecordTable, encode_table
 from streamer.manifest.columns import BinaryColumn
@@ -297,15 +297,15 @@ def test_sizes_that_no_image_has_are_no_fields(tmp_path: Path) -> None:
 def test_the_identity_of_a_table_does_not_depend_on_the_prefix() -> None:
     """Tables of earlier versions have none."""
     rows = {"hash": np.zeros(1, np.int64), "key": BinaryColumn.of([b"a"]), "row": BinaryColumn.of([b""])}
-    assert Head("x", (), prefix="t").digest(rows) == Head("y", ()).digest(rows)
-    assert b"prefix" not in Head("x", ()).encode()
+    assert AnnotationHead("x", (), prefix="t").digest(rows) == AnnotationHead("y", ()).digest(rows)
+    assert b"prefix" not in AnnotationHead("x", ()).encode()
 
 
 def test_rows_of_one_hash_are_told_apart(tmp_path: Path) -> None:
     """The second of three rows that claim the hash of its key."""
     hashes = np.full(3, hash_of(b"b"), np.int64)
     keys = BinaryColumn.of([b"a", b"b", b"c"])
-    rows = AnnotationTable(tmp_path, Head("x", ()), {"hash": hashes, "key": keys, "row": keys})
+    rows = AnnotationTable(tmp_path, AnnotationHead("x", ()), {"hash": hashes, "key": keys, "row": keys})
     assert [rows.find(key) for key in "abc"] == [-1, 1, -1]
 
 

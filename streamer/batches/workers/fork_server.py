@@ -20,7 +20,7 @@ from streamer.base import linux
 from streamer.base.child import Child, absolute_import_paths, whole_environment
 from streamer.base.interpreter import find_interpreter, open_standard_descriptors
 from streamer.base.message_socket import MessageSocket, wait_until_readable
-from streamer.base.system_limits import naming_limits
+from streamer.base.system_limits import name_limits
 from streamer.batches.workers.fork_protocol import (
     REPLY,
     Connect,
@@ -282,7 +282,7 @@ _lock = threading.Lock()
 _current = _Current()
 
 
-@naming_limits()
+@name_limits()
 def fork_server(modules: Iterable[str] = ()) -> ForkServer | None:
     """Returns the server of this process, started if there is none, or None if it has crashed repeatedly.
 

@@ -16,7 +16,7 @@ from streamer.decode.rule import StoredFields
 from streamer.errors import ConfigError, PackError
 from streamer.formats.base import Field
 from streamer.formats.folder import Folder
-from streamer.shards.outputs.columns import field_value, listed_value
+from streamer.shards.outputs.columns import field_value, to_json
 from streamer.shards.outputs.registry import OUTPUTS
 
 # What is written as a member of its own, under its own name or with an extension.
@@ -101,7 +101,7 @@ def _written(to_value: Callable[[Field], tuple[str, object]], name: str, value: 
 
 def _listed(name: str, value: object) -> object:
     """A field of one of several rows, in their list: it is JSON, in every output."""
-    return listed_value(*_written(field_value, name, value)) if isinstance(value, Field) else value
+    return to_json(*_written(field_value, name, value)) if isinstance(value, Field) else value
 
 
 def _member(name: str, value: object) -> str:

@@ -24,7 +24,7 @@ from streamer.config import counted, format_bytes
 if TYPE_CHECKING:
     from streamer.indexing.source import DatasetSource
     from streamer.manifest.protocols import IndexProgress as IndexStep
-    from streamer.shards.prepared import Prepared, Writing
+    from streamer.shards.prepared import PackOptions, Prepared
     from streamer.shards.progress import PackProgress
     from streamer.shards.settle import Packed
 
@@ -192,13 +192,13 @@ def _source(arguments: argparse.Namespace) -> DatasetSource:
     )
 
 
-def _writing(arguments: argparse.Namespace) -> Writing:
+def _writing(arguments: argparse.Namespace) -> PackOptions:
     from streamer.annotations.options import Annotations
     from streamer.shards.destination import folder_url
-    from streamer.shards.prepared import Writing
+    from streamer.shards.prepared import PackOptions
 
     out_options = arguments.out_storage_options
-    return Writing(
+    return PackOptions(
         url=folder_url(arguments.out),
         prefix=arguments.prefix,
         shard_bytes=arguments.shard_size,

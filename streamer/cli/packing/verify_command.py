@@ -38,13 +38,13 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Verifies, and reports what was compared."""
     from streamer.executors.runner import runner
     from streamer.shards.destination import folder_url
-    from streamer.shards.settle import waited
+    from streamer.shards.settle import wait_for
     from streamer.shards.verify import verify
 
     url = folder_url(arguments.url)
     where = runner(arguments.on) if arguments.every else nullcontext()
     with terminal.progress("verifying", "bytes") as bar, where as running:
-        found = waited(verify(url, arguments.storage_options, runner=running, on_progress=bar.update))
+        found = wait_for(verify(url, arguments.storage_options, runner=running, on_progress=bar.update))
     terminal.line(
         f"{counted(found.shards, 'shards')}, {counted(found.samples, 'samples')}, {format_bytes(found.bytes)}: sizes, "
         f"versions and manifest agree; {counted(found.read_samples, 'samples')} read, their checksums agree"

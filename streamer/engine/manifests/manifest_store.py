@@ -78,7 +78,7 @@ class ManifestStore:
         Raises:
             ManifestError: it is not there.
         """
-        known = self.tables.pop(digest) if digest in self.tables else AnnotationTable.mapped(self._root / digest)
+        known = self.tables.pop(digest) if digest in self.tables else AnnotationTable.map_folder(self._root / digest)
         self.tables[digest] = known
         if len(self.tables) > _MOST_TABLES:
             del self.tables[next(iter(self.tables))]

@@ -12,7 +12,7 @@ from contextlib import suppress
 import msgspec
 from msgspec import structs
 
-from streamer.base.child import ConnectedChild, cleaned_environment, describe_exit
+from streamer.base.child import ConnectedChild, describe_exit, make_environment
 from streamer.base.message_socket import MessageSocket
 from streamer.base.threads import in_thread
 from streamer.engine.processes.messages import (
@@ -211,7 +211,7 @@ class FetchProcess:
     def _start(self) -> ConnectedChild:
         """Starts the process on a thread of the loop's pool, which ends with the engine (`linux.end_with_parent`)."""
         child = ConnectedChild(
-            "streamer.engine.processes", numbers=[os.getpid()], environment=cleaned_environment(_SETTINGS)
+            "streamer.engine.processes", numbers=[os.getpid()], environment=make_environment(_SETTINGS)
         )
         self._child = child
         try:

@@ -27,7 +27,7 @@ _DTYPES = {"|b1": "?", "|u1": "u1", "|i1": "i1"}
 _NUMBER = "biuf"
 
 
-class Column(msgspec.Struct, frozen=True, array_like=True):
+class OutputColumn(msgspec.Struct, frozen=True, array_like=True):
     """A column.
 
     Attributes:
@@ -78,14 +78,14 @@ def field_value(field: Field) -> tuple[str, object]:
     return (field.name, field.content) if field.kind in _IMAGE_KINDS else value_of(field)
 
 
-def given_value(value: object) -> object:
+def to_given(value: object) -> object:
     """A value of a source in the form that a transform receives."""
     if isinstance(value, JsonText):
         return json.loads(value)
     return bytes(value) if isinstance(value, memoryview) else value
 
 
-def listed_value(name: str, value: object) -> object:
+def to_json(name: str, value: object) -> object:
     """A value from `field_value` inside of a list, which is written as JSON.
 
     Raises:
@@ -123,7 +123,7 @@ def kinds_of(values: Mapping[str, object]) -> dict[str, str]:
     return {name: _kind(name, value) for name, value in values.items() if value is not None}
 
 
-def columns_of(kinds: Sequence[Mapping[str, str]], known: Mapping[str, str]) -> list[Column]:
+def columns_of(kinds: Sequence[Mapping[str, str]], known: Mapping[str, str]) -> list[OutputColumn]:
     """The columns for samples with these kinds.
 
     Args:
@@ -139,10 +139,10 @@ def columns_of(kinds: Sequence[Mapping[str, str]], known: Mapping[str, str]) -> 
             f"the first {FIRST_SAMPLES} samples have no values, or the transform leaves all of them out, so that the "
             "columns are not known; pack in another order (order='shuffle')"
         )
-    return [Column(name, known.get(name) or _merged(name, kinds)) for name in names]
+    return [OutputColumn(name, known.get(name) or _merge_kinds(name, kinds)) for name in names]
 
 
-def known_kinds(kinds: Mapping[str, str]) -> dict[str, str]:
+def select_kinds(kinds: Mapping[str, str]) -> dict[str, str]:
     """The kinds of a source that columns have, with varying lengths as -1."""
     found = {
         name: JSON if kind == NESTED else kind.replace("[]", "[-1]") for name, kind in kinds.items() if _is_column(name)
@@ -150,7 +150,7 @@ def known_kinds(kinds: Mapping[str, str]) -> dict[str, str]:
     return {name: kind for name, kind in found.items() if kind in (IMAGE, TEXT, JSON) or _is_numeric(kind)}
 
 
-def fitted(column: Column, value: object) -> object:
+def fit_value(column: OutputColumn, value: object) -> object:
     """The value in the form of its column: bytes, a str, a Python number, or an array.
 
     Raises:
@@ -158,7 +158,7 @@ def fitted(column: Column, value: object) -> object:
     """
     if value is None and (column.shape is None or column.shape[0] < 0):
         return None
-    found = _fitted(column, value)
+    found = _try_fit(column, value)
     if found is None:
         given = "None" if value is None else repr(_kind(column.name, value))
         given += f" ({value})" if isinstance(value, int | float | np.generic) else ""
@@ -169,14 +169,14 @@ def fitted(column: Column, value: object) -> object:
     return found
 
 
-def stored_bytes(value: object) -> int:
+def estimate_bytes(value: object) -> int:
     """Approximate length of a value in a file, before compression."""
     if isinstance(value, np.ndarray):
         return value.nbytes
     return len(value) if isinstance(value, bytes | str) else 8
 
 
-def features_of(columns: Sequence[Column]) -> bytes:
+def features_of(columns: Sequence[OutputColumn]) -> bytes:
     """Hugging Face's description of columns that their types do not describe: images, and lengths of arrays."""
     features: dict[str, object] = {}
     for column in columns:
@@ -223,16 +223,16 @@ def _kind(name: str, value: object) -> str:
         return TEXT
     if isinstance(value, bool | int | float | np.generic):
         dtype = np.dtype(np.int64) if type(value) is int else np.asarray(value).dtype
-        return _spelled(name, dtype)
+        return _spell_dtype(name, dtype)
     if isinstance(value, np.ndarray):
         if 0 in value.shape[1:]:
             raise PackError(f"field {name!r} has shape {value.shape}; only the first length of an array can be 0")
         shape = ",".join(map(str, value.shape))
-        return _spelled(name, value.dtype) + (f"[{shape}]" if shape else "")
+        return _spell_dtype(name, value.dtype) + (f"[{shape}]" if shape else "")
     return JSON
 
 
-def _spelled(name: str, dtype: np.dtype[np.generic]) -> str:
+def _spell_dtype(name: str, dtype: np.dtype[np.generic]) -> str:
     if dtype.kind not in _NUMBER or dtype.itemsize > 8:
         raise PackError(f"field {name!r} has numbers of type {dtype}, which Parquet does not have; convert them")
     text = dtype.newbyteorder("<").str
@@ -245,7 +245,7 @@ def _is_column(name: str) -> bool:
 
 def _is_numeric(kind: str) -> bool:
     try:
-        column = Column("", kind)
+        column = OutputColumn("", kind)
         return (
             column.dtype is not None and column.dtype.kind in _NUMBER and min((column.shape or ())[1:], default=1) > 0
         )
@@ -253,18 +253,18 @@ def _is_numeric(kind: str) -> bool:
         return False
 
 
-def _merged(name: str, samples: Sequence[Mapping[str, str]]) -> str:
+def _merge_kinds(name: str, samples: Sequence[Mapping[str, str]]) -> str:
     """The kind that all values of a field have."""
     kinds = {sample[name].replace("[0", "[-1") for sample in samples if name in sample}
     for wide, narrow in ((BYTES, {IMAGE, BYTES}), ("<f8", {"<i8", "<f8"})):
         if kinds == narrow:
             return wide
-    found = [Column(name, kind) for kind in kinds]
+    found = [OutputColumn(name, kind) for kind in kinds]
     rest = {(column.dtype, column.shape[1:]) for column in found if column.shape}
     if len(kinds) > 1 and len(rest) == 1 and all(column.shape for column in found):
         dtype, lengths = rest.pop()
         assert dtype is not None
-        return f"{_spelled(name, dtype)}[{','.join(map(str, (-1, *lengths)))}]"
+        return f"{_spell_dtype(name, dtype)}[{','.join(map(str, (-1, *lengths)))}]"
     if len(kinds) > 1:
         one, other, *_ = sorted(kinds)
         raise PackError(
@@ -274,11 +274,11 @@ def _merged(name: str, samples: Sequence[Mapping[str, str]]) -> str:
     return kinds.pop()
 
 
-def _fitted(column: Column, value: object) -> object | None:
+def _try_fit(column: OutputColumn, value: object) -> object | None:
     """The value in the form of its column; None if it does not fit."""
     if column.dtype is not None:
         given = np.asarray(value) if isinstance(value, bool | int | float | np.generic | np.ndarray) else None
-        return None if given is None else _fitted_numbers(column, column.dtype, given)
+        return None if given is None else _try_fit_numbers(column, column.dtype, given)
     if isinstance(value, JsonText):
         return value.decode() if column.kind == JSON else None
     if isinstance(value, bytes | memoryview):
@@ -290,7 +290,7 @@ def _fitted(column: Column, value: object) -> object | None:
     return None
 
 
-def _fitted_numbers(column: Column, dtype: np.dtype[np.generic], given: NDArray[np.generic]) -> object | None:
+def _try_fit_numbers(column: OutputColumn, dtype: np.dtype[np.generic], given: NDArray[np.generic]) -> object | None:
     shape = column.shape
     if shape is None:
         if given.ndim or (given.dtype.kind == "b") != (dtype.kind == "b"):

@@ -17,8 +17,16 @@ from streamer.errors import ConfigError, PackError
 from streamer.formats.checksum import crc32
 from streamer.formats.names import BYTES, IMAGE
 from streamer.shards.outputs.base import ShardWriter
-from streamer.shards.outputs.columns import JSON, TEXT, Column, features_of, fitted, plain_values, stored_bytes
-from streamer.shards.receipts import Written, packed_numbers
+from streamer.shards.outputs.columns import (
+    JSON,
+    TEXT,
+    OutputColumn,
+    estimate_bytes,
+    features_of,
+    fit_value,
+    plain_values,
+)
+from streamer.shards.receipts import Written, encode_numbers
 from streamer.shards.values import Sample
 
 # A chunk of the reader is one or several of these.
@@ -33,7 +41,7 @@ _MOST_SAMPLE_BYTES = 128 << 20
 class ParquetShard(ShardWriter):
     """A Parquet file of samples."""
 
-    def __init__(self, path: Path, columns: list[Column]) -> None:
+    def __init__(self, path: Path, columns: list[OutputColumn]) -> None:
         self._path = path
         self._columns = columns
         self._names = {column.name for column in columns}
@@ -61,8 +69,8 @@ class ParquetShard(ShardWriter):
                 f"it has a field {min(extra)!r}, the first samples have {', '.join(sorted(self._names))}; leave it out "
                 "(fields=), or write tars"
             )
-        row = [fitted(column, values.get(column.name)) for column in self._columns]
-        length = sum(map(stored_bytes, row))
+        row = [fit_value(column, values.get(column.name)) for column in self._columns]
+        length = sum(map(estimate_bytes, row))
         if length > _MOST_SAMPLE_BYTES:
             raise PackError(f"it has {length} bytes, a row at most {_MOST_SAMPLE_BYTES}; write tars")
         self._rows.append(row)
@@ -77,7 +85,7 @@ class ParquetShard(ShardWriter):
             self._write_group()
         self._opened().close()
         self._file.close()
-        return _written(self._path)
+        return _read_row_groups(self._path)
 
     def _write_group(self) -> None:
         rows = self._rows
@@ -88,7 +96,7 @@ class ParquetShard(ShardWriter):
         self._rows = []
         self._held_bytes = 0
 
-    def _opened(self) -> pq.ParquetWriter:
+    def _open_writer(self) -> pq.ParquetWriter:
         """The writer; its batches follow from the first row group."""
         if self._writer is None:
             row_bytes = max(1, self._held_bytes // max(1, len(self._rows)))
@@ -108,7 +116,7 @@ class ParquetShard(ShardWriter):
         return self._writer
 
 
-def _written(path: Path) -> Written:
+def _read_row_groups(path: Path) -> Written:
     """The row groups of a file. The first piece begins with the file, and the last one ends with it."""
     footer = pq.read_metadata(path)
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
@@ -119,10 +127,10 @@ def _written(path: Path) -> Written:
         sums = [crc32(file.read(stop - start)) for start, stop in pairwise(edges)]
     return Written(
         size=size,
-        blocks=packed_numbers([stop - start for start, stop in pairwise(edges)]),
-        sums=packed_numbers(sums),
+        blocks=encode_numbers([stop - start for start, stop in pairwise(edges)]),
+        sums=encode_numbers(sums),
         unit=1,
-        rows=packed_numbers([group.num_rows for group in groups] or [0]),
+        rows=encode_numbers([group.num_rows for group in groups] or [0]),
     )
 
 
@@ -130,7 +138,7 @@ def _start(chunk: pq.ColumnChunkMetaData) -> int:
     return int(chunk.dictionary_page_offset or chunk.data_page_offset)
 
 
-def _type(column: Column) -> pa.DataType:
+def _type(column: OutputColumn) -> pa.DataType:
     if column.dtype is not None:
         found = pa.from_numpy_dtype(column.dtype)
         for length in reversed(column.shape or ()):
@@ -151,7 +159,7 @@ def _type(column: Column) -> pa.DataType:
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
-def _array(column: Column, values: list[object]) -> pa.Array:
+def _array(column: OutputColumn, values: list[object]) -> pa.Array:
     missing = np.array([value is None for value in values])
     if column.shape is not None:
         return _lists(column, column.shape, values, missing)
@@ -165,7 +173,7 @@ def _array(column: Column, values: list[object]) -> pa.Array:
     return pa.array(values, _type(column))
 
 
-def _lists(column: Column, shape: tuple[int, ...], values: list[object], missing: NDArray[np.bool_]) -> pa.Array:
+def _lists(column: OutputColumn, shape: tuple[int, ...], values: list[object], missing: NDArray[np.bool_]) -> pa.Array:
     """Arrays as nested lists, without a loop over their numbers."""
     found = [value for value in values if isinstance(value, np.ndarray)]
     flat = np.concatenate([value.reshape(-1) for value in found]) if found else np.zeros(0, column.dtype)

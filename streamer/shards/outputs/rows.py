@@ -26,7 +26,7 @@ class ParquetOutput(Output):
         self.check()
         from streamer.shards.outputs.parquet import ParquetShard
 
-        return ParquetShard(path, [columns.Column(name, kind) for name, kind in described["columns"]])
+        return ParquetShard(path, [columns.OutputColumn(name, kind) for name, kind in described["columns"]])
 
     def field_value(self, field: Field) -> tuple[str, object]:
         """Returns the value that its kind says; see `Output.field_value`."""

@@ -11,7 +11,7 @@ from streamer.formats.base import Field
 from streamer.formats.webdataset import WebDataset
 from streamer.shards.outputs.base import Output, ShardWriter
 from streamer.shards.plan import TAR_OVERHEAD
-from streamer.shards.receipts import Written, packed_numbers
+from streamer.shards.receipts import Written, encode_numbers
 from streamer.shards.tar import TarWriter
 from streamer.shards.values import Sample, files_of, key_of, value_of
 
@@ -59,8 +59,8 @@ class TarShard(ShardWriter):
     def finish(self) -> Written:
         """Writes the end mark."""
         self._tar.finish()
-        blocks = packed_numbers(self._tar.blocks)
-        sums = packed_numbers(self._tar.sums)
+        blocks = encode_numbers(self._tar.blocks)
+        sums = encode_numbers(self._tar.sums)
         return Written(size=self._tar.size, blocks=blocks, sums=sums)
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from streamer.formats.base import Field
 from streamer.formats.checksum import crc32
 from streamer.shards.outputs.base import MAX_TOKENS, Output, ShardWriter, refuse_vocabulary
 from streamer.shards.outputs.columns import FIRST_SAMPLES, JsonText, field_value, plain_values
-from streamer.shards.receipts import Written, packed_numbers
+from streamer.shards.receipts import Written, encode_numbers
 from streamer.shards.values import KEY, Sample
 from streamer.tables.tokens.format import Tokens
 from streamer.tables.tokens.megatron import encode_index
@@ -139,7 +139,7 @@ class TokenShard(ShardWriter):
             self._write_piece()
         self._file.close()
         self.index = encode_index(self._field.dtype, np.array(self._lengths, np.int32))
-        lengths, sums, rows = map(packed_numbers, zip(*self._pieces, strict=True))
+        lengths, sums, rows = map(encode_numbers, zip(*self._pieces, strict=True))
         return Written(
             size=self.filled,
             blocks=lengths,

@@ -15,9 +15,9 @@ from streamer.base.child import (
     Child,
     ConnectedChild,
     RestartPauses,
-    cleaned_environment,
     describe_exit,
     import_paths,
+    make_environment,
     whole_environment,
 )
 
@@ -34,13 +34,13 @@ def test_paths_of_other_types_are_texts(monkeypatch: pytest.MonkeyPatch) -> None
     """Programs put paths and bytes into `sys.path`; what is neither, the interpreter passes over."""
     monkeypatch.setattr(sys, "path", ["/a", Path("/b"), b"/c", None])
     assert import_paths() == ["/a", "/b", "/c"]
-    assert cleaned_environment({})["PYTHONPATH"] == "/a:/b:/c"
+    assert make_environment({})["PYTHONPATH"] == "/a:/b:/c"
 
 
 def test_only_a_child_for_the_users_code_gets_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cleaned environment has the variables of the interpreter and of its libraries, no others."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
-    assert "AWS_SECRET_ACCESS_KEY" not in cleaned_environment({"OMP_NUM_THREADS": "1"})
+    assert "AWS_SECRET_ACCESS_KEY" not in make_environment({"OMP_NUM_THREADS": "1"})
     assert whole_environment({"OMP_NUM_THREADS": "1"})["AWS_SECRET_ACCESS_KEY"] == "hidden"
 
 
@@ -51,7 +51,7 @@ def test_a_removed_folder_does_not_prevent_a_start(monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(gone)
     monkeypatch.setattr(sys, "path", ["", "/a"])
     gone.rmdir()
-    assert cleaned_environment({})["PYTHONPATH"] == ":/a"
+    assert make_environment({})["PYTHONPATH"] == ":/a"
 
 
 @pytest.fixture
@@ -62,8 +62,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def start(program: str) -> ConnectedChild:
         module = f"program_{len(started)}"
         (tmp_path / f"{module}.py").write_text(_HEAD + program)
-        paths = os.pathsep.join([str(tmp_path), cleaned_environment({})["PYTHONPATH"]])
-        started.append(ConnectedChild(module, environment={**cleaned_environment({}), "PYTHONPATH": paths}))
+        paths = os.pathsep.join([str(tmp_path), make_environment({})["PYTHONPATH"]])
+        started.append(ConnectedChild(module, environment={**make_environment({}), "PYTHONPATH": paths}))
         return started[-1]
 
     yield start

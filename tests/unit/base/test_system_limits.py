@@ -8,7 +8,7 @@ import resource
 
 import pytest
 
-from streamer.base.system_limits import limit_error, naming_limits
+from streamer.base.system_limits import limit_error, name_limits
 from streamer.errors import CacheError, ConfigError
 
 
@@ -24,7 +24,7 @@ from streamer.errors import CacheError, ConfigError
 )
 def test_a_limit_is_named(error: Exception, field: str) -> None:
     """With what it is now, and the error as its cause."""
-    with pytest.raises(ConfigError) as caught, naming_limits():
+    with pytest.raises(ConfigError) as caught, name_limits():
         raise error
     assert caught.value.details["field"] == field
     assert caught.value.__cause__ is error
@@ -34,7 +34,7 @@ def test_a_limit_is_named(error: Exception, field: str) -> None:
 
 def test_a_name_that_is_no_utf8_is_shown() -> None:
     """As Python reads the bytes of a folder."""
-    with pytest.raises(ConfigError, match=r"'/data/b\\udcffd' is not UTF-8"), naming_limits():
+    with pytest.raises(ConfigError, match=r"'/data/b\\udcffd' is not UTF-8"), name_limits():
         os.fsdecode(b"/data/b\xffd").encode()
 
 
@@ -42,6 +42,6 @@ def test_a_name_that_is_no_utf8_is_shown() -> None:
 def test_another_error_stays(error: Exception) -> None:
     """Only limits are named."""
     assert limit_error(error) is None
-    with pytest.raises(type(error)) as caught, naming_limits():
+    with pytest.raises(type(error)) as caught, name_limits():
         raise error
     assert caught.value is error

@@ -17,7 +17,7 @@ from streamer.indexing.build import BuildOptions
 from streamer.indexing.source import DatasetSource, manifest_of_source
 from streamer.manifest.table import Manifest
 from streamer.shards import plan as planning
-from streamer.shards.plan import Plan, batch_of, key_of_file, make_plan, refuse_double_keys
+from streamer.shards.plan import ShardPlan, batch_of, key_of_file, make_plan, refuse_double_keys
 from streamer.shards.reading import reads_of
 from tests.tars import tar_of
 
@@ -49,7 +49,7 @@ def tars(tmp_path: Path) -> Manifest:
     return indexed(tmp_path / "tars", tmp_path)
 
 
-def samples_of(plan: Plan) -> list[int]:
+def samples_of(plan: ShardPlan) -> list[int]:
     """The ordinals of all shards, in order."""
     return [i for shard in range(plan.shards) for batch in plan.batches(shard) for i in batch.tolist()]
 

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from streamer.errors import PackError
-from streamer.shards.spool import spool_folder, spooled, sweep_other_jobs
+from streamer.shards.spool import open_spool, spool_folder, sweep_other_jobs
 
 
 def test_what_a_killed_task_has_left_is_removed(tmp_path: Path) -> None:
     """Not what another task writes, nor a receipt that the local store is just writing beside it."""
     (tmp_path / "000001-dead.spool").write_bytes(b"half a shard")
     (tmp_path / "000002.json.4711.part").write_bytes(b"half a receipt")
-    with spooled(tmp_path, 3) as other, spooled(tmp_path, 4) as path:
+    with open_spool(tmp_path, 3) as other, open_spool(tmp_path, 4) as path:
         assert {p.name for p in tmp_path.iterdir()} == {other.name, path.name, "000002.json.4711.part"}
     assert [p.name for p in tmp_path.iterdir()] == ["000002.json.4711.part"]
 
@@ -34,7 +34,7 @@ def test_what_packs_of_other_jobs_have_left_is_removed(tmp_path: Path, monkeypat
         (folder / "rules").mkdir()
     (killed / "000001-dead.spool").write_bytes(b"half a shard")
     (tmp_path / "other").mkdir()
-    with spooled(running, 0) as held:
+    with open_spool(running, 0) as held:
         for folder in (killed, running, tmp_path / "other"):
             os.utime(folder, (0, 0))
         sweep_other_jobs()
@@ -53,7 +53,7 @@ def test_a_sweep_takes_no_file_that_is_just_made(tmp_path: Path) -> None:
 
     def write(number: int) -> None:
         for _ in range(150):
-            with spooled(tmp_path, number) as path:
+            with open_spool(tmp_path, number) as path:
                 path.write_bytes(b"shard")
                 if not path.exists():
                     lost.append(path)
@@ -77,12 +77,12 @@ def test_the_folder_of_uploads_is_private(tmp_path: Path, monkeypatch: pytest.Mo
     folder = spool_folder(_job())
     assert folder.parent == tmp_path
     assert spool_folder(_job()) == folder
-    with spooled(folder, 0) as path:
+    with open_spool(folder, 0) as path:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert path.parent == folder
     folder.chmod(0o755)
-    with pytest.raises(PackError, match="is not private"), spooled(folder, 0):
+    with pytest.raises(PackError, match="is not private"), open_spool(folder, 0):
         pytest.fail("it was written")
     assert spool_folder(_job()) != folder
 
@@ -104,6 +104,6 @@ def test_what_other_users_put_there_is_neither_used_nor_waited_for(
     mine = spool_folder(_job())
     assert mine not in theirs
     os.mkfifo(mine / "y.spool")
-    with spooled(mine, 1) as path:
+    with open_spool(mine, 1) as path:
         assert path.parent == mine
     assert all((folder / "x.spool").exists() for folder in theirs)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from streamer.annotations.join import JoinRules, matched
+from streamer.annotations.join import JoinRules, find_matches
 from streamer.annotations.options import Annotations
 from streamer.annotations.table import ANNOTATIONS
 from streamer.client.engine_client import EngineClient
@@ -52,7 +52,7 @@ def kept(manifest: Manifest, rules: JoinRules | None) -> tuple[Choice, ...]:
     """
     if rules is None:
         return ()
-    if (found := matched(manifest, rules)) is not None:
+    if (found := find_matches(manifest, rules)) is not None:
         return ((found, Where()),) if rules.missing == "drop" else ()
     if rules.missing == "drop":
         raise ConfigError(
