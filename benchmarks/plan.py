@@ -34,7 +34,7 @@ from benchmarks.feed.workloads import WORKLOADS
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.batches.samples.opened import OpenedDataset
 from streamer.manifest.table import Manifest
-from streamer.tools.planning.model import Job, Link, Setting
+from streamer.tools.planning.model import Link, Setting, TrainingJob
 from streamer.tools.planning.simulate import simulate
 
 EPOCHS = 3
@@ -192,7 +192,7 @@ def cache_bytes(case: Case, manifest: Manifest) -> int:
 
 def make_setting(case: Case, cache_bytes: int) -> Setting:
     """Makes what the simulator and the closed form are told of a case."""
-    job = Job(
+    job = TrainingJob(
         ranks_per_node=case.ranks,
         batch_size=case.batch_size,
         step_seconds=case.step_seconds,

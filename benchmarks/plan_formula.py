@@ -27,7 +27,7 @@ from streamer.formats import detect
 from streamer.indexing.build import build
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.order.spec import OrderSpec
-from streamer.tools.planning.model import Job, Link, Setting
+from streamer.tools.planning.model import Link, Setting, TrainingJob
 from streamer.tools.planning.simulate import simulate
 
 RESULTS = Path(__file__).parent / "results"
@@ -104,7 +104,7 @@ def compare_recorded() -> list[bool]:
 
 def compare_more() -> list[bool]:
     """Compares settings that plan.py does not measure, each in its second epoch, with the simulator."""
-    job = Job(batch_size=24, step_seconds=0.06, workers=2, epochs=2)
+    job = TrainingJob(batch_size=24, step_seconds=0.06, workers=2, epochs=2)
     link = Link(bytes_per_second=50e6)
     settings = {
         "2 nodes, half of a node's part": (replace(job, nodes=2, batch_size=12), link, 0.25),

@@ -38,7 +38,7 @@ from streamer.fetch.fetcher import Fetched
 from streamer.indexing.build import BuildOptions, build
 from streamer.manifest.model import Chunk
 from streamer.manifest.table import Manifest
-from streamer.recode.messages import Job
+from streamer.recode.messages import RecodeJob
 from streamer.recode.pool import RecoderPool
 
 SAMPLE_BYTES = 110_000
@@ -83,7 +83,7 @@ class Work:
 
     async def once(self, pool: RecoderPool) -> None:
         for chunk, buffer in self.chunks:
-            job = Job.of(self._manifest, chunk)
+            job = RecodeJob.make(self._manifest, chunk)
             async with pool.recode(job, chunk, Fetched(buffer, lambda given: None).content, due=lambda: 0.0):
                 pass
 

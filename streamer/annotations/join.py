@@ -47,7 +47,7 @@ class JoinRules(msgspec.Struct, frozen=True):
     part_mark: str = ""
 
     @classmethod
-    def of(cls, table: Path, given: Annotations, manifest: Manifest) -> JoinRules:
+    def make(cls, table: Path, given: Annotations, manifest: Manifest) -> JoinRules:
         """Makes the rules of annotations whose table is found."""
         base = manifest.content.base if manifest.whole_objects else ""
         return cls(table, given.missing, given.on, base, restore_format(manifest).part_mark)
@@ -209,7 +209,7 @@ def find_matches(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.bool_] 
         first = manifest.name(int(np.argmin(found))).object_key
         count = f"{int((~found).sum()):,} of {manifest.samples:,} samples have none: " if len(found) > 1 else ""
         raise ManifestError(f"{count}{no_row(table, first)}", key=first, samples=int((~found).sum()))
-    _refuse_shared_row(manifest, table, rows)
+    _refuse_double_row(manifest, table, rows)
     if (lost := int((~found).sum())) and rules.missing == "drop":
         first = manifest.name(int(np.argmin(found))).object_key
         logger.log(
@@ -249,7 +249,7 @@ def _keys(manifest: Manifest) -> Iterator[str]:
             yield column[row].decode("utf-8", "surrogateescape")
 
 
-def _refuse_shared_row(manifest: Manifest, table: AnnotationTable, rows: npt.NDArray[np.int64]) -> None:
+def _refuse_double_row(manifest: Manifest, table: AnnotationTable, rows: npt.NDArray[np.int64]) -> None:
     """Refuses a row that two samples have."""
     order = np.argsort(rows, kind="stable")
     shared = np.flatnonzero((np.diff(rows[order]) == 0) & (rows[order][1:] >= 0))

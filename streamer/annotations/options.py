@@ -70,7 +70,7 @@ class Annotations:
             raise ConfigError(f"fields={self.fields!r}: give a sequence of names", field="fields")
 
     @classmethod
-    def of(cls, given: object) -> Annotations | None:
+    def parse(cls, given: object) -> Annotations | None:
         """Makes annotations of a url, with or without options, or of options by name; raises ConfigError."""
         if given is None or isinstance(given, cls):
             return given

@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
 
-async def map_bounded(
+async def map_concurrently(
     work: Callable[[Item], Awaitable[Outcome]], items: Sequence[Item], concurrency: int
 ) -> list[Outcome]:
     """Awaits `work` for every item, at most `concurrency` at once; returns the results in the items' order.

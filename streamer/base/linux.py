@@ -57,10 +57,10 @@ def memory_file(name: str) -> int:
             # By its filter of system calls: gVisor, systemd's SystemCallFilter=, the profiles of older containers.
             if error.errno not in (errno.EPERM, errno.EACCES, errno.ENOSYS):
                 raise
-    return _open_unlinked(name)
+    return _open_anonymous_file(name)
 
 
-def _open_unlinked(name: str) -> int:
+def _open_anonymous_file(name: str) -> int:
     for folder in (_MEMORY_FOLDER, None):
         with suppress(OSError):
             descriptor, path = tempfile.mkstemp(prefix=f"{name}-", dir=folder)

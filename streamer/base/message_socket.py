@@ -93,7 +93,7 @@ class MessageSocket:
             raise out_of_descriptors()
         return (raw, descriptors) if raw else None
 
-    def receive_arrived(self, max_bytes: int, max_descriptors: int = 0) -> Iterator[Message | None]:
+    def receive_available(self, max_bytes: int, max_descriptors: int = 0) -> Iterator[Message | None]:
         """Yields the messages that have arrived, without waiting, and None after the last one of a closed end.
 
         Raises:

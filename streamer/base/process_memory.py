@@ -17,7 +17,7 @@ _M_MMAP_THRESHOLD = -3
 _MMAP_THRESHOLD_BYTES = 32 << 20
 
 
-def keep_freed_memory(bytes_kept: int) -> bool:
+def keep_free_memory(bytes_kept: int) -> bool:
     """Makes glibc keep up to `bytes_kept` of freed memory in this process.
 
     For worker processes, before they do anything else; the trainer's process is left alone. Without it, samples of 110

@@ -50,11 +50,12 @@ def limit_error(error: BaseException) -> ConfigError | None:
 
 
 def out_of_descriptors() -> ConfigError:
-    """The error for a process that has as many files open as it may."""
+    """Returns the error for a process that has as many files open as it may."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ConfigError(
         f"this process has {_format_limit(resource.RLIMIT_NOFILE)} files open, and may have no more: raise "
-        f"RLIMIT_NOFILE (ulimit -n, up to {resource.getrlimit(resource.RLIMIT_NOFILE)[1]}; LimitNOFILE= of a service), or close the "
-        "files that your own code leaves open",
+        f"RLIMIT_NOFILE (ulimit -n, up to {hard_limit}; LimitNOFILE= of a service), or close the files that your own "
+        "code leaves open",
         field="RLIMIT_NOFILE",
     )
 

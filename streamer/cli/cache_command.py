@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamer.cli.exit_codes import Exit, explained
+from streamer.cli.exit_codes import Exit, explain_codes
 from streamer.cli.terminal import Terminal
 from streamer.config import Environment, format_bytes
 from streamer.errors import CacheError
@@ -83,7 +83,7 @@ def _action(
         name,
         help=text,
         description=text[0].upper() + text[1:] + ".",
-        epilog=explained(),
+        epilog=explain_codes(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -134,7 +134,7 @@ def _manifest(folder: Path, digest: str) -> Manifest | None:
 def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
     from streamer.cache.maintenance import check
 
-    with _unused(arguments.folder), terminal.progress("checking", "chunks") as bar:
+    with _lock_folder(arguments.folder), terminal.progress("checking", "chunks") as bar:
         report = check(arguments.folder, repair=arguments.repair, progress=bar.update)
     for key, reason in list(report.damaged.items())[:_DAMAGED_SHOWN]:
         terminal.line(f"damaged: {key}: {reason}")
@@ -156,7 +156,7 @@ def _clear(arguments: argparse.Namespace, terminal: Terminal) -> int:
             f"{arguments.folder}: {found.chunks:,} chunks, {format_bytes(found.used_bytes)} would go; repeat with --yes"
         )
         return Exit.USAGE
-    with _unused(arguments.folder, exclusive=True):
+    with _lock_folder(arguments.folder, exclusive=True):
         freed = clear(arguments.folder)
     terminal.line(f"{arguments.folder}: {format_bytes(freed)} freed")
     return Exit.DONE
@@ -166,14 +166,14 @@ def _export(arguments: argparse.Namespace, terminal: Terminal) -> int:
     from streamer.cache.maintenance import export
 
     target = Path(os.path.abspath(arguments.target))
-    with _unused(arguments.folder), terminal.progress("exporting", "chunks") as bar:
+    with _lock_folder(arguments.folder), terminal.progress("exporting", "chunks") as bar:
         there = export(arguments.folder, target, progress=bar.update)
     terminal.line(f"{target}: {there:,} chunks; mount it read-only and name it as a layer of the service's cache")
     return Exit.DONE
 
 
 @contextlib.contextmanager
-def _unused(folder: Path, *, exclusive: bool = False) -> Iterator[None]:
+def _lock_folder(folder: Path, *, exclusive: bool = False) -> Iterator[None]:
     """Keeps engines out of a folder, which they lock, and other such commands, too, if `exclusive`."""
     from streamer.cache.folder import LOCK_NAME
 

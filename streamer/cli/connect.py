@@ -94,11 +94,11 @@ def _from_arguments(socket: Path | None, cache_dir: Path | None, settings: Clien
     if socket is not None:
         return _reachable_at(Path(os.path.abspath(socket)), settings)
     if cache_dir is not None:
-        return _embedded_engine(Path(os.path.abspath(cache_dir)), settings)
+        return _find_engine_of(Path(os.path.abspath(cache_dir)), settings)
     return replace(settings, connect_seconds=CONNECT_SECONDS) if settings.external else None
 
 
-def _embedded_engine(cache_dir: Path, settings: ClientSettings) -> ClientSettings:
+def _find_engine_of(cache_dir: Path, settings: ClientSettings) -> ClientSettings:
     from streamer.client.runtime_folder import listens
 
     path = replace(settings, engine=None, cache_dir=cache_dir).socket_path

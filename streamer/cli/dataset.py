@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
-from streamer.cli.options import with_sample_choice
+from streamer.cli.options import add_choice_to_request
 from streamer.cli.terminal import Terminal
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
@@ -46,7 +46,7 @@ class JoinOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     storage_options: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, object]) -> Self:
+    def parse(cls, given: Mapping[str, object]) -> Self:
         """Reads the JSON.
 
         Raises:
@@ -72,7 +72,7 @@ class JoinOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         right = StreamingDataset(
             [self.url] if isinstance(self.url, str) else self.url,
-            format=named_format(self.format, self.format_options),
+            format=choose_format(self.format, self.format_options),
             storage_options=storage_options if self.storage_options is None else self.storage_options,
             **arguments,
         )
@@ -117,10 +117,10 @@ def request_of(arguments: argparse.Namespace, chunk_bytes: int | None = None) ->
         chunk_bytes=chunk_bytes or 0,
         limit_seconds=NO_LIMIT_SECONDS,
     )
-    return with_sample_choice(request, arguments)
+    return add_choice_to_request(request, arguments)
 
 
-def opened(arguments: argparse.Namespace, manifest: Manifest) -> OpenedDataset:
+def open_samples(arguments: argparse.Namespace, manifest: Manifest) -> OpenedDataset:
     """The samples that --where chooses, with what --join names (`options.add_join`); by default all of the manifest.
 
     Raises:
@@ -135,7 +135,7 @@ def opened(arguments: argparse.Namespace, manifest: Manifest) -> OpenedDataset:
     from streamer.loader.options.arguments import Index
 
     for given in arguments.join:
-        join = JoinOptions.of(_key(arguments.on) | ({"url": given} if isinstance(given, str) else given))
+        join = JoinOptions.parse(_key(arguments.on) | ({"url": given} if isinstance(given, str) else given))
         dataset = join.join(
             dataset,
             arguments.storage_options,
@@ -170,7 +170,9 @@ def dataset_of(arguments: argparse.Namespace, manifest: str | None) -> Streaming
     format_options = json.loads(arguments.format_options)
     return StreamingDataset(
         arguments.urls,
-        format=Folder(arguments.extensions) if arguments.extensions else named_format(arguments.format, format_options),
+        format=Folder(arguments.extensions)
+        if arguments.extensions
+        else choose_format(arguments.format, format_options),
         storage_options=arguments.storage_options,
         manifest=Index(manifest, limit_seconds=NO_LIMIT_SECONDS, on_error=arguments.index_errors),
         cache_dir=arguments.cache_dir,
@@ -184,7 +186,7 @@ def _key(on: str | None) -> dict[str, object]:
     return {"on": (left, right) if equal else left} if left else {}
 
 
-def named_format(name: str, options: Mapping[str, Any]) -> str | Format:
+def choose_format(name: str, options: Mapping[str, Any]) -> str | Format:
     """Returns the format of that name; the name alone, which may be "auto", if it has no options.
 
     Raises:

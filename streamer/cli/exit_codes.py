@@ -53,7 +53,7 @@ def exit_of(error: StreamerError) -> Exit:
     return next((code for kind, code in _BY_ERROR if isinstance(error, kind)), Exit.FAILED)
 
 
-def explained() -> str:
+def explain_codes() -> str:
     """The codes as a paragraph for the help."""
     lines = [f"  {int(code):>3}  {meaning}" for code, meaning in MEANINGS.items()]
     return "exit codes:\n" + "\n".join(lines)

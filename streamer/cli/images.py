@@ -32,13 +32,13 @@ def half_blocks(image: Image, columns: int, lines: int) -> Iterator[str]:
         columns: characters per line.
         lines: most lines of text; each shows two rows.
     """
-    height, width = fitting(image.shape[0], image.shape[1], columns, 2 * lines)
+    height, width = fit_size(image.shape[0], image.shape[1], columns, 2 * lines)
     small = shrunk(image, height, width)
     for top in range(0, height - height % 2, 2):
         yield "".join(map(_character, small[top], small[top + 1])) + _RESET
 
 
-def fitting(height: int, width: int, columns: int, rows: int) -> tuple[int, int]:
+def fit_size(height: int, width: int, columns: int, rows: int) -> tuple[int, int]:
     """The largest size of the same shape within columns x rows; at most the image's, with an even height."""
     scale = min(columns / width, rows / height, 1.0)
     fitted = max(2, int(height * scale))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from streamer.base.absolute import absolute
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import add_cache_dir, add_on, add_sample_choice, add_storage_options, count_of, size_or_auto
-from streamer.cli.terminal import Progress, Terminal
+from streamer.cli.terminal import ProgressLine, Terminal
 from streamer.config import counted, format_bytes
 from streamer.errors import ConfigError
 
@@ -129,12 +129,12 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
             "(docs/mixing.md)",
             field="urls",
         )
-    with _indexed(arguments, terminal) as (manifest, fallback_dir):
+    with _open_manifest(arguments, terminal) as (manifest, fallback_dir):
         where = arguments.out or str(manifest.path)
         if arguments.out:
             _export(manifest, fallback_dir, absolute(arguments.out), arguments.storage_options)
         if arguments.beside:
-            where = _beside(manifest, arguments.urls)
+            where = _manifest_url_beside(manifest, arguments.urls)
             _export(manifest, fallback_dir, where, arguments.storage_options)
         _summary(manifest, where, terminal)
         if arguments.measure is not None:
@@ -173,7 +173,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def _indexed(arguments: argparse.Namespace, terminal: Terminal) -> Iterator[tuple[Manifest, Path]]:
+def _open_manifest(arguments: argparse.Namespace, terminal: Terminal) -> Iterator[tuple[Manifest, Path]]:
     """Yields the manifest, built by the engine of this machine or in tasks, and the other folder of its columns."""
     if arguments.on is None:
         from streamer.cli.dataset import client_settings, open_manifest, request_of
@@ -190,7 +190,7 @@ def _indexed(arguments: argparse.Namespace, terminal: Terminal) -> Iterator[tupl
     notes: list[str] = []
     with tempfile.TemporaryDirectory(prefix="streamer-index-") as folder:
         with terminal.progress("indexing", "bytes") as bar:
-            manifest = _in_tasks(arguments, Path(folder), bar, notes)
+            manifest = _build_in_tasks(arguments, Path(folder), bar, notes)
         for note in notes:
             terminal.note(note)
         yield manifest, Path(folder)
@@ -210,7 +210,7 @@ def _add_columns(manifest: Manifest, client: EngineClient, request: GetManifest,
         keep_keys(KeyReader(manifest, EngineConnections(lambda: client), KEY, fallback_dir=client.fallback_dir))
 
 
-def _in_tasks(arguments: argparse.Namespace, folder: Path, bar: Progress, notes: list[str]) -> Manifest:
+def _build_in_tasks(arguments: argparse.Namespace, folder: Path, bar: ProgressLine, notes: list[str]) -> Manifest:
     """Builds the manifest without an engine and a cache."""
     import asyncio
     import json
@@ -246,7 +246,7 @@ def _in_tasks(arguments: argparse.Namespace, folder: Path, bar: Progress, notes:
         return asyncio.run(manifest_of_source(source, folder, running, options, notes.append))
 
 
-def _explained(manifest: Manifest, arguments: argparse.Namespace) -> str:
+def _explain_order(manifest: Manifest, arguments: argparse.Namespace) -> str:
     """Describes the order of the samples."""
     from streamer.order.quality import explain
     from streamer.order.spec import OrderSpec
@@ -257,7 +257,7 @@ def _explained(manifest: Manifest, arguments: argparse.Namespace) -> str:
     return explain(spec, manifest.chunk_samples, batch, int(manifest.chunk_local_bytes.sum()), arguments.nodes)
 
 
-def _packed(manifest: Manifest, arguments: argparse.Namespace) -> str:
+def _plan_rows(manifest: Manifest, arguments: argparse.Namespace) -> str:
     """Plans rows, and describes them."""
     from streamer.batches.rows.explain import explain_rows
     from streamer.batches.rows.options import Estimate, Packing
@@ -274,7 +274,7 @@ def _packed(manifest: Manifest, arguments: argparse.Namespace) -> str:
 
 
 # The description of a dataset is that of the first option that was given.
-_DESCRIPTIONS = {"packing": _packed, "explain": _explained}
+_DESCRIPTIONS = {"packing": _plan_rows, "explain": _explain_order}
 
 
 def _measure(manifest: Manifest, arguments: argparse.Namespace, terminal: Terminal) -> None:
@@ -314,7 +314,7 @@ def _check_batch(batch: int, nodes: int) -> None:
         raise ConfigError(f"--explain {batch}: must be at least 1, and a multiple of --nodes {nodes}", field="explain")
 
 
-def _beside(manifest: Manifest, urls: Sequence[str]) -> str:
+def _manifest_url_beside(manifest: Manifest, urls: Sequence[str]) -> str:
     from streamer.manifest.beside import BESIDE
 
     if manifest.whole_objects:

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import NoReturn, Protocol, cast
 
 from streamer.base.logs import configure, level_of
-from streamer.cli.exit_codes import Exit, exit_of, explained
+from streamer.cli.exit_codes import Exit, exit_of, explain_codes
 from streamer.cli.options import move_logins
 from streamer.cli.terminal import Terminal
 from streamer.config import Environment
@@ -108,7 +108,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _epilog(examples: str) -> str:
-    return f"{examples.rstrip()}\n\n{explained()}"
+    return f"{examples.rstrip()}\n\n{explain_codes()}"
 
 
 def _leave(code: int) -> NoReturn:

@@ -60,7 +60,7 @@ def storage_options(text: str) -> dict[str, object]:
     return _read(lambda: _mapping(_file(text[1:]) if text.startswith("@") else text, "storage options"))
 
 
-def url_or_mapping(text: str) -> str | dict[str, object]:
+def parse_url_or_options(text: str) -> str | dict[str, object]:
     """Parses a url, or JSON with a url and options.
 
     Raises:
@@ -89,7 +89,7 @@ def add_join(parser: argparse.ArgumentParser) -> None:
     """Adds the options for StreamingDataset.join and select(where=...)."""
     parser.add_argument(
         "--join",
-        type=url_or_mapping,
+        type=parse_url_or_options,
         action="append",
         default=[],
         metavar="URL",
@@ -134,7 +134,7 @@ def add_sample_choice(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def with_sample_choice(request: GetManifest, arguments: argparse.Namespace) -> GetManifest:
+def add_choice_to_request(request: GetManifest, arguments: argparse.Namespace) -> GetManifest:
     """Fills the options of `add_sample_choice` into the request."""
     from msgspec.structs import replace
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_cache_dir, add_dataset, add_storage_options, url_or_mapping
+from streamer.cli.options import add_cache_dir, add_dataset, add_storage_options, parse_url_or_options
 from streamer.cli.terminal import Terminal
 from streamer.config import format_bytes
 from streamer.errors import ConfigError
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--annotations",
-        type=url_or_mapping,
+        type=parse_url_or_options,
         metavar="URL",
         help="a file with labels, boxes or texts; or JSON with url, key, fields, on",
     )
@@ -89,22 +89,22 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     with EngineClient(client_settings(arguments)) as client:
         manifest = open_manifest(client, arguments, terminal)
         content = StreamedBytes(client, manifest)
-        joined = _joined(arguments, manifest, client)
+        joined = _find_annotations(arguments, manifest, client)
         rules = SampleRules(decode=None if arguments.raw else "auto", joined=joined)
         maker = SampleMaker(manifest, content, rules)
         if arguments.key is None:
             ordinal = _ordinal(arguments.sample, manifest.samples)
         else:
-            ordinal = _found(arguments.key, manifest, client)
+            ordinal = _find_sample(arguments.key, manifest, client)
         (place,) = maker.places(np.array([ordinal], np.int64))
         sample = maker.decode(place, content.read(place))
-    for line in (*described(sample, place, manifest), *_decoding(place, manifest)):
+    for line in (*describe_sample(sample, place, manifest), *_describe_decode(place, manifest)):
         terminal.line(line)
     _draw(sample, arguments.out, terminal)
     return Exit.DONE
 
 
-def described(sample: dict[str, object], place: SampleLocation, manifest: Manifest) -> list[str]:
+def describe_sample(sample: dict[str, object], place: SampleLocation, manifest: Manifest) -> list[str]:
     """The sample's place, and a line per field."""
     rest = {name: value for name, value in sample.items() if name != "__key__"}
     width = max((len(name) for name in rest), default=0)
@@ -116,7 +116,7 @@ def described(sample: dict[str, object], place: SampleLocation, manifest: Manife
     ]
 
 
-def _decoding(place: SampleLocation, manifest: Manifest) -> list[str]:
+def _describe_decode(place: SampleLocation, manifest: Manifest) -> list[str]:
     """What decoding a sample takes, and how it would take less."""
     from streamer.formats.registry import restore_format
 
@@ -140,13 +140,13 @@ def value_text(value: object) -> str:
             return f"{type(value).__name__} {_cut(repr(value))}"
 
 
-def _joined(arguments: argparse.Namespace, manifest: Manifest, client: EngineClient) -> JoinRules | None:
+def _find_annotations(arguments: argparse.Namespace, manifest: Manifest, client: EngineClient) -> JoinRules | None:
     """The annotations that are named, or that lie beside the files."""
     from streamer.annotations.join import JoinRules, annotations_of, pass_over
     from streamer.annotations.options import Annotations
     from streamer.loader.members.joins.joining import find_table
 
-    named = Annotations.of(arguments.annotations)
+    named = Annotations.parse(arguments.annotations)
     if (found := annotations_of(manifest, named, arguments.urls)) is None:
         return None
     try:
@@ -154,10 +154,10 @@ def _joined(arguments: argparse.Namespace, manifest: Manifest, client: EngineCli
     except ConfigError as error:
         pass_over(error, named, found)
         return None
-    return JoinRules.of(table, replace(found, missing="empty"), manifest)
+    return JoinRules.make(table, replace(found, missing="empty"), manifest)
 
 
-def _found(key: str, manifest: Manifest, client: EngineClient) -> int:
+def _find_sample(key: str, manifest: Manifest, client: EngineClient) -> int:
     """The number of the sample with a key."""
     from streamer.client.engine_client import EngineClient
     from streamer.loader.members.connections import EngineConnections
@@ -214,7 +214,7 @@ def _draw(sample: dict[str, object], out: Path | None, terminal: Terminal) -> No
 
         size = shutil.get_terminal_size()
         for line in half_blocks(image, size.columns, min(size.lines - 2, _DRAWN_LINES)):
-            terminal.drawn(line)
+            terminal.draw(line)
 
 
 def _first_image(sample: dict[str, object]) -> npt.NDArray[np.uint8] | None:

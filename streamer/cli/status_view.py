@@ -79,9 +79,9 @@ class StatusView:
     @property
     def sessions(self) -> list[Statistics]:
         """The sessions; those that wait most come first."""
-        return sorted(entries(self.now, "sessions"), key=lambda entry: -self.waiting(entry))
+        return sorted(entries(self.now, "sessions"), key=lambda entry: -self.wait_share(entry))
 
-    def waiting(self, session: Statistics) -> float:
+    def wait_share(self, session: Statistics) -> float:
         """Share of its time that a consumer waited for the engine."""
         name = _name(session)
         old = next((entry for entry in entries(self._before, "sessions") if _name(entry) == name), {})
@@ -143,7 +143,7 @@ class StatusView:
         return [
             (
                 str(entry.get("dataset", ""))[:_DIGEST_LETTERS],
-                _shortened(printable(str(entry.get("url", "")))),
+                _shorten(printable(str(entry.get("url", "")))),
                 count(entry, "samples"),
                 amount(entry, "total_bytes"),
                 count(entry, "sessions"),
@@ -188,9 +188,9 @@ class StatusView:
                 printable(str(entry.get("job", ""))),
                 str(entry.get("epoch", "")),
                 count(entry, "done"),
-                str(entry["failed"]) if entry.get("failed") else f"{self.waiting(entry):.1%}",
+                str(entry["failed"]) if entry.get("failed") else f"{self.wait_share(entry):.1%}",
                 _share(number(entry, "epoch_hit_bytes"), number(entry, "epoch_needed_bytes")),
-                *_of_loader(entry),
+                *_last_report(entry),
             )
             for entry in self.sessions
         ]
@@ -198,7 +198,7 @@ class StatusView:
     def worst_advice(self) -> str:
         """Returns the report of the loader of the consumer that waits most, uncut; "" if there is none."""
         for entry in self.sessions[:1]:
-            text = _of_loader(entry)[1]
+            text = _last_report(entry)[1]
             return f"waits most: {printable(str(entry.get('consumer', '')))}: {text}" if text else ""
         return ""
 
@@ -253,7 +253,7 @@ class StatusView:
             return f"{number(self.now, 'hit_bytes') / ever:.1%} since the engine started; no epoch runs now"
         return "nothing was needed yet"
 
-    def _since(self, name: str) -> float:
+    def _difference(self, name: str) -> float:
         return number(self.now, name) - number(self._before, name)
 
 
@@ -297,7 +297,7 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _of_loader(session: Statistics) -> tuple[str, str]:
+def _last_report(session: Statistics) -> tuple[str, str]:
     """Returns the last report of a session's loader: its waiting share, and the reason."""
     share = session.get("loader_waiting_share")
     bottleneck = printable(str(session.get("bottleneck") or ""))
@@ -315,6 +315,6 @@ def _share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole else "-"
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     half = _URL_LETTERS // 2 - 1
     return text if len(text) <= _URL_LETTERS else f"{text[:half]}..{text[-half:]}"

@@ -18,7 +18,7 @@ from streamer.errors import ConfigError, without_controls, without_secrets
 PLAIN_INTERVAL_SECONDS = 5.0
 
 
-class Progress(Protocol):
+class ProgressLine(Protocol):
     """The progress of a running task."""
 
     def update(self, done: float, total: float | None, text: str = "") -> None:
@@ -43,7 +43,7 @@ class Terminal:
         """Writes a line of the result; names in it may be a stranger's."""
         print(_printable(without_controls(text)), file=self.out, flush=True)
 
-    def drawn(self, line: str) -> None:
+    def draw(self, line: str) -> None:
         """Writes a line with colours of streamer's own."""
         print(line, file=self.out, flush=True)
 
@@ -61,7 +61,7 @@ class Terminal:
         print(_printable(line), file=self.err, flush=True)
 
     @contextmanager
-    def progress(self, title: str, unit: str) -> Iterator[Progress]:
+    def progress(self, title: str, unit: str) -> Iterator[ProgressLine]:
         """Shows a bar, or lines, for one task.
 
         Args:
@@ -177,7 +177,7 @@ class _RichProgress:
     def __init__(self, title: str, unit: str, err: TextIO) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bars
+        from rich.progress import ProgressLine as Bars
 
         self._unit = unit
         columns = (

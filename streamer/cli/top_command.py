@@ -103,7 +103,7 @@ def render(picture: StatusView, columns: int, lines: int) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    shown = fitting(picture, columns, lines)
+    shown = fit_view(picture, columns, lines)
     figures = Table.grid(padding=(0, 2))
     figures.add_column(style="bold")
     figures.add_column(no_wrap=True)
@@ -129,7 +129,7 @@ class Shown(NamedTuple):
         return len(self.figures) + tables + sum(-(-len(remark) // columns) for remark in self.remarks)
 
 
-def fitting(picture: StatusView, columns: int, lines: int) -> Shown:
+def fit_view(picture: StatusView, columns: int, lines: int) -> Shown:
     """Drops less important figures first, then the other tables, then the sessions that wait least."""
     tables = picture.tables(_MOST_MEMBERS)
     # The sessions are the last table. If their last column is cut, the text of the first of them follows below.

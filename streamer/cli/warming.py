@@ -110,8 +110,8 @@ def plan(
         places: places of the chunks among this engine's peers: its own come first.
     """
     keys = as_keys(manifest.chunk_keys)
-    here = _among(keys, present - below)
-    free = _among(keys, below)
+    here = _are_in(keys, present - below)
+    free = _are_in(keys, below)
     there = here | free
     sizes = file_bytes(manifest)
     order = np.lexsort((-draw_ranks(keys, places), ~there))
@@ -127,7 +127,7 @@ def plan(
     )
 
 
-def _among(keys: npt.NDArray[np.bytes_], wanted: Collection[bytes]) -> npt.NDArray[np.bool_]:
+def _are_in(keys: npt.NDArray[np.bytes_], wanted: Collection[bytes]) -> npt.NDArray[np.bool_]:
     # numpy drops the zero bytes at the end of a string.
     return np.fromiter((bytes(key).ljust(16, b"\0") in wanted for key in keys), np.bool_, len(keys))
 

@@ -26,7 +26,7 @@ class RayExecutor(Executor):
         future: Future[T] = Future()
         reference = self._call.remote(fn, args, kwargs)
         self._running[future] = reference
-        reference.future().add_done_callback(partial(self._ended, future))
+        reference.future().add_done_callback(partial(self._finish, future))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -34,7 +34,7 @@ class RayExecutor(Executor):
         for reference in list(self._running.values()):
             ray.cancel(reference, force=True)
 
-    def _ended(self, future: Future[Any], answer: Future[Any]) -> None:
+    def _finish(self, future: Future[Any], answer: Future[Any]) -> None:
         self._running.pop(future)
         if not future.set_running_or_notify_cancel():
             return

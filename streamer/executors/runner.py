@@ -132,7 +132,7 @@ def run_all(runner: Runner, function: Callable[[Task], Outcome], tasks: Iterable
             yield from work.outcome(ended.get())
 
 
-async def run_while_growing(
+async def run_dynamic(
     runner: Runner, function: Callable[[Task], Outcome], next_task: Callable[[], Task | None]
 ) -> AsyncGenerator[Outcome, None]:
     """Does the same as `run_all` on an event loop, for tasks whose results may bring more.

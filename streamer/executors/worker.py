@@ -17,7 +17,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from streamer.base.process_memory import collect_rarely, keep_freed_memory
+from streamer.base.process_memory import collect_rarely, keep_free_memory
 from streamer.errors import WorkerError
 
 _KEPT_BYTES = 256 << 20
@@ -26,7 +26,7 @@ _KEPT_BYTES = 256 << 20
 def main(descriptor: int) -> None:
     """Runs calls until the connection ends."""
     # 2.4 CPU s/GB instead of 3.3 for a pack of files of 110 KB, whose buffers were faulted in again (2026-11-23).
-    keep_freed_memory(_KEPT_BYTES)
+    keep_free_memory(_KEPT_BYTES)
     collect_rarely()
     # What a user's code prints is not among the lines of a command.
     os.dup2(2, 1)

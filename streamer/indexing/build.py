@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from streamer.base.bounded_map import map_bounded
+from streamer.base.bounded_map import map_concurrently
 from streamer.errors import ConfigError, ManifestError
 from streamer.indexing.container_rows import (
     WINDOW_BYTES,
@@ -33,10 +33,10 @@ from streamer.manifest.columns import decode_text
 from streamer.manifest.model import Extent
 from streamer.manifest.packing import Cut, choose_chunk_bytes, hash_keys, pack_in_order, pack_objects
 from streamer.manifest.protocols import (
+    BuildProgress,
     ChooseFormat,
     Indexer,
     IndexEstimate,
-    IndexProgress,
     LeftOut,
     Lister,
     Need,
@@ -181,7 +181,7 @@ async def _whole_objects(listed: ListedDataset, options: BuildOptions) -> Manife
     rows = await asyncio.to_thread(_pack, listing, listed.indexer, chunk_bytes, options.in_key_order)
     if options.on_progress:
         count = len(listing)
-        options.on_progress(IndexProgress(count, count, total_bytes, total_bytes, 0, count))
+        options.on_progress(BuildProgress(count, count, total_bytes, total_bytes, 0, count))
     return rows
 
 
@@ -291,7 +291,7 @@ class _Indexed:
             self._count_object(number, cut, 0)
         unknown = [number for number in numbers if number not in known]
         if self._options.elsewhere is None:
-            indexed = await map_bounded(self._index_or_leave, unknown, self._budget.parallel_objects)
+            indexed = await map_concurrently(self._index_or_leave, unknown, self._budget.parallel_objects)
         else:
             indexed = await self._index_elsewhere(unknown, self._options.elsewhere)
         found = {**known, **dict(zip(unknown, indexed, strict=True))}
@@ -401,7 +401,7 @@ class _Indexed:
     def _report(self) -> None:
         if self._options.on_progress:
             self._options.on_progress(
-                IndexProgress(
+                BuildProgress(
                     objects_done=self._done,
                     objects=len(self._listing),
                     bytes_done=self._done_bytes,

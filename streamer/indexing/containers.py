@@ -10,10 +10,10 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
-from streamer.base.bounded_map import map_bounded
+from streamer.base.bounded_map import map_concurrently
 from streamer.config import FetchConfig
 from streamer.errors import Discreet, ManifestError
-from streamer.executors.runner import Runner, run_while_growing
+from streamer.executors.runner import Runner, run_dynamic
 from streamer.fetch import Fetcher
 from streamer.indexing.build import BuildOptions
 from streamer.indexing.container_rows import Budget, Container, Partial, index_container
@@ -56,7 +56,7 @@ class IndexTasks(Discreet, msgspec.Struct, frozen=True):
             ContainersTask(first, containers[first:stop], indexer, self.options)
             for first, stop in groups([each.record.size for each in containers], self.runner.most_tasks)
         )
-        async with aclosing(run_while_growing(self.runner, index_containers, lambda: next(tasks, None))) as coming:
+        async with aclosing(run_dynamic(self.runner, index_containers, lambda: next(tasks, None))) as coming:
             async for first, some in coming:
                 for place, found in some:
                     yield first + place, found
@@ -103,5 +103,5 @@ async def _index(task: ContainersTask) -> Findings:
             except ManifestError as error:
                 return error
 
-        found = await map_bounded(index, range(len(task.containers)), budget.parallel_objects)
+        found = await map_concurrently(index, range(len(task.containers)), budget.parallel_objects)
     return [*notes, *enumerate(found)]

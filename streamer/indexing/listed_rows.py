@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.base.bounded_map import map_bounded
+from streamer.base.bounded_map import map_concurrently
 from streamer.errors import ConfigError, ManifestError, describe_undecoded
 from streamer.manifest.beside import is_beside, is_hidden, is_hidden_folder
 from streamer.manifest.columns import decode_text, encode_text, is_utf_8
@@ -140,7 +140,7 @@ async def list_objects(
             raise ConfigError(
                 f"url {describe_undecoded(url)}; name the folder above it by a pattern (*), or rename it", field="urls"
             )
-    found = await map_bounded(lambda url: _list_one(url, lister, order_of), urls, concurrency)
+    found = await map_concurrently(lambda url: _list_one(url, lister, order_of), urls, concurrency)
     # A thread does it: 10^6 names take a second.
     return await asyncio.to_thread(_choose, tuple(urls), found, choose_format)
 
@@ -148,7 +148,7 @@ async def list_objects(
 def _choose(urls: tuple[str, ...], found: list[_UrlListing], choose_format: ChooseFormat) -> ListedDataset:
     found = [_visible(part) for part in found]
     chosen = choose_format(key for part in found for key in part.keys)
-    kept = [_select_accepted(part, chosen) for part in found]
+    kept = [_select_objects(part, chosen) for part in found]
     others: dict[str, ObjectRecord] = {}
     for part, keep in () if chosen.whole_objects else zip(found, kept, strict=True):
         others |= {record.url: record for record in part.list_others(keep)}
@@ -245,7 +245,7 @@ def _common_folder(paths: Sequence[str]) -> str:
 def _visible(part: _UrlListing) -> _UrlListing:
     """Leaves out what is in hidden folders, which no format sees.
 
-    Hidden files are left out by `_select_accepted`: the metadata of zarr have such names.
+    Hidden files are left out by `_select_objects`: the metadata of zarr have such names.
     """
     if _names_one(part) or _names_each(part):
         return part
@@ -284,7 +284,7 @@ def _bare(key: str) -> str:
     return key.rpartition("/")[2].lstrip(".")
 
 
-def _select_accepted(part: _UrlListing, chosen: Indexer) -> list[int]:
+def _select_objects(part: _UrlListing, chosen: Indexer) -> list[int]:
     if _names_one(part):
         return [0]
     # Formats of this package look themselves; those of others need not.

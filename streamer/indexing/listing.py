@@ -12,7 +12,7 @@ import msgspec
 
 from streamer.config import FetchConfig
 from streamer.errors import Discreet
-from streamer.executors.runner import Runner, run_while_growing
+from streamer.executors.runner import Runner, run_dynamic
 from streamer.fetch import Fetcher
 from streamer.indexing.key_ranges import KeyRange, KeyRanges, is_clean
 from streamer.indexing.stores import StoreOpener
@@ -61,7 +61,7 @@ class TaskLister:
         pattern = Pattern.of(url)
         max_pages = _FIRST_PAGES if pattern.single and self._fetcher.lists_from(url) else None
         pages = await self._fetcher.list(url, enough=lambda found: len(found) == max_pages)
-        if len(pages) == max_pages and not _is_ordered(pages, pattern.folder):
+        if len(pages) == max_pages and not _has_sorted_keys(pages, pattern.folder):
             # A store that sorts differently, such as S3's directory buckets.
             max_pages = None
             pages = await self._fetcher.list(url)
@@ -79,7 +79,7 @@ class TaskLister:
             keys = ranges.take()
             return None if keys is None else ListTask(folder, keys, self._options)
 
-        async with aclosing(run_while_growing(self._runner, list_range, next_task)) as coming:
+        async with aclosing(run_dynamic(self._runner, list_range, next_task)) as coming:
             async for listed in coming:
                 ranges.finish(listed.rest)
                 yield listed.records()
@@ -110,7 +110,7 @@ async def _list(task: ListTask) -> ListedPages:
     )
 
 
-def _is_ordered(pages: Sequence[Page], folder: str) -> bool:
+def _has_sorted_keys(pages: Sequence[Page], folder: str) -> bool:
     """Whether keys ascend, and the last is one behind which a listing may begin."""
     urls = [record.url for page in pages for record in page]
     in_folder = urls[0].startswith(folder) and is_clean(urls[-1][len(folder) :])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from streamer.base.bounded_map import map_bounded
+from streamer.base.bounded_map import map_concurrently
 from streamer.config import FetchConfig
 from streamer.errors import Discreet, ManifestError, ObjectNotFoundError
 from streamer.executors.runner import Runner
@@ -112,4 +112,4 @@ async def manifest_files(fetcher: Fetcher, url: str) -> list[tuple[str, bytes]]:
     async def read(name: str) -> tuple[str, bytes]:
         return name, await fetcher.read(Extent(files[name], 0, files[name].size))
 
-    return await map_bounded(read, sorted(files), _READS_AT_ONCE)
+    return await map_concurrently(read, sorted(files), _READS_AT_ONCE)

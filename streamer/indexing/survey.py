@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 
 import msgspec
 
-from streamer.base.bounded_map import map_bounded
+from streamer.base.bounded_map import map_concurrently
 from streamer.errors import ManifestError
 from streamer.indexing.checked_reader import refuse_pointers
 from streamer.indexing.listed_rows import ListedDataset, Listing
@@ -132,7 +132,7 @@ async def read_needs(needs: tuple[Need, ...], reader: RangeReader, concurrency: 
         assert need.object is not None, "a need of several, or of a survey, names its object"
         return memoryview(await reader.read(Extent(need.object, need.start, need.stop)))
 
-    return await map_bounded(read, needs, concurrency)
+    return await map_concurrently(read, needs, concurrency)
 
 
 async def examine(asked: Examine, reader: RangeReader) -> Examined:

@@ -141,7 +141,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
             balance=as_balance(balance),
             decode=Decode.from_rule(decode),
             transform=transform,
-            annotations=Annotations.of(annotations),
+            annotations=Annotations.parse(annotations),
             on_error=on_error,
             rank=rank,
             world_size=world_size,

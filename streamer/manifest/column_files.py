@@ -89,7 +89,7 @@ class ColumnFiles:
             content = path.read_bytes()
             yield f"{path.name.removesuffix(COLUMN_SUFFIX)}.{_digest(content)}{COLUMN_SUFFIX}", content
 
-    def list_missing(self, names: Iterable[str]) -> list[str]:
+    def list_absent(self, names: Iterable[str]) -> list[str]:
         """Returns those of the names of `export` that are columns of this manifest and not here."""
         own = [name for name in names if name.startswith(f"{self._manifest.digest}.") and _EXPORTED.fullmatch(name)]
         return [name for name in own if not (self._kept.beside / _local(name)).is_file()]

@@ -267,7 +267,7 @@ def build_keys(batches: Iterable[tuple[int, Keys]], place: Path) -> KeyHead:
             kind = kind or keys.kind
             missing += int(keys.missing.sum())
             _spread(first, keys, opened)
-        head = _write_sorted(opened, place, kind, missing)
+        head = _sort_and_write(opened, place, kind, missing)
     for file in buckets.iterdir():
         file.unlink()
     buckets.rmdir()
@@ -290,7 +290,7 @@ def _spread(first: int, keys: Keys, buckets: Sequence[BinaryIO]) -> None:
         buckets[number].write(rows[edges[number] : edges[number + 1]].tobytes())
 
 
-def _write_sorted(buckets: Sequence[BinaryIO], place: Path, kind: Kind, missing: int) -> KeyHead:
+def _sort_and_write(buckets: Sequence[BinaryIO], place: Path, kind: Kind, missing: int) -> KeyHead:
     rows = repeated = 0
     example: tuple[int, ...] = ()
     with ExitStack() as files:

@@ -295,7 +295,7 @@ class IndexEstimate(msgspec.Struct, frozen=True):
     known_bytes: int = 0
 
 
-class IndexProgress(msgspec.Struct, frozen=True):
+class BuildProgress(msgspec.Struct, frozen=True):
     """Progress of a build.
 
     Attributes:
@@ -326,7 +326,7 @@ class IndexedChunk(Chunk, frozen=True):
 
 
 OnEstimate = Callable[[IndexEstimate], None]
-OnProgress = Callable[[IndexProgress], None]
+OnProgress = Callable[[BuildProgress], None]
 OnNote = Callable[[Note], None]
 OnChunk = Callable[[IndexedChunk, list[memoryview]], Awaitable[None]]
 ChooseFormat = Callable[[Iterable[str]], Indexer]

@@ -60,7 +60,7 @@ def hold_folder(path: Path, open_folder: Callable[[Path], Opened]) -> Opened:
 def remove_unread(path: Path) -> bool:
     """Removes a manifest folder unless a process holds it; returns whether it is gone.
 
-    The folder is renamed first: a reader finds all of it or nothing, and `sweep_removed` finds the remains of a kill.
+    The folder is renamed first: a reader finds all of it or nothing, and `sweep_leftovers` finds the remains of a kill.
 
     Raises:
         OSError: it cannot be removed.
@@ -82,7 +82,7 @@ def remove_unread(path: Path) -> bool:
         os.close(descriptor)
 
 
-def sweep_removed(root: Path) -> int:
+def sweep_leftovers(root: Path) -> int:
     """Removes the folders that killed removers have left below `root`; returns their number."""
     leftovers = list(root.glob(f"{_PREFIX}*"))
     for leftover in leftovers:

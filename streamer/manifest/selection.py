@@ -103,7 +103,7 @@ class Selection:
             ManifestError: the file cannot be written.
         """
         ordinals = np.ascontiguousarray(ordinals, np.int64)
-        if not _is_ascending(ordinals, manifest.samples):
+        if not _ascends(ordinals, manifest.samples):
             raise ConfigError(
                 f"a selection needs ascending ordinals of the {manifest.samples} samples, at least one; "
                 f"got {len(ordinals)} others",
@@ -136,7 +136,7 @@ class Selection:
         if not path.is_file():
             raise ManifestError(f"no selection {digest} at {path}", path=str(path))
         ordinals = np.asarray(map_table(path, {"ordinal": "int64"})["ordinal"]).view(np.int64)
-        if verify and (_digest(manifest, ordinals) != digest or not _is_ascending(ordinals, manifest.samples)):
+        if verify and (_digest(manifest, ordinals) != digest or not _ascends(ordinals, manifest.samples)):
             raise ManifestCorruptError(f"{path}: its ordinals do not have digest {digest}", path=str(path))
         return cls(manifest, ordinals, digest, path)
 
@@ -308,6 +308,6 @@ def _digest(manifest: Manifest, ordinals: Int64Array) -> str:
     return state.hexdigest()
 
 
-def _is_ascending(ordinals: Int64Array, samples: int) -> bool:
+def _ascends(ordinals: Int64Array, samples: int) -> bool:
     rises = bool((np.diff(ordinals) > 0).all())
     return rises and len(ordinals) > 0 and ordinals[0] >= 0 and bool(ordinals[-1] < samples)

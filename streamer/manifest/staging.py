@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from streamer.errors import ManifestError
-from streamer.manifest.validation import open_verified
+from streamer.manifest.validation import open_and_verify
 
 _PREFIX = ".building-"
 _LOCK = ".lock"
@@ -45,7 +45,9 @@ def workplace(root: Path) -> Iterator[Path]:
         ) from error
 
 
-def settle(place: Path, target: Path, *, durable: bool = True, check: Callable[[Path], object] = open_verified) -> Path:
+def settle(
+    place: Path, target: Path, *, durable: bool = True, check: Callable[[Path], object] = open_and_verify
+) -> Path:
     """Gives a finished folder its name; an intact one of that name stays, a broken one is replaced.
 
     Args:

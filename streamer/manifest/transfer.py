@@ -11,7 +11,7 @@ from streamer.manifest.layout import ROOT_NAME, TABLE_SUFFIX, Root, file_name
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.staging import settle, workplace
 from streamer.manifest.table import Manifest
-from streamer.manifest.validation import open_verified
+from streamer.manifest.validation import open_and_verify
 
 _FILE_NAME = re.compile(rf"{re.escape(ROOT_NAME)}|[a-z]+-[0-9]{{5,9}}{re.escape(TABLE_SUFFIX)}")
 
@@ -64,9 +64,9 @@ def verify_and_settle(place: Path, root: Path, check: Callable[[Manifest], None]
         check: raises a ManifestError for a manifest that is not to be installed.
 
     Raises:
-        ManifestError: see `open_verified`.
+        ManifestError: see `open_and_verify`.
     """
-    manifest = open_verified(place)
+    manifest = open_and_verify(place)
     if check is not None:
         check(manifest)
     # The reader of a copy verifies it again: if a power loss tears it, that costs another copy. Waiting for the

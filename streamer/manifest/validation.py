@@ -44,7 +44,7 @@ MAX_OBJECT_BYTES = 1 << 53
 MAX_CHUNK_BYTES = 1 << 40
 
 
-def open_verified(path: Path) -> Manifest:
+def open_and_verify(path: Path) -> Manifest:
     """Opens a manifest and verifies it.
 
     Raises:

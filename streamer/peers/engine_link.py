@@ -35,7 +35,7 @@ class EngineLink:
     def __init__(self, end: MessageSocket, received: Callable[[ToServer], None], ended: Callable[[], None]) -> None:
         self._end = end
         self._received = received
-        self._ended = ended
+        self._finish = ended
         self._asked: dict[int, asyncio.Future[Availability]] = {}
         self._number = 0
         end.set_blocking(False)
@@ -67,9 +67,9 @@ class EngineLink:
             del self._asked[number]
 
     def _read(self) -> None:
-        for received in self._end.receive_arrived(MOST_MESSAGE_BYTES):
+        for received in self._end.receive_available(MOST_MESSAGE_BYTES):
             if received is None:
-                self._ended()
+                self._finish()
             else:
                 self._take(decode_to_server(received[0]))
 

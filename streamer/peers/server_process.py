@@ -150,7 +150,7 @@ class PeerServerProcess:
         end = self._child.socket
         while raw := await end.wait_for_message(MOST_MESSAGE_BYTES):
             self._take(decode_to_engine(raw))
-            for received in end.receive_arrived(MOST_MESSAGE_BYTES):
+            for received in end.receive_available(MOST_MESSAGE_BYTES):
                 if received is None:
                     return
                 self._take(decode_to_engine(received[0]))

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from streamer.base.message_socket import MessageSocket
 from streamer.errors import StreamerError
 from streamer.recode import messages, sandbox
-from streamer.recode.messages import Answer, Done, Job, Refused, encode
-from streamer.recode.shared import Buffer, SharedMemory, mapped
+from streamer.recode.messages import Answer, Done, RecodeJob, RecodeRefused, encode
+from streamer.recode.shared import Buffer, SharedMemory, map_memory
 from streamer.recode.work import BlockError, Recoders, recode
 
 # Address space for the libraries that a format imports: pyarrow and numpy map 320 MiB (2026-11-23).
@@ -64,7 +64,7 @@ class Process:
             end = self._memory.write(buffers, end)
 
         try:
-            written, samples, codec = recode(job, self._recoders.of(job), content, write)
+            written, samples, codec = recode(job, self._recoders.find(job), content, write)
         except Exception as error:  # noqa: BLE001 - a format may raise anything; the engine is told
             return _refusal(error, job)
         return Done(written, samples, time.process_time() - started, codec)
@@ -73,12 +73,12 @@ class Process:
 def _content(descriptor: int, length: int) -> memoryview:
     """Returns the first bytes of a file, which is then closed."""
     try:
-        return mapped(descriptor, length)
+        return map_memory(descriptor, length)
     finally:
         os.close(descriptor)
 
 
-def _limit_memory(job: Job, sizes: int) -> None:
+def _limit_memory(job: RecodeJob, sizes: int) -> None:
     """Limits this process to the libraries, the fetched bytes, and twice the records; `sizes` is its statm."""
     pages = int(os.pread(sizes, 200, 0).split()[0])
     limit = pages * resource.getpagesize() + _LIBRARY_BYTES + job.fetch_bytes + 3 * job.most_bytes
@@ -86,7 +86,7 @@ def _limit_memory(job: Job, sizes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
 
 
-def _refusal(error: BaseException, job: Job) -> Refused:
+def _refusal(error: BaseException, job: RecodeJob) -> RecodeRefused:
     block = -1
     cause = error
     if isinstance(error, BlockError) and error.__cause__ is not None:
@@ -99,7 +99,7 @@ def _refusal(error: BaseException, job: Job) -> Refused:
     else:
         traceback.print_exception(cause)
         text = repr(cause)
-    return Refused(type(cause).__name__, text[: messages.MOST_TEXT], block)
+    return RecodeRefused(type(cause).__name__, text[: messages.MOST_TEXT], block)
 
 
 def main(arguments: list[str]) -> None:

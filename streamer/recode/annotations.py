@@ -23,10 +23,10 @@ from streamer.manifest.columns import BinaryColumn
 from streamer.manifest.model import Extent, Facts, ObjectRecord
 from streamer.manifest.staging import workplace
 from streamer.recode.in_process import recode_here
-from streamer.recode.messages import Job
+from streamer.recode.messages import RecodeJob
 from streamer.recode.pool import RecoderPool
 from streamer.recode.results import Recoded, whole_object
-from streamer.recode.shared import mapped
+from streamer.recode.shared import map_memory
 from streamer.recode.work import Recoders
 
 # Read at once, into memory; the file itself goes to the disk, because it may be longer than that.
@@ -43,7 +43,7 @@ async def build_table(
         ConfigError: it lacks a key or field, is of a kind that is not read, or a library is missing.
         StoreError: it cannot be read.
     """
-    with workplace(root) as place, _parsing(options.url):
+    with workplace(root) as place, _name_errors(options.url):
         loop = asyncio.get_running_loop()
         now = loop.time()
         job = _job_of(options, record)
@@ -54,9 +54,9 @@ async def build_table(
 
 async def build_table_here(options: TableOptions, record: ObjectRecord, root: Path, fetcher: Fetcher) -> Path:
     """Does the same as `build_table` without an engine: parses in this process, and returns the folder."""
-    with workplace(root) as place, _parsing(options.url):
+    with workplace(root) as place, _name_errors(options.url):
         with await _fetch_annotations(options, record, place, fetcher) as file:
-            content = mapped(file.fileno(), record.size)
+            content = map_memory(file.fileno(), record.size)
         job = _job_of(options, record)
         chunk = whole_object(record)
         made = await asyncio.to_thread(recode_here, Recoders(), job, chunk, content)
@@ -64,7 +64,7 @@ async def build_table_here(options: TableOptions, record: ObjectRecord, root: Pa
 
 
 @contextmanager
-def _parsing(url: str) -> Iterator[None]:
+def _name_errors(url: str) -> Iterator[None]:
     """Turns errors of a recoder into those of the file; raises ManifestError."""
     try:
         yield
@@ -97,10 +97,10 @@ async def fetch_file(record: ObjectRecord, file: Path, fetcher: Fetcher) -> None
             await asyncio.to_thread(out.write, window)
 
 
-def _job_of(options: TableOptions, record: ObjectRecord) -> Job:
+def _job_of(options: TableOptions, record: ObjectRecord) -> RecodeJob:
     """Makes the job of a file: one block, of which nothing is known; its table is planned to take as much as it."""
     hint = encode_hints([Block(((0, record.size),), -1, 0)])
-    return Job(ANNOTATIONS, msgspec.to_builtins(options), Facts(), hint, -1, record.size, record.size)
+    return RecodeJob(ANNOTATIONS, msgspec.to_builtins(options), Facts(), hint, -1, record.size, record.size)
 
 
 def publish(made: Recoded, place: Path, root: Path) -> str:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from streamer.errors import ConfigError, RecodeError, StreamerError
 from streamer.manifest.model import Chunk
 from streamer.manifest.protocols import Examine, Examined
-from streamer.recode.messages import Done, Job
-from streamer.recode.results import Recoded, checked, examining, failure
+from streamer.recode.messages import Done, RecodeJob
+from streamer.recode.results import Recoded, check_records, failure, read_examined
 from streamer.recode.shared import Buffer
 from streamer.recode.work import BlockError, Recoders, recode
 
 
-def recode_here(recoders: Recoders, job: Job, chunk: Chunk, content: memoryview) -> Recoded:
+def recode_here(recoders: Recoders, job: RecodeJob, chunk: Chunk, content: memoryview) -> Recoded:
     """Recodes the fetched bytes of a chunk.
 
     Raises:
@@ -30,7 +30,7 @@ def recode_here(recoders: Recoders, job: Job, chunk: Chunk, content: memoryview)
             made.extend(buffer)
 
     try:
-        written, samples, codec = recode(job, recoders.of(job), content, write)
+        written, samples, codec = recode(job, recoders.find(job), content, write)
     except RecodeError as error:
         raise failure(chunk, job, error.message, -1) from error
     except BlockError as error:
@@ -39,10 +39,10 @@ def recode_here(recoders: Recoders, job: Job, chunk: Chunk, content: memoryview)
             raise cause from error
         reason = cause.message if isinstance(cause, StreamerError) else repr(cause)
         raise failure(chunk, job, reason, error.block) from cause
-    return checked(lambda length: memoryview(made)[:length], Done(written, samples, 0.0, codec), job, chunk)
+    return check_records(lambda length: memoryview(made)[:length], Done(written, samples, 0.0, codec), job, chunk)
 
 
 def examine_here(recoders: Recoders, asked: Examine, content: bytes) -> Examined:
     """Recodes an object as one block, and counts its samples; raises ManifestError with a "reason"."""
-    with examining(asked) as chunk:
-        return recode_here(recoders, Job.examine(asked), chunk, memoryview(content)).examined(asked)
+    with read_examined(asked) as chunk:
+        return recode_here(recoders, RecodeJob.examine(asked), chunk, memoryview(content)).answer(asked)

@@ -21,7 +21,7 @@ MOST_ANSWER_BYTES = 16 << 10
 MOST_TEXT = 2000
 
 
-class Job(msgspec.Struct, frozen=True, array_like=True):
+class RecodeJob(msgspec.Struct, frozen=True, array_like=True):
     """One chunk to recode: its dataset, hint (see `manifest.blocks`), samples (-1: unknown) and fetched bytes.
 
     `planned_bytes` is the planned length of its records and their table.
@@ -36,7 +36,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
     planned_bytes: int
 
     @classmethod
-    def of(cls, manifest: Manifest, chunk: Chunk) -> Job:
+    def make(cls, manifest: Manifest, chunk: Chunk) -> RecodeJob:
         """Makes the job of a chunk."""
         content = manifest.content
         return cls(
@@ -50,7 +50,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
         )
 
     @classmethod
-    def examine(cls, asked: Examine) -> Job:
+    def examine(cls, asked: Examine) -> RecodeJob:
         """Makes the job of an index: an object as one block, about which nothing is known."""
         size = asked.object.size
         hint = encode_hints([Block(((0, size),), -1, 0, asked.hint)])
@@ -68,7 +68,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
         return 60.0 + (self.fetch_bytes + self.planned_bytes) / (1 << 20)
 
 
-class Start(msgspec.Struct, frozen=True, array_like=True, tag=0):
+class StartJob(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """A job is in the first `job_bytes` of the shared memory."""
 
     job_bytes: int
@@ -83,7 +83,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=1):
     codec: int = Codec.RECORDS
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class RecodeRefused(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """The job failed: the class name of the error, its reason, and the number of the block; -1 for all of them."""
 
     kind: str
@@ -91,9 +91,9 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=2):
     block: int = -1
 
 
-Answer: TypeAlias = Done | Refused
+Answer: TypeAlias = Done | RecodeRefused
 
-JOB = msgspec.msgpack.Decoder(Job)
-START = msgspec.msgpack.Decoder(Start)
-ANSWER: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Done | Refused)
+JOB = msgspec.msgpack.Decoder(RecodeJob)
+START = msgspec.msgpack.Decoder(StartJob)
+ANSWER: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Done | RecodeRefused)
 encode = msgspec.msgpack.Encoder().encode

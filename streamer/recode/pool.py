@@ -14,9 +14,9 @@ from streamer.errors import ConfigError
 from streamer.fetch.memory_budget import budget_bytes
 from streamer.manifest.model import Chunk
 from streamer.manifest.protocols import Examine, Examined
-from streamer.recode.messages import Done, Job
+from streamer.recode.messages import Done, RecodeJob
 from streamer.recode.process import Content, RecoderEndedError, RecoderProcess
-from streamer.recode.results import Recoded, checked, examining, failure
+from streamer.recode.results import Recoded, check_records, failure, read_examined
 from streamer.recode.shared import KEPT_BYTES
 
 # The other cores are for the trainer's workers, which decode every sample of every epoch.
@@ -49,7 +49,7 @@ class RecodeStatistics(msgspec.Struct):
     recode_busy_seconds: float = 0.0
     recode_failures: int = 0
 
-    def add(self, job: Job, done: Done) -> None:
+    def add(self, job: RecodeJob, done: Done) -> None:
         """Counts one chunk."""
         self.recoded_chunks += 1
         self.recoded_bytes += job.fetch_bytes
@@ -113,7 +113,7 @@ class RecoderPool:
         return [recoder.pid for recoder in self._recoders if recoder.pid is not None]
 
     @asynccontextmanager
-    async def recode(self, job: Job, chunk: Chunk, content: Content, *, due: Due) -> AsyncIterator[Recoded]:
+    async def recode(self, job: RecodeJob, chunk: Chunk, content: Content, *, due: Due) -> AsyncIterator[Recoded]:
         """Recodes a chunk; the records exist until the end of the context, and the content must not change before.
 
         Args:
@@ -131,7 +131,7 @@ class RecoderPool:
         begun = self._loop.time()
         try:
             done = await self._run(recoder, content, job, chunk)
-            recoded = checked(recoder.memory.view, done, job, chunk)
+            recoded = check_records(recoder.memory.view, done, job, chunk)
             self.count.add(job, done)
             # Released at the end, because an error would keep it with its traceback.
             with recoded.content:
@@ -147,11 +147,11 @@ class RecoderPool:
     async def examine(self, asked: Examine, content: bytes) -> Examined:
         """Recodes a whole object as one block, and counts its samples; raises ManifestError with a "reason"."""
         now = self._loop.time()
-        with examining(asked) as chunk:
-            async with self.recode(Job.examine(asked), chunk, content, due=lambda: now) as made:
-                return made.examined(asked)
+        with read_examined(asked) as chunk:
+            async with self.recode(RecodeJob.examine(asked), chunk, content, due=lambda: now) as made:
+                return made.answer(asked)
 
-    async def _run(self, process: RecoderProcess, content: Content, job: Job, chunk: Chunk) -> Done:
+    async def _run(self, process: RecoderProcess, content: Content, job: RecodeJob, chunk: Chunk) -> Done:
         """Runs a job; tries once more in a new process."""
         failures = []
         for _ in range(_TRIES):

@@ -9,7 +9,7 @@ import msgspec
 
 from streamer.base.child import ConnectedChild, describe_exit, make_environment
 from streamer.base.threads import in_thread
-from streamer.recode.messages import ANSWER, MOST_ANSWER_BYTES, Answer, Job, Start, encode
+from streamer.recode.messages import ANSWER, MOST_ANSWER_BYTES, Answer, RecodeJob, StartJob, encode
 from streamer.recode.shared import Buffer, SharedMemory
 
 # One thread each, because there are several recoders; and no allocator that reserves address space in advance, which
@@ -46,7 +46,7 @@ class RecoderProcess:
         """Pid of the process, or None if it is not running."""
         return None if self._child is None else self._child.pid
 
-    async def run(self, job: Job, content: Content) -> Answer:
+    async def run(self, job: RecodeJob, content: Content) -> Answer:
         """Runs a job, in a new process if there is none; raises RecoderEndedError without an answer."""
         encoded = encode(job)
         descriptors: list[int] = []
@@ -61,7 +61,7 @@ class RecoderProcess:
                 await in_thread(None, self._start)
             assert self._child is not None
             # It waits for a job, so that this one finds room.
-            self._child.socket.send(encode(Start(len(encoded))), descriptors)
+            self._child.socket.send(encode(StartJob(len(encoded))), descriptors)
             async with asyncio.timeout(job.most_seconds):
                 frame = await self._child.socket.wait_for_message(MOST_ANSWER_BYTES)
             if not frame:

@@ -14,7 +14,7 @@ from streamer.fetch import Fetcher
 from streamer.formats.chunkfile import HEADER_BYTES, RecordTable
 from streamer.manifest.model import Chunk
 from streamer.manifest.table import Manifest
-from streamer.recode.messages import Job
+from streamer.recode.messages import RecodeJob
 from streamer.recode.pool import RecoderPool
 from streamer.recode.results import Recoded
 
@@ -53,10 +53,10 @@ class RecodedChunks:
         except (IntegrityError, FileNotFoundError):  # its readers report it
             return None
 
-    async def _made(self, manifest: Manifest, chunk: Chunk, fetcher: Fetcher) -> Recoded:
+    async def _recode_chunk(self, manifest: Manifest, chunk: Chunk, fetcher: Fetcher) -> Recoded:
         now = asyncio.get_running_loop().time()
         with await fetcher.fetch(chunk, shared=True) as fetched:
-            job = Job.of(manifest, chunk)
+            job = RecodeJob.make(manifest, chunk)
             async with self._recoders.recode(job, chunk, fetched.content, due=lambda: now) as recoded:
                 return Recoded(memoryview(await in_thread(None, bytes, recoded.content)), recoded.table)
 

@@ -13,7 +13,7 @@ from streamer.formats.chunkfile import RecordTable
 from streamer.manifest.blocks import decode_hints
 from streamer.manifest.model import Chunk, Codec, Extent, ObjectRecord
 from streamer.manifest.protocols import Examine, Examined
-from streamer.recode.messages import Done, Job
+from streamer.recode.messages import Done, RecodeJob
 
 
 class Recoded(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class Recoded(msgspec.Struct, frozen=True):
     content: memoryview
     table: RecordTable
 
-    def examined(self, asked: Examine) -> Examined:
+    def answer(self, asked: Examine) -> Examined:
         """What an index has asked for."""
         length = int(self.table.starts[-2])
         return Examined(self.table.samples, length, bytes(self.content[:length]) if asked.reads else b"")
@@ -52,7 +52,7 @@ class Recoded(msgspec.Struct, frozen=True):
         return joined[start - int(bounds[first]) :][: stop - start]
 
 
-def checked(view: Callable[[int], memoryview], done: Done, job: Job, chunk: Chunk) -> Recoded:
+def check_records(view: Callable[[int], memoryview], done: Done, job: RecodeJob, chunk: Chunk) -> Recoded:
     """Returns the records, if they are what a chunk file may have; else raises RecodeError."""
     try:
         content = view(done.local_bytes)
@@ -65,7 +65,7 @@ def checked(view: Callable[[int], memoryview], done: Done, job: Job, chunk: Chun
 
 
 @contextmanager
-def examining(asked: Examine) -> Iterator[Chunk]:
+def read_examined(asked: Examine) -> Iterator[Chunk]:
     """Yields the object that an index asks about as a chunk; turns RecodeError into ManifestError."""
     record = asked.object
     try:
@@ -79,7 +79,7 @@ def whole_object(record: ObjectRecord) -> Chunk:
     return Chunk(-1, b"", (Extent(record, 0, record.size),), -1, -1, record.size, record.size, Codec.RECORDS)
 
 
-def failure(chunk: Chunk, job: Job, reason: str, block: int) -> RecodeError:
+def failure(chunk: Chunk, job: RecodeJob, reason: str, block: int) -> RecodeError:
     """Makes an error that names object and range of a block, or of the whole chunk (-1)."""
     start, stop = 0, chunk.fetch_bytes
     if block >= 0:

@@ -102,7 +102,7 @@ def enter() -> str:
     return ", ".join(lacks)
 
 
-def supported() -> str:
+def describe_gaps() -> str:
     """Describes what `enter` cannot restrict on this machine; "" if it can restrict everything."""
     lacks = []
     if sys.platform != "linux":

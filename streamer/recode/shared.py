@@ -42,27 +42,27 @@ class SharedMemory:
         if os.fstat(self.descriptor).st_size < end:
             os.ftruncate(self.descriptor, end)
         if at < end:
-            mapping = self._mapped(end)
+            mapping = self._map(end)
             for buffer in buffers:
                 at = _copy(buffer, mapping, at)
         return end
 
     def view(self, length: int) -> memoryview:
         """Returns the first bytes, read-only; they change with the next `write`. Raises ValueError at the end."""
-        return memoryview(self._mapped(length))[:length].toreadonly() if length else memoryview(b"")
+        return memoryview(self._map(length))[:length].toreadonly() if length else memoryview(b"")
 
     def trim(self) -> None:
         """Frees the memory beyond `KEPT_BYTES`; the file keeps its length, with zeros there."""
         length = os.fstat(self.descriptor).st_size
         if length > KEPT_BYTES:
-            linux.free_pages(self._mapped(length), KEPT_BYTES, length - KEPT_BYTES)
+            linux.free_pages(self._map(length), KEPT_BYTES, length - KEPT_BYTES)
 
     def close(self) -> None:
         """Closes the file; views stay valid."""
         self._mapping = None
         os.close(self.descriptor)
 
-    def _mapped(self, length: int) -> mmap.mmap:
+    def _map(self, length: int) -> mmap.mmap:
         """Maps at least the first bytes of the file, for good: the first use of each page costs a fault."""
         if self._mapping is None or len(self._mapping) < length:
             self._mapping = None
@@ -70,7 +70,7 @@ class SharedMemory:
         return self._mapping
 
 
-def mapped(descriptor: int, length: int) -> memoryview:
+def map_memory(descriptor: int, length: int) -> memoryview:
     """Returns the first bytes of a file, read-only; unmapped with their last view. Raises ValueError at the end."""
     return memoryview(mmap.mmap(descriptor, length, prot=mmap.PROT_READ)) if length else memoryview(b"")
 

@@ -17,7 +17,7 @@ from streamer.formats.chunkfile import encode_table, outside, table_bytes
 from streamer.formats.registry import find_format
 from streamer.manifest.blocks import BlockHint, decode_hints
 from streamer.manifest.model import Codec
-from streamer.recode.messages import Job
+from streamer.recode.messages import RecodeJob
 from streamer.recode.shared import Buffer
 
 # Puts buffers behind those before.
@@ -39,7 +39,7 @@ class Recoders:
         self._dataset: tuple[object, ...] = ()
         self._recoder: Recoder | None = None
 
-    def of(self, job: Job) -> Recoder:
+    def find(self, job: RecodeJob) -> Recoder:
         """Returns the recoder of a job's dataset; raises ConfigError if a library is not installed."""
         dataset = (job.format, job.options, job.facts)
         if self._recoder is None or self._dataset != dataset:
@@ -61,10 +61,10 @@ def _open_annotations(options: TableOptions) -> Recoder:
     return AnnotationRecoder(options)
 
 
-class Made:
+class RecodedBlocks:
     """What the blocks of a chunk have become: the records are written, or what they share is, and heads are kept."""
 
-    def __init__(self, job: Job, write: Write) -> None:
+    def __init__(self, job: RecodeJob, write: Write) -> None:
         self._job = job
         self._write = write
         self._heads: list[bytes] = []
@@ -77,7 +77,7 @@ class Made:
         """Takes the records of a block; raises RecodeError for wrong ones."""
         heads = _views(records.parts)
         shared = _views(records.shared_parts)
-        self._total += _check(records.lengths, heads, block) + _check_shared(records, shared, block)
+        self._total += _check(records.lengths, heads, block) + _check_parts(records, shared, block)
         self._k = max(self._k, records.part_ranges.shape[1])
         self._lengths.append(records.lengths)
         self._part_lengths.append(records.part_lengths)
@@ -99,7 +99,7 @@ class Made:
         return self._total + len(table), self._samples, Codec.SHARED if self._k else Codec.RECORDS
 
 
-def recode(job: Job, recoder: Recoder, content: memoryview, write: Write) -> tuple[int, int, Codec]:
+def recode(job: RecodeJob, recoder: Recoder, content: memoryview, write: Write) -> tuple[int, int, Codec]:
     """Recodes a chunk; returns how many bytes it has written, its samples, and how they are stored.
 
     Args:
@@ -112,7 +112,7 @@ def recode(job: Job, recoder: Recoder, content: memoryview, write: Write) -> tup
         BlockError: a block cannot be decoded, or its records are not as expected.
         RecodeError: the hint does not fit the chunk.
     """
-    made = Made(job, write)
+    made = RecodedBlocks(job, write)
     at = 0
     for number, block in enumerate(_blocks(job)):
         piece = content[at : at + block.fetch_bytes]
@@ -124,7 +124,7 @@ def recode(job: Job, recoder: Recoder, content: memoryview, write: Write) -> tup
     return made.finish()
 
 
-def _blocks(job: Job) -> list[BlockHint]:
+def _blocks(job: RecodeJob) -> list[BlockHint]:
     try:
         blocks = decode_hints(job.hint)
     except msgspec.MsgspecError as error:
@@ -151,7 +151,7 @@ def _check(lengths: NDArray[np.int64], parts: Sequence[memoryview], block: Block
     return total
 
 
-def _check_shared(records: Records, parts: Sequence[memoryview], block: BlockHint) -> int:
+def _check_parts(records: Records, parts: Sequence[memoryview], block: BlockHint) -> int:
     """Returns the bytes of the parts that the records of a block share."""
     lengths = records.part_lengths
     ranges = records.part_ranges
@@ -170,7 +170,7 @@ def _check_shared(records: Records, parts: Sequence[memoryview], block: BlockHin
     return total
 
 
-def _check_total(total: int, job: Job) -> None:
+def _check_total(total: int, job: RecodeJob) -> None:
     if total > job.most_bytes:
         raise RecodeError(
             f"its records take {format_bytes(total)} and more, {format_bytes(job.planned_bytes)} were planned when it "

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from streamer.base.bounded_map import map_bounded
+from streamer.base.bounded_map import map_concurrently
 from streamer.config import FetchConfig
 from streamer.errors import ConfigError, ObjectChangedError, ObjectNotFoundError, StoreError
 from streamer.fetch import Fetcher
@@ -56,7 +56,7 @@ class Destination:
     async def receipts(self, names: Sequence[str], records: Mapping[str, ObjectRecord]) -> dict[int, Receipt]:
         """Returns the receipts of these names that exist, by shard."""
         there = [records[name] for name in names if name in records]
-        found = await map_bounded(self._receipt, there, _READS_AT_ONCE)
+        found = await map_concurrently(self._receipt, there, _READS_AT_ONCE)
         return {receipt.shard: receipt for receipt in found if receipt is not None}
 
     async def put_receipt(self, job: Job, receipt: Receipt) -> None:
@@ -91,7 +91,7 @@ class Destination:
             text = json.dumps(job.described, indent=1, sort_keys=True)
             await self.fetcher.put(f"{self.url}{job.folder}{DESCRIPTION_NAME}", text.encode())
 
-    async def unfinished(self, job: Job) -> Sequence[Upload]:
+    async def list_uploads(self, job: Job) -> Sequence[Upload]:
         """Returns unfinished uploads of shards: of packs that were killed, or of one that is running."""
         keeper = self.fetcher.parts_keeper(self.url)
         if keeper is None:

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from streamer.base.bounded_map import map_bounded
+from streamer.base.bounded_map import map_concurrently
 from streamer.errors import IntegrityError, ObjectChangedError
 from streamer.formats.base import Facts
 from streamer.formats.checksum import crc32
@@ -50,7 +50,7 @@ async def check_samples(destination: Destination, receipts: Sequence[Receipt], r
         compare(receipt, record, piece, content)
         return receipt.samples_of(range(piece, piece + 1))
 
-    return sum(await map_bounded(check, range(len(receipts)), _READS_AT_ONCE))
+    return sum(await map_concurrently(check, range(len(receipts)), _READS_AT_ONCE))
 
 
 def compare(receipt: Receipt, record: ObjectRecord, piece: int, content: bytes | memoryview) -> None:

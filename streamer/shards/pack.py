@@ -96,7 +96,7 @@ def pack(
     given = storage_options if out_storage_options is None else out_storage_options
     (target,), out_options = take_logins([folder_url(os.fspath(url))], given or {})
     callbacks = Callbacks(on_progress=on_progress)
-    joined = Annotations.of(annotations)
+    joined = Annotations.parse(annotations)
     urls = _urls(source)
     if urls is None:
         if transform is not None or fields is not None or annotations is not None:
@@ -142,7 +142,7 @@ def _pack_samples(
 ) -> Packed:
     left = wait_for(claim(job, options))
     follower = Follower(None, {}, callbacks.on_progress)
-    receipts = pack_iterable(samples, job, shard_bytes, options, follower.done)
+    receipts = pack_iterable(samples, job, shard_bytes, options, follower.count_shard)
     # Shards of another run of the same program have other versions, if these are times.
     return settle_shards(job, options, receipts, lambda there: receipts | there, left)
 

@@ -101,7 +101,7 @@ def make_plan(manifest: Manifest, order: Order, seed: int, shard_bytes: int, ove
     _check(manifest, order, shard_bytes)
     sizes = _sizes(manifest) + overhead
     if order == "shuffle" and not manifest.whole_objects:
-        return _plan_shuffled(manifest.chunk_first, sizes, seed, shard_bytes)
+        return _plan_random_chunks(manifest.chunk_first, sizes, seed, shard_bytes)
     ordinals = np.arange(manifest.samples)
     if manifest.recoded:
         return _cut(ordinals, sizes, manifest.chunk_first, shard_bytes)
@@ -189,7 +189,7 @@ def _shuffle(values: Int64Array, state: int) -> Int64Array:
     return values[np.argsort(fold_each(state, values), kind="stable")]
 
 
-def _plan_shuffled(chunk_first: Int64Array, sizes: Int64Array, seed: int, shard_bytes: int) -> ShardPlan:
+def _plan_random_chunks(chunk_first: Int64Array, sizes: Int64Array, seed: int, shard_bytes: int) -> ShardPlan:
     """Plans chunks in a random order, so that a task reads whole ones; the samples read together are mixed."""
     chunks = _shuffle(np.arange(len(chunk_first) - 1), fold(seed, _ORDER_WORD))
     counts = np.diff(chunk_first)[chunks]

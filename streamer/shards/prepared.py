@@ -133,7 +133,7 @@ def _find_annotations(
     except ConfigError as error:
         pass_over(error, writing.annotations, given)
         return None
-    joined = JoinRules.of(table, given, manifest)
+    joined = JoinRules.make(table, given, manifest)
     find_matches(manifest, joined)
     return joined
 
@@ -162,7 +162,7 @@ def run(prepared: Prepared, runner: Runner, callbacks: Callbacks) -> Packed:
     def write(done: dict[int, Receipt]) -> dict[int, Receipt]:
         missing = [number for number in range(count) if number not in done]
         for receipt in run_all(runner, pack_shard, map(prepared.task, missing)):
-            follower.done(receipt)
+            follower.count_shard(receipt)
             done[receipt.shard] = receipt
         return done
 

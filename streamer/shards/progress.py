@@ -36,7 +36,7 @@ class Callbacks(msgspec.Struct, frozen=True):
     """Functions called by a pack: with a line about the source; during the index; after each shard."""
 
     on_note: Callable[[str], None] = lambda note: None
-    on_index: Callable[[protocols.IndexProgress], None] = lambda step: None
+    on_index: Callable[[protocols.BuildProgress], None] = lambda step: None
     on_progress: Callable[[PackProgress], None] = lambda step: None
 
 
@@ -54,7 +54,7 @@ class Follower:
         self._planned_bytes = 0 if plan is None else sum(int(plan.shard_bytes[number]) for number in earlier)
         self._report()
 
-    def done(self, receipt: Receipt) -> None:
+    def count_shard(self, receipt: Receipt) -> None:
         """Counts a shard; one that had to be written again counts once."""
         if receipt.shard in self._seen:
             return

@@ -104,7 +104,7 @@ class ShardReader:
 
     def _recode(self, chunk: Chunk, fetched: Fetched) -> Recoded:
         dataset = self._dataset
-        job = messages.Job(
+        job = messages.RecodeJob(
             format=dataset.format,
             options=dataset.options,
             facts=dataset.facts,

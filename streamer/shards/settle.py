@@ -91,7 +91,7 @@ async def claim(job: Job, options: Mapping[str, object]) -> Sequence[Upload]:
     await asyncio.to_thread(sweep_other_jobs)
     async with Destination(job.url, options) as destination:
         await destination.claim(job, await destination.records())
-        return await destination.unfinished(job)
+        return await destination.list_uploads(job)
 
 
 async def shards_there(job: Job, options: Mapping[str, object], shards: int) -> dict[int, Receipt]:

@@ -41,7 +41,7 @@ def open_spool(folder: Path, number: int) -> Iterator[Path]:
         else:  # of the destination: its readers may read the shards
             folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
-        with _create_locked(folder, number) as file:
+        with _create_with_lock(folder, number) as file:
             path = Path(file.name)
             try:
                 yield path
@@ -59,7 +59,7 @@ def open_spool(folder: Path, number: int) -> Iterator[Path]:
         raise
 
 
-def _create_locked(folder: Path, number: int) -> IO[bytes]:
+def _create_with_lock(folder: Path, number: int) -> IO[bytes]:
     """Creates a file with a lock that ends with the process, however that ends."""
     while True:
         path = folder / f"{number:06d}-{secrets.token_hex(4)}{_SUFFIX}"

@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from streamer.base.bounded_map import map_bounded
+from streamer.base.bounded_map import map_concurrently
 from streamer.errors import Discreet, IntegrityError, ManifestError
-from streamer.executors.runner import Runner, run_while_growing
+from streamer.executors.runner import Runner, run_dynamic
 from streamer.indexing.source import manifest_files
 from streamer.manifest.beside import BESIDE
 from streamer.manifest.model import Extent, ObjectRecord
@@ -126,7 +126,7 @@ async def _check_all(runner: Runner, tasks: Sequence[CheckTask], on_progress: Ca
     total = sum(task.receipt.size for task in tasks)
     done = 0
     rest = iter(tasks)
-    async with aclosing(run_while_growing(runner, check_shard, lambda: next(rest, None))) as coming:
+    async with aclosing(run_dynamic(runner, check_shard, lambda: next(rest, None))) as coming:
         async for size in coming:
             done += size
             on_progress(done, total)
@@ -167,7 +167,7 @@ async def _check(task: CheckTask) -> None:
                 part = content[int(edges[piece]) - start : int(edges[piece + 1]) - start]
                 compare(receipt, shard, piece, part)
 
-        await map_bounded(check, list(_reads(receipt)), _READS_AT_ONCE)
+        await map_concurrently(check, list(_reads(receipt)), _READS_AT_ONCE)
 
 
 def _reads(receipt: Receipt) -> Iterator[range]:

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from streamer.base.bounded_map import map_bounded
+from streamer.base.bounded_map import map_concurrently
 from streamer.errors import AccessDeniedError, ConfigError, ObjectNotFoundError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
@@ -127,7 +127,7 @@ class FsspecStore:
             with translating(mapped, url):
                 return await self._connected().describe(url)
 
-        return dict(zip(every, await map_bounded(describe, every, HEADS_AT_ONCE), strict=True))
+        return dict(zip(every, await map_concurrently(describe, every, HEADS_AT_ONCE), strict=True))
 
     async def put(self, url: str, content: bytes) -> None:
         """See ObjectStore.put."""

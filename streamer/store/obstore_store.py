@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 from obstore import get_async, head_async, put_async
 from obstore import list as list_pages
 
-from streamer.base.bounded_map import map_bounded
+from streamer.base.bounded_map import map_concurrently
 from streamer.errors import (
     AccessDeniedError,
     ObjectChangedError,
@@ -213,7 +213,7 @@ class ObstoreStore:
                 raise type(error)(f"{error.message}; {text}", **error.details) from error
 
         for at in range(0, len(every), PAGE_OBJECTS):
-            yield await map_bounded(require, every[at : at + PAGE_OBJECTS], HEADS_AT_ONCE)
+            yield await map_concurrently(require, every[at : at + PAGE_OBJECTS], HEADS_AT_ONCE)
 
     async def list_after(self, folder: str, after: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
         """See OrderedLister.list_after; not for a web server."""
@@ -270,7 +270,7 @@ class ObstoreStore:
         """
         followers = zip(page, [*page[1:], None], strict=True)
         empty = [record for record, after in followers if record.size == 0 and not _is_folder(folder, record, after)]
-        heads = await map_bounded(lambda record: self._head(record.url), empty, HEADS_AT_ONCE)
+        heads = await map_concurrently(lambda record: self._head(record.url), empty, HEADS_AT_ONCE)
         objects = {head.url for head in heads if head is not None}
         return [record for record in page if record.size or record.url in objects]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from streamer.base.cgroup import usable_cores
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import add_storage_options, check_places, count, size
-from streamer.cli.terminal import Progress, Terminal, write_figures
+from streamer.cli.terminal import ProgressLine, Terminal, write_figures
 from streamer.config import MiB
 from streamer.errors import ConfigError, StoreError
 
@@ -157,7 +157,7 @@ class _Bench:
         )
 
     async def _grid(
-        self, store: ObjectStore, objects: Sequence[ObjectRecord], client: str, bar: Progress
+        self, store: ObjectStore, objects: Sequence[ObjectRecord], client: str, bar: ProgressLine
     ) -> list[Cell]:
         """Measures every combination until the bytes are used up."""
         shapes = [(n, length) for length in self._arguments.ranges for n in sorted(self._arguments.connections)]

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from streamer.client.engine_client import EngineClient
     from streamer.manifest.table import Manifest
     from streamer.tools.planning.decoding import Decoding
-    from streamer.tools.planning.model import EpochPlan, Job, Link, Plan, Prices, Setting
-    from streamer.tools.planning.search import Limits, Needed
+    from streamer.tools.planning.model import EpochPlan, Link, Plan, Prices, Setting, TrainingJob
+    from streamer.tools.planning.search import SearchResult, SmallestNeeds
 
 HELP = "predict what a job fetches, costs and waits for"
 
@@ -106,7 +106,7 @@ class _Figures:
     setting: Setting
     prices: Prices
     plan: Plan
-    limits: Limits | None
+    limits: SearchResult | None
     decoding: Decoding | None
 
     def plain(self) -> dict[str, object]:
@@ -126,7 +126,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     Raises:
         CacheFullError: the open chunks do not fit into the cache.
     """
-    from streamer.cli.dataset import client_settings, open_manifest, opened
+    from streamer.cli.dataset import client_settings, open_manifest, open_samples
     from streamer.client.engine_client import EngineClient
     from streamer.tools.planning.model import EngineCost, Prices, Setting
     from streamer.tools.planning.search import limits
@@ -139,8 +139,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         raise ConfigError("--plot shows what --no-search leaves out", field="plot")
     with EngineClient(client_settings(arguments)) as client:
         manifest = open_manifest(client, arguments, terminal)
-        data = opened(arguments, manifest)
-        decoding = None if arguments.sample_seconds else _decoding(manifest, client, terminal)
+        data = open_samples(arguments, manifest)
+        decoding = None if arguments.sample_seconds else _measure_clips(manifest, client, terminal)
     setting = Setting(
         job=_job(arguments, decoding),
         link=_link(manifest, arguments, terminal),
@@ -169,22 +169,22 @@ def _show(figures: _Figures, arguments: argparse.Namespace, terminal: Terminal) 
     write_figures(arguments, terminal, figures.plain(), partial(_save_plot, figures))
 
 
-def _decoding(manifest: Manifest, client: EngineClient, terminal: Terminal) -> Decoding | None:
+def _measure_clips(manifest: Manifest, client: EngineClient, terminal: Terminal) -> Decoding | None:
     """Measures the decoding of clips, where PyAV is installed."""
     from streamer.loader.members.single_reads import StreamedBytes
-    from streamer.tools.planning.decoding import measure_decoding
+    from streamer.tools.planning.decoding import measure_decode
 
     try:
-        return measure_decoding(manifest, StreamedBytes(client, manifest))
+        return measure_decode(manifest, StreamedBytes(client, manifest))
     except ConfigError as error:
         terminal.note(f"decoding is not measured: {error}")
         return None
 
 
-def _job(arguments: argparse.Namespace, decoding: Decoding | None) -> Job:
-    from streamer.tools.planning.model import Job
+def _job(arguments: argparse.Namespace, decoding: Decoding | None) -> TrainingJob:
+    from streamer.tools.planning.model import TrainingJob
 
-    return Job(
+    return TrainingJob(
         nodes=arguments.nodes,
         ranks_per_node=arguments.ranks,
         batch_size=arguments.batch_size,
@@ -286,12 +286,12 @@ def _assumptions(figures: _Figures) -> Iterator[str]:
             "less than its link; --fetch-processes plans with others"
         )
     if figures.decoding is not None:
-        yield from _describe_decoding(figures.decoding, job)
+        yield from _describe_decode_time(figures.decoding, job)
     elif not job.sample_seconds:
         yield "reading and decoding are taken to be free; --sample-seconds counts them"
 
 
-def _describe_decoding(found: Decoding, job: Job) -> Iterator[str]:
+def _describe_decode_time(found: Decoding, job: TrainingJob) -> Iterator[str]:
     """Describes what decoding takes, the workers that it needs, and what would need fewer."""
     yield f"decoding: {found.cost}"
     workers = math.ceil(job.batch_size * found.seconds / job.step_seconds)
@@ -319,7 +319,7 @@ def _conclusions(figures: _Figures) -> Iterator[str]:
     yield f"{bound}: a link of {_bytes(link, '/s')} to each node with this cache"
 
 
-def _bytes(needed: Needed, unit: str = "") -> str:
+def _bytes(needed: SmallestNeeds, unit: str = "") -> str:
     return "no size" if needed.least is None else format_bytes(needed.least) + unit
 
 

@@ -21,7 +21,7 @@ from streamer.formats import detect
 from streamer.indexing.build import BuildOptions, build
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest
-from streamer.manifest.validation import open_verified
+from streamer.manifest.validation import open_and_verify
 
 FOLDER = Path(__file__).parent / "manifest-v1"
 
@@ -108,7 +108,7 @@ def described(manifest: Manifest) -> dict[str, object]:
 def test_what_was_written_is_read(name):
     """The folder kept in the repository opens, verifies, and says what it said."""
     expected = json.loads((FOLDER / f"{name}.json").read_text())
-    assert described(open_verified(FOLDER / name)) == expected
+    assert described(open_and_verify(FOLDER / name)) == expected
 
 
 @pytest.mark.parametrize("name", list(DATASETS))

@@ -88,7 +88,7 @@ def test_a_column_of_other_samples_is_refused(tmp_path: Path, closing: Closing):
     [(name, content)] = other.export()
     with pytest.raises(ManifestCorruptError, match="200 values for 240 samples"):
         own.install(f"{found[0].digest}{name[32:]}", content)
-    assert own.list_missing([name, "../x", f"{found[0].digest}{name[32:]}"]) == [f"{found[0].digest}{name[32:]}"]
+    assert own.list_absent([name, "../x", f"{found[0].digest}{name[32:]}"]) == [f"{found[0].digest}{name[32:]}"]
     assert own.names == []
 
 

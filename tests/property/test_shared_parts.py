@@ -19,7 +19,7 @@ from streamer.formats.base import Records
 from streamer.formats.chunkfile import ChunkHeader, RecordTable
 from streamer.manifest.blocks import Block, encode_hints, plan_local_bytes
 from streamer.manifest.model import Codec, Facts
-from streamer.recode.messages import Job
+from streamer.recode.messages import RecodeJob
 from streamer.recode.shared import Buffer
 from streamer.recode.work import recode
 
@@ -73,7 +73,7 @@ def chunk_of(drawn: list[tuple[list[bytes], list[bytes], list[list[list[int]]]]]
         for heads, parts, _ in drawn
     ]
     samples, planned = sum(block.samples for block in told), plan_local_bytes(told, sum(b.record_bytes for b in told))
-    job = Job("drawn", {}, Facts(), encode_hints(told), samples, len(told), planned)
+    job = RecodeJob("drawn", {}, Facts(), encode_hints(told), samples, len(told), planned)
     length, found, codec = recode(job, Drawn(drawn), memoryview(bytes(len(told))), written.extend)
     content = b"".join(map(bytes, written))
     assert (len(content), found, codec) == (length, samples, Codec.SHARED)

@@ -53,7 +53,7 @@ def until(condition: Callable[[], bool]) -> None:
 async def recoded(engine: Engine, manifest: Manifest, number: int = 0) -> list[bytes]:
     """The samples of a chunk, straight from a recoder."""
     chunk = manifest.chunk(number)
-    job = messages.Job.of(manifest, chunk)
+    job = messages.RecodeJob.make(manifest, chunk)
     async with engine.recoders.recode(job, chunk, fetched(chunk), due=lambda: 0.0) as made:
         assert made.table.starts[-1] == len(made.content)
         return [bytes(made.content[start + 4 : stop]) for start, stop in pairwise(made.table.bounds.tolist())]
@@ -72,7 +72,7 @@ async def test_fetched_bytes_in_shared_memory(engine: Engine, write: Callable[..
     samples = [[os.urandom(1 << 20), b"second", f"!kill {tmp_path}/done".encode()]]
     manifest = await indexed(engine, write(samples))
     chunk, buffers = manifest.chunk(0), BufferPool(1 << 30)
-    job = messages.Job.of(manifest, chunk)
+    job = messages.RecodeJob.make(manifest, chunk)
     for _ in range(3):
         buffer = ChunkBuffer(buffers, chunk.fetch_bytes, shared=True)
         buffer.view()[:] = fetched(chunk)
@@ -97,7 +97,7 @@ async def test_long_samples_arrive_through_the_engine(engine: Engine, write: Cal
         with await fetcher.fetch(chunk, shared=True) as found:
             assert isinstance(found.content, int)
             async with engine.recoders.recode(
-                messages.Job.of(manifest, chunk), chunk, found.content, due=lambda: 0.0
+                messages.RecodeJob.make(manifest, chunk), chunk, found.content, due=lambda: 0.0
             ) as made:
                 assert bytes(made.content[4 : 4 + (1 << 20)]) == samples[0][0]
 
@@ -148,7 +148,7 @@ async def test_one_that_hangs(
     engine: Engine, write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is killed after its time, and the chunk is done by another one."""
-    monkeypatch.setattr(messages.Job, "most_seconds", property(lambda job: 3.0))
+    monkeypatch.setattr(messages.RecodeJob, "most_seconds", property(lambda job: 3.0))
     samples = [[b"first", f"!stop {tmp_path}/done".encode()]]
     manifest = await indexed(engine, write(samples))
     assert await recoded(engine, manifest) == samples[0]
@@ -157,7 +157,7 @@ async def test_one_that_hangs(
 async def test_one_that_always_hangs(
     engine: Engine, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages.Job, "most_seconds", property(lambda job: 2.0))
+    monkeypatch.setattr(messages.RecodeJob, "most_seconds", property(lambda job: 2.0))
     manifest = await indexed(engine, write([[b"!stop"]]))
     with pytest.raises(RecodeError, match="no answer after 2 s"):
         await recoded(engine, manifest)
@@ -192,7 +192,7 @@ async def test_it_ends_with_the_engine_in_mid_job(engine: Engine, write: Callabl
     """The kernel ends it when the other end of its socket is gone, whatever its format does then."""
     manifest = await indexed(engine, write([[f"!spin {tmp_path}/busy".encode()]]))
     chunk = manifest.chunk(0)
-    job = messages.encode(messages.Job.of(manifest, chunk))
+    job = messages.encode(messages.RecodeJob.make(manifest, chunk))
     await asyncio.to_thread(_leave_in_mid_job, job, fetched(chunk))
 
 
@@ -205,7 +205,7 @@ def _leave_in_mid_job(job: bytes, content: bytes) -> None:
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, pass_fds=descriptors, env=environment) as process:
         theirs.close()
-        ours.send(messages.encode(messages.Start(len(job))))
+        ours.send(messages.encode(messages.StartJob(len(job))))
         until(lambda: os.lseek(memory.descriptor, 0, os.SEEK_CUR) > 0)
         ours.close()
         assert process.wait() == -signal.SIGIO
@@ -215,6 +215,6 @@ def _leave_in_mid_job(job: bytes, content: bytes) -> None:
 def test_the_error_of_an_object_without_bytes_names_it() -> None:
     """Its range is empty; it was an IndexError, as of a table of annotations of 0 bytes."""
     record = ObjectRecord("s3://bucket/labels.parquet", 0, "")
-    job = messages.Job.examine(Examine(record, "annotations", {}, Facts(), b""))
+    job = messages.RecodeJob.examine(Examine(record, "annotations", {}, Facts(), b""))
     error = failure(whole_object(record), job, "no Parquet", -1)
     assert error.message == "s3://bucket/labels.parquet [0, 0): no Parquet (format 'annotations')"

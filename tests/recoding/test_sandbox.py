@@ -19,7 +19,9 @@ from streamer.recode import sandbox
 from tests.recoding.conftest import indexed
 from tests.recoding.test_pool import recoded
 
-needs_all = pytest.mark.skipif(sandbox.supported() != "", reason="this kernel has no Landlock, or no filters of calls")
+needs_all = pytest.mark.skipif(
+    sandbox.describe_gaps() != "", reason="this kernel has no Landlock, or no filters of calls"
+)
 
 # Each line is tried in a process that has entered; it must raise PermissionError.
 TRIES = """

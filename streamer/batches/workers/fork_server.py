@@ -135,7 +135,7 @@ class ForkedPool:
         self._server = server
         self._count = 0
         self._processes: dict[int, ForkedProcess] = {}
-        self._ended: list[ForkedProcess] = []
+        self._finish: list[ForkedProcess] = []
         self.gone = False
 
     def fileno(self) -> int:
@@ -160,18 +160,18 @@ class ForkedPool:
             process.update(reply)
             if process.ended:
                 del self._processes[reply.process]
-                self._ended.append(process)
+                self._finish.append(process)
         if self.gone:
             # Reaped before the next request for a server: one whose sockets are closed accepts no requests.
             self._server.wait_for_end()
             for process in self._processes.values():
                 process.lost()
-            self._ended += self._processes.values()
+            self._finish += self._processes.values()
             self._processes = {}
 
     def take_ended(self) -> list[ForkedProcess]:
         """The processes that have ended or were refused since the last call."""
-        ended, self._ended = self._ended, []
+        ended, self._finish = self._finish, []
         return ended
 
     def wait(self, seconds: float) -> None:

@@ -133,10 +133,10 @@ class ForkServer:
         self._imports = imports
         self._pools: dict[int, Pool] = {}
         # Readable when a child has ended.
-        self._ended, self._wakeup = linux.pipe()
+        self._finish, self._wakeup = linux.pipe()
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
-        self._poll.register(self._ended, select.POLLIN)
+        self._poll.register(self._finish, select.POLLIN)
 
     def serve(self) -> None:
         """Serves until the rank has ended."""
@@ -144,8 +144,8 @@ class ForkServer:
         signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         while True:
             for ready, _ in self._poll.poll():
-                if ready == self._ended:
-                    os.read(self._ended, 4096)
+                if ready == self._finish:
+                    os.read(self._finish, 4096)
                     self._reap()
                 elif ready == self._control.fileno():
                     if not self._handle_control():
@@ -237,7 +237,7 @@ class ForkServer:
         self._control.close()
         for pool in self._pools.values():
             pool.end.close()
-        os.close(self._ended)
+        os.close(self._finish)
         os.close(self._wakeup)
 
 

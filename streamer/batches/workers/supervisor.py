@@ -43,7 +43,7 @@ class Supervisor:
         self.pool = Pool(config)
         self._selector = selector
         self._received = received
-        self._ended = ended
+        self._finish = ended
 
     def __repr__(self) -> str:
         return f"Supervisor({self.pool!r})"
@@ -77,7 +77,7 @@ class Supervisor:
             self._start(handle.number)
         else:
             logger.warning("worker %d has ended (%s)", handle.number, report.cause)
-            if self._ended(handle, report):
+            if self._finish(handle, report):
                 self._start(handle.number)
         self._replace_ended()
 

@@ -11,7 +11,7 @@ import traceback
 from contextlib import suppress
 
 from streamer.base import linux
-from streamer.base.process_memory import keep_freed_memory
+from streamer.base.process_memory import keep_free_memory
 from streamer.batches.workers.fork_protocol import ProcessContext, read_memory_file
 from streamer.batches.workers.protocol import Channel, Open
 from streamer.batches.workers.status_page import StatusPage
@@ -31,7 +31,7 @@ def serve(number: int, workers: int, status_page: int, channel: int) -> None:
         channel: its descriptor.
     """
     os.set_inheritable(status_page, False)
-    keep_freed_memory(_KEPT_BYTES)
+    keep_free_memory(_KEPT_BYTES)
     end = Channel.adopt(channel)
     try:
         run(number, end, StatusPage(workers, status_page), lambda: _opened(end))

@@ -11,7 +11,7 @@ import numpy as np
 
 from streamer import StreamingDataset
 from streamer.batches.samples.join_cost import in_words
-from streamer.cli.dataset import JoinOptions, named_format
+from streamer.cli.dataset import JoinOptions, choose_format
 from streamer.decode.rule import StoredFields
 from streamer.errors import ConfigError, PackError
 from streamer.formats.base import Field
@@ -24,7 +24,7 @@ _MEMBERS = (bytes, memoryview, str, np.ndarray)
 _AS_STORED: Mapping[str, Any] = {"shuffle": False, "decode": StoredFields(), "rank": 0, "world_size": 1}
 
 
-def joined_dataset(arguments: argparse.Namespace) -> StreamingDataset:
+def open_join(arguments: argparse.Namespace) -> StreamingDataset:
     """The dataset with the fields of all right sides, in its own order.
 
     Raises:
@@ -41,13 +41,13 @@ def joined_dataset(arguments: argparse.Namespace) -> StreamingDataset:
         arguments.urls,
         format=Folder(arguments.extensions)
         if arguments.extensions
-        else named_format(arguments.source_format, format_options),
+        else choose_format(arguments.source_format, format_options),
         manifest=arguments.manifest,
         storage_options=arguments.storage_options,
         **_AS_STORED,
     )
     for given in arguments.join:
-        join = JoinOptions.of(given)
+        join = JoinOptions.parse(given)
         joined = join.join(joined, arguments.storage_options, {"manifest": join.manifest, **_AS_STORED})
     return joined
 
@@ -79,17 +79,17 @@ def samples_of(dataset: StreamingDataset, output: str, fields: Mapping[str, str]
                 f"sample {sample['__key__']!r} has no field {min(lacking)!r}; it has {', '.join(sample)}",
                 sample=sample["__key__"],
             )
-        found = dict(_written(chosen.field_value, new, sample[name]) for name, new in wanted.items())
+        found = dict(_name_and_value(chosen.field_value, new, sample[name]) for name, new in wanted.items())
         if chosen.has_files and "json" in found:
             # Numbers, lists and None would be together in one more `json`.
             found = {_member(name, value): value for name, value in found.items()}
         yield found
 
 
-def _written(to_value: Callable[[Field], tuple[str, object]], name: str, value: object) -> tuple[str, object]:
+def _name_and_value(to_value: Callable[[Field], tuple[str, object]], name: str, value: object) -> tuple[str, object]:
     """Name and value of a field, or of the list of those of several rows."""
     if isinstance(value, list):
-        return name, [_listed(name, each) for each in value]
+        return name, [_list_item(name, each) for each in value]
     if not isinstance(value, Field):
         return name, value
     # Under another name its kind is not known by the extension.
@@ -99,9 +99,9 @@ def _written(to_value: Callable[[Field], tuple[str, object]], name: str, value: 
     return to_value(Field(name, value.content, value.kind))
 
 
-def _listed(name: str, value: object) -> object:
+def _list_item(name: str, value: object) -> object:
     """A field of one of several rows, in their list: it is JSON, in every output."""
-    return to_json(*_written(field_value, name, value)) if isinstance(value, Field) else value
+    return to_json(*_name_and_value(field_value, name, value)) if isinstance(value, Field) else value
 
 
 def _member(name: str, value: object) -> str:

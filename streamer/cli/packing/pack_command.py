@@ -14,16 +14,16 @@ from streamer.cli.options import (
     add_on,
     add_storage_options,
     mapping,
+    parse_url_or_options,
     size,
     storage_options,
-    url_or_mapping,
 )
-from streamer.cli.terminal import IndexProgress, Terminal
+from streamer.cli.terminal import ProgressLine, Terminal
 from streamer.config import counted, format_bytes
 
 if TYPE_CHECKING:
     from streamer.indexing.source import DatasetSource
-    from streamer.manifest.protocols import IndexProgress as IndexStep
+    from streamer.manifest.protocols import BuildProgress
     from streamer.shards.prepared import PackOptions, Prepared
     from streamer.shards.progress import PackProgress
     from streamer.shards.settle import Packed
@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--annotations",
-        type=url_or_mapping,
+        type=parse_url_or_options,
         metavar="URL",
         help="a file with labels, boxes or texts, joined by key; or JSON with url, key, fields, missing, on",
     )
@@ -127,7 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Packs, or shows what would be packed."""
     if arguments.join:
-        return _run_joined(arguments, terminal)
+        return _pack_join(arguments, terminal)
     from streamer.executors.runner import runner
     from streamer.shards.prepared import prepare
     from streamer.shards.prepared import run as pack
@@ -136,7 +136,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder, runner(arguments.on) as running:
         with terminal.progress("indexing", "bytes") as bar:
             callbacks = Callbacks(on_note=terminal.note, on_index=lambda step: _show_index(step, bar))
-            prepared = prepare(_source(arguments), _writing(arguments), Path(folder), running, callbacks)
+            prepared = prepare(_source(arguments), _pack_options(arguments), Path(folder), running, callbacks)
         if arguments.dry_run:
             _plan(prepared, terminal)
             return Exit.DONE
@@ -147,11 +147,11 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     return Exit.DONE
 
 
-def _run_joined(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    from streamer.cli.packing.joined import costs_of, joined_dataset, samples_of
+def _pack_join(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    from streamer.cli.packing.joined import costs_of, open_join, samples_of
     from streamer.shards.pack import pack
 
-    dataset = joined_dataset(arguments)
+    dataset = open_join(arguments)
     try:
         for line in costs_of(dataset):
             terminal.line(line)
@@ -192,7 +192,7 @@ def _source(arguments: argparse.Namespace) -> DatasetSource:
     )
 
 
-def _writing(arguments: argparse.Namespace) -> PackOptions:
+def _pack_options(arguments: argparse.Namespace) -> PackOptions:
     from streamer.annotations.options import Annotations
     from streamer.shards.destination import folder_url
     from streamer.shards.prepared import PackOptions
@@ -209,7 +209,7 @@ def _writing(arguments: argparse.Namespace) -> PackOptions:
         options=arguments.storage_options if out_options is None else out_options,
         output=arguments.format,
         vocabulary=arguments.vocabulary,
-        annotations=Annotations.of(arguments.annotations),
+        annotations=Annotations.parse(arguments.annotations),
     )
 
 
@@ -227,7 +227,7 @@ def _fields(text: str) -> dict[str, str]:
 class _Pace:
     """Shows the progress, the rate and the remaining time of a pack."""
 
-    def __init__(self, bar: IndexProgress) -> None:
+    def __init__(self, bar: ProgressLine) -> None:
         self._bar = bar
         self._started = time.monotonic()
 
@@ -248,7 +248,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _show_index(step: IndexStep, bar: IndexProgress) -> None:
+def _show_index(step: BuildProgress, bar: ProgressLine) -> None:
     bar.update(step.bytes_done, step.total_bytes, f"{counted(step.samples, 'samples')}")
 
 

@@ -16,7 +16,7 @@ from streamer.errors import CacheError
 from streamer.fetch.fetcher import Fetched
 from streamer.formats import chunkfile
 from streamer.manifest.model import Chunk
-from streamer.recode.messages import Job
+from streamer.recode.messages import RecodeJob
 from streamer.recode.pool import RecoderPool
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Publisher:
         await self._write(fetch, chunk, [content], offsets)
 
     async def _recode(self, fetch: Fetch, chunk: Chunk, fetched: Fetched | SharedBytes) -> None:
-        job = Job.of(fetch.dataset.manifest, chunk)
+        job = RecodeJob.make(fetch.dataset.manifest, chunk)
         async with self._recoders.recode(job, chunk, fetched.content, due=fetch.due) as recoded:
             self._on_resize(fetch.key, chunkfile.file_bytes(len(recoded.content), recoded.table.entries))
             await self._write(fetch, chunk, [recoded.content], recoded.table.starts)

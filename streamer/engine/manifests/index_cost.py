@@ -13,7 +13,7 @@ from streamer.errors import ManifestError
 from streamer.fetch import Fetcher
 from streamer.fetch.fair_gate import FairGate, WaitQueue
 from streamer.manifest.model import Extent
-from streamer.manifest.protocols import Examine, Examined, IndexEstimate, IndexProgress
+from streamer.manifest.protocols import BuildProgress, Examine, Examined, IndexEstimate
 from streamer.recode.pool import RecoderPool
 
 Report = Callable[[str, int, int], None]
@@ -57,7 +57,7 @@ class IndexCost:
             text = f"{self._objects} ({size}): the listing is enough"
         self._report(text, 0, estimate.total_bytes)
 
-    def progressed(self, step: IndexProgress) -> None:
+    def progressed(self, step: BuildProgress) -> None:
         """Reports progress, after each window and each object.
 
         Raises:
@@ -71,7 +71,7 @@ class IndexCost:
         if not self._measured:
             self._measure(step)
 
-    def _measure(self, step: IndexProgress) -> None:
+    def _measure(self, step: BuildProgress) -> None:
         # From the first window on: the pause until it arrives, or an outage of the store, says nothing of the rate.
         if self._first is None:
             self._first = self._now(), step.bytes_done

@@ -29,7 +29,7 @@ from streamer.annotations.table import AnnotationTable
 from streamer.cache.folder import used_bytes
 from streamer.errors import ManifestError
 from streamer.manifest.kept import DIGEST, find_made, remove_orphans
-from streamer.manifest.reader_lock import remove_unread, sweep_removed
+from streamer.manifest.reader_lock import remove_unread, sweep_leftovers
 from streamer.manifest.staging import sweep
 from streamer.manifest.table import Manifest
 
@@ -145,7 +145,7 @@ class ManifestStore:
             OSError: the disk refused a removal.
         """
         sweep(self._root)
-        sweep_removed(self._root)
+        sweep_leftovers(self._root)
         self._remove_old_logs(now)
         named = self._named() | self._arranged()
         for digest in used:

@@ -244,7 +244,7 @@ class Manifests:
 
         columns = {record.url.rpartition("/")[2]: record for record in records if record.url.endswith(COLUMN_SUFFIX)}
         kept = ColumnFiles(manifest, self._root)
-        for name in kept.list_missing(columns):
+        for name in kept.list_absent(columns):
             whole = Extent(columns[name], 0, columns[name].size)
             async with self._memory.hold([whole]):
                 await in_thread(None, kept.install, name, await fetcher.read(whole))

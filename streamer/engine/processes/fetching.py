@@ -108,7 +108,7 @@ class Fetching:
 
     def _receive(self) -> None:
         """Handles all messages that have arrived."""
-        for received in self._end.receive_arrived(MOST_BYTES):
+        for received in self._end.receive_available(MOST_BYTES):
             if received is None:
                 # The engine is gone. What is being written stays for the next one to remove.
                 os._exit(0)

@@ -36,7 +36,7 @@ from streamer.engine.processes.messages import (
 )
 from streamer.errors import ConfigError
 from streamer.fetch.statistics import COUNTS, FetchStatistics, Histogram
-from streamer.recode.shared import mapped
+from streamer.recode.shared import map_memory
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class SharedBytes:
     def parts(self) -> list[memoryview]:
         """The bytes as one view."""
         if self._view is None:
-            self._view = mapped(self.content, self._length)
+            self._view = map_memory(self.content, self._length)
         return [self._view]
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class FetchProcess:
         self._requests: dict[int, _Request] = {}
         self._datasets: dict[str, OpenDataset] = {}
         self._limits: Limits | None = None
-        self._ended = asyncio.Event()
+        self._finish = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"FetchProcess(pid={self.pid}, {len(self._requests)} chunks, window={self.window})"
@@ -193,7 +193,7 @@ class FetchProcess:
             end = self._socket = child.socket
             loop.add_reader(end.fileno(), self._receive, on_ready)
             try:
-                await self._ended.wait()
+                await self._finish.wait()
             finally:
                 loop.remove_reader(end.fileno())
                 self._socket = None
@@ -234,7 +234,7 @@ class FetchProcess:
     def end(self) -> None:
         """Ends the process now; `run` returns then. Idempotent."""
         self.ready = False
-        self._ended.set()
+        self._finish.set()
 
     def retire(self) -> None:
         """Ends a process that is not needed any more."""
@@ -324,7 +324,7 @@ class FetchProcess:
         if self._socket is None:
             return
         try:
-            for received in self._socket.receive_arrived(MOST_BYTES, max_descriptors=1):
+            for received in self._socket.receive_available(MOST_BYTES, max_descriptors=1):
                 if received is None:
                     self.end()
                     return
@@ -334,7 +334,7 @@ class FetchProcess:
                 if not self.ready:
                     self.ready = True
                     on_ready()
-                if self._ended.is_set():
+                if self._finish.is_set():
                     return
         except (OSError, msgspec.MsgspecError, ConfigError) as error:
             logger.warning("%r: %s", self, error)

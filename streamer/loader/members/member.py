@@ -293,7 +293,7 @@ class Member:
                 if (table := self._table(given)) is None:
                     return None
             folder = table.with_name(self.shared.settle_annotations(table.name))
-        return JoinRules.of(folder, given, manifest)
+        return JoinRules.make(folder, given, manifest)
 
     def _table(self, annotations: Annotations) -> Path | None:
         """Returns the folder of the current table, or None if a file beside the samples does not name them."""

@@ -22,11 +22,11 @@ def states_in(path: Path) -> Iterator[Mapping[str, object]]:
         OSError: it cannot be read.
     """
     if zipfile.is_zipfile(path):
-        yield from _found(_checkpoint(path))
+        yield from _find_states(_checkpoint(path))
         return
     text = path.read_text(errors="replace")
     try:
-        yield from _found(json.loads(text))
+        yield from _find_states(json.loads(text))
     except ValueError:
         for line in text.splitlines():
             yield from _parse_line(line)
@@ -41,7 +41,7 @@ def _parse_line(line: str) -> Iterator[Mapping[str, object]]:
         state, _ = json.JSONDecoder().raw_decode(body, body.index(LOG_MARK) + len(LOG_MARK))
     except (ValueError, KeyError, TypeError):  # another program's line, or one that a kill has cut
         return
-    yield from _found(state)
+    yield from _find_states(state)
 
 
 def _checkpoint(path: Path) -> object:
@@ -60,13 +60,13 @@ def _checkpoint(path: Path) -> object:
         ) from error
 
 
-def _found(value: object) -> Iterator[Mapping[str, object]]:
+def _find_states(value: object) -> Iterator[Mapping[str, object]]:
     match value:
         case Mapping() if value.keys() >= _FIELDS:
             yield value
         case Mapping():
             for inner in value.values():
-                yield from _found(inner)
+                yield from _find_states(inner)
         case list() | tuple():
             for inner in value:
-                yield from _found(inner)
+                yield from _find_states(inner)

@@ -15,7 +15,7 @@ from streamer.base.cgroup import Cgroup, usable_cores, usable_memory_bytes
 from streamer.cache.folder import filesystem_type
 from streamer.config import GiB, MiB, format_bytes
 from streamer.errors import StreamerError
-from streamer.recode.sandbox import supported
+from streamer.recode.sandbox import describe_gaps
 from streamer.tools.doctor.finding import Finding
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _shm() -> Finding:
 
 
 def _recoders() -> Finding:
-    lacks = supported()
+    lacks = describe_gaps()
     if lacks:
         advice = "docs/deploy/security.md says what a recoder is kept from, and by what"
         return Finding("optional", "recoders", f"not kept from {lacks}", advice)

@@ -148,7 +148,7 @@ async def measure_cell(
         with plain_errors():
             async with asyncio.timeout(seconds), asyncio.TaskGroup() as tasks:
                 for _ in range(connections):
-                    tasks.create_task(meter.keep_reading())
+                    tasks.create_task(meter.read_forever())
     except TimeoutError as end:
         if isinstance(end, StoreError):
             raise
@@ -212,7 +212,7 @@ class _Meter:
         self.requests = 0
         self.errors: list[str] = []
 
-    async def keep_reading(self) -> None:
+    async def read_forever(self) -> None:
         """Requests range after range until cancelled."""
         while True:
             target, start, stop = next(self._walk)

@@ -32,7 +32,7 @@ class Decoding:
     nbytes: int
 
 
-def measure_decoding(manifest: Manifest, content: StreamedBytes) -> Decoding | None:
+def measure_decode(manifest: Manifest, content: StreamedBytes) -> Decoding | None:
     """Decodes three clips on this machine, as they are. Returns None if the samples are no clips.
 
     Raises:

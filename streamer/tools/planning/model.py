@@ -56,7 +56,7 @@ class EngineCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingJob:
     """The training job.
 
     Attributes:
@@ -82,7 +82,7 @@ class Job:
 class Setting:
     """A job, the cache of each of its nodes, and their links."""
 
-    job: Job
+    job: TrainingJob
     link: Link
     cache_bytes: int
     engine: EngineCost = field(default_factory=EngineCost)

@@ -46,7 +46,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Needed:
+class SmallestNeeds:
     """The result of a search.
 
     Attributes:
@@ -59,19 +59,19 @@ class Needed:
 
 
 @dataclass(frozen=True)
-class Limits:
+class SearchResult:
     """The cache and the link that end the waiting, one changed and the other as it is."""
 
-    cache_bytes: Needed
-    link_bytes_per_second: Needed
+    cache_bytes: SmallestNeeds
+    link_bytes_per_second: SmallestNeeds
 
 
-def limits(data: OpenedDataset, setting: Setting, progress: Progress = lambda done, total: None) -> Limits:
+def limits(data: OpenedDataset, setting: Setting, progress: Progress = lambda done, total: None) -> SearchResult:
     """Searches both, given what does not change; reports the simulations that are done, and their number."""
     brief = replace(setting, job=replace(setting.job, epochs=_EPOCHS))
     done = 0
 
-    def compute_waiting(changed: Setting) -> float:
+    def simulate_wait_share(changed: Setting) -> float:
         nonlocal done
         progress(done := done + 1, SIMULATIONS)
         try:
@@ -80,14 +80,14 @@ def limits(data: OpenedDataset, setting: Setting, progress: Progress = lambda do
             return 1.0
 
     def wait_with_cache(share: float) -> float:
-        return compute_waiting(replace(brief, cache_bytes=int(share * whole_bytes)))
+        return simulate_wait_share(replace(brief, cache_bytes=int(share * whole_bytes)))
 
     def wait_with_link(power: float) -> float:
-        return compute_waiting(replace(brief, link=replace(brief.link, bytes_per_second=rate * power)))
+        return simulate_wait_share(replace(brief, link=replace(brief.link, bytes_per_second=rate * power)))
 
     whole_bytes = int(_epoch_bytes(data) * _WHOLE_SHARE)
     rate = needed_bytes_per_second(data, setting)
-    return Limits(
+    return SearchResult(
         cache_bytes=_scale(smallest(wait_with_cache, 0.0, 1.0, lambda low, high: (low + high) / 2), whole_bytes),
         link_bytes_per_second=_scale(
             smallest(wait_with_link, _SLOWEST, _FASTEST, lambda low, high: math.sqrt(low * high)), rate
@@ -111,7 +111,7 @@ def needed_bytes_per_second(data: OpenedDataset, setting: Setting) -> float:
 
 def smallest(
     waiting: Callable[[float], float], low: float, high: float, middle: Callable[[float, float], float]
-) -> Needed:
+) -> SmallestNeeds:
     """Halves the range between a value that is too small and one that is large enough.
 
     Args:
@@ -122,14 +122,14 @@ def smallest(
     """
     points = [Point(high, waiting(high))]
     if points[0].waits:
-        return Needed(None, tuple(points))
+        return SmallestNeeds(None, tuple(points))
     for _ in range(_HALVINGS):
         value = middle(low, high)
         points.append(Point(value, waiting(value)))
         low, high = (value, high) if points[-1].waits else (low, value)
-    return Needed(high, tuple(sorted(points, key=lambda point: point.value)))
+    return SmallestNeeds(high, tuple(sorted(points, key=lambda point: point.value)))
 
 
-def _scale(needed: Needed, unit: float) -> Needed:
+def _scale(needed: SmallestNeeds, unit: float) -> SmallestNeeds:
     points = tuple(Point(point.value * unit, point.waiting_share) for point in needed.points)
-    return Needed(None if needed.least is None else needed.least * unit, points)
+    return SmallestNeeds(None if needed.least is None else needed.least * unit, points)

@@ -32,7 +32,7 @@ from streamer.fetch.ranges import plan_ranges
 from streamer.order.epoch import EpochOrder
 from streamer.order.plan import RankPlan, check_last_batch
 from streamer.order.spec import OrderSpec
-from streamer.tools.planning.model import EpochPlan, Job, Plan, Setting
+from streamer.tools.planning.model import EpochPlan, Plan, Setting, TrainingJob
 from streamer.wire.messages import Part
 
 # From the trainer's first request to the engine's first: processes start, a manifest is opened, a connection is made
@@ -58,10 +58,10 @@ def simulate(data: OpenedDataset, setting: Setting) -> Plan:
         ConfigError: the ranks cannot share a batch, or a number is not above 0.
     """
     _check(setting)
-    return _Ranks(setting.job, _Node(data, setting)).run()
+    return _Ranks(setting.job, _SimulatedNode(data, setting)).run()
 
 
-class _Node:
+class _SimulatedNode:
     """The cache of a node, with one session that reads what all its ranks read, and the link that fills it.
 
     Attributes:
@@ -143,7 +143,7 @@ class _Node:
         here = [part_of == part for part in range(len(self._collection))]
         return np.array([open_bytes((chunk[mine], first[mine], last[mine]), sizes) for mine in here])
 
-    def of_parts(self, counted: Counter[tuple[int, int]], epoch: int) -> list[int]:
+    def count_by_part(self, counted: Counter[tuple[int, int]], epoch: int) -> list[int]:
         """Returns a count of an epoch for each part."""
         return [counted[epoch, part] for part in range(len(self._collection))]
 
@@ -274,7 +274,7 @@ class _Node:
 class _Ranks:
     """The loaders and the training loop of a node's ranks, which are alike."""
 
-    def __init__(self, job: Job, node: _Node) -> None:
+    def __init__(self, job: TrainingJob, node: _SimulatedNode) -> None:
         self._job = job
         self._node = node
         self._batches = node.batches
@@ -304,8 +304,8 @@ class _Ranks:
         return Plan(
             first_batch_seconds=START_SECONDS + self._taken_at[0],
             epochs=tuple(map(self._epoch, range(job.epochs), seconds, waited)),
-            ahead_bytes=sum(node.of_parts(node.fetched_bytes, job.epochs)) * job.nodes,
-            ahead_requests=sum(node.of_parts(node.requests, job.epochs)) * job.nodes,
+            ahead_bytes=sum(node.count_by_part(node.fetched_bytes, job.epochs)) * job.nodes,
+            ahead_requests=sum(node.count_by_part(node.requests, job.epochs)) * job.nodes,
         )
 
     def _make(self, step: int) -> float:
@@ -343,8 +343,8 @@ class _Ranks:
     def _epoch(self, number: int, seconds: float, waited: float) -> EpochPlan:
         node = self._node
         nodes = self._job.nodes
-        size_bytes = [size * nodes for size in node.of_parts(node.fetched_bytes, number)]
-        requests = [count * nodes for count in node.of_parts(node.requests, number)]
+        size_bytes = [size * nodes for size in node.count_by_part(node.fetched_bytes, number)]
+        requests = [count * nodes for count in node.count_by_part(node.requests, number)]
         return EpochPlan(
             fetched_bytes=sum(size_bytes),
             requests=sum(requests),

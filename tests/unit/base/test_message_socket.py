@@ -69,11 +69,11 @@ def test_a_descriptor_that_is_lost_is_an_error(sent: MessageSocket, full_table: 
 
 def test_messages_that_have_arrived_are_read_without_waiting(sent: MessageSocket) -> None:
     """Also by an end that waits; those that were sent before the other end was closed come first."""
-    [received] = sent.receive_arrived(100, max_descriptors=1)
+    [received] = sent.receive_available(100, max_descriptors=1)
     assert received is not None
     assert received[0] == b"a batch"
     os.close(received[1][0])
-    assert list(sent.receive_arrived(100)) == []
+    assert list(sent.receive_available(100)) == []
 
 
 def test_the_end_of_the_other_side_is_no_error() -> None:
@@ -81,12 +81,12 @@ def test_the_end_of_the_other_side_is_no_error() -> None:
     ours, theirs = MessageSocket.pair()
     theirs.send(b"last")
     theirs.close()
-    assert list(ours.receive_arrived(100)) == [(b"last", []), None]
+    assert list(ours.receive_available(100)) == [(b"last", []), None]
     assert ours.receive() is None
     assert not ours.send(b"too late")
     ours.close()
     ours.close()
-    assert list(ours.receive_arrived(100)) == []
+    assert list(ours.receive_available(100)) == []
 
 
 def test_an_end_that_was_closed_with_messages_unread_has_ended() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer.cli.images import fitting, half_blocks, shrunk
+from streamer.cli.images import fit_size, half_blocks, shrunk
 
 
 def test_a_character_shows_two_rows() -> None:
@@ -26,7 +26,7 @@ def test_a_character_shows_two_rows() -> None:
 )
 def test_the_shape_is_kept(size: tuple[int, int], room: tuple[int, int], fitted: tuple[int, int]) -> None:
     """Never enlarged; an even number of rows."""
-    assert fitting(*size, *room) == fitted
+    assert fit_size(*size, *room) == fitted
 
 
 def test_shrinking_takes_means_of_areas() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from streamer.cli import serve_command
 from streamer.cli.main import build_parser
-from streamer.cli.options import size, size_or_auto, storage_options, with_sample_choice
+from streamer.cli.options import add_choice_to_request, size, size_or_auto, storage_options
 from streamer.config import Environment
 from streamer.wire.messages import GetManifest
 
@@ -39,11 +39,11 @@ def test_storage_options_that_are_none_say_why(text: str) -> None:
 def test_a_manifest_is_found_by_what_the_job_says(command: list[str]) -> None:
     """Folder(extensions=...), Index(on_error=...) and shuffle=False choose other samples or another order."""
     plain = build_parser().parse_args([*command, "data/"])
-    assert with_sample_choice(GetManifest(0, ["data/"], "auto"), plain) == GetManifest(0, ["data/"], "auto")
+    assert add_choice_to_request(GetManifest(0, ["data/"], "auto"), plain) == GetManifest(0, ["data/"], "auto")
     chosen = build_parser().parse_args(
         [*command, "data/", "--extensions", ".JPEG,png", "--index-errors", "skip", "--no-shuffle"]
     )
-    assert with_sample_choice(GetManifest(0, ["data/"], "auto"), chosen) == GetManifest(
+    assert add_choice_to_request(GetManifest(0, ["data/"], "auto"), chosen) == GetManifest(
         0, ["data/"], "auto", extensions=["jpg", "png"], skip_damaged=True, in_key_order=True
     )
     with pytest.raises(SystemExit):

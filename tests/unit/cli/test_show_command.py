@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from streamer.batches.samples.maker import SampleLocation
-from streamer.cli.show_command import _draw, _ordinal, described, value_text
+from streamer.cli.show_command import _draw, _ordinal, describe_sample, value_text
 from streamer.cli.terminal import Terminal
 from streamer.errors import ConfigError
 from streamer.formats.detect import chooser
@@ -52,7 +52,7 @@ async def test_an_empty_file_is_named_itself(tmp_path: Path) -> None:
     for ordinal in range(9):
         key = manifest.name(ordinal).object_key
         place = SampleLocation(sample=ordinal, start=0, stop=0, ordinal=ordinal, chunk=0)
-        assert described({"__key__": key}, place, manifest) == [
+        assert describe_sample({"__key__": key}, place, manifest) == [
             f"sample {ordinal} of 9: {key}",
             f"  in s3://b/{key}, {int(key[2]) % 3} bytes from 0 on, chunk 0",
         ]

@@ -78,7 +78,7 @@ def test_two_looks_are_over_the_time_between():
     )
     picture = StatusView(later, statistics())
     assert picture.rates.store_bytes == 5e7
-    assert [picture.waiting(entry) for entry in picture.sessions] == [0.25, 0.0]
+    assert [picture.wait_share(entry) for entry in picture.sessions] == [0.25, 0.0]
 
 
 def test_another_engine_starts_anew():
@@ -86,13 +86,13 @@ def test_another_engine_starts_anew():
     restarted = statistics(pid=8, uptime_seconds=2.0, store_bytes=100, hit_bytes=0, sessions=[session("rank 0", 1, 2)])
     picture = StatusView(restarted, statistics())
     assert picture.rates.store_bytes == 50
-    assert picture.waiting(picture.sessions[0]) == 0.5
+    assert picture.wait_share(picture.sessions[0]) == 0.5
 
 
 def test_a_session_that_was_opened_again_starts_anew():
     """Same name, younger: its own age counts."""
     picture = StatusView(statistics(sessions=[session("rank 0", 1.0, 4.0)]), statistics())
-    assert picture.waiting(picture.sessions[0]) == 0.25
+    assert picture.wait_share(picture.sessions[0]) == 0.25
 
 
 @pytest.mark.parametrize(

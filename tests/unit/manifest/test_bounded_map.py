@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from streamer.base.bounded_map import map_bounded
+from streamer.base.bounded_map import map_concurrently
 
 
 async def test_results_keep_the_order_and_the_bound():
@@ -20,9 +20,9 @@ async def test_results_keep_the_order_and_the_bound():
         running -= 1
         return item * item
 
-    assert await map_bounded(work, range(10), 3) == [i * i for i in range(10)]
+    assert await map_concurrently(work, range(10), 3) == [i * i for i in range(10)]
     assert most == 3
-    assert await map_bounded(work, [], 3) == []
+    assert await map_concurrently(work, [], 3) == []
 
 
 async def test_the_first_error_arrives_as_itself():
@@ -39,6 +39,6 @@ async def test_the_first_error_arrives_as_itself():
             raise
 
     with pytest.raises(KeyError, match="bad") as caught:
-        await map_bounded(work, range(5), 3)
+        await map_concurrently(work, range(5), 3)
     assert isinstance(caught.value.__cause__, ValueError)
     assert sorted(cancelled) == [0, 2]

@@ -6,7 +6,7 @@ import pytest
 
 from streamer.errors import ConfigError, ManifestError
 from streamer.indexing.build import BuildOptions
-from streamer.manifest.protocols import IndexEstimate, IndexProgress
+from streamer.manifest.protocols import BuildProgress, IndexEstimate
 from streamer.manifest.validation import verify
 from tests.tars import tar_of
 
@@ -106,12 +106,12 @@ async def test_an_error_of_on_chunk_stops_the_build(build_it, store, tars):
 async def test_estimate_and_progress(build_it, store, tars, files):
     """The cost is known after the listing and is an upper bound; progress ends at the whole."""
     estimates: list[IndexEstimate] = []
-    steps: list[IndexProgress] = []
+    steps: list[BuildProgress] = []
     total = sum(map(len, tars.values()))
     source = store(tars)
     manifest = await build_it(source, "s3://b/tars/", on_estimate=estimates.append, on_progress=steps.append)
     assert estimates == [IndexEstimate(12, total, total, 12, 8192)]
-    assert steps[-1] == IndexProgress(12, 12, total, total, total, manifest.samples)
+    assert steps[-1] == BuildProgress(12, 12, total, total, total, manifest.samples)
     assert len(steps) == 24
     for name in ("objects_done", "bytes_done", "read_bytes", "samples"):
         course = [getattr(step, name) for step in steps]
@@ -125,7 +125,7 @@ async def test_bytes_that_are_jumped_over_count_as_done(build_it, store):
     """Progress of an archive of large members goes to its end, though little of it is read."""
     size = 20 << 20
     content = tar_of([(f"{i}.bin", bytes(size)) for i in range(3)])
-    steps: list[IndexProgress] = []
+    steps: list[BuildProgress] = []
     await build_it(store({"s3://b/a.tar": content}), "s3://b/", on_progress=steps.append)
     assert steps[-1].bytes_done == len(content)
     assert steps[-1].read_bytes < size

@@ -19,7 +19,7 @@ from streamer.manifest.layout import ROOT_NAME, encode_root, file_name
 from streamer.manifest.packing import key_at_endpoint
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import export_files, install_files
-from streamer.manifest.validation import base_keys, check_key, check_keys, open_verified
+from streamer.manifest.validation import base_keys, check_key, check_keys, open_and_verify
 from streamer.tables.parquet.format import Parquet
 from tests.formats.test_parquet import MemoryStore as Objects
 from tests.formats.test_parquet import _cases, built
@@ -59,7 +59,7 @@ def test_a_foreign_key_is_refused(manifest, tmp_path, row):
     keys[row] = np.arange(16)
     forged = with_keys(manifest, tmp_path / "forged", keys)
     with pytest.raises(ManifestCorruptError, match=r"the key of chunk \d+ is not that of its objects"):
-        open_verified(forged)
+        open_and_verify(forged)
     with pytest.raises(ManifestCorruptError, match="is not that of its objects"):
         install_files(export_files(Manifest.open(forged)), tmp_path / "root")
     assert not list((tmp_path / "root").glob("[0-9a-f]*"))

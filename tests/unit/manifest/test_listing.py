@@ -11,7 +11,7 @@ from streamer.formats.registry import find_format
 from streamer.indexing.build import build
 from streamer.indexing.listed_rows import list_objects
 from streamer.manifest.model import ObjectRecord
-from streamer.manifest.validation import open_verified
+from streamer.manifest.validation import open_and_verify
 from streamer.store.local_store import LocalStore
 
 
@@ -130,7 +130,7 @@ async def test_classes_whose_names_are_not_utf_8(tmp_path: Path):
         choose_format=detect.chooser("auto"),
     )
     assert list(manifest.classes) == names == sorted(os.listdir(tmp_path / "d"))
-    again = open_verified(manifest.path)
+    again = open_and_verify(manifest.path)
     for ordinal in range(3):
         found = again.name(ordinal)
         assert found.object_key == f"{names[found.label]}/0.jpg"

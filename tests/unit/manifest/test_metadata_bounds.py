@@ -21,7 +21,7 @@ from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.protocols import Need, Source
 from streamer.manifest.transfer import export_files
-from streamer.manifest.validation import open_verified
+from streamer.manifest.validation import open_and_verify
 from streamer.media.containers.tables import Tables
 
 URL = "s3://b/train/.streamer/"
@@ -48,7 +48,7 @@ async def test_a_manifest_is_copied_in_pieces(tar_manifest, tmp_path, monkeypatc
     bucket = _Bucket(dict(export_files(tar_manifest)))
     copied = await copy_manifest(bucket.records, tmp_path / "copies", URL, bucket)
     assert copied is not None
-    assert open_verified(copied.path).digest == tar_manifest.digest
+    assert open_and_verify(copied.path).digest == tar_manifest.digest
     assert bucket.longest == max(1000, len(bucket.files[ROOT_NAME]))
     assert await copy_manifest([], tmp_path, URL, bucket) is None
 

@@ -10,7 +10,7 @@ from streamer.errors import ManifestCorruptError
 from streamer.indexing.publish import publish_again
 from streamer.manifest.staging import settle, sweep, workplace
 from streamer.manifest.table import Manifest
-from streamer.manifest.validation import open_verified
+from streamer.manifest.validation import open_and_verify
 
 
 async def test_publishing_twice_keeps_the_first(build_it, store, tars):
@@ -29,7 +29,7 @@ async def test_a_broken_folder_is_replaced(build_it, store, tars):
     with pytest.raises(ManifestCorruptError):
         Manifest.open(first.path)
     await build_it(store(tars), "s3://b/tars/")
-    open_verified(first.path)
+    open_and_verify(first.path)
     assert [p.name for p in first.path.parent.iterdir()] == [first.digest]
 
 
@@ -40,7 +40,7 @@ async def test_an_open_manifest_outlives_its_folder(build_it, store, tars):
     shutil.rmtree(first.path.parent)
     assert publish_again(first, first.path.parent) == first.path
     assert {path.name: path.read_bytes() for path in first.path.glob("*.arrows")} == before != {}
-    assert open_verified(first.path).digest == first.digest
+    assert open_and_verify(first.path).digest == first.digest
 
 
 def test_nothing_remains_of_a_failed_writer(tmp_path):
@@ -109,4 +109,4 @@ async def test_the_slower_of_two_writers_takes_the_others_folder(tar_manifest, t
     place = tmp_path / "place"
     place.mkdir()
     assert settle(place, tar_manifest.path) == tar_manifest.path
-    open_verified(tar_manifest.path)
+    open_and_verify(tar_manifest.path)

@@ -15,7 +15,7 @@ import pytest
 
 from streamer.errors import ManifestError
 from streamer.manifest import reader_lock
-from streamer.manifest.reader_lock import open_held, remove_unread, sweep_removed
+from streamer.manifest.reader_lock import open_held, remove_unread, sweep_leftovers
 from streamer.manifest.table import Manifest
 
 HOLD = """
@@ -109,7 +109,7 @@ def test_what_a_killed_remover_left_is_swept(path: Path, monkeypatch: pytest.Mon
             remove_unread(path)
     with pytest.raises(ManifestError):
         open_held(path)
-    assert sweep_removed(path.parent) == 1
+    assert sweep_leftovers(path.parent) == 1
     assert list(path.parent.iterdir()) == []
 
 

@@ -12,7 +12,7 @@ from streamer.errors import ManifestCorruptError, ManifestError, ManifestVersion
 from streamer.formats.registry import find_format
 from streamer.manifest.model import Chunk, Extent, ObjectRecord
 from streamer.manifest.table import Manifest
-from streamer.manifest.validation import open_verified
+from streamer.manifest.validation import open_and_verify
 
 
 def opened(manifest, store) -> dict[str, dict[str, bytes]]:
@@ -184,7 +184,7 @@ def test_verify_finds_a_flipped_bit(tar_manifest):
     victim.write_bytes(raw)
     Manifest.open(tar_manifest.path)
     with pytest.raises(ManifestCorruptError, match=r"samples-00000\.arrows: content has digest"):
-        open_verified(tar_manifest.path)
+        open_and_verify(tar_manifest.path)
 
 
 def test_exchanged_tables(tar_manifest):

@@ -12,7 +12,7 @@ from streamer.manifest.arrow_ipc.writer import write_table
 from streamer.manifest.columns import BinaryColumn, digest_of
 from streamer.manifest.layout import ROOT_NAME, decode_root, encode_root, file_name
 from streamer.manifest.table import Manifest
-from streamer.manifest.validation import MAX_OBJECT_BYTES, open_verified, sums_of
+from streamer.manifest.validation import MAX_OBJECT_BYTES, open_and_verify, sums_of
 
 
 def forged(manifest: Manifest, target, table: str, column: str, row: int, value: int):
@@ -60,7 +60,7 @@ def test_wrong_values_of_containers(tar_manifest, tmp_path, table, column, row, 
     """One wrong value with a digest that fits: opening in full names the rule."""
     path = forged(tar_manifest, tmp_path / "forged", table, column, row, value)
     with pytest.raises(ManifestCorruptError, match=rule):
-        open_verified(path)
+        open_and_verify(path)
 
 
 @pytest.mark.parametrize("place", ["base", "urls", "signed"])
@@ -77,7 +77,7 @@ def test_a_manifest_with_a_login(tar_manifest, tmp_path, place):
         content = msgspec.structs.replace(content, base=base)
     (tmp_path / "old" / ROOT_NAME).write_bytes(encode_root(content, urls, root.file_bytes))
     with pytest.raises(ManifestCorruptError, match="urls have no logins and no signatures; index again") as refused:
-        open_verified(tmp_path / "old")
+        open_and_verify(tmp_path / "old")
     assert "hunter2" not in str(refused.value)
 
 
@@ -93,13 +93,13 @@ def test_wrong_values_of_files(file_manifest, tmp_path, table, column, row, valu
     """The same for whole objects."""
     path = forged(file_manifest, tmp_path / "forged", table, column, row, value)
     with pytest.raises(ManifestCorruptError, match=rule):
-        open_verified(path)
+        open_and_verify(path)
 
 
 def test_a_forgery_without_a_change_passes(tar_manifest, tmp_path):
     """The forger itself breaks nothing."""
     path = forged(tar_manifest, tmp_path / "forged", "samples", "start", 0, 0)
-    assert np.array_equal(open_verified(path).chunk_first, tar_manifest.chunk_first)
+    assert np.array_equal(open_and_verify(path).chunk_first, tar_manifest.chunk_first)
 
 
 def _with(manifest: Manifest, target, **columns):
@@ -118,7 +118,7 @@ def test_sums_that_wrap_around_are_no_lengths(tar_manifest, tmp_path):
     objects = tar_manifest.objects
     path = _with(tar_manifest, tmp_path, objects_size=[big] * objects)
     with pytest.raises(ManifestCorruptError, match="lengths are not negative"):
-        open_verified(path)
+        open_and_verify(path)
 
 
 def test_no_sum_of_lengths_wraps():
@@ -135,4 +135,4 @@ def test_numbers_that_ascend_by_wrapping_are_refused(tar_manifest, tmp_path):
     """From 2^63 - 1 to -2^63 a difference is 1, but not a step forward."""
     path = _with(tar_manifest, tmp_path, chunks_first_sample=[0, (1 << 63) - 1, -(1 << 63)])
     with pytest.raises(ManifestCorruptError, match="have samples"):
-        open_verified(path)
+        open_and_verify(path)

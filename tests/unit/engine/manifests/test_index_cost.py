@@ -4,7 +4,7 @@ import pytest
 
 from streamer.engine.manifests.index_cost import IndexCost
 from streamer.errors import ManifestError
-from streamer.manifest.protocols import IndexEstimate, IndexProgress
+from streamer.manifest.protocols import BuildProgress, IndexEstimate
 
 MB = 10**6
 
@@ -20,7 +20,7 @@ class Run:
 
     def at(self, seconds: float, done: int) -> None:
         self.seconds = 1000.0 + seconds
-        self.cost.progressed(IndexProgress(0, 100, done, 100_000 * MB, done, 0))
+        self.cost.progressed(BuildProgress(0, 100, done, 100_000 * MB, done, 0))
 
 
 def test_the_rate_of_the_index_is_said_once():
@@ -60,7 +60,7 @@ def test_a_short_index_of_one_object_is_told_in_seconds():
     run.cost.estimated(IndexEstimate(1, 600 * MB, 600 * MB, 12_000, 8 << 20))
     for seconds, done in ((0, 0), (3, 300 * MB)):
         run.seconds = 1000.0 + seconds
-        run.cost.progressed(IndexProgress(0, 1, done, 600 * MB, done, 1))
+        run.cost.progressed(BuildProgress(0, 1, done, 600 * MB, done, 1))
     assert run.texts[-1] == "index 1 object: read 600.0 MB, 6 s at 100.0 MB/s"
     assert run.texts[-2] == "0 of 1 object, 1 sample"
 

@@ -14,14 +14,14 @@ from streamer.errors import CacheFullError, ConfigError
 from streamer.formats import detect
 from streamer.indexing.build import build
 from streamer.manifest.model import Extent, ObjectRecord
-from streamer.tools.planning.model import EngineCost, EpochPlan, Job, Link, Prices, Setting
+from streamer.tools.planning.model import EngineCost, EpochPlan, Link, Prices, Setting, TrainingJob
 from streamer.tools.planning.simulate import simulate
 
 OBJECTS = 1600
 OBJECT_BYTES = 100_000
 DATA_BYTES = OBJECTS * OBJECT_BYTES
 # 6.4 MB in 0.05 s: 128 MB/s.
-JOB = Job(batch_size=64, step_seconds=0.05, workers=2, epochs=2)
+JOB = TrainingJob(batch_size=64, step_seconds=0.05, workers=2, epochs=2)
 FAST = Link(bytes_per_second=1e9)
 
 
@@ -44,7 +44,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> OpenedDataset:
     )
 
 
-def setting(job: Job = JOB, link: Link = FAST, share: float = 1.2) -> Setting:
+def setting(job: TrainingJob = JOB, link: Link = FAST, share: float = 1.2) -> Setting:
     return Setting(job=job, link=link, cache_bytes=int(share * DATA_BYTES))
 
 
