@@ -174,10 +174,10 @@ class AnnotationTable:
 
     def find(self, key: str, base: str = "") -> int:
         """Returns the row of a sample's key, or -1; `base`: see `AnnotationHead.other_names`."""
-        if (row := self._row_named(self.head.name(key))) >= 0:
+        if (row := self._find_row_by_name(self.head.name(key))) >= 0:
             return row
         others = self.head.other_names(key, base)
-        return next((row for name in others if (row := self._row_named(name)) >= 0), -1)
+        return next((row for name in others if (row := self._find_row_by_name(name)) >= 0), -1)
 
     def _find_row_by_name(self, name: str) -> int:
         likeliest = name if "." in name or not self.head.endings else name + self.head.endings[0]

@@ -63,11 +63,11 @@ class StatusView:
     @property
     def rates(self) -> Rates:
         """The rates at which bytes come from the store and from the cache."""
-        seconds = max(1e-9, self._since("uptime_seconds"))
+        seconds = max(1e-9, self._difference("uptime_seconds"))
         return Rates(
-            store_bytes=self._since("store_bytes") / seconds,
-            cache_bytes=self._since("hit_bytes") / seconds,
-            requests=self._since("store_requests") / seconds,
+            store_bytes=self._difference("store_bytes") / seconds,
+            cache_bytes=self._difference("hit_bytes") / seconds,
+            requests=self._difference("store_requests") / seconds,
         )
 
     @property
@@ -99,7 +99,7 @@ class StatusView:
         now = self.now
         rates = self.rates
         pid, host, version = (printable(str(now.get(name, "?"))) for name in ("pid", "host", "version"))
-        loop_share = self._since("loop_cpu_seconds") / max(1e-9, self._since("uptime_seconds"))
+        loop_share = self._difference("loop_cpu_seconds") / max(1e-9, self._difference("uptime_seconds"))
         p50, p99 = (milliseconds(now, f"first_byte_{name}_seconds") for name in ("p50", "p99"))
         disk = f"{amount(now, 'disk_free_bytes')} of {amount(now, 'disk_bytes')} free"
         folder = now.get("cache_dir", "?")
@@ -235,8 +235,10 @@ class StatusView:
         """Returns the figures of an engine among peers."""
         if "peer_members" not in self.now:
             return []
-        seconds = max(1e-9, self._since("uptime_seconds"))
-        came, went = (format_bytes(self._since(name) / seconds) for name in ("peer_received_bytes", "served_bytes"))
+        seconds = max(1e-9, self._difference("uptime_seconds"))
+        came, went = (
+            format_bytes(self._difference(name) / seconds) for name in ("peer_received_bytes", "served_bytes")
+        )
         up = number(self.now, "peer_members") - number(self.now, "peer_members_down")
         return [
             ("peers", f"{up:.0f} of {count(self.now, 'peer_members')} up, {came}/s from them, {went}/s to them"),

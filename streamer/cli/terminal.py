@@ -177,7 +177,7 @@ class _RichProgress:
     def __init__(self, title: str, unit: str, err: TextIO) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import ProgressLine as Bars
+        from rich.progress import Progress as Bars
 
         self._unit = unit
         columns = (

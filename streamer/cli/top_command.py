@@ -89,7 +89,7 @@ def plain_line(picture: StatusView) -> str:
     """Formats one look as one line."""
     rates = picture.rates
     figures = {what: text for what, text in picture.lines() if what in ("in flight", "first byte", "hits", "fill")}
-    waiting = max(map(picture.waiting, picture.sessions), default=0.0)
+    waiting = max(map(picture.wait_share, picture.sessions), default=0.0)
     return (
         f"store {rates.store_bytes / 1e6:.1f} MB/s  cache {rates.cache_bytes / 1e6:.1f} MB/s  "
         + "  ".join(f"{what} {text}" for what, text in figures.items())

@@ -235,12 +235,12 @@ class _ObjectWindows:
 
     async def read_apart(self, asked: Need | tuple[Need, ...]) -> memoryview | tuple[memoryview, ...]:
         """Reads ranges that say nothing about the next one: of other objects, or several at once."""
-        contents = await read_needs(self._named(asked), self._reader, _NEEDS_AT_ONCE)
+        contents = await read_needs(self._name_needs(asked), self._reader, _NEEDS_AT_ONCE)
         return tuple(contents) if isinstance(asked, tuple) else contents[0]
 
     def reserve(self, asked: Need | tuple[Need, ...]) -> AbstractAsyncContextManager[None]:
         """Reserves memory for ranges that are read apart."""
-        return reserve_needs(self._named(asked), self._reader)
+        return reserve_needs(self._name_needs(asked), self._reader)
 
     def _name_needs(self, asked: Need | tuple[Need, ...]) -> tuple[Need, ...]:
         needs = asked if isinstance(asked, tuple) else (asked,)

@@ -68,7 +68,7 @@ class TaskLister:
         for page in pages:
             yield page
         if len(pages) == max_pages:
-            async with aclosing(self._in_tasks(pattern.folder, pages[-1][-1].url)) as listed:
+            async with aclosing(self._list_in_tasks(pattern.folder, pages[-1][-1].url)) as listed:
                 async for page in listed:
                     yield page
 

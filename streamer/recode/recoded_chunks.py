@@ -40,7 +40,11 @@ class RecodedChunks:
     async def get(self, manifest: Manifest, chunk: Chunk, fetcher: Fetcher) -> Recoded:
         """Returns a chunk from the cache; else it is fetched, and recoded in memory."""
         async with self._loading:
-            found = self._kept.get(chunk.key) or await self._local(chunk) or await self._made(manifest, chunk, fetcher)
+            found = (
+                self._kept.get(chunk.key)
+                or await self._local(chunk)
+                or await self._recode_chunk(manifest, chunk, fetcher)
+            )
             self._keep(chunk.key, found)
             return found
 

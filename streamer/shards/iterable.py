@@ -17,7 +17,7 @@ from streamer.shards.job import Job
 from streamer.shards.outputs.base import SampleTaker
 from streamer.shards.receipts import Receipt
 from streamer.shards.spool import open_spool, spool_folder
-from streamer.shards.task import MadeShard, add_sample, receipt_there
+from streamer.shards.task import MadeShard, add_sample, receipt_there, upload
 
 # Another one is written meanwhile; each is a file in the folder for temporary files.
 _UPLOADS_AT_ONCE = 2
@@ -90,9 +90,9 @@ def take_sample(writer: SampleTaker, sample: Mapping[str, Any], ordinal: int) ->
 
 
 def _upload(job: Job, options: Mapping[str, object], made: MadeShard) -> Receipt:
-    async def upload() -> Receipt:
+    async def upload_missing() -> Receipt:
         async with Destination(job.url, options) as destination:
             there = await receipt_there(destination, job, made.number)
             return there if there is not None and there.is_of(made.written) else await upload(destination, job, made)
 
-    return asyncio.run(upload())
+    return asyncio.run(upload_missing())

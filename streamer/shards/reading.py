@@ -95,7 +95,7 @@ class ShardReader:
 
     def _block_samples(self, batch: RecodedBatch, fetched: list[Fetched]) -> Iterator[ReadSample]:
         """Yields samples that are decoded together."""
-        recoded = [self._recoded(chunk, each) for chunk, each in zip(batch.chunks, fetched, strict=True)]
+        recoded = [self._recode(chunk, each) for chunk, each in zip(batch.chunks, fetched, strict=True)]
         for ordinal, owner in zip(batch.ordinals, batch.owner, strict=True):
             chunk = batch.chunks[owner]
             records = recoded[owner]

@@ -173,8 +173,8 @@ class _Making:
         """Adds the samples of a batch, whose bytes are not needed afterwards."""
         for read in batch.samples():
             where = f"sample {read.ordinal} of {shown(read.url)}"
-            sample = self._opened(read, where)
-            add_sample(self._writer, self._changed(sample, where), read.ordinal, where)
+            sample = self._open_sample(read, where)
+            add_sample(self._writer, self._transform(sample, where), read.ordinal, where)
         self._writer.flush()
 
     def _open_sample(self, read: ReadSample, where: str) -> dict[str, Any] | None:
@@ -182,8 +182,8 @@ class _Making:
         name = read.name
         try:
             key, fields = self._opener.open(read.content, name)
-            sample = self._values(self._wanted(fields, name, where), key or "")
-            if (label := self._wanted_name("label")) and name.label >= 0:
+            sample = self._values(self._select_fields(fields, name, where), key or "")
+            if (label := self._output_name("label")) and name.label >= 0:
                 sample.setdefault(label, name.label)
             if self._joiner is not None:
                 found = self._joiner.fields(str(read.ordinal) if key is None else key, fields)
@@ -208,7 +208,7 @@ class _Making:
         if self._recipe.fields is not None and (missing := self._recipe.fields.keys() - set(names)):
             raise PackError(f"{where} has no field {min(missing)!r}; it has {', '.join(names)}")
         for field in fields:
-            if new := self._wanted_name(field.name):
+            if new := self._output_name(field.name):
                 yield field if new == field.name else Field(new, field.content, field.kind)
 
     def _output_name(self, name: str) -> str | None:

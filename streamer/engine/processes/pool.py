@@ -372,7 +372,7 @@ class FetchPool:
         self._past_cpu_seconds += process.report.cpu_seconds
         self._divide()
         if not process.retired:
-            self._finish(process, how)
+            self._ended(process, how)
 
     def _ended(self, process: FetchProcess, how: str) -> None:
         self.crashes += 1

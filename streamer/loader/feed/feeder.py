@@ -85,7 +85,7 @@ class Feeder:
         self._wakeup = Wakeup()
         self.ring = Ring(plan.limits, self._wakeup.signal_if_wanted, plan.pinner, poison=plan.poison)
         self._selector = selectors.DefaultSelector()
-        self._supervisor = Supervisor(plan.workers, self._selector, self._received, self._finish)
+        self._supervisor = Supervisor(plan.workers, self._selector, self._received, self._ended)
         self._pool = self._supervisor.pool
         self._timeouts = SampleTimeouts(self._pool, plan.timeout_seconds)
         self._asked: deque[Run] = deque()

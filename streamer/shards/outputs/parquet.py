@@ -83,13 +83,13 @@ class ParquetShard(ShardWriter):
         """Writes the last row group, the index of the pages, and the footer."""
         if self._rows:
             self._write_group()
-        self._opened().close()
+        self._open_writer().close()
         self._file.close()
         return _read_row_groups(self._path)
 
     def _write_group(self) -> None:
         rows = self._rows
-        writer = self._opened()
+        writer = self._open_writer()
         values = zip(*rows, strict=True)
         arrays = [_array(column, list(each)) for column, each in zip(self._columns, values, strict=True)]
         writer.write_table(pa.Table.from_arrays(arrays, schema=writer.schema), row_group_size=len(rows))

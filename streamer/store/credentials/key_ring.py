@@ -149,7 +149,7 @@ class KeyRing(Generic[C]):
         try:
             Thread(target=self._look, args=(self._loop, now), name=THREAD_NAME, daemon=True).start()
         except RuntimeError as error:  # the limit of threads is reached
-            self._finish(failures.unobtainable(self._root, str(error)), now)
+            self._ended(failures.unobtainable(self._root, str(error)), now)
 
     def _look(self, loop: asyncio.AbstractEventLoop, began: float) -> None:
         outcome: Issued[C] | StreamerError
@@ -161,7 +161,7 @@ class KeyRing(Generic[C]):
             outcome = failures.unobtainable(self._root, type(error).__name__)
             outcome.__cause__ = failures.redacted(error)
         with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(self._finish, outcome, began)
+            loop.call_soon_threadsafe(self._ended, outcome, began)
 
     def _ended(self, outcome: Issued[C] | StreamerError, began: float) -> None:
         self._looks -= 1
