@@ -32,7 +32,7 @@ class SourceDataset(msgspec.Struct, frozen=True):
     """Facts about all samples of a source.
 
     Attributes:
-        format, options, facts: see `manifest.layout.Content`.
+        format, options, facts: see `manifest.layout.ManifestContent`.
     """
 
     format: str

@@ -20,7 +20,7 @@ CANARY = "hunter2"
 # What a repr must not show.
 SECRET_FIELDS = re.compile(r"(storage_|out_storage_)?options|token|secret|password|headers|login|proxy")
 # Their options are those of a format, the token is a place in a listing.
-NOT_SECRET = {"Dataset", "ListedPage"}
+NOT_SECRET = {"SourceDataset", "ListedPage"}
 HOLDERS = ("wire", "client", "engine", "service", "store", "fetch", "indexing", "shards", "peers", "loader.options")
 
 
