@@ -59,7 +59,7 @@ class Manifest:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Maps a manifest folder. Checks only versions, lengths and layout; `validation.open_verified` reads it all.
+        """Maps a manifest folder. Checks only versions, lengths and layout; `validation.open_and_verify` reads it all.
 
         Raises:
             ManifestError: there is no manifest.

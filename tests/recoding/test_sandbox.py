@@ -153,7 +153,7 @@ def call(number, *arguments):
 sandbox._call = call
 if lacks == "machine":
     sandbox._MACHINES.clear()
-said = sandbox.supported()
+said = sandbox.describe_gaps()
 print(said, "|", sandbox.enter())
 print(len(open("/etc/passwd").read()) if lacks in ("landlock", "both") else "")
 """

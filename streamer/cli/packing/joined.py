@@ -63,7 +63,7 @@ def samples_of(dataset: StreamingDataset, output: str, fields: Mapping[str, str]
     """Yields the samples in their order, in the form that the writer of this output accepts.
 
     Args:
-        dataset: from `joined_dataset`.
+        dataset: from `open_join`.
         output: name of the output, see `shards.outputs.registry`.
         fields: the names of those that are written, with their new names; None: all.
 

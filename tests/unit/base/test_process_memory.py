@@ -10,9 +10,9 @@ import pytest
 # In a process of its own: the setting is for the whole process and cannot be taken back.
 ROUNDS = """
 import resource
-from streamer.base.process_memory import keep_freed_memory
+from streamer.base.process_memory import keep_free_memory
 
-kept = keep_freed_memory(256 << 20)
+kept = keep_free_memory(256 << 20)
 faults = []
 for _ in range(5):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
