@@ -21,7 +21,7 @@ class Launcher:
         name: Name for messages.
         rank: Variable with the rank.
         size: Variable with the number of ranks.
-        local_size: Variable with the number of ranks on this node; "" if there is none.
+        local_sizes: Variables with the number of ranks on this node; the first one that is set counts.
         nodes: Variable with the number of nodes; "" if there is none.
         jobs: Variables with a text that all ranks of a job have in common.
     """
@@ -29,32 +29,35 @@ class Launcher:
     name: str
     rank: str
     size: str
-    local_size: str = ""
+    local_sizes: tuple[str, ...] = ()
     nodes: str = ""
     jobs: tuple[str, ...] = ()
 
 
-TORCHRUN = Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
+TORCHRUN = Launcher("torchrun", "RANK", "WORLD_SIZE", ("LOCAL_WORLD_SIZE",), "GROUP_WORLD_SIZE")
 SLURM = Launcher("SLURM", "SLURM_PROCID", "SLURM_NTASKS", nodes="SLURM_NNODES", jobs=("SLURM_JOB_ID",))
 # The variables of jsrun and Flux come before those of PMI, which they set, too.
 LAUNCHERS = (
     TORCHRUN,
-    Launcher("Horovod", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_SIZE"),
+    Launcher("Horovod", "HOROVOD_RANK", "HOROVOD_SIZE", ("HOROVOD_LOCAL_SIZE",), "HOROVOD_CROSS_SIZE"),
     Launcher("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", jobs=("PMIX_NAMESPACE", "LSB_JOBID")),
     Launcher(
         "Open MPI",
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
         jobs=("PMIX_NAMESPACE",),
     ),
-    Launcher("MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    Launcher("MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", ("MV2_COMM_WORLD_LOCAL_SIZE",)),
     Launcher("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", nodes="FLUX_JOB_NNODES", jobs=("FLUX_JOB_ID",)),
-    Launcher("MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", jobs=("PALS_APID", "PMI_JOBID")),
+    Launcher("MPI", "PMI_RANK", "PMI_SIZE", ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"), jobs=("PALS_APID", "PMI_JOBID")),
     SLURM,
 )
-# Ranks of launchers that do not say how many there are.
-_WITHOUT_SIZE = ("PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE", "LSF_PM_TASKID", "LOCAL_RANK", "MPI_LOCALRANKID")
+# Ranks of launchers that do not say how many there are, and the nodes that pbsdsh numbers.
+_WITHOUT_SIZE = (
+    *("PMIX_RANK", "PMI_ID", "PALS_RANKID", "ALPS_APP_PE", "MPI_RANKID", "LSF_PM_TASKID"),
+    *("LOCAL_RANK", "MPI_LOCALRANKID", "PBS_NODENUM", "PBS_VNODENUM"),
+)
 # Steps of SLURM that are no tasks of srun: interactive step, batch script, extern and pending step (slurm/slurm.h).
 _NO_TASKS = frozenset(str(0xFFFFFFFA + number) for number in range(4))
 _SHELL = re.compile(r"-?(ba|z|da|k|c|tc|fi)?sh|interactive")
@@ -99,6 +102,8 @@ def find_place(env: Mapping[str, str]) -> Place:
             size_name = "SLURM_STEP_NUM_TASKS" if env.get("SLURM_STEP_NUM_TASKS") else size_name
         rank = read_number(env, (launcher.rank,))
         size = read_number(env, (size_name,))
+        if size == 0:
+            raise ConfigError(f"{size_name}=0 in the environment: a job has at least one rank", field=size_name)
         if rank is not None and size is not None:
             found.append((launcher, size_name, rank, size))
         elif launcher is SLURM and not rank:
@@ -111,7 +116,7 @@ def find_place(env: Mapping[str, str]) -> Place:
     return Place(
         rank=rank,
         world_size=size,
-        local_size=read_number(env, (launcher.local_size,)) or 0,
+        local_size=read_number(env, launcher.local_sizes) or 0,
         nodes=read_number(env, (launcher.nodes,)) or 0,
         job=next((env[name] for name in launcher.jobs if env.get(name)), ""),
         note=_differing(env, found) or _doubtful(env, launcher, rank, size),

@@ -69,7 +69,17 @@ def test_the_innermost_launcher_counts(variables, rank, world_size, line):
 
 @pytest.mark.parametrize(
     "variables",
-    [{"WORLD_SIZE": "2"}, {"RANK": "1"}, {"PMIX_RANK": "1"}, {"OMPI_COMM_WORLD_SIZE": "2"}, {"FLUX_TASK_RANK": "3"}],
+    [
+        {"WORLD_SIZE": "2"},
+        {"RANK": "1"},
+        {"PMIX_RANK": "1"},
+        {"OMPI_COMM_WORLD_SIZE": "2"},
+        {"FLUX_TASK_RANK": "3"},
+        {"PMI_ID": "1"},
+        {"MPI_RANKID": "2"},
+        {"PBS_NODENUM": "1"},
+        {"PBS_VNODENUM": "1"},
+    ],
 )
 def test_half_of_the_variables_is_one_line(variables):
     """The process reads everything, and the line names what was there."""
@@ -78,7 +88,7 @@ def test_half_of_the_variables_is_one_line(variables):
     assert all(f"{name}={value}" in place.note for name, value in variables.items())
 
 
-@pytest.mark.parametrize("variables", [{"WORLD_SIZE": "1"}, {"RANK": "0"}, {"LOCAL_RANK": "0"}, {"PMIX_RANK": "0"}])
+@pytest.mark.parametrize("variables", [{"WORLD_SIZE": "1"}, {"RANK": "0"}, {"LOCAL_RANK": "0"}, {"PBS_NODENUM": "0"}])
 def test_what_a_lone_process_may_have_is_no_line(variables):
     """Rank 0, or one of one."""
     assert find_place(variables).note == ""
@@ -88,6 +98,8 @@ def test_what_is_no_number_is_refused():
     """With the name of the variable."""
     with pytest.raises(ConfigError, match="PMI_RANK='x'"):
         find_place({"PMI_RANK": "x", "PMI_SIZE": "2"})
+    with pytest.raises(ConfigError, match="WORLD_SIZE=0"):
+        find_place({"RANK": "0", "WORLD_SIZE": "0"})
 
 
 def test_instances_of_sagemaker_without_a_launcher():
@@ -96,3 +108,17 @@ def test_instances_of_sagemaker_without_a_launcher():
     assert "SM_HOSTS names 2 instances" in find_place(hosts).note
     assert find_place({**hosts, "RANK": "1", "WORLD_SIZE": "2"}).note == ""
     assert find_place({**hosts, "SM_HOSTS": '["algo-1"]'}).note == ""
+
+
+def test_ranks_of_a_node_are_counted_by_each_mpi():
+    """MPICH and Intel MPI by MPI_LOCALNRANKS, PALS by PMI_LOCAL_SIZE."""
+    pmi = {"PMI_RANK": "5", "PMI_SIZE": "8"}
+    assert find_place({**pmi, "MPI_LOCALNRANKS": "4"}).local_size == 4
+    assert find_place({**pmi, "PMI_LOCAL_SIZE": "2", "PALS_APID": "7.0"}).local_size == 2
+    assert find_place(pmi).local_size == 0
+
+
+def test_a_heterogeneous_job_counts_all_its_components():
+    """srun numbers their tasks through, and SLURM_NTASKS is that of one component."""
+    place = find_place({"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "6"})
+    assert (place.rank, place.world_size) == (5, 6)
