@@ -17,7 +17,7 @@ from pathlib import Path
 
 from streamer.base import linux
 from streamer.base.system_limits import limit_error
-from streamer.cache.folder import LOCK_NAME, Folder, Permissions, chunk_files, empty
+from streamer.cache.folder import LOCK_NAME, Folder, Permissions, chunk_files
 from streamer.cache.ram_fallback import FALLBACK_BYTES, MEMORY_FOLDER, REFUSALS, folder_name, remove_unlocked
 from streamer.config import CacheConfig, format_bytes
 
@@ -37,14 +37,16 @@ def find_cache(config: CacheConfig, memory: Path = MEMORY_FOLDER) -> tuple[Cache
     Raises:
         ConfigError: files of this process may not be longer than `ulimit -f` allows.
     """
-    substitute = memory / folder_name(_name_of(config.directory))
     remove_unlocked(memory)
     try:
         _probe(config.directory, config.group)
     except OSError as error:
         if (limit := limit_error(error)) is not None and error.errno not in REFUSALS:
             raise limit from error
-        if error.errno not in REFUSALS or not _make(substitute):
+        if (
+            error.errno not in REFUSALS
+            or (substitute := _make(memory, folder_name(_name_of(config.directory)))) is None
+        ):
             return config, ""
         found = os.statvfs(memory)
         room = min(FALLBACK_BYTES, found.f_bavail * found.f_frsize // 4)
@@ -87,12 +89,13 @@ def _probe(directory: Path, group: str | None) -> None:
         path.unlink(missing_ok=True)
 
 
-def _make(path: Path) -> bool:
-    """Makes a folder in memory that only this user may enter; returns whether there is one."""
-    with contextlib.suppress(OSError):
-        path.mkdir(mode=0o700, exist_ok=True)
-        found = path.lstat()
-        if found.st_uid == os.geteuid() and not path.is_symlink():
-            empty(path)
-            return True
-    return False
+def _make(memory: Path, name: str) -> Path | None:
+    """Makes an empty folder in memory that only this user may enter; returns it, or None if there is no place for it.
+
+    A folder of that name belongs to an engine that runs, as one of a job with a /tmp of its own, or to another user.
+    """
+    for path in (memory / name, memory / f"{name}-{secrets.token_hex(4)}"):
+        with contextlib.suppress(OSError):
+            path.mkdir(mode=0o700)
+            return path
+    return None

@@ -23,7 +23,7 @@ from streamer.base.extras import require
 from streamer.base.process_memory import collect_rarely
 from streamer.cache.folder_lock import take_locks
 from streamer.cache.substitute import find_cache, remove_substitute
-from streamer.config import EngineConfig, check_socket_path
+from streamer.config import CacheConfig, EngineConfig, check_socket_path
 from streamer.engine.engine import Engine
 from streamer.engine.maintenance import maintained
 from streamer.errors import CacheError, ConfigError, StreamerError
@@ -87,6 +87,8 @@ class Life:
         self._held: list[int] = []
         self._server: Server | None = None
         self._listeners: Listeners | None = None
+        # The cache that stands in for the configured one, whose disk takes nothing.
+        self._in_memory: CacheConfig | None = None
 
     def __repr__(self) -> str:
         return f"Life({self._config.cache.directory}, leaving={self._leave.is_set()})"
@@ -125,7 +127,9 @@ class Life:
         if not self._guest:
             raise_limits()
             collect_rarely()
-        config, warning = _with_usable_cache(config)
+        cache, warning = find_cache(config.cache)
+        self._in_memory = cache if warning else None
+        config = replace(config, cache=cache)
         _make_cache_dir(config.cache.directory)
         if config.guarded:
             logger.warning(_OPEN_TO_ALL)
@@ -241,6 +245,8 @@ class Life:
         config = self._configure()
         if bool(config.datasets) != bool(self._config.datasets):
             raise ConfigError("datasets cannot be added to a service that had none, or be removed; restart it")
+        if self._in_memory is not None:  # the configured limit is that of the disk
+            config = replace(config, cache=self._in_memory)
         await engine.reload(config)
         server.reload(config)
         self._config = config
@@ -272,17 +278,6 @@ def _among_peers(engine: Engine) -> contextlib.AbstractAsyncContextManager[objec
 
 
 # ---------------------------------------------------------------- the folder
-
-
-def _with_usable_cache(config: EngineConfig) -> tuple[EngineConfig, str]:
-    """Returns the configuration with a cache that can be written to, and what to tell where it is another one.
-
-    The clients of a service expect its folder where it is mounted.
-    """
-    if config.grace_seconds is None:
-        return config, ""
-    cache, warning = find_cache(config.cache)
-    return replace(config, cache=cache), warning
 
 
 def _make_cache_dir(directory: Path) -> None:

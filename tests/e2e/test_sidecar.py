@@ -29,6 +29,7 @@ from streamer.client.settings import ClientSettings
 from streamer.errors import AccessDeniedError, CacheError, EngineUnavailableError, ProtocolVersionError, StreamerError
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest, OpenSession
+from tests.disks import small_disk, take_the_rest
 from tests.e2e.keyed_s3 import KeyedS3
 
 STRANGER = 12345
@@ -408,6 +409,32 @@ def test_sighup_reads_the_limit_again(sidecar):
         while "no section [cash]" not in sidecar.log.read_text():
             assert time.monotonic() < deadline
         assert client.statistics()["limit_bytes"] == after["limit_bytes"]
+
+
+@as_root
+@for_strangers
+def test_a_service_starts_on_a_full_disk(sidecar):
+    """Its folder is new: the cache is in memory, its clients are told, and no SIGHUP gives it the limit of the disk."""
+    with small_disk(sidecar.root / "disk", "64k") as disk:
+        take_the_rest(disk)
+        sidecar.cache = disk / "cache"
+        sidecar.configure(cache=f"group = '{GROUP}'")
+        sidecar.start()
+        assert "refuses writes (No space left on device): the cache is in memory" in sidecar.log.read_text()
+        become = ("setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", f"--groups={GROUP}")
+        assert result(sidecar.trainer(task_of(sidecar, epochs=2), *become))["samples"] == 2 * SAMPLES
+        with sidecar.client() as client:
+            before = client.statistics()["limit_bytes"]
+            memory = Path(client.welcome.root)
+            assert memory.parent == Path("/dev/shm")
+            sidecar.config.write_text(sidecar.config.read_text().replace("64MiB", "640GiB"))
+            sidecar.process.send_signal(signal.SIGHUP)
+            deadline = time.monotonic() + 60
+            while "configuration read again" not in sidecar.log.read_text():
+                assert time.monotonic() < deadline
+            assert client.statistics()["limit_bytes"] == before <= 64 << 20
+        sidecar.stop()
+        assert not memory.exists()
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import os
 import shutil
-import subprocess
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -27,23 +26,10 @@ from streamer.engine.statistics import engine_statistics
 from streamer.errors import CacheError, ConfigError, StreamerError
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import OpenSession
+from tests.disks import remount_read_only, small_disk, take_the_rest
 from tests.tars import tar_of
 
 MiB = 1 << 20
-
-
-@contextlib.contextmanager
-def small_disk(path: Path, size: str) -> Iterator[Path]:
-    """A tmpfs of that size; skipped where mounting is not allowed."""
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
-    if subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("needs the right to mount a tmpfs")
-    try:
-        yield path
-    finally:
-        # Lazily: a manifest stays mapped until its last user is collected.
-        subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 @pytest.fixture(scope="module")
@@ -134,14 +120,6 @@ async def test_a_disk_that_others_fill_costs_no_sample(tmp_path: Path, data: Pat
             memory = engine.cache.roots[1]
             assert memory.exists()
         assert not memory.exists()
-
-
-def take_the_rest(disk: Path) -> None:
-    """Other programs take every byte that is free, also what the cache gives back."""
-    for name, length in (("others", MiB), ("crumbs", 4096)):
-        with contextlib.suppress(OSError), open(disk / name, "ab", buffering=0) as file:
-            while True:
-                file.write(bytes(length))
 
 
 @contextlib.asynccontextmanager
@@ -245,7 +223,7 @@ def test_a_read_only_disk_is_refused_at_the_start(tmp_path: Path) -> None:
     """With the folder and what to do."""
     with small_disk(tmp_path / "disk", "1m") as disk:
         open_folder(disk / "cache")
-        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        remount_read_only(disk)
         with pytest.raises(CacheError, match=r"Read-only file system.*choose another cache_dir"):
             open_folder(disk / "cache")
 
@@ -281,11 +259,6 @@ async def test_a_smaller_limit_at_the_start_shrinks_the_folder(tmp_path: Path, d
         counts = engine_statistics(engine)
     assert left > 10
     assert counts["hits"] >= left // 2
-
-
-def remount_read_only(disk: Path) -> None:
-    """As the kernel does after an error of the device."""
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
 
 
 @contextlib.contextmanager

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.disks import small_disk
 from tests.fault.first_day_job import content_of
-from tests.fault.test_cache_disk import small_disk
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

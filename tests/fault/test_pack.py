@@ -26,7 +26,7 @@ from obstore.store import S3Store
 import streamer
 from examples.bucket.store import request
 from streamer.errors import PackError
-from tests.fault.test_cache_disk import small_disk
+from tests.disks import small_disk
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
