@@ -869,6 +869,19 @@ async def test_a_file_of_authorities_that_is_none(content: str | None, text: str
         assert SECRET not in str(caught.value)
 
 
+async def test_a_listing_of_other_folders_is_an_error() -> None:
+    """A gateway that ignores the prefix: the objects of the whole bucket were samples."""
+    entry = b"<Contents><Key>%b</Key><Size>3</Size><ETag>v</ETag></Contents>"
+    page = b"<ListBucketResult>%b%b</ListBucketResult>" % (entry % b"train/0.jpg", entry % b"secret/0.jpg")
+    async with bucket() as (server, store):
+        server.says(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(page), page))
+        with pytest.raises(
+            StoreError, match=r"listing of s3://bucket/train/ has s3://bucket/secret/0.jpg, which is not"
+        ):
+            async for _ in store.list("s3://bucket/train/"):
+                pass
+
+
 @pytest.mark.parametrize("tokens", [["a", "a"], ["a", "b", "a"]])
 async def test_a_listing_that_goes_in_circles_is_an_error(monkeypatch: pytest.MonkeyPatch, tokens: list[str]) -> None:
     """A token that comes again: the listing was cut off there, or had no end."""

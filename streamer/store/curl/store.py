@@ -166,6 +166,7 @@ class CurlStore(ObstoreStore):
             asked = listing.query(prefix, after or "", token)
             answer = await in_time(self._whole(folder, asked), folder)
             listed = listing.page_of(self._root, answer.body)
+            self._check_prefix(folder, prefix, listed.records)
             if not listed.is_empty:
                 yield listed.records
             if not listed.token:
@@ -179,6 +180,17 @@ class CurlStore(ObstoreStore):
                 )
             token = listed.token
             tokens.add(token)
+
+    def _check_prefix(self, folder: str, prefix: str, records: Page) -> None:
+        """Raises StoreError if a page has an object that is not below the folder: it would be trained on unasked."""
+        start = f"{self._root}/{prefix}"
+        if other := next((record.url for record in records if not record.url.startswith(start)), None):
+            raise StoreError(
+                f"the listing of {folder} has {other}, which is not below it: the store, or a proxy before it, does "
+                "not list by prefix; name the objects by a list of urls, or report it to the store",
+                url=folder,
+                found=other,
+            )
 
     async def _lists(self, target: ObjectRecord) -> bool:
         """Whether a listing still has the version (see ObstoreStore); the object is the first below its own key."""
