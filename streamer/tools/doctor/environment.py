@@ -74,6 +74,11 @@ def _process() -> Iterator[Finding]:
         yield Finding(
             "warning", "descriptors", fact, "redirect them to /dev/null: libraries print to what is opened next"
         )
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        advice = "cd to one that is there: the MKL that torch brings ends a process without one as it is imported"
+        yield Finding("problem", "working directory", "was removed", advice)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     if hard != resource.RLIM_INFINITY and hard < _FILE_BYTES:
         fact = f"at most {format_bytes(hard)} (ulimit -f)"

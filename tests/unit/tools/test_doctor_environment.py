@@ -62,10 +62,14 @@ def test_a_process_that_lacks_things(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def refuse(*_: object) -> int:
         raise PermissionError
 
+    def find_nothing() -> str:
+        raise FileNotFoundError
+
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         monkeypatch.setattr(os, "memfd_create", refuse)
         monkeypatch.setattr(os, "pidfd_open", refuse)
+        monkeypatch.setattr(os, "getcwd", find_nothing)
         monkeypatch.setattr(environment, "_is_open", lambda number: number != 1)
         monkeypatch.setattr(environment, "find_in_home", lambda: None)
         monkeypatch.setattr(environment.linux, "mountinfo", str)
@@ -73,7 +77,10 @@ def test_a_process_that_lacks_things(tmp_path: Path, monkeypatch: pytest.MonkeyP
         found = _found(tmp_path)
     finally:
         signal.signal(signal.SIGCHLD, before)
-    assert set(found) == {"SIGCHLD", "descriptors", "file size", "memfd_create", "pidfd_open", "mounts", "home"}
+    assert set(found) == {
+        *("SIGCHLD", "descriptors", "working directory", "file size"),
+        *("memfd_create", "pidfd_open", "mounts", "home"),
+    }
     assert found["file size"].state == "problem"
     assert "standard output closed" in found["descriptors"].fact
 
