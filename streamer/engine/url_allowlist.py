@@ -18,7 +18,7 @@ from streamer.errors import AccessDeniedError, ConfigError
 from streamer.manifest.model import Chunk
 from streamer.store.addresses.patterns import count_expanded, expand, one_of_all
 from streamer.store.addresses.urls import HTTP_SCHEMES, shown, split
-from streamer.store.places import named_endpoint
+from streamer.store.root import Root
 
 Options = Mapping[str, object]
 # Urls that braces may stand for where each has to be compared: 0.05 s.
@@ -93,7 +93,7 @@ class UrlAllowlist:
         """
         if self.restricted or not self.guarded:
             return ""
-        return "; ".join(sorted({named for url in urls if (named := named_endpoint(url, options))}))
+        return "; ".join(sorted({named for url in urls if (named := Root.of(url, options).named_endpoint())}))
 
     def has_one_owner(self, place: str, urls: Iterable[str]) -> bool:
         """Whether who may write at `place` may write these objects, too, as far as this engine knows.

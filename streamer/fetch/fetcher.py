@@ -12,11 +12,9 @@ from types import TracebackType
 
 from streamer.config import FetchConfig
 from streamer.errors import ClosedError
-from streamer.fetch.buffer_pool import ChunkBuffer
-from streamer.fetch.endpoint import Endpoint, ignore_notice
+from streamer.fetch.endpoint import Endpoint, Notify, ignore_notice
 from streamer.fetch.fair_gate import Due, Owner, WaitQueue, no_owner
-from streamer.fetch.memory_budget import MemoryBudget
-from streamer.fetch.outage import Notify
+from streamer.fetch.memory_budget import ChunkBuffer, MemoryBudget
 from streamer.fetch.pacing import Pacing
 from streamer.fetch.ranges import close_gaps, plan_ranges
 from streamer.fetch.request import MakeView
@@ -24,10 +22,11 @@ from streamer.fetch.statistics import FetchStatistics, Histogram, Tally
 from streamer.fetch.transfer import FetchContext, Transfer
 from streamer.fetch.whole_call import WholeCall
 from streamer.manifest.model import Chunk, Extent, ObjectRecord
-from streamer.store.addresses.urls import split
+from streamer.store.addresses.urls import Address, split
 from streamer.store.base import ObjectStore, OrderedLister, PartsKeeper
 
-OpenStore = Callable[[str], ObjectStore]
+# Opens the store of the root of a url, which is split already.
+OpenStore = Callable[[Address], ObjectStore]
 Page = Sequence[ObjectRecord]
 
 
@@ -79,8 +78,8 @@ class Fetcher:
 
     Args:
         config: bounds and budgets.
-        open_store: opens the store of a root ("s3://bucket"); called once per root. The fetcher closes it.
-        memory: the budget, shared with other fetchers; None: its own.
+        open_store: opens the store of a root; called once per root. The fetcher closes it.
+        memory: Budget that it shares with other fetchers. By default its own.
         notify: called with a sentence when a store has served nothing for a while.
 
     Attributes:
@@ -309,10 +308,11 @@ class Fetcher:
             raise ClosedError("the fetcher is closed; use it inside its `async with`")
         if (last := self._last) is not None and url.startswith(last.root + "/"):
             return last
-        root = split(url).root
-        if root not in self._endpoints:
-            self._endpoints[root] = Endpoint(root, self._open_store(root), self._config, self._notify)
-        self._last = self._endpoints[root]
+        address = split(url)
+        if address.root not in self._endpoints:
+            store = self._open_store(address)
+            self._endpoints[address.root] = Endpoint(address.root, store, self._config, self._notify)
+        self._last = self._endpoints[address.root]
         return self._last
 
 

@@ -22,12 +22,13 @@ from streamer.errors import StreamerError
 from streamer.fetch.fetcher import Fetcher
 from streamer.fetch.memory_budget import MemoryBudget
 from streamer.fetch.statistics import COUNTS, Histogram, counts_of, sum_statistics
+from streamer.store.addresses.urls import Address
 from streamer.store.base import ObjectStore
 
 logger = logging.getLogger(__name__)
 
 # Opens the store of a root with storage options.
-OpenStore: TypeAlias = Callable[[Mapping[str, object], str], ObjectStore]
+OpenStore: TypeAlias = Callable[[Mapping[str, object], Address], ObjectStore]
 
 
 def options_key(options: Mapping[str, object]) -> str:

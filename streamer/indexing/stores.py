@@ -14,6 +14,7 @@ from streamer.manifest.protocols import Examine, Examined
 from streamer.recode.in_process import examine_here
 from streamer.recode.work import Recoders
 from streamer.store import ObjectStore, open_store
+from streamer.store.addresses.urls import Address
 
 
 class StoreOpener(Discreet, msgspec.Struct, frozen=True):
@@ -21,7 +22,7 @@ class StoreOpener(Discreet, msgspec.Struct, frozen=True):
 
     options: Mapping[str, object]
 
-    def __call__(self, url: str) -> ObjectStore:
+    def __call__(self, url: str | Address) -> ObjectStore:
         """Opens the store of a url."""
         return open_store(url, self.options)
 

@@ -18,11 +18,11 @@ _STATUS_OF_ERRNO = {errno.ENOENT: 404, errno.EACCES: 403, errno.EPERM: 403, errn
 
 def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerError:
     """Returns our error for a foreign one: by the HTTP answer in its chain, otherwise by type and errno."""
-    from streamer.store.credentials import issuer_errors  # local files need none of these
+    from streamer.store.credentials import issuers  # local files need none of these
 
     if any(type(step).__name__ in _NO_CREDENTIALS for step in _chain(error)):
         return failures.no_credentials(url)
-    if (refusal := issuer_errors.in_chain(shown(url), list(_chain(error)))) is not None:
+    if (refusal := issuers.in_chain(shown(url), list(_chain(error)))) is not None:
         return refusal
     if isinstance(error, _FINAL) and not isinstance(error, _UNREADABLE):
         text = failures.sentence(str(error))

@@ -11,11 +11,10 @@ from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from streamer.errors import AccessDeniedError
-from streamer.store.addresses.hosts import is_of_azure, is_plain
-from streamer.store.addresses.urls import Address, shown
-from streamer.store.options import Translation, family
-from streamer.store.places import of_endpoint
-from streamer.store.redirects import host_of
+from streamer.store.addresses.hosts import host_of, is_of_azure, is_plain
+from streamer.store.addresses.urls import shown
+from streamer.store.places import join_endpoint
+from streamer.store.root import Root
 
 _OWN_NETWORKS = tuple(
     map(
@@ -61,39 +60,38 @@ def refusal(url: str, what: str) -> AccessDeniedError:
     )
 
 
-def check(address: Address, translation: Translation | None, *, is_curl: bool) -> None:
+def check(root: Root, *, is_curl: bool) -> None:
     """Refuses what can be recognised without resolving a name.
 
     Args:
-        address: address of a url that a client names.
-        translation: Translation of its options, or None if it is not S3, Google, Azure or a web server.
+        root: root of a url that a client names, with the options that it has sent.
         is_curl: whether libcurl reads S3 and web servers: it asks before each connection, obstore does not.
 
     Raises:
         AccessDeniedError: a local file, an address of this machine, or one that would not be asked about.
     """
-    if address.scheme == "file":
-        raise refusal(address.key, "it is a local file")
-    if translation is None or translation.unknown:
-        raise refusal(address.root, "only fsspec could read it")
-    if "application_credentials" in translation.config:
-        raise refusal(address.root, "the token in storage_options is a file")
-    if translation.ca_file:
-        raise refusal(address.root, "verify in storage_options is a file")
-    place = chosen_place(address, translation)
+    if root.scheme == "file":
+        raise refusal(root.url, "it is a local file")
+    if root.family is None or root.chosen.unknown:
+        raise refusal(root.url, "only fsspec could read it")
+    if "application_credentials" in root.chosen.config:
+        raise refusal(root.url, "the token in storage_options is a file")
+    if root.chosen.ca_file:
+        raise refusal(root.url, "verify in storage_options is a file")
+    place = chosen_place(root)
     if place is None:
         return
     if not is_plain(place) or is_own(host_of(place)):
-        raise refusal(address.root, f"its address is {shown(place)}")
+        raise refusal(root.url, f"its address is {shown(place)}")
     if not is_curl:
-        raise refusal(address.root, "libcurl does not read it, and its address is the client's choice")
+        raise refusal(root.url, "libcurl does not read it, and its address is the client's choice")
 
 
-def chosen_place(address: Address, translation: Translation) -> str | None:
-    """The place to which a client's url and options lead; None if the operator's environment or the cloud decides."""
-    if family(address.scheme) == "http":
-        return address.root
-    endpoint = translation.config.get("endpoint") or translation.config.get("base_url")
-    if endpoint is None or (family(address.scheme) == "az" and is_of_azure(str(endpoint))):
+def chosen_place(root: Root) -> str | None:
+    """Returns the place to which a client's url and options lead; None if the environment or the cloud decides."""
+    if root.is_web:
+        return root.url
+    endpoint = root.chosen.config.get("endpoint") or root.chosen.config.get("base_url")
+    if endpoint is None or (root.family == "az" and is_of_azure(str(endpoint))):
         return None
-    return of_endpoint(address, translation, str(endpoint)) if family(address.scheme) == "s3" else str(endpoint)
+    return join_endpoint(root.url, root.chosen, str(endpoint)) if root.family == "s3" else str(endpoint)

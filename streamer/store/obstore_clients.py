@@ -1,4 +1,4 @@
-"""Builds obstore's clients: one per bucket, container or host."""
+"""Builds obstore's clients, one per bucket, container or host, and maps the errors of obstore to ours."""
 
 from __future__ import annotations
 
@@ -7,21 +7,18 @@ import os
 import re
 import ssl
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict, cast
 
-from msgspec.structs import replace
-
-from streamer.errors import ConfigError
-from streamer.store.addresses.urls import Address
-from streamer.store.credentials import boto_keys
+from streamer.errors import ConfigError, StreamerError
+from streamer.manifest.model import ObjectRecord
+from streamer.store import failures, versions
+from streamer.store.credentials import boto_keys, issuers
 from streamer.store.credentials.boto_keys import Keys
 from streamer.store.credentials.key_ring import AnyRing, Issued
-from streamer.store.options import Translation, family
-from streamer.store.places import Place, Places
+from streamer.store.root import Root
 
 if TYPE_CHECKING:
     from obstore.store import (
@@ -57,15 +54,11 @@ _PART_TIMEOUT = timedelta(minutes=5)
 _PART_RETRIES: RetryConfig = {"max_retries": 10, "retry_timeout": timedelta(minutes=10)}
 
 
-def make_client(
-    address: Address, translation: Translation, places: Places, ring: AnyRing | None = None, *, uploads: bool = False
-) -> ObjectStore:
+def make_client(root: Root, ring: AnyRing | None = None, *, uploads: bool = False) -> ObjectStore:
     """Builds the client for one root.
 
     Args:
-        address: address of the root.
-        translation: its options.
-        places: its place, if it is a bucket of S3.
+        root: the root.
         ring: Credentials, which the caller has waited for, or None if options have them or obstore finds them by
             itself.
         uploads: whether to repeat a part that fails, and to give up one that hangs.
@@ -73,25 +66,17 @@ def make_client(
     Raises:
         ConfigError: an option that obstore refuses, or an unreadable CA file; names the url, not the values.
     """
-    with options_refused(address, translation):
-        translation = replace(translation, uploads=uploads)
-        if family(address.scheme) == "s3":
-            return _s3(address, translation, places.find(None if ring is None else ring.issued.region), ring)
-        return _MAKERS[cast("str", family(address.scheme))](address, translation, ring)
-
-
-@contextmanager
-def options_refused(address: Address, translation: Translation) -> Iterator[None]:
-    """Maps obstore's errors about options to a ConfigError that names the options and not their values."""
     from obstore.exceptions import BaseError
 
+    makers = {"s3": _make_s3, "gs": _make_google, "az": _make_azure, "http": _make_http}
+    retries = _PART_RETRIES if uploads else _NO_RETRIES
     try:
-        yield
+        return makers[str(root.family)](root, ring, _PART_TIMEOUT if uploads else _REQUEST_TIMEOUT, retries)
     except ConfigError:
         raise
     except (BaseError, ValueError, TypeError) as error:
         raise ConfigError(
-            f"{address.root}: the storage options {sorted(translation.config)} do not make a client ({_reason(error)})",
+            f"{root.url}: the storage options {sorted(root.settings.config)} do not make a client ({_reason(error)})",
             field="storage_options",
         ) from None  # the foreign text may quote the values
 
@@ -103,15 +88,10 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {found[0]}" if found else type(error).__name__
 
 
-def _retries(translation: Translation) -> RetryConfig:
-    return _PART_RETRIES if translation.uploads else _NO_RETRIES
-
-
-def _client_options(translation: Translation) -> ClientConfig:
-    timeout = _PART_TIMEOUT if translation.uploads else _REQUEST_TIMEOUT
-    options: dict[str, object] = {"timeout": timeout, **translation.client}
-    if translation.ca_file is not None:
-        options["root_certificate"] = certificates(translation.ca_file)
+def _client_options(root: Root, timeout: timedelta, ca_file: str | None, **more: object) -> ClientConfig:
+    options: dict[str, object] = {"timeout": timeout, **root.settings.client, **more}
+    if ca_file is not None:
+        options["root_certificate"] = certificates(ca_file)
     return cast("ClientConfig", options)
 
 
@@ -150,32 +130,32 @@ def _read_regular(path: str) -> bytes:
         os.close(descriptor)
 
 
-def _s3(address: Address, translation: Translation, place: Place, ring: AnyRing | None) -> ObjectStore:
+def _make_s3(root: Root, ring: AnyRing | None, timeout: timedelta, retries: RetryConfig) -> ObjectStore:
     from obstore.store import S3Store
 
+    place = root.find_place(None if ring is None else ring.issued.region)
     provider: S3CredentialProvider | None = None
-    keys = boto_keys.of_options(translation.config)
+    keys = boto_keys.of_options(root.settings.config)
     if keys is not None and keys.secret:
         # By a provider: to options alone obstore would add the environment's session token.
-        provider = partial(_credential, Issued(keys))
+        provider = partial(_give_credential, Issued(keys))
     elif ring is not None and ring.issued.credentials is not None:
-        provider = lambda: _credential(ring.issued)  # noqa: E731
+        provider = lambda: _give_credential(ring.issued)  # noqa: E731
     # By itself obstore would put the bucket into the path of an endpoint, or nowhere (object_store 0.12).
     base = place.base.rstrip("/")
     where = {"endpoint": base, "virtual_hosted_style_request": True, "region": place.region}
     if "AWS_ENDPOINT_URL_S3" in os.environ:  # obstore prefers it to options
         where["aws_endpoint_url_s3"] = base
-    ca_file = translation.ca_file or place.ca_file
     return S3Store(
-        address.root.partition("://")[2],
-        config=cast("S3Config", {**translation.config, **where}),
-        client_options={**_client_options(replace(translation, ca_file=ca_file)), "allow_http": True},
-        retry_config=_retries(translation),
+        root.name,
+        config=cast("S3Config", {**root.settings.config, **where}),
+        client_options=_client_options(root, timeout, root.settings.ca_file or place.ca_file, allow_http=True),
+        retry_config=retries,
         credential_provider=provider,
     )
 
 
-def _credential(issued: Issued[Keys]) -> S3Credential:
+def _give_credential(issued: Issued[Keys]) -> S3Credential:
     keys = issued.credentials
     return {
         "access_key_id": keys.key,
@@ -185,56 +165,128 @@ def _credential(issued: Issued[Keys]) -> S3Credential:
     }
 
 
-def _google(address: Address, translation: Translation, ring: AnyRing | None) -> ObjectStore:
+def _make_google(root: Root, ring: AnyRing | None, timeout: timedelta, retries: RetryConfig) -> ObjectStore:
     from obstore.store import GCSStore
 
     return GCSStore(
-        address.root.partition("://")[2],
-        config=cast("GCSConfig", translation.config),
-        client_options=_client_options(translation),
-        retry_config=_retries(translation),
-        credential_provider=_tokens(ring),
+        root.name,
+        config=cast("GCSConfig", root.settings.config),
+        client_options=_client_options(root, timeout, root.settings.ca_file),
+        retry_config=retries,
+        credential_provider=_token_provider(ring),
     )
 
 
-def _tokens(ring: AnyRing | None) -> Callable[[], TokenCredential] | None:
-    """Returns a function that gives obstore the present token; None if obstore finds one by itself."""
+def _token_provider(ring: AnyRing | None) -> Callable[[], TokenCredential] | None:
+    """Returns a function that gives obstore the present token, or None if obstore finds one by itself."""
     if ring is None or ring.issued.credentials is None:
         return None
     return lambda: {"token": ring.issued.credentials, "expires_at": ring.issued.ends}
 
 
-def _azure(address: Address, translation: Translation, ring: AnyRing | None) -> ObjectStore:
+def _make_azure(root: Root, ring: AnyRing | None, timeout: timedelta, retries: RetryConfig) -> ObjectStore:
     from obstore.store import AzureStore
 
     from streamer.store.credentials.azure_tokens import has_account
 
-    container = address.root.partition("://")[2].partition("@")[0]
-    if not has_account(translation.config):
+    container = root.name.partition("@")[0]
+    if not has_account(root.settings.config):
         raise ConfigError(
-            f"{address.root}: no storage account is named: set account_name in storage_options or "
+            f"{root.url}: no storage account is named: set account_name in storage_options or "
             f"AZURE_STORAGE_ACCOUNT, or write abfs://{container}@ACCOUNT.dfs.core.windows.net",
             field="storage_options",
             option="account_name",
         )
     return AzureStore(
         container,
-        config=cast("AzureConfig", translation.config),
-        client_options=_client_options(translation),
-        retry_config=_retries(translation),
-        credential_provider=_tokens(ring),
+        config=cast("AzureConfig", root.settings.config),
+        client_options=_client_options(root, timeout, root.settings.ca_file),
+        retry_config=retries,
+        credential_provider=_token_provider(ring),
     )
 
 
-def _http(address: Address, translation: Translation, ring: AnyRing | None) -> ObjectStore:
+def _make_http(root: Root, ring: AnyRing | None, timeout: timedelta, retries: RetryConfig) -> ObjectStore:
     from obstore.store import HTTPStore
 
-    translation.client.setdefault("allow_http", address.scheme == "http")
-    return HTTPStore(address.root, client_options=_client_options(translation), retry_config=_retries(translation))
+    options = _client_options(root, timeout, root.settings.ca_file)
+    options.setdefault("allow_http", root.scheme == "http")
+    return HTTPStore(root.url, client_options=options, retry_config=retries)
 
 
-_MAKERS: dict[str, Callable[[Address, Translation, AnyRing | None], ObjectStore]] = {
-    "gs": _google,
-    "az": _azure,
-    "http": _http,
+# ---------------------------------------------------------------- errors
+
+# obstore 0.12 has no attribute for the status; its message begins "... status code: 503 Service Unavailable: <body>".
+_STATUS = re.compile(r"status code: (\d{3})")
+# obstore's words for a bucket in another region, instead of a status.
+_ELSEWHERE = "redirect without LOCATION"
+# Where obstore asks for credentials by itself: a machine's metadata server, or an issuer of tokens.
+# It strikes the url of STS out of its texts.
+_ASKED = re.compile(r"Error performing \w+ (?:https?://([^/\s]+)|REDACTED)")
+_METADATA = ("169.254.169.254", "169.254.170.2", "169.254.170.23", "metadata.google.internal", "metadata")
+_ISSUERS = re.compile(r"sts|oauth2\.googleapis\.com|login\.\w+\.\w+|sts[\w.-]*\.amazonaws\.com[\w.]*")
+_STATUS_OF_TYPE = {
+    "FileNotFoundError": 404,
+    "NotFoundError": 404,
+    "PreconditionError": 412,
+    "PermissionDeniedError": 403,
+}
+
+
+def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerError:
+    """Returns our error for obstore's, by type first, then by the status in the first line of its text."""
+    text = str(error).partition("\n\nDebug source")[0]
+    if type(error).__name__ == "NotSupportedError":
+        return failures.without_ranges(url)
+    if type(error).__name__ in ("UnknownConfigurationKeyError", "InvalidPathError", "ValueError"):
+        return ConfigError(f"{url}: obstore cannot take this url or option: {text}", field="url")
+    answer = _answer(error, text)
+    if (found := _ASKED.search(text)) and (failure := _of_issuer(url, (found[1] or "STS").lower(), answer)):
+        return failure
+    if type(error).__name__ == "UnauthenticatedError" and answer.status is None:
+        return failures.no_credentials(url)
+    if answer.status == 412 and target is not None:
+        return versions.changed(target, None)
+    if answer.status is not None:
+        return failures.error_of(url, answer)
+    reason = next((reason for sign, reason in _REASONS.items() if sign in str(error)), "the request failed")
+    if reason == failures.NO_LENGTH and url.startswith("gs://"):
+        # Google unpacks what is stored with this header for each request that does not accept gzip.
+        return failures.encoded(url, "gzip")
+    return failures.unreachable(url, reason)
+
+
+def _of_issuer(url: str, host: str, answer: failures.Answer) -> StreamerError | None:
+    """Returns the error if an issuer was asked and not the store."""
+    if host in _METADATA:
+        is_azure = url.startswith(("az://", "abfs"))
+        return issuers.explain_metadata(
+            url, issuers.MetadataAnswer(answer.status, is_connected=False), missing_is_busy=is_azure
+        )
+    if not _ISSUERS.fullmatch(host):
+        return None
+    if answer.status is None or answer.status >= 500 or answer.status == 429:
+        return failures.unobtainable(url, f"{host} answered {answer.status or 'nothing'}")
+    return failures.refused_by_issuer(url, f"{host} answered {answer.status}")
+
+
+def _answer(error: Exception, text: str) -> failures.Answer:
+    if _ELSEWHERE in text:
+        return failures.Answer(301)
+    found = _STATUS.search(text)
+    status = int(found[1]) if found else _STATUS_OF_TYPE.get(type(error).__name__)
+    return failures.Answer(status, failures.word_of(str(error), "Code"), message=failures.message_of(text))
+
+
+# Without an answer there is no status; obstore 0.12 distinguishes the causes only in its text. The first match wins.
+_REASONS = {
+    "dns error": failures.UNRESOLVED,
+    "UnknownIssuer": failures.UNTRUSTED,
+    "CaUsedAsEndEntity": failures.UNTRUSTED,  # a self-signed certificate
+    "InvalidCertificate": failures.INVALID,
+    "Content-Length Header missing": failures.NO_LENGTH,
+    "kind: Connect": failures.NO_CONNECTION,
+    "kind: Timeout": "timed out",
+    "kind: Decode": "the connection broke in the body",
+    "kind: Interrupted": "the connection broke",
 }

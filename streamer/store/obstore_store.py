@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from obstore import get_async, head_async, put_async
 from obstore import list as list_pages
@@ -29,11 +29,9 @@ from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
 from streamer.store.addresses import patterns, urls
 from streamer.store.base import PIECE_BYTES, Counters, StoreStatistics, Take
-from streamer.store.credentials.key_ring import AnyRing
 from streamer.store.failures import translating
-from streamer.store.obstore_errors import mapped
-from streamer.store.places import Places
-from streamer.store.reached import Reached
+from streamer.store.obstore_clients import make_client, mapped
+from streamer.store.root import Root
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
@@ -59,36 +57,13 @@ HEADS_AT_ONCE = 16
 T = TypeVar("T")
 
 
-class MakeClient(Protocol):
-    """Builds an obstore client; called in the process that uses it."""
-
-    def __call__(self, *, uploads: bool = False) -> Client:
-        """Returns a client; one for uploads repeats failing parts by itself."""
-        ...
-
-
 class ObstoreStore:
-    """One bucket, container or host. Lives on one event loop; its client is created at first use.
+    """One bucket, container or host. Lives on one event loop; its client is created at first use."""
 
-    Args:
-        root: root of the urls that it serves, e.g. "s3://bucket".
-        make_client: builds obstore's clients: one that reads, one for uploads.
-        way: credentials and address, for messages.
-        ring: credentials that must be looked for, which the clients receive; None: the options have them, or obstore
-            finds them by itself.
-        places: place of the bucket; unused for other roots.
-    """
-
-    def __init__(
-        self, root: str, make_client: MakeClient, way: Reached, ring: AnyRing | None, *, places: Places
-    ) -> None:
+    def __init__(self, root: Root) -> None:
         self._root = root
-        self._prefix = root + "/"
-        self._is_plain = urls.split(self._prefix).scheme not in urls.HTTP_SCHEMES
-        self._make_client = make_client
-        self._way = way
-        self._ring = ring
-        self._places = places
+        # Credentials that must be looked for; without a ring the options have them, or obstore finds them by itself.
+        self._ring = root.make_ring()
         self._is_located = False
         self._locating = asyncio.Lock()
         self._client: Client | None = None
@@ -97,7 +72,7 @@ class ObstoreStore:
         self._counters = Counters()
 
     def __repr__(self) -> str:
-        return f"ObstoreStore({urls.shown(self._root)!r}, {self._counters})"
+        return f"{type(self).__name__}({self._root.label!r}, {self._counters})"
 
     async def get(
         self,
@@ -115,7 +90,7 @@ class ObstoreStore:
         # No context managers and no further calls for a small object: 2.4 instead of 4.1 us (2026-11-20).
         try:
             options = _options(target, start, stop)
-            result = await get_async(await self._ready(), self._key(target.url), options=options)
+            result = await get_async(await self._ready(), self._root.key(target.url), options=options)
             _check(target, result.meta, result.range, (start, stop))
             if stop - start <= WHOLE_PIECES * piece_bytes:
                 received = self._counters.received(body := memoryview(await result.bytes_async()))
@@ -134,7 +109,7 @@ class ObstoreStore:
             raise failures.short_read(target.url, start, stop, received)
 
     def _mapped(self, url: str, error: Exception, target: ObjectRecord | None) -> StreamerError:
-        return self._way.explain(mapped(url, error, target))
+        return self._root.explain(mapped(url, error, target))
 
     async def _failure(self, target: ObjectRecord, error: Exception) -> StreamerError:
         """Returns our error for obstore's; a refused version costs one HEAD, to name the version that the store has."""
@@ -165,15 +140,15 @@ class ObstoreStore:
             yield self._pinned(page)
 
     def _pinned(self, page: Sequence[ObjectRecord]) -> Sequence[ObjectRecord]:
-        return [versions.by_size(record) for record in page] if self._way.sizes_only else page
+        return [versions.by_size(record) for record in page] if self._root.settings.sizes_only else page
 
     async def _listed(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
-        if urls.split(url).scheme in urls.HTTP_SCHEMES:
+        if self._root.is_web:
             for name in await asyncio.to_thread(patterns.expand, patterns.without_globs(url)):
                 yield [await self._on_the_web(name)]
             return
         pattern = await patterns.parse(url)
-        may_be_object = pattern.single and urls.split(url).key and not url.endswith("/")
+        may_be_object = pattern.single and self._root.key(url) and not url.endswith("/")
         if may_be_object and (record := await self._head(url)) is not None:
             yield [record]
             return
@@ -201,7 +176,7 @@ class ObstoreStore:
         """The objects that braces name, asked for one by one where the bucket may be read but not listed."""
         _log.info(
             "%s may not be listed: %d objects that the braces name are asked for one by one",
-            urls.shown(self._root),
+            self._root.label,
             len(every),
         )
 
@@ -217,7 +192,7 @@ class ObstoreStore:
 
     async def list_after(self, folder: str, after: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
         """See OrderedLister.list_after; not for a web server."""
-        async for page in self._pages(folder, urls.split(after).key):
+        async for page in self._pages(folder, self._root.key(after)):
             if kept := [record for record in page if not record.url.endswith("/")]:
                 yield self._pinned(kept)
 
@@ -243,7 +218,7 @@ class ObstoreStore:
         self._counters.requests += 1
         with translating(self._mapped, url):
             options: GetOptions = {"range": (0, 1)}
-            result = await in_time(get_async(await self._ready(), urls.split(url).key, options=options), url)
+            result = await in_time(get_async(await self._ready(), self._root.key(url), options=options), url)
             await in_time(result.bytes_async(), url)
             return ObjectRecord(url, result.meta["size"], _version(result.meta))
 
@@ -256,10 +231,12 @@ class ObstoreStore:
     async def _pages(self, folder: str, after: str | None = None) -> AsyncGenerator[Page, None]:
         self._counters.lists += 1
         with translating(self._mapped, folder):
-            prefix = urls.split(folder).key or None
+            prefix = self._root.key(folder) or None
             pages = aiter(list_pages(await self._ready(), prefix, offset=after, chunk_size=PAGE_OBJECTS))
             while (page := await in_time(anext(pages, None), folder)) is not None:
-                records = [ObjectRecord(f"{self._root}/{meta['path']}", meta["size"], _version(meta)) for meta in page]
+                records = [
+                    ObjectRecord(f"{self._root.url}/{meta['path']}", meta["size"], _version(meta)) for meta in page
+                ]
                 yield await self._without_markers(folder, records)
 
     async def _without_markers(self, folder: str, page: Page) -> Page:
@@ -278,7 +255,7 @@ class ObstoreStore:
         self._counters.requests += 1
         try:
             with translating(self._mapped, url):
-                meta = await in_time(head_async(await self._ready(), urls.split(url).key), url)
+                meta = await in_time(head_async(await self._ready(), self._root.key(url)), url)
                 return ObjectRecord(url, meta["size"], _version(meta))
         except ObjectNotFoundError:
             return None
@@ -287,14 +264,14 @@ class ObstoreStore:
         """See ObjectStore.put."""
         self._counters.requests += 1
         with translating(self._mapped, url):
-            putting = put_async(await self._ready(), urls.split(url).key, content, use_multipart=False)
+            putting = put_async(await self._ready(), self._root.key(url), content, use_multipart=False)
             await in_time(putting, url)
 
     async def put_file(self, url: str, path: Path) -> ObjectRecord:
         """See ObjectStore.put_file; a large file is sent in parts, several at once, and obstore repeats failed ones."""
         self._counters.requests += 1
         with translating(self._mapped, url):
-            key = urls.split(url).key
+            key = self._root.key(url)
             part_bytes = _part_bytes(path)
             await put_async(await self._uploader(), key, path, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE)
         return self._pinned([await self._required(url)])[0]
@@ -320,14 +297,8 @@ class ObstoreStore:
     async def _uploader(self) -> Client:
         await self._ready()
         if self._uploads is None:
-            self._uploads = self._make_client(uploads=True)
+            self._uploads = make_client(self._root, self._ring, uploads=True)
         return self._uploads
-
-    def _key(self, url: str) -> str:
-        """The store's name of the object; most urls need no parsing (2 us of 200 for a small object)."""
-        if self._is_plain and url.startswith(self._prefix):
-            return url[len(self._prefix) :]
-        return urls.split(url).key
 
     async def _ready(self) -> Client:
         """Returns the client as soon as there are credentials."""
@@ -343,16 +314,16 @@ class ObstoreStore:
     async def _locate(self) -> None:
         """Finds the bucket's region before the first request: obstore follows no answer of another region's host."""
         known = None if self._ring is None else self._ring.issued.region
-        if await asyncio.to_thread(self._places.may_move, known):
-            self._moves(await asyncio.to_thread(self._places.asked, known), self._places.find(known).region)
+        if await asyncio.to_thread(self._root.may_move, known):
+            self._moves(await asyncio.to_thread(self._root.ask_region, known), self._root.find_place(known).region)
 
     def _moves(self, region: str, here: str) -> bool:
         """Goes to the region that the store names, with one line in the log; returns whether it is another one."""
-        if not region or region == here or not self._places.moved(region):
+        if not region or region == here or not self._root.move(region):
             return False
         _log.warning(
             "%s is in the region %s, not in %s; client_kwargs={'region_name': %r} in storage_options says so at once",
-            urls.shown(self._root),
+            self._root.label,
             region,
             here,
             region,
@@ -362,10 +333,10 @@ class ObstoreStore:
 
     def _connected(self) -> Client:
         if self._client is None:
-            self._client = self._make_client()
+            self._client = make_client(self._root, self._ring)
             self._process = os.getpid()
         if self._process != os.getpid():
-            raise failures.after_fork(self._root, self._process)
+            raise failures.after_fork(self._root.url, self._process)
         return self._client
 
 

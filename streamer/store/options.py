@@ -16,9 +16,9 @@ import msgspec
 
 from streamer.base.logins import LOGINS, without_login
 from streamer.errors import ConfigError
-from streamer.store import redirects
+from streamer.store.addresses import hosts as redirects
 from streamer.store.addresses.hosts import is_of_azure
-from streamer.store.addresses.urls import Address, shown
+from streamer.store.addresses.urls import Address
 
 Options = Mapping[str, object]
 
@@ -48,7 +48,6 @@ class Translation(msgspec.Struct):
         sizes_only: whether objects are pinned by their size, not by the store's versions.
         login: description of the login to a web server, for messages.
         unknown: options without a counterpart; if there are none, obstore can serve the root.
-        uploads: options of a client that uploads.
         google_user: the sign-in of a Google user, which only google-auth exchanges for tokens; secret.
     """
 
@@ -61,7 +60,6 @@ class Translation(msgspec.Struct):
     sizes_only: bool = False
     login: str = ""
     unknown: list[str] = msgspec.field(default_factory=list)
-    uploads: bool = False
     google_user: Mapping[str, str] | None = None
 
     def __repr__(self) -> str:
@@ -89,27 +87,15 @@ class Translation(msgspec.Struct):
 
 
 def translate(address: Address, options: Options) -> Translation:
-    """Translates the options for one root."""
-    outcome, kind = Translation(), _FAMILY[address.scheme]
+    """Translates the options for one root of a known family; `Root` calls it, once."""
+    outcome = Translation()
+    kind = str(address.family)
     outcome.apply(_TABLES[kind], options)
     if kind == "az":
         _azure_host(outcome, address.root.partition("@")[2])
     elif kind == "s3" and address.root.endswith(_EXPRESS):
         outcome.unknown.append("S3 Express One Zone")
     return outcome
-
-
-def family(scheme: str) -> str | None:
-    """The family "s3", "gs", "az" or "http" of the schemes that obstore serves; None for others."""
-    return _FAMILY.get(scheme)
-
-
-_FAMILY = {
-    **dict.fromkeys(("s3", "s3a"), "s3"),
-    **dict.fromkeys(("gs", "gcs"), "gs"),
-    **dict.fromkeys(("az", "abfs", "abfss"), "az"),
-    **dict.fromkeys(("http", "https"), "http"),
-}
 
 
 # ---------------------------------------------------------------- the rules of options
@@ -364,31 +350,34 @@ _MEANT: dict[str, dict[str, str]] = {
 }
 
 
-def check(address: Address, given: Options, variables: Mapping[str, str] = os.environ) -> None:
+def check_options(root: str, kind: str, given: Options, variables: Mapping[str, str] = os.environ) -> None:
     """Refuses options that no client of this store has, and half of a pair of keys; messages contain no values.
+
+    Args:
+        root: name of the root for messages.
+        kind: its family.
+        given: the options, without logins.
+        variables: the environment, which may name an endpoint.
 
     Raises:
         ConfigError: names the option and the nearest one that exists, the missing half, or an endpoint that is not a
             url.
     """
-    kind = family(address.scheme)
-    if kind is None:
-        return
     for name, known in _named(kind, given):
         if name not in known:
             what = f"storage_options has {name!r}, which {_CLIENTS[kind]} does not have; {_nearest(name, kind, known)}"
-            raise _refusal(address, name, what)
+            raise _refusal(root, name, what)
     if given.get("pin") not in (None, "size"):
         only = "only 'size' is possible; without it objects are pinned by their ETags"
-        raise _refusal(address, "pin", f"pin={given['pin']!r} in storage_options: {only}")
+        raise _refusal(root, "pin", f"pin={given['pin']!r} in storage_options: {only}")
     if kind == "s3":
-        _check_keys(address, given)
-        _check_endpoint(address, given, variables)
-        _check_redirects(address, given.get("redirects") or ())
+        _check_keys(root, given)
+        _check_endpoint(root, given, variables)
+        _check_redirects(root, given.get("redirects") or ())
 
 
-def _refusal(address: Address, option: str, what: str) -> ConfigError:
-    return ConfigError(f"{shown(address.root)}: {what}", field="storage_options", option=option)
+def _refusal(root: str, option: str, what: str) -> ConfigError:
+    return ConfigError(f"{root}: {what}", field="storage_options", option=option)
 
 
 def _named(kind: str, given: Options) -> Iterator[tuple[str, Collection[str]]]:
@@ -410,7 +399,7 @@ def _nearest(name: str, kind: str, known: Collection[str]) -> str:
     return f"the usual ones are {', '.join(usual)}"
 
 
-def _check_keys(address: Address, given: Options) -> None:
+def _check_keys(root: str, given: Options) -> None:
     """Refuses a key without its secret, or a secret without its key: signing would fail or use other credentials."""
     inner = given.get("client_kwargs")
     flat = {**(inner if isinstance(inner, Mapping) else {}), **given}
@@ -422,18 +411,18 @@ def _check_keys(address: Address, given: Options) -> None:
             f"storage_options has {has!r} without its {lacks!r}; give both, or none of them to use the environment, "
             "the profile or the role of the machine"
         )
-        raise _refusal(address, lacks, what)
+        raise _refusal(root, lacks, what)
 
 
-def _check_redirects(address: Address, hosts: object) -> None:
+def _check_redirects(root: str, hosts: object) -> None:
     wrong = repr(hosts) if not isinstance(hosts, (list, tuple)) else redirects.unusable(hosts)
     if wrong is not None:
         right = "write for instance ['*.cluster.local', '10.0.0.0/8']"
         what = f"redirects={hosts!r}: {wrong} is not a list of hosts, host or network; {right}"
-        raise _refusal(address, "redirects", what)
+        raise _refusal(root, "redirects", what)
 
 
-def _check_endpoint(address: Address, given: Options, variables: Mapping[str, str]) -> None:
+def _check_endpoint(root: str, given: Options, variables: Mapping[str, str]) -> None:
     """Refuses an endpoint that is not a url. With one from the environment obstore panics as if the store were down."""
     inner = given.get("client_kwargs")
     by_option = given.get("endpoint_url") or (inner.get("endpoint_url") if isinstance(inner, Mapping) else None)
@@ -447,4 +436,4 @@ def _check_endpoint(address: Address, given: Options, variables: Mapping[str, st
         elif endpoint and not str(endpoint).startswith(("http://", "https://")):
             what = f"{name}={text!r} {where} has no scheme; write https://{text}, or http://{text} where it has no TLS"
         if what:
-            raise _refusal(address, "endpoint_url", what)
+            raise _refusal(root, "endpoint_url", what)

@@ -15,8 +15,8 @@ from streamer.errors import ConfigError, StoreError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import Client, open_store
 from streamer.store.addresses.urls import split
-from streamer.store.options import translate
-from streamer.store.places import Place, find
+from streamer.store.places import Place
+from streamer.store.root import Root
 from tests.clouds.aws_hosts import BUCKET, ELSEWHERE, REGION, AwsHosts, aws_hosts
 from tests.contract.store_contract import listed, read
 
@@ -166,8 +166,7 @@ async def test_what_is_no_listing(body: bytes, hosts: AwsHosts, monkeypatch: pyt
 
 
 def _place(url: str = "s3://bucket/x", **options: object) -> Place:
-    address = split(url)
-    return find(address, translate(address, options), None)
+    return Root.of(url, options).find_place(None)
 
 
 _PLACES: list[tuple[dict[str, str], dict[str, object], str]] = [

@@ -13,9 +13,8 @@ from streamer.config import FetchConfig
 from streamer.errors import AccessDeniedError, StoreError
 from streamer.fetch import Fetcher
 from streamer.store import ObjectStore, open_store
-from streamer.store.addresses.urls import split
 from streamer.store.credentials import key_ring
-from streamer.store.options import translate
+from streamer.store.root import Root
 from streamer.tools.doctor.reach import credential_findings, url_findings
 from tests.clouds.issuers import ARN, KINDS, Issuer, issuing, set_up
 from tests.contract.store_contract import listed, read
@@ -100,10 +99,10 @@ async def test_the_doctor_names_their_source_and_their_end(
 def test_the_doctor_names_whose_they_are(issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """STS says it, and is asked for the keys of AWS's own endpoint only."""
     set_up("IRSA", issuer, tmp_path, monkeypatch)
-    address = split("s3://expiring/train/")
-    named = [finding.subject for finding in credential_findings(address, translate(address, {}))]
+    url = "s3://expiring/train/"
+    named = [finding.subject for finding in credential_findings(Root.of(url))]
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
-    *_, identity = credential_findings(address, translate(address, {}))
+    *_, identity = credential_findings(Root.of(url))
     assert named == ["credentials"]
     assert (identity.subject, identity.state, identity.fact) == ("identity", "ok", ARN)
 
@@ -219,6 +218,6 @@ def test_the_doctor_sends_keys_of_another_store_not_to_aws(
         f"[default]\nservices = own\n[services own]\ns3 =\n  endpoint_url = {issuer.url}\n"
     )
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    address = split("s3://expiring/train/")
-    found = [finding.subject for finding in credential_findings(address, translate(address, {}))]
+    root = Root.of("s3://expiring/train/")
+    found = [finding.subject for finding in credential_findings(root)]
     assert found == ["credentials"]

@@ -15,7 +15,7 @@ import pytest
 from streamer.errors import AccessDeniedError, ObjectNotFoundError, StoreError
 from streamer.fetch.retry import retryable
 from streamer.store import open_store
-from streamer.store.obstore_errors import mapped
+from streamer.store.obstore_clients import mapped
 from tests.contract.store_contract import listed, read
 from tests.contract.telling_server import RAMP, Asked, TellingServer, telling
 

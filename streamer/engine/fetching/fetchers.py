@@ -11,6 +11,7 @@ from streamer.fetch import Fetcher
 from streamer.fetch.fetcher_set import FetcherSet, ignore_notice
 from streamer.manifest.model import Chunk
 from streamer.store import ObjectStore, open_store
+from streamer.store.addresses.urls import Address
 
 
 class Fetchers(FetcherSet):
@@ -25,7 +26,7 @@ class Fetchers(FetcherSet):
     def __init__(
         self, config: FetchConfig, allowlist: UrlAllowlist, notify: Callable[[str, str], None] = ignore_notice
     ) -> None:
-        super().__init__(config, self._opened, notify)
+        super().__init__(config, self._open_store, notify)
         self.allowlist = allowlist
         self._client = config.client
 
@@ -38,5 +39,5 @@ class Fetchers(FetcherSet):
         self.allowlist.check_chunk(chunk, options)
         return self.of(options)
 
-    def _opened(self, options: Mapping[str, object], url: str) -> ObjectStore:
+    def _open_store(self, options: Mapping[str, object], url: Address) -> ObjectStore:
         return open_store(url, options, client=self._client, guarded=self.allowlist.guarded)

@@ -41,6 +41,7 @@ from streamer.fetch.statistics import COUNTS
 from streamer.manifest.model import Chunk
 from streamer.manifest.table import Manifest
 from streamer.store import ObjectStore, open_store
+from streamer.store.addresses.urls import Address
 
 logger = logging.getLogger(__name__)
 
@@ -196,7 +197,7 @@ class Fetching:
 
     # ------------------------------------------------------------ the rest
 
-    def _open_store(self, options: Mapping[str, object], url: str) -> ObjectStore:
+    def _open_store(self, options: Mapping[str, object], url: Address) -> ObjectStore:
         return open_store(url, options, client=self._setup.fetch.client, guarded=self._setup.guarded)
 
     def _notify(self, options_key: str, text: str) -> None:

@@ -24,9 +24,9 @@ from streamer.engine.processes.messages import Bring, Limits, OpenDataset, Setup
 from streamer.engine.processes.policy import Bounds, Load, ProcessCount, Refusals, most_processes
 from streamer.engine.processes.process import FetchProcess, LocalError, ProcessEndedError, SharedBytes
 from streamer.errors import BrokenError
+from streamer.fetch.endpoint import AGAIN_SECONDS
 from streamer.fetch.fair_gate import Due, FairGate, Owner, WaitQueue
 from streamer.fetch.fetcher_set import FetcherSet
-from streamer.fetch.outage import AGAIN_SECONDS
 from streamer.fetch.statistics import COUNTS, Histogram, sum_statistics
 
 logger = logging.getLogger(__name__)

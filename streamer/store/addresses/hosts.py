@@ -1,8 +1,12 @@
-"""Decides whether names and addresses are those of a cloud, by their grammar. Pure.
+"""Decides whether names and addresses are those of a cloud, by their grammar, and which redirects are followed. Pure.
 
 Account, container, bucket and region become parts of a host name or of a path. A sign that ends a host name in a url
 (# / @ : ?) would lead the request, and the credentials with it, to another host: so names are compared with the grammar
 that their clouds publish, always, and the address that results is taken apart again.
+
+A web server may send its clients anywhere: it serves anyone's data, and gets no keys. An S3 endpoint that is a cluster
+of caches (AIStore, Alluxio) sends them to its own servers; any other sends them to another region, where a request
+needs another signature.
 
 Sources: AWS, "General purpose bucket naming rules"; Google, "About Cloud Storage buckets"; Microsoft, "Naming rules and
 restrictions for Azure resources", "Compare Azure Government and global Azure", "OneLake access and APIs".
@@ -11,11 +15,15 @@ restrictions for Azure resources", "Compare Azure Government and global Azure", 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
 
+import msgspec
+
 from streamer.errors import ConfigError
-from streamer.store.addresses.urls import Address, shown
+from streamer.store.addresses.urls import shown
 
 # Older buckets, and those of other servers, have upper case and underscores; Ceph has tenants before a colon.
 _BUCKET = re.compile(r"(?:[A-Za-z0-9_-]{1,64}:)?[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}", re.ASCII)
@@ -41,39 +49,39 @@ _OF_AZURE = (
 )
 
 
-def check_names(address: Address, kind: str, config: Mapping[str, object]) -> None:
+def check_names(root: str, kind: str, config: Mapping[str, object]) -> None:
     """Refuses names that could lead a request to another host than that of their cloud.
 
     Args:
-        address: address of the root.
+        root: the root, such as "s3://bucket".
         kind: "s3", "gs" or "az"; the host of a web server is the user's own choice.
         config: its options, as obstore names them.
 
     Raises:
         ConfigError: names what does not have the form that the cloud gives it.
     """
-    for what, name, has_form, example in _names(address, kind, config):
+    for what, name, has_form, example in _names(root, kind, config):
         if not has_form:
             raise ConfigError(
                 # Without what may be a login before the host.
                 f"{what} {name.rpartition('@')[2][:100]!r} is not written as each {what} is ({example}); check the url "
                 "and the storage options",
-                field="url" if name in address.root else "storage_options",
+                field="url" if name in root else "storage_options",
             )
     for endpoint in (config.get("endpoint"), config.get("base_url")):
         # Without a scheme it has an error of its own, which names the remedy.
         if endpoint is not None and "//" in str(endpoint) and not is_plain(str(endpoint), allows_login=True):
             raise ConfigError(
-                f"{shown(address.root)}: the endpoint that storage_options name is not an address of a host, as "
+                f"{shown(root)}: the endpoint that storage_options name is not an address of a host, as "
                 "https://host:9000 is",
                 field="storage_options",
                 option="endpoint_url",
             )
 
 
-def _names(address: Address, kind: str, config: Mapping[str, object]) -> Iterator[tuple[str, str, bool, str]]:
+def _names(url: str, kind: str, config: Mapping[str, object]) -> Iterator[tuple[str, str, bool, str]]:
     """Yields what each name is, the name, whether its form is right, and what the form is."""
-    root = address.root.partition("://")[2]
+    root = url.partition("://")[2]
     if kind == "gs":
         yield "bucket", root, _is(_GOOGLE_BUCKET, root), "letters, digits, dots, hyphens and underscores"
     elif kind == "s3":
@@ -129,3 +137,63 @@ def _ends_with(url: str, suffixes: tuple[str, ...]) -> bool:
 
 def _is(form: re.Pattern[str], name: str) -> bool:
     return form.fullmatch(name) is not None and ".." not in name
+
+
+# ---------------------------------------------------------------- redirects
+
+
+class Redirects(msgspec.Struct, frozen=True):
+    """The redirects to follow.
+
+    Attributes:
+        hosts: names, patterns of names (*.cluster.local), and networks (10.0.0.0/8); None: all hosts.
+    """
+
+    most: int
+    hosts: tuple[str, ...] | None
+
+    def follows(self, address: str) -> bool:
+        """Whether a redirect to this address is followed."""
+        return self.hosts is None or any(_is_in(host_of(address), one) for one in self.hosts)
+
+
+# obstore has the same limit.
+OF_WEB_SERVERS = Redirects(10, None)
+# From one server of a cluster to the one that has the object, and once more while the cluster changes.
+MOST_IN_CLUSTER = 3
+_WITHHELD = frozenset({"authorization", "cookie", "cookie2", "proxy-authorization", "www-authenticate"})
+_HARMLESS = frozenset({"user-agent", "accept", "accept-language", "accept-encoding"})
+
+
+def own_headers(names: Iterable[str]) -> list[str]:
+    """The headers that obstore would send to every host of a redirect; it withholds those that log in."""
+    return [f"headers.{name}" for name in names if name.lower() not in _WITHHELD | _HARMLESS]
+
+
+def host_of(address: str) -> str:
+    """Host of a url, in lower case."""
+    return urlsplit(address).hostname or ""
+
+
+def unusable(hosts: Sequence[object]) -> str | None:
+    """The first of the hosts that is neither a name nor a network."""
+    return next((repr(one) for one in hosts if not isinstance(one, str) or not _is_host(one)), None)
+
+
+def _is_host(text: str) -> bool:
+    if "/" not in text:
+        return text != ""
+    try:
+        ip_network(text, strict=False)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_in(host: str, allowed: str) -> bool:
+    if "/" not in allowed:
+        return fnmatchcase(host, allowed.lower())
+    try:
+        return ip_address(host) in ip_network(allowed, strict=False)
+    except ValueError:  # a name
+        return False

@@ -34,6 +34,13 @@ _ACCESS_POINT = re.compile(r"(arn:[^/]+:accesspoint[:/][^/]+)/?(.*)", re.DOTALL)
 S3_SCHEMES = ("s3", "s3a")
 FILE_SCHEMES = ("file", "local")
 HTTP_SCHEMES = ("http", "https")
+# The schemes whose storage options are known, each with the one name of its family.
+_FAMILIES = {
+    **dict.fromkeys(S3_SCHEMES, "s3"),
+    **dict.fromkeys(("gs", "gcs"), "gs"),
+    **dict.fromkeys(("az", "abfs", "abfss"), "az"),
+    **dict.fromkeys(HTTP_SCHEMES, "http"),
+}
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -48,6 +55,11 @@ class Address(msgspec.Struct, frozen=True):
     scheme: str
     root: str
     key: str
+
+    @property
+    def family(self) -> str | None:
+        """The family "s3", "gs", "az" or "http"; None for schemes that only fsspec or the disk serves."""
+        return _FAMILIES.get(self.scheme)
 
 
 def split(url: str) -> Address:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from streamer.errors import StreamerError
 from streamer.store import failures
-from streamer.store.credentials import issuer_errors, metadata
+from streamer.store.credentials import issuers
 from streamer.store.credentials.key_ring import Issued
 
 _SCOPE = "https://storage.azure.com/.default"
@@ -65,7 +65,7 @@ def find(root: str, config: Mapping[str, object], variables: Mapping[str, str] =
     if "client_id" in config:
         client["managed_identity_client_id"] = str(config["client_id"])
     tenant = str(config["tenant_id"]) if "tenant_id" in config else None
-    issuer_errors.quiet("azure.identity")
+    issuers.quiet("azure.identity")
     try:
         with DefaultAzureCredential(**client) as credential:
             token = credential.get_token(_SCOPE, tenant_id=tenant)
@@ -80,5 +80,5 @@ def _failure(root: str, error: Exception, variables: Mapping[str, str]) -> Strea
         code = str(error).partition("AADSTS")[2].partition(":")[0]
         return failures.refused_by_issuer(root, f"Entra ID says AADSTS{code[:8]}", "check the identity, or: az login")
     base = variables.get("AZURE_POD_IDENTITY_AUTHORITY_HOST") or _METADATA
-    answer = metadata.ask(base.rstrip("/") + _TOKEN, {"Metadata": "true"})
-    return metadata.failure(root, answer, missing_is_busy=True)
+    answer = issuers.ask_metadata(base.rstrip("/") + _TOKEN, {"Metadata": "true"})
+    return issuers.explain_metadata(root, answer, missing_is_busy=True)

@@ -75,10 +75,10 @@ def find(root: str, profile: str | None) -> Issued[Keys | None]:
         from botocore.session import Session
     except ImportError:
         return Issued(_without_boto(profile))
-    from streamer.store.credentials import issuer_errors
+    from streamer.store.credentials import issuers
 
-    issuer_errors.quiet("botocore.credentials")
-    with issuer_errors.of_aws(root, profile):
+    issuers.quiet("botocore.credentials")
+    with issuers.of_aws(root, profile):
         session = Session(profile=profile)
         timeouts = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": _READ_SECONDS}
         session.set_default_client_config(Config(**timeouts, retries={"total_max_attempts": 1}))
@@ -98,19 +98,19 @@ def _no_role(root: str, session: Session, variables: Mapping[str, str] = os.envi
     """The error for a machine that gives no keys of a role, with the answer of its metadata server."""
     if variables.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return failures.no_credentials(root)
-    from streamer.store.credentials import metadata
+    from streamer.store.credentials import issuers
 
     base = str(session.get_config_variable("ec2_metadata_service_endpoint") or _METADATA).rstrip("/") + "/"
-    token = metadata.ask(f"{base}latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, "PUT")
+    token = issuers.ask_metadata(f"{base}latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, "PUT")
     if token.status != 200:
-        return metadata.failure(root, token, _HOP_LIMIT)
+        return issuers.explain_metadata(root, token, _HOP_LIMIT)
     headers = {"X-aws-ec2-metadata-token": token.text}
-    roles = metadata.ask(base + _ROLES, headers)
+    roles = issuers.ask_metadata(base + _ROLES, headers)
     if roles.status == 404:
         return failures.no_credentials(root, "its metadata server knows none")
     if roles.status != 200:
-        return metadata.failure(root, roles)
-    keys = metadata.ask(base + _ROLES + roles.text.strip(), headers)
+        return issuers.explain_metadata(root, roles)
+    keys = issuers.ask_metadata(base + _ROLES + roles.text.strip(), headers)
     if keys.status == 200 and (refusal := _refusal(keys.text)):
         what = f"the metadata server answered {refusal} for the role {roles.text.strip()}"
         return failures.refused_by_issuer(root, what)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from streamer.errors import ConfigError, StreamerError
 from streamer.store import failures
-from streamer.store.credentials import issuer_errors, metadata
+from streamer.store.credentials import issuers
 from streamer.store.credentials.key_ring import Issued
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def find(
     if option:
         return Issued(None)
     with _mapped(root, path, variables):
-        issuer_errors.quiet("google.auth")
+        issuers.quiet("google.auth")
         if path and kind == "external_account":
             credentials = _federated(path)
         else:
@@ -146,7 +146,7 @@ def _failure(root: str, error: Exception, path: object, variables: Mapping[str, 
     text = str(error).lower()
     if kind == "DefaultCredentialsError" and not path:
         host = variables.get("GCE_METADATA_HOST") or variables.get("GCE_METADATA_IP") or _METADATA
-        return metadata.failure(root, metadata.ask(f"http://{host}/", {"Metadata-Flavor": "Google"}))
+        return issuers.explain_metadata(root, issuers.ask_metadata(f"http://{host}/", {"Metadata-Flavor": "Google"}))
     if kind in ("DefaultCredentialsError", "MalformedError"):
         return ConfigError(f"{root}: {path} is not a file of Google's credentials ({kind})", field="token")
     is_final = kind in ("RefreshError", "OAuthError", "ReauthFailError") and not getattr(error, "retryable", False)

@@ -3,9 +3,9 @@
 store.py       the store: reads by libcurl, everything else by obstore
 multi.py       many transfers on one event loop
 handle.py      one transfer: its request and its answer
-listing.py     pages of lists; targets.py: redirects that are kept; names.py: addresses of a host
-access.py      addresses, headers, trusted certificates and keys of one bucket or host
-signature.py   AWS Signature Version 4
+listing.py     pages of lists
+access.py      addresses, headers, trusted certificates, keys and signatures of one bucket or host
+addresses.py   which of a name's addresses a connection goes to; redirects that are kept
 
 Nothing is imported here: pycurl is loaded when the first store of this kind is opened.
 """

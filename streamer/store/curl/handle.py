@@ -14,10 +14,10 @@ import pycurl
 from streamer.errors import ConfigError, StoreError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, guard, versions
+from streamer.store.addresses.hosts import host_of
 from streamer.store.addresses.urls import shown
 from streamer.store.base import Take
 from streamer.store.curl.access import Access
-from streamer.store.redirects import host_of
 
 # Size of one read from a socket.
 _BUFFER_BYTES = 512 * 1024

@@ -14,31 +14,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+import socket
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import pycurl
+from msgspec.structs import replace
 
 from streamer.errors import ClosedError, ConfigError, ObjectChangedError, ObjectNotFoundError, StoreError, StreamerError
 from streamer.manifest.model import ObjectRecord
-from streamer.store import failures, versions
+from streamer.store import failures, guard, versions
+from streamer.store.addresses.hosts import host_of
 from streamer.store.addresses.urls import shown
 from streamer.store.base import PIECE_BYTES, Take, Upload
-from streamer.store.credentials.boto_keys import Keys
-from streamer.store.credentials.key_ring import Issued, KeyRing
 from streamer.store.curl import listing
-from streamer.store.curl.access import Access
+from streamer.store.curl.access import Access, make_access
+from streamer.store.curl.addresses import Names, Targets
 from streamer.store.curl.handle import Handle, Whole
 from streamer.store.curl.multi import Multi
-from streamer.store.curl.names import Names
-from streamer.store.curl.targets import Targets
-from streamer.store.obstore_store import MakeClient, ObstoreStore, Page, in_time
-from streamer.store.places import Places
-from streamer.store.reached import Reached
+from streamer.store.obstore_store import ObstoreStore, Page, in_time
+from streamer.store.root import Root
 
 _log = logging.getLogger(__name__)
 
-MakeAccess = Callable[[Issued[Keys | None] | None], Access | None]
 # Idle connections to all hosts; the window is smaller.
 _IDLE_CONNECTIONS = 1024
 # Answers of S3 to a request that belongs to another region (botocore's S3RegionRedirectorv2 has the same).
@@ -46,26 +45,10 @@ _ELSEWHERE = (301, 307, 400)
 
 
 class CurlStore(ObstoreStore):
-    """An ObstoreStore that reads, lists and asks by libcurl. Lives on one event loop.
+    """An ObstoreStore that reads, lists and asks by libcurl. Lives on one event loop."""
 
-    Args:
-        make_access: finds addresses, headers and keys, given the result of the ring, if there is one; returns None if
-            only obstore finds credentials, which then reads as well.
-    """
-
-    def __init__(
-        self,
-        root: str,
-        make_client: MakeClient,
-        make_access: MakeAccess,
-        way: Reached,
-        ring: KeyRing[Keys | None] | None,
-        *,
-        places: Places,
-    ) -> None:
-        super().__init__(root, make_client, way, ring, places=places)
-        self._keys = ring
-        self._make_access = make_access
+    def __init__(self, root: Root) -> None:
+        super().__init__(root)
         self._access: Access | None = None
         self._is_found = False
         self._finding = asyncio.Lock()
@@ -75,9 +58,6 @@ class CurlStore(ObstoreStore):
         self._names: Names | None = None
         self._targets = Targets()
         self._has_warned = False
-
-    def __repr__(self) -> str:
-        return f"CurlStore({shown(self._root)!r}, {self._counters})"
 
     async def get(
         self,
@@ -90,7 +70,7 @@ class CurlStore(ObstoreStore):
         fresh: bool = False,
     ) -> None:
         """See ObjectStore.get; pieces are of 16 KiB, libcurl's own choice."""
-        keys = None if self._keys is None else await self._keys.keys()
+        keys = None if self._ring is None else await self._ring.keys()
         access = self._access if self._is_found else await self._find_access()
         if access is None or target.version.startswith(versions.VERSION):
             await super().get(target, start, stop, take, piece_bytes=piece_bytes)
@@ -100,7 +80,7 @@ class CurlStore(ObstoreStore):
         self._counters.requests += 1
         handle.bind(target, (start, stop), take)
         kept = self._targets.of(target.url)
-        address = kept or access.address(self._key(target.url) if self._is_plain else target.url)
+        address = kept or access.address(target.url if self._root.is_web else self._root.key(target.url))
         headers = () if kept else access.signed(address, keys or access.keys)
         try:
             await self._transfer(multi, handle, target, address, headers, fresh=fresh)
@@ -112,7 +92,7 @@ class CurlStore(ObstoreStore):
         except StoreError as refusal:
             self._targets.drop(target.url)
             if not kept and not await self._is_elsewhere(refusal, access):
-                raise self._way.explain(refusal) from None
+                raise self._root.explain(refusal) from None
             await self.get(target, start, stop, take, piece_bytes=piece_bytes, fresh=fresh)
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -136,9 +116,9 @@ class CurlStore(ObstoreStore):
             address = onward
             handle.prepare(address, headers, fresh=fresh)
             await multi.perform(handle.easy)
-            if (onward := handle.finish()) and not onward.startswith(self._prefix):
+            if (onward := handle.finish()) and not onward.startswith(self._root.prefix):
                 headers = ()  # the user's are for this host: libcurl would withhold only Authorization
-        if not self._is_plain and not address.startswith(self._prefix):
+        if self._root.is_web and not address.startswith(self._root.prefix):
             self._targets.keep(target.url, address)
 
     async def _broken(self, handle: Handle, target: ObjectRecord, error: pycurl.error) -> BaseException:
@@ -146,7 +126,7 @@ class CurlStore(ObstoreStore):
         failure = handle.failed(error)
         if isinstance(failure, ObjectChangedError):
             return await self._explained(target, failure)
-        return self._way.explain(failure) if isinstance(failure, StreamerError) else failure
+        return self._root.explain(failure) if isinstance(failure, StreamerError) else failure
 
     def _handle(self, access: Access) -> Handle:
         """Makes a handle whose connection goes to the next address of the store's name."""
@@ -159,13 +139,13 @@ class CurlStore(ObstoreStore):
                 yield page
             return
         self._counters.lists += 1
-        prefix = self._key(folder)
+        prefix = self._root.key(folder)
         token = ""
         tokens = set[str]()
         while True:
             asked = listing.query(prefix, after or "", token)
             answer = await in_time(self._whole(folder, asked), folder)
-            listed = listing.page_of(self._root, answer.body)
+            listed = listing.page_of(self._root.url, answer.body)
             self._check_prefix(folder, prefix, listed.records)
             if not listed.is_empty:
                 yield listed.records
@@ -183,7 +163,7 @@ class CurlStore(ObstoreStore):
 
     def _check_prefix(self, folder: str, prefix: str, records: Page) -> None:
         """Raises StoreError if a page has an object that is not below the folder: it would be trained on unasked."""
-        start = f"{self._root}/{prefix}"
+        start = f"{self._root.url}/{prefix}"
         if other := next((record.url for record in records if not record.url.startswith(start)), None):
             raise StoreError(
                 f"the listing of {folder} has {other}, which is not below it: the store, or a proxy before it, does "
@@ -194,11 +174,13 @@ class CurlStore(ObstoreStore):
 
     async def _lists(self, target: ObjectRecord) -> bool:
         """Whether a listing still has the version (see ObstoreStore); the object is the first below its own key."""
-        if not self._is_plain or await self._find_access() is None:
+        if self._root.is_web or await self._find_access() is None:
             return False
         try:
-            answer = await in_time(self._whole(target.url, listing.query(self._key(target.url), most=1)), target.url)
-            return target in listing.page_of(self._root, answer.body).records
+            answer = await in_time(
+                self._whole(target.url, listing.query(self._root.key(target.url), most=1)), target.url
+            )
+            return target in listing.page_of(self._root.url, answer.body).records
         except (StoreError, ConfigError):
             return False
 
@@ -210,7 +192,7 @@ class CurlStore(ObstoreStore):
             whole = await in_time(self._whole(url), url)
         except ObjectNotFoundError:
             return None
-        return whole.record(url) if self._is_plain else self._dated(whole.web_record(url))
+        return self._dated(whole.web_record(url)) if self._root.is_web else whole.record(url)
 
     async def _described_by_byte(self, url: str) -> ObjectRecord:
         """See ObstoreStore; libcurl asks web servers, since it takes all forms of dates, and proxies of any kind."""
@@ -221,24 +203,26 @@ class CurlStore(ObstoreStore):
 
     def _dated(self, record: ObjectRecord) -> ObjectRecord:
         """Returns a web server's object; warns once where nothing tells one version of it from another."""
-        if record == versions.by_size(record) and not self._has_warned and not self._way.sizes_only:
+        if record == versions.by_size(record) and not self._has_warned and not self._root.settings.sizes_only:
             self._has_warned = True
             _log.warning(
                 "%s tells neither an ETag nor the time of files (%s, for instance): a change of equal size is not seen",
-                shown(self._root),
+                self._root.label,
                 shown(record.url),
             )
         return record
 
     async def unfinished(self, prefix: str) -> list[Upload]:
         """See PartsKeeper.unfinished; none of a web server."""
-        if not self._is_plain or await self._find_access() is None:
+        if self._root.is_web or await self._find_access() is None:
             return []
         found = list[Upload]()
         after = ("", "")
         while True:
-            asked = listing.uploads_query(self._key(prefix), after)
-            page, following = listing.uploads_of(self._root, (await in_time(self._whole(prefix, asked), prefix)).body)
+            asked = listing.uploads_query(self._root.key(prefix), after)
+            page, following = listing.uploads_of(
+                self._root.url, (await in_time(self._whole(prefix, asked), prefix)).body
+            )
             found += page
             if not any(following) or following == after:
                 return found
@@ -256,12 +240,14 @@ class CurlStore(ObstoreStore):
 
         With `first_byte` it requests the first byte of an object, whose answer describes it as well.
         """
-        keys = None if self._keys is None else await self._keys.keys()
+        keys = None if self._ring is None else await self._ring.keys()
         access = await self._find_access()
         assert access is not None, "looked for"
         method = method or ("GET" if query or first_byte else "HEAD")
-        key = "" if of_bucket or (method == "GET" and not first_byte) else self._key(url)
-        address = access.address(key if self._is_plain else url) + (f"?{query}" if query else "")
+        name = url
+        if not self._root.is_web:
+            name = "" if of_bucket or (method == "GET" and not first_byte) else self._root.key(url)
+        address = access.address(name) + (f"?{query}" if query else "")
         whole = Whole(access, url, method, first_byte=first_byte)
         try:
             headers = access.signed(address, keys or access.keys, method)
@@ -269,16 +255,16 @@ class CurlStore(ObstoreStore):
                 whole.prepare(address, headers)
                 await self._running().perform(whole.easy)
                 address = whole.finish()
-                if self._is_plain:
+                if not self._root.is_web:
                     headers = access.signed(address, keys or access.keys, method)
-                elif not address.startswith(self._prefix):
+                elif not address.startswith(self._root.prefix):
                     headers = ()  # see `_transfer`
         except pycurl.error as error:
             failure = whole.failed(error)
-            raise (self._way.explain(failure) if isinstance(failure, StreamerError) else failure) from None
+            raise (self._root.explain(failure) if isinstance(failure, StreamerError) else failure) from None
         except StoreError as refusal:
             if of_bucket or not await self._is_elsewhere(refusal, access):
-                raise self._way.explain(refusal) from None
+                raise self._root.explain(refusal) from None
             return await self._whole(url, query, method=method, first_byte=first_byte)
         finally:
             whole.easy.close()
@@ -286,7 +272,7 @@ class CurlStore(ObstoreStore):
 
     async def _is_elsewhere(self, refusal: StoreError, access: Access) -> bool:
         """Whether the bucket is in another region than the one asked, which is asked from now on."""
-        if not self._is_plain or refusal.details.get("status") not in _ELSEWHERE:
+        if self._root.is_web or refusal.details.get("status") not in _ELSEWHERE:
             return False
         if access is not self._access:  # another request has found it meanwhile
             return True
@@ -303,40 +289,42 @@ class CurlStore(ObstoreStore):
         access = await self._find_access()
         if access is None:
             await super()._locate()
-        elif self._places.may_move(access.region) and self._moves(await self._asked_region(), access.region):
+        elif self._root.may_move(access.region) and self._moves(await self._asked_region(), access.region):
             self._forget()
 
     async def _asked_region(self) -> str:
         """The region that AWS names in its answer to a HEAD of the bucket, whatever the status."""
-        if self._places.is_own:
+        if self._root.has_own_endpoint:
             return ""
         try:
-            head = await self._whole(self._root, of_bucket=True)
+            head = await self._whole(self._root.url, of_bucket=True)
         except StoreError as refusal:
             return str(refusal.details.get("region") or "")
         return head.headers.get(b"x-amz-bucket-region", b"").decode("latin-1")
 
     async def _find_access(self) -> Access | None:
         """Finds the access once until the next refresh, in a thread, because it reads certificate files."""
-        if self._keys is not None:
-            await self._keys.keys()  # before the lock: each of those who wait gets its own error, and in time
+        if self._ring is not None:
+            await self._ring.keys()  # before the lock: each of those who wait gets its own error, and in time
         async with self._finding:
             if not self._is_found:
-                issued = None if self._keys is None else self._keys.issued
-                access = await asyncio.to_thread(self._make_access, issued)
+                access = await asyncio.to_thread(self._make_access)
                 if access is not None:
-                    self._names = Names(access.base or self._root)
+                    self._names = Names(access.base or self._root.url)
                     await self._names.ready()
                 self._access = access
                 self._is_found = True
         return self._access
+
+    def _make_access(self) -> Access | None:
+        return make_access(self._root, None if self._ring is None else self._ring.issued)
 
     def _running(self) -> Multi:
         if self._multi is None:
             self._multi = Multi(_IDLE_CONNECTIONS)
             self._opened_by = os.getpid()
         if self._opened_by != os.getpid():
-            raise failures.after_fork(self._root, self._opened_by)
+            raise failures.after_fork(self._root.url, self._opened_by)
         return self._multi
 
     async def prepare(self) -> None:
@@ -366,3 +354,67 @@ class CurlStore(ObstoreStore):
         self._is_found = False
         while self._free:
             self._free.pop().easy.close()
+
+
+class GuardedStore(CurlStore):
+    """A CurlStore for a url that a client of a service without [[datasets]] has chosen: it never reaches this machine.
+
+    Names are refused by the addresses that they resolve to. libcurl asks before each connection, including those of
+    redirects. obstore cannot ask, so the name is resolved before each of its requests.
+
+    Args:
+        root: the root.
+        place: url to which the client's choice leads.
+    """
+
+    def __init__(self, root: Root, place: str) -> None:
+        super().__init__(root)
+        self._place = place
+
+    def _make_access(self) -> Access | None:
+        access = super()._make_access()
+        return None if access is None else replace(access, guarded=True)
+
+    async def get(
+        self,
+        target: ObjectRecord,
+        start: int,
+        stop: int,
+        take: Take,
+        *,
+        piece_bytes: int = PIECE_BYTES,
+        fresh: bool = False,
+    ) -> None:
+        """See ObjectStore.get."""
+        if target.version.startswith(versions.VERSION) or await self._find_access() is None:  # obstore will read it
+            await self._check_address()
+        await super().get(target, start, stop, take, piece_bytes=piece_bytes, fresh=fresh)
+
+    async def put(self, url: str, content: bytes) -> None:
+        """See ObjectStore.put."""
+        await self._check_address()
+        await super().put(url, content)
+
+    async def put_file(self, url: str, path: Path) -> ObjectRecord:
+        """See ObjectStore.put_file."""
+        await self._check_address()
+        return await super().put_file(url, path)
+
+    async def _pages(self, folder: str, after: str | None = None) -> AsyncGenerator[Page, None]:
+        await self._check_address()
+        async for page in super()._pages(folder, after):
+            yield page
+
+    async def _head(self, url: str) -> ObjectRecord | None:
+        await self._check_address()
+        return await super()._head(url)
+
+    async def _check_address(self) -> None:
+        """Raises AccessDeniedError if the name is one of this machine; one that does not resolve fails later."""
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host_of(self._place), None, type=socket.SOCK_STREAM)
+        except OSError:
+            return
+        for *_, where in found:
+            if guard.is_own(str(where[0])):
+                raise guard.refusal(self._root.url, f"its address is {where[0]}")

@@ -14,12 +14,11 @@ from urllib.request import Request, urlopen
 
 from streamer.config import format_bytes
 from streamer.errors import StreamerError
-from streamer.store import open_store, places
-from streamer.store.addresses.urls import Address, shown, split
+from streamer.store import open_root
+from streamer.store.addresses.urls import shown
 from streamer.store.credentials.boto_keys import Keys
 from streamer.store.credentials.key_ring import Issued
-from streamer.store.credentials.rings import finder_of
-from streamer.store.options import Translation, family, translate
+from streamer.store.root import Root
 from streamer.tools.doctor.finding import Finding
 
 if TYPE_CHECKING:
@@ -37,38 +36,41 @@ _PAGE = "docs/deploy/credentials.md"
 
 async def url_findings(url: str, options: Mapping[str, object]) -> list[Finding]:
     """Lists the first objects below a url and reads a byte of one."""
-    kind = family(split(url).scheme)
-    found = access_findings(url, options)
-    store = open_store(url, options)
+    root = Root.of(url, options)
+    found = access_findings(root)
+    store = open_root(root)
     try:
         found += await _objects(store, url)
     except (StreamerError, OSError) as error:
         found.append(
-            Finding("problem", "url", str(error), "docs/trouble.md" if kind is None else f"{_PAGE} and docs/trouble.md")
+            Finding(
+                "problem",
+                "url",
+                str(error),
+                "docs/trouble.md" if root.family is None else f"{_PAGE} and docs/trouble.md",
+            )
         )
     finally:
         await store.aclose()
     return found
 
 
-def access_findings(url: str, options: Mapping[str, object]) -> list[Finding]:
-    """Reports the credentials, their end, and the server; empty for urls that only fsspec reads."""
-    address = split(url)
-    if (kind := family(address.scheme)) is None:
+def access_findings(root: Root) -> list[Finding]:
+    """Reports the credentials, their end, and the server; returns nothing for urls that only fsspec reads."""
+    if root.family is None:
         return []
-    translation = translate(address, options)
     try:
-        found = [] if kind == "http" else list(credential_findings(address, translation))
-        return [*found, *_clock(_endpoint(address, translation))]
+        found = [] if root.is_web else list(credential_findings(root))
+        return [*found, *_clock(_endpoint(root))]
     except StreamerError as error:  # options and configuration do not make an address
         return [Finding("problem", "endpoint", str(error), _PAGE)]
 
 
-def credential_findings(address: Address, translation: Translation) -> Iterator[Finding]:
-    """The origin and the end of the credentials; their values are not shown."""
-    find = finder_of(address, translation)
+def credential_findings(root: Root) -> Iterator[Finding]:
+    """Yields the origin and the end of the credentials; their values are not shown."""
+    find = root.credentials_finder()
     if find is None:
-        anonymous = translation.config.get("skip_signature")
+        anonymous = root.settings.config.get("skip_signature")
         fact = "none: anonymous, as the storage options say" if anonymous else "of the options or the environment"
         yield Finding("ok", "credentials", fact)
         return
@@ -84,7 +86,7 @@ def credential_findings(address: Address, translation: Translation) -> Iterator[
     yield _describe_credentials(issued)
     # Another store's keys are not for AWS, whether options, environment or profile name its endpoint.
     if isinstance(issued.credentials, Keys):
-        host = urlsplit(places.find(address, translation, issued.region).base).hostname
+        host = urlsplit(root.find_place(issued.region).base).hostname
         if f".{host}".endswith(_AWS_DOMAINS):
             yield _identity(issued.credentials, issued.region)
 
@@ -127,17 +129,17 @@ def _describe_credentials(issued: Issued[object]) -> Finding:
     return Finding("ok", "credentials", fact)
 
 
-def _endpoint(address: Address, translation: Translation) -> str:
-    """A server of the store, whose answers have a date."""
-    kind = family(address.scheme)
-    if kind == "http":
-        return address.root
-    if kind == "s3":
-        return places.find(address, translation, None).base
-    if given := translation.config.get("endpoint") or translation.config.get("base_url"):
+def _endpoint(root: Root) -> str:
+    """Returns the url of a server of the store, whose answers have a date."""
+    if root.is_web:
+        return root.url
+    if root.family == "s3":
+        return root.find_place(None).base
+    config = root.settings.config
+    if given := config.get("endpoint") or config.get("base_url"):
         return str(given)
-    account = address.root.partition("@")[2] or f"{translation.config.get('account_name')}.blob.core.windows.net"
-    return "https://storage.googleapis.com" if kind == "gs" else f"https://{account}"
+    account = root.name.partition("@")[2] or f"{config.get('account_name')}.blob.core.windows.net"
+    return "https://storage.googleapis.com" if root.family == "gs" else f"https://{account}"
 
 
 def _clock(endpoint: str) -> Iterator[Finding]:

@@ -9,9 +9,8 @@ import pytest
 
 from streamer.errors import AccessDeniedError, ConfigError
 from streamer.store import guard
-from streamer.store.addresses.urls import split
 from streamer.store.obstore_clients import certificates
-from streamer.store.options import translate
+from streamer.store.root import Root
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "empty", "missing"])
@@ -33,7 +32,6 @@ def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("path", ["/etc/shadow", "/no/such/file", "/dev/zero"])
 def test_a_client_names_no_files(path: str) -> None:
     """What a service answers does not depend on what there is."""
-    address = split("s3://bucket/x/")
-    translation = translate(address, {"key": "a", "secret": "b", "client_kwargs": {"verify": path}})
+    root = Root.of("s3://bucket/x/", {"key": "a", "secret": "b", "client_kwargs": {"verify": path}})
     with pytest.raises(AccessDeniedError, match="verify in storage_options is a file"):
-        guard.check(address, translation, is_curl=True)
+        guard.check(root, is_curl=True)

@@ -8,7 +8,7 @@ import pytest
 from obstore.exceptions import GenericError, UnauthenticatedError
 
 from streamer.errors import AccessDeniedError, StoreError
-from streamer.store.obstore_errors import mapped
+from streamer.store.obstore_clients import mapped
 
 # As obstore 0.12.1 writes it against a server whose CA is unknown (2026-11-20), shortened.
 _TEXT = """Generic S3 error: Error performing GET https://127.0.0.1:4093/b/x in 4ms - HTTP error: error sending request

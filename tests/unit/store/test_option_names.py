@@ -10,7 +10,7 @@ import pytest
 from streamer.errors import ConfigError
 from streamer.store import open_store
 from streamer.store.addresses.urls import split
-from streamer.store.options import check
+from streamer.store.options import check_options
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_an_endpoint_of_the_environment_has_a_scheme_too() -> None:
     """It was waited for as for a store that is away: 60 s, and "the request failed" (2026-11-23)."""
     variables = {"AWS_ENDPOINT_URL": "minio:9000"}
     with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL='minio:9000' in the environment has no scheme"):
-        check(split("s3://b"), {}, variables)
-    check(split("s3://b"), {"endpoint_url": "http://minio:9000"}, variables)
-    check(split("gs://b"), {}, variables)
+        check_options("s3://b", "s3", {}, variables)
+    check_options("s3://b", "s3", {"endpoint_url": "http://minio:9000"}, variables)
+    check_options("gs://b", "gs", {}, variables)
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,16 @@ def test_an_endpoint_of_the_environment_has_a_scheme_too() -> None:
         ("gs://b", {"token": "anon", "project": "p", "timeout": 3}),
         ("az://c", {"account_name": "a", "blocksize": 1}),
         ("https://h", {"client_kwargs": {"headers": {}}, "timeout": 3}),
-        ("sftp://h", {"whatever": 1}),
     ],
 )
 def test_what_fsspec_takes_is_not_refused(url: str, options: Mapping[str, object]) -> None:
     """Also where nothing here has a counterpart of it."""
-    check(split(url), options)
+    check_options(url, str(split(url).family), options)
+
+
+def test_options_of_other_stores_are_passed_on() -> None:
+    """What a library that is not known here takes, only the library can say."""
+    assert open_store("sftp://h", {"whatever": 1}) is not None
 
 
 def test_options_that_a_filesystem_of_fsspec_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,7 @@ from hypothesis import strategies as st
 from streamer.errors import AccessDeniedError, ConfigError, StreamerError
 from streamer.store import guard, open_store
 from streamer.store.addresses.hosts import is_of_aws, is_of_azure
-from streamer.store.addresses.urls import split
-from streamer.store.options import translate
-from streamer.store.places import Places, named_endpoint
+from streamer.store.root import Root
 
 SUFFIXES = {
     "s3": (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu"),
@@ -245,9 +243,8 @@ def test_a_region_of_the_environment_is_checked(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "botocore.session", None)
     monkeypatch.setenv("AWS_REGION", "x@evil.example/#")
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-    address = split("s3://bucket")
     with pytest.raises(ConfigError, match="no region of AWS"):
-        Places(address, translate(address, {})).find(None)
+        Root.of("s3://bucket").find_place(None)
 
 
 @pytest.mark.parametrize(
@@ -306,4 +303,4 @@ def test_translated_addresses_are_this_machine(host):
 def test_the_place_that_options_name(url, options, named):
     """What another client's url does not say; without logins."""
     variables = {"AZURE_STORAGE_ACCOUNT": "mine", "AWS_REGION": "eu-central-1"}
-    assert named_endpoint(url, options, variables) == named
+    assert Root.of(url, options).named_endpoint(variables) == named

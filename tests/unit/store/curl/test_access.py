@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from streamer.errors import ConfigError
-from streamer.store.addresses.urls import split
 from streamer.store.curl import access as curl_access
 from streamer.store.curl.access import Access, make_access, trusted
-from streamer.store.options import translate
-from streamer.store.places import Places
+from streamer.store.root import Root
 
 SECRET = "do-not-show"
 
@@ -39,9 +37,7 @@ def test_the_address_of_a_key() -> None:
 
 
 def _access(headers: dict[str, str]) -> Access | None:
-    address = split("http://h/x")
-    translation = translate(address, {"headers": headers})
-    return make_access(address, translation, Places(address, translation))
+    return make_access(Root.of("http://h/x", {"headers": headers}))
 
 
 def test_headers_become_lines() -> None:

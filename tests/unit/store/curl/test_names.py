@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from streamer.store.curl.names import Names
+from streamer.store.curl.addresses import Names
 
 FOUND = [
     (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::1", 80, 0, 0)),

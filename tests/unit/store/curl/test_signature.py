@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streamer.store.credentials.boto_keys import Keys
-from streamer.store.curl.signature import Signer
+from streamer.store.curl.access import Signer
 
 KEYS = Keys("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
 # 24 May 2013, midnight UTC.

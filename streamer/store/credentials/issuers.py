@@ -1,7 +1,14 @@
-"""Maps the errors of the clouds' own libraries, as they look for credentials, to ours.
+"""Says why no credentials were given: by the errors of the clouds' own libraries, and by the metadata server itself.
 
 Messages do not contain the text of a foreign error, which may quote the output of a program or a token; the text, with
 secrets removed, stays in `__cause__`.
+
+The libraries take a metadata server that is busy or not ready for a machine without a role, so it is asked for the
+reason.
+
+Sources: AWS, "Use the Instance Metadata Service to access instance metadata"; Google, "Troubleshoot GKE authentication"
+(the metadata server of a node takes some seconds after a pod's start); Azure, "How to use managed identities for Azure
+resources on an Azure VM to acquire an access token" (404, 410, 429 and 5xx: try again).
 """
 
 from __future__ import annotations
@@ -11,6 +18,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from urllib.parse import urlsplit
+
+import msgspec
 
 from streamer.errors import ConfigError, StreamerError
 from streamer.store import failures
@@ -95,3 +104,55 @@ def _unanswered(root: str, kind: str, error: BaseException) -> StreamerError:
         return failures.unobtainable(root, f"the server of the container's credentials answered {found[1]}")
     host = urlsplit(str(facts.get("endpoint_url", ""))).netloc
     return failures.unobtainable(root, f"{kind}, {host}" if host else kind)
+
+
+# ---------------------------------------------------------------- the metadata server of a machine
+
+# The server is one hop away; botocore waits as long.
+_SECONDS = 1.0
+_MOST_BYTES = 4096
+
+
+class MetadataAnswer(msgspec.Struct, frozen=True):
+    """An answer, or the reason why there is none.
+
+    Attributes:
+        is_connected: whether something listens there.
+    """
+
+    status: int | None
+    text: str = ""
+    is_connected: bool = True
+
+
+def ask_metadata(url: str, headers: Mapping[str, str], method: str = "GET") -> MetadataAnswer:
+    """Asks once, past every proxy."""
+    import http.client  # slow, and rarely needed
+
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_SECONDS)
+    try:
+        connection.connect()
+    except OSError:
+        return MetadataAnswer(None, is_connected=False)
+    try:
+        connection.request(method, parts.path + (f"?{parts.query}" if parts.query else ""), headers=dict(headers))
+        response = connection.getresponse()
+        return MetadataAnswer(response.status, response.read(_MOST_BYTES).decode("utf-8", "replace"))
+    except (OSError, http.client.HTTPException):
+        return MetadataAnswer(None)
+    finally:
+        connection.close()
+
+
+def explain_metadata(
+    root: str, answer: MetadataAnswer, hint: str = "", *, missing_is_busy: bool = False
+) -> StreamerError:
+    """Returns the error for a server that gave no credentials; `missing_is_busy`: whether 404 asks for another try."""
+    if answer.status is None:
+        silence = "its metadata server takes the connection and does not answer" + (f"; {hint}" if hint else "")
+        why = silence if answer.is_connected else "no metadata server answers"
+        return failures.no_credentials(root, why, soon=True)
+    if answer.status in (408, 410, 429) or answer.status >= 500 or (missing_is_busy and answer.status == 404):
+        return failures.unobtainable(root, f"the metadata server answered {answer.status}")
+    return failures.no_credentials(root, f"the metadata server answered {answer.status}")

@@ -1,8 +1,11 @@
-"""The addresses of a store's name: each connection goes to another one.
+"""Decides which address a request goes to: each connection another one of a store's name, or where it was redirected.
 
 At S3 a name has up to eight addresses. libcurl keeps their order for a minute, so that every connection, retry and
 duplicate went to the first: when that one was slow by 3 s, there were 266 reads in 6 s instead of 3,359 (2026-11-24).
 Without that minute libcurl 8.23 loses one of fifty look-ups in quick succession, and times out after 5 s.
+
+A hub of data sets answers each read with a signed address: one request to it per object, instead of one per range of 8
+MiB, stays below its limit of requests per five minutes (Hugging Face, "Hub rate limits").
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ import os
 import socket
 import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from threading import Thread
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from streamer.store.places import is_ip
 
@@ -80,3 +84,49 @@ class Names:
     def _found(self, addresses: list[str]) -> None:
         self._addresses = addresses or self._addresses
         self._news.set()
+
+
+# ---------------------------------------------------------------- redirects that are kept
+
+# A range takes time, and clocks differ.
+_SPARE_SECONDS = 60.0
+_MOST = 10_000
+
+
+class Targets:
+    """Addresses by the urls of objects."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str, float]] = {}
+
+    def __repr__(self) -> str:
+        return f"Targets({len(self._known)} known)"
+
+    def of(self, url: str) -> str:
+        """The address to read from; empty if none is known or it has expired."""
+        address, until = self._known.get(url, ("", 0.0))
+        return address if time.time() < until else ""
+
+    def keep(self, url: str, address: str) -> None:
+        """Keeps an address that says how long it is valid."""
+        if len(self._known) >= _MOST:
+            self._known.clear()
+        self._known[url] = (address, held_until(address) - _SPARE_SECONDS)
+
+    def drop(self, url: str) -> None:
+        """Drops the address after a refusal."""
+        self._known.pop(url, None)
+
+
+def held_until(address: str) -> float:
+    """End of a signed address in seconds since 1970; 0 if it names none.
+
+    Source: AWS, "Use signed URLs" (CloudFront: Expires) and "Authenticating Requests: Using Query Parameters" (S3).
+    """
+    asked = dict(parse_qsl(urlsplit(address).query))
+    with suppress(ValueError, KeyError):
+        if "Expires" in asked:
+            return float(asked["Expires"])
+        begin = datetime.strptime(asked["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+        return begin.timestamp() + float(asked["X-Amz-Expires"])
+    return 0.0

@@ -1,0 +1,119 @@
+"""A root is resolved once; its messages say which credentials and which address, never a secret."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+
+from streamer.config import FetchConfig
+from streamer.engine.fetching.fetchers import Fetchers
+from streamer.engine.url_allowlist import UrlAllowlist
+from streamer.errors import AccessDeniedError, ConfigError, StoreError
+from streamer.store import failures, open_store, options
+from streamer.store.addresses import urls
+from streamer.store.obstore_clients import mapped
+from streamer.store.root import Root
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "variables", "credentials", "endpoint"),
+    [
+        ("s3://b", {"anon": True}, {}, "without credentials", "AWS, because neither"),
+        ("s3://b", {"key": "K", "secret": "hush"}, {}, "credentials in storage_options", "AWS, because"),
+        ("s3://b", {"profile": "p"}, {}, "the profile 'p'", "AWS"),
+        ("s3://b", {}, {"AWS_ACCESS_KEY_ID": "K"}, "the environment (AWS_ACCESS_KEY_ID)", "AWS"),
+        ("s3://b", {}, {"AWS_ENDPOINT_URL": "http://h:1"}, "default profile or role", "http://h:1 (AWS_ENDPOINT_URL"),
+        ("s3://b", {"endpoint_url": "http://h:1"}, {}, "role", "http://h:1 (endpoint_url in storage_options)"),
+        ("gs://b", {"token": "anon"}, {}, "without credentials", "Google, because"),
+        ("az://c", {"account_name": "a", "sas_token": "sig=hush"}, {}, "in storage_options", "Azure"),
+        ("https://h:1/x", {}, {}, "headers in storage_options", "https://h:1"),
+    ],
+)
+def test_the_way_to_a_store(
+    url: str, options: Mapping[str, object], variables: Mapping[str, str], credentials: str, endpoint: str
+) -> None:
+    """From the options and the environment."""
+    root = Root.of(url, options, {})
+    said = [root.describe_credentials(variables)[0], root.describe_endpoint(variables)]
+    assert credentials in said[0]
+    assert endpoint in said[1]
+    assert "hush" not in repr([root, *said])
+
+
+def test_a_refusal_says_with_which_credentials() -> None:
+    """401 and 403 keep their advice; the type and the details stay."""
+    root = Root.of("s3://b", {"anon": True})
+    refusal = root.explain(failures.error_of("s3://b/x", failures.Answer(403, "AccessDenied")))
+    assert isinstance(refusal, AccessDeniedError)
+    assert "answered 403 AccessDenied to a request without credentials" in str(refusal)
+    assert "; check the credentials" in str(refusal)
+    assert refusal.details["code"] == "AccessDenied"
+
+
+def test_a_missing_connection_says_what_was_tried() -> None:
+    """A host name that does not exist, a port that refuses; not a connection that broke later."""
+    root = Root.of("s3://b", {"endpoint_url": "http://nosuch:1"})
+    error = root.explain(failures.unreachable("s3://b/x", failures.UNRESOLVED))
+    assert isinstance(error, StoreError)
+    assert str(error).endswith("tried http://nosuch:1 (endpoint_url in storage_options)")
+    broken = failures.unreachable("s3://b/x", "the connection broke")
+    assert root.explain(broken) is broken
+
+
+def test_no_credentials_at_all() -> None:
+    """The refusal, or the silence, of the server for roles is none of the store."""
+    text = "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 1 ms - HTTP error"
+    error = mapped("s3://b/x", RuntimeError(text), None)
+    assert isinstance(error, AccessDeniedError)
+    assert "no credentials were found" in str(error)
+
+
+@pytest.mark.parametrize(("url", "said"), [("minio://b/x", "did you mean s3://"), ("gc://b/x", "did you mean gs://")])
+def test_an_unknown_scheme_names_the_nearest(url: str, said: str) -> None:
+    """As other programs call it, or by its letters."""
+    store = open_store(url)
+    with pytest.raises(ConfigError, match=said):
+        store._connected()  # type: ignore[attr-defined]
+
+
+_LISTING = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
+_NO_OBJECTS = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(_LISTING), _LISTING)
+
+
+@pytest.mark.process
+async def test_a_url_is_split_and_its_options_are_translated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the way from the url of a dataset to the first request of its engine, and not again for the next ones."""
+    calls: Counter[str] = Counter()
+
+    def count(function: object, name: str) -> None:
+        def counted(*arguments: object) -> object:
+            calls[name] += 1
+            return function(*arguments)  # type: ignore[operator]
+
+        for module in [one for name, one in sys.modules.items() if name.startswith("streamer.")]:
+            if vars(module).get(name) is function:
+                monkeypatch.setattr(module, name, counted)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET"):
+            calls["requests"] += 1
+            writer.write(_NO_OBJECTS)
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    given = {"key": "k", "secret": "s", "endpoint_url": endpoint}
+    count(urls.split, "split")
+    count(options.translate, "translate")
+    allowlist = UrlAllowlist()
+    async with Fetchers(FetchConfig(), allowlist) as fetchers:
+        found = ["s3://bucket/train/", "s3://bucket/val/"]
+        assert allowlist.endpoint(found, allowlist.options(found, given)) == ""
+        async with fetchers.of(given) as fetcher:
+            for url in found:
+                assert [record for page in await fetcher.list(url) for record in page] == []
+    server.close()
+    assert calls == {"requests": 2, "split": 1, "translate": 1}
