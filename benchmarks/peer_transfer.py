@@ -29,9 +29,9 @@ from streamer.config import FetchConfig, PeersConfig
 from streamer.fetch.memory_budget import MemoryBudget
 from streamer.peers import tls
 from streamer.peers.client import Asked, Refusal
+from streamer.peers.group import Peers, open_peers
+from streamer.peers.homes import Member
 from streamer.peers.messages import Availability
-from streamer.peers.opened import Peers, open_peers
-from streamer.peers.placement.members import Member
 from streamer.peers.protocol import ChunkRequest
 
 SIZES = (8 << 20, 1 << 20, 256 << 10)

@@ -33,8 +33,8 @@ from formats import Disk, content_of
 from formats_data import WAYS, make
 from report import kept
 
-from streamer.fetch.buffer_pool import BufferPool, ChunkBuffer
 from streamer.fetch.fetcher import Fetched
+from streamer.fetch.memory_budget import BufferPool, ChunkBuffer
 from streamer.indexing.build import BuildOptions, build
 from streamer.manifest.model import Chunk
 from streamer.manifest.table import Manifest

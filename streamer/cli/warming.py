@@ -21,8 +21,7 @@ from streamer.config import MiB
 from streamer.errors import CacheError
 from streamer.formats import chunkfile
 from streamer.manifest.table import Manifest
-from streamer.peers.placement.homes import Homes
-from streamer.peers.placement.members import Member
+from streamer.peers.homes import Homes, Member
 from streamer.wire.messages import OpenSession
 
 Integers = npt.NDArray[np.int64]

@@ -6,13 +6,12 @@ concurrency.py      how many requests at once
 pacing.py           how many requests per second, where a store limits them
 hedge.py            whether a slow request gets a duplicate
 retry.py            whether and when to try again
-outage.py           whether a store serves nothing at all
 
 State on the event loop:
 fair_gate.py        who is next, bounded in requests and bytes
-memory_budget.py    how many bytes; buffer_pool.py: the buffers
-presence_clock.py   time that passes only while this process runs; deadline.py: timeouts on it
-endpoint.py         what the requests to one bucket or host share
+memory_budget.py    how many bytes, and the buffers for them
+presence_clock.py   time that passes only while this process runs, with alarms and deadlines
+endpoint.py         what the requests to one bucket or host share; whether it serves at all
 
 From one request to a chunk:
 request.py          one GET under a deadline on progress

@@ -11,10 +11,9 @@ import msgspec
 from streamer.config import FetchConfig
 from streamer.errors import StoreError, StoreTimeoutError
 from streamer.fetch import hedge
-from streamer.fetch.deadline import Deadline
 from streamer.fetch.endpoint import QUEUED_SECONDS, RATE_LEAST_BYTES, Endpoint
 from streamer.fetch.hedge import Sampled
-from streamer.fetch.presence_clock import Alarm
+from streamer.fetch.presence_clock import Alarm, Deadline
 from streamer.fetch.statistics import Tally
 from streamer.manifest.model import Extent
 from streamer.store.addresses.urls import shown

@@ -1,11 +1,14 @@
 """Fetches chunks from other engines, serves chunks to them, and finds out which engines they are.
 
-opened.py       client and server together;    lookup.py        where addresses of members come from
-                follows the members            roster.py        which of them are members; pure
-client.py       asks peers                     server.py        answers peers, in a process of its own
-peer.py         state of one peer, breaker
-watch.py        when a request is late
-transfer.py     one GET by libcurl             sends.py         which chunk is sent next
-tls.py          certificates of both ends      server_process.py, engine_link.py, messages.py
-protocol.py     paths, headers, facts                           the process, seen from the engine and from inside
+group.py            server and client of one engine together; its homes follow the members
+by_job.py           the same for the engines of one job, whose ranks name the members
+source.py           brings chunks from peers, and from the store where they are late
+serving.py          fetches chunks for peers; manifests.py: takes the manifests that this needs
+client.py           asks peers; peer.py: the state of one of them, and when it is down; watch.py: when it is late
+transfer.py         one GET by libcurl
+server.py           answers peers, in a process of its own (`__main__.py`)
+server_process.py   that process, as the engine sees it; messages.py: what the two say to each other
+protocol.py         paths, headers, facts; tls.py: certificates of both ends
+lookup.py           where addresses of members come from; roster.py: which of them are members
+homes.py            which engine keeps a chunk; lane_homes.py: where one job has all engines
 """

@@ -10,9 +10,9 @@ from streamer.base.threads import in_thread
 from streamer.engine.engine import Engine
 from streamer.errors import StreamerError
 from streamer.peers.group import Group, joined
+from streamer.peers.homes import Member
+from streamer.peers.lane_homes import LaneHomes, LaneReaders
 from streamer.peers.lookup import join_address
-from streamer.peers.placement.lane_homes import LaneHomes, LaneReaders
-from streamer.peers.placement.members import Member
 
 # Before another job takes over: for fetches that wait for peers of the job before.
 _FINISH_SECONDS = 30.0

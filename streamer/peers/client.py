@@ -20,9 +20,8 @@ from streamer.fetch.fetcher import Fetched
 from streamer.fetch.memory_budget import MemoryBudget
 from streamer.fetch.presence_clock import PresenceClock
 from streamer.manifest.blocks import MOST_EXTRA_BYTES, MOST_RATIO
+from streamer.peers.homes import PLACEMENT, Member
 from streamer.peers.peer import PAUSE_SECONDS, Peer, PeerCounts
-from streamer.peers.placement import PLACEMENT
-from streamer.peers.placement.members import Member
 from streamer.peers.protocol import (
     BEARER,
     DUE_HEADER,

@@ -11,7 +11,7 @@ from math import inf
 
 import msgspec
 
-from streamer.peers.placement.members import Member
+from streamer.peers.homes import Member
 from streamer.peers.protocol import Facts
 
 # An address that is not listed, and does not answer, is forgotten after this.

@@ -13,7 +13,9 @@ import os
 import socket
 import ssl
 import stat
-from contextlib import suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import BinaryIO
 
 import msgspec
@@ -22,9 +24,21 @@ from aiohttp import web
 from streamer.base.bounded_connections import BoundedConnections
 from streamer.base.message_socket import MessageSocket
 from streamer.errors import ConfigError
+from streamer.fetch.fair_gate import FairGate, WaitQueue
 from streamer.formats.chunkfile import HEADER_BYTES, relative_path
-from streamer.peers.engine_link import EngineLink
-from streamer.peers.messages import Counts, Leave, Start, ToServer
+from streamer.peers.messages import (
+    MOST_MESSAGE_BYTES,
+    Answer,
+    Ask,
+    Availability,
+    Counts,
+    Leave,
+    Start,
+    ToEngine,
+    ToServer,
+    decode_to_server,
+    encode,
+)
 from streamer.peers.protocol import (
     BEARER,
     DUE_HEADER,
@@ -36,7 +50,6 @@ from streamer.peers.protocol import (
     parse_key,
     parse_manifest_file,
 )
-from streamer.peers.sends import BusyError, Sends
 from streamer.peers.tls import Renewal, server_context
 
 logger = logging.getLogger(__name__)
@@ -265,3 +278,131 @@ def _open(path: str) -> BinaryIO | None:
     except OSError:
         return None
     return os.fdopen(descriptor, "rb", buffering=0)
+
+
+# ---------------------------------------------------------------- which chunk is sent next
+
+# Of one peer; it asks for a few dozen chunks at once.
+_MOST_WAITING = 256
+
+
+class BusyError(Exception):
+    """Is raised when a chunk is not sent in time, because others are before it."""
+
+
+class Sends:
+    """Gives turns to send, in fair shares to the peers, and by due time among the chunks of one peer.
+
+    Args:
+        most: limit for the sends at once.
+        most_bytes: limit for the lengths of the files that are sent at once. A file that is evicted meanwhile takes
+            its space until it is sent; the cache keeps so much free.
+    """
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._gate = FairGate(most_bytes)
+        # One gate bounds both: each send takes its length, and its part of the number.
+        self._least_bytes = -(-most_bytes // most)
+        self._waiting: Counter[str] = Counter()
+        self.under_way = 0
+
+    def __repr__(self) -> str:
+        return f"Sends({self.under_way} under way, {self._waiting.total()} waiting)"
+
+    def fits(self, length: int) -> bool:
+        """Whether a file of that length can ever be sent."""
+        return length <= self._gate.limit
+
+    @asynccontextmanager
+    async def turn(self, member: str, length: int, due_seconds: float, most_seconds: float) -> AsyncIterator[None]:
+        """Waits for the turn of a chunk that a member needs in `due_seconds`; the turn lasts as long as the context.
+
+        Raises:
+            BusyError: the wait takes longer.
+        """
+        amount = max(length, self._least_bytes)
+        await self._granted(member, amount, due_seconds, most_seconds)
+        self.under_way += 1
+        try:
+            yield
+        finally:
+            self.under_way -= 1
+            self._gate.release(amount, member)
+
+    async def _granted(self, member: str, amount: int, due_seconds: float, most_seconds: float) -> None:
+        if self._waiting[member] >= _MOST_WAITING:
+            raise BusyError
+        due = asyncio.get_running_loop().time() + due_seconds
+        self._waiting[member] += 1
+        try:
+            async with asyncio.timeout(most_seconds):
+                await self._gate.acquire(WaitQueue(lambda: due, lambda: member), amount)
+        except TimeoutError:
+            raise BusyError from None
+        finally:
+            self._waiting[member] -= 1
+            if not self._waiting[member]:
+                del self._waiting[member]
+
+
+# ---------------------------------------------------------------- the socket to the engine
+
+# Their datagrams of 100 bytes fit into the socket, so that sending never waits.
+_MOST_ASKS = 256
+
+
+class EngineLink:
+    """Asks the engine, and passes on its messages. On the server's loop.
+
+    Args:
+        end: this process's end of the socket.
+        received: called with each message except answers.
+        ended: called when the engine has ended.
+    """
+
+    def __init__(self, end: MessageSocket, received: Callable[[ToServer], None], ended: Callable[[], None]) -> None:
+        self._end = end
+        self._received = received
+        self._finish = ended
+        self._asked: dict[int, asyncio.Future[Availability]] = {}
+        self._number = 0
+        end.set_blocking(False)
+        asyncio.get_running_loop().add_reader(end.fileno(), self._read)
+
+    def send(self, message: ToEngine) -> None:
+        """Sends a message; the end of the engine is noticed by reading."""
+        with suppress(OSError):
+            self._end.send(encode(message))
+
+    def refuse_all(self) -> None:
+        """Answers open questions with "no", because the engine does not answer any more."""
+        for answered in self._asked.values():
+            if not answered.done():
+                answered.set_result("no")
+
+    async def ask(self, request: ChunkRequest) -> Availability:
+        """Asks where a chunk is whose file is not in the folder."""
+        if len(self._asked) >= _MOST_ASKS:
+            return "no"
+        self._number += 1
+        number = self._number
+        answered: asyncio.Future[Availability] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answered
+        self.send(Ask(number, request))
+        try:
+            return await answered
+        finally:
+            del self._asked[number]
+
+    def _read(self) -> None:
+        for received in self._end.receive_available(MOST_MESSAGE_BYTES):
+            if received is None:
+                self._finish()
+            else:
+                self._take(decode_to_server(received[0]))
+
+    def _take(self, message: ToServer) -> None:
+        if not isinstance(message, Answer):
+            self._received(message)
+        elif (answered := self._asked.get(message.number)) is not None and not answered.done():
+            answered.set_result(message.availability)

@@ -47,8 +47,8 @@ class CacheSharing:
             )
         require('peers="auto"', "peers", "aiohttp", "pycurl", field="peers")
         from streamer.peers.by_job import JobPeers  # Only here: without peers none of it is imported.
-        from streamer.peers.placement.lane_homes import LaneReaders
-        from streamer.peers.placement.members import Member
+        from streamer.peers.homes import Member
+        from streamer.peers.lane_homes import LaneReaders
 
         host = _address(request.host)
         # Before other engines ask for its chunks.

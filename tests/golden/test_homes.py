@@ -7,10 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from streamer.peers.placement import PLACEMENT
-from streamer.peers.placement.homes import Homes
-from streamer.peers.placement.members import Member, members_digest
-from streamer.peers.placement.rendezvous import cell, cells, first_members
+from streamer.peers.homes import PLACEMENT, Homes, Member, cell, cells, first_members, members_digest
 
 EQUAL = [Member(f"{number:032x}", f"10.0.0.{number}:7070", 100 << 30) for number in range(5)]
 UNEQUAL = [Member(member.id, member.address, (number + 1) << 30) for number, member in enumerate(EQUAL)]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from streamer.peers.placement.members import Member
+from streamer.peers.homes import Member
 from tests.serving import serving
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]

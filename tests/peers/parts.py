@@ -18,9 +18,9 @@ from streamer.config import FetchConfig, PeersConfig
 from streamer.fetch.memory_budget import MemoryBudget
 from streamer.peers import tls
 from streamer.peers.client import Asked, PeerClient, Refusal
+from streamer.peers.group import Peers, open_peers
+from streamer.peers.homes import Member
 from streamer.peers.messages import Availability
-from streamer.peers.opened import Peers, open_peers
-from streamer.peers.placement.members import Member
 from streamer.peers.protocol import ChunkRequest
 
 TOKEN = "canary-7f3a9c-token"

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from streamer.peers.client import Refusal
-from streamer.peers.placement.members import Member
+from streamer.peers.homes import Member
 from tests.peers.parts import TOKEN, Asker, asked, asker, fetch, node, put_chunk
 from tests.serving import serving
 

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import serialization
 from streamer.errors import ConfigError
 from streamer.peers import tls
 from streamer.peers.client import Refusal
-from streamer.peers.placement.members import Member
+from streamer.peers.homes import Member
 from tests.peers.parts import TOKEN, asked, asker, certified, fetch, node, put_chunk
 from tests.serving import serving
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer.peers.placement.members import Member
-from streamer.peers.placement.rendezvous import cells, first_members
+from streamer.peers.homes import Member, cells, first_members
 from tests.simulation.peers import Counts, PeerSimulation
 
 CHUNKS = 1200

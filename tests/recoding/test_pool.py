@@ -17,7 +17,7 @@ import pytest
 
 from streamer.engine.engine import Engine
 from streamer.errors import RecodeError
-from streamer.fetch.buffer_pool import BufferPool, ChunkBuffer
+from streamer.fetch.memory_budget import BufferPool, ChunkBuffer
 from streamer.manifest.model import Chunk, Facts, ObjectRecord
 from streamer.manifest.protocols import Examine
 from streamer.manifest.table import Manifest

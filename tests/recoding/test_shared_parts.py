@@ -19,7 +19,7 @@ from streamer.errors import IntegrityError, RecodeError
 from streamer.fetch.fetcher import Fetched
 from streamer.formats.chunkfile import ChunkHeader
 from streamer.manifest.model import Codec
-from streamer.peers.fetching.received import checked
+from streamer.peers.source import checked
 from streamer.wire.store_options import NO_OPTIONS
 from tests.recoding.blocked_format import CELL_BYTES
 from tests.recoding.conftest import indexed

@@ -17,8 +17,7 @@ from streamer.cache.policy.answers import Admit
 from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.cache.policy.sessions import Opening
 from streamer.cache.policy.table import charge
-from streamer.peers.placement.homes import Homes
-from streamer.peers.placement.members import Member
+from streamer.peers.homes import Homes, Member
 
 CHUNK_BYTES = 1 << 20
 DATASET = "simulated"

@@ -24,7 +24,7 @@ BLOCK_BYTES = 4096
 # extent tree (ext4, 4 KiB): measured on ext4 with 2,000 files of 64 KiB, 2026-11-20; rounded up.
 CHUNK_ALLOWANCE_BYTES = 1024
 RANK_BITS = 31
-# The highest bits of a rank are the chunk's place among peers: see `placement.homes.Place`.
+# The highest bits of a rank are the chunk's place among peers: see `peers.homes.Place`.
 PLACE_BITS = 2
 # Resolution of `ChunkTable.select`: a sum over a million chunks takes 10 ms, a sort 120 (2026-11-20).
 SELECTION_BITS = 16
@@ -35,7 +35,7 @@ VACANT = "-"
 
 Keys = NDArray[np.bytes_]
 Rows = NDArray[np.int32]
-# Places of chunks among peers (`placement.homes.Place`), from the first words of their keys.
+# Places of chunks among peers (`peers.homes.Place`), from the first words of their keys.
 Places = Callable[[Words], NDArray[np.int64]]
 
 
@@ -282,7 +282,7 @@ class ChunkTable:
         group.least_rank = lowest << step
 
     def is_home(self, row: int) -> bool:
-        """Whether this engine keeps the chunk for all peers (`placement.homes.Place.HOME`)."""
+        """Whether this engine keeps the chunk for all peers (`peers.homes.Place.HOME`)."""
         place = int(self.rank[row]) >> (RANK_BITS - PLACE_BITS)
         return self._places_of is not None and place == (1 << PLACE_BITS) - 1
 

@@ -12,8 +12,7 @@ from streamer.cli.warm_command import summary
 from streamer.cli.warming import Pace, Warmed, cut, file_bytes, plan
 from streamer.formats.chunkfile import CRC_BYTES, HEADER_BYTES
 from streamer.manifest.table import Manifest
-from streamer.peers.placement.homes import Homes, Place
-from streamer.peers.placement.members import Member
+from streamer.peers.homes import Homes, Member, Place
 
 CHUNKS = 40
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from streamer.fetch.buffer_pool import (
+from streamer.fetch.memory_budget import (
     GRAIN_BYTES,
     IDLE_BYTES,
     SHARED_FROM_BYTES,

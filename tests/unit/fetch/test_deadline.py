@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from streamer.fetch.deadline import Deadline
-from streamer.fetch.presence_clock import PresenceClock
+from streamer.fetch.presence_clock import Deadline, PresenceClock
 
 MS = 0.001
 

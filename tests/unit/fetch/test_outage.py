@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamer.errors import StoreTimeoutError, ThrottledError
-from streamer.fetch.outage import AGAIN_SECONDS, QUIET_SECONDS, OutageWatch
+from streamer.fetch.endpoint import AGAIN_SECONDS, QUIET_SECONDS, OutageWatch
 from streamer.fetch.presence_clock import PresenceClock
 from tests.unit.steered_loop import SteeredLoop
 
@@ -81,7 +81,7 @@ def test_the_next_outage_is_said_again(
     """But not each answer of a store that takes two seconds for every one."""
     watch, said = watched(clock)
     watch.begin()
-    with caplog.at_level("INFO", "streamer.fetch.outage"):
+    with caplog.at_level("INFO", "streamer.fetch.endpoint"):
         for _ in range(5):
             loop.sleep(2.0)
             watch.progressed(clock.time())

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from streamer.peers.sends import BusyError, Sends
+from streamer.peers.server import BusyError, Sends
 
 
 async def test_sends_are_bounded_in_number_and_in_bytes():

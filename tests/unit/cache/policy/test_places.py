@@ -8,7 +8,7 @@ import pytest
 from streamer.cache.policy.answers import Admit, CachePart, Wait
 from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.cache.policy.table import Places, Words, charge
-from streamer.peers.placement.homes import Place
+from streamer.peers.homes import Place
 
 CHUNK_BYTES = 100_000
 CHUNKS = 400

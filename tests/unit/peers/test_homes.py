@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer.peers.placement.homes import Homes, Place
-from streamer.peers.placement.members import Member
+from streamer.peers.homes import Homes, Member, Place
 
 MEMBERS = [Member(f"{number:032x}", f"10.0.0.{number}:7070", 1 << 30) for number in range(4)]
 KEYS = np.random.default_rng(0).integers(0, 256, (2000, 16), dtype=np.uint8)

@@ -10,9 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.base.splitmix import Words
-from streamer.peers.placement.homes import Homes, Place
-from streamer.peers.placement.members import Member
-from streamer.peers.placement.rendezvous import cells, first_of
+from streamer.peers.homes import Homes, Member, Place, cells, first_of
 
 Share = tuple[int, int]
 """Index of a member, and its share: samples of a lane that it reads, or bytes of it that it holds."""

@@ -19,9 +19,8 @@ from streamer.fetch.memory_budget import MemoryBudget
 from streamer.formats.chunkfile import file_bytes
 from streamer.manifest.model import Codec
 from streamer.peers.client import Asked, Refusal
-from streamer.peers.fetching.sources import PeerSource
-from streamer.peers.placement.homes import Homes
-from streamer.peers.placement.members import Member
+from streamer.peers.homes import Homes, Member
+from streamer.peers.source import PeerSource
 
 ME, PEER = Member("me", "here:1"), Member("peer", "there:1", 1 << 60)
 LENGTH = 1000

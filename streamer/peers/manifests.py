@@ -17,7 +17,7 @@ from streamer.errors import ManifestError, StreamerError
 from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, decode_root
 from streamer.manifest.transfer import install_files
 from streamer.peers.client import PeerClient
-from streamer.peers.placement.members import Member
+from streamer.peers.homes import Member
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 import pytest
 
 from streamer.errors import ObjectNotFoundError
-from streamer.peers.fetching.race import race
+from streamer.peers.source import race
 
 
 class Buffer:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer.peers.placement.homes import Homes, Place
-from streamer.peers.placement.lane_homes import LaneHomes, LaneReaders
-from streamer.peers.placement.members import Member
+from streamer.peers.homes import Homes, Member, Place
+from streamer.peers.lane_homes import LaneHomes, LaneReaders
 
 MEMBERS = [Member(f"{number:032x}", f"10.0.0.{number}:7070", 1 << 30) for number in range(4)]
 CHUNKS, LANES = 3000, 6

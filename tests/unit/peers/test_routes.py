@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streamer.peers.fetching.routes import Ask, Found, whom_to_ask
-from streamer.peers.placement.members import Member
+from streamer.peers.homes import Member
+from streamer.peers.source import Ask, Found, whom_to_ask
 
 ME, HOME, SECOND = Member("me"), Member("home"), Member("second")
 FETCH, LOOK = True, False

@@ -1,0 +1,187 @@
+"""Decides which engine of several keeps a chunk: the home of each chunk, which fetches it from the store for all. Pure.
+
+Homes are a function of the chunk's key and the members, so that engines that know the same members agree without a
+message. An engine that knows others asks the wrong peer, which answers 404, and then the store: that costs only bytes.
+
+The members that come first for each part of the key space are found by rendezvous hashing (Thaler, Ravishankar, 1998).
+Each pair of a cell and a member has a score of its own; the member with the best score comes first. So a member that
+leaves moves only the cells that it was first for, to those that were second, and one that joins takes only its own
+share. Cells are 18 bits of a hash of the key: their number does not depend on that of the members.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.base.splitmix import Words, fold, fold_each
+
+# How homes are computed; engines with different numbers cannot be peers.
+PLACEMENT: Final = 1
+# Weights are powers of 2 ** (1 / 4): caches of nearly the same size weigh the same, and homes do not move when a limit
+# changes by some percent.
+_STEPS_PER_OCTAVE = 4
+
+
+class Member(msgspec.Struct, frozen=True, order=True):
+    """Describes one engine.
+
+    Attributes:
+        id: root id of its cache folder: an engine that comes back with its disk is the same member.
+        address: host:port of its peer server.
+        limit_bytes: limit of its cache; its share of the homes is in proportion.
+    """
+
+    id: str
+    address: str = ""
+    limit_bytes: int = 1
+
+    @property
+    def weight(self) -> float:
+        """Its share of the homes beside those of others."""
+        return float(2.0 ** (round(_STEPS_PER_OCTAVE * math.log2(max(1, self.limit_bytes))) / _STEPS_PER_OCTAVE))
+
+    @property
+    def word(self) -> int:
+        """The hash of its id, 64 bits."""
+        return fold(0, *self.id.encode())
+
+
+def members_digest(members: Iterable[Member]) -> str:
+    """Returns eight hex digits that are equal if two engines know the same members with the same weights."""
+    state = 0
+    for member in sorted(members):
+        state = fold(state, member.word, int(member.weight))
+    return f"{state:016x}"[:8]
+
+
+# ---------------------------------------------------------------- rendezvous hashing
+
+CELL_BITS = 18
+CELLS = 1 << CELL_BITS
+# How many members are known for each cell: the first, and the one that takes its place.
+DEPTH = 2
+_TAG_KEY = fold(0, int.from_bytes(b"homes"))
+_TAG_CELL = fold(0, int.from_bytes(b"cells"))
+
+
+def cell(key: bytes) -> int:
+    """Returns the cell of one chunk."""
+    return fold(0, int.from_bytes(b"homes"), int.from_bytes(key[:8], "little")) >> (64 - CELL_BITS)
+
+
+def cells(words: Words) -> NDArray[np.int64]:
+    """Returns the cells of many chunks, by the first 8 bytes of their keys as little-endian words."""
+    return (fold_each(_TAG_KEY, words) >> np.uint64(64 - CELL_BITS)).astype(np.int64)
+
+
+def first_members(members: Sequence[Member]) -> NDArray[np.uint16]:
+    """Returns the members that come first, for each cell.
+
+    It takes 2.6 ms a member, 0.7 s for 256: run it in a thread.
+
+    Args:
+        members: at least one, in an order that is the same everywhere.
+
+    Returns:
+        Shape (DEPTH or fewer, CELLS): indices of `members`.
+    """
+    return first_of([member.word for member in members], [member.weight for member in members], np.arange(CELLS))
+
+
+def first_of(members: Sequence[int], weights: Sequence[float], cells: NDArray[np.int64]) -> NDArray[np.uint16]:
+    """Returns the members that come first, for some cells.
+
+    Args:
+        members: their words, at least one.
+        weights: their shares.
+        cells: (N,) cells; repeats are allowed.
+
+    Returns:
+        Shape (DEPTH or fewer, N): indices of `members`.
+    """
+    equal = len(set(weights)) == 1
+    states = fold_each(_TAG_CELL, cells)
+    shape = min(DEPTH, len(members)), len(cells)
+    best = np.full(shape, -np.inf) if not equal else np.zeros(shape, np.uint64)
+    order = np.zeros(shape, np.uint16)
+    for index, member in enumerate(members):
+        hashes = fold_each(states, np.full(len(cells), member, np.uint64))
+        scores = hashes if equal else _weighted(hashes, weights[index])
+        _insert(order, best, index, scores)
+    return order
+
+
+def _weighted(hashes: Words, weight: float) -> NDArray[np.float64]:
+    """Returns scores of which the largest belongs to each member in proportion to its weight."""
+    return np.log((hashes.astype(np.float64) + 0.5) / 2.0**64) / weight
+
+
+def _insert(
+    order: NDArray[np.uint16],
+    best: NDArray[np.float64] | NDArray[np.uint64],
+    index: int,
+    scores: NDArray[np.float64] | Words,
+) -> None:
+    """Puts a member where its scores are among the best; the k-th row is that of the k-th best."""
+    at = np.flatnonzero(scores >= best[-1])
+    best[-1, at] = scores[at]
+    order[-1, at] = index
+    for row in range(len(best) - 1, 0, -1):
+        swap = at[best[row, at] > best[row - 1, at]]
+        for column in (best, order):
+            column[row - 1, swap], column[row, swap] = column[row, swap], column[row - 1, swap]
+
+
+# ---------------------------------------------------------------- homes
+
+
+class Place:
+    """Classifies a chunk for one member, as a class of its rank in the cache: a higher class is kept first.
+
+    HOME: the chunk is kept here, so that the caches hold different chunks and more of the dataset.
+    READ: the chunk is read here in every epoch, and kept by another member.
+    SECOND: the chunk is looked for here when its home is gone.
+    OTHER: the chunk fills free space.
+    """
+
+    OTHER: Final = 0
+    SECOND: Final = 1
+    READ: Final = 2
+    HOME: Final = 3
+
+
+class Homes:
+    """Gives the homes of all chunks for one set of members, seen from one of them; O(members), see `first_members`."""
+
+    def __init__(self, me: Member, others: Iterable[Member]) -> None:
+        self.me = me
+        self.members = sorted({member.id: member for member in (*others, me)}.values())
+        self.digest = members_digest(self.members)
+        self._mine = self.members.index(me)
+        self._first = first_members(self.members)
+
+    def __repr__(self) -> str:
+        return f"Homes({len(self.members)} members, {self.digest})"
+
+    @property
+    def share(self) -> float:
+        """The share of the chunks whose home is here."""
+        return float((self._first[0] == self._mine).mean())
+
+    def order(self, key: bytes) -> list[Member]:
+        """Returns the home of a chunk, and the member that takes its place."""
+        return [self.members[index] for index in self._first[:, cell(key)].tolist()]
+
+    def places(self, words: Words) -> NDArray[np.int64]:
+        """Returns the `Place` of chunks here, by the first 8 bytes of their keys as little-endian words."""
+        first = self._first[:, cells(words)]
+        place = np.where(first[0] == self._mine, Place.HOME, Place.OTHER)
+        if len(first) > 1:
+            place[first[1] == self._mine] = Place.SECOND
+        return place

@@ -1,0 +1,311 @@
+"""Brings chunks from peers, or from the store where they are late or have none. On the engine's loop.
+
+`PeerSource` asks the peer that `choose_peer` names; `race` runs a late one against the store; `check_file` checks what
+a peer has sent before anything of it is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.base.threads import in_thread
+from streamer.cache.writer import sample_checksums
+from streamer.engine.datasets import Dataset
+from streamer.engine.fetching.fetches import Fetch
+from streamer.engine.fetching.publisher import Publisher
+from streamer.engine.fetching.sources import StoreSource
+from streamer.engine.processes.process import SharedBytes
+from streamer.errors import IntegrityError
+from streamer.fetch.fetcher import Fetched
+from streamer.formats.chunkfile import HEADER_BYTES, ChunkHeader, RecordTable
+from streamer.peers.client import Asked, PeerClient, Refusal
+from streamer.peers.homes import Homes, Member
+
+logger = logging.getLogger(__name__)
+
+
+class SourceCounts(msgspec.Struct):
+    """Counts since the start.
+
+    Attributes:
+        peer_chunks: chunks that came from peers.
+        peer_bytes: bytes of their samples.
+        peer_hedge_losses: late requests whose chunk came from the store.
+    """
+
+    peer_chunks: int = 0
+    peer_bytes: int = 0
+    peer_hedge_losses: int = 0
+
+
+class PeerSource:
+    """Asks peers for chunks, and the store where they are late or have none."""
+
+    def __init__(self, store: StoreSource, publisher: Publisher, client: PeerClient, homes: Homes) -> None:
+        self.count = SourceCounts()
+        self._store = store
+        self._publisher = publisher
+        self._client = client
+        self.use(homes)
+
+    def __repr__(self) -> str:
+        return f"PeerSource({self._homes!r}, {self.count!r})"
+
+    def use(self, homes: Homes) -> None:
+        """Takes the homes of other members; chunks may be where their homes were."""
+        self._homes = homes
+        self._found = Found()
+
+    async def bring(self, fetch: Fetch) -> None:
+        """See `fetching.sources.Bring`."""
+        late, ask = asyncio.Event(), self._route(fetch)
+        brought = None
+        if ask is not None:
+            brought = await race(self._ask(fetch, ask, late), late, lambda: self._store.fetch(fetch))
+        if brought is None:
+            await self._store.bring(fetch)
+            return
+        with contextlib.closing(brought):
+            if isinstance(brought, Received):
+                await self._publisher.publish_samples(fetch, brought.content, brought.offsets)
+                self.count.peer_chunks += 1
+                self.count.peer_bytes += len(brought.content)
+            else:
+                self.count.peer_hedge_losses += 1
+                await self._publisher.publish(fetch, brought)
+
+    def _route(self, fetch: Fetch) -> Ask | None:
+        digest = fetch.dataset.manifest.digest
+        found = self._found
+        return whom_to_ask(
+            self._homes.order(fetch.key),
+            self._homes.me,
+            self._client.is_up,
+            lambda member: found.may_have(member, digest),
+            for_peer=not fetch.waiters,
+        )
+
+    async def _ask(self, fetch: Fetch, ask: Ask, late: asyncio.Event) -> Received | None:
+        digest = fetch.dataset.manifest.digest
+        found = self._found
+        asked = Asked(
+            key=fetch.key,
+            dataset=digest,
+            length=int(fetch.dataset.file_bytes[fetch.chunk]),
+            exact=not fetch.dataset.manifest.recoded,
+            fetch=ask.fetch,
+            due=fetch.due,
+            owner=fetch.owner,
+        )
+        answer = await self._client.fetch_chunk(ask.member, asked, late)
+        if not ask.fetch:
+            found.record(ask.member, digest, not isinstance(answer, Refusal))
+        return None if isinstance(answer, Refusal) else await self._checked(fetch, ask, answer)
+
+    async def _checked(self, fetch: Fetch, ask: Ask, file: Fetched) -> Received | None:
+        where = f"chunk {fetch.chunk} from peer {ask.member.address}"
+        try:
+            return await in_thread(None, checked, file, fetch.dataset, fetch.chunk, where)
+        except BaseException as error:
+            file.close()
+            if not isinstance(error, IntegrityError):
+                raise
+            self._client.rejected(ask.member)
+            logger.warning("%s; it is read from the store", error)
+            return None
+
+
+# ---------------------------------------------------------------- the peer, and the store when it is late
+
+FromStore = Fetched | SharedBytes
+
+
+async def race(
+    peer: Coroutine[Any, Any, Received | None], late: asyncio.Event, store: Callable[[], Coroutine[Any, Any, FromStore]]
+) -> Received | FromStore | None:
+    """Returns what the peer brings, or the store, if it is faster than a late peer or the late peer brings nothing.
+
+    None: the peer brings nothing and is not late.
+
+    Args:
+        peer: asks the peer; returns None if it brings nothing, and raises nothing.
+        late: is set when the store should be asked as well.
+        store: asks the store; called at most once.
+
+    Raises:
+        StreamerError: a late peer brought nothing and the store failed.
+    """
+    asked = asyncio.create_task(peer)
+    is_late = asyncio.create_task(late.wait())
+    fetched: asyncio.Task[FromStore] | None = None
+    winner: asyncio.Task[Received | None] | asyncio.Task[FromStore] | None = None
+    try:
+        await asyncio.wait({asked, is_late}, return_when=asyncio.FIRST_COMPLETED)
+        if asked.done():
+            winner = asked
+            return asked.result()
+        fetched = asyncio.create_task(store())
+        await asyncio.wait({asked, fetched}, return_when=asyncio.FIRST_COMPLETED)
+        if asked.done() or fetched.exception() is not None:
+            winner = asked
+            if (brought := await asked) is not None:
+                return brought
+        winner = fetched
+        return await fetched
+    finally:
+        is_late.cancel()
+        await _end([task for task in (asked, fetched) if task is not None and task is not winner])
+
+
+async def _end(losers: list[asyncio.Task[Any]]) -> None:
+    """Cancels the requests that run; gives back what the others brought."""
+    for task in losers:
+        task.cancel()
+    for result in await asyncio.gather(*losers, return_exceptions=True):
+        if result is not None and not isinstance(result, BaseException):
+            result.close()
+
+
+# ---------------------------------------------------------------- which peer is asked
+
+# After this many chunks in a row that a member did not have, every 32nd is looked for there: a cold start then costs
+# next to nothing, and the chunks of a changed set of members are found.
+_TRIES = 8
+_PAUSE = 32
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Names the peer to ask.
+
+    Attributes:
+        fetch: whether it fetches the chunk if it keeps it; otherwise it sends what is on its disk.
+    """
+
+    member: Member
+    fetch: bool
+
+
+def whom_to_ask(
+    order: Sequence[Member],
+    me: Member,
+    is_up: Callable[[Member], bool],
+    may_have: Callable[[Member], bool],
+    *,
+    for_peer: bool,
+) -> Ask | None:
+    """Returns the peer to ask; None for the store.
+
+    | the home is        | asked                                                    |
+    | ------------------ | -------------------------------------------------------- |
+    | this engine        | the second member, if it may have the chunk from before  |
+    | a peer that is up  | the home                                                 |
+    | down               | the second member as if it were the home, unless it is this engine |
+
+    A chunk that only a peer waits for is fetched by no third engine: two that know different members would send each
+    other in a circle.
+
+    Args:
+        order: the home, then the member that takes its place.
+        me: this engine.
+        is_up: whether a member answers.
+        may_have: whether a look at its disk is worth a request.
+        for_peer: only peers wait for the chunk.
+    """
+    if order[0].id == me.id:
+        second = next((member for member in order[1:] if is_up(member) and may_have(member)), None)
+        return None if second is None else Ask(second, fetch=False)
+    for member in order:
+        if member.id == me.id:
+            return None
+        if is_up(member):
+            return Ask(member, fetch=not for_peer)
+    return None
+
+
+class Found:
+    """Remembers whether chunks were found where their home looked for them. One for each set of members."""
+
+    def __init__(self) -> None:
+        self._misses: Counter[tuple[str, str]] = Counter()
+
+    def may_have(self, member: Member, dataset: str) -> bool:
+        """Whether a member is asked for a chunk of this dataset; counts those for which it is not."""
+        misses = self._misses[member.id, dataset]
+        if misses < _TRIES:
+            return True
+        self._misses[member.id, dataset] += 1
+        return (misses - _TRIES) % _PAUSE == _PAUSE - 1
+
+    def record(self, member: Member, dataset: str, found: bool) -> None:
+        """Records whether a member had a chunk that it was asked for."""
+        self._misses[member.id, dataset] = 0 if found else self._misses[member.id, dataset] + 1
+
+
+# ---------------------------------------------------------------- what a peer has sent
+
+
+class Received(msgspec.Struct, frozen=True):
+    """Holds a chunk file that a peer sent, in a buffer; close it when it is written.
+
+    Attributes:
+        file: the buffer.
+        content: the chunk's bytes as they are stored.
+        offsets: int64, (entries + 1,): the boundaries of its samples; of a recoded chunk of all its entries.
+    """
+
+    file: Fetched
+    content: memoryview
+    offsets: NDArray[np.int64]
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        self.file.close()
+
+
+def checked(file: Fetched, dataset: Dataset, chunk: int, where: str) -> Received:
+    """Returns the content of a chunk file, if it is that of the chunk.
+
+    Raises:
+        IntegrityError: another chunk, other lengths, or bytes that differ from their checksums; says which.
+    """
+    wanted = dataset.manifest.chunk(chunk)
+    [raw] = file.parts
+    header = ChunkHeader.decode(bytes(raw[:HEADER_BYTES]), where)
+    _same(where, "key", wanted.key.hex(), header.key.hex())
+    _same(where, "codec", int(wanted.codec), header.codec)
+    _same(where, "length", header.file_bytes, len(raw))
+    content = raw[HEADER_BYTES : HEADER_BYTES + header.local_bytes]
+    offsets = _offsets(content, dataset, chunk, where)
+    _same(where, "number of entries", len(offsets) - 1, header.samples)
+    table = np.frombuffer(raw, "<u4", offset=HEADER_BYTES + header.local_bytes)
+    if not np.array_equal(sample_checksums([content], offsets), table):
+        raise IntegrityError(f"{where}: samples of chunk {wanted.key.hex()} differ from their checksums", where=where)
+    return Received(file, content, offsets)
+
+
+def _offsets(content: memoryview, dataset: Dataset, chunk: int, where: str) -> NDArray[np.int64]:
+    wrong = f"{where}: {len(content)} bytes are not those of the chunk's samples"
+    if not dataset.manifest.recoded:
+        offsets = dataset.manifest.sample_offsets(chunk)
+        if offsets[-1] != len(content):
+            raise IntegrityError(wrong, where=where)
+        return offsets
+    wanted = dataset.manifest.chunk(chunk)
+    try:
+        return RecordTable.decode(content, wanted.samples, wanted.codec, len(content)).starts
+    except ValueError as error:
+        raise IntegrityError(f"{wrong}: {error}", where=where) from error
+
+
+def _same(where: str, what: str, expected: str | int, actual: str | int) -> None:
+    if expected != actual:
+        raise IntegrityError(f"{where}: {what} is {actual}, expected {expected}", where=where)
