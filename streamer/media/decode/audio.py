@@ -85,7 +85,7 @@ def decode_packets(packets: Sequence[memoryview], audio: Codec) -> Wave:
     import av
 
     assert isinstance(context, av.AudioCodecContext)
-    deadline = Deadline()
+    deadline = Deadline(sum(map(len, packets)))
     frames = []
     for packet in packets:
         deadline.check()

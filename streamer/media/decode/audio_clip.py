@@ -93,7 +93,7 @@ def _decode_file(content: memoryview) -> tuple[Wave, int]:
     check_library()
     import av
 
-    deadline = Deadline()
+    deadline = Deadline(len(content))
     with open_container(content, deadline) as file:
         if not file.streams.audio:
             raise ValueError("it has no audio")

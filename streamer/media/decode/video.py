@@ -142,7 +142,7 @@ class VideoClip(MediaDecoder):
 
     def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
         """Decodes a clip of a video; see `MediaDecoder`."""
-        deadline = Deadline()
+        deadline = Deadline(len(content))
         try:
             return self._clip(*read_video(content, deadline), out, draws)
         except DisorderError:

@@ -75,6 +75,7 @@ def test_decoding_has_a_deadline_and_a_bound_of_memory(monkeypatch: pytest.Monke
     with pytest.raises(ValueError, match="its audio takes more than 0 GiB when it is decoded: cut it into files"):
         AudioClip()(content)
     monkeypatch.setattr(deadline, "MAX_SECONDS", 0.0)
+    monkeypatch.setattr(deadline, "_SECONDS_PER_MB", 0.0)
     for each in (content, flac()):
         with pytest.raises(ValueError, match="decoding takes more than 0 s of CPU"):
             AudioClip()(each)

@@ -177,6 +177,7 @@ def test_videos_that_begin_between_keys(codec: str, options: dict[str, str]):
 def test_decoding_has_a_deadline(monkeypatch: pytest.MonkeyPatch):
     """Some kilobytes of which a decoder makes hours of frames end with an error, whoever finds the packets."""
     monkeypatch.setattr(deadline, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(deadline, "_SECONDS_PER_MB", 0.0)
     content = repeated(video("libx264", 2, size=(1024, 1024), options={"preset": "ultrafast", "bf": "0"}), 5_000)
     for each in (content, content.replace(b"ftyp", b"uuid")):
         start = time.thread_time()
@@ -189,6 +190,12 @@ def test_decoding_has_a_deadline(monkeypatch: pytest.MonkeyPatch):
     record = recode(Video(2), found, block, block_bytes(block, content))[-1]
     with pytest.raises(ValueError, match="decoding takes more than"):
         Frames()(record)
+
+
+def test_a_long_video_has_more_time():
+    """By its bytes: a header says anything. A full decode of an AVI of two hours takes longer than 60 s."""
+    assert deadline.Deadline(900_000_000)._end > time.thread_time() + 9000
+    assert deadline.Deadline(1000)._end < time.thread_time() + 61
 
 
 def test_a_demuxer_has_a_deadline():
