@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -31,6 +31,11 @@ _PARTS_OF_PIXEL = 1024
 # Axes of an image in colours.
 _IMAGE_AXES = 3
 _BOXES_FORMAT = "pascal_voc"
+# Fields whose names begin so are those that kornia moves in a dict; it passes all others on as they are.
+_KORNIA_IMAGES = ("image", "input")
+_KORNIA_FIELDS = (*_KORNIA_IMAGES, "mask", "bbox", "keypoints")
+_KORNIA_MOVING = ("GeometricAugmentationBase", "MixAugmentationBase", "RigidAffineAugmentationBase3D")
+_KORNIA_COLOURS = "IntensityAugmentationBase"
 # Steps of torchvision that move nothing.
 _COLOUR_STEPS = frozenset(
     [
@@ -53,13 +58,14 @@ _COLOUR_STEPS = frozenset(
 def kind_by_name(name: str) -> Kind:
     """Returns what a field is by its name: "mask.png" is a mask. Empty for others."""
     found = {_WORDS[word] for word in _SPLIT.split(name.lower()) if word in _WORDS}
-    if "mask" in found or ("outlines" in found and _is_image(name)):
+    if "mask" in found or ("outlines" in found and is_image_name(name)):
         return "mask"
     return found.pop() if len(found) == 1 else "boxes" if found else ""
 
 
 @lru_cache(maxsize=1000)
-def _is_image(name: str) -> bool:
+def is_image_name(name: str) -> bool:
+    """Whether a field is an image by the last extension of its name."""
     return field_name(name).rpartition(".")[2] in IMAGES
 
 
@@ -82,13 +88,13 @@ def find_companions(sample: Mapping[str, object], field: str, source: str, shape
             continue
         kind = kind_by_name(name)
         if kind == "mask":
-            if _is_map_of(value, shape) or (_is_image(name) and isinstance(value, bytes | np.ndarray)):
+            if _is_map_of(value, shape) or (is_image_name(name) and isinstance(value, bytes | np.ndarray)):
                 found[name] = "mask"
         elif kind:
             if isinstance(value, list | tuple | Mapping | np.ndarray) and len(value):
                 found[name] = kind
         elif isinstance(value, np.ndarray):
-            unnamed = "." not in name and "." not in source and _is_image(name) and field_name(name) != "jpg"
+            unnamed = "." not in name and "." not in source and is_image_name(name) and field_name(name) != "jpg"
             if (unnamed or (value.ndim == 2 and len(shape) > 2)) and _is_map_of(value, shape):
                 found[name] = "mask"
         else:
@@ -107,7 +113,10 @@ def _is_map_of(value: object, shape: tuple[int, ...]) -> bool:
 
 
 def moves_pixels(step: Callable[..., object]) -> bool:
-    """Whether a step of albumentations or torchvision may move pixels; functions are looked at when they have run."""
+    """Whether a step of a library may move pixels: of albumentations, torchvision, kornia.
+
+    Functions are looked at when they have run.
+    """
     inner = getattr(step, "transforms", None)
     if isinstance(inner, Iterable):
         return any(moves_pixels(each) for each in inner if callable(each))
@@ -115,7 +124,19 @@ def moves_pixels(step: Callable[..., object]) -> bool:
     roots = {kind.__module__.partition(".")[0] for kind in kinds}
     if "albumentations" in roots:
         return any(kind.__name__ in {"DualTransform", "Transform3D"} for kind in kinds)
+    if "kornia" in roots:
+        return _moves_in_kornia(step, [kind.__name__ for kind in kinds])
     return "torchvision" in roots and type(step).__name__ not in _COLOUR_STEPS
+
+
+def _moves_in_kornia(step: Value, names: Sequence[str]) -> bool:
+    """Whether a module of kornia may move pixels, by the names of its classes; compositions are looked into."""
+    if any(name.startswith(_KORNIA_COLOURS) for name in names):
+        return False
+    if any(name.startswith(_KORNIA_MOVING) for name in names):
+        return True
+    children = [child for child in step.children() if "kornia.augmentation" in type(child).__module__]
+    return any(map(moves_pixels, children)) if children else True
 
 
 def refuse_apart(what: str, field: str, key: object, apart: Mapping[str, Kind]) -> ConfigError:
@@ -281,10 +302,11 @@ def _restore_type(before: object, value: Value) -> Value:
 
 
 class WholeStep:
-    """A step of torchvision that moves pixels, and checks what it is given until that was right once.
+    """A step of torchvision or kornia that moves pixels, and checks what it is given until that was right once.
 
-    The v2 transforms move images of PIL, their own tensors, and of plain tensors the first one alone: images
-    as arrays stay as they are, and boxes and masks beside a batch of images stay where they were.
+    The v2 transforms of torchvision move images of PIL, their own tensors, and of plain tensors the first one alone:
+    images as arrays stay as they are, and boxes and masks beside a batch of images stay where they were. Kornia moves
+    the fields of a dict that are called as its data keys are.
 
     Args:
         option: Name of the option that has the step, for errors.
@@ -312,6 +334,9 @@ class WholeStep:
 
     def _check(self, fields: Mapping[str, Any]) -> None:
         roots = {name: type(value).__module__.partition(".")[0] for name, value in fields.items()}
+        if not is_of_library(self._step, "torchvision"):
+            self._check_kornia(fields)
+            return
         if {"torchvision", "PIL"}.intersection(roots.values()):
             # Made by a function of the user before, which says what each field is.
             return
@@ -332,16 +357,30 @@ class WholeStep:
                 field=self._option,
             )
 
+    def _check_kornia(self, fields: Mapping[str, Any]) -> None:
+        behind = [name for name in fields if kind_by_name(name) and not name.lower().startswith(_KORNIA_FIELDS)]
+        has_image = any(name.lower().startswith(_KORNIA_IMAGES) for name in fields)
+        if has_image and not behind:
+            return
+        what = f"leaves {', '.join(behind)} where they were" if has_image else f"moves none of {', '.join(fields)}"
+        raise ConfigError(
+            f"{self._option}: {type(self._step).__name__} of kornia {what}: it moves the fields of a dict whose names "
+            f"begin with {', '.join(_KORNIA_FIELDS)}. Give a function that calls it with the values, in the shapes "
+            "that it has for them",
+            field=self._option,
+        )
+
 
 def check_whole_step(option: str, step: Callable[[Any], object] | None) -> Callable[[Any], object] | None:
-    """Returns a step that checks what it is given, if it is one of torchvision that moves pixels; others unchanged."""
-    if step is None or not _is_of_torchvision(step) or not moves_pixels(step):
+    """Returns a step that checks what it is given, if a library's that moves pixels; others unchanged."""
+    if step is None or not is_of_library(step, "torchvision", "kornia") or not moves_pixels(step):
         return step
     return WholeStep(option, step)
 
 
-def _is_of_torchvision(step: object) -> bool:
+def is_of_library(step: object, *libraries: str) -> bool:
+    """Whether it is a step of one of these libraries, or a composition of such steps alone."""
     inner = getattr(step, "transforms", None)
     if isinstance(inner, list | tuple):
-        return all(map(_is_of_torchvision, inner))
-    return any(kind.__module__.partition(".")[0] == "torchvision" for kind in type(step).__mro__)
+        return all(is_of_library(each, *libraries) for each in inner)
+    return any(kind.__module__.partition(".")[0] in libraries for kind in type(step).__mro__)

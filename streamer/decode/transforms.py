@@ -26,6 +26,7 @@ from streamer.decode import together
 from streamer.decode.arrays import NO_ROW, Row
 from streamer.decode.images import find_image_field
 from streamer.decode.scaling import Box, copy_to, crop, flip, resize
+from streamer.decode.watch import MAY_MOVE, RESIZES, Views, warn_of_move
 from streamer.errors import ConfigError
 
 Image = NDArray[np.uint8]
@@ -75,6 +76,12 @@ class OnField:
                 field="transform",
             )
         self._arguments = [(is_albumentations(step), takes(step, "rng"), takes(step, "out")) for step in steps]
+        self._has_warned = False
+        # Functions of the user's, whose results show what they do.
+        self._is_unknown = [
+            not (moving or arguments[0] or together.is_of_library(step, "torchvision", "kornia"))
+            for step, moving, arguments in zip(steps, self._moving, self._arguments, strict=True)
+        ]
         # The last step that makes a new image writes it to its row; later steps change it there.
         makers = [number for number, step in enumerate(steps) if type(step) is not HorizontalFlip]
         self._placing = makers[-1] if makers else 0
@@ -121,10 +128,20 @@ class OnField:
                 self._move_masks(step, made, rng)
             if out_too:
                 arguments["out"] = place if number >= self._placing else None
-            moved = step(made[self.field], **arguments)
-            if not self._moving[number] and companions is None and _is_resized(np.shape(made[self.field])[:2], moved):
-                # The result alone shows what a function of the user's does.
-                self._refuse_apart(step, made, self._find_companions(made, name))
+            left = self._find_companions(made, name) if self._is_unknown[number] else {}
+            image = made[self.field]
+            shape = tuple(image.shape[:2])
+            # The function may change the image in place.
+            before = Views.of_image(image) if left and isinstance(image, np.ndarray) else None
+            moved = step(image, **arguments)
+            if left:
+                is_resized = _is_resized(shape, moved)
+                move = RESIZES if is_resized else before.find_move(moved) if before is not None else ""
+                if move and move != MAY_MOVE:
+                    self._refuse_apart(step, made, left)
+                elif move and not self._has_warned:
+                    self._has_warned = True
+                    warn_of_move(step, move, name, left)
             made[self.field] = moved
         return made
 

@@ -18,7 +18,9 @@ from streamer.client.chunk_reader import Wanted
 from streamer.decode.arrays import NO_ROW, Row
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.rule import DecodeRule
+from streamer.decode.together import WholeStep
 from streamer.decode.transforms import OnField, takes
+from streamer.decode.watch import SampleWatch
 from streamer.errors import DecodeError, WorkerError
 from streamer.formats.base import Field, SampleName
 from streamer.formats.registry import open_format
@@ -139,6 +141,9 @@ class SampleMaker:
         # Apart from those of the transform.
         self._clip_draws = SampleDraws(fold(rules.seed, TAG_CLIP))
         self._takes_out = takes(rules.transform, "out")
+        # OnField and steps of torchvision refuse themselves what they would leave behind.
+        is_unknown = rules.transform is not None and not isinstance(rules.transform, OnField | WholeStep)
+        self._watch = SampleWatch(rules.transform) if is_unknown and rules.transform is not None else None
         self._named: tuple[int, SampleName] = (-1, SampleName())
         self._seeded: SeededCode | None = None
         self._nanoseconds = [0, 0, 0]
@@ -322,6 +327,7 @@ class SampleMaker:
         # The function may change the sample.
         key = sample["__key__"]
         started = time.perf_counter_ns()
+        seen = self._watch.look(sample) if self._watch is not None else None
         try:
             made = transform(sample, **arguments)
         except SystemExit as error:
@@ -330,6 +336,8 @@ class SampleMaker:
             fields = f"; its fields are {', '.join(sample)}" if isinstance(error, KeyError) else ""
             error.add_note(f"raised by the transform for {self._text(place, key)}{fields}")
             raise
+        if seen is not None and self._watch is not None:
+            self._watch.compare(seen, made)
         self.spent(2, started)
         return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import re
 from types import ModuleType
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from streamer.decode.together import check_whole_step, find_companions, moves_pixels
 from streamer.decode.transforms import CentreCrop, HorizontalFlip, OnField, RandomResizedCrop, Resize, make_transform
+from streamer.decode.watch import SampleWatch
 from streamer.errors import ConfigError
 
 STEPS = [HorizontalFlip(1.0), RandomResizedCrop(16), Resize((16, 16)), CentreCrop(16)]
@@ -84,6 +86,105 @@ def test_functions_are_seen_by_their_results():
     assert OnField("jpg", lambda found: found.transpose(2, 0, 1))(sample, rng=rng())["jpg"].shape == (3, 40, 60)
     with pytest.raises(ConfigError, match="boxes would stay"):
         OnField("jpg", lambda found: found[:20])(sample, rng=rng())
+
+
+PHOTO = np.random.default_rng(1).integers(0, 255, (10, 15, 3), np.uint8).repeat(30, 0).repeat(30, 1)
+
+
+def mirror_in_place(image: np.ndarray) -> np.ndarray:
+    image[...] = image[:, ::-1].copy()
+    return image
+
+
+@pytest.mark.parametrize("square", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda image: image[:, ::-1],
+        lambda image: image[::-1].copy(),
+        lambda image: (255 - image[::-1, ::-1] // 2).astype(np.float32),
+        lambda image: (image[:, ::-1] / 255).transpose(2, 0, 1),
+        lambda image: image[:, ::-1].mean(axis=2),
+        mirror_in_place,
+    ],
+)
+def test_functions_that_mirror_are_refused(function, square):
+    """Regression: only another size was seen. Whatever they do to colours; square images may also be turned."""
+    image = PHOTO[:, :300] if square else PHOTO
+    functions = [function, lambda found: found.transpose(1, 0, 2)] if square else [function]
+    for each in functions:
+        sample = {"__key__": "k", "jpg": image.copy(), "boxes": BOXES}
+        with pytest.raises(ConfigError, match="boxes would stay where they were"):
+            OnField("jpg", each)(sample, rng=rng())
+        assert OnField("jpg", each)({"__key__": "k", "jpg": image.copy()}, rng=rng())["jpg"] is not None
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda image: image,
+        lambda image: 255 - image,
+        lambda image: np.clip(image * 1.4 - 30, 0, 255).astype(np.uint8),
+        lambda image: ((image / 255 - 0.5) / 0.25).astype(np.float32).transpose(2, 0, 1),
+        lambda image: image[:, :, ::-1],
+        lambda image: image.mean(axis=2),
+        lambda image: np.zeros_like(image),
+    ],
+)
+def test_functions_of_colours_are_left_alone(function, caplog):
+    """No line, no refusal; images of one colour show nothing."""
+    for image in (PHOTO, np.full_like(PHOTO, 7)):
+        sample = {"__key__": "k", "jpg": image.copy(), "boxes": BOXES, "mask.png": image[:, :, 0]}
+        if function(image).any():
+            OnField("jpg", function)(sample, rng=rng())
+            watch(sample, lambda found: {**found, "jpg": function(found["jpg"])})
+    assert not caplog.records
+
+
+def watch(sample: dict[str, object], function) -> object:
+    """What a loader does with a function of samples."""
+    looking = SampleWatch(function)
+    for _ in range(2):
+        seen = looking.look(sample)
+        made = function(dict(sample))
+        if seen is not None:
+            looking.compare(seen, made)
+    return made
+
+
+def test_a_function_that_may_move_pixels_is_named(caplog):
+    """Once: shifted by half of the image it is like none of its mirror images."""
+    step = OnField("jpg", lambda found: np.roll(found, 200, axis=1))
+    for _ in range(3):
+        step({"__key__": "k", "jpg": PHOTO, "boxes": BOXES}, rng=rng())
+    [record] = caplog.records
+    assert "seems to move pixels of the image 'jpg' of a sample, and leaves boxes as before" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("function", "line"),
+    [
+        (lambda found: {**found, "jpg": found["jpg"][:, ::-1]}, "mirrors or turns .*leaves boxes, mask.png as before"),
+        (
+            lambda found: {**found, "jpg": found["jpg"][:99], "boxes": found["boxes"] / 2},
+            "resizes .*leaves mask.png as",
+        ),
+        (lambda found: (found["jpg"][::-1], {"boxes": found["boxes"]}), "mirrors or turns .*leaves boxes as before"),
+        (lambda found: {"image": found["jpg"][:99], "boxes": found["boxes"]}, "resizes .*leaves boxes as before"),
+        (lambda found: {**found, "jpg": mirror_in_place(found["jpg"])}, "mirrors or turns .*leaves boxes, mask.png as"),
+        (lambda found: {"jpg": found["jpg"][:, ::-1]}, ""),
+        (lambda found: {**found, "jpg": found["jpg"][::-1], "boxes": found["boxes"] + 1, "mask.png": MASK}, ""),
+        (lambda found: found["jpg"][::-1], ""),
+    ],
+)
+def test_what_a_function_of_samples_leaves_behind_is_named(function, line, caplog):
+    """Regression: nothing was said. Fields that it moves, too, or does not deliver, are none of it."""
+    watch(
+        {"__key__": "k", "jpg": PHOTO.copy(), "boxes": BOXES, "mask.png": PHOTO[:, :, 0].copy(), "label": 3}, function
+    )
+    assert len(caplog.records) == bool(line)
+    if line:
+        assert re.search(line, caplog.records[0].getMessage())
 
 
 @pytest.mark.parametrize("step", STEPS, ids=repr)

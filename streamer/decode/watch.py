@@ -1,0 +1,205 @@
+"""Tells, by their results, which functions of the user's move the pixels of an image, and what they leave behind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.decode.together import Kind, find_companions, is_image_name, kind_by_name
+
+logger = logging.getLogger(__name__)
+
+# An array, a tensor or an image of PIL.
+Image = Any
+# Pixels that are compared along the longer side.
+_LOOKED_AT_PIXELS = 64
+_GREY_AXES = 2
+_COLOUR_AXES = 3
+_MAX_BANDS = 4
+RESIZES = "resizes"
+MIRRORS = "mirrors or turns"
+MAY_MOVE = "seems to move pixels of"
+# How much more like the mirrored or turned image a result has to be than like the image. Changes of colours, of
+# brightness and of contrast leave the correlation near 1 or -1.
+_MORE_ALIKE = 0.05
+_ALIKE = 0.5
+_MOVED = 0.9
+# Samples with boxes or masks that are looked at: a function that mirrors one in two is seen at once.
+_SAMPLES = 200
+_OTHER_NAMES = ("image", "img", "pixel_values")
+# Packages whose images are told.
+_PACKAGES = frozenset(["numpy", "torch", "torchvision", "PIL", "kornia"])
+
+
+class Views(msgspec.Struct, frozen=True):
+    """Some pixels of an image as it was, mirrored and turned, each less its mean and of length 1.
+
+    Attributes:
+        size: height and width of the image.
+        views: float32 [views, pixels]; the first one is of the image as it was.
+    """
+
+    size: tuple[int, int]
+    views: NDArray[np.float32]
+
+    @classmethod
+    def of_image(cls, image: NDArray[Any]) -> Views:
+        """Returns the views of an image: 4, and of a square one 8."""
+        height, width = image.shape[:2]
+        turned = [image, image.swapaxes(0, 1)] if height == width else [image]
+        return cls((height, width), np.stack([_pick(view) for each in turned for view in _mirror(each)]))
+
+    def find_move(self, result: Image) -> str:
+        """Returns what was done to the image: `RESIZES`, `MIRRORS`, `MAY_MOVE`; empty if its colours changed alone."""
+        pixels = _read_pixels(result)
+        if pixels is None or pixels.ndim not in {_GREY_AXES, _COLOUR_AXES}:
+            return ""
+        if pixels.ndim == _COLOUR_AXES and pixels.shape[0] <= _MAX_BANDS < pixels.shape[2]:
+            # The colours come first, as in tensors.
+            pixels = np.moveaxis(pixels, 0, -1)
+        if pixels.shape[:2] != self.size:
+            return RESIZES
+        likeness = np.abs(self.views @ _pick(pixels))
+        if likeness.max() > max(_ALIKE, likeness[0] + _MORE_ALIKE):
+            return MIRRORS
+        return MAY_MOVE if likeness[0] < _MOVED and self.views[0].any() else ""
+
+
+def _mirror(image: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    return image, image[:, ::-1], image[::-1], image[::-1, ::-1]
+
+
+def _pick(image: NDArray[Any]) -> NDArray[np.float32]:
+    """Returns the brightness of pixels at even distances, less its mean, of length 1; zeros of one of one colour."""
+    step = -(-max(image.shape[:2]) // _LOOKED_AT_PIXELS)
+    thin = image[::step, ::step]
+    picked = (thin if thin.ndim == _GREY_AXES else thin[:, :, :3].sum(axis=2, dtype=np.float32)).reshape(-1)
+    picked = picked.astype(np.float32)
+    picked -= picked.mean()
+    length = float(np.sqrt(picked @ picked))
+    return picked / np.float32(length) if length > 1e-6 else np.zeros_like(picked)
+
+
+def _read_pixels(image: Image) -> NDArray[Any] | None:
+    """Returns the pixels of an image of this process's memory; None of other objects."""
+    if type(image).__module__.partition(".")[0] not in _PACKAGES:
+        return None
+    if getattr(image, "requires_grad", False) or getattr(image, "is_cuda", False):
+        return None
+    found = np.asarray(image)
+    return found if found.dtype.kind in "biuf" else None
+
+
+def warn_of_move(function: object, move: str, field: str, behind: Iterable[str]) -> None:
+    """Logs that a function leaves fields behind."""
+    logger.warning(
+        "transform: %r %s the image %r of a sample, and leaves %s as before: boxes, keypoints and masks have to move "
+        "with it, unless they are shares of its sides. A function of the sample can move all of them, and so does "
+        "A.Compose(...) of albumentations",
+        function,
+        move,
+        field,
+        ", ".join(behind),
+    )
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What a sample had before a function.
+
+    Attributes:
+        field: field of its image.
+        image: views of the image.
+        companions: kinds of the fields that would have to move with it.
+        values: copies of these fields, of masks some pixels.
+    """
+
+    field: str
+    image: Views
+    companions: Mapping[str, Kind]
+    values: Mapping[str, object]
+
+
+class SampleWatch:
+    """Looks at samples before and after a function of the user's.
+
+    Says in one line if it moves the image and leaves boxes, keypoints or masks as they were: whether that is right
+    (boxes as shares of the sides, while the image is resized) only the user knows.
+
+    Args:
+        function: the function, for the line.
+    """
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self._function = function
+        self._left = _SAMPLES
+
+    def look(self, sample: Mapping[str, Any]) -> Seen | None:
+        """Notes what a sample has; None if nothing of it belongs together, or enough samples were seen."""
+        if not self._left:
+            return None
+        for field, value in sample.items():
+            if isinstance(value, np.ndarray) and _is_image(field, value):
+                companions = find_companions(sample, field, field, value.shape)
+                if not companions:
+                    return None
+                values = {name: _copy(sample[name]) for name in companions}
+                return Seen(field, Views.of_image(value), companions, values)
+        return None
+
+    def compare(self, seen: Seen, made: object) -> None:
+        """Compares the result with what was seen, and logs what was left behind."""
+        self._left -= 1
+        fields = _find_fields(made, seen.field)
+        name = next((name for name in (seen.field, *_OTHER_NAMES) if name in fields), None)
+        if name is None:
+            return
+        behind = [each for each, value in seen.values.items() if each in fields and _is_same(value, fields[each])]
+        if behind and (move := seen.image.find_move(fields[name])):
+            self._left = 0
+            warn_of_move(self._function, move, seen.field, behind)
+
+
+def _is_image(field: str, value: NDArray[Any]) -> bool:
+    """Whether a field is the image that others belong to: by its name, or as colours of 8 bits."""
+    if kind_by_name(field) == "mask" or not value.size or value.dtype.kind not in "uf":
+        return False
+    if is_image_name(field):
+        return value.ndim in {_GREY_AXES, _COLOUR_AXES}
+    return value.ndim == _COLOUR_AXES and value.dtype == np.uint8 and value.shape[2] <= _MAX_BANDS
+
+
+def _find_fields(made: object, field: str) -> Mapping[str, Any]:
+    """Returns the fields of a result: of a dict, or of an image and a dict of targets, as torchvision's models take."""
+    if isinstance(made, tuple | list) and len(made) == 2 and isinstance(made[1], Mapping):
+        return {**made[1], field: made[0]}
+    return made if isinstance(made, Mapping) else {}
+
+
+def _copy(value: object) -> object:
+    """Copies what is compared later; of large arrays some pixels."""
+    if isinstance(value, np.ndarray):
+        return value.shape, _thin(value).copy()
+    return msgspec.msgpack.encode(value, enc_hook=lambda each: np.asarray(each).tolist())
+
+
+def _thin(value: NDArray[Any]) -> NDArray[Any]:
+    if value.ndim < _GREY_AXES:
+        return value
+    steps = [slice(None, None, -(-side // _LOOKED_AT_PIXELS)) for side in value.shape]
+    return value[tuple(steps)]
+
+
+def _is_same(before: object, after: object) -> bool:
+    if isinstance(before, tuple):
+        shape, values = before
+        pixels = _read_pixels(after)
+        return pixels is not None and pixels.shape == shape and bool(np.array_equal(_thin(pixels), values))
+    try:
+        return _copy(after) == before
+    except TypeError:
+        return False
