@@ -56,6 +56,27 @@ def read_in_memory(steps: Reading[Result], content: memoryview) -> Result:
             answer = tuple(content[need.start : need.stop] for need in needs)
 
 
+def read_together(readings: Iterable[Reading[Result]]) -> Reading[list[Result]]:
+    """Runs readings of one object step by step together, so that what they ask for is asked for at once."""
+    running = list(readings)
+    results: dict[int, Result] = {}
+    answers: dict[int, Answer] = dict.fromkeys(range(len(running)))
+    while answers:
+        asked: dict[int, Need | tuple[Need, ...]] = {}
+        for number, answer in answers.items():
+            try:
+                asked[number] = running[number].send(answer)
+            except StopIteration as end:
+                results[number] = end.value
+        needs = [need for item in asked.values() for need in (item if isinstance(item, tuple) else (item,))]
+        contents = iter((yield from read_ranges(needs)))
+        answers = {
+            number: tuple(next(contents) for _ in item) if isinstance(item, tuple) else next(contents)
+            for number, item in asked.items()
+        }
+    return [results[number] for number in range(len(running))]
+
+
 def read_each(
     records: Sequence[ObjectRecord],
     place: Callable[[ObjectRecord], Range],

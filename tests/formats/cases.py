@@ -39,7 +39,7 @@ from streamer.formats.chunkfile import RecordTable, encode_table
 from streamer.formats.registry import find_format
 from streamer.indexing.build import BuildOptions, build
 from streamer.manifest.model import Codec, Extent, ObjectRecord
-from streamer.manifest.protocols import LeftOut, Short
+from streamer.manifest.protocols import LeftOut, Note, Short
 from streamer.manifest.table import Manifest
 from streamer.manifest.validation import check_keys
 from tests.formats.summary import EXPECTED, KEY, summary
@@ -190,7 +190,7 @@ def run(
             answer = examined(item, objects[item.object.url.removeprefix(URL)])
         elif isinstance(item, LeftOut):
             raise ManifestError(item.what)
-        elif not isinstance(item, Short):
+        elif not isinstance(item, Short | Note):
             take(item)
 
 

@@ -10,7 +10,7 @@ import hdf5plugin
 import numpy as np
 import pytest
 
-from streamer.errors import ManifestError, RecodeError
+from streamer.errors import ConfigError, ManifestError, RecodeError
 from streamer.formats.base import Block
 from streamer.tables.hdf5.filters import fletcher32
 from streamer.tables.hdf5.format import HDF5
@@ -294,14 +294,85 @@ def test_a_soft_link_of_the_root_is_a_field(version: str):
     assert values(written(fill_more, libver="latest"), image="b") == [{"image": summary(row)} for row in IMAGES]
 
 
-def test_groups_that_are_episodes_are_refused():
-    """As robomimic has them; the error says what works."""
-    grouped = written(lambda file: file.update({"data/demo_0/actions": IMAGES, "data/demo_1/actions": IMAGES}))
-    with pytest.raises(
-        ManifestError, match=r"2 numbered objects .* name the datasets of one, or convert them to LeRobot"
-    ):
-        values(grouped, actions="data")
-    assert len(values(grouped, actions="data/demo_1/actions")) == len(IMAGES)
+LENGTHS = {0: 5, 1: 9, 2: 3, 10: 7}
+
+
+def _episodes(file: h5py.File, **options: object) -> None:
+    """As robomimic has them; written in another order than their numbers."""
+    file["mask/train"] = np.array([b"demo_0", b"demo_10"])
+    for number in (10, 2, 0, 1):
+        group = file.create_group(f"data/demo_{number}")
+        group.attrs["num_samples"] = LENGTHS[number]
+        for name, array in _arrays(number).items():
+            group.create_dataset(name, data=array, **options)
+
+
+def _arrays(number: int) -> dict[str, np.ndarray]:
+    length = LENGTHS[number]
+    images = np.random.default_rng(number).integers(0, 255, (length, 4, 6, 3), np.uint8)
+    return {
+        "actions": np.arange(length * 7, dtype="<f8").reshape(length, 7) + 100 * number,
+        "obs/agentview_image": images,
+        "obs/robot0_eef_pos": images[:, 0, 0].astype("<f4"),
+    }
+
+
+DEMOS = {"image": "data/*/obs/agentview_image", "action": "/data/demo_*/actions"}
+
+
+@pytest.mark.parametrize("version", ["earliest", "latest"])
+@pytest.mark.parametrize("options", [{}, {"compression": "gzip", "chunks": True}], ids=["stored", "gzip"])
+@pytest.mark.parametrize("fields", [DEMOS, {"action": "data/*/actions"}, {"image": "data/*/obs/agentview_image"}])
+@pytest.mark.parametrize("window", [None, (2, 1), (4, 2), (5, 6)])
+def test_groups_that_are_episodes(version, options, fields, window):
+    """Files of robomimic: demo_2 before demo_10, and no window over the end of an episode."""
+    paths = {name: path.replace("demo_*", "*") for name, path in fields.items()}
+    content = written(lambda file: _episodes(file, **options), libver=version)
+    wanted = []
+    for number, rows_of_episode in LENGTHS.items():
+        arrays = {name: _arrays(number)[path.split("*/")[1]] for name, path in paths.items()}
+        length, stride = window or (1, 1)
+        for first in range(0, rows_of_episode - length + 1, stride):
+            rows = {name: array[first : first + length] for name, array in arrays.items()}
+            wanted.append({name: summary(row if window else row[0]) for name, row in rows.items()})
+    found = samples_of(Case("demos", HDF5(datasets=paths, window=window), {"a.h5": content, "b.h5": content}, []))
+    assert found == [*wanted, *wanted]
+
+
+def test_patterns_of_episodes():
+    """Are the same for all fields; what does not fit is named."""
+    content = written(_episodes)
+    assert len(values(content, action="data/demo_1*/actions")) == LENGTHS[1] + LENGTHS[10]
+    assert len(values(content, action="data/demo_1/actions")) == LENGTHS[1]
+    with pytest.raises(ManifestError, match=r"at 'data' it has no dataset.* 4 numbered objects .*'data/\*/actions'"):
+        values(content, actions="data")
+    with pytest.raises(ManifestError, match=r"it has no group 'data/run_\*'"):
+        values(content, actions="data/run_*/actions")
+    with pytest.raises(ManifestError, match=r"no dataset 'demo_0/rewards'.*there are .*/data/demo_0/actions"):
+        values(content, reward="data/*/rewards")
+    with pytest.raises(ConfigError, match=r"name datasets of different groups: one part of a path may be a pattern"):
+        HDF5(datasets={"action": "data/*/actions", "image": "images"})
+    with pytest.raises(ConfigError, match=r"one part of a path may be a pattern"):
+        HDF5(datasets={"action": "data/*/*/actions"})
+
+    def fill_more(file: h5py.File) -> None:
+        _episodes(file)
+        file["data/demo_3/actions"] = np.zeros((2, 8))
+
+    with pytest.raises(ManifestError, match=r"has rows of .*f8\[8\].*, the first file of .*f8\[7\]"):
+        values(written(fill_more), action="data/*/actions")
+
+
+def test_many_episodes_are_read_together():
+    """Structures of 64 groups are asked for at once: few turns of the store."""
+
+    def fill(file: h5py.File) -> None:
+        for number in range(100):
+            file[f"data/demo_{number}/actions"] = np.zeros((200, 7))
+
+    content = written(fill)
+    (asks,) = find(HDF5(datasets={"action": "data/*/actions"}), {"a.h5": content}).needs.values()
+    assert len(asks) <= 20
 
 
 @pytest.mark.parametrize("version", ["earliest", "latest"])

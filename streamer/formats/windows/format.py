@@ -15,11 +15,11 @@ import numpy as np
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Facts, Field, FieldSpec, Format, Opener, Recoder
 from streamer.formats.failures import refused
-from streamer.formats.reading import collected
+from streamer.formats.reading import Asking, collected
 from streamer.formats.table.records import fixed_dtype, head_dtype
-from streamer.formats.windows.blocks import PIECES, Pieces, WindowRecoder, windows_of
+from streamer.formats.windows.blocks import PIECES, Piece, Pieces, WindowRecoder, windows_of
 from streamer.manifest.model import ObjectRecord, SampleName
-from streamer.manifest.protocols import Indexing, Short, Source, Survey, Surveying
+from streamer.manifest.protocols import Indexing, Note, Short, Source, Survey, Surveying
 
 
 class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,14 +57,16 @@ class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
             yield from self.index_rows(source, facts, start)
             return
         rows = _of_rows(facts)
-        small = max(1, source.chunk_bytes // PIECES)
-        found = Pieces(small)
-        finding = self.index_rows(msgspec.structs.replace(source, chunk_bytes=small), rows, 0)
-        yield from collected(finding, found.add)
-        pieces = found.all()
-        if (length := sum(piece.rows for piece in pieces)) < self.window[0]:
-            yield Short(length, "rows")
-        yield from windows_of(pieces, self.window, self._row_bytes(rows), source.chunk_bytes)
+        small = msgspec.structs.replace(source, chunk_bytes=max(1, source.chunk_bytes // PIECES))
+        runs = yield from self.read_runs(small, rows)
+        lengths = [sum(piece.rows for piece in pieces) for pieces in runs]
+        short = [length for length in lengths if length < self.window[0]]
+        if len(short) == len(runs):
+            yield Short(max(short, default=0), "rows")
+        elif short:
+            yield Note("episodes are shorter than a window, and have no sample", len(short), f"{short[0]} rows")
+        for pieces in runs:
+            yield from windows_of(pieces, self.window, self._row_bytes(rows), source.chunk_bytes)
 
     def opener(self, facts: Facts) -> Opener:
         """Opens rows, or windows."""
@@ -86,6 +88,12 @@ class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
         """See `Format.index`."""
         raise NotImplementedError
+
+    def read_runs(self, source: Source, facts: Facts) -> Asking[list[list[Piece]]]:
+        """Finds the rows of an object, in runs over whose ends no window goes on: here all rows are one."""
+        found = Pieces(source.chunk_bytes)
+        yield from collected(self.index_rows(source, facts, 0), found.add)
+        return [found.all()]
 
     def open_rows(self, facts: Facts) -> Opener:
         """See `Format.opener`."""

@@ -6,15 +6,19 @@ together once, before the cache.
 
 from __future__ import annotations
 
+import fnmatch
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import msgspec
 import numpy as np
 
+from streamer.errors import ConfigError
 from streamer.formats.base import Block, Facts, Opener, Recoder
 from streamer.formats.failures import DamagedError, UnreadError, damaged, needing, refused
-from streamer.formats.reading import Reading
+from streamer.formats.reading import Asking, Reading, read_together
+from streamer.formats.windows.blocks import Piece, Pieces
 from streamer.formats.windows.format import RowFormat
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
@@ -33,6 +37,9 @@ _MOST_NAMED = 20
 _MOST_LOOKED_AT = 100
 # As many libhdf5 follows.
 _MOST_LINKS = 16
+# Groups whose structures are read at once.
+_GROUPS_AT_ONCE = 64
+_PARTS = re.compile(r"\d+|\D+").findall
 # Index of a chunk, with room for what is read beside it.
 _BYTES_PER_CHUNK = 200
 _BYTES_PER_DATASET = 16 << 10
@@ -59,7 +66,8 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         datasets: paths by the name of their field, {"image": "/images"}; empty: all datasets of the root group but
-            scalars, by their names.
+            scalars, by their names. A path with `*` stands for one in each group of these names, which is an episode:
+            {"image": "data/*/obs/image", "action": "data/*/actions"} for files of robomimic.
     """
 
     name = "hdf5"
@@ -68,6 +76,17 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
     endings = (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4", ".mat")
     datasets: dict[str, str] = msgspec.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Refuses paths of episodes that are not all below the same groups."""
+        super().__post_init__()
+        groups = {_split_pattern(path)[0] for path in self.datasets.values()}
+        if len(groups) > 1 or any(_split_pattern(path)[1].count("*") for path in self.datasets.values()):
+            raise ConfigError(
+                f"HDF5: datasets={self.datasets!r} name datasets of different groups: one part of a path may be a "
+                "pattern, the same of all, as in {'image': 'data/*/obs/image', 'action': 'data/*/actions'}",
+                field="format",
+            )
+
     def survey_rows(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Reads the headers of the first file's datasets."""
         if not accepted:
@@ -75,33 +94,57 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
         first = accepted[0]
         there: list[str] = []
         with _errors_of(first, there):
-            found = yield from self._datasets(Held(first), there)
+            count, (found,) = yield from self._read_groups(Held(first), there, limit=1)
             columns = {name: dataset.column() for name, dataset in found.items()}
             tiles.common_rows(columns)
         sizes = sum(record.size for record in accepted)
         chunks = sum(dataset.layout.chunks(dataset.shape) for dataset in found.values())
-        expected = _BYTES_PER_DATASET * len(found) * len(accepted) + _BYTES_PER_CHUNK * chunks * sizes // first.size
+        of_first = _BYTES_PER_DATASET * len(found) + _BYTES_PER_CHUNK * chunks
+        expected = max(of_first * len(accepted), of_first * count * sizes // first.size)
         sources = [Source(record) for record in accepted]
         return Survey(sources, tiles.facts_of_columns(columns), read_bytes=min(sizes, expected))
 
     def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
         """Finds the rows of one file, whose dtypes and shapes must be those of the first one."""
-        record = source.record
+        groups = yield from self._find_columns(source, facts)
+        if len(groups) > 1:
+            # Their datasets lie in any order in the file.
+            for columns in groups:
+                yield from tiles.blocks_of(columns, (0, tiles.common_rows(columns)), source.chunk_bytes)
+            return
+        for item in tiles.samples_of(groups[0], source.chunk_bytes):
+            if isinstance(item, Block) or item.start >= start:
+                yield item
+
+    def read_runs(self, source: Source, facts: Facts) -> Asking[list[list[Piece]]]:
+        """Finds the rows of each episode: no window goes on over its end."""
+        runs = []
+        for columns in (yield from self._find_columns(source, facts)):
+            pieces = Pieces(source.chunk_bytes)
+            for item in tiles.samples_of(columns, source.chunk_bytes):
+                pieces.add(item)
+            runs.append(pieces.all())
+        return runs
+
+    def _find_columns(self, source: Source, facts: Facts) -> Reading[list[dict[str, Column]]]:
+        """Finds the columns of the file, or of each of its episodes; all of them have the kinds of the first file."""
         held = Held(source.record)
         there: list[str] = []
-        with _errors_of(record, there):
-            found = yield from self._datasets(held, there)
-            columns: dict[str, Column] = {}
-            for name, dataset in found.items():
-                columns[name] = yield from _column(held, dataset)
+        groups = []
+        with _errors_of(source.record, there):
+            _, found = yield from self._read_groups(held, there)
+            for first in range(0, len(found), _GROUPS_AT_ONCE):
+                some = found[first : first + _GROUPS_AT_ONCE]
+                groups += yield from read_together(_read_columns(held, datasets) for datasets in some)
             kinds = [(field.name, field.kind) for field in facts.fields]
-            if (own := [(name, column.kind) for name, column in columns.items()]) != kinds:
-                raise refused(
-                    record, f"has rows of {own}, the first file of {kinds}; name the others as another dataset"
-                )
-            for item in tiles.samples_of(columns, source.chunk_bytes):
-                if isinstance(item, Block) or item.start >= start:
-                    yield item
+            for columns in groups:
+                if (own := [(name, column.kind) for name, column in columns.items()]) != kinds:
+                    raise refused(
+                        source.record,
+                        f"has rows of {own}, the first file of {kinds}; name the others as another dataset",
+                    )
+                tiles.common_rows(columns)
+        return groups
 
     def narrow(self, facts: Facts, fields: Collection[str]) -> HDF5:
         """Returns the format of these datasets, whose chunks are ranges of their own; see `Format.narrow`."""
@@ -115,20 +158,48 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
         """Decodes chunks."""
         return TileRecoder(facts, _decoder)
 
-    def _datasets(self, held: Held, there: list[str]) -> Reading[dict[str, _Dataset]]:
-        """Reads the wanted datasets, by the name of their field; if one is not read, puts all paths `there`."""
+    def _read_groups(
+        self, held: Held, there: list[str], limit: int | None = None
+    ) -> Reading[tuple[int, list[dict[str, _Dataset]]]]:
+        """Reads the wanted datasets, by the name of their field, of each group if paths have a pattern.
+
+        Returns:
+            The number of groups, and the datasets of the first `limit` ones.
+
+        Raises:
+            UnreadError, ArraysError: One is not read; the paths that the file has are put `there`.
+        """
         root = yield from read_root(held)
         header = yield from read_header(held, root)
         links = yield from read_group(held, header)
         if links is None:
             raise DamagedError("its root is not a group", root)
         try:
-            return (yield from self._chosen(held, links))
+            pattern = _split_pattern(next(iter(self.datasets.values()), ""))[0]
+            if not pattern:
+                return 1, [(yield from self._choose(held, links))]
+            names, inside = yield from _match_groups(held, links, pattern)
+            found: list[dict[str, _Dataset]] = []
+            for first in range(0, len(names[:limit]), _GROUPS_AT_ONCE):
+                some = names[:limit][first : first + _GROUPS_AT_ONCE]
+                found += yield from read_together(self._read_group(held, links, inside, name) for name in some)
+            return len(names), found
         except (UnreadError, ArraysError):
             there += yield from _paths(held, links)
             raise
 
-    def _chosen(self, held: Held, links: Links) -> Reading[dict[str, _Dataset]]:
+    def _read_group(self, held: Held, root: Links, inside: Links, group: str) -> Reading[dict[str, _Dataset]]:
+        """Reads the wanted datasets of one of the groups that a pattern stands for."""
+        found: dict[str, _Dataset] = {}
+        for name, path in self.datasets.items():
+            pattern, rest = _split_pattern(path)
+            header, nested = yield from _walk(held, root, f"{group}/{rest}", inside)
+            if nested is not None:
+                raise ArraysError(f"at {path!r} of the group {group!r} it has no dataset, but a group")
+            found[name] = _dataset(f"{pattern.rpartition('/')[0]}/{group}/{rest}", header)
+        return found
+
+    def _choose(self, held: Held, links: Links) -> Reading[dict[str, _Dataset]]:
         found: dict[str, _Dataset] = {}
         if self.datasets:
             for name, path in self.datasets.items():
@@ -155,11 +226,42 @@ class _MissingError(ArraysError):
     """Raised for a path that a file does not have."""
 
 
-def _walk(held: Held, root: Links, path: str) -> Reading[tuple[Header, Links | None]]:
-    """Reads the header of the object at a path, and what it has if it is a group; follows soft links."""
+def _split_pattern(path: str) -> tuple[str, str]:
+    """Returns the part of a path up to the one that is a pattern, and the rest; "" and the path without a pattern."""
     parts = _parts(path)
+    place = next((place for place, part in enumerate(parts) if "*" in part), None)
+    return ("", path) if place is None else ("/".join(parts[: place + 1]), "/".join(parts[place + 1 :]))
+
+
+def _match_groups(held: Held, links: Links, pattern: str) -> Reading[tuple[list[str], Links]]:
+    """Returns the names of the groups that a pattern stands for, demo_2 before demo_10, and what is beside them."""
+    above, _, last = pattern.rpartition("/")
+    inside: Links | None = links
+    if above:
+        _, inside = yield from _walk(held, links, above)
+    names = fnmatch.filter(inside or {}, last)
+    if not names:
+        raise ArraysError(f"it has no group {pattern!r}")
+    names.sort(key=lambda name: [(not part.isdigit(), int(part) if part.isdigit() else part) for part in _PARTS(name)])
+    return names, inside or {}
+
+
+def _read_columns(held: Held, datasets: Mapping[str, _Dataset]) -> Reading[dict[str, Column]]:
+    columns: dict[str, Column] = {}
+    for name, dataset in datasets.items():
+        columns[name] = yield from _column(held, dataset)
+    return columns
+
+
+def _walk(held: Held, root: Links, path: str, first: Links | None = None) -> Reading[tuple[Header, Links | None]]:
+    """Reads the header of the object at a path, and what it has if it is a group; follows soft links.
+
+    The path begins at the root group, or at a group that has the links `first`.
+    """
+    parts = _parts(path)
+    begin = root if first is None else first
     for _ in range(_MOST_LINKS):
-        inside: Links | None = root
+        inside: Links | None = begin
         header = None
         for place, part in enumerate(parts):
             target = None if inside is None else inside.get(part)
@@ -168,7 +270,9 @@ def _walk(held: Held, root: Links, path: str) -> Reading[tuple[Header, Links | N
             if isinstance(target, Path):
                 if not target.path:
                     raise UnreadError(f"at {path!r} a link to another file (an external link)")
-                before = [] if target.path.startswith("/") else parts[:place]
+                is_absolute = target.path.startswith("/")
+                before = [] if is_absolute else parts[:place]
+                begin = root if is_absolute else begin
                 parts = [*before, *_parts(target.path), *parts[place + 1 :]]
                 break
             header = yield from read_header(held, target)
@@ -190,8 +294,8 @@ def _episodes(path: str, inside: Links) -> str:
     if len(numbered) < 2:
         return ""
     return (
-        f" of {len(numbered)} numbered objects ({numbered[0]!r}, ...); a field is a dataset at one path, so groups "
-        "that are episodes are not joined: name the datasets of one, or convert them to LeRobot"
+        f" of {len(numbered)} numbered objects ({numbered[0]!r}, ...); groups that are episodes are named by a "
+        f"pattern: HDF5(datasets={{'action': '{path.strip('/')}/*/actions'}})"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Sequence
 
 from streamer.formats.failures import DamagedError, UnreadError
@@ -82,7 +82,8 @@ class Held:
         needs = near_needs(self.record, wanted, _NEAR_BYTES)
         answers = yield from read_ranges(needs)
         read = [(need.start, answer) for need, answer in zip(needs, answers, strict=True)]
-        self._pieces = sorted([*self._pieces, *read], key=_start_of)
+        for piece in read:
+            insort(self._pieces, piece, key=_start_of)
         return [
             _cut(read[bisect_right(read, start, key=_start_of) - 1], start, stop) if piece is None else piece
             for (start, stop), piece in zip(spans, found, strict=True)

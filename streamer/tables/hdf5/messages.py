@@ -39,6 +39,8 @@ _CONTIGUOUS = 1
 _CHUNKED = 2
 # Where the chunks are; the first one is that of layouts of version 3, the others have the numbers of version 4 and 5.
 BTREE, SINGLE, IMPLICIT, FIXED_ARRAY, EXTENSIBLE_ARRAY, BTREE_2 = range(6)
+# A flag of layouts of version 4.
+_UNFILTERED_EDGES = 1
 _MOST_AXES = 32
 _MOST_LENGTH = 1 << 48
 _BOOL = {b"FALSE": 0, b"TRUE": 1}
@@ -182,6 +184,8 @@ def _chunks_4(message: Cursor, item_bytes: int) -> Layout:
     axes = message.number(1)
     width = message.number(1)
     chunk = _chunk([message.number(width) for _ in range(axes)], item_bytes, message)
+    if flags & _UNFILTERED_EDGES:
+        raise UnreadError("chunks at its edges that are not filtered as the others are (H5D_CHUNK_DONT_FILTER_PARTIAL)")
     index = message.number(1)
     length = mask = 0
     if index == SINGLE and flags & 2:
