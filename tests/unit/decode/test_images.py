@@ -189,8 +189,10 @@ def test_exif_orientation_is_not_applied(image, encode):
     """The pixels come as stored, in their stored shape."""
     turned = Image.Exif()
     turned[0x0112] = 6
-    for kind in ("JPEG", "PNG", "WEBP"):
-        assert decode_image(encode(image, kind, exif=turned)).shape == (60, 80, 3)
+    for kind in ("JPEG", "PNG", "WEBP", "TIFF"):
+        content = encode(image, kind, exif=turned)
+        assert decode_image(content).shape == (60, 80, 3)
+        assert ImageDecoder(mode="stored")(content).shape == (60, 80, 3)
 
 
 def test_the_bytes_decide_not_the_name(image, encode):
