@@ -17,12 +17,16 @@ Value = Any
 Kind = Literal["boxes", "keypoints", "outlines", "mask", ""]
 
 _WORDS: dict[str, Kind] = {
-    **dict.fromkeys(["box", "boxes", "bbox", "bboxes"], "boxes"),
-    **dict.fromkeys(["keypoint", "keypoints", "landmark", "landmarks"], "keypoints"),
-    **dict.fromkeys(["polygon", "polygons", "segmentation"], "outlines"),
+    **dict.fromkeys(["box", "boxes", "bbox", "bboxes", "bndbox", "obb", "roi", "rois", "rect", "rects"], "boxes"),
+    **dict.fromkeys(["keypoint", "keypoints", "kpts", "landmark", "landmarks", "joints"], "keypoints"),
+    **dict.fromkeys(["polygon", "polygons", "polys", "quad", "quads", "contours", "segmentation", "rle"], "outlines"),
     **dict.fromkeys(["mask", "masks", "seg", "segmentations", "semantic", "instance", "panoptic", "trimap"], "mask"),
 }
-_SPLIT = re.compile(r"[^a-z]+")
+_WORDS_OF_NAME = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+# Annotations in JSON are in lists of dicts in dicts.
+_MAX_NESTED = 4
+# Boxes in XML, as Pascal VOC has them.
+_IN_XML = "<bndbox"
 # Fields of annotations with one entry for each box.
 _OF_OBJECTS = ("labels", "area", "iscrowd", "category_ids")
 # albumentations calculates boxes as shares of the sides in float32: 8 comes back as 7.9999995.
@@ -57,7 +61,8 @@ _COLOUR_STEPS = frozenset(
 @lru_cache(maxsize=1000)
 def kind_by_name(name: str) -> Kind:
     """Returns what a field is by its name: "mask.png" is a mask. Empty for others."""
-    found = {_WORDS[word] for word in _SPLIT.split(name.lower()) if word in _WORDS}
+    words = (word.lower() for word in _WORDS_OF_NAME.findall(name))
+    found = {_WORDS[word] for word in words if word in _WORDS}
     if "mask" in found or ("outlines" in found and is_image_name(name)):
         return "mask"
     return found.pop() if len(found) == 1 else "boxes" if found else ""
@@ -84,7 +89,11 @@ def find_companions(sample: Mapping[str, object], field: str, source: str, shape
     """
     found: dict[str, Kind] = {}
     for name, value in sample.items():
-        if name == field or value is None or isinstance(value, str | int | float):
+        if name == field or value is None or isinstance(value, int | float):
+            continue
+        if isinstance(value, str):
+            if _IN_XML in value:
+                found[name] = "boxes"
             continue
         kind = kind_by_name(name)
         if kind == "mask":
@@ -97,11 +106,22 @@ def find_companions(sample: Mapping[str, object], field: str, source: str, shape
             unnamed = "." not in name and "." not in source and is_image_name(name) and field_name(name) != "jpg"
             if (unnamed or (value.ndim == 2 and len(shape) > 2)) and _is_map_of(value, shape):
                 found[name] = "mask"
-        else:
-            inside = value[0] if isinstance(value, list) and value else value
-            if isinstance(inside, Mapping) and (kinds := {kind_by_name(str(key)) for key in inside} - {"", "mask"}):
-                found[name] = kinds.pop()
+        elif inside := _find_nested(value, _MAX_NESTED):
+            found[name] = inside
     return found
+
+
+def _find_nested(value: object, depth: int) -> Kind:
+    """Returns the kind of the first boxes, keypoints or outlines in dicts and lists of dicts; "" if there are none."""
+    if isinstance(value, list | tuple):
+        value = value[0] if value else None
+    if not isinstance(value, Mapping) or not depth:
+        return ""
+    for name, inner in value.items():
+        kind = kind_by_name(str(name))
+        if kind not in {"", "mask"} and isinstance(inner, list | tuple | Mapping | np.ndarray) and len(inner):
+            return kind
+    return next((kind for inner in value.values() if (kind := _find_nested(inner, depth - 1))), "")
 
 
 def _is_map_of(value: object, shape: tuple[int, ...]) -> bool:

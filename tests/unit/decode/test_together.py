@@ -44,6 +44,12 @@ BELONGS = {
     "segmentation": [[[0, 0, 5, 0, 5, 5]]],
     "objects": {"bbox": BOXES.tolist(), "category": [1, 2]},
     "json": [{"bbox": [0, 0, 1, 1]}],
+    "sa.json": {"image": {"width": 60}, "annotations": [{"segmentation": {"size": [40, 60], "counts": "x"}}]},
+    "xml": "<annotation><object><bndbox><xmin>1</xmin></bndbox></object></annotation>",
+    "boundingBox": [0, 0, 1, 1],
+    "objects.rects": BOXES,
+    "pose_kpts": np.ones((2, 3)),
+    "GTBoxes": BOXES,
     "undecoded_mask.png": b"bytes",
 }
 APART = {
@@ -52,7 +58,9 @@ APART = {
     "box_count": 3,
     "attention_mask": np.ones(60, np.int64),
     "boxes": np.zeros((0, 4), np.float32),
-    "json": {"width": 60},
+    "json": {"width": 60, "bbox_count": 3, "objects": [{"name": "box", "boxes": []}]},
+    "xml": "<annotation><size/></annotation>",
+    "rectifier": [1, 2],
     "thumb.jpg": IMAGE[:10, :10],
     "right.jpg": IMAGE,
     "embedding.npy": np.zeros((3, 7)),
