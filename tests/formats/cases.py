@@ -190,7 +190,7 @@ def run(
             answer = examined(item, objects[item.object.url.removeprefix(URL)])
         elif isinstance(item, LeftOut):
             raise ManifestError(item.what)
-        elif not isinstance(item, Short | Note):
+        elif not isinstance(item, Short):
             take(item)
 
 
@@ -222,7 +222,7 @@ def contents_of(chosen: Format, found: Found, objects: Mapping[str, bytes]) -> l
         for item in items:
             if isinstance(item, Span):
                 contents.append((whole[item.start : item.stop], name))
-            else:
+            elif not isinstance(item, Note):
                 content = block_bytes(item, whole, objects)
                 contents += [(record, name) for record in recode(chosen, found, item, content)]
     return contents

@@ -107,22 +107,24 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
     def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
         """Finds the rows of one file, whose dtypes and shapes must be those of the first one."""
         groups = yield from self._find_columns(source, facts)
-        if len(groups) > 1:
-            # Their datasets lie in any order in the file.
-            for columns in groups:
-                yield from tiles.blocks_of(columns, (0, tiles.common_rows(columns)), source.chunk_bytes)
-            return
-        for item in tiles.samples_of(groups[0], source.chunk_bytes):
-            if isinstance(item, Block) or item.start >= start:
-                yield item
+        with _errors_of(source.record, ()):
+            if len(groups) > 1:
+                # Their datasets lie in any order in the file.
+                for columns in groups:
+                    yield from tiles.blocks_of(columns, (0, tiles.common_rows(columns)), source.chunk_bytes)
+                return
+            for item in tiles.samples_of(groups[0], source.chunk_bytes):
+                if isinstance(item, Block) or item.start >= start:
+                    yield item
 
     def read_runs(self, source: Source, facts: Facts) -> Asking[list[list[Piece]]]:
         """Finds the rows of each episode: no window goes on over its end."""
         runs = []
         for columns in (yield from self._find_columns(source, facts)):
             pieces = Pieces(source.chunk_bytes)
-            for item in tiles.samples_of(columns, source.chunk_bytes):
-                pieces.add(item)
+            with _errors_of(source.record, ()):
+                for item in tiles.samples_of(columns, source.chunk_bytes):
+                    pieces.add(item)
             runs.append(pieces.all())
         return runs
 
