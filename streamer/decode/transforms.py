@@ -132,7 +132,7 @@ class OnField:
             image = made[self.field]
             shape = tuple(image.shape[:2])
             # The function may change the image in place.
-            before = Views.of_image(image) if left and isinstance(image, np.ndarray) else None
+            before = Views.take(image) if left and isinstance(image, np.ndarray) else None
             moved = step(image, **arguments)
             if left:
                 is_resized = _is_resized(shape, moved)

@@ -48,7 +48,7 @@ class Views(msgspec.Struct, frozen=True):
     views: NDArray[np.float32]
 
     @classmethod
-    def of_image(cls, image: NDArray[Any]) -> Views:
+    def take(cls, image: NDArray[Any]) -> Views:
         """Returns the views of an image: 4, and of a square one 8."""
         height, width = image.shape[:2]
         turned = [image, image.swapaxes(0, 1)] if height == width else [image]
@@ -148,7 +148,7 @@ class SampleWatch:
                 if not companions:
                     return None
                 values = {name: _copy(sample[name]) for name in companions}
-                return Seen(field, Views.of_image(value), companions, values)
+                return Seen(field, Views.take(value), companions, values)
         return None
 
     def compare(self, seen: Seen, made: object) -> None:
