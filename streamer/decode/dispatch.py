@@ -10,7 +10,6 @@ import numpy as np
 
 from streamer.decode import arrays, images, texts
 from streamer.decode.arrays import NO_ROW, Array, ArrayDecoder, PlainArray, Row
-from streamer.decode.gzipped import make_gzip_decoder
 from streamer.decode.kinds import NULL, decode_null, find_decoder_of_kind
 from streamer.decode.nested import NestedDecoder
 from streamer.decode.rule import DecodeRule, FieldDecoder, StoredFields, check_rule
@@ -26,6 +25,14 @@ _Reader = Callable[[memoryview], object]
 
 # The extension before this one decides the decoder, unless a rule names this one.
 _GZIP = "gz"
+# deflate compresses zeros 1,000 to 1 (zlib.net, "Maximum Compression Factor"): without a limit, 10 MB of a tar become
+# 10 GB in every worker. A medical volume has up to 600 MB.
+MAX_BYTES = 1 << 30
+_GZIP_MAGIC = b"\x1f\x8b"
+# Header and end of a stream without content.
+_SMALLEST_BYTES = 18
+# A document of "{},{},..." takes 24 times its bytes as Python objects.
+MAX_JSON_BYTES = 64 << 20
 _NO_BYTES = memoryview(b"")
 
 
@@ -193,7 +200,7 @@ class SampleDecoder:
             return NestedDecoder(given)
         if known == _GZIP and _GZIP not in self._readers:
             inner = self._readers.get(extension(name.rpartition(".")[0]), bytes)
-            return make_gzip_decoder(
+            return _make_gzip_decoder(
                 inner, _name_of(inner), makes_objects=inner in (texts.decode_json, texts.decode_jsonl)
             )
         return self._readers.get(known, bytes)
@@ -256,3 +263,29 @@ def _is_own(reader: object) -> bool:
 
 def _name_of(reader: _Reader) -> str:
     return getattr(reader, "__qualname__", type(reader).__qualname__)
+
+
+def _make_gzip_decoder(
+    reader: Callable[[memoryview], object], name: str, *, makes_objects: bool = False
+) -> Callable[[memoryview], object]:
+    """Makes a decoder of a field that is compressed with gzip: `txt.gz` is decoded as `txt`, as WebDataset does.
+
+    Args:
+        reader: decoder of the decompressed bytes.
+        name: name of the decoder, for messages.
+        makes_objects: whether it makes Python objects of them: they may be 64 MiB instead of 1 GiB.
+    """
+
+    def decode(content: memoryview) -> object:
+        # Few data sets have such fields: no worker imports three decompressors for the others.
+        from streamer.formats.packed.unpack import UnpackError, unpack
+
+        max_bytes = min(MAX_JSON_BYTES, MAX_BYTES) if makes_objects else MAX_BYTES
+        # The length of the last stream is at the end of a file: most files that are too long take no memory.
+        is_gzip = len(content) > _SMALLEST_BYTES and bytes(content[:2]) == _GZIP_MAGIC
+        if is_gzip and int.from_bytes(content[-4:], "little") > max_bytes:
+            raise UnpackError(f"unpacks to more than {max_bytes} bytes, or is cut off")
+        return reader(unpack("gz", content, max_bytes))
+
+    decode.__qualname__ = f"gunzip + {name}"
+    return decode

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from streamer.decode import ImageDecoder, SampleDecoder, gzipped
+from streamer.decode import ImageDecoder, SampleDecoder, dispatch
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field, FieldSpec
 
@@ -103,7 +103,7 @@ def test_rules_reach_into_gz():
 )
 def test_bad_gz_is_refused(content, reason, monkeypatch):
     """Damaged, cut off, or larger than the limit when unpacked; with the sample's name."""
-    monkeypatch.setattr(gzipped, "MAX_BYTES", 100)
+    monkeypatch.setattr(dispatch, "MAX_BYTES", 100)
     with pytest.raises(DecodeError, match=rf"sample 'k': field 'txt.gz' .* by gunzip \+ decode_text: .*{reason}"):
         SampleDecoder()("k", [field("txt.gz", content)])
     assert SampleDecoder()("k", [field("txt.gz", gzip.compress(b"x" * 100))])["txt.gz"] == "x" * 100
@@ -220,12 +220,12 @@ def test_damage_that_a_decoder_passes_over_is_told_with_its_sample(image, encode
 
 def test_a_gz_that_says_it_is_too_long_is_not_unpacked(monkeypatch):
     """Its last bytes say its length; documents of JSON have a smaller limit, because their objects are larger."""
-    monkeypatch.setattr(gzipped, "MAX_JSON_BYTES", 50)
+    monkeypatch.setattr(dispatch, "MAX_JSON_BYTES", 50)
     assert SampleDecoder()("k", [field("txt.gz", gzip.compress(b" " * 60))])["txt.gz"] == " " * 60
     with pytest.raises(DecodeError, match="unpacks to more than 50 bytes"):
         SampleDecoder()("k", [field("json.gz", gzip.compress(b"1" + b" " * 60))])
     monkeypatch.setattr("streamer.formats.packed.unpack.unpack", None)
-    monkeypatch.setattr(gzipped, "MAX_BYTES", 100)
+    monkeypatch.setattr(dispatch, "MAX_BYTES", 100)
     with pytest.raises(DecodeError, match="unpacks to more than 100 bytes"):
         SampleDecoder()("k", [field("txt.gz", gzip.compress(bytes(2000)))])
 
