@@ -32,9 +32,9 @@ from numpy.typing import NDArray
 from report import kept, result
 
 from streamer.cache.chunk_cache import ChunkCache
+from streamer.cache.chunk_files import ChunkBytes
 from streamer.cache.policy.cache_policy import CachePolicy
-from streamer.cache.policy.table import charged_bytes
-from streamer.cache.writer import ChunkBytes
+from streamer.cache.policy.table import charge_each
 from streamer.config import CacheConfig
 from streamer.order import EpochOrder, OrderSpec, RankPlan
 from tests.simulation.cache import JobPlan, Order, Simulation, lru_hit_rates
@@ -121,7 +121,7 @@ def lengths_of(chunks: int) -> NDArray[np.int64]:
 def simulate(share: float, name: str, order: Order, chunks: int) -> Outcome:
     """Plays one job of four epochs."""
     lengths = lengths_of(chunks)
-    cost = charged_bytes(lengths)
+    cost = charge_each(lengths)
     policy = CachePolicy(int(share * cost.sum()))
     policy.add_dataset("train", lengths, np.random.default_rng(0).integers(0, 256, (chunks, 16), dtype=np.uint8))
     written = [0.0] * (EPOCHS + 1)
@@ -158,7 +158,7 @@ def hit_rates(chunks: int) -> Iterator[Outcome]:
 
 def controls(chunks: int) -> Iterator[Control]:
     """The same orders and shares in a cache that evicts the least recently used chunk."""
-    cost = charged_bytes(lengths_of(chunks))
+    cost = charge_each(lengths_of(chunks))
     for name, order in orders(chunks).items():
         for share in SHARES:
             yield Control(share, name, lru_hit_rates(order, EPOCHS, cost, int(share * cost.sum()))[-1])
@@ -202,7 +202,7 @@ def decisions(chunks: int) -> str:
     """What the policy costs with many chunks: knowing them, opening a session, one use."""
     lengths = np.full(chunks, 8 * MiB)
     keys = np.random.default_rng(0).integers(0, 256, (chunks, 16), dtype=np.uint8)
-    policy = CachePolicy(int(0.5 * charged_bytes(lengths).sum()))
+    policy = CachePolicy(int(0.5 * charge_each(lengths).sum()))
     add, _ = cost_of(lambda: policy.add_dataset("d", lengths, keys))
     begin, _ = cost_of(lambda: (policy.open_session("s", "j", "d", 64 * MiB, 64 * MiB), None)[1])
     epoch, _ = cost_of(lambda: policy.start_epoch("s", np.arange(chunks)))
@@ -212,8 +212,8 @@ def decisions(chunks: int) -> str:
         for chunk in range(uses):
             policy.look_ahead("s", chunk)
             answer = policy.need("s", chunk, blocking=True)
-            policy.published(answer.key)
-            policy.opened("s", chunk)
+            policy.publish(answer.key)
+            policy.open("s", chunk)
             policy.release("s", chunk)
 
     used, _ = cost_of(use)
@@ -252,7 +252,7 @@ def checksums_alone(count: int) -> str:
     """The part of publishing that is CRC-32, for comparison."""
     body = os.urandom(8 * MiB)
     chunk = ChunkBytes(bytes(16), [body], np.linspace(0, len(body), 81).astype(np.int64))
-    from streamer.cache.writer import checksums
+    from streamer.cache.chunk_files import checksums
 
     def work() -> None:
         for _ in range(count):

@@ -27,18 +27,18 @@ import numpy as np
 from memory import PageCache
 from report import kept
 
-from streamer.cache.folder import Folder, open_folder
-from streamer.cache.writer import ChunkBytes, write_chunk
-from streamer.client.chunk_reader import ChunkReader, Wanted
+from streamer.cache.chunk_files import ChunkBytes, write_chunk
+from streamer.cache.folder import CacheFolder, open_folder
+from streamer.client.chunk_reader import ChunkReader, WantedSample
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.session import EngineSession
 from streamer.errors import StreamerError
 from streamer.formats.checksum import crc32
 from streamer.manifest.table import Manifest
 from streamer.order import EpochOrder, OrderSpec, RankPlan
-from streamer.wire.messages import OpenSession
+from streamer.wire.messages import GetManifest, OpenSession
+from streamer.wire.schedule import EpochSchedule
 
 MiB = 1 << 20
 SAMPLE_BYTES = MiB // 10
@@ -48,14 +48,14 @@ LARGE_BYTES = 256 * MiB
 BOUND_MICROSECONDS, BOUND_DD, BOUND_WRITTEN = 40.0, 0.8, 0.01
 FILES, BATCH, EPOCHS = 4000, 32, 6
 
-Target = tuple[Wanted, list[memoryview]]
+Target = tuple[WantedSample, list[memoryview]]
 
 
 @dataclass
 class Sample:
     """A chunk file in the page cache, and buffers for its samples."""
 
-    folder: Folder
+    folder: CacheFolder
     key: bytes
     size_bytes: int
     count: int
@@ -74,7 +74,7 @@ class Sample:
         found, base = [], self.offsets[first]
         for number in range(first, self.count if count is None else min(self.count, first + count)):
             start, stop = self.offsets[number], self.offsets[number + 1]
-            found.append((Wanted(number, start, stop), [buffer[start - base : stop - base]]))
+            found.append((WantedSample(number, start, stop), [buffer[start - base : stop - base]]))
         return found
 
     def read(self, reader: ChunkReader, targets: list[Target]) -> None:
@@ -227,7 +227,7 @@ class Consumer:
     def _extend(self, epoch: int) -> None:
         plan = self._plan(epoch)
         schedule, base = plan.schedule(), epoch * plan.batches
-        self._session.extend(epoch, (schedule.chunk, schedule.first + base, schedule.last + base), True)
+        self._session.extend(EpochSchedule(epoch, schedule.chunk, schedule.first + base, schedule.last + base), True)
 
 
 async def epochs(folder: Path) -> list[str]:
@@ -240,7 +240,7 @@ async def epochs(folder: Path) -> list[str]:
     total = sum(path.stat().st_size for path in (folder / "data").rglob("*.bin"))
     cache = CacheConfig(directory=folder / "cache", limit_bytes=total // 2, free_floor_bytes=0)
     async with Engine(EngineConfig(cache=cache, settle_seconds=0.0)) as engine:
-        digest = await engine.manifest(ManifestRequest(urls=(str(folder / "data"),)), lambda text, done, total: None)
+        digest = await engine.manifest(GetManifest(0, [str(folder / "data")], "auto"), lambda text, done, total: None)
         manifest = Manifest.open(engine.cache.root / "manifests" / digest)
         consumer, after = Consumer(engine, manifest), []
         for epoch in range(EPOCHS):

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from streamer.base.process_memory import collect_rarely
 from streamer.cache.chunk_cache import ChunkCache
-from streamer.cache.writer import checksums
+from streamer.cache.chunk_files import checksums
 from streamer.config import CacheConfig, FetchConfig
 from streamer.fetch import Fetcher
 from streamer.manifest.model import Chunk, Extent, ObjectRecord

@@ -20,7 +20,7 @@ import numpy as np
 from streamer.cache.folder import open_folder
 from streamer.config import FetchConfig
 from streamer.engine.processes.messages import OpenDataset
-from streamer.engine.processes.pool import FetchPool, Wanted
+from streamer.engine.processes.pool import FetchPool, WantedChunk
 from streamer.engine.processes.process import SharedBytes
 from streamer.errors import StreamerError
 from streamer.fetch import Fetched, Fetcher, FetchStatistics
@@ -122,7 +122,7 @@ class Asked:
     """A chunk, and how fetch processes are asked for it."""
 
     chunk: Chunk
-    wanted: Wanted
+    wanted: WantedChunk
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Load:
         for number in numbers:
             due = next(self._count) * 1e-3
             chunk = manifest.chunk(number)
-            yield Asked(chunk, Wanted(opened, number, len(chunk.extents), lambda due=due: due, lambda: ""))
+            yield Asked(chunk, WantedChunk(opened, number, len(chunk.extents), lambda due=due: due, lambda: ""))
 
     async def read(self, chunks: Iterator[Asked], *, width: int = 64, into: Deliveries | None = None) -> Deliveries:
         """Fetches the chunks, `width` at once, earliest first."""

@@ -23,8 +23,8 @@ import trustme
 import uvloop
 from report import kept
 
-from streamer.cache.folder import Folder, open_folder
-from streamer.cache.writer import ChunkBytes, write_chunk
+from streamer.cache.chunk_files import ChunkBytes, write_chunk
+from streamer.cache.folder import CacheFolder, open_folder
 from streamer.config import FetchConfig, PeersConfig
 from streamer.fetch.memory_budget import MemoryBudget
 from streamer.peers import tls
@@ -45,7 +45,7 @@ async def serve_nothing_else(request: ChunkRequest) -> Availability:
     raise AssertionError("the file is there")
 
 
-def write(folder: Folder, size: int, count: int) -> dict[bytes, int]:
+def write(folder: CacheFolder, size: int, count: int) -> dict[bytes, int]:
     """Chunk files of that many bytes: the length of each by its key."""
     content, keys = os.urandom(size), [os.urandom(16) for _ in range(count)]
     return {key: write_chunk(ChunkBytes(key, [content], np.array([0, size])), folder) for key in keys}

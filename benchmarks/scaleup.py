@@ -46,10 +46,10 @@ from s3sim import Simulator, simulator
 from stream import make_data
 
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule
 from streamer.client.settings import ClientSettings
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest, OpenSession
+from streamer.wire.schedule import EpochSchedule
 
 CHUNK_BYTES = 2_000_000
 NAMES = {"tars": "train", "raw": "raw"}
@@ -142,7 +142,7 @@ _CPU = ("loop_cpu_seconds", "cpu_seconds", "fetch_process_cpu_seconds")
 def opened(client: EngineClient, root: Path, name: str) -> Manifest:
     """The manifest of one kind of data, in an engine that has nothing else of it."""
     request = GetManifest(
-        0, [url_of(name)], "auto", client.settings.encoded_options(), manifest=str(root / f"manifest-{name}")
+        0, [url_of(name)], "auto", client.settings.encode_options(), manifest=str(root / f"manifest-{name}")
     )
     return Manifest.open(client.manifest(request))
 

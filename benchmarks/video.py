@@ -44,7 +44,7 @@ from report import kept
 from s3sim import S3_PROFILE, simulator
 from video_films import repeat_film, with_torchcodec, write_film
 
-from streamer.client.chunk_reader import ChunkReader, Wanted
+from streamer.client.chunk_reader import ChunkReader, WantedSample
 from streamer.decode import Frames
 from streamer.formats import Video
 from streamer.formats.base import Block, Facts, Need, Source
@@ -337,7 +337,7 @@ def _report_reading(manifest: Manifest, cache: Path, chosen: Sequence[int], boun
         key, samples = manifest.chunk_keys[chunk].tobytes(), int(manifest.chunk_samples[chunk])
         place = ordinal - int(manifest.chunk_first[chunk])
         lengths = reader.records(key, samples).bounds
-        wanted = Wanted(place, int(lengths[place]), int(lengths[place + 1]))
+        wanted = WantedSample(place, int(lengths[place]), int(lengths[place + 1]))
         buffer = memoryview(bytearray(wanted.stop - wanted.start))
         spent += least_cpu(lambda key=key, samples=samples, wanted=wanted, buffer=buffer: reader.read_records(
             key, samples, [(wanted, [buffer])]), 2)  # fmt: skip

@@ -1,4 +1,4 @@
-"""The persistent index of the cache: one row per chunk in diskcache (SQLite), as bytes and text only.
+"""The persistent index of the cache: one row per chunk in diskcache (SQLite), as bytes and text; who keeps it.
 
 The files are the truth and the catalog is their index: it is read in one query at start, written in batches off the
 loop, and made anew when anything in it is not what we write ourselves. Nothing in it is ever unpickled: diskcache by
@@ -23,6 +23,16 @@ from streamer.errors import CacheError
 
 if TYPE_CHECKING:
     import diskcache
+
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from streamer.base.threads import in_thread
+from streamer.cache.catalog_row import CatalogChanges
+from streamer.cache.statistics import CacheCounters
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +71,9 @@ class Catalog:
         try:
             from streamer.cache.catalog_database import FOREIGN_ERRORS, open_database
         except ImportError as error:
-            logger.warning("%s; each start reads the chunk files instead", _without_sqlite(self._directory, error))
+            logger.warning(
+                "%s; each start reads the chunk files instead", _describe_missing_sqlite(self._directory, error)
+            )
             return CatalogContents({}, {})
         try:
             self._cache = open_database(self._directory)
@@ -79,7 +91,7 @@ class Catalog:
         try:
             from streamer.cache.catalog_database import FOREIGN_ERRORS
         except ImportError as error:
-            logger.warning("%s", _without_sqlite(self._directory, error))
+            logger.warning("%s", _describe_missing_sqlite(self._directory, error))
             return {}
         try:
             return self._read().chunks
@@ -124,7 +136,7 @@ class Catalog:
         try:
             from streamer.cache.catalog_database import DATABASE_ERRORS
         except ImportError as error:
-            raise CacheError(_without_sqlite(self._directory, error)) from error
+            raise CacheError(_describe_missing_sqlite(self._directory, error)) from error
         try:
             if self._cache is None:  # not by truth value, which is false for an empty catalog and costs a query
                 self._cache = self._open_or_remove()
@@ -174,5 +186,97 @@ class Catalog:
         self.reopen()
 
 
-def _without_sqlite(directory: Path, error: ImportError) -> str:
+def _describe_missing_sqlite(directory: Path, error: ImportError) -> str:
     return f"the catalog {directory} is not used, because this Python has no sqlite3 ({error})"
+
+
+T = TypeVar("T")
+
+
+class CatalogKeeper:
+    """Owned by one `ChunkCache`; lives on its loop."""
+
+    def __init__(self, count: CacheCounters) -> None:
+        self._count = count
+        self._thread = ThreadPoolExecutor(1, "streamer-catalog")
+        self._catalog: Catalog | None = None
+        self._changes = CatalogChanges({}, set(), set())
+        self._seen: set[str] = set()
+        self._dirty = asyncio.Event()
+        self._is_open = True
+        self._is_lost = False
+
+    def __repr__(self) -> str:
+        return f"CatalogKeeper({self._catalog!r})"
+
+    async def run_in_thread(self, work: Callable[[], T]) -> T:
+        """Runs `work` in the thread of the catalog's connection."""
+        return await in_thread(self._thread, work)
+
+    def begin(self, catalog: Catalog, changes: CatalogChanges) -> None:
+        """Takes over an opened catalog, with the changes that were found at the start."""
+        self._catalog = catalog
+        self._changes = changes
+        self._dirty.set()
+
+    def add_row(self, key: bytes, row: CatalogRow) -> None:
+        """Records a chunk that was published."""
+        if row.dataset not in self._seen:
+            self.use(row.dataset)
+        self._changes.removed.discard(key)
+        self._changes.added[key] = row
+        self._dirty.set()
+
+    def remove_rows(self, keys: Iterable[bytes]) -> None:
+        """Records chunks that are gone."""
+        for key in keys:
+            self._changes.added.pop(key, None)
+            self._changes.removed.add(key)
+        self._dirty.set()
+
+    def use(self, dataset: str) -> None:
+        """Marks the dataset as used now."""
+        self._seen.add(dataset)
+        self._changes.forgotten.discard(dataset)
+        self._changes.used.add(dataset)
+        self._dirty.set()
+
+    def forget(self, dataset: str) -> None:
+        """Forgets when the dataset was last used."""
+        self._seen.discard(dataset)
+        self._changes.used.discard(dataset)
+        self._changes.forgotten.add(dataset)
+        self._dirty.set()
+
+    def start_anew(self) -> None:
+        """Starts new files after the catalog's were removed; the next start of the engine then looks at the chunks."""
+        self._is_lost = True
+
+    async def run(self) -> None:
+        """Writes rows until `stop` is called and nothing is left."""
+        while self._is_open or self._changes:
+            await self._dirty.wait()
+            self._dirty.clear()
+            changes, self._changes = self._changes, CatalogChanges({}, set(), set())
+            if changes:
+                await self._write(changes)
+
+    def stop(self) -> None:
+        """Lets `run` end after it has written the last rows."""
+        self._is_open = False
+        self._dirty.set()
+
+    def end_thread(self) -> None:
+        """Ends the thread; idempotent."""
+        self._thread.shutdown()
+
+    async def _write(self, changes: CatalogChanges) -> None:
+        assert self._catalog is not None, "begun"
+        try:
+            if self._is_lost:
+                self._is_lost = False
+                await in_thread(self._thread, self._catalog.reopen)
+            await in_thread(self._thread, self._catalog.write, *msgspec.structs.astuple(changes))
+        except CacheError as error:
+            self._count.catalog_failures += 1
+            logger.warning("%s; the next start rebuilds it from the files", error)

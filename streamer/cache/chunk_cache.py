@@ -22,20 +22,18 @@ from numpy.typing import NDArray
 from streamer.base import linux
 from streamer.base.system_limits import is_shortage
 from streamer.base.threads import in_thread
-from streamer.cache.catalog import Catalog
-from streamer.cache.catalog_keeper import CatalogKeeper
+from streamer.cache.catalog import Catalog, CatalogKeeper
 from streamer.cache.catalog_row import CatalogChanges, CatalogRow
+from streamer.cache.chunk_files import Buffer, ChunkBytes, KeyLocks, Published, advise, unlink_all, write_chunk
 from streamer.cache.disk_space import DiskSpace
 from streamer.cache.disk_trust import DiskTrust, read_whole
-from streamer.cache.file_jobs import KeyLocks, advise, unlink_all
 from streamer.cache.folder import Layers, open_folder
 from streamer.cache.folder_guard import FolderGuard
-from streamer.cache.policy.answers import Limits
+from streamer.cache.memory_folder import REFUSALS, RamFallback
+from streamer.cache.policy.answers import CacheLimits
 from streamer.cache.policy.table import charge
-from streamer.cache.ram_fallback import REFUSALS, RamFallback
 from streamer.cache.reconcile import DatasetFiles, reconcile
-from streamer.cache.statistics import CacheStatistics, Counters
-from streamer.cache.writer import Buffer, ChunkBytes, Published, write_chunk
+from streamer.cache.statistics import CacheCounters, CacheStatistics
 from streamer.config import CacheConfig
 from streamer.errors import CacheError, CacheFullError, ClosedError
 from streamer.formats.chunkfile import file_bytes
@@ -73,7 +71,7 @@ class ChunkCache:
         self._leftovers: dict[bytes, int] = {}
         self.found: list[DatasetFiles] = []
         self._key_locks = KeyLocks()
-        self._count = Counters()
+        self._count = CacheCounters()
         self._open = False
 
     def __repr__(self) -> str:
@@ -84,7 +82,7 @@ class ChunkCache:
         self._files = ThreadPoolExecutor(FILE_THREADS, "streamer-cache")
         self._keeper = CatalogKeeper(self._count)
         try:
-            changes = await self._keeper.in_its_thread(self._start)
+            changes = await self._keeper.run_in_thread(self._start)
         except BaseException:
             self._stop_threads()
             raise
@@ -100,7 +98,7 @@ class ChunkCache:
         self._keeper.stop()
         try:
             await self._tasks.__aexit__(None, None, None)
-            await self._keeper.in_its_thread(self._stop)
+            await self._keeper.run_in_thread(self._stop)
         finally:
             self._stop_threads()
 
@@ -112,7 +110,7 @@ class ChunkCache:
         self._catalog = Catalog(self.folder.path / "catalog")
         found = reconcile(self.folder, self._catalog)
         self._chunks = {key: row.file_bytes for key, row in found.rows.items()}
-        self.found = list(found.by_dataset())
+        self.found = list(found.group_by_dataset())
         self._fallback = RamFallback(self.folder, self.config.group)
         self._fallback.begin()
         self.layers = Layers(self.config.layers)
@@ -164,8 +162,8 @@ class ChunkCache:
         lost = {key: length for key, length in self._chunks.items() if not self.folder.chunk_path(key).exists()}
         for key in lost:
             del self._chunks[key]
-        self._unlinked(lost)
-        self._keeper.lost()
+        self._release(lost)
+        self._keeper.start_anew()
         text = (
             f"the cache folder {self.root} was removed by another program (a cleaner of temporary files?); it is "
             f"made again, and {len(lost)} chunks are fetched again when they are needed"
@@ -198,7 +196,7 @@ class ChunkCache:
         return self.limits.limit_bytes
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> CacheLimits:
         """Limits for the policy: below the user's while other programs fill the disk, or while it refuses writes."""
         return self.space.limits(self._fallback.taken_bytes, self._fallback.limit_bytes)
 
@@ -321,7 +319,7 @@ class ChunkCache:
             self.space.release(length)
             raise
         self._chunks[key] = length
-        self._keeper.added(key, CatalogRow(length, dataset))
+        self._keeper.add_row(key, CatalogRow(length, dataset))
         self._count.published_chunks += 1
         self._count.written_bytes += length
         return Published(self.folder.path, length)
@@ -381,7 +379,7 @@ class ChunkCache:
                 await in_thread(self._files, unlink_all, paths, failed)
             finally:
                 self.space.unlink_ends(released)
-                self._unlinked({key: length for key, length in lengths.items() if key not in failed})
+                self._release({key: length for key, length in lengths.items() if key not in failed})
         if failed:
             self._keep_leftovers(self._leftovers | {key: lengths[key] for key in failed if key in lengths})
             reason = next(iter(failed.values()))
@@ -390,9 +388,9 @@ class ChunkCache:
                 f"cannot unlink {len(failed)} chunk files in {self.folder.path}: {reason}", where=str(self.folder.path)
             )
 
-    def _unlinked(self, lengths: dict[bytes, int]) -> None:
+    def _release(self, lengths: dict[bytes, int]) -> None:
         self.space.release(*lengths.values())
-        self._keeper.removed(lengths)
+        self._keeper.remove_rows(lengths)
 
     def use(self, dataset: str) -> None:
         """Marks the dataset as used now: after a restart, the least recently used datasets are evicted first."""
@@ -437,7 +435,7 @@ class ChunkCache:
     def _give_up_disk(self, failure: object) -> None:
         self.space.is_given_up = self.space.refused = True
         lost, self._chunks = self._chunks, {}
-        self._unlinked(lost)
+        self._release(lost)
         self._warn(
             f"the disk of the cache folder {self.root} cannot be read ({failure}): all chunks pass through memory "
             f"until this engine ends, {len(lost)} are fetched again; check the disk, or choose another cache_dir"

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from streamer.cache.folder import used_bytes
-from streamer.cache.policy.answers import Limits
+from streamer.cache.folder import measure_usage
+from streamer.cache.policy.answers import CacheLimits
 from streamer.cache.policy.table import charge
 from streamer.config import CacheConfig, format_bytes
 from streamer.errors import CacheFullError
@@ -92,7 +92,7 @@ class DiskSpace:
         """Bytes set aside for files that are being sent to peers: a deleted one occupies its bytes until it is sent."""
         return min(int(SEND_SHARE * self.whole_limit_bytes), MOST_SEND_BYTES) if self.serves_peers else 0
 
-    def limits(self, memory_bytes: int, memory_limit_bytes: int) -> Limits:
+    def limits(self, memory_bytes: int, memory_limit_bytes: int) -> CacheLimits:
         """Returns the present limits of chunk files.
 
         These are the hard limit, or, if less, the bytes in use plus those free above the floor (as of the last
@@ -100,7 +100,7 @@ class DiskSpace:
         """
         room = (self.charged_bytes if self.refused else self._disk_limit) - self.leftover_bytes
         most = self.most_bytes
-        return Limits(
+        return CacheLimits(
             max(0, min(self.hard_limit_bytes, room + memory_bytes)), max(0, min(most, room + memory_limit_bytes)), most
         )
 
@@ -118,7 +118,7 @@ class DiskSpace:
 
     def measure(self) -> None:
         """Measures manifests and free space."""
-        self.overhead_bytes = FIXED_BYTES + used_bytes(self._path / "manifests")
+        self.overhead_bytes = FIXED_BYTES + measure_usage(self._path / "manifests")
         found = os.statvfs(self._path)
         self.disk_bytes = found.f_blocks * found.f_frsize
         self.free_bytes = found.f_bavail * found.f_frsize

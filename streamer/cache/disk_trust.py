@@ -13,8 +13,8 @@ from pathlib import Path
 
 from streamer.base.system_limits import is_shortage
 from streamer.base.threads import in_thread
-from streamer.cache.folder import Folder
-from streamer.cache.verify import verify_file
+from streamer.cache.chunk_files import verify_file
+from streamer.cache.folder import CacheFolder
 from streamer.errors import IntegrityError
 
 # After this many damaged copies of one chunk the disk is at fault, not the network.
@@ -38,7 +38,7 @@ class DiskTrust:
         distrusted: keys of the chunks that are kept in memory.
     """
 
-    def __init__(self, folder: Folder, pool: ThreadPoolExecutor, warn: Callable[[str], None]) -> None:
+    def __init__(self, folder: CacheFolder, pool: ThreadPoolExecutor, warn: Callable[[str], None]) -> None:
         self.is_given_up = False
         self.distrusted: set[bytes] = set()
         self._folder = folder

@@ -88,7 +88,7 @@ def group_id(group: str) -> int:
         raise ConfigError(f"group={group!r} does not exist on this machine", field="group") from error
 
 
-class Folder(msgspec.Struct, frozen=True):
+class CacheFolder(msgspec.Struct, frozen=True):
     """An opened cache folder."""
 
     path: Path
@@ -109,7 +109,7 @@ class Folder(msgspec.Struct, frozen=True):
             path.unlink(missing_ok=True)
 
 
-def open_folder(path: Path, group: str | None = None) -> Folder:
+def open_folder(path: Path, group: str | None = None) -> CacheFolder:
     """Opens the folder, creates what is missing, and empties tmp/.
 
     Raises:
@@ -127,15 +127,15 @@ def open_folder(path: Path, group: str | None = None) -> Folder:
         _make_subfolders(path, permissions)
         root_id = _root_id(path, permissions, secrets.token_hex(16))
         empty(path / "tmp")
-        _remove_unfinished(path)
+        _remove_leftovers(path)
     except (CacheError, ConfigError):
         raise
     except OSError as error:
         raise _cannot_use(path, error) from error
-    return Folder(path, root_id, permissions)
+    return CacheFolder(path, root_id, permissions)
 
 
-def is_intact(folder: Folder) -> bool:
+def is_intact(folder: CacheFolder) -> bool:
     """Whether an opened folder is still there, with its id and its subfolders."""
     try:
         found = (folder.path / ROOT_ID).read_text().strip()
@@ -144,7 +144,7 @@ def is_intact(folder: Folder) -> bool:
     return found == folder.root_id and all(os.path.isdir(folder.path / name) for name in _FOLDERS)
 
 
-def make_again(folder: Folder) -> None:
+def make_again(folder: CacheFolder) -> None:
     """Recreates the missing parts of an opened folder, with the same id, so that readers recognise it.
 
     Raises:
@@ -165,7 +165,7 @@ def make_again(folder: Folder) -> None:
         )
 
 
-def open_layer(path: Path) -> Folder:
+def open_layer(path: Path) -> CacheFolder:
     """Opens a read-only folder of the same layout; writes nothing.
 
     Raises:
@@ -178,7 +178,7 @@ def open_layer(path: Path) -> Folder:
     except OSError as error:
         raise CacheError(f"cannot read the cache layer {path}: {error.strerror}") from error
     _check_version(path, version)
-    return Folder(path, root_id, Permissions())
+    return CacheFolder(path, root_id, Permissions())
 
 
 def is_empty(path: Path) -> bool:
@@ -266,7 +266,7 @@ def _harmless(name: str) -> bool:
     return name == "lost+found" or name.startswith(MARKER + ".")
 
 
-def _remove_unfinished(path: Path) -> None:
+def _remove_leftovers(path: Path) -> None:
     """Removes markers, probes and sockets that an engine was making when it was killed."""
     for entry in path.iterdir():
         if _UNFINISHED.fullmatch(entry.name):
@@ -335,7 +335,7 @@ def empty(folder: Path) -> None:
             os.unlink(entry.path)
 
 
-def chunk_files(folder: Folder) -> Iterator[tuple[bytes, int]]:
+def chunk_files(folder: CacheFolder) -> Iterator[tuple[bytes, int]]:
     """Yields key and length of every chunk file; ignores anything else below chunks/."""
     for digit in _DIGITS:
         try:
@@ -349,7 +349,7 @@ def chunk_files(folder: Folder) -> Iterator[tuple[bytes, int]]:
                     yield bytes.fromhex(match[1]), entry.stat(follow_symlinks=False).st_size
 
 
-def read_header(folder: Folder, key: bytes, length: int) -> ChunkHeader:
+def read_header(folder: CacheFolder, key: bytes, length: int) -> ChunkHeader:
     """Reads the header of a chunk file and checks it against the file's name and length.
 
     Raises:
@@ -374,7 +374,7 @@ def read_header(folder: Folder, key: bytes, length: int) -> ChunkHeader:
     return header
 
 
-def used_bytes(path: Path, *, chunks: bool = True) -> int:
+def measure_usage(path: Path, *, chunks: bool = True) -> int:
     """Bytes a folder, or a file, occupies on the disk (`st_blocks`), folders included; without chunk files if asked.
 
     Files that are renamed or removed meanwhile do not count, such as a manifest that another request has just built.
@@ -403,8 +403,8 @@ class Layers:
     """
 
     def __init__(self, paths: Sequence[Path] = ()) -> None:
-        self._folders: list[Folder] = [open_layer(path) for path in paths]
-        self._of: dict[bytes, Folder] = {}
+        self._folders: list[CacheFolder] = [open_layer(path) for path in paths]
+        self._of: dict[bytes, CacheFolder] = {}
         for folder in self._folders:
             for key, _ in chunk_files(folder):
                 self._of.setdefault(key, folder)

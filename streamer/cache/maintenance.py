@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamer.cache.catalog import Catalog
+from streamer.cache.chunk_files import verify_file
 from streamer.cache.folder import (
     MARKER,
     ROOT_ID,
     SUBFOLDERS,
-    Folder,
+    CacheFolder,
     chunk_files,
+    measure_usage,
     open_folder,
     open_layer,
     read_header,
-    used_bytes,
 )
-from streamer.cache.verify import verify_file
 from streamer.errors import IntegrityError
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def stat(path: Path) -> FolderStatistics:
         name = rows[key].dataset if key in rows else ""
         count, size = datasets.get(name, (0, 0))
         datasets[name] = (count + 1, size + length)
-    return FolderStatistics(chunks, total, used_bytes(path), datasets, folder.root_id)
+    return FolderStatistics(chunks, total, measure_usage(path), datasets, folder.root_id)
 
 
 def check(path: Path, *, repair: bool = False, progress: Progress | None = None) -> CheckReport:
@@ -113,7 +113,7 @@ def clear(path: Path) -> int:
         CacheError: it cannot be used, or is not a cache folder (CacheVersionError); then nothing is removed.
     """
     open_layer(path)
-    freed = used_bytes(path)
+    freed = measure_usage(path)
     for name in SUBFOLDERS:
         shutil.rmtree(path / name, ignore_errors=True)
     for name in (ROOT_ID, MARKER):
@@ -151,7 +151,7 @@ def export(path: Path, target: Path, *, keys: Iterable[bytes] | None = None, pro
     return there
 
 
-def _copy(source: Folder, layer: Folder, key: bytes) -> bool:
+def _copy(source: CacheFolder, layer: CacheFolder, key: bytes) -> bool:
     """Whether the layer has the whole chunk now."""
     goal = layer.chunk_path(key)
     try:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from streamer.cache.catalog import Catalog
 from streamer.cache.catalog_row import CatalogRow
-from streamer.cache.folder import Folder, chunk_files, read_header
-from streamer.cache.policy.table import Keys, as_keys
+from streamer.cache.folder import CacheFolder, chunk_files, read_header
+from streamer.cache.policy.table import Keys, to_keys
 from streamer.errors import IntegrityError
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Contents(msgspec.Struct):
         """Datasets without chunks, of which the catalog has only the last use."""
         return set(self.used) - {row.dataset for row in self.rows.values()}
 
-    def by_dataset(self) -> Iterator[DatasetFiles]:
+    def group_by_dataset(self) -> Iterator[DatasetFiles]:
         """The chunks of each dataset, least recently used first."""
         groups: dict[str, list[bytes]] = {}
         for key, row in self.rows.items():
@@ -52,10 +52,10 @@ class Contents(msgspec.Struct):
         for dataset in sorted(groups, key=lambda name: self.used.get(name, 0.0)):
             keys = groups[dataset]
             lengths = np.array([self.rows[key].file_bytes for key in keys], np.int64)
-            yield dataset, as_keys(keys), lengths
+            yield dataset, to_keys(keys), lengths
 
 
-def reconcile(folder: Folder, catalog: Catalog) -> Contents:
+def reconcile(folder: CacheFolder, catalog: Catalog) -> Contents:
     """Opens the catalog and compares it with the files, which are right where the two differ.
 
     If a file has no row, or another length than its row says, its header decides. The caller writes the changes later:
@@ -77,7 +77,7 @@ def reconcile(folder: Folder, catalog: Catalog) -> Contents:
     return found
 
 
-def _adopt(folder: Folder, key: bytes, length: int, dataset: str) -> CatalogRow | None:
+def _adopt(folder: CacheFolder, key: bytes, length: int, dataset: str) -> CatalogRow | None:
     """Returns a row for a file with a sound header; unlinks the file otherwise."""
     try:
         read_header(folder, key, length)

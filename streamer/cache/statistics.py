@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Counters(msgspec.Struct):
+class CacheCounters(msgspec.Struct):
     """Counts since the start."""
 
     published_chunks: int = 0
@@ -15,7 +15,7 @@ class Counters(msgspec.Struct):
     catalog_failures: int = 0
 
 
-class CacheStatistics(Counters, kw_only=True):
+class CacheStatistics(CacheCounters, kw_only=True):
     """Files and bytes now, and counts since the start."""
 
     limit_bytes: int

@@ -69,7 +69,7 @@ def find_engine(socket: Path | None, cache_dir: Path | None, settings: ClientSet
         EngineUnavailableError: none is named, and none is found.
         ConfigError: several are running; the message lists them.
     """
-    from streamer.client.runtime_folder import described, engines
+    from streamer.client.runtime_folder import describe_engine, engines
 
     named = _from_arguments(socket, cache_dir, settings)
     if named is not None:
@@ -81,7 +81,7 @@ def find_engine(socket: Path | None, cache_dir: Path | None, settings: ClientSet
             "STREAMER_ENGINE (embedded engines end with the last process that uses them)"
         )
     if len(running) > 1:
-        listed = "; ".join(described(path, settings.token()) for path in running)
+        listed = "; ".join(describe_engine(path, settings.token()) for path in running)
         raise ConfigError(
             f"{len(running)} engines run in {settings.runtime_dir}: {listed}; choose one with --cache-dir or --socket",
             field="socket",

@@ -14,15 +14,16 @@ import numpy.typing as npt
 
 from streamer.cache.folder import ROOT_ID, chunk_files, open_layer
 from streamer.cache.maintenance import export
-from streamer.cache.policy.table import Places, as_keys, charged_bytes, draw_ranks
+from streamer.cache.policy.table import Places, charge_each, draw_ranks, to_keys
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule, Session
+from streamer.client.session import Session
 from streamer.config import MiB
 from streamer.errors import CacheError
 from streamer.formats import chunkfile
 from streamer.manifest.table import Manifest
 from streamer.peers.homes import Homes, Member
 from streamer.wire.messages import OpenSession
+from streamer.wire.schedule import EpochSchedule
 
 Integers = npt.NDArray[np.int64]
 Report = Callable[[int, int], None]
@@ -108,7 +109,7 @@ def plan(
         below: keys of the chunks in read-only layers, which take no space.
         places: places of the chunks among this engine's peers: its own come first.
     """
-    keys = as_keys(manifest.chunk_keys)
+    keys = to_keys(manifest.chunk_keys)
     here = _are_in(keys, present - below)
     free = _are_in(keys, below)
     there = here | free
@@ -117,7 +118,7 @@ def plan(
     if room_bytes is None:
         return WarmPlan(chunks=order, file_bytes=sizes[order], present_chunks=0, missing_chunks=0)
     order = order[int(there.sum()) :]
-    charges = charged_bytes(sizes)
+    charges = charge_each(sizes)
     room = room_bytes - int(charges[here].sum())
     fitting = int(np.searchsorted(np.cumsum(charges[order]), room, side="right"))
     chosen = order[:fitting]

@@ -55,7 +55,7 @@ _OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 T = TypeVar("T")
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class WantedSample(msgspec.Struct, frozen=True):
     """One sample of a chunk: its number in the chunk and its chunk-local half-open byte range.
 
     In a recoded chunk the range is that of `RecordTable.bounds`.
@@ -66,7 +66,7 @@ class Wanted(msgspec.Struct, frozen=True):
     stop: int
 
 
-_Target = tuple[Wanted, Sequence[memoryview]]
+_Target = tuple[WantedSample, Sequence[memoryview]]
 
 
 class ChunkReader:
@@ -82,7 +82,7 @@ class ChunkReader:
     def __repr__(self) -> str:
         return f"ChunkReader({self._roots!r})"
 
-    def read(self, key: bytes, local_bytes: int, samples: int, wanted: Sequence[Wanted]) -> list[memoryview]:
+    def read(self, key: bytes, local_bytes: int, samples: int, wanted: Sequence[WantedSample]) -> list[memoryview]:
         """Returns the bytes of each wanted sample, checked.
 
         Args:
@@ -101,7 +101,7 @@ class ChunkReader:
         return buffers
 
     def read_into(
-        self, key: bytes, local_bytes: int, samples: int, wanted: Sequence[tuple[Wanted, Sequence[memoryview]]]
+        self, key: bytes, local_bytes: int, samples: int, wanted: Sequence[tuple[WantedSample, Sequence[memoryview]]]
     ) -> None:
         """Reads into the caller's memory, as `read` does. Opens the file once and reads adjacent samples together.
 
@@ -111,17 +111,19 @@ class ChunkReader:
             samples: number of samples in the chunk.
             wanted: samples of this chunk, each with memory (format "B") whose total length is the sample's.
         """
-        self._read(key, (local_bytes, samples), sorted(wanted, key=_number))
+        self._read(key, (local_bytes, samples), sorted(wanted, key=_sample_number))
 
-    def read_records(self, key: bytes, samples: int, wanted: Sequence[tuple[Wanted, Sequence[memoryview]]]) -> None:
+    def read_records(
+        self, key: bytes, samples: int, wanted: Sequence[tuple[WantedSample, Sequence[memoryview]]]
+    ) -> None:
         """Reads records of a recoded chunk into the caller's memory, as `read_into` does.
 
         Of records that share parts, the head and each range of parts are read with one call, to where they belong.
         """
         table = self.records(key, samples)
-        ordered = sorted(wanted, key=_number)
+        ordered = sorted(wanted, key=_sample_number)
         if table.is_shared:
-            ordered = [entry for target in ordered for entry in _entries(table, *target)]
+            ordered = [entry for target in ordered for entry in _cut_entries(table, *target)]
         self._read(key, (table.local_bytes, table.entries), ordered)
 
     def _read(self, key: bytes, lengths: tuple[int, int], wanted: Iterable[_Target]) -> None:
@@ -165,14 +167,14 @@ class ChunkReader:
             table = self._tables.get(chunk)
             if table is None:
                 table = self._table(descriptor, path, chunk)
-            for run in _runs(wanted):
+            for run in _group_runs(wanted):
                 _read_run(descriptor, path, lengths[0], table, run)
         except IntegrityError:
             # They may be the wrong part.
             if (wrong := self._tables.pop(chunk, None)) is not None:
                 self._tables_left += _ENTRY_BYTES + len(wrong)
             if (known := self._records.pop(key, None)) is not None:
-                self._records_left += _size(known)
+                self._records_left += _measure(known)
             raise
         finally:
             os.close(descriptor)
@@ -186,7 +188,7 @@ class ChunkReader:
         known = self._records.get(key)
         if known is None:
             known = self._try(key, lambda tries: self._read_records(key, samples, tries))
-            if (size := _size(known)) > self._records_left:
+            if (size := _measure(known)) > self._records_left:
                 self._records = {}
                 self._records_left = _KEPT_RECORDS
             if size <= self._records_left:
@@ -205,7 +207,7 @@ class ChunkReader:
         # The manifest has neither length nor starts; key, length and entries are compared with the header below.
         try:
             size = table_bytes(samples, *(counts_of(tail) if header.codec == Codec.SHARED else ()))
-            last = Wanted(header.samples - 1, header.local_bytes - size, header.local_bytes)
+            last = WantedSample(header.samples - 1, header.local_bytes - size, header.local_bytes)
             if last.start < 0:
                 raise ValueError(f"its table has {size} bytes of {header.local_bytes}")
             [content] = self.read(key, header.local_bytes, header.samples, [last])
@@ -254,7 +256,7 @@ class ChunkReader:
         raise failure
 
 
-def chunks_in(root: Path, keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
+def find_chunks(root: Path, keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Returns whether each chunk, key uint8 (M, 16), has a file in a cache folder; 2 us each."""
     paths = (f"{root}/{chunkfile.relative_path(key.tobytes())}" for key in keys)
     return np.fromiter(map(os.path.exists, paths), np.bool_, len(keys))
@@ -273,16 +275,16 @@ def _check_header(descriptor: int, path: str, expected: tuple[bytes, int, int]) 
         )
 
 
-def _number(target: _Target) -> int:
+def _sample_number(target: _Target) -> int:
     return target[0].sample
 
 
-def _size(table: RecordTable) -> int:
+def _measure(table: RecordTable) -> int:
     """The bytes of the arrays of a table; those of codec 1 share theirs."""
     return int(table.starts.nbytes + table.ranges.nbytes + (table.bounds.nbytes if table.is_shared else 0))
 
 
-def _entries(table: RecordTable, item: Wanted, pieces: Sequence[memoryview]) -> Iterator[_Target]:
+def _cut_entries(table: RecordTable, item: WantedSample, pieces: Sequence[memoryview]) -> Iterator[_Target]:
     """Cuts the memory of a record with shared parts where the entries begin that it consists of."""
     if sum(map(len, pieces)) != table.bounds[item.sample + 1] - table.bounds[item.sample]:
         raise IntegrityError(f"sample {item.sample} does not have the bytes that its boundaries said")
@@ -290,10 +292,10 @@ def _entries(table: RecordTable, item: Wanted, pieces: Sequence[memoryview]) -> 
     for first, stop in table.entries_of(item.sample):
         edges = table.starts[first : stop + 1].tolist()
         for entry, (begin, end) in enumerate(pairwise(edges), first):
-            yield Wanted(entry, begin, end), _taken(left, end - begin)
+            yield WantedSample(entry, begin, end), _take(left, end - begin)
 
 
-def _taken(left: list[memoryview], length: int) -> list[memoryview]:
+def _take(left: list[memoryview], length: int) -> list[memoryview]:
     """Takes memory of this length from the end of a list of pieces, the first of which is the last."""
     taken = []
     while length > 0:
@@ -306,7 +308,7 @@ def _taken(left: list[memoryview], length: int) -> list[memoryview]:
     return taken
 
 
-def _runs(wanted: Iterable[_Target]) -> Iterator[list[_Target]]:
+def _group_runs(wanted: Iterable[_Target]) -> Iterator[list[_Target]]:
     """Groups adjacent samples, as many as one call reads."""
     run: list[_Target] = []
     begin = stop = pieces = sample = 0
@@ -359,14 +361,14 @@ def _fill(descriptor: int, buffers: Sequence[memoryview], offset: int, got: int)
     """Continues a read after `got` bytes from `offset` on; returns fewer than asked at the file's end."""
     total = sum(map(len, buffers))
     while got < total:
-        count = os.preadv(descriptor, _rest(buffers, got), offset + got)
+        count = os.preadv(descriptor, _skip(buffers, got), offset + got)
         if count == 0:
             break
         got += count
     return got
 
 
-def _rest(buffers: Sequence[memoryview], got: int) -> Sequence[memoryview]:
+def _skip(buffers: Sequence[memoryview], got: int) -> Sequence[memoryview]:
     rest = []
     for buffer in buffers:
         rest.append(buffer[min(got, len(buffer)) :])
@@ -374,7 +376,7 @@ def _rest(buffers: Sequence[memoryview], got: int) -> Sequence[memoryview]:
     return rest
 
 
-def _refuse(path: str, items: Sequence[Wanted], end: int, sums: tuple[bytes, Sequence[int]]) -> None:
+def _refuse(path: str, items: Sequence[WantedSample], end: int, sums: tuple[bytes, Sequence[int]]) -> None:
     """Raises for the first wrong sample of a run.
 
     Args:

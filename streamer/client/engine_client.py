@@ -23,13 +23,11 @@ from streamer import errors
 from streamer.base import linux
 from streamer.client import in_process
 from streamer.client.connection import Connection, DisconnectedError
-from streamer.client.launcher import connect, pause_before_restart
-from streamer.client.manifest_asks import ManifestAsk
-from streamer.client.pending_requests import Ask, PendingRequests
-from streamer.client.restarts import Restarts
+from streamer.client.launcher import Restarts, connect, pause_before_restart
+from streamer.client.pending_requests import Ask, ManifestAsk, PendingRequests
 from streamer.client.session import Session
 from streamer.client.settings import ClientSettings
-from streamer.client.store_variables import explained
+from streamer.client.store_variables import explain_error
 from streamer.config import format_bytes
 from streamer.errors import ClosedError, EngineUnavailableError, ServiceError
 from streamer.wire.messages import (
@@ -103,9 +101,9 @@ class EngineClient:
         Raises:
             ManifestError, StoreError, ConfigError: the engine's error for the first manifest that is not yielded.
         """
-        options = self.settings.encoded_options()
+        options = self.settings.encode_options()
         sent, answered = itertools.tee(asks)
-        answers = self.ask_each((ask.with_options(options) for ask in sent), ManifestReady)
+        answers = self.ask_each((ask.make_ask(options) for ask in sent), ManifestReady)
         root: Path | None = None
         for answer, ask in zip(answers, answered, strict=False):
             root = root or self.roots()[0]
@@ -121,16 +119,16 @@ class EngineClient:
             cache_full_hint: what else helps where the cache is too small, a sentence.
         """
         self._check_open()
-        numbered = replace(request, session=next(self._numbers), job=self.job, options=self.settings.encoded_options())
+        numbered = replace(request, session=next(self._numbers), job=self.job, options=self.settings.encode_options())
         session = Session(self, numbered, cache_full_hint)
-        self._connected()
+        self._connect()
         self._sessions[session.number] = session
         self.post_all(session.reopen_messages())
         return session
 
     def read(self, dataset: str, chunk: int, start: int, stop: int, *, boundaries: bool = False) -> bytes:
         """Reads the chunk-local bytes [start, stop) for single looks, or other things, at most 64 MiB; see `Read`."""
-        options = self.settings.encoded_options()
+        options = self.settings.encode_options()
         answer = self.ask(lambda number: Read(number, dataset, chunk, start, stop, options, boundaries), Content)
         return answer.content
 
@@ -140,7 +138,7 @@ class EngineClient:
 
     def roots(self) -> list[Path]:
         """The cache folder as this process sees it, then the read-only layers."""
-        welcome = self._connected().welcome
+        welcome = self._connect().welcome
         for candidate in (self.settings.cache_dir, Path(welcome.root)):
             with contextlib.suppress(OSError):
                 if (candidate / _ROOT_ID).read_text().strip() == welcome.root_id:
@@ -159,13 +157,13 @@ class EngineClient:
     @property
     def welcome(self) -> Welcome:
         """The engine's greeting."""
-        return self._connected().welcome
+        return self._connect().welcome
 
     # ------------------------------------------------------------ events
 
     def fileno(self) -> int:
         """Returns a descriptor, readable if there is something to pump. It stays when the engine is replaced."""
-        connection = self._connected()
+        connection = self._connect()
         if self._poll is None:
             self._poll = linux.epoll()
             self._poll.register(connection.fileno(), select.POLLIN)
@@ -174,7 +172,7 @@ class EngineClient:
     def pump(self, timeout_seconds: float | None = 0.0) -> None:
         """Handles the engine's messages; waits at most `timeout_seconds` for one. Reconnects if the engine is gone."""
         try:
-            events = self._connected().receive(timeout_seconds)
+            events = self._connect().receive(timeout_seconds)
         except DisconnectedError:
             self._reconnect()
             return
@@ -199,7 +197,7 @@ class EngineClient:
         if quietly and (self._connection is None or self._closed):
             return
         try:
-            self._connected().send(message)
+            self._connect().send(message)
         except DisconnectedError:
             if not quietly:
                 self._reconnect()
@@ -207,7 +205,7 @@ class EngineClient:
     def post_all(self, messages: Iterable[Message]) -> None:
         """Does the same as `post` for several messages."""
         try:
-            connection = self._connected()
+            connection = self._connect()
             for message in messages:
                 connection.send(message)
         except DisconnectedError:
@@ -256,7 +254,7 @@ class EngineClient:
                 "this connection to the engine is closed: its dataset (or client) was closed while it was in use"
             )
 
-    def _connected(self) -> Connection:
+    def _connect(self) -> Connection:
         self._check_open()
         if self._connection is None:
             self._connection = connect(self.settings, self._restarts)
@@ -296,7 +294,7 @@ class EngineClient:
             self._drop()
             try:
                 pause_before_restart(self.settings, self._restarts)
-                connection = self._connected()
+                connection = self._connect()
             except EngineUnavailableError as error:
                 self._end_sessions(error)
                 raise
@@ -313,7 +311,7 @@ class EngineClient:
     def _end_sessions(self, error: EngineUnavailableError) -> None:
         """Fails all open sessions, so that a later connection does not wait for them."""
         for session in self._sessions.values():
-            session.on_error(error)
+            session.handle_error(error)
         self._sessions.clear()
 
     def _drop(self) -> None:
@@ -329,10 +327,10 @@ class EngineClient:
     def _take(self, event: Event) -> None:
         match event:
             case Ready(session=number) if number in self._sessions:
-                if self._sessions[number].on_ready(event.through, event.rejects):
-                    self._restarts.progressed()
+                if self._sessions[number].handle_ready(event.through, event.rejects):
+                    self._restarts.record_progress()
             case Failed(session=number) if number in self._sessions:
-                self._sessions[number].on_error(_error(event))
+                self._sessions[number].handle_error(_error(event))
             case Failed(request=number) if number >= 0:
                 self._answers[number] = event
             case Failed(session=-1):
@@ -341,9 +339,9 @@ class EngineClient:
                 self._answers[event.request] = event
             case ManifestReady() | Content() | Statistics() | CacheShared():
                 self._answers[event.request] = event
-                self._restarts.progressed()
+                self._restarts.record_progress()
             case Notice():
-                _warn_once(f"{self._connected().welcome.pid} {event.number}", event.text)
+                _warn_once(f"{self._connect().welcome.pid} {event.number}", event.text)
             case Opened() | Ready() | Failed():
                 logger.debug("late event %s", type(event).__name__)
             case _:
@@ -357,7 +355,7 @@ class EngineClient:
         """Does the same as `ask` for several requests, a few of them in flight. Yields the answers in order."""
         pending = PendingRequests(asks, self._numbers)
         while True:
-            if missing := pending.take_missing(self._connected()):
+            if missing := pending.take_unsent(self._connect()):
                 for message in missing:
                     self.post(message)
                 # The engine may have gone meanwhile, so that the next one has not got them.
@@ -372,7 +370,7 @@ class EngineClient:
                     if ask.progress is not None:
                         ask.progress(step)
                 case Failed() as failure:
-                    raise explained(_error(failure), self._connected().welcome.pid)
+                    raise explain_error(_error(failure), self._connect().welcome.pid)
                 case answer if isinstance(answer, kind):
                     pending.finish(number)
                     yield answer

@@ -58,7 +58,7 @@ def start_engine(configuration: Mapping[str, object]) -> None:
         engines.start(configuration)
 
 
-def end_unused_engine() -> None:
+def end_idle_engines() -> None:
     """Ends the engines in this process that neither its clients nor other processes use, and waits for their end.
 
     They would end by themselves after their grace time. Not for finalizers: an engine waits for threads in which a

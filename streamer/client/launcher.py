@@ -2,7 +2,7 @@
 
 It connects, or else takes `spawn.lock`, connects again (another rank may have been faster), starts the engine, and
 waits for its ready line on a pipe. The engine is a process of its own, in its own session, which ends after its last
-connection. One that crashes is restarted a few times; see `restarts`.
+connection. One that crashes is restarted a few times; see `Restarts`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from streamer.base.logs import join_trainer
 from streamer.base.system_limits import limit_error
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.in_process import start_engine
-from streamer.client.restarts import Restarts
 from streamer.client.runtime_folder import remove_leftovers
 from streamer.client.settings import ClientSettings
 from streamer.client.store_variables import meet
@@ -44,6 +43,52 @@ _RETRY_SECONDS = 0.2
 _QUIET_SECONDS = 1.5
 # An engine listens after .2 to 2 s; where a thousand interpreters start from one network file system, after minutes.
 START_SECONDS = 300.0
+# An engine that was killed is replaced at once. One that crashes at each request is not: without a bound a client
+# started 69 engines in 20 s (two cores, 2026-11-23).
+MOST_RESTARTS = 5
+_FIRST_PAUSE_SECONDS = 0.2
+# An engine that ran for this long did not crash because of its client's request.
+STEADY_SECONDS = 600.0
+
+
+class Restarts:
+    """Limits how often a client starts another engine: counts crashes since one last made progress for it. Pure.
+
+    Progress is an answer, or a step that is ready for the first time. A connection alone is not progress: an engine
+    that crashes when a session is opened has accepted the connection before.
+
+    Attributes:
+        crashes: engines that ended, or could not be connected to after their start, since the last progress.
+    """
+
+    def __init__(self) -> None:
+        self.crashes = 0
+        self._connected_at: float | None = None
+
+    def __repr__(self) -> str:
+        return f"Restarts(crashes={self.crashes})"
+
+    def record_connection(self, now: float) -> None:
+        """Records that an engine accepted the connection at `now`, in seconds of a monotonic clock."""
+        self._connected_at = now
+
+    def record_progress(self) -> None:
+        """Records that the engine did something that no engine had done for this client before."""
+        self.crashes = 0
+
+    def count_crash(self, now: float) -> float | None:
+        """Counts a crash.
+
+        Returns:
+            Seconds to wait before the next start, or None if there were too many crashes for another one.
+        """
+        if self._connected_at is not None and now - self._connected_at >= STEADY_SECONDS:
+            self.crashes = 0
+        self._connected_at = None
+        self.crashes += 1
+        if self.crashes > MOST_RESTARTS:
+            return None
+        return 0.0 if self.crashes == 1 else _FIRST_PAUSE_SECONDS * 2 ** (self.crashes - 2)
 
 
 def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Connection:
@@ -62,7 +107,7 @@ def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Conne
         connection = _connect_or_start(settings, restarts)
         if connection.welcome.pid != os.getpid():
             meet(connection.welcome.pid)
-    restarts.connected(time.monotonic())
+    restarts.record_connection(time.monotonic())
     return connection
 
 
@@ -72,7 +117,7 @@ def pause_before_restart(settings: ClientSettings, restarts: Restarts) -> None:
     Raises:
         EngineUnavailableError: engines have crashed too often without progress between.
     """
-    pause = restarts.crashed(time.monotonic())
+    pause = restarts.count_crash(time.monotonic())
     if pause is None:
         where = f"it serves at {settings.socket_path}" if settings.external else f"its log is {log_of(settings)}"
         raise EngineUnavailableError(
@@ -183,7 +228,7 @@ def _make_runtime_dir(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _name_folder_in_errors(path: Path) -> Iterator[None]:
     """Raises a ConfigError that names the runtime folder for an OSError of a file in it."""
     try:
         yield
@@ -199,8 +244,8 @@ def _naming(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _spawn_lock(settings: ClientSettings) -> Iterator[None]:
     path = settings.runtime_dir / f"{settings.engine_id}.spawn.lock"
-    with _naming(settings.runtime_dir):
-        descriptor = _locked(path)
+    with _name_folder_in_errors(settings.runtime_dir):
+        descriptor = _open_lock(path)
     try:
         yield
     finally:
@@ -211,7 +256,7 @@ def _spawn_lock(settings: ClientSettings) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _locked(path: Path) -> int:
+def _open_lock(path: Path) -> int:
     """Locks the file at `path`; repeats this if the locked file was removed meanwhile."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -251,7 +296,7 @@ def _start_here(settings: ClientSettings) -> bool:
 
 def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
     """Starts an engine. Its configuration goes by stdin, so that `ps` shows no secrets."""
-    with _naming(settings.runtime_dir):
+    with _name_folder_in_errors(settings.runtime_dir):
         log = os.open(log_of(settings), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         process = subprocess.Popen(

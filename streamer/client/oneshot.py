@@ -26,9 +26,9 @@ def read_statistics(settings: ClientSettings, timeout_seconds: float) -> Mapping
     """Returns the engine's counters (see `streamer.engine.statistics`); None if none answers in time."""
     deadline = time.monotonic() + timeout_seconds
     try:
-        with contextlib.closing(_connected(settings, timeout_seconds)) as connection:
+        with contextlib.closing(_connect(settings, timeout_seconds)) as connection:
             connection.send(GetStatistics(1))
-            return _answer(connection, deadline)
+            return _await_statistics(connection, deadline)
     except (DisconnectedError, StreamerError) as error:
         logger.debug("no answer of the engine of %s: %s", settings.cache_dir, error)
         return None
@@ -49,7 +49,7 @@ def report(
         Whether it was sent; a missing engine is not an error.
     """
     try:
-        with contextlib.closing(_connected(settings, timeout_seconds)) as connection:
+        with contextlib.closing(_connect(settings, timeout_seconds)) as connection:
             if isinstance(what, Exception):
                 connection.send(ReportError.make(settings.job, session.dataset, session.consumer, what))
             else:
@@ -60,7 +60,7 @@ def report(
     return True
 
 
-def _connected(settings: ClientSettings, timeout_seconds: float) -> Connection:
+def _connect(settings: ClientSettings, timeout_seconds: float) -> Connection:
     return Connection(
         settings.socket_path,
         settings.job,
@@ -70,7 +70,7 @@ def _connected(settings: ClientSettings, timeout_seconds: float) -> Connection:
     )
 
 
-def _answer(connection: Connection, deadline: float) -> Mapping[str, object] | None:
+def _await_statistics(connection: Connection, deadline: float) -> Mapping[str, object] | None:
     while (left := deadline - time.monotonic()) > 0:
         for event in connection.receive(left):
             if isinstance(event, Statistics):

@@ -1,12 +1,18 @@
-"""Requests of one caller that are sent a few at a time and answered in order. No I/O."""
+"""Requests of one caller, for manifests among others, that are sent a few at a time and answered in order. No I/O."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
-from streamer.wire.messages import IndexProgress, Message
+from msgspec.structs import replace
+
+from streamer.errors import ManifestError
+from streamer.wire.messages import GetManifest, IndexProgress, ManifestReady, Message
+from streamer.wire.store_options import StoreOptions
 
 # Requests that a process sends before they are answered. The engine looks up known manifests one after the other; if it
 # has to build them, more at once would only share its requests and its memory.
@@ -42,7 +48,7 @@ class PendingRequests:
     def __repr__(self) -> str:
         return f"PendingRequests({list(self._unanswered)})"
 
-    def take_missing(self, connection: object) -> list[Message]:
+    def take_unsent(self, connection: object) -> list[Message]:
         """Returns the messages that have not been sent over this connection: all if it is new, and the next requests.
 
         They count as sent; if they could not be, the next connection gets them.
@@ -63,3 +69,47 @@ class PendingRequests:
     def finish(self, number: int) -> None:
         """Forgets a request that is answered."""
         del self._unanswered[number]
+
+
+class ManifestAsk(NamedTuple):
+    """One request for a manifest.
+
+    Attributes:
+        request: the manifest that is asked for; `request.request` and `request.options` are filled in later.
+        progress: called while the manifest is built.
+        on_note: called with each line about objects that were left out.
+    """
+
+    request: GetManifest
+    progress: Callable[[IndexProgress], None] | None = None
+    on_note: Callable[[str], None] | None = None
+
+    def make_ask(self, options: StoreOptions) -> Ask:
+        """Returns the request as it is sent: with the options, and the number that it gets."""
+        return Ask(partial(_number, self.request, options), self.progress)
+
+    def take_answer(self, answer: ManifestReady, root: Path) -> Path:
+        """Passes its notes on; returns the manifest's folder.
+
+        Args:
+            answer: answer of the engine.
+            root: the cache folder as this process sees it.
+
+        Raises:
+            ManifestError: this process does not see the folder.
+        """
+        if self.on_note is not None:
+            for note in answer.notes:
+                self.on_note(note)
+        folder = root / "manifests" / answer.digest
+        if not folder.is_dir():
+            raise ManifestError(
+                f"the engine has the manifest {answer.digest}, but {folder} is not visible to this process; "
+                "mount the cache folder here and set STREAMER_CACHE_DIR",
+                path=str(folder),
+            )
+        return folder
+
+
+def _number(request: GetManifest, options: StoreOptions, number: int) -> Message:
+    return replace(request, request=number, options=options)

@@ -44,7 +44,7 @@ def listens(path: Path) -> bool:
     return True
 
 
-def described(path: Path, token: str = "") -> str:
+def describe_engine(path: Path, token: str = "") -> str:
     """Describes an engine: its socket, and its cache folder and process if it names them."""
     try:
         with contextlib.closing(Connection(path, "", token, ANSWER_SECONDS)) as connection:
@@ -65,10 +65,10 @@ def remove_leftovers(folder: Path) -> None:
                 if not listens(path) and not (found[1] and os.path.exists(f"/proc/{found[1]}")):
                     path.unlink()
             elif _LOCK_NAME.fullmatch(path.name):
-                _remove_unlocked(path)
+                _remove_free_lock(path)
 
 
-def _remove_unlocked(path: Path) -> None:
+def _remove_free_lock(path: Path) -> None:
     """Removes a lock that no process holds; one that waits for it finds that the file is gone, and makes another."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:

@@ -6,43 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from streamer.errors import CacheFullError, ClosedError, StreamerError
-from streamer.wire.messages import Advance, CloseSession, Extend, Message, OpenSession, Reject
-
-# 20 bytes per entry, 24 with its pass: 4.8 MB per frame.
-_ENTRIES_PER_FRAME = 200_000
-
-
-class EpochSchedule(msgspec.Struct, frozen=True):
-    """The chunks of one epoch in order of first need; `first` and `last` are steps, both inclusive.
-
-    Attributes:
-        chunk: uint32 (entries,). first: int64 (entries,), ascending. last: int64 (entries,).
-        passes: uint32 (entries,): the pass over its part that each entry belongs to, ascending within a lane of a
-            part; None: each epoch is one pass.
-        values: new values of the parts from this epoch on; empty: unchanged.
-    """
-
-    epoch: int
-    chunk: npt.NDArray[np.uint32]
-    first: npt.NDArray[np.int64]
-    last: npt.NDArray[np.int64]
-    passes: npt.NDArray[np.uint32] | None = None
-    values: tuple[float, ...] = ()
-
-    def from_step(self, step: int) -> EpochSchedule:
-        """The schedule from `step` on."""
-        ahead = self.last >= step
-        passes = None if self.passes is None else self.passes[ahead]
-        return EpochSchedule(self.epoch, self.chunk[ahead], self.first[ahead], self.last[ahead], passes, self.values)
-
-    @property
-    def final_step(self) -> int:
-        """The last step that reads anything; -1 if there is none."""
-        return int(self.last.max(initial=-1))
+from streamer.wire.messages import Advance, CloseSession, Message, OpenSession, Reject
+from streamer.wire.schedule import EpochSchedule
 
 
 class Transport(Protocol):
@@ -116,7 +83,7 @@ class Session:
             schedule = msgspec.structs.replace(schedule, values=self._epochs[-1].values)
         self._epochs = [known for known in self._epochs if known.final_step >= self._done]
         self._epochs.append(schedule)
-        self._transport.post_all(_extend_messages(self.number, schedule))
+        self._transport.post_all(schedule.cut(self.number))
 
     def want(self, step: int) -> None:
         """Asks for everything up to and including `step`; returns at once."""
@@ -159,7 +126,7 @@ class Session:
 
     # ------------------------------------------------------------ called by the client
 
-    def on_ready(self, through: int, rejects: int) -> bool:
+    def handle_ready(self, through: int, rejects: int) -> bool:
         """Handles a report of progress; one from before the last rejection does not count.
 
         Returns:
@@ -171,7 +138,7 @@ class Session:
         self._furthest = max(self._furthest, self._ready)
         return further
 
-    def on_error(self, error: StreamerError) -> None:
+    def handle_error(self, error: StreamerError) -> None:
         """Handles a failure that the engine reports."""
         if isinstance(error, CacheFullError) and self._cache_full_hint:
             error = CacheFullError(f"{error.message}. {self._cache_full_hint}", **error.details)
@@ -184,7 +151,7 @@ class Session:
         self._sent = self._done
         yield self.request
         for schedule in self._epochs:
-            yield from _extend_messages(self.number, schedule.from_step(self._done))
+            yield from schedule.from_step(self._done).cut(self.number)
         if self._want >= 0 or self._done > 0:
             yield Advance(self.number, self._done, self._want)
 
@@ -195,20 +162,3 @@ class Session:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"session of {self.request.consumer} is closed")
-
-
-def _extend_messages(number: int, schedule: EpochSchedule) -> Iterator[Extend]:
-    count = len(schedule.chunk)
-    passes = schedule.passes
-    for start in range(0, max(count, 1), _ENTRIES_PER_FRAME):
-        stop = min(start + _ENTRIES_PER_FRAME, count)
-        yield Extend(
-            session=number,
-            epoch=schedule.epoch,
-            chunk=schedule.chunk[start:stop].astype("<u4").tobytes(),
-            first=schedule.first[start:stop].astype("<i8").tobytes(),
-            last=schedule.last[start:stop].astype("<i8").tobytes(),
-            complete=stop == count,
-            passes=b"" if passes is None else passes[start:stop].astype("<u4").tobytes(),
-            values=list(schedule.values),
-        )

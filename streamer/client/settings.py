@@ -110,7 +110,7 @@ class ClientSettings:
         """
         return "" if self.token_file is None else read_token(self.token_file)
 
-    def encoded_options(self) -> StoreOptions:
+    def encode_options(self) -> StoreOptions:
         """The storage options, as they travel to the engine.
 
         Raises:

@@ -27,36 +27,36 @@ def meet(engine: int, variables: Mapping[str, str] = os.environ) -> None:
     """Keeps the variables of an engine, given its pid, that this process found or started; warns about differences."""
     if engine in _met:
         return
-    mine = _of_stores(variables)
-    theirs = _of_engine(engine)
+    mine = _select(variables)
+    theirs = _read_engine(engine)
     _met[engine] = mine if theirs is None else theirs
     if theirs not in (None, mine):
         logger.warning(
             "the engine of this cache folder (pid %d) was started with other values of %s, and keeps them; where they "
             "matter, start 3 s after the last process that uses it, use another cache_dir, or pass storage_options",
             engine,
-            ", ".join(_differing(mine, _met[engine])),
+            ", ".join(_compare(mine, _met[engine])),
         )
 
 
-def explained(error: StreamerError, engine: int, variables: Mapping[str, str] = os.environ) -> StreamerError:
+def explain_error(error: StreamerError, engine: int, variables: Mapping[str, str] = os.environ) -> StreamerError:
     """Adds to a store's error the variables that have changed since, which the engine does not see."""
     before = _met.get(engine)
-    now = _of_stores(variables)
+    now = _select(variables)
     if before is None or before == now or not isinstance(error, StoreError):
         return error
     return type(error)(
-        f"{error.message}; {', '.join(_differing(before, now))} of this process are others than those of its "
+        f"{error.message}; {', '.join(_compare(before, now))} of this process are others than those of its "
         "engine, which keeps its own: close all datasets and loaders and try again after 3 s, or pass storage_options",
         **error.details,
     )
 
 
-def _differing(some: Mapping[str, str], others: Mapping[str, str]) -> list[str]:
+def _compare(some: Mapping[str, str], others: Mapping[str, str]) -> list[str]:
     return sorted({name for name, _ in some.items() ^ others.items()})
 
 
-def _of_engine(engine: int) -> dict[str, str] | None:
+def _read_engine(engine: int) -> dict[str, str] | None:
     """The variables that an engine of this user was started with; None if they cannot be read."""
     try:
         with open(f"/proc/{engine}/cmdline", "rb") as command, open(f"/proc/{engine}/environ", "rb") as environment:
@@ -67,8 +67,8 @@ def _of_engine(engine: int) -> dict[str, str] | None:
     if not (is_engine and content):
         return None
     pairs = (os.fsdecode(line).partition("=") for line in content.split(b"\0") if line)
-    return _of_stores({name: text for name, _, text in pairs})
+    return _select({name: text for name, _, text in pairs})
 
 
-def _of_stores(variables: Mapping[str, str]) -> dict[str, str]:
+def _select(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in variables.items() if name.startswith(_PREFIXES) or name in _NAMES}

@@ -1,7 +1,11 @@
-"""The datasets that an engine serves: manifest, what its chunks cost, how its store is reached.
+"""The datasets that an engine serves: manifest, cost of its chunks, way to its store, and who may read them.
 
 Storage options belong to who sends them: the same manifest with other options is another dataset, which shares only
 what the manifest says.
+
+The digest of a manifest is no secret: it is in the statistics and in the cache folder. So it gives no right: in a
+service whose clients send their own storage options, a client reads with options with which the manifest was asked for,
+or which the store accepts for one of its objects.
 """
 
 from __future__ import annotations
@@ -18,16 +22,25 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.config import FetchConfig
-from streamer.engine.url_allowlist import UrlAllowlist
-from streamer.errors import AccessDeniedError, ManifestError, StreamerError
+from streamer.engine.url_allowlist import Fetchers, UrlAllowlist
+from streamer.errors import (
+    AccessDeniedError,
+    ManifestError,
+    ObjectChangedError,
+    StreamerError,
+)
 from streamer.fetch.fetcher_set import options_key
 from streamer.fetch.ranges import plan_ranges
 from streamer.formats import chunkfile
 from streamer.manifest.columns import BinaryColumn
-from streamer.manifest.model import Chunk
+from streamer.manifest.model import Chunk, Extent, ObjectRecord
 from streamer.manifest.table import Manifest
 from streamer.manifest.validation import check_key
 from streamer.store.addresses.urls import split
+from streamer.wire.store_options import StoreOptions
+
+# Pairs of a manifest and options: 300 bytes each. The oldest is proven again.
+_MOST = 50_000
 
 # Comes from clients, becomes part of a path.
 _DIGEST = re.compile("[0-9a-zA-Z]{1,64}")
@@ -250,3 +263,62 @@ class Datasets:
     def manifests(self) -> list[Manifest]:
         """Returns every manifest that is open, once."""
         return [dataset.manifest for known in self._open.values() for dataset in itertools.islice(known.values(), 1)]
+
+
+class Rights:
+    """Remembers which options were shown to be good for which manifest. Owned by the engine, on its loop."""
+
+    def __init__(self, datasets: Datasets, fetchers: Fetchers) -> None:
+        self._datasets = datasets
+        self._fetchers = fetchers
+        self._known: dict[tuple[str, str], None] = {}
+
+    def __repr__(self) -> str:
+        return f"Rights({len(self._known)} known)"
+
+    def grant(self, digest: str, options: StoreOptions) -> None:
+        """Records that a manifest was found with these options."""
+        if self._fetchers.allowlist.guarded:
+            if len(self._known) >= _MOST:
+                del self._known[next(iter(self._known))]
+            self._known[digest, options.key] = None
+
+    def has(self, digest: str, options: StoreOptions) -> bool:
+        """Whether these options are known to be good; always where the service has its own, or one user."""
+        return not self._fetchers.allowlist.guarded or (digest, options.key) in self._known
+
+    async def prove(self, digest: str, options: StoreOptions) -> None:
+        """Reads a byte of the objects unless the options are known to be good; a restarted engine knows none.
+
+        Raises:
+            AccessDeniedError: the store refuses.
+            StreamerError: the manifest is not here, or the store cannot be asked.
+        """
+        if self.has(digest, options):
+            return
+        dataset = self._datasets.get(digest, options.mapping)
+        for record in _examples(dataset.manifest):
+            await self._read(dataset, record)
+        self.grant(digest, options)
+
+    async def _read(self, dataset: Dataset, record: ObjectRecord) -> None:
+        self._fetchers.allowlist.check_objects([record.url], dataset.options)
+        async with self._fetchers.of(dataset.options) as fetcher:
+            try:
+                await fetcher.read(Extent(record, 0, 1))
+            except ObjectChangedError:
+                # The store has answered: readers get this error, or the bytes of the cache.
+                return
+
+
+def _examples(manifest: Manifest) -> list[ObjectRecord]:
+    """An object that has bytes, of each bucket or server; of the first one if all are in one folder."""
+    found: dict[str, ObjectRecord] = {}
+    one = manifest.content.base.count("/") > 2
+    for number in range(manifest.objects):
+        record = manifest.object(number)
+        if record.size:
+            found.setdefault("" if one else split(record.url).root, record)
+            if one:
+                break
+    return list(found.values())

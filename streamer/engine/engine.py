@@ -2,15 +2,11 @@
 
 engine.py             its life, requests, sessions         session.py           one consumer: callbacks, pace, counts
 scheduler.py          admits, opens, starts fetches        session_progress.py  a consumer's place in its schedule
-uses.py               the entries of a schedule            collection.py        the datasets of a session as one
-fetching/             chunks on their way to the cache
-manifests.py          answers requests for manifests       manifest_store.py    the manifests on the disk
-index_cost.py         what an index costs                  page_cache.py        advice to the kernel
-corruption_reports.py chunks that readers found wrong
-maintenance.py        what happens over time               settling.py          the pause after a start
-datasets.py           opened manifests                     statistics.py        counters and levels
-url_allowlist.py      which urls clients may name          too_small.py         advice for a cache that is too small
-peers/                other engines: chunks from them and for them
+datasets.py           opened manifests, rights to them     collection.py        the datasets of a session as one
+url_allowlist.py      which urls clients may name          corruption_reports.py chunks that readers found wrong
+maintenance.py        what happens over time               statistics.py        counters and levels
+fetching/             chunks on their way to the cache     processes/           processes that fetch beside the loop
+manifests/            requests for manifests
 """
 
 from __future__ import annotations
@@ -22,38 +18,34 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from streamer.cache.chunk_cache import ChunkCache
-from streamer.cache.policy.answers import Limits
+from streamer.cache.policy.answers import CacheLimits
 from streamer.cache.policy.cache_policy import CachePolicy
-from streamer.config import EngineConfig, format_bytes
+from streamer.config import EngineConfig, enough_bytes, format_bytes
 from streamer.engine.collection import Collection
 from streamer.engine.corruption_reports import CorruptionReports
-from streamer.engine.datasets import Dataset, Datasets
-from streamer.engine.fetching.fetchers import Fetchers
+from streamer.engine.datasets import Dataset, Datasets, Rights
 from streamer.engine.fetching.in_flight import InFlight
 from streamer.engine.fetching.publisher import Publisher
 from streamer.engine.fetching.sources import Sources, StoreSource
-from streamer.engine.manifests.index_cost import Report
-from streamer.engine.manifests.manifest_request import ManifestRequest
+from streamer.engine.manifests.index_resources import Report
 from streamer.engine.manifests.manifests import Manifests
-from streamer.engine.page_cache import PageCache
-from streamer.engine.permissions import Rights
 from streamer.engine.processes.pool import FetchPool
-from streamer.engine.scheduler import Scheduler
+from streamer.engine.scheduler import PageCache, Scheduler, Settling
 from streamer.engine.session import EngineSession, check_agreement
-from streamer.engine.settling import Settling
-from streamer.engine.too_small import cache_too_small
-from streamer.engine.url_allowlist import UrlAllowlist
-from streamer.engine.uses import Columns, affordable_lookahead
+from streamer.engine.session_progress import affordable_lookahead
+from streamer.engine.url_allowlist import Fetchers, UrlAllowlist
 from streamer.errors import CacheFullError, ConfigError, ManifestError, StreamerError
 from streamer.recode.pool import RecoderPool
 from streamer.recode.recoded_chunks import RecodedChunks
-from streamer.wire.messages import OpenSession, Part
+from streamer.wire.messages import GetManifest, OpenSession, Part
+from streamer.wire.schedule import EpochSchedule
 from streamer.wire.store_options import StoreOptions
 
 logger = logging.getLogger(__name__)
@@ -132,10 +124,10 @@ class Engine:
 
     # ------------------------------------------------------------ requests
 
-    async def manifest(self, request: ManifestRequest, report: Report) -> str:
+    async def manifest(self, request: GetManifest, report: Report) -> str:
         """Finds or builds a manifest in the cache folder; returns its digest."""
         digest = await self.manifests.manifest(request, report)
-        self.rights.grant(digest, StoreOptions.make(request.options))
+        self.rights.grant(digest, request.options)
         await self._measure_manifests()
         return digest
 
@@ -203,7 +195,7 @@ class Engine:
     async def make_room(self, share: float) -> None:
         """Evicts this share of the chunks, but none that is open; manifests go before chunks on a full disk."""
         state = self.policy.statistics()
-        self.limit_changed(Limits.of(int((1 - share) * (state.kept_bytes + state.transit_bytes))))
+        self.limit_changed(CacheLimits.of(int((1 - share) * (state.kept_bytes + state.transit_bytes))))
         await self.publisher.unlinked()
         await self.cache.measure()
         self.limit_changed(self.cache.limits)
@@ -254,7 +246,7 @@ class Engine:
             self.scheduler.freed(self.policy.close_session(*session.parts.names))
         self.wake()
 
-    def admit(self, session: EngineSession, columns: Columns) -> None:
+    def admit(self, session: EngineSession, schedule: EpochSchedule) -> None:
         """Registers a session with the policy once its first complete schedule shows how much it has open at once."""
         if session.admitted or session.failed is not None:
             return
@@ -262,7 +254,7 @@ class Engine:
         # look-ahead over all of it.
         live_bytes = self.policy.live_bytes({part.dataset for part in session.request.all_parts})
         affordable_bytes = affordable_lookahead(self.config.lookahead_bytes, self.cache.space.most_bytes, live_bytes)
-        openings = session.plan(columns, affordable_bytes, len(self.sessions))
+        openings = session.plan(schedule, affordable_bytes, len(self.sessions))
         try:
             freed = self.policy.open_sessions(session.request.job, openings)
         except CacheFullError as error:
@@ -382,7 +374,7 @@ class Engine:
             self.in_flight.unlink([key])
         return known
 
-    def limit_changed(self, limits: Limits) -> None:
+    def limit_changed(self, limits: CacheLimits) -> None:
         """The limit has changed: manifests were added, or other programs fill or free the disk."""
         self.scheduler.freed(self.policy.set_limit(limits))
 
@@ -394,3 +386,40 @@ class Engine:
             self.cache.forget(digest)
         if gone:
             self.limit_changed(self.cache.limits)
+
+
+def cache_too_small(
+    *,
+    root: Path,
+    limit_bytes: int,
+    whole_bytes: int,
+    overhead_bytes: int,
+    wanted_bytes: int,
+    others_bytes: int,
+    to_come: int,
+) -> CacheFullError:
+    """Returns the error of a cache that is too small, with a limit that is enough for all consumers.
+
+    Args:
+        root: the folder.
+        limit_bytes: what chunk files may take.
+        whole_bytes: the limit of the whole folder.
+        overhead_bytes: what manifests, the catalog and what is being sent to peers take of it.
+        wanted_bytes: what one consumer has open, and one more chunk.
+        others_bytes: the same of the sessions that are open.
+        to_come: consumers of the same job on this machine that have no session yet.
+    """
+    needed = others_bytes + wanted_bytes * (1 + to_come)
+    need = f"{format_bytes(wanted_bytes)} for the chunks that one reader has open and one more"
+    if needed > wanted_bytes:
+        need += f", {format_bytes(needed)} for all readers of this machine"
+    least = needed + overhead_bytes
+    return CacheFullError(
+        f"the limit of {format_bytes(whole_bytes)} is too small for the cache {root}. Needed are {need}, "
+        f"besides {format_bytes(overhead_bytes)} of manifests and catalog. Set cache_bytes to at least "
+        f"{enough_bytes(least)}, or pass an Order with a smaller shuffle_window or fewer lanes on all ranks",
+        limit_bytes=limit_bytes,
+        wanted_bytes=wanted_bytes,
+        needed_bytes=needed,
+        least_bytes=least,
+    )

@@ -20,7 +20,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
-from streamer.cache.scrub import scrub, watch_free_space
+from streamer.cache.chunk_cache import ChunkCache
+from streamer.cache.policy.answers import CacheLimits
 from streamer.engine.engine import Engine
 from streamer.errors import CacheError
 from streamer.fetch.fetcher_set import options_key
@@ -131,3 +132,60 @@ async def remove_unused_once(engine: Engine) -> None:
         logger.info("%d unused manifests are removed: %s", len(gone), ", ".join(sorted(gone)))
         await engine.cache.measure()
         engine.limit_changed(engine.cache.limits)
+
+
+# 8 TB in eleven days, 4 % of what a SATA SSD reads.
+SCRUB_BYTES_PER_SECOND = 8 << 20
+# Pause between two passes of the scrub.
+SCRUB_PAUSE_SECONDS = 60.0
+# The kernel has no event for free space. In 2 s other programs write 2 GB at 1 GB/s, hence the default floor.
+FREE_SPACE_SECONDS = 2.0
+
+
+async def scrub(
+    cache: ChunkCache,
+    on_damaged: Callable[[bytes], None],
+    skip: Callable[[bytes], bool] = lambda key: False,
+    bytes_per_second: int = SCRUB_BYTES_PER_SECOND,
+    pause_seconds: float = SCRUB_PAUSE_SECONDS,
+) -> None:
+    """Reads every chunk periodically, slowly, and compares it with its checksums.
+
+    Args:
+        cache: an open cache.
+        on_damaged: called with the key of a corrupt chunk; it must forget and evict the chunk.
+        skip: returns the chunks not to read now, such as open ones: their readers check them, and their pages stay.
+        bytes_per_second: rate of reading.
+        pause_seconds: pause between two passes.
+    """
+    while True:
+        resident = cache.keys()
+        for key in resident:
+            if skip(key) or not cache.contains(key):
+                continue
+            length = cache.length(key)
+            if not await cache.verify(key):
+                on_damaged(key)
+            await cache.advise(key, "DONTNEED")
+            await asyncio.sleep(length / bytes_per_second)
+        # It pauses also if every chunk was skipped: an engine whose chunks are all in use would do nothing else.
+        await asyncio.sleep(pause_seconds)
+
+
+async def watch_free_space(
+    cache: ChunkCache, on_limit: Callable[[CacheLimits], None], every_seconds: float = FREE_SPACE_SECONDS
+) -> None:
+    """Lowers the limit while other programs fill the disk, and raises it again when they free it.
+
+    Args:
+        cache: an open cache.
+        on_limit: called with changed `cache.limits`; it must tell the policy and evict its victims.
+        every_seconds: interval between two looks.
+    """
+    known = cache.limits
+    while True:
+        await asyncio.sleep(every_seconds)
+        await cache.measure()
+        if cache.limits != known:
+            known = cache.limits
+            on_limit(known)

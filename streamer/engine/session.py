@@ -8,13 +8,13 @@ from typing import Protocol
 
 import numpy as np
 
-from streamer.cache.policy.sessions import Opening
-from streamer.cache.policy.table import charged_bytes
+from streamer.cache.policy.sessions import SessionOpening
+from streamer.cache.policy.table import charge_each
 from streamer.engine.collection import Collection, Parts, UseCount
-from streamer.engine.session_progress import SessionProgress
-from streamer.engine.uses import Columns, Passes, Use, open_bytes
+from streamer.engine.session_progress import SessionProgress, Use, open_bytes
 from streamer.errors import StateError, StreamerError
 from streamer.wire.messages import OpenSession, ReportFinding
+from streamer.wire.schedule import EpochSchedule
 
 # Weight of the newest measurement in the mean time of a step.
 _STEP_WEIGHT = 0.2
@@ -98,7 +98,7 @@ class SessionHost(Protocol):
         """Whether the session is open."""
         ...
 
-    def admit(self, session: EngineSession, columns: Columns) -> None:
+    def admit(self, session: EngineSession, schedule: EpochSchedule) -> None:
         """The first complete schedule of a session is known."""
         ...
 
@@ -168,33 +168,22 @@ class EngineSession:
 
     # ------------------------------------------------------------ messages of the consumer
 
-    def extend(
-        self,
-        epoch: int,
-        columns: Columns,
-        complete: bool,
-        *,
-        passes: Passes | None = None,
-        values: tuple[float, ...] = (),
-    ) -> None:
-        """The schedule of one epoch, or a part of it.
+    def extend(self, part: EpochSchedule, complete: bool) -> None:
+        """Takes the schedule of one epoch, or a part of it.
 
         Args:
-            epoch: its number.
-            columns: chunks, first and last steps.
-            complete: no more of this epoch follows.
-            passes: Number of passes of each use, or None if the epoch is one pass.
-            values: Values of the parts from this epoch on, or empty if they stay as before.
+            part: what its consumer has sent.
+            complete: whether no more of this epoch follows.
 
         Raises:
             ProtocolError: not a schedule of this collection.
         """
-        if values:
-            self.parts.expect_values(epoch, values)
-        self.progress.extend(epoch, columns, complete, passes)
+        if part.values:
+            self.parts.expect_values(part.epoch, part.values)
+        self.progress.extend(part, complete)
         if complete:
-            self._host.admit(self, columns)
-            if passes is not None:
+            self._host.admit(self, part)
+            if part.passes is not None:
                 self._host.extended(self)
         self._host.wake()
 
@@ -235,31 +224,36 @@ class EngineSession:
         """The bytes of its chunks that are local or in flight, as a share of `planned_bytes`."""
         return self.progress.granted_chunks() * self.parts.mean_bytes / max(1, self.planned_bytes)
 
-    def plan(self, columns: Columns, affordable_bytes: int, sessions: int) -> list[Opening]:
+    def plan(self, schedule: EpochSchedule, affordable_bytes: int, sessions: int) -> list[SessionOpening]:
         """Sets the look-ahead by the first complete schedule; returns what each part opens in the policy."""
         sharers = max(1, sessions, min(self.request.world_size, 8))
         self.lookahead_bytes = max(affordable_bytes // sharers, 2 * int(self.collection.file_bytes.max(initial=0)))
-        openings = list(self._openings(columns))
+        openings = list(self._openings(schedule))
         self.planned_bytes = sum(one.open_bytes for one in openings) + self.lookahead_bytes
         return openings
 
-    def _openings(self, columns: Columns) -> Iterator[Opening]:
+    def _openings(self, schedule: EpochSchedule) -> Iterator[SessionOpening]:
         """The policy's sessions, one for each part: its open bytes, and its share of the look-ahead."""
         collection = self.collection
-        sizes = charged_bytes(self.collection.file_bytes)
+        sizes = charge_each(self.collection.file_bytes)
         values = self.parts.relative_values()
         rates = collection.byte_rates(self.parts.values)
-        part_of = collection.parts_of(columns[0])
+        part_of = collection.parts_of(schedule.chunk)
         # Sorted once: with 4,096 parts as many comparisons of all uses took seconds.
         by_part = np.argsort(part_of, kind="stable")
         edges = np.searchsorted(part_of[by_part], np.arange(len(self.parts.names) + 1))
         for index, (name, part) in enumerate(zip(self.parts.names, self.request.all_parts, strict=True)):
             here = by_part[edges[index] : edges[index + 1]]
-            mine = (columns[0][here], columns[1][here], columns[2][here])
-            # Without value nothing is kept: what an earlier session has left would go before it is asked for.
-            ahead = _NONE if values[name] else mine[0] - np.uint32(collection.starts[index])
-            most = max(part.open_bytes, open_bytes(mine, sizes))
-            yield Opening(name, part.dataset, most, int(rates[index] * self.lookahead_bytes), values[name], ahead)
+            chunk = schedule.chunk[here]
+            yield SessionOpening(
+                session=name,
+                dataset_id=part.dataset,
+                open_bytes=max(part.open_bytes, open_bytes(chunk, schedule.first[here], schedule.last[here], sizes)),
+                lookahead_bytes=int(rates[index] * self.lookahead_bytes),
+                value=values[name],
+                # Without value nothing is kept: what an earlier session has left would go before it is asked for.
+                ahead=_NONE if values[name] else chunk - np.uint32(collection.starts[index]),
+            )
 
     def open_bytes(self) -> float:
         """Bytes its reader may read now, at the mean size of its chunks."""

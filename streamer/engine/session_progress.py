@@ -1,4 +1,4 @@
-"""One session's place in its schedule: what it holds, what is open, what is ready. Pure; no I/O, no clock.
+"""The uses of a schedule, and one session's place in it: what is held, open and ready. Pure; no I/O, no clock.
 
 A *use* is one entry of the schedule: a chunk and the steps `first..last` in which it is read, in order of `first`.
 Its states:
@@ -15,11 +15,126 @@ import itertools
 import sys
 from collections import Counter, deque
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamer.engine.uses import Columns, EpochUses, Passes, Use
 from streamer.errors import ProtocolError
+from streamer.wire.schedule import EpochSchedule
+
+# Three empty arrays and what holds them (CPython 3.11): an epoch without entries is not free.
+_EPOCH_BYTES = 512
+# A part looks a few times at each epoch; sorting costs as much as 50 looks.
+_LOOKS = 16
+# The look-ahead of all sessions may cost this share of the limit; the rest of the cache makes hits.
+LOOKAHEAD_SHARE = 1 / 16
+
+
+class Use(msgspec.Struct, frozen=True, order=True):
+    """One entry of the schedule; ordered by first need. `number` counts the session's uses.
+
+    Attributes:
+        pass_number: of its part; the epoch, where each epoch is one pass.
+    """
+
+    first: int
+    number: int
+    last: int
+    epoch: int
+    chunk: int
+    pass_number: int
+
+
+class EpochUses:
+    """The uses of one epoch, in the order of the schedule. Without `passes` the epoch is one pass."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.complete = False
+        self.cursor = 0
+        self.chunk: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
+        self.first: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self.last: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self.passes: npt.NDArray[np.uint32] | None = None
+        # Numbers of the uses in the order of their chunks, and these chunks.
+        self._looks = 0
+        self._by_chunk: npt.NDArray[np.uint32] | None = None
+        self._sorted: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
+
+    def extend(self, part: EpochSchedule, complete: bool) -> None:
+        """Appends a part of the schedule, the last one if the schedule is `complete`.
+
+        Raises:
+            ProtocolError: not in order of the steps, or only some parts have passes.
+        """
+        first, last, passes = part.first, part.last, part.passes
+        if len(self.chunk) and len(part.chunk) and (self.passes is None) != (passes is None):
+            raise ProtocolError(f"only a part of the schedule of epoch {self.epoch} has passes")
+        # Compared, because a difference may wrap around; only the new ones, because there may be many frames.
+        in_order = bool((first[1:] >= first[:-1]).all()) and bool((last >= first).all())
+        if not in_order or (len(first) and len(self.first) and first[0] < self.first[-1]):
+            raise ProtocolError(f"the schedule of epoch {self.epoch} is not in order of its steps")
+        if passes is not None:
+            self.passes = passes if self.passes is None else np.concatenate([self.passes, passes])
+        self._by_chunk = None
+        self._sorted = self._sorted[:0]
+        self.chunk = np.concatenate([self.chunk, part.chunk])
+        self.first = np.concatenate([self.first, first])
+        self.last = np.concatenate([self.last, last])
+        self.complete = complete
+
+    @property
+    def exhausted(self) -> bool:
+        """All its uses are held or finished."""
+        return self.cursor >= len(self.chunk)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return _EPOCH_BYTES + sum(
+            column.nbytes for column in (self.chunk, self.first, self.last, self.passes) if column is not None
+        )
+
+    def ahead(self, span: tuple[int, int], last_pass: int) -> npt.NDArray[np.uint32]:
+        """Chunks of a span that are not held yet, in the passes up to `last_pass`."""
+        if self.passes is None and self.epoch > last_pass:
+            return self.chunk[:0]
+        self._looks += 1
+        if self._looks <= _LOOKS:
+            chunk = self.chunk[self.cursor :]
+            here = (chunk >= span[0]) & (chunk < span[1])
+            return chunk[here if self.passes is None else here & (self.passes[self.cursor :] <= last_pass)]
+        if self._by_chunk is None:  # else each part of a mix would look at the uses of all: 3 s of 4,096 parts
+            self._by_chunk = np.argsort(self.chunk, kind="stable").astype(np.uint32)
+            self._sorted = self.chunk[self._by_chunk]
+        # Of the same type: for numbers of another one numpy would copy all of the column.
+        first, stop = np.searchsorted(self._sorted, np.array(span, np.uint32))
+        uses = np.sort(self._by_chunk[first:stop])
+        uses = uses[np.searchsorted(uses, np.uint32(self.cursor)) :]
+        return self.chunk[uses] if self.passes is None else self.chunk[uses[self.passes[uses] <= last_pass]]
+
+
+def affordable_lookahead(wanted_bytes: int, limit_bytes: int, live_bytes: int) -> int:
+    """The look-ahead of all sessions together: it may cost the hit rate `LOOKAHEAD_SHARE` of the limit."""
+    missing = max(0.0, 1.0 - limit_bytes / max(1, live_bytes))
+    return min(wanted_bytes, int(limit_bytes * LOOKAHEAD_SHARE / missing)) if missing else wanted_bytes
+
+
+def open_bytes(
+    chunk: npt.NDArray[np.uint32],
+    first: npt.NDArray[np.int64],
+    last: npt.NDArray[np.int64],
+    file_bytes: npt.NDArray[np.int64],
+) -> int:
+    """Returns the most bytes that the uses of a schedule, in its columns, have open at one step."""
+    if not len(chunk):
+        return 0
+    size = file_bytes[chunk]
+    steps = np.concatenate([first, last + 1])
+    change = np.concatenate([size, -size])
+    # Within one step, closing comes before opening.
+    order = np.lexsort((change, steps))
+    return int(np.cumsum(change[order]).max())
 
 
 class SessionProgress:
@@ -58,21 +173,21 @@ class SessionProgress:
 
     # ------------------------------------------------------------ messages of the consumer
 
-    def extend(self, epoch: int, columns: Columns, complete: bool, passes: Passes | None = None) -> None:
-        """Adds (a part of) the schedule of an epoch; epochs come in order.
+    def extend(self, part: EpochSchedule, complete: bool) -> None:
+        """Adds the schedule of an epoch, or a part of it that is not the last one; epochs come in order.
 
         Raises:
             ProtocolError: not a schedule of this dataset.
         """
-        self._check(columns, passes)
+        self._check(part)
         if not self._epochs or self._epochs[-1].complete:
-            self._epochs.append(EpochUses(epoch))
+            self._epochs.append(EpochUses(part.epoch))
             self._schedule_bytes += self._epochs[-1].nbytes
         current = self._epochs[-1]
-        if current.epoch != epoch:
-            raise ProtocolError(f"the schedule of epoch {current.epoch} is not complete, epoch {epoch} follows")
+        if current.epoch != part.epoch:
+            raise ProtocolError(f"the schedule of epoch {current.epoch} is not complete, epoch {part.epoch} follows")
         before = current.nbytes
-        current.extend(columns, complete, passes)
+        current.extend(part, complete)
         self._schedule_bytes += current.nbytes - before
         if complete and len(current.last):
             self._known_step = max(self._known_step, int(current.last.max()))
@@ -267,12 +382,12 @@ class SessionProgress:
             self._local.discard(chunk)
             self._broken.discard(chunk)
 
-    def _check(self, columns: Columns, passes: Passes | None) -> None:
-        chunk, first, last = columns
-        if not len(chunk) == len(first) == len(last):
-            raise ProtocolError(f"schedule columns of {len(chunk)}, {len(first)} and {len(last)} entries")
-        if passes is not None and len(passes) != len(chunk):
-            raise ProtocolError(f"schedule columns of {len(chunk)} chunks and {len(passes)} passes")
+    def _check(self, part: EpochSchedule) -> None:
+        chunk = part.chunk
+        if not len(chunk) == len(part.first) == len(part.last):
+            raise ProtocolError(f"schedule columns of {len(chunk)}, {len(part.first)} and {len(part.last)} entries")
+        if part.passes is not None and len(part.passes) != len(chunk):
+            raise ProtocolError(f"schedule columns of {len(chunk)} chunks and {len(part.passes)} passes")
         if len(chunk) and int(chunk.max()) >= len(self._chunk_bytes):
             raise ProtocolError(
                 f"the schedule names chunk {int(chunk.max())}; the dataset has {len(self._chunk_bytes)}"

@@ -1,4 +1,4 @@
-"""Which urls an engine serves, and with which storage options.
+"""Which urls an engine serves, with which storage options, and the fetchers that read them.
 
 An engine that holds credentials serves what is below its configured urls and nothing else. Otherwise every client
 could read, with the engine's rights, any bucket, file or web address that the engine can reach.
@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from urllib.parse import unquote
 
 import msgspec
 
-from streamer.config import DatasetConfig
+from streamer.config import DatasetConfig, FetchConfig
 from streamer.errors import AccessDeniedError, ConfigError
+from streamer.fetch import Fetcher
+from streamer.fetch.fetcher_set import FetcherSet, ignore_notice
 from streamer.manifest.model import Chunk
+from streamer.store import ObjectStore, open_store
 from streamer.store.addresses.patterns import count_expanded, expand, one_of_all
-from streamer.store.addresses.urls import HTTP_SCHEMES, shown, split
+from streamer.store.addresses.urls import HTTP_SCHEMES, Address, shown, split
 from streamer.store.root import Root
 
 Options = Mapping[str, object]
@@ -28,7 +32,7 @@ _MOST_COMPARED = 10_000
 _SEGMENTS = re.compile(r"[/\\?#]")
 
 
-class _Entry(msgspec.Struct, frozen=True):
+class _AllowedUrl(msgspec.Struct, frozen=True):
     """A configured url as it is compared: "scheme root" and key, cut at slashes."""
 
     prefix: str
@@ -37,7 +41,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         # Not the options: they may be secret.
-        return f"_Entry({shown(self.prefix)!r})"
+        return f"_AllowedUrl({shown(self.prefix)!r})"
 
 
 class UrlAllowlist:
@@ -50,7 +54,7 @@ class UrlAllowlist:
 
     def __init__(self, datasets: Sequence[DatasetConfig] = (), *, guarded: bool = False) -> None:
         self.guarded = guarded
-        entries = [_Entry(_comparable(one.url), one.storage_options, one.writable) for one in datasets]
+        entries = [_AllowedUrl(_comparable(one.url), one.storage_options, one.writable) for one in datasets]
         self._entries = sorted(entries, key=lambda entry: len(entry.prefix), reverse=True)
 
     def __repr__(self) -> str:
@@ -162,7 +166,7 @@ class UrlAllowlist:
     def _of(self, url: str) -> Options:
         return self._entry(url).options
 
-    def _entry(self, url: str) -> _Entry:
+    def _entry(self, url: str) -> _AllowedUrl:
         wanted = _comparable(url)
         # What a server makes of a query only the operator knows, who has written this one or none.
         has_query = "?" in url and split(url).scheme in HTTP_SCHEMES
@@ -203,3 +207,32 @@ def has_dots(key: str) -> bool:
     once = unquote(key)
     parts = (part for text in {key, once, unquote(once)} for part in _SEGMENTS.split(text))
     return any(part.partition(";")[0] in (".", "..") for part in parts)
+
+
+class Fetchers(FetcherSet):
+    """Opens the fetchers of an engine, on its loop.
+
+    Args:
+        config: of each.
+        allowlist: which urls are read, with which options.
+        notify: called with the key of the options and a sentence, when a store has served nothing for a while.
+    """
+
+    def __init__(
+        self, config: FetchConfig, allowlist: UrlAllowlist, notify: Callable[[str, str], None] = ignore_notice
+    ) -> None:
+        super().__init__(config, self._open_store, notify)
+        self.allowlist = allowlist
+        self._client = config.client
+
+    def of_chunk(self, chunk: Chunk, options: Mapping[str, object]) -> AbstractAsyncContextManager[Fetcher]:
+        """The fetcher for a chunk of a dataset with these options.
+
+        Raises:
+            AccessDeniedError: an object of the chunk is not served with them.
+        """
+        self.allowlist.check_chunk(chunk, options)
+        return self.of(options)
+
+    def _open_store(self, options: Mapping[str, object], url: Address) -> ObjectStore:
+        return open_store(url, options, client=self._client, guarded=self.allowlist.guarded)

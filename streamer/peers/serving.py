@@ -9,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 
 from streamer.cache.policy.answers import Admit
-from streamer.cache.policy.sessions import Opening
-from streamer.cache.policy.table import as_keys
+from streamer.cache.policy.sessions import SessionOpening
+from streamer.cache.policy.table import to_keys
 from streamer.engine.datasets import Dataset
 from streamer.engine.engine import Engine
 from streamer.engine.fetching.fetches import Fetch
@@ -37,7 +37,7 @@ class _Served:
         self.dataset = dataset
         self.session = session
         self.asked_at = 0.0
-        self._keys = as_keys(dataset.manifest.chunk_keys)
+        self._keys = to_keys(dataset.manifest.chunk_keys)
         self._order = np.argsort(self._keys).astype(np.int32)
 
     def find(self, key: bytes) -> int | None:
@@ -138,7 +138,7 @@ class Serving:
         digest = dataset.manifest.digest
         policy = self._engine.policy
         open_bytes = min(int(_OPEN_SHARE * policy.limit_bytes), _OPEN_CHUNKS * int(dataset.file_bytes.max(initial=0)))
-        opening = Opening(f"{_JOB} {digest}", digest, open_bytes, 0, _VALUE, counted=False)
+        opening = SessionOpening(f"{_JOB} {digest}", digest, open_bytes, 0, _VALUE, counted=False)
         policy.add_dataset(digest, dataset.file_bytes, dataset.manifest.chunk_keys)
         try:
             self._engine.scheduler.freed(policy.open_sessions(_JOB, [opening]))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.base.threads import in_thread
-from streamer.cache.writer import sample_checksums
+from streamer.cache.chunk_files import sample_checksums
 from streamer.engine.datasets import Dataset
 from streamer.engine.fetching.fetches import Fetch
 from streamer.engine.fetching.publisher import Publisher

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from streamer.base.threads import in_thread
 from streamer.cache.chunk_cache import ChunkCache
-from streamer.cache.verify import verify_file
+from streamer.cache.chunk_files import verify_file
 from streamer.errors import IntegrityError
 from streamer.fetch import Fetcher
 from streamer.formats.chunkfile import HEADER_BYTES, RecordTable

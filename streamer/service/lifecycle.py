@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +21,12 @@ from pathlib import Path
 from streamer.base.cgroup import usable_cores
 from streamer.base.extras import require
 from streamer.base.process_memory import collect_rarely
-from streamer.cache.folder_lock import take_locks
-from streamer.cache.substitute import find_cache, remove_substitute
+from streamer.cache.folder_guard import take_locks
+from streamer.cache.memory_folder import find_cache, remove_substitute
 from streamer.config import CacheConfig, EngineConfig, check_socket_path
 from streamer.engine.engine import Engine
 from streamer.engine.maintenance import maintained
 from streamer.errors import CacheError, ConfigError, StreamerError
-from streamer.service import secret_files
 from streamer.service.client_connection import ClientConnection
 from streamer.service.limits import raise_limits
 from streamer.service.listening import Listeners, listening
@@ -39,7 +38,11 @@ from streamer.service.web import serving
 
 logger = logging.getLogger(__name__)
 
+_Stamp = tuple[int, int, int] | None
+
 MOST_THREADS = 32
+# How often files of secrets are compared; kubelet itself looks once a minute.
+LOOK_SECONDS = 5.0
 # How long a starting engine waits for the one that is leaving the same folder: its grace time and what follows.
 LOCK_SECONDS = 10.0
 _LOCK_RETRY_SECONDS = 0.05
@@ -236,7 +239,7 @@ class Life:
 
     async def _reload_on_new_secrets(self) -> None:
         while self._configure is not None:
-            await secret_files.changed(self._config.secret_files)
+            await wait_for_change(self._config.secret_files)
             logger.info("a file of secrets has changed")
             self._reload.set()
 
@@ -289,7 +292,7 @@ def _make_cache_dir(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _only_engine(directory: Path, seconds: float) -> Iterator[list[int]]:
-    """Holds the locks of the cache folder for life, see `folder_lock`: the kernel frees them with the process."""
+    """Holds the locks of the cache folder (`folder_guard.take_locks`); the kernel frees them with the process."""
     with contextlib.ExitStack() as on_exit:
         deadline = time.monotonic() + seconds
         while (descriptors := take_locks(directory, on_exit)) is None:
@@ -302,3 +305,22 @@ def _only_engine(directory: Path, seconds: float) -> Iterator[list[int]]:
             # flock(2) has no timeout.
             time.sleep(_LOCK_RETRY_SECONDS)
         yield descriptors
+
+
+async def wait_for_change(files: Sequence[Path]) -> None:
+    """Waits until one of the files with secrets was replaced, removed or created since the call.
+
+    kubelet replaces the files of a mounted Secret by renaming a link, a minute after the Secret has changed, without a
+    signal: a service that read them only at its start would go on with revoked keys.
+    """
+    before = {path: _stamp(path) for path in files}
+    while all(_stamp(path) == stamp for path, stamp in before.items()):  # noqa: ASYNC110 - kubelet tells nothing
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def _stamp(path: Path) -> _Stamp:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

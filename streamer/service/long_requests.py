@@ -11,14 +11,13 @@ import msgspec
 
 from streamer.base.logins import take_logins
 from streamer.base.system_limits import limit_error
+from streamer.engine.datasets import Rights
 from streamer.engine.engine import Engine
-from streamer.engine.manifests.manifest_request import ManifestRequest
-from streamer.engine.permissions import Rights
 from streamer.errors import BrokenError, ConfigError, ProtocolError, ServiceError, StreamerError
 from streamer.fetch.fair_gate import FairGate, WaitQueue
 from streamer.service.admission import SoleUser
 from streamer.service.client_connection import ClientConnection
-from streamer.service.limits import MAX_LONG_REQUESTS, MAX_READ_BYTES, MAX_REQUEST_URLS, Limits
+from streamer.service.limits import MAX_LONG_REQUESTS, MAX_READ_BYTES, MAX_REQUEST_URLS, ServiceLimits
 from streamer.service.sharing import CacheSharing
 from streamer.store.addresses.patterns import MAX_EXPANDED_LETTERS, MAX_URLS, count_expanded
 from streamer.wire.messages import (
@@ -34,7 +33,7 @@ from streamer.wire.messages import (
     Reject,
     ShareCache,
 )
-from streamer.wire.store_options import NO_OPTIONS, StoreOptions, decode_options
+from streamer.wire.store_options import NO_OPTIONS, StoreOptions
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class ClientRequests(msgspec.Struct):
 class LongRequests:
     """Answers long requests for one engine. Lives on its loop."""
 
-    def __init__(self, engine: Engine, tasks: asyncio.TaskGroup, limits: Limits, fail: Fail) -> None:
+    def __init__(self, engine: Engine, tasks: asyncio.TaskGroup, limits: ServiceLimits, fail: Fail) -> None:
         self._fail = fail
         self._engine = engine
         self._tasks = tasks
@@ -154,24 +153,12 @@ class LongRequests:
         def progress(text: str, done: int, total: int) -> None:
             client.send(IndexProgress(request.request, text, done, total))
 
-        options = self.used_options(client, requests, request.options).mapping
+        sent = self.used_options(client, requests, request.options)
         # Clients of this version have taken them out already.
-        (manifest, *urls), options = take_logins((request.manifest, *request.urls), options)
-        if self._engine.fetchers.allowlist.restricted:
-            options = {}
-        wanted = ManifestRequest(
-            urls=tuple(urls),
-            format=request.format,
-            options=options,
-            manifest=manifest,
-            build=request.build,
-            chunk_bytes=request.chunk_bytes or None,
-            limit_seconds=request.limit_seconds,
-            wait_seconds=request.wait_seconds,
-            extensions=None if request.extensions is None else tuple(request.extensions),
-            skip_damaged=request.skip_damaged,
-            in_key_order=request.in_key_order,
-            format_options=decode_options(request.format_options, "format_options"),
+        (manifest, *urls), options = take_logins((request.manifest, *request.urls), sent.mapping)
+        restricted = self._engine.fetchers.allowlist.restricted
+        wanted = msgspec.structs.replace(
+            request, urls=urls, manifest=manifest, options=NO_OPTIONS if restricted else StoreOptions.make(options)
         )
         digest = await self._engine.manifest(wanted, progress)
         client.send(ManifestReady(request.request, digest, self._engine.manifests.notes(wanted, digest)))
@@ -226,7 +213,7 @@ def _named_letters(urls: Sequence[str]) -> int:
 
 
 class SessionProofs:
-    """Holds the messages of sessions until it is known that their clients may read; see `engine.permissions.Rights`.
+    """Holds the messages of sessions until it is known that their clients may read; see `engine.datasets.Rights`.
 
     Lives on the engine's loop.
 

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
-import numpy as np
 
 from streamer.base.process_stats import process_statistics
 from streamer.config import EngineConfig
@@ -21,10 +20,11 @@ from streamer.errors import EngineUnavailableError, ProtocolError, ServiceError,
 from streamer.fetch.fetcher_set import options_key
 from streamer.service.admission import Admission
 from streamer.service.client_connection import ClientConnection
-from streamer.service.limits import MAX_SESSIONS_PER_PEER, Limits
+from streamer.service.limits import MAX_SESSIONS_PER_PEER, ServiceLimits
 from streamer.service.long_requests import ClientRequests, LongRequests, SessionProofs
 from streamer.service.recent_warnings import JobErrors
 from streamer.version import VERSION
+from streamer.wire.frames import Side, version_error
 from streamer.wire.messages import (
     BOTTLENECKS,
     PROTOCOL,
@@ -48,7 +48,7 @@ from streamer.wire.messages import (
     Statistics,
     Welcome,
 )
-from streamer.wire.versions import Side, version_error
+from streamer.wire.schedule import EpochSchedule
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Server:
         tasks: asyncio.TaskGroup,
         leave: Callable[[], None],
         *,
-        limits: Limits | None = None,
+        limits: ServiceLimits | None = None,
         warnings: Callable[[], list[Table]] = list,
         cache_notice: str = "",
     ) -> None:
@@ -97,7 +97,7 @@ class Server:
         self._engine = engine
         self._leave = leave
         self._admission = Admission(config.cache, config.service)
-        self._limits = limits or Limits.of(config.service)
+        self._limits = limits or ServiceLimits.of(config.service)
         self._warnings = warnings
         self._cache_notices = [Notice(0, one_line(cache_notice))] if cache_notice else []
         self._errors = JobErrors()
@@ -336,10 +336,7 @@ class Server:
                 session.reject(request.chunk, one_line(request.reason))
             case Extend():
                 self._check_room_for(request)
-                values = tuple(request.values)
-                session.extend(
-                    request.epoch, _columns(request), request.complete, passes=_passes(request), values=values
-                )
+                session.extend(EpochSchedule.read(request), request.complete)
 
     def _keep_finding(self, sender: ClientConnection, finding: ReportFinding) -> None:
         bottleneck = finding.bottleneck if finding.bottleneck in BOTTLENECKS else BOTTLENECKS[-1]
@@ -423,19 +420,3 @@ def _check_numbers(request: OpenSession) -> None:
     letters = sum(map(len, (request.job, request.order_id, request.stream, request.dataset)))
     if letters > _MOST_NAME_LETTERS:
         raise ProtocolError(f"a session whose names have {letters} letters; at most {_MOST_NAME_LETTERS}")
-
-
-def _passes(request: Extend) -> np.ndarray | None:
-    if len(request.passes) % 4:
-        raise ProtocolError("the column of passes is cut short")
-    return np.frombuffer(request.passes, "<u4").astype(np.uint32, copy=False) if request.passes else None
-
-
-def _columns(request: Extend) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    if len(request.chunk) % 4 or len(request.first) % 8 or len(request.last) % 8:
-        raise ProtocolError("schedule columns are cut short")
-    return (
-        np.frombuffer(request.chunk, "<u4").astype(np.uint32, copy=False),
-        np.frombuffer(request.first, "<i8").astype(np.int64, copy=False),
-        np.frombuffer(request.last, "<i8").astype(np.int64, copy=False),
-    )

@@ -1,4 +1,4 @@
-"""Frames of the socket without the socket: bytes become messages, and messages bytes.
+"""Frames of the socket without the socket: bytes become messages, and messages bytes; greetings of other versions.
 
 A frame is a big-endian uint32 length and that many bytes of msgpack. The decoder holds at most one frame;
 a longer length is refused before anything is stored.
@@ -9,14 +9,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from streamer.errors import ConfigError, ProtocolError, describe_undecoded
-from streamer.wire.messages import Event, Message, Request
+from streamer.errors import ConfigError, ProtocolError, ProtocolVersionError, describe_undecoded
+from streamer.wire.messages import PROTOCOL, Event, Message, Request
 from streamer.wire.store_options import StoreOptions
-from streamer.wire.versions import foreign_greeting
 
 _LENGTH = struct.Struct(">I")
 
@@ -26,6 +25,8 @@ MAX_REQUEST_BYTES = 8 << 20
 MAX_HELLO_BYTES = 64 << 10
 # One `Content` of 64 MiB.
 MAX_EVENT_BYTES = 65 << 20
+# The first fields of Hello and Welcome, in the same places in every version of the protocol.
+_GREETINGS = {1: (), 64: ("", "")}
 
 
 def _encode_options(value: object) -> object:
@@ -142,3 +143,47 @@ def request_decoder() -> FrameDecoder[Request]:
 def event_decoder() -> FrameDecoder[Event]:
     """Decodes what the engine sends."""
     return FrameDecoder(msgspec.msgpack.Decoder(Event), MAX_EVENT_BYTES)
+
+
+class Side(NamedTuple):
+    """One end of a connection."""
+
+    protocol: int
+    version: str
+
+
+class _Greeting(msgspec.Struct, array_like=True, frozen=True):
+    """The fields read from a greeting that has other fields than this version's."""
+
+    tag: int
+    protocol: int
+    version: str
+    pid: int = 0
+
+
+def foreign_greeting(body: bytes) -> list[object] | None:
+    """The fields that this version needs from a greeting of another protocol version; None if it is not a greeting."""
+    try:
+        found = msgspec.msgpack.decode(body, type=_Greeting)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+    if found.tag not in _GREETINGS or found.protocol == PROTOCOL:
+        return None
+    return [found.tag, found.protocol, found.version, found.pid, *_GREETINGS[found.tag]]
+
+
+def version_error(engine: Side, client: Side) -> ProtocolVersionError:
+    """Returns the error for both ends; the older one has to be restarted."""
+    if engine.protocol < client.protocol:
+        advice = (
+            f"restart the engine with streamer {client.version} (`systemctl restart streamer` for a service; an engine "
+            "that a job started ends 3 s after the last process of that job, and another cache_dir has another engine)"
+        )
+    else:
+        advice = f"restart this program with streamer {engine.version}, from its saved state"
+    return ProtocolVersionError(
+        f"the engine speaks protocol {engine.protocol} (streamer {engine.version}), the client {client.protocol} "
+        f"(streamer {client.version}): {advice}",
+        engine=engine.protocol,
+        client=client.protocol,
+    )

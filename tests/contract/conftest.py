@@ -24,17 +24,16 @@ import numpy as np
 import obstore
 import pytest
 
-from streamer.client.chunk_reader import ChunkReader, Wanted
+from streamer.client.chunk_reader import ChunkReader, WantedSample
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule
 from streamer.client.settings import ClientSettings
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import StreamerError
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest, OpenSession
+from streamer.wire.schedule import EpochSchedule
 from streamer.wire.store_options import NO_OPTIONS
 
 
@@ -118,7 +117,7 @@ class InProcessSource:
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
 
     def manifest(self, url: str) -> Manifest:
-        request = ManifestRequest(urls=(url,))
+        request = GetManifest(0, [url], "auto")
         found = self.engine.manifest(request, lambda text, done, total: None)
         digest = asyncio.run_coroutine_threadsafe(found, self._loop).result(60)
         return Manifest.open(self.engine.cache.root / "manifests" / digest)
@@ -208,7 +207,7 @@ def read_chunk():
 
     def read(source, manifest: Manifest, chunk: int) -> list[bytes]:
         offsets = manifest.sample_offsets(chunk)
-        wanted = [Wanted(i, int(offsets[i]), int(offsets[i + 1])) for i in range(len(offsets) - 1)]
+        wanted = [WantedSample(i, int(offsets[i]), int(offsets[i + 1])) for i in range(len(offsets) - 1)]
         key = manifest.chunk_keys[chunk].tobytes()
         found = ChunkReader(source.roots()).read(
             key, int(manifest.chunk_local_bytes[chunk]), int(manifest.chunk_samples[chunk]), wanted

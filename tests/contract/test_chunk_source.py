@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamer.client.session import EpochSchedule
 from streamer.errors import (
     CacheFullError,
     IntegrityError,
@@ -17,6 +16,7 @@ from streamer.errors import (
 )
 from streamer.formats import chunkfile
 from streamer.wire.messages import OpenSession, Part
+from streamer.wire.schedule import EpochSchedule
 
 
 def one_chunk_a_step(epoch: int, first_step: int, chunks) -> EpochSchedule:

@@ -14,12 +14,12 @@ import sys
 
 import numpy as np
 
-from streamer.client.chunk_reader import ChunkReader, Wanted
+from streamer.client.chunk_reader import ChunkReader, WantedSample
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule
 from streamer.client.settings import ClientSettings
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest, OpenSession
+from streamer.wire.schedule import EpochSchedule
 
 STEPS_AHEAD = 4
 
@@ -27,7 +27,7 @@ STEPS_AHEAD = 4
 def samples_of(reader: ChunkReader, manifest: Manifest, chunk: int) -> list[bytes]:
     """The chunk's samples, checked."""
     offsets = manifest.sample_offsets(chunk)
-    wanted = [Wanted(i, int(offsets[i]), int(offsets[i + 1])) for i in range(len(offsets) - 1)]
+    wanted = [WantedSample(i, int(offsets[i]), int(offsets[i + 1])) for i in range(len(offsets) - 1)]
     key = manifest.chunk_keys[chunk].tobytes()
     found = reader.read(key, int(manifest.chunk_local_bytes[chunk]), int(manifest.chunk_samples[chunk]), wanted)
     return [bytes(view) for view in found]
@@ -52,8 +52,8 @@ def main() -> None:
                     digest.update(sample)
                     count += 1
                 session.done(step + 1)
-                if client._connected().welcome.pid not in engines:
-                    engines.append(client._connected().welcome.pid)
+                if client._connect().welcome.pid not in engines:
+                    engines.append(client._connect().welcome.pid)
                 if step == task.get("pause_at"):
                     print(json.dumps({"paused": step}), flush=True)
                     sys.stdin.readline()

@@ -22,11 +22,11 @@ import numpy as np
 import pytest
 
 from streamer.cache.disk_space import FIXED_BYTES
-from streamer.cache.folder import used_bytes
-from streamer.cache.policy.table import charged_bytes
+from streamer.cache.folder import measure_usage
+from streamer.cache.policy.table import charge_each
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
-from streamer.engine.uses import open_bytes
+from streamer.engine.session_progress import open_bytes
 from streamer.formats import chunkfile
 from streamer.manifest.table import Manifest
 from streamer.order import EpochOrder, OrderSpec, RankPlan
@@ -61,7 +61,7 @@ def indexed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Manif
     folder = tmp_path_factory.mktemp("index")
     with EngineClient(settings(folder, folder / "cache", 1 << 30)) as client:
         manifest = Manifest.open(client.manifest(GetManifest(0, [str(data)], "auto")))
-    return manifest, FIXED_BYTES + used_bytes(folder / "cache" / "manifests")
+    return manifest, FIXED_BYTES + measure_usage(folder / "cache" / "manifests")
 
 
 class Watch(threading.Thread):
@@ -133,7 +133,7 @@ def engine(folder: Path, cache: Path, cache_bytes: int) -> Iterator[EngineClient
     """An engine that stays until the end of the context, and is gone after it."""
     with EngineClient(settings(folder, cache, cache_bytes)) as client:
         client.roots()
-        handle = os.pidfd_open(client._connected().welcome.pid)
+        handle = os.pidfd_open(client._connect().welcome.pid)
         yield client
     try:
         assert select.select([handle], [], [], 20)[0], "the engine stays"
@@ -143,14 +143,14 @@ def engine(folder: Path, cache: Path, cache_bytes: int) -> Iterator[EngineClient
 
 def smallest_limit(manifest: Manifest) -> int:
     """The open chunks of both ranks at their most, and one more for each."""
-    cost = charged_bytes(np.array([chunkfile.file_bytes(*pair) for pair in zip(*lengths(manifest), strict=True)]))
+    cost = charge_each(np.array([chunkfile.file_bytes(*pair) for pair in zip(*lengths(manifest), strict=True)]))
     spec = OrderSpec.auto(manifest.digest, manifest.chunk_samples, BATCH * RANKS, 17, True)
     most = 0
     for epoch in range(EPOCHS):
         order = EpochOrder(spec, manifest.chunk_samples, epoch)
         for rank in range(RANKS):
             schedule = RankPlan(order, BATCH * RANKS, RANKS, rank).schedule()
-            most = max(most, open_bytes((schedule.chunk, schedule.first, schedule.last), cost))
+            most = max(most, open_bytes(schedule.chunk, schedule.first, schedule.last, cost))
     return RANKS * (most + int(cost.max()))
 
 

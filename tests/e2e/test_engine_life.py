@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule
 from streamer.client.settings import ClientSettings
 from streamer.config import CacheConfig, EngineConfig
 from streamer.errors import (
@@ -33,6 +32,7 @@ from streamer.manifest.table import Manifest
 from streamer.service.lifecycle import Life
 from streamer.wire.frames import encode, event_decoder
 from streamer.wire.messages import PROTOCOL, Advance, Failed, GetManifest, GetStatistics, Hello, OpenSession, Welcome
+from streamer.wire.schedule import EpochSchedule
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def data(tmp_path) -> Path:
 
 
 def engine_pid(client: EngineClient) -> int:
-    return client._connected().welcome.pid
+    return client._connect().welcome.pid
 
 
 def wait_gone(pid: int, seconds: float = 60.0) -> None:
@@ -85,7 +85,7 @@ def test_four_ranks_and_a_stale_socket_make_one_engine(settings):
         f"settings = ClientSettings(cache_dir=Path({str(settings.cache_dir)!r}),"
         f" runtime_dir=Path({str(settings.runtime_dir)!r}), cache_bytes=64 << 20, grace_seconds=0.2)\n"
         "client = EngineClient(settings)\n"
-        "print(client._connected().welcome.pid, flush=True)\n"
+        "print(client._connect().welcome.pid, flush=True)\n"
         "sys.stdin.read(); client.close()\n"
     )
     ranks = [
@@ -149,7 +149,7 @@ def test_a_killed_rank_leaves_no_lease_and_no_process(settings, data):
     program = (
         "import sys; from pathlib import Path; import numpy as np\n"
         "from streamer.client.engine_client import EngineClient\n"
-        "from streamer.client.session import EpochSchedule\n"
+        "from streamer.wire.schedule import EpochSchedule\n"
         "from streamer.client.settings import ClientSettings\n"
         "from streamer.manifest.table import Manifest\n"
         "from streamer.wire.messages import GetManifest, OpenSession\n"
@@ -293,7 +293,7 @@ def test_an_engine_ends_while_it_waits_for_a_store(settings, unused_tcp_port):
         f"settings = ClientSettings(cache_dir=Path({str(settings.cache_dir)!r}), storage_options=options,"
         f" runtime_dir=Path({str(settings.runtime_dir)!r}), cache_bytes=64 << 20, grace_seconds=0.2)\n"
         "client = EngineClient(settings)\n"
-        "print(client._connected().welcome.pid, flush=True)\n"
+        "print(client._connect().welcome.pid, flush=True)\n"
         "client.manifest(GetManifest(0, ['s3://bucket/train/'], 'auto'))\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting:

@@ -216,7 +216,7 @@ def test_a_killed_engine_costs_no_sample(machine, data, truth):
     for line in rank.stdout:
         lines.append(json.loads(line))
         if "paused" in lines[-1]:
-            os.kill(machine.client._connected().welcome.pid, signal.SIGKILL)
+            os.kill(machine.client._connect().welcome.pid, signal.SIGKILL)
             machine.statistics()
             rank.stdin.write("\n")
             rank.stdin.flush()
@@ -334,7 +334,7 @@ def test_two_hundred_kills_cost_nothing(machine, data, truth, withheld):
             assert set(found) <= set(truth)
             victim = random.choice(["engine", "worker", "rank", "nobody"], p=[0.12, 0.12, 0.01, 0.75])
             if victim == "engine":
-                engine = machine.client._connected().welcome.pid
+                engine = machine.client._connect().welcome.pid
                 stop(engine)  # so that nothing changes between the look and the kill
                 published = chunk_names(folder)
                 os.kill(engine, signal.SIGKILL)
@@ -357,7 +357,7 @@ def test_two_hundred_kills_cost_nothing(machine, data, truth, withheld):
     assert min(kills["engine"], kills["worker"], kills["rank"]) > 0
     assert not machine.statistics()["sessions"]
     print(f"{dict(kills)}; engines back after {np.median(restarts):.2f} s, at most {max(restarts):.2f} s")
-    engine = os.pidfd_open(machine.client._connected().welcome.pid)
+    engine = os.pidfd_open(machine.client._connect().welcome.pid)
     root_id = (folder / "root-id").read_text().strip()
     machine.client.close()
     try:

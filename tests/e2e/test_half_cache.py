@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule, Session
+from streamer.client.session import Session
 from streamer.client.settings import ClientSettings
 from streamer.manifest.table import Manifest
 from streamer.order import EpochOrder, OrderSpec, RankPlan
 from streamer.wire.messages import GetManifest, OpenSession
+from streamer.wire.schedule import EpochSchedule
 
 BATCH = 32
 RANKS = 2
@@ -129,7 +130,7 @@ def test_hits_reach_the_bound_and_the_limit_holds(tmp_path, files, slack):
             after.append(client.statistics())
         watch.stop()
         counts = client.statistics()
-        engine_mib = anonymous_mib(client._connected().welcome.pid)
+        engine_mib = anonymous_mib(client._connect().welcome.pid)
     assert manifest.chunks >= 150
     assert after[0]["store_bytes"] <= 1.02 * total
     bound = (counts["limit_bytes"] - counts["staging_bytes"]) / total

@@ -233,7 +233,7 @@ def test_a_fork_holds_nothing_of_the_engine(place: Path, make: Make) -> None:
     assert len(dataset) == SAMPLES
     stranger = EngineClient(dataset._opening.options.client_settings(Environment.read(), ""))
     stranger.roots()
-    connection = stranger._connected()
+    connection = stranger._connect()
     with forked():
         inline.end()
         assert select.select([connection], [], [], SECONDS)[0], "no end of file"

@@ -17,7 +17,6 @@ import pytest
 from streamer.cli.status_view import StatusView
 from streamer.config import CacheConfig, DatasetConfig, EngineConfig, PeersConfig
 from streamer.engine.engine import Engine
-from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.session import EngineSession
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import StreamerError
@@ -25,7 +24,7 @@ from streamer.formats.chunkfile import HEADER_BYTES
 from streamer.peers.group import joined
 from streamer.service import metrics
 from streamer.service.metrics import DEFINITIONS, series
-from streamer.wire.messages import OpenSession
+from streamer.wire.messages import GetManifest, OpenSession
 
 pytestmark = pytest.mark.process
 NAMED = {definition.name: definition for definition in DEFINITIONS}
@@ -98,7 +97,7 @@ async def until(reached: Callable[[], bool]) -> None:
 
 async def digests(engines: list[Engine], data: Path, **changes: object) -> set[str]:
     """Each engine makes its manifest."""
-    request = ManifestRequest(urls=(str(data),), chunk_bytes=CHUNK_BYTES, **changes)
+    request = GetManifest(0, [str(data)], "auto", chunk_bytes=CHUNK_BYTES, **changes)
     return {await engine.manifest(request, lambda text, done, total: None) for engine in engines}
 
 

@@ -217,7 +217,7 @@ def test_a_killed_engine_changes_nothing(make, workers):
     (first,) = in_order(make, 1)
     dataset = make(batch_size=BATCH)
     with dataset._opening.connections.for_requests() as line:
-        engine = line._connected().welcome.pid
+        engine = line._connect().welcome.pid
     found = []
     for step, batch in enumerate(loader(dataset, num_workers=workers)):
         found += batch["npy"][:, 0].tolist()

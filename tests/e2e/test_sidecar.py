@@ -24,11 +24,11 @@ import pytest
 
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule
 from streamer.client.settings import ClientSettings
 from streamer.errors import AccessDeniedError, CacheError, EngineUnavailableError, ProtocolVersionError, StreamerError
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest, OpenSession
+from streamer.wire.schedule import EpochSchedule
 from tests.disks import small_disk, take_the_rest
 from tests.e2e.keyed_s3 import KeyedS3
 
@@ -85,7 +85,7 @@ class Sidecar:
     ) -> None:
         program = (
             f"import streamer.wire.messages as m; m.PROTOCOL += {versions}; "
-            f"import streamer.service.secret_files as s; s.LOOK_SECONDS = {look_seconds}; "
+            f"import streamer.service.lifecycle as s; s.LOOK_SECONDS = {look_seconds}; "
             "from streamer.cli.main import main; main()"
         )
         with self.log.open("ab") as log:

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from streamer.client.chunk_reader import ChunkReader, Wanted
+from streamer.client.chunk_reader import ChunkReader, WantedSample
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule, Session
+from streamer.client.session import Session
 from streamer.client.settings import ClientSettings
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest, OpenSession
+from streamer.wire.schedule import EpochSchedule
 
 SAMPLE_BYTES = 64 << 10
 STEPS_AHEAD = 16
@@ -45,7 +46,7 @@ def read_epoch(session: Session, reader: ChunkReader, manifest: Manifest, epoch:
         session.wait(step, 120)
         longest = max(longest, time.monotonic() - asked)
         offsets = manifest.sample_offsets(chunk)
-        wanted = [Wanted(i, int(offsets[i]), int(offsets[i + 1])) for i in range(len(offsets) - 1)]
+        wanted = [WantedSample(i, int(offsets[i]), int(offsets[i + 1])) for i in range(len(offsets) - 1)]
         lengths = int(manifest.chunk_local_bytes[chunk]), int(manifest.chunk_samples[chunk])
         first = int(manifest.chunk_first[chunk])
         for place, found in enumerate(reader.read(manifest.chunk_keys[chunk].tobytes(), *lengths, wanted)):

@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 
 from streamer.cache.disk_space import LEAST_FREE_INODES
-from streamer.cache.folder import open_folder, used_bytes
-from streamer.cache.scrub import watch_free_space
-from streamer.cache.substitute import find_cache, remove_substitute
-from streamer.client.chunk_reader import ChunkReader, Wanted
+from streamer.cache.folder import measure_usage, open_folder
+from streamer.cache.memory_folder import find_cache, remove_substitute
+from streamer.client.chunk_reader import ChunkReader, WantedSample
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.manifests.manifest_request import ManifestRequest
+from streamer.engine.maintenance import watch_free_space
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import CacheError, ConfigError, StreamerError
 from streamer.manifest.table import Manifest
-from streamer.wire.messages import OpenSession
+from streamer.wire.messages import GetManifest, OpenSession
+from streamer.wire.schedule import EpochSchedule
 from tests.disks import remount_read_only, small_disk, take_the_rest
 from tests.tars import tar_of
 
@@ -62,7 +62,7 @@ class Training:
         """Every chunk once; `at_chunk` is called before each."""
         count = self._manifest.chunks
         steps = np.arange(count) + self._epochs * count
-        self._session.extend(self._epochs, (np.arange(count, dtype=np.uint32), steps, steps), True)
+        self._session.extend(EpochSchedule(self._epochs, np.arange(count, dtype=np.uint32), steps, steps), True)
         self._epochs += 1
         for chunk, step in enumerate(steps.tolist()):
             at_chunk(chunk)
@@ -80,7 +80,7 @@ class Training:
 
     def _samples(self, chunk: int) -> list[bytes]:
         manifest, offsets = self._manifest, self._manifest.sample_offsets(chunk)
-        wanted = [Wanted(i, int(offsets[i]), int(offsets[i + 1])) for i in range(len(offsets) - 1)]
+        wanted = [WantedSample(i, int(offsets[i]), int(offsets[i + 1])) for i in range(len(offsets) - 1)]
         reader, size = ChunkReader(self._engine.cache.roots), int(manifest.chunk_local_bytes[chunk])
         found = reader.read(manifest.chunk_keys[chunk].tobytes(), size, len(wanted), wanted)
         return [bytes(view) for view in found]
@@ -98,7 +98,7 @@ async def training(
     cache = CacheConfig(directory=directory, limit_bytes=limit_bytes)
     config = EngineConfig(cache=cache, settle_seconds=0.0, lookahead_bytes=lookahead_bytes)
     async with Engine(config) as engine:
-        request = ManifestRequest(urls=(str(data),))
+        request = GetManifest(0, [str(data)], "auto")
         digest = await engine.manifest(request, lambda text, done, total: None)
         manifest = Manifest.open(engine.cache.root / "manifests" / digest)
         yield engine, Training(engine, manifest, data)
@@ -247,13 +247,13 @@ async def test_a_smaller_limit_at_the_start_shrinks_the_folder(tmp_path: Path, d
     """Before anybody comes: the folder takes no more than its new limit, and what is left is used."""
     async with training(tmp_path / "cache", 32 * MiB, data) as (engine, reader):
         await reader.epoch()
-        before = used_bytes(tmp_path / "cache")
+        before = measure_usage(tmp_path / "cache")
     cache = CacheConfig(directory=tmp_path / "cache", limit_bytes=6 * MiB)
     async with Engine(EngineConfig(cache=cache)):
         pass
     left = len(list((tmp_path / "cache" / "chunks").glob("*/*.chunk")))
     assert before > 10 * MiB
-    assert used_bytes(tmp_path / "cache") <= 6 * MiB
+    assert measure_usage(tmp_path / "cache") <= 6 * MiB
     async with training(tmp_path / "cache", 6 * MiB, data) as (engine, reader):
         await reader.epoch()
         counts = engine_statistics(engine)
@@ -312,7 +312,7 @@ def test_a_limit_of_files_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def refuse(_descriptor: int, _count: int) -> None:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
 
-    monkeypatch.setattr("streamer.cache.substitute.linux.allocate", refuse)
+    monkeypatch.setattr("streamer.cache.memory_folder.linux.allocate", refuse)
     with pytest.raises(ConfigError, match=r"ulimit -f"):
         find_cache(CacheConfig(directory=tmp_path), tmp_path)
     assert list(tmp_path.iterdir()) == []

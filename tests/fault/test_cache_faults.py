@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from streamer.cache.chunk_cache import ChunkCache
-from streamer.cache.folder import open_folder, used_bytes
+from streamer.cache.folder import measure_usage, open_folder
 from streamer.cache.maintenance import check
 from streamer.cache.policy.table import charge
-from streamer.client.chunk_reader import ChunkReader, Wanted
+from streamer.client.chunk_reader import ChunkReader, WantedSample
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.errors import CacheError, CacheFullError, IntegrityError
@@ -104,7 +104,7 @@ def run_kills(directory: Path, kills: int) -> None:
         assert there <= found
         assert check(directory).damaged == {}
         assert not list((directory / "tmp").iterdir())
-        assert used_bytes(directory) <= 8 << 20
+        assert measure_usage(directory) <= 8 << 20
         there = found
 
 
@@ -159,7 +159,7 @@ async def fill(directory: Path) -> None:
         reader = ChunkReader(cache.roots)
         for number in range(60):
             if cache.contains(key_of(number)):
-                (whole,) = reader.read(key_of(number), 100_000, SAMPLES, [Wanted(0, 0, 25_000)])
+                (whole,) = reader.read(key_of(number), 100_000, SAMPLES, [WantedSample(0, 0, 25_000)])
                 assert bytes(whole) == body_of(number, 100_000)[:25_000]
         assert now.chunks + now.fallback_chunks == 60
 
@@ -314,5 +314,5 @@ def test_a_reader_finds_any_harm(tmp_path: Path, harm: str) -> None:
         path.unlink()
     with pytest.raises((IntegrityError, FileNotFoundError, CacheError)):
         ChunkReader([tmp_path / "cache"]).read(
-            key_of(1), 40_000, SAMPLES, [Wanted(0, 0, 10_000), Wanted(3, 30_000, 40_000)]
+            key_of(1), 40_000, SAMPLES, [WantedSample(0, 0, 10_000), WantedSample(3, 30_000, 40_000)]
         )

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from streamer.config import CacheConfig, EngineConfig, FetchConfig
+from streamer.engine import url_allowlist
 from streamer.engine.engine import Engine
-from streamer.engine.fetching import fetchers
-from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.session import EngineSession
 from streamer.manifest.model import ObjectRecord
 from streamer.store.base import Take
 from streamer.store.local_store import LocalStore
-from streamer.wire.messages import OpenSession
+from streamer.wire.messages import GetManifest, OpenSession
+from streamer.wire.schedule import EpochSchedule
 from tests.tars import tar_of
 
 CHUNK_BYTES = 64 << 10
@@ -58,7 +58,7 @@ class Rank:
         count = self.session.collection.datasets[0].manifest.chunks
         chunks = np.random.default_rng(seed).permutation(count).astype(np.uint32)
         first = np.sort(np.arange(count, dtype=np.int64) * BATCHES // count)
-        self.session.extend(0, (chunks, first, np.minimum(first + 2, BATCHES - 1)), True)
+        self.session.extend(EpochSchedule(0, chunks, first, np.minimum(first + 2, BATCHES - 1)), True)
 
     def _failed(self, error: Exception) -> None:
         self.errors.append(error)
@@ -76,7 +76,7 @@ class Rank:
 @pytest.fixture
 def store(monkeypatch) -> Counted:
     made = Counted()
-    monkeypatch.setattr(fetchers, "open_store", lambda *_, **__: made)
+    monkeypatch.setattr(url_allowlist, "open_store", lambda *_, **__: made)
     return made
 
 
@@ -115,7 +115,7 @@ async def test_no_range_is_asked_for_twice(store, tmp_path, make, hedge):
     With hedging every further request was counted as a duplicate.
     """
     total, cache = make(tmp_path / "data"), tmp_path / "cache"
-    request = ManifestRequest(urls=(f"{tmp_path / 'data'}/",), chunk_bytes=CHUNK_BYTES)
+    request = GetManifest(0, [f"{tmp_path / 'data'}/"], "auto", chunk_bytes=CHUNK_BYTES)
     async with engine_of(cache, hedge=hedge) as engine:
         digest = await engine.manifest(request, lambda *step: None)
     for left in cache.rglob("*.chunk"):  # the index of tars has read them all

@@ -16,15 +16,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamer.client import restarts
+from streamer.client import launcher
 from streamer.client.engine_client import EngineClient
-from streamer.client.launcher import log_of
-from streamer.client.restarts import MOST_RESTARTS
-from streamer.client.session import EpochSchedule, Session
+from streamer.client.launcher import MOST_RESTARTS, log_of
+from streamer.client.session import Session
 from streamer.client.settings import ClientSettings
 from streamer.errors import EngineUnavailableError
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest, OpenSession, Part
+from streamer.wire.schedule import EpochSchedule
 
 _CRASH = """
 import os, signal, sys
@@ -91,7 +91,7 @@ def manifest(settings, tmp_path) -> Manifest:
 @pytest.fixture
 def short_pauses(monkeypatch) -> None:
     """A hundredth of the pauses between starts; the test of an engine that crashes at its start has them whole."""
-    monkeypatch.setattr(restarts, "_FIRST_PAUSE_SECONDS", restarts._FIRST_PAUSE_SECONDS / 100)
+    monkeypatch.setattr(launcher, "_FIRST_PAUSE_SECONDS", launcher._FIRST_PAUSE_SECONDS / 100)
 
 
 def await_end(cache_dir: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_session_over_several_datasets_goes_on_in_the_next_engine(settings, ma
 
 def kill_engine(client: EngineClient) -> None:
     """Kills the engine of a client and waits for its end."""
-    pid = client._connected().welcome.pid
+    pid = client._connect().welcome.pid
     handle = os.pidfd_open(pid)
     try:
         os.kill(pid, signal.SIGKILL)

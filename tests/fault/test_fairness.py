@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from streamer.config import CacheConfig, EngineConfig, FetchConfig
+from streamer.engine import url_allowlist
 from streamer.engine.engine import Engine
-from streamer.engine.fetching import fetchers
-from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.session import EngineSession
 from streamer.manifest.model import ObjectRecord
 from streamer.store.base import Take
 from streamer.store.local_store import LocalStore
-from streamer.wire.messages import OpenSession
+from streamer.wire.messages import GetManifest, OpenSession
+from streamer.wire.schedule import EpochSchedule
 
 CHUNK_BYTES = 64 << 10
 # The link serves two chunks a tick; the modest trainer uses one in four ticks: an eighth of the link.
@@ -69,7 +69,7 @@ class Trainer:
         self.chunks = self.session.collection.datasets[0].manifest.chunks
         steps = np.arange(self.chunks, dtype=np.int64)
         chunks = np.roll(steps, start).astype(np.uint32)
-        self.session.extend(0, (chunks, steps, steps), True)
+        self.session.extend(EpochSchedule(0, chunks, steps, steps), True)
 
     @property
     def step(self) -> int:
@@ -108,7 +108,7 @@ async def at_rest(engine: Engine, link: Link) -> None:
 @pytest.fixture
 def link(monkeypatch) -> Link:
     made = Link()
-    monkeypatch.setattr(fetchers, "open_store", lambda *_, **__: made)
+    monkeypatch.setattr(url_allowlist, "open_store", lambda *_, **__: made)
     return made
 
 
@@ -135,7 +135,7 @@ def engine_of(cache: Path, cache_bytes: int) -> Engine:
 
 async def digest_of(engine: Engine, link: Link, folder: Path) -> str:
     link.open = True
-    request = ManifestRequest(urls=(f"{folder}/",), chunk_bytes=CHUNK_BYTES)
+    request = GetManifest(0, [f"{folder}/"], "auto", chunk_bytes=CHUNK_BYTES)
     digest = await engine.manifest(request, lambda *step: None)
     link.open = False
     return digest

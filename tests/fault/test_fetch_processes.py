@@ -24,7 +24,6 @@ from streamer.base.cgroup import usable_cores
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.fetching.fetches import Fetch
-from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.processes import policy, pool
 from streamer.engine.processes.pool import FetchPool, Reading
 from streamer.engine.processes.process import FetchProcess, SharedBytes
@@ -32,7 +31,8 @@ from streamer.engine.session import EngineSession
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import BrokenError, ObjectNotFoundError, StreamerError
 from streamer.formats.chunkfile import HEADER_BYTES
-from streamer.wire.messages import OpenSession
+from streamer.wire.messages import GetManifest, OpenSession
+from streamer.wire.schedule import EpochSchedule
 
 FILES, FILE_BYTES = 120, 60_000
 
@@ -69,7 +69,7 @@ class Reader:
         """One epoch: a chunk a step."""
         chunks, base = self.manifest.chunks, epoch * self.manifest.chunks
         steps = np.arange(base, base + chunks, dtype=np.int64)
-        self._session.extend(epoch, (np.arange(chunks, dtype=np.uint32), steps, steps), True)
+        self._session.extend(EpochSchedule(epoch, np.arange(chunks, dtype=np.uint32), steps, steps), True)
         for step in range(base, base + chunks):
             self._session.advance(self._done, step)
             while self._through < step:
@@ -111,7 +111,7 @@ async def reading(
     config = EngineConfig(cache=cache, settle_seconds=0.0, fetch_processes=None if processes_by_load else processes)
     async with Engine(config) as engine:
         await until(lambda: len(engine.fetch_pool.pids) == processes)
-        request = ManifestRequest(urls=(str(folder),), chunk_bytes=chunk_bytes)
+        request = GetManifest(0, [str(folder)], "auto", chunk_bytes=chunk_bytes)
         digest = await engine.manifest(request, lambda text, done, total: None)
         yield engine, Reader(engine, digest, folder)
         await until(lambda: not len(engine.in_flight))

@@ -15,10 +15,10 @@ import pytest
 
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.errors import ManifestError
 from streamer.formats import window as format_window
 from streamer.indexing.index_log import IndexLog
+from streamer.wire.messages import GetManifest
 from tests.fault.use_first import CHUNK_BYTES, WINDOW_BYTES
 from tests.tars import tar_of
 
@@ -130,7 +130,7 @@ async def test_chunks_of_an_index_that_failed_belong_to_the_cache(tmp_path, monk
     whole = (tmp_path / "data" / "0.tar").read_bytes()
     (tmp_path / "data" / "0.tar").write_bytes(whole[: len(whole) // 2])
     cached = CacheConfig(directory=tmp_path / "cache", limit_bytes=WIDE_BYTES)
-    request = ManifestRequest(urls=(f"{tmp_path / 'data'}/0.tar",), chunk_bytes=CHUNK_BYTES)
+    request = GetManifest(0, [f"{tmp_path / 'data'}/0.tar"], "auto", chunk_bytes=CHUNK_BYTES)
     async with Engine(EngineConfig(cache=cached, grace_seconds=None, settle_seconds=0.0)) as engine:
         with pytest.raises(ManifestError, match="cut off"):
             await engine.manifest(request, lambda *step: None)

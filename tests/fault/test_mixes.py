@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from streamer.config import CacheConfig, DatasetConfig, EngineConfig, FetchConfig
+from streamer.engine import url_allowlist
 from streamer.engine.engine import Engine
-from streamer.engine.fetching import fetchers
-from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.session import EngineSession
 from streamer.errors import AccessDeniedError, StreamerError, ThrottledError
 from streamer.manifest.model import ObjectRecord
 from streamer.store.base import Take
 from streamer.store.local_store import LocalStore
-from streamer.wire.messages import OpenSession, Part
+from streamer.wire.messages import GetManifest, OpenSession, Part
+from streamer.wire.schedule import EpochSchedule
 from streamer.wire.store_options import StoreOptions
 
 CHUNK_BYTES = 64 << 10
@@ -66,7 +66,9 @@ class World:
         return Engine(EngineConfig(cache=cache, fetch=fetch, datasets=datasets, settle_seconds=0.0))
 
     async def digest(self, engine: Engine, name: str) -> str:
-        request = ManifestRequest(urls=(f"{self.folder}/{name}/",), options=KEYS[name], chunk_bytes=CHUNK_BYTES)
+        request = GetManifest(
+            0, [f"{self.folder}/{name}/"], "auto", StoreOptions.make(KEYS[name]), chunk_bytes=CHUNK_BYTES
+        )
         return await engine.manifest(request, lambda *step: None)
 
 
@@ -74,7 +76,7 @@ class World:
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(tmp_path)
     monkeypatch.setattr(
-        fetchers, "open_store", lambda url, options, **_: Bucket(options, lambda name: name == made.refusing)
+        url_allowlist, "open_store", lambda url, options, **_: Bucket(options, lambda name: name == made.refusing)
     )
     return made
 
@@ -89,7 +91,7 @@ class Reader:
         self.session: EngineSession = engine.open_session(request, lambda *news: self.news.set(), self._failed)
         steps = np.arange(2 * CHUNKS)
         chunks = (np.arange(2 * CHUNKS) // 2 + CHUNKS * (np.arange(2 * CHUNKS) % 2)).astype(np.uint32)
-        self.session.extend(0, (chunks, steps, steps), True, passes=np.zeros(2 * CHUNKS, np.uint32))
+        self.session.extend(EpochSchedule(0, chunks, steps, steps, np.zeros(2 * CHUNKS, np.uint32)), True)
 
     def _failed(self, error: StreamerError) -> None:
         self.errors.append(error)

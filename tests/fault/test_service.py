@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule
 from streamer.client.settings import ClientSettings
 from streamer.config import CacheConfig, EngineConfig, ServiceConfig
 from streamer.engine.engine import Engine
@@ -25,7 +24,7 @@ from streamer.errors import ServiceError
 from streamer.manifest.table import Manifest
 from streamer.service import client_connection, long_requests
 from streamer.service.client_connection import ClientConnection
-from streamer.service.limits import Limits
+from streamer.service.limits import ServiceLimits
 from streamer.service.server import Server
 from streamer.wire.frames import encode, event_decoder
 from streamer.wire.messages import (
@@ -39,6 +38,7 @@ from streamer.wire.messages import (
     Read,
     Welcome,
 )
+from streamer.wire.schedule import EpochSchedule
 
 IDLE = 1000
 SLOW = 50
@@ -49,7 +49,7 @@ HELLO = encode(Hello(PROTOCOL, "test", os.getpid()))
 class Service:
     """An engine with its socket on a loop in a thread of its own."""
 
-    def __init__(self, root: Path, limits: Limits | None) -> None:
+    def __init__(self, root: Path, limits: ServiceLimits | None) -> None:
         self.root = root
         self.socket = root / "engine.sock"
         self._limits = limits
@@ -99,7 +99,7 @@ class Service:
 def make_service(tmp_path) -> Iterator[object]:
     made: list[Service] = []
 
-    def make(limits: Limits | None = None, name: str = "service") -> Service:
+    def make(limits: ServiceLimits | None = None, name: str = "service") -> Service:
         (tmp_path / name).mkdir()
         made.append(Service(tmp_path / name, limits))
         return made[-1]
@@ -170,7 +170,9 @@ def test_a_thousand_idle_connections_do_no_harm(make_service, data):
 
 def test_more_than_the_limit_are_refused_and_the_others_stay(make_service, caplog):
     """The door closes; those who are in are served."""
-    service = make_service(Limits(clients=5, answer_bytes=1 << 20, request_bytes=1 << 20, schedule_bytes=1 << 20))
+    service = make_service(
+        ServiceLimits(clients=5, answer_bytes=1 << 20, request_bytes=1 << 20, schedule_bytes=1 << 20)
+    )
     with service.client() as client:
         client.statistics()
         with connections(service.socket, 10, b""):
@@ -210,7 +212,7 @@ def test_who_does_not_read_is_dropped(make_service):
 def test_contents_that_nobody_takes_are_bounded_and_end(make_service, data, monkeypatch):
     """Fifty readers ask for a chunk over and over and do not read: together they hold at most the limit."""
     monkeypatch.setattr(long_requests, "ANSWER_SECONDS", 0.2)
-    limits = Limits(clients=200, answer_bytes=2 << 20, request_bytes=1 << 20, schedule_bytes=1 << 20)
+    limits = ServiceLimits(clients=200, answer_bytes=2 << 20, request_bytes=1 << 20, schedule_bytes=1 << 20)
     service = make_service(limits)
     with service.client() as client:
         manifest, _ = opened(client, data)
@@ -239,7 +241,7 @@ def answers_of(connection: socket.socket, count: int = 1) -> list:
 
 def test_schedules_without_end_are_refused(make_service, data):
     """The memory for them is limited; the others' schedules stay."""
-    limits = Limits(clients=100, answer_bytes=1 << 20, request_bytes=1 << 20, schedule_bytes=100_000)
+    limits = ServiceLimits(clients=100, answer_bytes=1 << 20, request_bytes=1 << 20, schedule_bytes=100_000)
     service = make_service(limits)
     with service.client() as client:
         manifest, session = opened(client, data)
@@ -258,7 +260,7 @@ def test_schedules_without_end_are_refused(make_service, data):
 
 def test_questions_without_end_are_refused(make_service):
     """Urls that are being asked about are limited in bytes, questions of one peer in number."""
-    limits = Limits(clients=100, answer_bytes=1 << 20, request_bytes=10_000, schedule_bytes=1 << 20)
+    limits = ServiceLimits(clients=100, answer_bytes=1 << 20, request_bytes=10_000, schedule_bytes=1 << 20)
     service = make_service(limits)
     urls = [f"/nowhere/{number:05}/" for number in range(400)]
     asks = b"".join(encode(GetManifest(number, urls, "auto")) for number in range(3))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from streamer.service.limits import Limits
+from streamer.service.limits import ServiceLimits
 from streamer.wire.frames import MAX_REQUEST_BYTES, encode
 from streamer.wire.messages import (
     Advance,
@@ -27,7 +27,7 @@ from streamer.wire.messages import (
 )
 from tests.fault.test_service import HELLO, connections, data, make_service, opened, until  # noqa: F401
 
-LIMITS = Limits(clients=300, answer_bytes=64 << 20, request_bytes=64 << 20, schedule_bytes=256 << 20)
+LIMITS = ServiceLimits(clients=300, answer_bytes=64 << 20, request_bytes=64 << 20, schedule_bytes=256 << 20)
 MOST_SECONDS = 1.0
 USES = 330_000
 
@@ -129,7 +129,7 @@ def test_another_client_is_answered_meanwhile(make_service, data, kind):  # noqa
 
 def test_frames_without_an_end_share_one_budget(make_service):  # noqa: F811
     """Forty clients begin a frame of 8 MB and do not end it: those that began first give way, others are served."""
-    limits = Limits(
+    limits = ServiceLimits(
         clients=100, answer_bytes=1 << 20, request_bytes=1 << 20, schedule_bytes=1 << 20, frame_bytes=8 << 20
     )
     service = make_service(limits)

@@ -15,16 +15,16 @@ from pathlib import Path
 import numpy as np
 
 from streamer.config import CacheConfig, EngineConfig, FetchConfig
+from streamer.engine import url_allowlist
 from streamer.engine.engine import Engine
-from streamer.engine.fetching import fetchers
-from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.errors import StreamerError
 from streamer.formats import window as format_window
 from streamer.indexing import container_rows as containers
 from streamer.manifest.model import ObjectRecord
 from streamer.store.base import Take
 from streamer.store.local_store import LocalStore
-from streamer.wire.messages import OpenSession
+from streamer.wire.messages import GetManifest, OpenSession
+from streamer.wire.schedule import EpochSchedule
 
 WINDOW_BYTES, CHUNK_BYTES = 128 << 10, 64 << 10
 STEPS = 50
@@ -68,7 +68,7 @@ async def train(engine: Engine, digest: str) -> None:
     count = session.collection.datasets[0].manifest.chunks
     chunks = np.random.default_rng(3).permutation(count).astype(np.uint32)
     first = np.sort(np.arange(count, dtype=np.int64) * STEPS // count)
-    session.extend(0, (chunks, first, np.minimum(first + 2, STEPS - 1)), True)
+    session.extend(EpochSchedule(0, chunks, first, np.minimum(first + 2, STEPS - 1)), True)
     for step in range(STEPS):
         session.advance(step, step + 4)
         while session.progress.through() < step and not errors:
@@ -83,10 +83,10 @@ async def main(data: str, cache: str, limit_bytes: str, halt: str) -> None:
     """Index, then one epoch."""
     format_window.READ_BYTES = containers.WINDOW_BYTES = WINDOW_BYTES
     store = Told(halt == "1")
-    fetchers.open_store = lambda *_, **__: store
+    url_allowlist.open_store = lambda *_, **__: store
     cached = CacheConfig(directory=Path(cache), limit_bytes=int(limit_bytes))
     config = EngineConfig(cache=cached, fetch=FetchConfig(hedge=False), grace_seconds=None, settle_seconds=0.0)
-    request = ManifestRequest(urls=(f"{data}/",), chunk_bytes=CHUNK_BYTES)
+    request = GetManifest(0, [f"{data}/"], "auto", chunk_bytes=CHUNK_BYTES)
     async with Engine(config) as engine:
         digest = await engine.manifest(request, lambda text, *_: say("report", text))
         say("manifest", digest)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from streamer import MixedDataset, Order, StreamingDataLoader, StreamingDataset
-from streamer.cache.verify import verify_file
+from streamer.cache.chunk_files import verify_file
 from streamer.decode import AudioClip
 from streamer.formats import Audio
 from streamer.formats.chunkfile import ChunkHeader

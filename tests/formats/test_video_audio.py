@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from streamer import StreamingDataLoader, StreamingDataset
-from streamer.cache.verify import verify_file
+from streamer.cache.chunk_files import verify_file
 from streamer.errors import ConfigError, ManifestError
 from streamer.formats.base import Block, Facts
 from streamer.formats.chunkfile import ChunkHeader

@@ -19,13 +19,12 @@ from hypothesis import strategies as st
 
 from streamer.config import CacheConfig, DatasetConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.errors import ProtocolError
 from streamer.service.client_connection import ClientConnection
-from streamer.service.limits import Limits
+from streamer.service.limits import ServiceLimits
 from streamer.service.server import Server
 from streamer.wire.frames import FrameDecoder, encode, event_decoder, request_decoder
-from streamer.wire.messages import PROTOCOL, Failed, Hello, Message, Welcome
+from streamer.wire.messages import PROTOCOL, Failed, GetManifest, Hello, Message, Welcome
 
 SLOW_FRAMES = 1_000_000
 QUICK_FRAMES = 3_000
@@ -118,9 +117,9 @@ async def storm(folder: Path, count: int) -> tuple[int, int]:
         grace_seconds=None,
         settle_seconds=0.0,
     )
-    limits = Limits(clients=64, answer_bytes=4 << 20, request_bytes=1 << 20, schedule_bytes=1 << 20)
+    limits = ServiceLimits(clients=64, answer_bytes=4 << 20, request_bytes=1 << 20, schedule_bytes=1 << 20)
     async with Engine(config) as engine, asyncio.TaskGroup() as tasks:
-        digest = await engine.manifest(ManifestRequest(urls=(f"{folder}/data/",)), lambda *step: None)
+        digest = await engine.manifest(GetManifest(0, [f"{folder}/data/"], "auto"), lambda *step: None)
         server = Server(config, engine, tasks, lambda: None, limits=limits)
         drawn, peers, grown = random.Random(1), 0, 0
         before = None

@@ -8,9 +8,9 @@ import numpy as np
 
 from streamer.cache.catalog import Catalog
 from streamer.cache.catalog_row import CatalogRow
+from streamer.cache.chunk_files import ChunkBytes, write_chunk
 from streamer.cache.folder import LAYOUT_VERSION, open_folder
-from streamer.cache.policy.table import as_keys, draw_ranks
-from streamer.cache.writer import ChunkBytes, write_chunk
+from streamer.cache.policy.table import draw_ranks, to_keys
 from streamer.formats import chunkfile
 
 KEY = bytes.fromhex("a0b1c2d3e4f5061728394a5b6c7d8e9f")
@@ -74,4 +74,4 @@ def test_the_catalog_is_read_across_versions_of_diskcache(tmp_path: Path) -> Non
 
 def test_ranks_are_the_same_in_every_run() -> None:
     """Which chunks stay must not change with a release: a change here empties nobody's cache, but rotates it."""
-    assert draw_ranks(as_keys([KEY, bytes(16)])).tolist() == [269543057, 1896895516]
+    assert draw_ranks(to_keys([KEY, bytes(16)])).tolist() == [269543057, 1896895516]

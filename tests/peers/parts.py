@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import trustme
 
-from streamer.cache.folder import Folder, open_folder
-from streamer.cache.writer import ChunkBytes, write_chunk
+from streamer.cache.chunk_files import ChunkBytes, write_chunk
+from streamer.cache.folder import CacheFolder, open_folder
 from streamer.config import FetchConfig, PeersConfig
 from streamer.fetch.memory_budget import MemoryBudget
 from streamer.peers import tls
@@ -37,7 +37,7 @@ def content_of(number: int, length: int) -> bytes:
     return np.random.default_rng(number).bytes(length)
 
 
-def put_chunk(folder: Folder, number: int, length: int = 1 << 20) -> bytes:
+def put_chunk(folder: CacheFolder, number: int, length: int = 1 << 20) -> bytes:
     """Writes a chunk of two samples; returns its file's bytes."""
     content = content_of(number, length)
     write_chunk(ChunkBytes(key_of(number), [content], np.array([0, length // 3, length])), folder)
@@ -47,7 +47,7 @@ def put_chunk(folder: Folder, number: int, length: int = 1 << 20) -> bytes:
 class FakeEngine:
     """An engine's side of the server: answers by number of the chunk; writes it first where it says so."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: CacheFolder) -> None:
         self.folder = folder
         self.answers: dict[bytes, Availability] = {}
         self.arrives: dict[bytes, int] = {}
@@ -79,7 +79,7 @@ async def asker(token: str = TOKEN, memory_bytes: int = 64 << 20, tls_folder: Pa
 class Node:
     """One engine without an engine."""
 
-    def __init__(self, folder: Folder, engine: FakeEngine, peers: Peers) -> None:
+    def __init__(self, folder: CacheFolder, engine: FakeEngine, peers: Peers) -> None:
         self.folder, self.engine, self.peers = folder, engine, peers
         self.client, self.server = peers.client, peers.server
         self.member = Member(folder.root_id, f"127.0.0.1:{peers.server.port}", 1 << 30)

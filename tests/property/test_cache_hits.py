@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from streamer.cache.policy.cache_policy import CachePolicy
-from streamer.cache.policy.table import charged_bytes
+from streamer.cache.policy.table import charge_each
 from streamer.errors import CacheFullError
 from tests.simulation.cache import JobPlan, JobRun, Order, Simulation, lru_hit_rates
 
@@ -52,7 +52,7 @@ class World:
     """A policy over one dataset of `CHUNKS` chunks of 0.5 to 1.5 MiB and a limit that is a share of it."""
 
     def __init__(self, share: float, count: int = CHUNKS) -> None:
-        self.cost = charged_bytes(sizes(count))
+        self.cost = charge_each(sizes(count))
         self.ticks = 0
         self.count = count
         self.limit = int(share * self.cost.sum())
@@ -104,7 +104,7 @@ def test_warm_epochs_reach_the_bound_in_any_order(share: float, order: Callable[
 @pytest.mark.parametrize("share", SHARES)
 def test_plain_lru_is_as_bad_as_its_formula(share: float) -> None:
     """The negative control: f + (1-f) ln(1-f) under fresh permutations."""
-    cost = charged_bytes(sizes(2000))
+    cost = charge_each(sizes(2000))
     rates = lru_hit_rates(fresh(2000), 3, cost, int(share * cost.sum()))
     formula = share + (1 - share) * math.log(1 - share)
     assert np.mean(rates[1:]) == pytest.approx(formula, abs=0.03)
@@ -112,7 +112,7 @@ def test_plain_lru_is_as_bad_as_its_formula(share: float) -> None:
 
 def test_plain_lru_hits_nothing_under_an_identical_order() -> None:
     """Half of the data cached, and every chunk leaves just before it is used again."""
-    cost = charged_bytes(sizes(1000))
+    cost = charge_each(sizes(1000))
     assert lru_hit_rates(identical(1000), 3, cost, int(0.5 * cost.sum())) == [0.0, 0.0, 0.0]
 
 
@@ -179,7 +179,7 @@ def test_a_hanging_session_does_not_stop_the_others() -> None:
 @pytest.mark.parametrize("spare_chunks", [2, 4, 16])
 def test_the_smallest_possible_cache_still_moves(spare_chunks: int) -> None:
     """A limit of the open chunks + a few: slow, never stuck, never above the limit."""
-    cost = charged_bytes(np.full(300, 1 << 20))
+    cost = charge_each(np.full(300, 1 << 20))
     limit = (OPEN + spare_chunks) * int(cost[0])
     policy = CachePolicy(limit)
     policy.add_dataset("train", np.full(300, 1 << 20), keys(300))
@@ -206,12 +206,12 @@ def test_a_session_that_cannot_fit_is_refused_with_the_numbers() -> None:
 def test_validation_between_epochs_keeps_its_place_and_flushes_nothing() -> None:
     """Two datasets of one job, in turn: from the second round on both hit, the small one completely."""
     train, small = sizes(800), sizes(40)
-    limit = int(0.5 * charged_bytes(train).sum())
+    limit = int(0.5 * charge_each(train).sum())
     policy = CachePolicy(limit)
     policy.add_dataset("train", train, keys(800))
     policy.add_dataset("valid", small, keys(40, 9))
     policy.connect("job")
-    mean = int(charged_bytes(train).mean())
+    mean = int(charge_each(train).mean())
     rates: dict[str, list[float]] = {"train": [], "valid": []}
     for turn in range(4):
         for name, lengths in (("train", train), ("valid", small)):
@@ -220,6 +220,6 @@ def test_validation_between_epochs_keeps_its_place_and_flushes_nothing() -> None
             simulation = Simulation(policy, [plan])
             (job,) = simulation.run()
             simulation.finish(job)
-            rates[name].append(job.hit_rates(charged_bytes(lengths))[0])
+            rates[name].append(job.hit_rates(charge_each(lengths))[0])
     assert rates["valid"][1:] == [1.0, 1.0, 1.0]
     assert min(rates["train"][1:]) > 0.4

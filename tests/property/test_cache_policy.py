@@ -117,8 +117,8 @@ class Model:
         if isinstance(answer, Admit):
             self.flying.remove(key)
             self.files.add(key)
-            self.unlink(self.policy.published(key))
-        if self.policy.opened(name, chunk):
+            self.unlink(self.policy.publish(key))
+        if self.policy.open(name, chunk):
             consumer.ahead.remove(chunk)
             consumer.open.append(chunk)
             if not opens:
@@ -162,7 +162,7 @@ class Model:
     def end(self) -> None:
         """Without sessions nothing is referenced, scheduled or open, and nothing is left in transit."""
         for key in list(self.flying):
-            self.policy.failed(key)
+            self.policy.drop_fetch(key)
         self.flying.clear()
         for name in list(self.sessions):
             del self.sessions[name]
@@ -240,9 +240,9 @@ class PolicyMachine(Model, RuleBasedStateMachine):
         self.flying.remove(key)
         if good:
             self.files.add(key)
-            self.unlink(self.policy.published(key))
+            self.unlink(self.policy.publish(key))
         else:
-            self.policy.failed(key)
+            self.policy.drop_fetch(key)
 
     @precondition(lambda self: any(one.ahead for one in self.sessions.values()))
     @rule(data=st.data())
@@ -250,7 +250,7 @@ class PolicyMachine(Model, RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(name for name, one in self.sessions.items() if one.ahead)))
         consumer = self.sessions[name]
         chunk = data.draw(st.sampled_from(consumer.ahead))
-        if self.policy.opened(name, chunk):
+        if self.policy.open(name, chunk):
             consumer.ahead.remove(chunk)
             consumer.open.append(chunk)
         else:

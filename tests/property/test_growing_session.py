@@ -33,6 +33,7 @@ from streamer.loader.rank.rank_stream import RankStream
 from streamer.order.growing import Cohorts, Growing
 from streamer.order.spec import OrderSpec
 from streamer.wire.messages import PROTOCOL, Advance, Extend, Message, OpenSession, Welcome
+from streamer.wire.schedule import EpochSchedule
 
 BLOCK = 55_000
 
@@ -62,11 +63,7 @@ class InstantEngine:
 
     def post(self, message: Message, quietly: bool = False) -> None:
         if isinstance(message, Extend):
-            columns = [
-                np.frombuffer(column, kind)
-                for column, kind in ((message.chunk, "<u4"), (message.first, "<i8"), (message.last, "<i8"))
-            ]
-            self.progress.extend(message.epoch, tuple(columns), message.complete)
+            self.progress.extend(EpochSchedule.read(message), message.complete)
         elif isinstance(message, Advance):
             self.progress.advance(message.done, message.want)
 
@@ -90,7 +87,7 @@ class InstantEngine:
             progress.arrived(use.chunk)
         for use in progress.openable():
             progress.opened(use)
-        session.on_ready(progress.through(), 0)
+        session.handle_ready(progress.through(), 0)
 
     def shut_down(self) -> None:
         self.closed = True

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamer.cache.folder import Folder, open_folder
-from streamer.cache.verify import verify_file
-from streamer.cache.writer import ChunkBytes, write_chunk
-from streamer.client.chunk_reader import ChunkReader, Wanted
+from streamer.cache.chunk_files import ChunkBytes, verify_file, write_chunk
+from streamer.cache.folder import CacheFolder, open_folder
+from streamer.client.chunk_reader import ChunkReader, WantedSample
 from streamer.errors import IntegrityError
 from streamer.formats.base import Records
 from streamer.formats.chunkfile import ChunkHeader, RecordTable
@@ -80,7 +79,7 @@ def chunk_of(drawn: list[tuple[list[bytes], list[bytes], list[list[list[int]]]]]
     return content, samples, planned
 
 
-def published(content: bytes, samples: int, root: Path) -> tuple[Folder, int]:
+def published(content: bytes, samples: int, root: Path) -> tuple[CacheFolder, int]:
     """Writes the chunk file; returns its folder and length."""
     folder = open_folder(root)
     table = RecordTable.decode(content, samples, Codec.SHARED, len(content))
@@ -95,7 +94,7 @@ def read(root: Path, samples: int, order: list[int], cut: int) -> list[bytes]:
     for sample in order:
         memory = memoryview(bytearray(bounds[sample + 1] - bounds[sample]))
         pieces = [memory[at : at + cut] for at in range(0, len(memory), cut)]
-        targets.append((Wanted(sample, bounds[sample], bounds[sample + 1]), pieces))
+        targets.append((WantedSample(sample, bounds[sample], bounds[sample + 1]), pieces))
     reader.read_records(KEY, samples, targets)
     return [b"".join(pieces) for _, pieces in targets]
 

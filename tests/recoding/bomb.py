@@ -13,8 +13,8 @@ from pathlib import Path
 
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.errors import StreamerError
+from streamer.wire.messages import GetManifest
 
 
 def most_bytes(who: int) -> int:
@@ -25,11 +25,11 @@ async def main(folder: str, kind: str, cache: str) -> None:
     said = ""
     async with Engine(EngineConfig(cache=CacheConfig(directory=Path(cache)))) as engine:
         # What every index imports is not counted.
-        request = ManifestRequest(urls=(f"{folder}/good",), format=kind)
+        request = GetManifest(0, [f"{folder}/good"], kind)
         await engine.manifest(request, lambda text, done, total: None)
         before = most_bytes(resource.RUSAGE_SELF)
         try:
-            await engine.manifest(ManifestRequest(urls=(f"{folder}/bomb",), format=kind), lambda *_: None)
+            await engine.manifest(GetManifest(0, [f"{folder}/bomb"], kind), lambda *_: None)
         except StreamerError as error:
             said = f"{type(error).__name__}: {error}"
         grown = most_bytes(resource.RUSAGE_SELF) - before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
@@ -10,8 +11,8 @@ import pytest
 
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.manifest.table import Manifest
+from streamer.wire.messages import GetManifest
 from tests.recoding.blocked_format import install, packed_object
 
 CACHE_BYTES = 50_000_000
@@ -54,6 +55,6 @@ async def indexed(
     engine: Engine, folder: Path, chunk_bytes: int = 100_000, kind: str = "blocks", **options: object
 ) -> Manifest:
     """The manifest of a folder, which the engine has then."""
-    request = ManifestRequest(urls=(str(folder),), format=kind, chunk_bytes=chunk_bytes, format_options=options)
+    request = GetManifest(0, [str(folder)], kind, chunk_bytes=chunk_bytes, format_options=json.dumps(options).encode())
     digest = await engine.manifest(request, lambda text, done, total: None)
     return Manifest.open(engine.cache.root / "manifests" / digest)

@@ -12,7 +12,7 @@ import pytest
 
 from streamer.cache import maintenance
 from streamer.cache.policy.table import charge
-from streamer.client.chunk_reader import ChunkReader, Wanted
+from streamer.client.chunk_reader import ChunkReader, WantedSample
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.session import EngineSession
@@ -40,7 +40,7 @@ def read(engine: Engine, manifest: Manifest, chunk: int) -> list[bytes]:
     key, samples = manifest.chunk_keys[chunk].tobytes(), int(manifest.chunk_samples[chunk])
     reader = ChunkReader(engine.cache.roots)
     edges = reader.records(key, samples).bounds.tolist()
-    wanted = [Wanted(number, edges[number], edges[number + 1]) for number in range(samples)]
+    wanted = [WantedSample(number, edges[number], edges[number + 1]) for number in range(samples)]
     targets = [(one, [memoryview(bytearray(one.stop - one.start))]) for one in wanted]
     reader.read_records(key, samples, targets)
     return [bytes(content[4:]) for _, [content] in targets]

@@ -127,7 +127,7 @@ class Simulation:
 
     def _publish(self) -> None:
         while self._fetching and self._fetching[0][0] <= self._tick:
-            self.policy.published(self._fetching.popleft()[1])
+            self.policy.publish(self._fetching.popleft()[1])
 
     def _step(self, job: JobRun) -> bool:
         """One use of one job; False: it waits."""
@@ -170,7 +170,7 @@ class Simulation:
     def _use(self, job: JobRun) -> bool:
         if job.requested <= job.place:
             return False
-        if self.policy.opened(job.plan.name, int(job.uses[job.place])):
+        if self.policy.open(job.plan.name, int(job.uses[job.place])):
             return True
         self._need(job, job.place)  # it was evicted for another session's blocking request, or is on its way
         return False

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from streamer.cache.policy.answers import Admit, Wait
 from streamer.cache.policy.cache_policy import CachePolicy
-from streamer.cache.policy.sessions import Opening
+from streamer.cache.policy.sessions import SessionOpening
 from streamer.cache.policy.table import charge
 
 CHUNK_BYTES = 8 << 20
@@ -141,13 +141,13 @@ class MixSimulation:
         self._pass = [-1] * len(members)
         policy.open_sessions("mix", self._openings(values, chunk_bytes))
 
-    def _openings(self, values: Sequence[float] | None, chunk_bytes: int) -> list[Opening]:
+    def _openings(self, values: Sequence[float] | None, chunk_bytes: int) -> list[SessionOpening]:
         rates = [member.chunks * member.passes for member in self._members]
         ahead = [int(self._lookahead * rate / sum(rates) + 1) * chunk_bytes for rate in rates]
         most = max(member.passes for member in self._members)
         worth = values if values is not None else [member.passes / most for member in self._members]
         return [
-            Opening(f"mix/{index}", member.dataset, member.open_chunks * chunk_bytes, ahead[index], worth[index])
+            SessionOpening(f"mix/{index}", member.dataset, member.open_chunks * chunk_bytes, ahead[index], worth[index])
             for index, member in enumerate(self._members)
         ]
 
@@ -159,7 +159,7 @@ class MixSimulation:
         """
         while self._place < len(self._uses):
             while self._fetching and self._fetching[0][0] <= self.ticks:
-                self._policy.published(self._fetching.popleft()[1])
+                self._policy.publish(self._fetching.popleft()[1])
             self._start_pass()
             self._ask_ahead()
             if not self._use():
@@ -200,7 +200,7 @@ class MixSimulation:
         if self._asked <= place:
             return False
         chunk, opened = int(self._uses.chunk[place]), self._open[self._uses.member[place]]
-        if not self._policy.opened(self._session(place), chunk):
+        if not self._policy.open(self._session(place), chunk):
             self._need(place)  # it is on its way, or was evicted for a blocking request
             return False
         opened.append(chunk)

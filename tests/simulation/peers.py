@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from streamer.base.splitmix import fold
 from streamer.cache.policy.answers import Admit
 from streamer.cache.policy.cache_policy import CachePolicy
-from streamer.cache.policy.sessions import Opening
+from streamer.cache.policy.sessions import SessionOpening
 from streamer.cache.policy.table import charge
 from streamer.peers.homes import Homes, Member
 
@@ -50,7 +50,7 @@ class Node:
         self.served = 0
         size = charge(CHUNK_BYTES)
         self.policy.open_session("reader", "job", DATASET, OPEN * size, AHEAD * size)
-        self.policy.open_sessions("peers", [Opening("peers", DATASET, size, 0, counted=False)])
+        self.policy.open_sessions("peers", [SessionOpening("peers", DATASET, size, 0, counted=False)])
 
 
 class PeerSimulation:
@@ -101,7 +101,7 @@ class PeerSimulation:
                 node.policy.look_ahead("reader", order[step])
             if 0 <= (use := step - AHEAD) < len(order):
                 self._need(node, order[use], counts)
-                node.policy.opened("reader", order[use])
+                node.policy.open("reader", order[use])
             if 0 <= (done := step - AHEAD - OPEN) < len(order):
                 node.policy.release("reader", order[done])
             yield True
@@ -112,7 +112,7 @@ class PeerSimulation:
             counts.local += 1
             return
         self._bring(node, chunk, answer.key, counts)
-        node.policy.published(answer.key)
+        node.policy.publish(answer.key)
 
     def _bring(self, node: Node, chunk: int, key: bytes, counts: Counts) -> None:
         """As `engine.peers.routes` has it, with all members up."""
@@ -135,7 +135,7 @@ class PeerSimulation:
         answer = home.policy.need("peers", chunk)
         if isinstance(answer, Admit):
             self._bring(home, chunk, key, counts)
-            home.policy.published(key)
+            home.policy.publish(key)
         home.policy.release("peers", chunk)
         return isinstance(answer, Admit)
 

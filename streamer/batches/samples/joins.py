@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.batches.samples.maker import ByteSource, SampleLocation, located
-from streamer.client.session import EpochSchedule
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.rule import DecodeRule
 from streamer.errors import DecodeError
@@ -25,6 +24,7 @@ from streamer.formats.registry import open_format
 from streamer.manifest.joined import JoinTable
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
+from streamer.wire.schedule import EpochSchedule
 
 Integers = npt.NDArray[np.int64]
 How = Literal["one", "many"]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from streamer.annotations.join import Joiner, JoinRules
 from streamer.batches.samples.seeding import TAG_CLIP, UNSEEDED, SampleDraws, SeededCode, sample_seeds
-from streamer.client.chunk_reader import Wanted
+from streamer.client.chunk_reader import WantedSample
 from streamer.decode.arrays import NO_ROW, Row
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.rule import DecodeRule
@@ -35,7 +35,7 @@ Transform = Callable[..., object]
 Look = Callable[[memoryview, Sequence[Field]], None]
 
 
-class SampleLocation(Wanted, frozen=True):
+class SampleLocation(WantedSample, frozen=True):
     """The location of a sample, for one of its uses.
 
     Attributes:

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from streamer.batches.rows.planned import PlannedRows
     from streamer.batches.rows.table import Documents
     from streamer.batches.samples.joins import JoinRecipe, OpenedJoin
-    from streamer.client.session import EpochSchedule
     from streamer.formats.base import DecodeCost
     from streamer.manifest.selection import Selection
     from streamer.order.growing import Cohorts
     from streamer.order.spec import OrderSpec
+    from streamer.wire.schedule import EpochSchedule
 
 Integers = npt.NDArray[np.int64]
 

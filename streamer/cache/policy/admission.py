@@ -9,8 +9,8 @@ import msgspec
 from streamer.cache.policy.answers import Admit, Answer, CachePart, Hit, PolicyStatistics, Wait
 from streamer.cache.policy.emergency import Queues
 from streamer.cache.policy.partitions import Partitions
-from streamer.cache.policy.sessions import Session
-from streamer.cache.policy.table import State
+from streamer.cache.policy.sessions import PolicySession
+from streamer.cache.policy.table import ChunkState
 from streamer.config import format_bytes
 from streamer.errors import CacheError, CacheFullError
 
@@ -23,7 +23,7 @@ class _Counters(msgspec.Struct):
     admitted_kept_bytes: int = 0
 
 
-class Admission:
+class ChunkAdmission:
     """Decides hit, admit or wait, and knows the running fetches. Owned by one policy; plain synchronous code.
 
     Args:
@@ -31,14 +31,14 @@ class Admission:
         sessions: the policy's sessions by name.
     """
 
-    def __init__(self, partitions: Partitions, sessions: Mapping[str, Session]) -> None:
+    def __init__(self, partitions: Partitions, sessions: Mapping[str, PolicySession]) -> None:
         self._partitions = partitions
         self._table = partitions.table
         self._sessions = sessions
         self._fetching: dict[bytes, int] = {}
         self._count = _Counters()
 
-    def answer(self, session: Session, row: int, blocking: bool) -> Answer:
+    def answer(self, session: PolicySession, row: int, blocking: bool) -> Answer:
         """Answers one need of a session.
 
         Raises:
@@ -48,7 +48,7 @@ class Admission:
         self._record(row, session, answer)
         return answer
 
-    def finished(self, key: bytes) -> int:
+    def end_fetch(self, key: bytes) -> int:
         """Ends a fetch; returns its row.
 
         Raises:
@@ -73,9 +73,9 @@ class Admission:
             kept_bytes=partitions.kept_bytes,
             transit_bytes=partitions.transit_bytes,
             open_bytes=self._open_bytes(),
-            kept_chunks=chunks[State.KEPT],
-            transit_chunks=chunks[State.TRANSIT],
-            fetching_chunks=chunks[State.FETCHING_KEPT] + chunks[State.FETCHING_TRANSIT],
+            kept_chunks=chunks[ChunkState.KEPT],
+            transit_chunks=chunks[ChunkState.TRANSIT],
+            fetching_chunks=chunks[ChunkState.FETCHING_KEPT] + chunks[ChunkState.FETCHING_TRANSIT],
             sessions=len(self._sessions),
             evicted_chunks=partitions.evicted,
             promoted_chunks=partitions.promoted,
@@ -91,7 +91,7 @@ class Admission:
         state = self._table.state[row]
         if self._table.is_local(row):
             return Hit(key)
-        if state != State.ABSENT:
+        if state != ChunkState.ABSENT:
             return Wait(key, fetching=True)
         granted = self._partitions.admit(row)
         if granted is None and blocking:
@@ -100,7 +100,7 @@ class Admission:
         if granted is None:
             return Wait(key, fetching=False)
         self._fetching[key] = row
-        place = CachePart.KEPT if granted[0] == State.FETCHING_KEPT else CachePart.TRANSIT
+        place = CachePart.KEPT if granted[0] == ChunkState.FETCHING_KEPT else CachePart.TRANSIT
         return Admit(key, place, tuple(map(self._table.key, granted[1])))
 
     def _refuse_if_stuck(self, refused: bool) -> None:
@@ -109,7 +109,7 @@ class Admission:
         It may wait for running fetches, and for clients of an earlier engine to reconnect.
         """
         partitions = self._partitions
-        fetching = partitions.chunks[State.FETCHING_KEPT] + partitions.chunks[State.FETCHING_TRANSIT]
+        fetching = partitions.chunks[ChunkState.FETCHING_KEPT] + partitions.chunks[ChunkState.FETCHING_TRANSIT]
         if not refused or fetching or partitions.settling:
             return
         opened = self._open_bytes()
@@ -122,7 +122,7 @@ class Admission:
             sessions=len(self._sessions),
         )
 
-    def _record(self, row: int, session: Session, answer: Answer) -> None:
+    def _record(self, row: int, session: PolicySession, answer: Answer) -> None:
         if not session.counted:
             return
         cost = int(self._table.cost[row])

@@ -22,7 +22,7 @@ class Hit(msgspec.Struct, frozen=True):
 
 
 class Admit(msgspec.Struct, frozen=True):
-    """Fetch the chunk: its bytes are reserved. Unlink `victims`, then publish; end with `published` or `failed`.
+    """Fetch the chunk: its bytes are reserved. Unlink `victims`, then publish; end with `publish` or `drop_fetch`.
 
     Attributes:
         key: the chunk to fetch.
@@ -39,8 +39,8 @@ class Wait(msgspec.Struct, frozen=True):
     """Not now: ask again when the policy has changed.
 
     Attributes:
-        fetching: True: a fetch of this chunk is running, which `published` or `failed` will end.
-            False: there is no space; ask again after any `release`, `published`, `failed` or `close_session`.
+        fetching: True: a fetch of this chunk is running, which `publish` or `drop_fetch` will end.
+            False: there is no space; ask again after any `release`, `publish`, `drop_fetch` or `close_session`.
     """
 
     key: bytes
@@ -50,8 +50,8 @@ class Wait(msgspec.Struct, frozen=True):
 Answer = Hit | Admit | Wait
 
 
-class Limits(msgspec.Struct, frozen=True):
-    """Limits of chunk files, as `charged_bytes` counts them (catalog and manifests already subtracted).
+class CacheLimits(msgspec.Struct, frozen=True):
+    """Limits of chunk files, as `table.charge` counts them (catalog and manifests already subtracted).
 
     Attributes:
         limit_bytes: C: the space of the disk, at most the user's limit.
@@ -66,7 +66,7 @@ class Limits(msgspec.Struct, frozen=True):
     most_bytes: int
 
     @classmethod
-    def of(cls, limit: Limits | int) -> Limits:
+    def of(cls, limit: CacheLimits | int) -> CacheLimits:
         """Limits of a disk that no other program fills."""
         return cls(limit, limit, limit) if isinstance(limit, int) else limit
 

@@ -48,8 +48,8 @@ How the engine drives it (one thread, one loop; every call is synchronous and ta
     (of a consumer with several datasets: open_sessions(job, ...), one for each; its epochs are passes over the dataset)
     for each use in schedule order: look_ahead(sid, chunk); need(sid, chunk, blocking=...)
         Hit -> nothing;  Wait -> ask again on change
-        Admit -> unlink victims, fetch, resized(key, file_bytes), publish, then published(key) or failed(key)
-    opened(sid, chunk) when the reader may open the file (its lease begins);  release(sid, chunk) when it is done
+        Admit -> unlink victims, fetch, resize(key, file_bytes), write the file, then publish(key) or drop_fetch(key)
+    open(sid, chunk) when the reader may open the file (its lease begins);  release(sid, chunk) when it is done
     policy.close_session(*sids);  policy.silence(sid) for a hanging one;  policy.settle() some seconds after the start
 
 Every call that returns `Freed` (or an `Admit` with victims) obliges the caller to unlink those files.
@@ -63,12 +63,20 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from streamer.base.unique import unique
-from streamer.cache.policy.admission import Admission
-from streamer.cache.policy.answers import Answer, Freed, Limits, PolicyStatistics
+from streamer.cache.policy.admission import ChunkAdmission
+from streamer.cache.policy.answers import Answer, CacheLimits, Freed, PolicyStatistics
 from streamer.cache.policy.partitions import Outcome, Partitions
 from streamer.cache.policy.quotas import hit_bound, join_pools
-from streamer.cache.policy.sessions import Opening, Session, apply_values, needed, refuse_if_too_large, take, windows
-from streamer.cache.policy.table import VACANT, Places, State, as_keys
+from streamer.cache.policy.sessions import (
+    PolicySession,
+    SessionOpening,
+    apply_values,
+    refuse_if_too_large,
+    sum_needs,
+    take,
+    windows,
+)
+from streamer.cache.policy.table import VACANT, ChunkState, Places, to_keys
 from streamer.config import format_bytes
 from streamer.errors import CacheError
 
@@ -81,13 +89,13 @@ class CachePolicy:
         settling: whether to evict nothing until `settle()`: an earlier engine's clients are reopening their sessions.
     """
 
-    def __init__(self, limit: Limits | int, *, settling: bool = False) -> None:
-        self._partitions = Partitions(Limits.of(limit))
+    def __init__(self, limit: CacheLimits | int, *, settling: bool = False) -> None:
+        self._partitions = Partitions(CacheLimits.of(limit))
         self._partitions.settling = settling
         self._table = self._partitions.table
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, PolicySession] = {}
         self._jobs: dict[str, int] = {}
-        self._admission = Admission(self._partitions, self._sessions)
+        self._admission = ChunkAdmission(self._partitions, self._sessions)
 
     def __repr__(self) -> str:
         sums = self._partitions.kept_bytes, self._partitions.transit_bytes, self.limit_bytes
@@ -107,36 +115,36 @@ class CachePolicy:
         group = self._table.group(dataset_id)
         self._partitions.end_use(group)
         rows = unique(self._table.rows_of(keys, file_bytes, group))
-        for row in rows[self._table.state[rows] == State.ABSENT].tolist():
-            self._partitions.enter(row, State.KEPT)
+        for row in rows[self._table.state[rows] == ChunkState.ABSENT].tolist():
+            self._partitions.enter(row, ChunkState.KEPT)
             self._table.queue_evictable(row)
 
     def below(self, keys: ArrayLike) -> None:
         """Adds chunks of a read-only layer at the start. They are always hits and cost nothing."""
-        rows = self._table.rows_of(keys, np.zeros(len(as_keys(keys)), np.int64), self._table.group(""))
-        self._table.state[rows[self._table.state[rows] == State.ABSENT]] = State.BELOW
+        rows = self._table.rows_of(keys, np.zeros(len(to_keys(keys)), np.int64), self._table.group(""))
+        self._table.state[rows[self._table.state[rows] == ChunkState.ABSENT]] = ChunkState.BELOW
 
     def fit(self) -> Freed:
         """Evicts down to the limit, finished datasets and low ranks first. Also while settling: the limit is hard."""
         outcome = Outcome()
         self._partitions.shrink(self._admission.queues(), outcome)
-        return self._partitions.freed(outcome)
+        return self._partitions.translate(outcome)
 
     def settle(self) -> Freed:
         """Evicts as usual from here on: the clients of an earlier engine have had time to reconnect."""
         self._partitions.settling = False
-        return self._trimmed(Outcome())
+        return self._make_room(Outcome())
 
     @property
     def limit_bytes(self) -> int:
         """C, the limit in bytes."""
         return self._partitions.limit_bytes
 
-    def set_limit(self, limit: Limits | int) -> Freed:
+    def set_limit(self, limit: CacheLimits | int) -> Freed:
         """Sets another limit, because a manifest was added or the disk fills up; may evict chunks that are not open."""
-        self._partitions.limits = Limits.of(limit)
+        self._partitions.limits = CacheLimits.of(limit)
         self._plan()
-        return self._trimmed(Outcome())
+        return self._make_room(Outcome())
 
     def add_dataset(self, dataset_id: str, file_bytes: ArrayLike, keys: ArrayLike) -> None:
         """Adds one dataset, as `add_datasets` does."""
@@ -149,7 +157,7 @@ class CachePolicy:
             datasets: of each the manifest's digest; (M,) lengths of the chunks' files, as far as they are known
                 (`chunkfile.file_bytes`); (M,) or (M, 16) keys, 16 bytes each. Each call sorts all known chunks.
         """
-        found = {name: (self._table.group(name), lengths, as_keys(keys)) for name, lengths, keys in datasets}
+        found = {name: (self._table.group(name), lengths, to_keys(keys)) for name, lengths, keys in datasets}
         self._table.add_rows([new for new in found.values() if not len(new[0].rows)])
 
     def forget_datasets(self, known: Container[str]) -> list[str]:
@@ -194,7 +202,7 @@ class CachePolicy:
         """Ranks chunks by their place among this engine's peers. O(chunks)."""
         self._table.place(places)
         self._plan()
-        return self._trimmed(Outcome())
+        return self._make_room(Outcome())
 
     def forget(self, key: bytes) -> bool:
         """Drops a chunk whose file is wrong or gone; sessions that reference it must `need` it again.
@@ -224,7 +232,7 @@ class CachePolicy:
         self._plan()
 
     def open_session(self, session: str, job: str, dataset_id: str, open_bytes: int, lookahead_bytes: int) -> Freed:
-        """Opens a session: one consumer of one dataset (see `Opening`). Its sums enter the staging area S.
+        """Opens a session: one consumer of one dataset (see `SessionOpening`). Its sums enter the staging area S.
 
         The sessions and connections of one job belong together.
 
@@ -233,11 +241,11 @@ class CachePolicy:
                 changed.
             CacheError: the dataset is unknown, or the name is taken.
         """
-        return self.open_sessions(job, [Opening(session, dataset_id, open_bytes, lookahead_bytes)])
+        return self.open_sessions(job, [SessionOpening(session, dataset_id, open_bytes, lookahead_bytes)])
 
-    def open_sessions(self, job: str, openings: Sequence[Opening]) -> Freed:
+    def open_sessions(self, job: str, openings: Sequence[SessionOpening]) -> Freed:
         """Opens all sessions of a consumer of several datasets, or none of them."""
-        opened = [Session.of(job, one, self._table.group(one.dataset_id)) for one in openings]
+        opened = [PolicySession.of(job, one, self._table.group(one.dataset_id)) for one in openings]
         for session in opened:
             if session.name in self._sessions or not len(session.group.rows):
                 raise CacheError(f"session {session.name!r}: name taken, or dataset {session.group.name} not added")
@@ -252,14 +260,14 @@ class CachePolicy:
             self._partitions.adopt()
         join_pools(self._table.groups, [session.group for session in opened])
         self._plan()
-        return self._trimmed(Outcome())
+        return self._make_room(Outcome())
 
     def set_values(self, values: Mapping[str, float]) -> Freed:
-        """Sets new values of sessions (see `Opening`). A chunk is evicted only for another one that replaces it."""
+        """Sets new values of sessions. A chunk is evicted only for another one that replaces it."""
         for session, value in values.items():
             self._sessions[session].value = value
         self._plan()
-        return self._trimmed(Outcome())
+        return self._make_room(Outcome())
 
     def close_session(self, *sessions: str) -> Freed:
         """Closes sessions: releases their chunks, which stay if there is space. Ignores unknown names."""
@@ -275,14 +283,14 @@ class CachePolicy:
             self._unreference(gone.open, outcome)
             if not gone.silent:
                 self._unreference(gone.ahead, outcome)
-        return self._trimmed(outcome)
+        return self._make_room(outcome)
 
     def start_epoch(self, session: str, remaining: ArrayLike) -> None:
         """Sets the session's running epoch: the numbers of the chunks that are still ahead in it."""
         state = self._sessions[session]
         scheduled = np.zeros_like(state.scheduled)
         scheduled[np.asarray(remaining, dtype=np.int64)] = True
-        state.set_scheduled(self._table, scheduled)
+        state.set_schedule(self._table, scheduled)
 
     def silence(self, session: str) -> Freed:
         """Marks a session as hanging until its next call: only its open chunks remain protected."""
@@ -291,7 +299,7 @@ class CachePolicy:
         if not state.silent:
             state.silent = True
             self._unreference(state.ahead, outcome)
-        return self._trimmed(outcome)
+        return self._make_room(outcome)
 
     # --- one use ---------------------------------------------------------------------------------------------
 
@@ -320,27 +328,27 @@ class CachePolicy:
             raise CacheError(f"session {session!r} needs chunk {chunk} that it has not announced by look_ahead")
         return self._admission.answer(state, row, blocking)
 
-    def published(self, key: bytes) -> Freed:
+    def publish(self, key: bytes) -> Freed:
         """Marks an admitted chunk as readable on disk. Evicts it again if no session references it any more."""
-        row = self._admission.finished(key)
+        row = self._admission.end_fetch(key)
         self._partitions.publish(row)
         outcome = Outcome()
         if row not in self._table.referenced:
             self._partitions.idle(row, outcome)
-        return self._trimmed(outcome)
+        return self._make_room(outcome)
 
-    def resized(self, key: bytes, file_bytes: int) -> Freed:
+    def resize(self, key: bytes, file_bytes: int) -> Freed:
         """Sets the file length of an admitted chunk that is about to be published; it may differ from the plan."""
         row = self._table.find(key)
         if row is not None and self._partitions.resize(row, file_bytes):
             self._plan()
-        return self._trimmed(Outcome())
+        return self._make_room(Outcome())
 
-    def failed(self, key: bytes) -> None:
+    def drop_fetch(self, key: bytes) -> None:
         """Releases the bytes of a chunk whose fetch or publishing failed or was cancelled."""
-        self._partitions.leave(self._admission.finished(key))
+        self._partitions.leave(self._admission.end_fetch(key))
 
-    def opened(self, session: str, chunk: int) -> bool:
+    def open(self, session: str, chunk: int) -> bool:
         """Marks the chunk as open: its reader may open the file, and it cannot be evicted until `release`.
 
         Returns:
@@ -371,7 +379,7 @@ class CachePolicy:
             raise CacheError(f"session {session!r} releases chunk {chunk} that it does not reference")
         outcome = Outcome()
         self._unreference({row: 1}, outcome)
-        return self._trimmed(outcome)
+        return self._make_room(outcome)
 
     def statistics(self) -> PolicyStatistics:
         """Bytes by kind now, and counts since the start. O(open chunks)."""
@@ -381,16 +389,16 @@ class CachePolicy:
 
     def _plan(self) -> None:
         apply_values(self._sessions.values())
-        self._partitions.plan(windows(self._sessions.values()), needed(self._sessions.values()))
+        self._partitions.plan(windows(self._sessions.values()), sum_needs(self._sessions.values()))
 
-    def _trimmed(self, outcome: Outcome) -> Freed:
+    def _make_room(self, outcome: Outcome) -> Freed:
         """Continues what a lower limit began, too: a chunk that was open then may be evicted now."""
         self._partitions.trim(outcome)
         if self._partitions.total_bytes > self._partitions.limit_bytes:
             self._partitions.shrink(self._admission.queues(), outcome)
-        return self._partitions.freed(outcome)
+        return self._partitions.translate(outcome)
 
-    def _wake(self, name: str) -> Session:
+    def _wake(self, name: str) -> PolicySession:
         session = self._sessions[name]
         session.wake(self._table)
         return session

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from streamer.cache.policy.table import ChunkTable, State
+from streamer.cache.policy.table import ChunkState, ChunkTable
 
 # Number of victims that one pass over the table finds, so that passes (1 ms per million chunks) are rare.
 BATCH = 256
@@ -28,7 +28,7 @@ class LastResort:
         movable = [row for row, place in distance.items() if place > 0 and self._is_movable(row)]
         return sorted(movable, key=lambda row: -distance[row])
 
-    def scheduled_kept(self) -> Iterator[int]:
+    def list_kept(self) -> Iterator[int]:
         """Kept chunks that a running epoch still has ahead, by rank."""
         fresh = False
         while self._batch or not fresh:
@@ -39,14 +39,14 @@ class LastResort:
                 yield row
 
     def _is_movable(self, row: int) -> bool:
-        return self._table.state[row] in (State.KEPT, State.TRANSIT) and row not in self._table.open
+        return self._table.state[row] in (ChunkState.KEPT, ChunkState.TRANSIT) and row not in self._table.open
 
     def _is_idle(self, row: int) -> bool:
-        return bool(self._table.state[row] == State.KEPT) and row not in self._table.referenced
+        return bool(self._table.state[row] == ChunkState.KEPT) and row not in self._table.referenced
 
     def _lowest_kept(self) -> list[int]:
         """Kept chunks of the lowest ranks, the lowest last."""
-        rows = np.flatnonzero(self._table.state == State.KEPT)
+        rows = np.flatnonzero(self._table.state == ChunkState.KEPT)
         rows = rows[~np.isin(rows, list(self._table.referenced))]
         rows = rows[np.argsort(self._table.rank[rows], kind="stable")[:BATCH]]
         found: list[int] = rows[::-1].tolist()

@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 
 from streamer.base.unique import unique
-from streamer.cache.policy.answers import Freed, Limits
+from streamer.cache.policy.answers import CacheLimits, Freed
 from streamer.cache.policy.emergency import Queues
-from streamer.cache.policy.quotas import share_out, staging_bytes
-from streamer.cache.policy.table import RANK_BITS, ChunkTable, Group, State, charge
+from streamer.cache.policy.quotas import share_out, size_staging
+from streamer.cache.policy.table import RANK_BITS, ChunkGroup, ChunkState, ChunkTable, charge
 from streamer.cache.policy.victims import Victims
 
 # The size of a recoded chunk is known only when it has been fetched. A plan takes 10 ms for a million chunks.
@@ -35,7 +35,7 @@ class Partitions:
     Invariants: kept + transit <= limit after every admission; an open chunk leaves only by `forget`.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: CacheLimits) -> None:
         self.table = ChunkTable()
         self.limits = limits
         self.limit_bytes = limits.limit_bytes
@@ -44,7 +44,7 @@ class Partitions:
         self.transit_bytes = 0
         self.settling = False
         self.tick = 0
-        self.chunks = [0] * State.COUNT
+        self.chunks = [0] * ChunkState.COUNT
         self.evicted = self.scheduled_evicted = self.promoted = 0
         self._victims = Victims(self.table)
 
@@ -74,13 +74,13 @@ class Partitions:
         window = min(needed_bytes + sum(window_bytes.values()), limits.passing_bytes)
         self.limit_bytes = max(limits.limit_bytes, window, min(needed_bytes, limits.most_bytes))
         live = [group for group in self.table.groups if group.jobs]
-        self.staging_bytes = staging_bytes(live, self.limit_bytes, window_bytes)
+        self.staging_bytes = size_staging(live, self.limit_bytes, window_bytes)
         share_out(live, self.kept_limit_bytes)
         for group in self.table.groups:
             group.drift_bytes = 0
             self.select(group)
 
-    def select(self, group: Group) -> None:
+    def select(self, group: ChunkGroup) -> None:
         """Selects the chunks of a dataset that fit into its quota; none if the dataset is finished."""
         if group.jobs:
             self.table.select(group)
@@ -91,7 +91,7 @@ class Partitions:
         """Adds an absent chunk's bytes to a part."""
         cost = int(self.table.cost[row])
         self._move(row, state)
-        if state in (State.KEPT, State.FETCHING_KEPT):
+        if state in (ChunkState.KEPT, ChunkState.FETCHING_KEPT):
             self.kept_bytes += cost
             self.table.groups[self.table.owner[row]].kept_bytes += cost
         else:
@@ -101,17 +101,17 @@ class Partitions:
         """Subtracts a chunk's bytes."""
         cost = int(self.table.cost[row])
         state = self.table.state[row]
-        self._move(row, State.ABSENT)
-        if state in (State.KEPT, State.FETCHING_KEPT):
+        self._move(row, ChunkState.ABSENT)
+        if state in (ChunkState.KEPT, ChunkState.FETCHING_KEPT):
             self.kept_bytes -= cost
             self.table.groups[self.table.owner[row]].kept_bytes -= cost
-        elif state in (State.TRANSIT, State.FETCHING_TRANSIT):
+        elif state in (ChunkState.TRANSIT, ChunkState.FETCHING_TRANSIT):
             self.transit_bytes -= cost
 
     def publish(self, row: int) -> None:
         """Marks a fetched chunk as readable."""
-        fetching_kept = self.table.state[row] == State.FETCHING_KEPT
-        self._move(row, State.KEPT if fetching_kept else State.TRANSIT)
+        fetching_kept = self.table.state[row] == ChunkState.FETCHING_KEPT
+        self._move(row, ChunkState.KEPT if fetching_kept else ChunkState.TRANSIT)
 
     def resize(self, row: int, file_bytes: int) -> bool:
         """Changes the bytes of a chunk that is being fetched. Returns whether the quotas have to be planned again."""
@@ -120,7 +120,7 @@ class Partitions:
         group = self.table.groups[self.table.owner[row]]
         change = charge(file_bytes) - int(self.table.cost[row])
         self.table.cost[row] += change
-        if state == State.FETCHING_KEPT:
+        if state == ChunkState.FETCHING_KEPT:
             self.kept_bytes += change
             group.kept_bytes += change
         else:
@@ -149,12 +149,12 @@ class Partitions:
         needed = max(self.kept_bytes + cost - self.kept_limit_bytes, self.total_bytes + cost - self.limit_bytes)
         victims = self._expendable(group, cost, needed)
         if victims is None and self.table.is_selected(row) and not self.settling:
-            victims = self._in_place_of_others(row, needed)
+            victims = self._replace_others(row, needed)
         if victims is not None:
-            return self._replace(row, State.FETCHING_KEPT, victims)
+            return self._replace(row, ChunkState.FETCHING_KEPT, victims)
         if self.total_bytes + cost > self.limit_bytes or self.transit_bytes + cost > self.staging_bytes:
             return None
-        return self._replace(row, State.FETCHING_TRANSIT, [])
+        return self._replace(row, ChunkState.FETCHING_TRANSIT, [])
 
     def force(self, row: int, queues: Queues) -> tuple[int, list[int]] | None:
         """Finds space for a blocking request among chunks that are not open; None if all are open or in flight."""
@@ -164,7 +164,7 @@ class Partitions:
             victims = None if self.settling else self._victims.collect(needed, self._victims.least_harm_first(queues))
         if victims is None:
             return None
-        return self._replace(row, State.FETCHING_TRANSIT, victims)
+        return self._replace(row, ChunkState.FETCHING_TRANSIT, victims)
 
     def _replace(self, row: int, state: int, victims: list[int]) -> tuple[int, list[int]]:
         for victim in victims:
@@ -173,11 +173,11 @@ class Partitions:
         return state, victims
 
     def _evict(self, row: int) -> None:
-        self.scheduled_evicted += int(self.table.state[row] == State.KEPT and self.table.scheduled[row] > 0)
+        self.scheduled_evicted += int(self.table.state[row] == ChunkState.KEPT and self.table.scheduled[row] > 0)
         self.evicted += 1
         self.leave(row)
 
-    def _expendable(self, group: Group, cost: int, needed: int) -> list[int] | None:
+    def _expendable(self, group: ChunkGroup, cost: int, needed: int) -> list[int] | None:
         """Evictable chunks of finished datasets, then of live ones above their quota; None if they do not suffice."""
         if needed <= 0:
             return []
@@ -189,14 +189,16 @@ class Partitions:
         most += sum(one.kept_bytes - one.quota_bytes for one in over_quota)
         if most < needed:
             return None
-        return self._victims.collect(needed, chain(self._victims.finished(), self._victims.surplus(over_quota)))
+        return self._victims.collect(needed, chain(self._victims.list_idle(), self._victims.surplus(over_quota)))
 
-    def _in_place_of_others(self, row: int, needed: int) -> list[int] | None:
+    def _replace_others(self, row: int, needed: int) -> list[int] | None:
         """Makes space in kept for a selected chunk: evicts unselected ones, or demotes those that are referenced."""
         find = self._victims
-        victims = find.collect(needed, chain(find.outranked(row), find.kept_by_peers(row), find.outvalued(row)))
+        victims = find.collect(
+            needed, chain(find.list_lower_ranks(row), find.kept_by_peers(row), find.list_lower_values(row))
+        )
         if victims is None and self.total_bytes + int(self.table.cost[row]) <= self.limit_bytes:
-            held = self._victims.collect(needed, self._victims.referenced_unselected(row))
+            held = self._victims.collect(needed, self._victims.list_demotable(row))
             if held is not None and self.transit_bytes + self._cost_of(held) <= self.staging_bytes:
                 self._demote(held)
                 return []
@@ -206,7 +208,7 @@ class Partitions:
         """Moves kept chunks to transit: a flag, no copy."""
         for row in rows:
             self.leave(row)
-            self.enter(row, State.TRANSIT)
+            self.enter(row, ChunkState.TRANSIT)
 
     def _cost_of(self, rows: list[int]) -> int:
         return int(self.table.cost[rows].sum())
@@ -215,7 +217,7 @@ class Partitions:
 
     def idle(self, row: int, outcome: Outcome) -> None:
         """Handles a chunk that lost its last reference: transit is promoted or evicted, kept may become evictable."""
-        if self.table.state[row] == State.TRANSIT:
+        if self.table.state[row] == ChunkState.TRANSIT:
             self._retire(row, outcome)
         else:
             self.table.queue_evictable(row)
@@ -227,7 +229,7 @@ class Partitions:
         victims: list[int] | None = []
         if needed > 0:
             may = self._competes(row) and not self.settling
-            victims = self._victims.collect(needed, self._victims.outranked(row)) if may else None
+            victims = self._victims.collect(needed, self._victims.list_lower_ranks(row)) if may else None
         if victims is None:
             victims = [row]
         else:
@@ -246,7 +248,7 @@ class Partitions:
 
     def _promote(self, row: int, outcome: Outcome) -> None:
         self.leave(row)
-        self.enter(row, State.KEPT)
+        self.enter(row, ChunkState.KEPT)
         self.table.queue_evictable(row)
         self.promoted += 1
         outcome.promoted.append(row)
@@ -256,7 +258,7 @@ class Partitions:
         if self.settling or self.kept_bytes <= self.kept_limit_bytes:
             return
         for row in chain(
-            self._victims.finished(),
+            self._victims.list_idle(),
             self._victims.surplus(self._victims.above_quota()),
             self._victims.evictable_anywhere(),
         ):
@@ -302,12 +304,12 @@ class Partitions:
                 group.leave_pool()
         self.adopt()
 
-    def end_use(self, group: Group) -> None:
+    def end_use(self, group: ChunkGroup) -> None:
         """Makes this dataset the one that was used last."""
         self.tick += 1
         group.last_used = self.tick
 
-    def disown(self, gone: list[Group]) -> None:
+    def disown(self, gone: list[ChunkGroup]) -> None:
         """Gives the chunks of datasets without a manifest to other datasets that have them, or else to no one ("").
 
         O(chunks * datasets), once for many datasets. Call `plan` afterwards.
@@ -324,7 +326,7 @@ class Partitions:
             table.rebuild(group)
         table.reclaim()
 
-    def freed(self, outcome: Outcome) -> Freed:
+    def translate(self, outcome: Outcome) -> Freed:
         """Translates the rows of an outcome to keys."""
         key = self.table.key
         stayed = [row for row in outcome.promoted if row not in outcome.victims]

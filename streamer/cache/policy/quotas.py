@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 
-from streamer.cache.policy.table import Group
+from streamer.cache.policy.table import ChunkGroup
 
 # Beyond the mean of (1 - f) w: the misses among w chunks scatter by sqrt(w f (1 - f)), so a tenth and two chunks are
 # too little for windows of some tens of chunks; S then is the mean and two deviations. With 36 chunks of 4,000 and
@@ -32,13 +32,13 @@ STAGING_CHUNKS = 2
 STAGING_DEVIATIONS = 2.0
 
 
-def share_out(live: Iterable[Group], room_bytes: int) -> None:
+def share_out(live: Iterable[ChunkGroup], room_bytes: int) -> None:
     """Sets the quotas: max-min fair among pools, and inside a pool by descending value."""
     pools = [list(pool) for _, pool in groupby(sorted(live, key=_pool), key=_pool)]
-    _max_min([(_wanted(pool), pool) for pool in pools], room_bytes, _fill)
+    _max_min([(_sum_claims(pool), pool) for pool in pools], room_bytes, _fill)
 
 
-def staging_bytes(live: list[Group], limit_bytes: int, window_bytes: Mapping[int, int]) -> int:
+def size_staging(live: list[ChunkGroup], limit_bytes: int, window_bytes: Mapping[int, int]) -> int:
     """S in bytes: the misses of all windows, with a margin.
 
     The number of misses depends on the quotas, and the quotas on S. For one dataset the margin covers the effect of S
@@ -57,7 +57,7 @@ def staging_bytes(live: list[Group], limit_bytes: int, window_bytes: Mapping[int
     return staging
 
 
-def _misses(live: list[Group], window_bytes: Mapping[int, int]) -> int:
+def _misses(live: list[ChunkGroup], window_bytes: Mapping[int, int]) -> int:
     mean = variance = 0.0
     for group in live:
         hits = group.quota_share
@@ -68,14 +68,14 @@ def _misses(live: list[Group], window_bytes: Mapping[int, int]) -> int:
     return max(least, int(mean + STAGING_DEVIATIONS * math.sqrt(variance)))
 
 
-def hit_bound(groups: list[Group]) -> float:
+def hit_bound(groups: list[ChunkGroup]) -> float:
     """Largest share of hits in the needs of these datasets: 1 if all fits, 0 if there are none."""
     needed = sum(group.value * group.data_bytes for group in groups)
     missed = sum(group.value * (group.total_bytes - group.quota_bytes) for group in groups)
     return 1.0 - missed / needed if needed else 0.0
 
 
-def join_pools(groups: Iterable[Group], mix: Iterable[Group]) -> None:
+def join_pools(groups: Iterable[ChunkGroup], mix: Iterable[ChunkGroup]) -> None:
     """Merges the pools of the datasets of a mix into one."""
     joined = {group.pool for group in mix}
     for group in groups:
@@ -83,32 +83,34 @@ def join_pools(groups: Iterable[Group], mix: Iterable[Group]) -> None:
             group.pool = min(joined)
 
 
-def _pool(group: Group) -> int:
+def _pool(group: ChunkGroup) -> int:
     return group.pool
 
 
-def _value(group: Group) -> float:
+def _value(group: ChunkGroup) -> float:
     return group.value
 
 
-def _wanted(groups: list[Group]) -> int:
+def _sum_claims(groups: list[ChunkGroup]) -> int:
     """Bytes of a dataset that are worth keeping: none of a dataset without value."""
     return sum(group.total_bytes for group in groups if group.value)
 
 
-def _fill(pool: list[Group], room_bytes: int) -> None:
+def _fill(pool: list[ChunkGroup], room_bytes: int) -> None:
     for _, equals in groupby(sorted(pool, key=_value, reverse=True), key=_value):
         tier = list(equals)
-        _max_min([(_wanted([group]), [group]) for group in tier], room_bytes, _give)
+        _max_min([(_sum_claims([group]), [group]) for group in tier], room_bytes, _give)
         room_bytes -= sum(group.quota_bytes for group in tier)
 
 
-def _give(groups: list[Group], quota_bytes: int) -> None:
+def _give(groups: list[ChunkGroup], quota_bytes: int) -> None:
     for group in groups:
         group.quota_bytes = quota_bytes
 
 
-def _max_min(claims: list[tuple[int, list[Group]]], room_bytes: int, give: Callable[[list[Group], int], None]) -> None:
+def _max_min(
+    claims: list[tuple[int, list[ChunkGroup]]], room_bytes: int, give: Callable[[list[ChunkGroup], int], None]
+) -> None:
     """Gives equal shares, but to none more than its claim; the rest is shared again."""
     for place, (wanted, groups) in enumerate(sorted(claims, key=lambda claim: claim[0])):
         share = min(wanted, room_bytes // (len(claims) - place))

@@ -9,18 +9,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.cache.policy.table import ChunkTable, Group
+from streamer.cache.policy.table import ChunkGroup, ChunkTable
 from streamer.config import format_bytes
 from streamer.errors import CacheFullError
 
 
-class Opening(msgspec.Struct, frozen=True, eq=False):
+class SessionOpening(msgspec.Struct, frozen=True, eq=False):
     """A session that is to be opened. A consumer of several datasets has one session for each; its epochs are passes.
 
     Attributes:
         session: any unique name.
         dataset_id: a dataset that was added before.
-        open_bytes: most bytes that it has open (between `opened` and `release`) at once.
+        open_bytes: most bytes that it has open (between `open` and `release`) at once.
         lookahead_bytes: most bytes that it has in look-ahead beyond those.
         value: fetched bytes that a kept byte of this dataset saves, relative to the consumer's other datasets.
         ahead: chunks that it needs first: those that are local stay, whatever else must be evicted.
@@ -36,17 +36,17 @@ class Opening(msgspec.Struct, frozen=True, eq=False):
     counted: bool = True
 
 
-class Session(msgspec.Struct):
+class PolicySession(msgspec.Struct):
     """One consumer: its chunks ahead in this epoch, in look-ahead (in order of use) and open, with uses counted by row.
 
     Attributes:
-        value, counted: see `Opening`.
+        value, counted: see `SessionOpening`.
         answered: answered uses among those in look-ahead: each counts once, however often it is asked for.
     """
 
     name: str
     job: str
-    group: Group
+    group: ChunkGroup
     open_bytes: int
     lookahead_bytes: int
     scheduled: NDArray[np.bool_]
@@ -58,7 +58,7 @@ class Session(msgspec.Struct):
     counted: bool = True
 
     @classmethod
-    def of(cls, job: str, opening: Opening, group: Group) -> Session:
+    def of(cls, job: str, opening: SessionOpening, group: ChunkGroup) -> PolicySession:
         """Makes a session that has not begun an epoch."""
         sums = (opening.open_bytes, opening.lookahead_bytes)
         scheduled = np.zeros(len(group.rows), np.bool_)
@@ -91,11 +91,11 @@ class Session(msgspec.Struct):
 
     def end_leases(self, table: ChunkTable) -> None:
         """Ends everything that is open or scheduled."""
-        self.set_scheduled(table, np.zeros_like(self.scheduled))
+        self.set_schedule(table, np.zeros_like(self.scheduled))
         for row, count in self.open.items():
             take(table.open, row, count)
 
-    def set_scheduled(self, table: ChunkTable, scheduled: NDArray[np.bool_]) -> None:
+    def set_schedule(self, table: ChunkTable, scheduled: NDArray[np.bool_]) -> None:
         """Replaces the bitmap of the running epoch; chunks that are no longer scheduled become evictable."""
         before = self.group.rows[self.scheduled]
         np.subtract.at(table.scheduled, before, 1)
@@ -113,7 +113,7 @@ def take(counts: dict[int, int], row: int, count: int = 1) -> None:
         del counts[row]
 
 
-def windows(sessions: Iterable[Session]) -> Mapping[int, int]:
+def windows(sessions: Iterable[PolicySession]) -> Mapping[int, int]:
     """Most bytes that are open and in look-ahead, by index of the dataset."""
     sums: Counter[int] = Counter()
     for session in sessions:
@@ -121,7 +121,7 @@ def windows(sessions: Iterable[Session]) -> Mapping[int, int]:
     return sums
 
 
-def apply_values(sessions: Collection[Session]) -> None:
+def apply_values(sessions: Collection[PolicySession]) -> None:
     """Sets each dataset's value to the maximum over its sessions; without sessions it keeps its last value."""
     for session in sessions:
         session.group.value = 0.0
@@ -129,7 +129,7 @@ def apply_values(sessions: Collection[Session]) -> None:
         session.group.value = max(session.group.value, session.value)
 
 
-def needed(sessions: Iterable[Session]) -> int:
+def sum_needs(sessions: Iterable[PolicySession]) -> int:
     """Returns the bytes of the open chunks of all sessions and of one more for each.
 
     Sessions of one dataset share its chunks: together they never have more than its bytes.
@@ -140,15 +140,15 @@ def needed(sessions: Iterable[Session]) -> int:
     return sum(min(bound) for bound in sums.values())
 
 
-def refuse_if_too_large(sessions: Iterable[Session], opened: Sequence[Session], limit_bytes: int) -> None:
+def refuse_if_too_large(sessions: Iterable[PolicySession], opened: Sequence[PolicySession], limit_bytes: int) -> None:
     """Refuses a session if a blocking request could wait for ever: all open chunks and one more each must fit.
 
     Raises:
         CacheFullError: they do not fit; names the numbers and the settings.
     """
     present = list(sessions)
-    others = needed(present)
-    wanted = needed([*present, *opened]) - others
+    others = sum_needs(present)
+    wanted = sum_needs([*present, *opened]) - others
     if others + wanted > limit_bytes:
         raise CacheFullError(
             f"the cache limit of {format_bytes(limit_bytes)} is too small: this session needs"

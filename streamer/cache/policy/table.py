@@ -39,7 +39,7 @@ Rows = NDArray[np.int32]
 Places = Callable[[Words], NDArray[np.int64]]
 
 
-class State:
+class ChunkState:
     """Where a chunk is, as plain numbers: a look-up in an enum took a third of each decision (CPython 3.11).
 
     BELOW: in a read-only layer: local, free of cost, never evicted.
@@ -54,18 +54,18 @@ class State:
     COUNT: Final = 6
 
 
-def charged_bytes(file_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+def charge_each(file_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Bytes of the limit that files of these lengths take: whole 4 KiB blocks and the allowance."""
     blocks = (file_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES
     return blocks * BLOCK_BYTES + CHUNK_ALLOWANCE_BYTES
 
 
 def charge(file_bytes: int) -> int:
-    """`charged_bytes` of one file."""
+    """`charge_each` of one file."""
     return -(-file_bytes // BLOCK_BYTES) * BLOCK_BYTES + CHUNK_ALLOWANCE_BYTES
 
 
-def as_keys(raw: ArrayLike) -> Keys:
+def to_keys(raw: ArrayLike) -> Keys:
     """Keys as an array of 16-byte strings, from a list of bytes, (M, 16) uint8, V16 or S16."""
     if isinstance(raw, list):
         raw = np.frombuffer(b"".join(raw), dtype=np.uint8)
@@ -83,7 +83,7 @@ def draw_ranks(keys: Keys, places: Places | None = None) -> NDArray[np.int64]:
     return places(words[:, 0]) << (RANK_BITS - PLACE_BITS) | ranks >> PLACE_BITS
 
 
-class Group(msgspec.Struct):
+class ChunkGroup(msgspec.Struct):
     """The chunks of one dataset: its rows, its share of the cache, its evictable chunks by rank.
 
     Attributes:
@@ -143,7 +143,7 @@ class ChunkTable:
         # Rows of absent chunks that belong to no dataset any more; reused before the columns grow.
         self._spare: Rows = np.empty(0, np.int32)
         self._places_of: Places | None = None
-        self.groups: list[Group] = []
+        self.groups: list[ChunkGroup] = []
         # Sparse: only chunks that sessions reference now.
         self.referenced: dict[int, int] = {}
         self.open: dict[int, int] = {}
@@ -151,23 +151,23 @@ class ChunkTable:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def group(self, name: str) -> Group:
+    def group(self, name: str) -> ChunkGroup:
         """Returns the group of that name; creates it if missing."""
         for known in self.groups:
             if known.name == name:
                 return known
         vacant = (known.index for known in self.groups if known.name == VACANT)
-        made = Group(next(vacant, len(self.groups)), name)
+        made = ChunkGroup(next(vacant, len(self.groups)), name)
         self.groups[made.index : made.index + 1] = [made]
         return made
 
-    def vacate(self, group: Group) -> None:
+    def vacate(self, group: ChunkGroup) -> None:
         """Gives up a group whose rows already have other owners."""
-        self.groups[group.index] = Group(group.index, VACANT)
+        self.groups[group.index] = ChunkGroup(group.index, VACANT)
 
     def reclaim(self) -> None:
         """Finds the rows that can be reused after groups were given up. O(rows)."""
-        unused = (self.state == State.ABSENT) & (self.scheduled == 0)
+        unused = (self.state == ChunkState.ABSENT) & (self.scheduled == 0)
         for group in self.groups:
             unused[group.rows] = False
         unused[[*self.referenced, *self.open]] = False
@@ -199,25 +199,25 @@ class ChunkTable:
         self._enter(rows[fresh], distinct[fresh], cost[first[fresh]], owner[first[fresh]])
         return rows[inverse].astype(np.int32)
 
-    def rows_of(self, keys: ArrayLike, file_bytes: ArrayLike, group: Group) -> Rows:
+    def rows_of(self, keys: ArrayLike, file_bytes: ArrayLike, group: ChunkGroup) -> Rows:
         """Rows of the keys of one group, as `intern`, from the lengths of the files."""
-        found = as_keys(keys)
-        cost = charged_bytes(np.asarray(file_bytes, dtype=np.int64))
+        found = to_keys(keys)
+        cost = charge_each(np.asarray(file_bytes, dtype=np.int64))
         return self.intern(found, cost, np.full(len(found), group.index, np.int32))
 
-    def add_rows(self, datasets: Sequence[tuple[Group, ArrayLike, Keys]]) -> None:
+    def add_rows(self, datasets: Sequence[tuple[ChunkGroup, ArrayLike, Keys]]) -> None:
         """Fills in rows and sums of new groups from lengths and keys of their files. O(n log n) in all rows."""
         if not datasets:
             return
         groups, lengths, keys = zip(*datasets, strict=True)
-        cost = charged_bytes(np.concatenate([np.asarray(one, np.int64) for one in lengths]))
+        cost = charge_each(np.concatenate([np.asarray(one, np.int64) for one in lengths]))
         counts = [len(one) for one in keys]
         owner = np.repeat(np.array([group.index for group in groups], np.int32), counts)
         rows = self.intern(np.concatenate(keys), cost, owner)
         self.price(rows, cost)
         for group, mine in zip(groups, np.split(rows, np.cumsum(counts)[:-1]), strict=True):
             group.rows = mine
-            absent_or_own = self.cost[mine[self.state[mine] != State.BELOW]]
+            absent_or_own = self.cost[mine[self.state[mine] != ChunkState.BELOW]]
             group.data_bytes = int(self.cost[mine].sum())
             group.total_bytes = int(absent_or_own.sum())
             group.largest_bytes = int(absent_or_own.max(initial=0))
@@ -254,20 +254,20 @@ class ChunkTable:
 
     def price(self, rows: Rows, cost: NDArray[np.int64]) -> None:
         """Sets the cost of chunks known only from a read-only layer: they may have to be fetched later."""
-        below = self.state[rows] == State.BELOW
+        below = self.state[rows] == ChunkState.BELOW
         self.cost[rows[below]] = cost[below]
 
     def is_local(self, row: int) -> bool:
         """Whether the chunk is readable on this machine now."""
-        return bool(self.state[row] >= State.KEPT)
+        return bool(self.state[row] >= ChunkState.KEPT)
 
     def is_evictable(self, row: int) -> bool:
         """Whether the chunk is kept, and neither referenced by a session nor scheduled in a running epoch."""
-        return bool(self.state[row] == State.KEPT and row not in self.referenced and self.scheduled[row] == 0)
+        return bool(self.state[row] == ChunkState.KEPT and row not in self.referenced and self.scheduled[row] == 0)
 
-    def select(self, group: Group) -> None:
+    def select(self, group: ChunkGroup) -> None:
         """Computes `least_rank` again after quota or owners changed. O(chunks)."""
-        rows = group.rows[(self.owner[group.rows] == group.index) & (self.state[group.rows] != State.BELOW)]
+        rows = group.rows[(self.owner[group.rows] == group.index) & (self.state[group.rows] != ChunkState.BELOW)]
         step = RANK_BITS - SELECTION_BITS
         bins = self.rank[rows] >> step
         if len(rows) < 1 << SELECTION_BITS:
@@ -298,10 +298,10 @@ class ChunkTable:
 
     def queue_evictable_of(self, rows: Rows) -> None:
         """Does the same as `queue_evictable` for many rows."""
-        for row in rows[self.state[rows] == State.KEPT].tolist():
+        for row in rows[self.state[rows] == ChunkState.KEPT].tolist():
             self.queue_evictable(row)
 
-    def lowest_evictable(self, group: Group) -> int | None:
+    def lowest_evictable(self, group: ChunkGroup) -> int | None:
         """The evictable chunk of the group with the lowest rank; it stays in the heap."""
         heap = group.heap
         while heap:
@@ -315,7 +315,7 @@ class ChunkTable:
                 return row
         return None
 
-    def take_evictable(self, group: Group) -> int | None:
+    def take_evictable(self, group: ChunkGroup) -> int | None:
         """Takes `lowest_evictable` out of the heap: evict it, or `queue_evictable` it again."""
         row = self.lowest_evictable(group)
         if row is not None:
@@ -323,11 +323,11 @@ class ChunkTable:
             self._queued[row] = False
         return row
 
-    def rebuild(self, group: Group) -> None:
+    def rebuild(self, group: ChunkGroup) -> None:
         """Rebuilds the group's heap and sums after owners changed."""
         mine = self.owner == group.index
         self._queued[mine] = False
-        kept = mine & ((self.state == State.KEPT) | (self.state == State.FETCHING_KEPT))
+        kept = mine & ((self.state == ChunkState.KEPT) | (self.state == ChunkState.FETCHING_KEPT))
         group.kept_bytes = int(self.cost[kept].sum())
         group.heap = []
         self.queue_evictable_of(np.flatnonzero(kept).astype(np.int32))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from streamer.cache.policy.emergency import LastResort, Queues
-from streamer.cache.policy.table import ChunkTable, Group, State
+from streamer.cache.policy.table import ChunkGroup, ChunkState, ChunkTable
 
 
 class Victims:
@@ -34,23 +34,23 @@ class Victims:
             self._table.queue_evictable(row)
         return None
 
-    def evictable(self, group: Group) -> Iterator[int]:
+    def evictable(self, group: ChunkGroup) -> Iterator[int]:
         """Evictable chunks of one dataset, the lowest priority first."""
         while (row := self._table.take_evictable(group)) is not None:
             yield row
 
-    def finished(self) -> Iterator[int]:
+    def list_idle(self) -> Iterator[int]:
         """Evictable chunks of no live job's dataset, those of the longest unused dataset first."""
         idle = [group for group in self._table.groups if not group.jobs]
         for group in sorted(idle, key=lambda one: one.last_used):
             yield from self.evictable(group)
 
-    def above_quota(self) -> list[Group]:
+    def above_quota(self) -> list[ChunkGroup]:
         """Live datasets that keep more than their share, the largest excess first."""
         over_quota = [one for one in self._table.groups if one.jobs and one.kept_bytes > one.quota_bytes]
         return sorted(over_quota, key=lambda one: one.quota_bytes - one.kept_bytes)
 
-    def surplus(self, over_quota: list[Group]) -> Iterator[int]:
+    def surplus(self, over_quota: list[ChunkGroup]) -> Iterator[int]:
         """Evictable chunks of these datasets, as many as they keep above their quota."""
         for group in over_quota:
             surplus = group.kept_bytes - group.quota_bytes
@@ -72,7 +72,7 @@ class Victims:
             assert taken is not None
             yield taken
 
-    def outranked(self, row: int) -> Iterator[int]:
+    def list_lower_ranks(self, row: int) -> Iterator[int]:
         """Evictable, unselected chunks of the same dataset that have a lower rank than this one."""
         group = self._table.groups[self._table.owner[row]]
         rank = min(int(self._table.rank[row]), group.least_rank)
@@ -80,11 +80,11 @@ class Victims:
             self._table.take_evictable(group)
             yield lowest
 
-    def referenced_unselected(self, row: int) -> Iterator[int]:
+    def list_demotable(self, row: int) -> Iterator[int]:
         """Kept, unselected chunks of the same dataset, open or needed in the next epoch. O(referenced chunks)."""
         table = self._table
         for other in table.referenced:
-            same = table.owner[other] == table.owner[row] and table.state[other] == State.KEPT
+            same = table.owner[other] == table.owner[row] and table.state[other] == ChunkState.KEPT
             if same and not table.scheduled[other] and not table.is_selected(other):
                 yield other
 
@@ -95,13 +95,13 @@ class Victims:
         """
         table = self._table
         if table.is_home(row):
-            for other in self._last_resort.scheduled_kept():
+            for other in self._last_resort.list_kept():
                 if table.is_home(other):
                     return
                 if table.owner[other] == table.owner[row]:
                     yield other
 
-    def outvalued(self, row: int) -> Iterator[int]:
+    def list_lower_values(self, row: int) -> Iterator[int]:
         """Kept, unselected chunks of datasets whose bytes save at most half as much, needed in this epoch or not.
 
         So a chunk that is used many times an epoch is fetched once, also if the cache is full of what is used once.
@@ -110,7 +110,7 @@ class Victims:
         group = table.groups[table.owner[row]]
         if not any(other.pool == group.pool and 2.0 * other.value <= group.value for other in table.groups):
             return
-        for other in self._last_resort.scheduled_kept():
+        for other in self._last_resort.list_kept():
             owner = table.groups[table.owner[other]]
             less = owner.pool == group.pool and 2.0 * owner.value <= group.value
             if less and not table.is_selected(other):
@@ -118,9 +118,9 @@ class Victims:
 
     def least_harm_first(self, queues: Queues) -> Iterator[int]:
         """Every chunk that is not open, the least harmful to evict first; never the next use of a session."""
-        yield from self.finished()
+        yield from self.list_idle()
         far = self._last_resort.far(queues)
-        yield from (row for row in far if self._table.state[row] == State.TRANSIT)
+        yield from (row for row in far if self._table.state[row] == ChunkState.TRANSIT)
         yield from self.evictable_anywhere()
-        yield from self._last_resort.scheduled_kept()
-        yield from (row for row in far if self._table.state[row] == State.KEPT)
+        yield from self._last_resort.list_kept()
+        yield from (row for row in far if self._table.state[row] == ChunkState.KEPT)

@@ -7,7 +7,7 @@ import math
 
 import msgspec
 
-from streamer.cache.policy.answers import Limits
+from streamer.cache.policy.answers import CacheLimits
 from streamer.engine.datasets import Dataset
 from streamer.engine.session import EngineSession
 
@@ -40,7 +40,7 @@ class Fetch(msgspec.Struct):
     waiters: list[Waiter] = msgspec.field(default_factory=list)
     task: asyncio.Task[None] | None = None
     peer_due: float = math.inf
-    limits: Limits | None = None
+    limits: CacheLimits | None = None
 
     def owner(self) -> str:
         """The job that needs it first; "" without waiters."""

@@ -7,12 +7,12 @@ import weakref
 from collections.abc import Awaitable, Callable
 
 from streamer.engine.datasets import Dataset
-from streamer.engine.fetching.fetchers import Fetchers
 from streamer.engine.fetching.fetches import Fetch
 from streamer.engine.fetching.publisher import Publisher
 from streamer.engine.processes.messages import OpenDataset
-from streamer.engine.processes.pool import FetchPool, Wanted
+from streamer.engine.processes.pool import FetchPool, WantedChunk
 from streamer.engine.processes.process import LocalError, SharedBytes
+from streamer.engine.url_allowlist import Fetchers
 from streamer.errors import CacheFullError
 from streamer.fetch.fetcher import Fetched
 
@@ -51,7 +51,7 @@ class StoreSource:
         async with self._fetchers.of_chunk(chunk, fetch.dataset.options) as fetcher:
             return await fetcher.fetch(chunk, due=fetch.due, owner=fetch.owner, shared=manifest.recoded)
 
-    def _wanted(self, fetch: Fetch) -> Wanted:
+    def _wanted(self, fetch: Fetch) -> WantedChunk:
         """Describes a chunk for a fetch process.
 
         Raises:
@@ -61,7 +61,7 @@ class StoreSource:
         allowlist = self._fetchers.allowlist
         if allowlist.restricted:
             allowlist.check_chunk(dataset.manifest.chunk(fetch.chunk), dataset.options)
-        return Wanted(self._opened(dataset), fetch.chunk, dataset.requests, fetch.due, fetch.owner)
+        return WantedChunk(self._opened(dataset), fetch.chunk, dataset.requests, fetch.due, fetch.owner)
 
     def _opened(self, dataset: Dataset) -> OpenDataset:
         """Returns the dataset as processes know it: another object where its options have changed."""

@@ -1,19 +1,28 @@
-"""Copies manifests that others wrote: sizes are asked before anything is read, and little is in memory at once."""
+"""Copies manifests from a url and to one, and decides whether one from elsewhere is believed.
+
+Sizes are asked before anything is read, and little is in memory at once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from streamer.base.threads import in_thread
 from streamer.config import MiB
-from streamer.errors import ManifestCorruptError
+from streamer.engine.url_allowlist import UrlAllowlist
+from streamer.errors import ManifestCorruptError, ManifestError, ObjectNotFoundError
 from streamer.fetch import Fetcher
 from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, decode_root
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.staging import workplace
 from streamer.manifest.table import Manifest
-from streamer.manifest.transfer import check_sizes, select_files, verify_and_settle
+from streamer.manifest.transfer import check_sizes, export_files, select_files, verify_and_settle
+from streamer.store.addresses.urls import shown
+
+# Among the details of an error.
+OWNER_RULE = "manifests of blocks lie with their objects"
 
 # What is in memory of a table; requests of 4 MiB reach the rate of a link.
 _PIECE_BYTES = 4 * MiB
@@ -65,3 +74,63 @@ async def _copy(record: ObjectRecord, path: Path, fetcher: Fetcher) -> None:
         for start in range(0, record.size, _PIECE_BYTES):
             piece = await fetcher.read(Extent(record, start, min(start + _PIECE_BYTES, record.size)))
             await in_thread(None, file.write, piece)
+
+
+class Ownership:
+    """Compares who may write a manifest with who may write its objects.
+
+    How blocks are recoded depends on the facts in the manifest, which cannot be computed again without the data, and
+    are not in the keys of its chunks: others who read the same objects would get what this manifest says.
+
+    Attributes:
+        is_one: whether they are the same, as far as this engine knows.
+    """
+
+    def __init__(self, allowlist: UrlAllowlist, url: str) -> None:
+        self.is_one = True
+        self._allowlist = allowlist
+        self._url = url
+
+    def check(self, manifest: Manifest) -> None:
+        """Refuses a manifest of blocks that comes from elsewhere than its objects.
+
+        Raises:
+            ManifestCorruptError: it does.
+        """
+        urls = (manifest.object(number).url for number in range(manifest.objects))
+        self.is_one = not self._allowlist.decides or self._allowlist.has_one_owner(self._url, urls)
+        if manifest.recoded and not self.is_one:
+            raise ManifestCorruptError(
+                f"the manifest at {shown(self._url)} says how blocks of {shown(manifest.object(0).url)} are recoded, "
+                "and does not lie in the same place: a shared service believes that only of what lies below the same "
+                "url of [[datasets]], or in the same bucket; put the manifest there, or leave manifest= out",
+                rule=OWNER_RULE,
+            )
+
+
+async def give(manifest: Manifest, url: str, fetcher: Fetcher) -> None:
+    """Copies a manifest to a url, its root last: a reader that finds the root finds all of it.
+
+    Files of this manifest that are there already, because another writer was killed over them, stay.
+
+    Raises:
+        ManifestError: something else has the name of one of its files.
+        StoreError: the store refuses.
+    """
+    folder = f"{url.rstrip('/')}/"
+    found: list[ObjectRecord] = []
+    with suppress(ObjectNotFoundError):
+        found = [record for page in await fetcher.list(folder) for record in page]
+    there = {record.url.removeprefix(folder): record for record in found}
+    for name, content in export_files(manifest):
+        record = there.get(name)
+        if record is None:
+            await fetcher.put(f"{folder}{name}", content)
+            continue
+        same = record.size == len(content) and await fetcher.read(Extent(record, 0, record.size)) == content
+        if not same:
+            raise ManifestError(
+                f"{shown(record.url)} is not a file of this manifest, and is not replaced: name another folder as "
+                "manifest=, or remove the object",
+                url=shown(record.url),
+            )

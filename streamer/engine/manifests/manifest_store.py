@@ -19,27 +19,101 @@ Synchronous; `remove_unused` runs in a thread.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from streamer.annotations.table import AnnotationTable
-from streamer.cache.folder import used_bytes
+from streamer.cache.folder import measure_usage
 from streamer.errors import ManifestError
 from streamer.manifest.kept import DIGEST, find_made, remove_orphans
 from streamer.manifest.reader_lock import remove_unread, sweep_leftovers
 from streamer.manifest.staging import sweep
 from streamer.manifest.table import Manifest
+from streamer.wire.messages import GetManifest
+from streamer.wire.store_options import decode_options
 
 # A reader locks a manifest milliseconds after the answer; one that only looks at it takes no lock, and is done within
 # minutes.
 QUIET_SECONDS = 300.0
+# Raised when other files become samples of the same listing: what was found before is not looked for.
+_FILE_RULES = "files 4"
 # An index that was given up: its request never came again.
 LOG_SECONDS = 7 * 86400.0
 # Each member of a mix may have its own. They take no memory, and no room on the disk after they are removed.
 _MOST_TABLES = 64
+
+
+class LocatedRequest(msgspec.Struct, frozen=True):
+    """A client's request for a manifest and the place that its options name: under which names its answers are kept.
+
+    The names are digests of these tuples on the disk, so they never change for the same request.
+
+    Attributes:
+        message: the client's request, with the storage options that are used for it.
+        format_options: options of the format by name.
+        endpoint: the place that the storage options name, where several users share the engine, or else "".
+    """
+
+    message: GetManifest
+    format_options: Mapping[str, object]
+    endpoint: str
+
+    @classmethod
+    def make(cls, message: GetManifest, endpoint: str = "") -> LocatedRequest:
+        """Reads the options of the format.
+
+        Raises:
+            ConfigError: they are not a JSON mapping.
+        """
+        return cls(message, decode_options(message.format_options, "format_options"), endpoint)
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """A value that is equal for requests that have the same answer."""
+        asked = self.message
+        choices = (self._extensions, asked.skip_damaged, asked.in_key_order)
+        chosen = choices if any(choice not in {None, False} for choice in choices) else ()
+        return (tuple(asked.urls), self.format_text, asked.manifest, self._chunk_bytes, *chosen, *self._place)
+
+    @property
+    def container_source(self) -> tuple[object, ...]:
+        """A value that is equal for requests for which the same manifest of containers is built."""
+        choices = ("skip damaged",) if self.message.skip_damaged else ()
+        return (*self.inputs, *choices, *self._place)
+
+    @property
+    def file_source(self) -> tuple[object, ...]:
+        """A value that is equal for requests for which the same manifest of raw files is built."""
+        return (*self.inputs, _FILE_RULES, self._extensions, self.message.in_key_order, *self._place)
+
+    @property
+    def inputs(self) -> tuple[object, ...]:
+        """What every manifest depends on besides the listing: the urls, the format, the sizes of chunks."""
+        return (tuple(self.message.urls), self.format_text, self._chunk_bytes)
+
+    @property
+    def format_text(self) -> str:
+        """Name and options of the format."""
+        options = json.dumps(self.format_options, sort_keys=True) if self.format_options else ""
+        return self.message.format + options
+
+    @property
+    def _chunk_bytes(self) -> int | None:
+        return self.message.chunk_bytes or None
+
+    @property
+    def _extensions(self) -> tuple[str, ...] | None:
+        return None if self.message.extensions is None else tuple(self.message.extensions)
+
+    @property
+    def _place(self) -> tuple[object, ...]:
+        return (f"at {self.endpoint}",) if self.endpoint else ()
 
 
 class ManifestStore:
@@ -155,7 +229,7 @@ class ManifestStore:
         gone = [folder.name for folder in idle if folder.name not in named and remove_unread(folder)]
         made = find_made(self._root)
         sizes = {
-            folder: used_bytes(folder) + sum(map(used_bytes, made.get(folder.name, ())))
+            folder: measure_usage(folder) + sum(map(measure_usage, made.get(folder.name, ())))
             for folder in idle
             if folder.name in named
         }

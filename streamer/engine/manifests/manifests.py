@@ -15,16 +15,21 @@ import msgspec
 
 from streamer.annotations.table import ANNOTATIONS
 from streamer.base.threads import in_thread
-from streamer.cache.ram_fallback import REFUSALS
+from streamer.cache.memory_folder import REFUSALS
 from streamer.engine.datasets import Datasets
-from streamer.engine.fetching.fetchers import Fetchers
-from streamer.engine.manifests.index_chunks import KeptChunks, WarmTarget
-from streamer.engine.manifests.index_cost import IndexCost, IndexMemory, IndexReader, IndexTraffic, Report
-from streamer.engine.manifests.manifest_copy import copy_manifest
-from streamer.engine.manifests.manifest_request import ManifestRequest
-from streamer.engine.manifests.manifest_store import ManifestStore
+from streamer.engine.manifests.index_resources import (
+    IndexCost,
+    IndexMemory,
+    IndexReader,
+    IndexTraffic,
+    KeptChunks,
+    Report,
+    WarmTarget,
+)
+from streamer.engine.manifests.manifest_copy import OWNER_RULE, Ownership, copy_manifest, give
+from streamer.engine.manifests.manifest_store import LocatedRequest, ManifestStore
 from streamer.engine.manifests.table_logs import refuse_tables_around
-from streamer.engine.permissions import OWNER_RULE, Ownership, give
+from streamer.engine.url_allowlist import Fetchers
 from streamer.errors import (
     ConfigError,
     ManifestCorruptError,
@@ -33,7 +38,6 @@ from streamer.errors import (
     StoreError,
 )
 from streamer.fetch import Fetcher
-from streamer.fetch.fetcher_set import options_key
 from streamer.formats.registry import find_format
 from streamer.manifest.beside import BESIDE, is_beside
 from streamer.manifest.layout import ROOT_NAME
@@ -42,6 +46,7 @@ from streamer.manifest.table import Manifest
 from streamer.manifest.validation import KEYS_RULE, SECRETS_RULE
 from streamer.recode.pool import RecoderPool
 from streamer.store.addresses.urls import shown
+from streamer.wire.messages import GetManifest
 
 logger = logging.getLogger(__name__)
 
@@ -91,28 +96,27 @@ class Manifests:
         self._memory = IndexMemory(fetchers.memory.gate.limit // 2)
         self.written = 0
 
-    async def manifest(self, request: ManifestRequest, report: Report) -> str:
+    async def manifest(self, request: GetManifest, report: Report) -> str:
         """Returns the digest of the manifest, which is then in `manifests/<digest>`.
 
         Raises:
             ManifestError, ConfigError, StoreError: it cannot be had.
         """
-        asked = time.monotonic()
+        asked_at = time.monotonic()
+        asked = self._locate(request)
         async with self._removing:
             self._asking += 1
         try:
-            return await self._answer(request, report, asked)
+            return await self._answer(asked, report, asked_at)
         finally:
             self._asking -= 1
 
-    def notes(self, request: ManifestRequest, digest: str) -> list[str]:
+    def notes(self, request: GetManifest, digest: str) -> list[str]:
         """Returns notes about the objects that a manifest leaves out, if it was built here."""
-        request = self._located(request)
+        asked = self._locate(request)
         digest = next((usual for (usual, _), placed in self._placed.items() if placed == digest), digest)
         return [
-            note
-            for source in (request.file_source, request.container_source)
-            for note in self.store.notes(source, digest)
+            note for source in (asked.file_source, asked.container_source) for note in self.store.notes(source, digest)
         ]
 
     async def remove_unused(self, used: Collection[str], most_bytes: int) -> list[str]:
@@ -126,69 +130,70 @@ class Manifests:
         async with self._removing:
             return await in_thread(None, self.store.remove_unused, used, most_bytes, time.time())
 
-    def _located(self, request: ManifestRequest) -> ManifestRequest:
-        """The request with the place that its options name."""
-        endpoint = self._fetchers.allowlist.endpoint(request.urls, request.options)
-        return msgspec.structs.replace(request, endpoint=endpoint) if endpoint else request
+    def _locate(self, request: GetManifest) -> LocatedRequest:
+        endpoint = self._fetchers.allowlist.endpoint(request.urls, request.options.mapping)
+        return LocatedRequest.make(request, endpoint)
 
-    async def _answer(self, request: ManifestRequest, report: Report, asked: float) -> str:
-        request = self._located(request)
+    async def _answer(self, asked: LocatedRequest, report: Report, asked_at: float) -> str:
         # What one client may read says nothing of another one, who has other options.
-        identity = (*request.identity, options_key(request.options))
+        identity = (*asked.identity, asked.message.options.key)
         lock = self._locks.setdefault(identity, asyncio.Lock())
         async with lock:
             found_at, digest = self._found.get(identity, (-1.0, ""))
-            if found_at < asked:  # what was found after this request came is fresh enough for it
-                digest = await self._at_endpoint(await self._find_with_room(request, report), request)
+            if found_at < asked_at:  # what was found after this request came is fresh enough for it
+                digest = await self._place(await self._find_with_room(asked, report), asked)
                 # Only for requests that wait meanwhile.
                 self._found = {known: self._found[known] for known in self._locks if known in self._found}
                 self._found[identity] = (time.monotonic(), digest)
             self.store.use(digest)
             return digest
 
-    async def _at_endpoint(self, digest: str, request: ManifestRequest) -> str:
-        """The digest of the same manifest at the place that the options name: its chunks have other keys."""
-        if not request.endpoint and not request.manifest:
+    async def _place(self, digest: str, asked: LocatedRequest) -> str:
+        """Returns the digest of the same manifest at the place that the options name: its chunks have other keys."""
+        endpoint = asked.endpoint
+        if not endpoint and not asked.message.manifest:
             return digest
-        placed = self._placed.get((digest, request.endpoint), "")
+        placed = self._placed.get((digest, endpoint), "")
         if not placed or not (self._root / placed).is_dir():
             manifest = Manifest.open(self._root / digest)
-            if manifest.content.endpoint == request.endpoint:
+            if manifest.content.endpoint == endpoint:
                 return digest
             # Only here: see `_build`.
             from streamer.indexing.publish import publish_at
 
-            placed = (await in_thread(None, publish_at, manifest, self._root, request.endpoint)).name
+            placed = (await in_thread(None, publish_at, manifest, self._root, endpoint)).name
             if len(self._placed) >= _MOST_PLACED:
                 self._placed.clear()
-            self._placed[digest, request.endpoint] = placed
+            self._placed[digest, endpoint] = placed
             self.written += 1
         return placed
 
-    async def _find_with_room(self, request: ManifestRequest, report: Report) -> str:
+    async def _find_with_room(self, asked: LocatedRequest, report: Report) -> str:
         """Does the same as `_find`; on a disk full of bytes or inodes, chunks are removed, and fetched again later."""
         for share in _EVICTED_SHARES:
             try:
-                return await self._find(request, report, warm=share == _EVICTED_SHARES[0])
+                return await self._find(asked, report, warm=share == _EVICTED_SHARES[0])
             except ManifestError as error:
                 if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in REFUSALS:
                     raise
                 logger.warning("%s; %.0f %% of the chunks are removed to make room for it", error, 100 * share)
             await self._target.make_room(share)
         self.store.remove_logs()
-        return await self._find(request, report, warm=False)
+        return await self._find(asked, report, warm=False)
 
-    async def _find(self, request: ManifestRequest, report: Report, *, warm: bool) -> str:
+    async def _find(self, asked: LocatedRequest, report: Report, *, warm: bool) -> str:
         fetchers = self._fetchers
-        # In threads: a client chooses how many urls these are, and a bucket how many objects.
-        options = await in_thread(None, fetchers.allowlist.options, request.urls, request.options)
+        request = asked.message
+        offered = request.options.mapping
+        # Threads do this: a client chooses how many urls these are, and a bucket how many objects.
+        options = await in_thread(None, fetchers.allowlist.options, request.urls, offered)
         if request.format == ANNOTATIONS:
             async with fetchers.of(options) as fetcher:
-                return await self._annotations(request, fetcher, report)
+                return await self._annotations(asked, fetcher, report)
         if not request.manifest:
             async with fetchers.of(options) as fetcher:
-                return await self._build(request, fetcher, report, warm=warm)
-        async with fetchers.of(fetchers.allowlist.options([request.manifest], request.options)) as elsewhere:
+                return await self._build(asked, fetcher, report, warm=warm)
+        async with fetchers.of(fetchers.allowlist.options([request.manifest], offered)) as elsewhere:
             try:
                 digest = await self._found_elsewhere(request, elsewhere, report)
                 is_refused = False
@@ -204,13 +209,13 @@ class Manifests:
                 if not is_refused:  # before the data are read for it
                     fetchers.allowlist.check_writable(request.manifest)
                 async with fetchers.of(options) as fetcher:
-                    digest = await self._build(request, fetcher, report, warm=warm)
+                    digest = await self._build(asked, fetcher, report, warm=warm)
                 if not is_refused:
                     await give(Manifest.open(self._root / digest), request.manifest, elsewhere)
-            self.store.remember(request.identity, "-", digest)
+            self.store.remember(asked.identity, "-", digest)
             return digest
 
-    async def _found_elsewhere(self, request: ManifestRequest, elsewhere: Fetcher, report: Report) -> str | None:
+    async def _found_elsewhere(self, request: GetManifest, elsewhere: Fetcher, report: Report) -> str | None:
         """Copies the manifest at a url, once another node has built it. Returns None if it is to be built here."""
         deadline = time.monotonic() + request.wait_seconds
         while (digest := await self._take(request.manifest, elsewhere)) is None and not request.build:
@@ -252,15 +257,11 @@ class Manifests:
 
     # ------------------------------------------------------------ built here
 
-    async def _build(self, request: ManifestRequest, fetcher: Fetcher, report: Report, *, warm: bool) -> str:
-        lister = _Recorder(fetcher)
-        for url in request.urls:
-            await lister.record(url)
-        allowlist = self._fetchers.allowlist
-        options = await in_thread(None, allowlist.options, request.urls, request.options)
-        await in_thread(None, allowlist.check_objects, [record.url for record in lister.records], options)
-        listing = await in_thread(None, lister.digest, request)
-        if (known := self._known(request, listing)) is not None:
+    async def _build(self, asked: LocatedRequest, fetcher: Fetcher, report: Report, *, warm: bool) -> str:
+        request = asked.message
+        lister = await self._list_urls(request, fetcher)
+        listing = await in_thread(None, lister.digest, asked)
+        if (known := self._known(asked, listing)) is not None:
             return known
         # Only here: an engine that finds its manifests starts 8 ms sooner.
         from streamer.formats import AUTO
@@ -269,17 +270,17 @@ class Manifests:
         from streamer.indexing.index_log import IndexLogs
         from streamer.store.addresses.patterns import brace_order
 
-        warmed, notes = KeptChunks(self._target), list[str]()
-        asked = request.format, request.format_options
+        warmed = KeptChunks(self._target)
+        notes = list[str]()
         try:
-            choose = chooser(*asked, extensions=request.extensions, on_note=notes.append)
+            choose = chooser(request.format, asked.format_options, extensions=request.extensions, on_note=notes.append)
         except ConfigError as error:
             where = "" if "where the engine runs" in error.message else "where the engine runs: "
             raise ConfigError(where + error.message, **error.details) from error
-        await refuse_tables_around(request, lister.records, fetcher, allowlist)
+        await refuse_tables_around(asked, lister.records, fetcher, self._fetchers.allowlist)
         detected = request.format == AUTO and request.extensions is None
         cost = IndexCost(request.urls[0], request.limit_seconds, report, time.monotonic)
-        earlier = await self._earlier(request, lister, fetcher)
+        earlier = await self._earlier(asked, lister, fetcher)
         manifest: Manifest | None = None
         try:
             manifest = await build(
@@ -296,8 +297,8 @@ class Manifests:
                     on_estimate=cost.estimated,
                     on_progress=cost.progressed,
                     # A chunk's key includes the endpoint only in the manifest that is made of this one.
-                    on_chunk=warmed.keep if warm and not request.endpoint else None,
-                    logs=IndexLogs(self.store.log_folder(request.container_source), writes=warm),
+                    on_chunk=warmed.keep if warm and not asked.endpoint else None,
+                    logs=IndexLogs(self.store.log_folder(asked.container_source), writes=warm),
                     in_key_order=request.in_key_order,
                     known=earlier,
                     order_of=brace_order,
@@ -310,33 +311,44 @@ class Manifests:
         finally:
             warmed.hand_off(manifest)
         self.written += 1
-        source = request.file_source if manifest.whole_objects else request.container_source
+        source = asked.file_source if manifest.whole_objects else asked.container_source
         self.store.remember(source, listing, manifest.digest, [f"{request.urls[0]}: {note}" for note in notes])
         return manifest.digest
 
-    async def _annotations(self, request: ManifestRequest, fetcher: Fetcher, report: Report) -> str:
-        """The table of a file of annotations, as its version is now."""
+    async def _list_urls(self, request: GetManifest, fetcher: Fetcher) -> _Recorder:
+        """Lists the urls of a request, and checks that the objects are served with the same options."""
+        lister = _Recorder(fetcher)
+        for url in request.urls:
+            await lister.record(url)
+        allowlist = self._fetchers.allowlist
+        options = await in_thread(None, allowlist.options, request.urls, request.options.mapping)
+        await in_thread(None, allowlist.check_objects, [record.url for record in lister.records], options)
+        return lister
+
+    async def _annotations(self, asked: LocatedRequest, fetcher: Fetcher, report: Report) -> str:
+        """Returns the digest of the table of a file of annotations, as its version is now."""
+        request = asked.message
         lister = _Recorder(fetcher)
         await lister.record(request.urls[0])
         if (count := len(lister.records)) != 1:
             raise ConfigError(f"annotations={request.urls[0]!r}: {count} objects, not one file", field="annotations")
-        listing = f"{lister.digest(request)}-{_TABLE_RULES}"
-        if (known := self.store.find_table(request.container_source, listing)) is not None:
+        listing = f"{lister.digest(asked)}-{_TABLE_RULES}"
+        if (known := self.store.find_table(asked.container_source, listing)) is not None:
             return known
         # Only here: see `_build`.
         from streamer.annotations.options import TableOptions
         from streamer.recode.annotations import build_table
 
         report(f"read the annotations {request.urls[0]}", 0, lister.records[0].size)
-        options = msgspec.convert({"url": request.urls[0], **request.format_options}, TableOptions)
+        options = msgspec.convert({"url": request.urls[0], **asked.format_options}, TableOptions)
         digest = await build_table(options, lister.records[0], self._root, fetcher, self.recoders)
         self.written += 1
-        self.store.remember(request.container_source, listing, digest)
+        self.store.remember(asked.container_source, listing, digest)
         return self.store.mapped(digest)
 
-    async def _earlier(self, request: ManifestRequest, lister: _Recorder, fetcher: Fetcher) -> list[Manifest]:
+    async def _earlier(self, asked: LocatedRequest, lister: _Recorder, fetcher: Fetcher) -> list[Manifest]:
         """Manifests with rows of objects that are still there: the last one built here, else those beside the data."""
-        newest = self.store.newest(request.container_source)
+        newest = self.store.newest(asked.container_source)
         if newest is not None:
             return [newest]
         found: list[Manifest] = []
@@ -348,8 +360,8 @@ class Manifests:
                 logger.warning("the manifest at %s is not used, the data are indexed: %s", folder, error)
         return found
 
-    def _known(self, request: ManifestRequest, listing: str) -> str | None:
-        for source, whole_objects in ((request.file_source, True), (request.container_source, False)):
+    def _known(self, asked: LocatedRequest, listing: str) -> str | None:
+        for source, whole_objects in ((asked.file_source, True), (asked.container_source, False)):
             found = self.store.find(source, listing)
             if found is not None and found.whole_objects is whole_objects and _is_current(found):
                 self._datasets.expect(found)
@@ -387,10 +399,9 @@ class _Recorder:
         for page in self._pages[url]:
             yield page
 
-    def digest(self, request: ManifestRequest) -> str:
+    def digest(self, asked: LocatedRequest) -> str:
         """Returns the digest of all inputs of the result: the listing, the format, the sizes of chunks."""
-        inputs = (request.urls, request.format_text, request.chunk_bytes)
-        state = hashlib.blake2b(repr(inputs).encode(), digest_size=16)
+        state = hashlib.blake2b(repr(asked.inputs).encode(), digest_size=16)
         for record in self.records:
             state.update(f"{record.url}\0{record.size}\0{record.version}\n".encode("utf-8", "surrogateescape"))
         return state.hexdigest()

@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from streamer.engine.manifests.manifest_request import ManifestRequest
+from streamer.base.threads import in_thread
+from streamer.engine.manifests.manifest_store import LocatedRequest
 from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.errors import ManifestError, StreamerError
 from streamer.fetch import Fetcher
@@ -16,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 async def refuse_tables_around(
-    request: ManifestRequest, records: Sequence[ObjectRecord], fetcher: Fetcher, allowlist: UrlAllowlist
+    asked: LocatedRequest, records: Sequence[ObjectRecord], fetcher: Fetcher, allowlist: UrlAllowlist
 ) -> None:
     """Refuses files of a table whose log is beside them or above; files that are named one by one are not looked at.
 
@@ -28,16 +29,19 @@ async def refuse_tables_around(
     from streamer.formats.registry import find_format
     from streamer.formats.table.layouts import has_data, logs_around, refuse_table, table_log
 
-    if request.format != AUTO and not find_format(request.format, request.format_options).reads_tables:
+    request = asked.message
+    if request.format != AUTO and not find_format(request.format, asked.format_options).reads_tables:
         return
-    if not has_data(record.url for record in records):
+    urls = [record.url for record in records]
+    # Threads look: a million names take 0.3 s.
+    if not await in_thread(None, has_data, urls):
         return
-    # Among what was listed, too: the index sees nothing of hidden folders, such as Hudi's.
-    if found := table_log(record.url for record in records):
+    # What was listed may have one, too: the index sees nothing of hidden folders, such as Hudi's.
+    if found := await in_thread(None, table_log, urls):
         raise ManifestError(refuse_table(*found), url=found[1])
-    objects = {record.url for record in records}
+    objects = set(urls)
     folders = list(dict.fromkeys(folder for url in request.urls for folder in logs_around(url, objects)))
-    options = allowlist.options(request.urls, request.options)
+    options = await in_thread(None, allowlist.options, request.urls, request.options.mapping)
 
     async def look(folder: str) -> str:
         try:

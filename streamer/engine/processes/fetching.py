@@ -15,20 +15,20 @@ import msgspec
 from streamer.base import linux
 from streamer.base.message_socket import MessageSocket
 from streamer.base.threads import in_thread
-from streamer.cache.writer import ChunkBytes, write_chunk
+from streamer.cache.chunk_files import ChunkBytes, write_chunk
 from streamer.engine.processes.messages import (
     MOST_BYTES,
     Bring,
+    BringFailed,
     Brought,
     Cancel,
-    Failed,
+    FetchLimits,
     GiveBack,
-    Limits,
-    Notice,
     OpenDataset,
     PaceAnew,
     Report,
     Setup,
+    StoreNotice,
     ToEngine,
     ToProcess,
     decode_to_process,
@@ -51,7 +51,7 @@ _REPORT_SECONDS = 1.0
 _IDLE_SECONDS = 300.0
 
 
-class _Dataset(Discreet, msgspec.Struct):
+class _NamedDataset(Discreet, msgspec.Struct):
     """Holds a dataset as the engine has named it; the manifest is opened when it is needed."""
 
     path: Path
@@ -83,7 +83,7 @@ class Fetching:
         self._end = end
         self._folder = setup.opened_folder()
         self._setup = setup
-        self._datasets: dict[str, _Dataset] = {}
+        self._datasets: dict[str, _NamedDataset] = {}
         self._requests: dict[int, asyncio.Task[None]] = {}
         self._sent: dict[int, Fetched] = {}
         self._files = ThreadPoolExecutor(_FILE_THREADS, "streamer-cache")
@@ -127,8 +127,8 @@ class Fetching:
                     # After its first step: a task that is cancelled before that answers nothing.
                     asyncio.get_running_loop().call_soon(task.cancel)
             case OpenDataset():
-                self._datasets[message.dataset] = _Dataset(Path(message.path), message.options)
-            case Limits():
+                self._datasets[message.dataset] = _NamedDataset(Path(message.path), message.options)
+            case FetchLimits():
                 self._fetchers.limit(message.window_max, message.memory_bytes)
             case PaceAnew():
                 self._fetchers.pace_anew()
@@ -193,7 +193,7 @@ class Fetching:
             os.close(descriptor)
 
     def _fail(self, asked: Bring, error: BaseException, *, local: bool) -> None:
-        self._send(Failed.of(asked.number, error, self._counts(), local=local))
+        self._send(BringFailed.of(asked.number, error, self._counts(), local=local))
 
     # ------------------------------------------------------------ the rest
 
@@ -201,7 +201,7 @@ class Fetching:
         return open_store(url, options, client=self._setup.fetch.client, guarded=self._setup.guarded)
 
     def _notify(self, options_key: str, text: str) -> None:
-        self._send(Notice(options_key, text))
+        self._send(StoreNotice(options_key, text))
 
     def _counts(self) -> list[int]:
         counts = self._fetchers.counts()

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from streamer.cache.folder import Folder, Permissions
+from streamer.cache.folder import CacheFolder, Permissions
 from streamer.config import FetchConfig
 from streamer.errors import Detail, StreamerError, from_wire
 
@@ -28,7 +28,7 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag=0):
         folder: path of the cache folder.
         root_id: id of the cache folder.
         permissions: modes and group of the chunk files.
-        fetch: bounds and budgets of the fetcher; `Limits` changes the bounds.
+        fetch: bounds and budgets of the fetcher; `FetchLimits` changes the bounds.
         guarded: see `UrlAllowlist`.
     """
 
@@ -43,12 +43,12 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag=0):
         # Not the environment: it may be secret.
         return f"Setup({self.folder!r})"
 
-    def opened_folder(self) -> Folder:
+    def opened_folder(self) -> CacheFolder:
         """Returns the folder, which the engine has opened."""
-        return Folder(Path(self.folder), self.root_id, self.permissions)
+        return CacheFolder(Path(self.folder), self.root_id, self.permissions)
 
 
-class Limits(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class FetchLimits(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Sets the part of the bounds that this process has from now on; see `FetchConfig`."""
 
     window_max: int
@@ -124,7 +124,7 @@ class Brought(msgspec.Struct, frozen=True, array_like=True, tag=0):
     window: int
 
 
-class Failed(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class BringFailed(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Says that a chunk could not be brought.
 
     Attributes:
@@ -144,7 +144,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=1):
     counts: list[int]
 
     @classmethod
-    def of(cls, number: int, error: BaseException, counts: list[int], *, local: bool) -> Failed:
+    def of(cls, number: int, error: BaseException, counts: list[int], *, local: bool) -> BringFailed:
         """Makes the message for an error."""
         details = error.details if isinstance(error, StreamerError) else {}
         return cls(number, type(error).__name__, str(error)[:MOST_TEXT], details, local, counts)
@@ -174,7 +174,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag=2):
     by_chance: bool
 
 
-class Notice(msgspec.Struct, frozen=True, array_like=True, tag=3):
+class StoreNotice(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """Says that a store has served nothing for a while.
 
     Attributes:
@@ -186,9 +186,9 @@ class Notice(msgspec.Struct, frozen=True, array_like=True, tag=3):
     text: str
 
 
-ToProcess: TypeAlias = Setup | Limits | OpenDataset | Bring | Cancel | GiveBack | PaceAnew
-Answer: TypeAlias = Brought | Failed
-ToEngine: TypeAlias = Answer | Report | Notice
+ToProcess: TypeAlias = Setup | FetchLimits | OpenDataset | Bring | Cancel | GiveBack | PaceAnew
+Answer: TypeAlias = Brought | BringFailed
+ToEngine: TypeAlias = Answer | Report | StoreNotice
 
 _ENCODER = msgspec.msgpack.Encoder()
 _TO_PROCESS: msgspec.msgpack.Decoder[ToProcess] = msgspec.msgpack.Decoder(ToProcess)

@@ -18,9 +18,9 @@ import msgspec
 
 from streamer.base.cgroup import idle_core_seconds, usable_cores
 from streamer.base.child import RestartPauses
-from streamer.cache.folder import Folder
+from streamer.cache.folder import CacheFolder
 from streamer.config import FetchConfig
-from streamer.engine.processes.messages import Bring, Limits, OpenDataset, Setup
+from streamer.engine.processes.messages import Bring, FetchLimits, OpenDataset, Setup
 from streamer.engine.processes.policy import Bounds, Load, ProcessCount, Refusals, most_processes
 from streamer.engine.processes.process import FetchProcess, LocalError, ProcessEndedError, SharedBytes
 from streamer.errors import BrokenError
@@ -52,7 +52,7 @@ MAX_ISOLATED_CRASHES = 2
 MOST_FAILED_STARTS = 3
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class WantedChunk(msgspec.Struct, frozen=True):
     """Names a chunk that the engine wants.
 
     Attributes:
@@ -115,7 +115,7 @@ class FetchPool:
         config: FetchConfig,
         processes: int | None,
         fetchers: FetcherSet,
-        folder: Folder,
+        folder: CacheFolder,
         notify: Callable[[str, str], None],
         *,
         guarded: bool = False,
@@ -170,7 +170,7 @@ class FetchPool:
         """Whether a process takes chunks."""
         return any(process.ready for process in self._processes)
 
-    async def publish(self, wanted: Wanted) -> None:
+    async def publish(self, wanted: WantedChunk) -> None:
         """Returns when the file of a chunk is in the folder. The caller has reserved its bytes.
 
         Raises:
@@ -179,7 +179,7 @@ class FetchPool:
         """
         await self._bring(wanted, publish=True)
 
-    async def fetch(self, wanted: Wanted) -> SharedBytes:
+    async def fetch(self, wanted: WantedChunk) -> SharedBytes:
         """Returns the bytes of a chunk as its store has them.
 
         Raises:
@@ -187,14 +187,14 @@ class FetchPool:
         """
         return await self._bring(wanted, publish=False)
 
-    async def _bring(self, wanted: Wanted, *, publish: bool) -> SharedBytes:
+    async def _bring(self, wanted: WantedChunk, *, publish: bool) -> SharedBytes:
         self._bringing += 1
         try:
             return await self._bring_in_tries(wanted, publish)
         finally:
             self._bringing -= 1
 
-    async def _bring_in_tries(self, wanted: Wanted, publish: bool) -> SharedBytes:
+    async def _bring_in_tries(self, wanted: WantedChunk, publish: bool) -> SharedBytes:
         crashes = isolated_crashes = 0
         while True:
             isolated = crashes >= CRASHES_IN_COMPANY
@@ -222,7 +222,7 @@ class FetchPool:
         logger.warning("%s", text)
         self._notified("", text)
 
-    async def _try(self, wanted: Wanted, publish: bool, *, isolated: bool) -> SharedBytes:
+    async def _try(self, wanted: WantedChunk, publish: bool, *, isolated: bool) -> SharedBytes:
         weight = min([wanted.requests, *(process.window for process in self._taking())])
         owner = await self._queue.acquire(WaitQueue(wanted.due, wanted.owner), weight)
         process = None
@@ -386,7 +386,7 @@ class FetchPool:
         for process in self._processes:
             memory_bytes = self._bounds.of_process(count).memory_bytes
             window_max = self._bounds.of_process(1 if self._refusals.single else count).window_max
-            process.limit(Limits(window_max, memory_bytes))
+            process.limit(FetchLimits(window_max, memory_bytes))
         self._fetchers.limit(*self._bounds.of_loop(count))
         self._changed.set()
         self._resize_queue()

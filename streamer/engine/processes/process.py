@@ -19,16 +19,16 @@ from streamer.engine.processes.messages import (
     MOST_BYTES,
     Answer,
     Bring,
+    BringFailed,
     Brought,
     Cancel,
-    Failed,
+    FetchLimits,
     GiveBack,
-    Limits,
-    Notice,
     OpenDataset,
     PaceAnew,
     Report,
     Setup,
+    StoreNotice,
     ToEngine,
     ToProcess,
     decode_to_engine,
@@ -149,8 +149,8 @@ class FetchProcess:
         self._socket: MessageSocket | None = None
         self._requests: dict[int, _Request] = {}
         self._datasets: dict[str, OpenDataset] = {}
-        self._limits: Limits | None = None
-        self._finish = asyncio.Event()
+        self._limits: FetchLimits | None = None
+        self._ended = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"FetchProcess(pid={self.pid}, {len(self._requests)} chunks, window={self.window})"
@@ -193,7 +193,7 @@ class FetchProcess:
             end = self._socket = child.socket
             loop.add_reader(end.fileno(), self._receive, on_ready)
             try:
-                await self._finish.wait()
+                await self._ended.wait()
             finally:
                 loop.remove_reader(end.fileno())
                 self._socket = None
@@ -234,7 +234,7 @@ class FetchProcess:
     def end(self) -> None:
         """Ends the process now; `run` returns then. Idempotent."""
         self.ready = False
-        self._finish.set()
+        self._ended.set()
 
     def retire(self) -> None:
         """Ends a process that is not needed any more."""
@@ -294,7 +294,7 @@ class FetchProcess:
     def _shared(self, number: int, request: _Request, length: int) -> SharedBytes:
         return SharedBytes(request.descriptor, length, lambda: self._send(GiveBack(number)))
 
-    def limit(self, limits: Limits) -> None:
+    def limit(self, limits: FetchLimits) -> None:
         """Sets other bounds; a process that is being started is told when it is ready."""
         if self._socket is not None and limits != self._limits:
             self._limits = limits
@@ -334,7 +334,7 @@ class FetchProcess:
                 if not self.ready:
                     self.ready = True
                     on_ready()
-                if self._finish.is_set():
+                if self._ended.is_set():
                     return
         except (OSError, msgspec.MsgspecError, ConfigError) as error:
             logger.warning("%r: %s", self, error)
@@ -342,7 +342,7 @@ class FetchProcess:
 
     def _take(self, message: ToEngine, descriptor: int | None) -> None:
         match message:
-            case Brought() | Failed():
+            case Brought() | BringFailed():
                 self.answers += 1
                 self._counts = message.counts
                 if isinstance(message, Brought):
@@ -356,5 +356,5 @@ class FetchProcess:
                 self.report = message
                 self.window = message.window
                 self._reported_at = now
-            case Notice():
+            case StoreNotice():
                 self._on_notice(message.options_key, message.text)

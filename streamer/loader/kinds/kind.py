@@ -16,7 +16,6 @@ from streamer.batches.samples.maker import SampleRules
 from streamer.batches.samples.opened import Members
 from streamer.batches.samples.recipe import SampleRecipe
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule
 from streamer.config import RankConfig
 from streamer.errors import ConfigError, Detail
 from streamer.loader.kinds.step_session import EpochSession, Integers, Share, StepSession
@@ -29,6 +28,7 @@ from streamer.order.level import BalanceSpec
 from streamer.order.plan import RankPlan
 from streamer.order.state import AnySpec, State
 from streamer.wire.messages import OpenSession, Part
+from streamer.wire.schedule import EpochSchedule
 
 if TYPE_CHECKING:
     from streamer.order.growing.log import Rounds

@@ -13,7 +13,6 @@ import numpy as np
 from streamer.batches.samples.maker import SampleRules
 from streamer.batches.samples.opened import Members
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule
 from streamer.config import Environment, RankConfig
 from streamer.loader.kinds.kind import MemberCount, Ordering, StreamKind
 from streamer.loader.kinds.step_session import Integers
@@ -29,6 +28,7 @@ from streamer.order.plan import RankPlan
 from streamer.order.quality import shared_lanes
 from streamer.order.spec import shuffle_mode
 from streamer.order.state import State
+from streamer.wire.schedule import EpochSchedule
 
 
 class MixOrdering(Ordering):

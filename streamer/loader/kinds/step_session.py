@@ -16,10 +16,11 @@ import numpy.typing as npt
 from streamer.batches.skipping import SkipRules
 from streamer.client.engine_client import EngineClient
 from streamer.client.oneshot import read_statistics, report
-from streamer.client.session import EpochSchedule, Session
+from streamer.client.session import Session
 from streamer.config import RankConfig
 from streamer.errors import BrokenError
 from streamer.wire.messages import OpenSession
+from streamer.wire.schedule import EpochSchedule
 from streamer.wire.store_options import StoreOptions
 
 Integers = npt.NDArray[np.int64]

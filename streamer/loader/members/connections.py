@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 
 from streamer.client.engine_client import EngineClient
-from streamer.client.in_process import end_unused_engine
+from streamer.client.in_process import end_idle_engines
 
 
 class EngineConnections:
@@ -82,7 +82,7 @@ class EngineConnections:
         An engine in this process that has no other user has ended then.
         """
         _close_all(self._all, self._free)
-        end_unused_engine()
+        end_idle_engines()
 
 
 def _close_all(connections: list[EngineClient], free: list[EngineClient]) -> None:

@@ -21,7 +21,7 @@ from streamer.batches.samples.opened import MemberRecipe, OpenedDataset
 from streamer.batches.waiting import Announcer, watched
 from streamer.client.engine_client import EngineClient
 from streamer.client.launcher import log_of
-from streamer.client.manifest_asks import ManifestAsk
+from streamer.client.pending_requests import ManifestAsk
 from streamer.config import Environment, RankConfig
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.transforms import make_transform

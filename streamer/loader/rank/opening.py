@@ -149,7 +149,7 @@ class Opening:
             skip_rules=self.options.skip_rules,
             peers=self._kind.peers,
             options=tuple(
-                each.options.client_settings(environment, each.job).encoded_options() for each in self._parts()
+                each.options.client_settings(environment, each.job).encode_options() for each in self._parts()
             ),
             given=self.options.rank is not None,
         )

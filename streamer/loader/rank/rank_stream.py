@@ -23,7 +23,6 @@ from streamer.batches.samples.plans import Plans
 from streamer.batches.samples.recipe import SampleRecipe, StreamMaker
 from streamer.batches.skipping import Skipped, SkipRules, StoreBudget
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule
 from streamer.errors import Detail
 from streamer.loader.agreement.agreement import Gather, gather_for, process_group, process_store
 from streamer.loader.agreement.epoch_cell import check_same_rank
@@ -35,6 +34,7 @@ from streamer.order.audit.tallies import Record
 from streamer.order.plan import RankPlan, sample_count
 from streamer.order.state import AnySpec, Resume, State
 from streamer.wire.messages import OpenSession, Part
+from streamer.wire.schedule import EpochSchedule
 
 logger = logging.getLogger(__name__)
 

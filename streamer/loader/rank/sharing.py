@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamer.client.chunk_reader import chunks_in
+from streamer.client.chunk_reader import find_chunks
 from streamer.client.engine_client import EngineClient
 from streamer.config import RankConfig, counted
 from streamer.errors import ConfigError
@@ -222,7 +222,7 @@ def _opened(connection: EngineClient, shared: Shared, token: str, host: str) -> 
     address = _send(connection, ShareCache(0, shared.manifest.digest, token, host))
     held: list[tuple[int, int]] = []
     if shared.lanes is not None:
-        there = chunks_in(connection.roots()[0], shared.manifest.chunk_keys) & (shared.lanes >= 0)
+        there = find_chunks(connection.roots()[0], shared.manifest.chunk_keys) & (shared.lanes >= 0)
         sizes = shared.manifest.chunk_local_bytes[there]
         by_lane = np.bincount(shared.lanes[there], weights=sizes, minlength=shared.lane_count)
         found = np.flatnonzero(by_lane > _LEAST_SHARE * _lane_bytes(shared))
@@ -232,7 +232,7 @@ def _opened(connection: EngineClient, shared: Shared, token: str, host: str) -> 
 
 def _send(connection: EngineClient, request: ShareCache) -> str:
     """Sends a request; returns the address of the engine."""
-    options = connection.settings.encoded_options()
+    options = connection.settings.encode_options()
     answer = connection.ask(
         lambda number: msgspec.structs.replace(request, request=number, options=options), CacheShared
     )

@@ -15,18 +15,16 @@ import numpy.typing as npt
 
 from streamer.batches.samples.opened import Members, OpenedDataset
 from streamer.cache.disk_space import FIXED_BYTES
-from streamer.cache.folder import used_bytes
+from streamer.cache.folder import measure_usage
 from streamer.cache.policy.answers import Admit, Hit
 from streamer.cache.policy.cache_policy import CachePolicy
-from streamer.cache.policy.sessions import Opening
-from streamer.cache.policy.table import charged_bytes
-from streamer.client.session import EpochSchedule
+from streamer.cache.policy.sessions import SessionOpening
+from streamer.cache.policy.table import charge_each
 from streamer.config import CacheConfig, EngineConfig, FetchConfig, enough_bytes, format_bytes
 from streamer.engine.collection import Collection, Parts
 from streamer.engine.datasets import Dataset
 from streamer.engine.scheduler import OPEN_SHARE
-from streamer.engine.session_progress import SessionProgress
-from streamer.engine.uses import Columns, Use, affordable_lookahead, open_bytes
+from streamer.engine.session_progress import SessionProgress, Use, affordable_lookahead, open_bytes
 from streamer.errors import CacheFullError, ConfigError
 from streamer.fetch.ranges import plan_ranges
 from streamer.order.epoch import EpochOrder
@@ -34,6 +32,7 @@ from streamer.order.plan import RankPlan, check_last_batch
 from streamer.order.spec import OrderSpec
 from streamer.tools.planning.model import EpochPlan, Plan, Setting, TrainingJob
 from streamer.wire.messages import Part
+from streamer.wire.schedule import EpochSchedule
 
 # From the trainer's first request to the engine's first: processes start, a manifest is opened, a connection is made
 # (benchmarks/plan.py).
@@ -98,7 +97,7 @@ class _SimulatedNode:
         self._link_free_at = 0.0
         self._in_flight: list[tuple[float, int]] = []
         tables = [each.path for each in manifests] + [join.table.path for join in data.joins]
-        overhead_bytes = FIXED_BYTES + sum(map(used_bytes, tables))
+        overhead_bytes = FIXED_BYTES + sum(map(measure_usage, tables))
         self._policy = CachePolicy(max(0, setting.cache_bytes - overhead_bytes))
         for dataset in self._collection.datasets:
             self._policy.add_dataset(dataset.manifest.digest, dataset.file_bytes, dataset.manifest.chunk_keys)
@@ -127,7 +126,7 @@ class _SimulatedNode:
         self._policy.open_sessions(
             "planned",
             [
-                Opening(name, dataset.manifest.digest, most, int(rate * self._lookahead_bytes), values[name])
+                SessionOpening(name, dataset.manifest.digest, most, int(rate * self._lookahead_bytes), values[name])
                 for name, dataset, most, rate in columns
             ],
         )
@@ -138,10 +137,10 @@ class _SimulatedNode:
     def _open_bytes(self, rank: int) -> npt.NDArray[np.int64]:
         """(parts,) the most bytes that a rank has open at once."""
         chunk, first, last = self._columns(rank, 0)
-        sizes = charged_bytes(self._collection.file_bytes)
+        sizes = charge_each(self._collection.file_bytes)
         part_of = self._collection.parts_of(chunk)
         here = [part_of == part for part in range(len(self._collection))]
-        return np.array([open_bytes((chunk[mine], first[mine], last[mine]), sizes) for mine in here])
+        return np.array([open_bytes(chunk[mine], first[mine], last[mine], sizes) for mine in here])
 
     def count_by_part(self, counted: Counter[tuple[int, int]], epoch: int) -> list[int]:
         """Returns a count of an epoch for each part."""
@@ -160,7 +159,7 @@ class _SimulatedNode:
             key = self._collection.key(arrived)
             for chunk in self._numbers[key]:
                 self.progress.arrived(chunk)
-            self._lose(self._policy.published(key).victims)
+            self._lose(self._policy.publish(key).victims)
         self.progress.advance(done, want)
         for use in self.progress.take_finished():
             self._lose(self._policy.release(*self._place(use.chunk)).victims)
@@ -228,7 +227,7 @@ class _SimulatedNode:
             part, _ = self._collection.locate(use.chunk)
             if use.epoch > self._running[part]:
                 self._start_epoch(part, use.epoch)
-            if self._policy.opened(*self._place(use.chunk)):
+            if self._policy.open(*self._place(use.chunk)):
                 progress.opened(use)
             else:
                 progress.lost(use.chunk)
@@ -255,11 +254,13 @@ class _SimulatedNode:
         columns = zip(*(self._columns(rank, self._planned) for rank in self._ranks), strict=True)
         chunk, first, last = map(np.concatenate, columns)
         order = np.argsort(first, kind="stable")
-        self.progress.extend(self._planned, (chunk[order], first[order], last[order]), complete=True)
+        self.progress.extend(EpochSchedule(self._planned, chunk[order], first[order], last[order]), complete=True)
         self.needed_bytes[self._planned] = int(self._collection.file_bytes[chunk].sum())
         self._planned += 1
 
-    def _columns(self, rank: int, epoch: int) -> Columns:
+    def _columns(
+        self, rank: int, epoch: int
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         plan = self._plan(rank, epoch)
         own = plan.schedule()
         base = epoch * plan.batches

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamer.cache.writer import Buffer, ChunkBytes
+from streamer.cache.chunk_files import Buffer, ChunkBytes
 from streamer.config import CacheConfig
 
 

@@ -18,13 +18,12 @@ from streamer.cache import chunk_cache as module
 from streamer.cache.catalog import Catalog
 from streamer.cache.catalog_row import CatalogRow
 from streamer.cache.chunk_cache import ChunkCache
+from streamer.cache.chunk_files import ChunkBytes, Published, verify_file, write_chunk
 from streamer.cache.disk_space import FIXED_BYTES
 from streamer.cache.disk_trust import SUSPECT_FILES
-from streamer.cache.folder import Folder, used_bytes
+from streamer.cache.folder import CacheFolder, measure_usage
 from streamer.cache.maintenance import export
 from streamer.cache.policy.table import charge
-from streamer.cache.verify import verify_file
-from streamer.cache.writer import ChunkBytes, Published, write_chunk
 from streamer.config import CacheConfig
 from streamer.errors import CacheError, CacheFullError, CacheVersionError, ClosedError
 
@@ -101,7 +100,7 @@ async def test_usage_on_the_disk_never_exceeds_the_limit(config: CacheConfig, ma
                 await cache.evict([held.pop(0)])
             await publish(cache, chunk)
             held.append(chunk.key)
-            worst = max(worst, used_bytes(cache.root))
+            worst = max(worst, measure_usage(cache.root))
     assert 0.7 * limit < worst <= limit
 
 
@@ -128,7 +127,7 @@ async def test_a_cancelled_publish_leaves_nothing(
     entered = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def slow(chunk: ChunkBytes, folder: Folder) -> int:
+    def slow(chunk: ChunkBytes, folder: CacheFolder) -> int:
         length = write_chunk(chunk, folder)
         loop.call_soon_threadsafe(entered.set)
         return length
@@ -164,7 +163,7 @@ async def test_chunks_pass_through_memory_while_the_disk_refuses(
     """Readable from one of the roots, one warning, a lower limit; gone from memory at the end."""
     chunks = [make_chunk(number) for number in range(3)]
 
-    def refuse(chunk: ChunkBytes, folder: Folder) -> int:
+    def refuse(chunk: ChunkBytes, folder: CacheFolder) -> int:
         if folder.path == config.directory:
             raise OSError(code, os.strerror(code))
         return write_chunk(chunk, folder)
@@ -192,10 +191,10 @@ async def test_memory_is_bounded_too(
     config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What fits neither on the disk nor in memory is a typed error that names both; after an eviction it fits."""
-    monkeypatch.setattr("streamer.cache.ram_fallback.FALLBACK_BYTES", charge(10_076))
+    monkeypatch.setattr("streamer.cache.memory_folder.FALLBACK_BYTES", charge(10_076))
     real = write_chunk
 
-    def refuse(chunk: ChunkBytes, folder: Folder) -> int:
+    def refuse(chunk: ChunkBytes, folder: CacheFolder) -> int:
         if folder.path == config.directory:
             raise OSError(errno.ENOSPC, "full")
         return real(chunk, folder)

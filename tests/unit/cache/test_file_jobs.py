@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.cache.file_jobs import KeyLocks, unlink_all
+from streamer.cache.chunk_files import KeyLocks, unlink_all
 
 
 async def test_turns_are_taken_in_order_and_given_back() -> None:

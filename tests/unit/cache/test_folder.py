@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamer.cache import folder as module
-from streamer.cache.folder import Permissions, filesystem_type, open_folder, open_layer, used_bytes
+from streamer.cache.folder import Permissions, filesystem_type, measure_usage, open_folder, open_layer
 from streamer.errors import CacheError, CacheVersionError, ConfigError
 
 
@@ -119,11 +119,11 @@ def test_a_network_filesystem_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_used_bytes_counts_blocks_and_folders(tmp_path: Path) -> None:
     """As `du` does; holes cost nothing."""
-    before = used_bytes(tmp_path)
+    before = measure_usage(tmp_path)
     (tmp_path / "a.chunk").write_bytes(bytes(5000))
     (tmp_path / "b").write_bytes(bytes(100))
-    assert used_bytes(tmp_path) - before == 8192 + 4096
-    assert used_bytes(tmp_path, chunks=False) - before == 4096
+    assert measure_usage(tmp_path) - before == 8192 + 4096
+    assert measure_usage(tmp_path, chunks=False) - before == 4096
 
 
 def test_a_layer_that_is_missing_is_refused(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_used_bytes_leaves_out_what_is_removed_meanwhile(tmp_path: Path, monkeyp
     """Two manifests built at the same time: the folder of one is renamed while the other one measures."""
     (tmp_path / "building").mkdir()
     (tmp_path / "building" / "file").write_bytes(bytes(10_000))
-    before = used_bytes(tmp_path)
+    before = measure_usage(tmp_path)
     scandir = os.scandir
 
     def renaming(folder: Path) -> object:
@@ -146,7 +146,7 @@ def test_used_bytes_leaves_out_what_is_removed_meanwhile(tmp_path: Path, monkeyp
         return iter(found)
 
     monkeypatch.setattr(os, "scandir", renaming)
-    assert 0 < used_bytes(tmp_path) < before
+    assert 0 < measure_usage(tmp_path) < before
 
 
 def test_mounts_of_any_name_are_told_apart() -> None:

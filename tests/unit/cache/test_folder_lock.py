@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from streamer.cache.folder import LOCK_NAME, MARKER, open_folder
-from streamer.cache.folder_lock import take_locks
+from streamer.cache.folder_guard import take_locks
 from streamer.errors import CacheError
 
 

@@ -38,9 +38,9 @@ def read_all(policy: CachePolicy, session: str) -> int:
         policy.look_ahead(session, chunk)
         answer = policy.need(session, chunk, blocking=True)
         if isinstance(answer, Admit):
-            policy.published(answer.key)
+            policy.publish(answer.key)
         hits += not isinstance(answer, Admit)
-        assert policy.opened(session, chunk)
+        assert policy.open(session, chunk)
         policy.release(session, chunk)
     return hits
 

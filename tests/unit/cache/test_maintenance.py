@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from streamer.cache.chunk_cache import ChunkCache
+from streamer.cache.chunk_files import ChunkBytes
 from streamer.cache.maintenance import check, clear, export, stat
-from streamer.cache.writer import ChunkBytes
 from streamer.config import CacheConfig
 from streamer.errors import CacheError, CacheVersionError
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from streamer.cache.chunk_cache import ChunkCache
+from streamer.cache.chunk_files import ChunkBytes, write_chunk
 from streamer.cache.policy.table import charge
-from streamer.cache.writer import ChunkBytes, write_chunk
 from streamer.config import CacheConfig
 from streamer.errors import CacheFullError
 

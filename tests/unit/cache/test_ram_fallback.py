@@ -10,12 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from streamer.cache import ram_fallback
-from streamer.cache.folder import LOCK_NAME, Folder, Permissions, open_folder
-from streamer.cache.ram_fallback import FALLBACK_BYTES, RamFallback, folder_name, make_locked, remove_unlocked
+from streamer.cache import memory_folder
+from streamer.cache.folder import LOCK_NAME, CacheFolder, Permissions, open_folder
+from streamer.cache.memory_folder import (
+    FALLBACK_BYTES,
+    RamFallback,
+    folder_name,
+    make_lock_folder,
+    remove_leftover_folders,
+)
 from streamer.errors import CacheError
 
-CACHE = Folder(Path("/cache"), "a1b2", Permissions())
+CACHE = CacheFolder(Path("/cache"), "a1b2", Permissions())
 
 
 def _begun(memory: Path) -> RamFallback:
@@ -72,14 +78,14 @@ def test_two_threads_open_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     opened = list[Path]()
     both = threading.Barrier(2)
 
-    def slowly(path: Path, group: str | None) -> Folder:
+    def slowly(path: Path, group: str | None) -> CacheFolder:
         opened.append(path)
         # Whoever is here waits for the other one, who must not come.
         with contextlib.suppress(threading.BrokenBarrierError):
             both.wait(0.2)
         return open_folder(path, group)
 
-    monkeypatch.setattr(ram_fallback, "open_folder", slowly)
+    monkeypatch.setattr(memory_folder, "open_folder", slowly)
     fallback = _begun(tmp_path)
     with ThreadPoolExecutor(2) as pool:
         first, second = (pool.submit(fallback.open), pool.submit(fallback.open))
@@ -101,11 +107,11 @@ def test_what_engines_of_other_folders_have_left_is_removed(tmp_path: Path) -> N
     living = _begun(tmp_path)
     assert not dead.exists()
     assert living.path is not None
-    lock = make_locked(tmp_path / folder_name("other"))
-    remove_unlocked(tmp_path)
+    lock = make_lock_folder(tmp_path / folder_name("other"))
+    remove_leftover_folders(tmp_path)
     assert living.path.exists()
     assert lock is not None
     os.close(lock)
-    remove_unlocked(tmp_path)
+    remove_leftover_folders(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {living.path.name, earlier.name, foreign.name}
     living.remove()

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from streamer.cache.catalog import Catalog
-from streamer.cache.folder import Folder, open_folder
+from streamer.cache.chunk_files import ChunkBytes, write_chunk
+from streamer.cache.folder import CacheFolder, open_folder
 from streamer.cache.reconcile import Contents, reconcile
-from streamer.cache.writer import ChunkBytes, write_chunk
 
 MakeChunk = Callable[..., ChunkBytes]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, make_chunk: MakeChunk) -> Folder:
+def folder(tmp_path: Path, make_chunk: MakeChunk) -> CacheFolder:
     """Three chunks, all in the catalog."""
     folder = open_folder(tmp_path / "cache")
     for number in range(3):
@@ -26,7 +26,7 @@ def folder(tmp_path: Path, make_chunk: MakeChunk) -> Folder:
     return folder
 
 
-def start(folder: Folder) -> Contents:
+def start(folder: CacheFolder) -> Contents:
     """As the chunk cache does: what is found is written afterwards."""
     catalog = Catalog(folder.path / "catalog")
     try:
@@ -37,7 +37,7 @@ def start(folder: Folder) -> Contents:
         catalog.close()
 
 
-def test_a_lost_catalog_is_rebuilt_from_the_headers(folder: Folder, make_chunk: MakeChunk) -> None:
+def test_a_lost_catalog_is_rebuilt_from_the_headers(folder: CacheFolder, make_chunk: MakeChunk) -> None:
     """All published chunks are there; their dataset is not known any more."""
     shutil.rmtree(folder.path / "catalog")
     found = start(folder)
@@ -46,14 +46,14 @@ def test_a_lost_catalog_is_rebuilt_from_the_headers(folder: Folder, make_chunk: 
     assert found.dropped == 0
 
 
-def test_deleted_files_leave_the_catalog(folder: Folder, make_chunk: MakeChunk) -> None:
+def test_deleted_files_leave_the_catalog(folder: CacheFolder, make_chunk: MakeChunk) -> None:
     """A row without a file is no chunk."""
     folder.chunk_path(make_chunk(1).key).unlink()
     assert make_chunk(1).key not in start(folder).rows
     assert make_chunk(1).key not in Catalog(folder.path / "catalog").peek()
 
 
-def test_truncated_files_are_dropped(folder: Folder, make_chunk: MakeChunk) -> None:
+def test_truncated_files_are_dropped(folder: CacheFolder, make_chunk: MakeChunk) -> None:
     """Whatever the catalog says: the header's length decides."""
     path = folder.chunk_path(make_chunk(1).key)
     path.write_bytes(path.read_bytes()[:-1])
@@ -63,7 +63,7 @@ def test_truncated_files_are_dropped(folder: Folder, make_chunk: MakeChunk) -> N
     assert make_chunk(1).key not in Catalog(folder.path / "catalog").peek()
 
 
-def test_a_file_under_another_name_is_dropped(folder: Folder, make_chunk: MakeChunk) -> None:
+def test_a_file_under_another_name_is_dropped(folder: CacheFolder, make_chunk: MakeChunk) -> None:
     """Swapped: the header repeats the key."""
     folder.chunk_path(make_chunk(1).key).rename(folder.chunk_path(make_chunk(7).key))
     found = start(folder)
@@ -71,13 +71,13 @@ def test_a_file_under_another_name_is_dropped(folder: Folder, make_chunk: MakeCh
     assert found.dropped == 1
 
 
-def test_an_empty_file_is_dropped(folder: Folder, make_chunk: MakeChunk) -> None:
+def test_an_empty_file_is_dropped(folder: CacheFolder, make_chunk: MakeChunk) -> None:
     """As a power loss leaves it."""
     folder.chunk_path(make_chunk(9).key).touch()
     assert start(folder).dropped == 1
 
 
-def test_other_files_are_left_alone(folder: Folder) -> None:
+def test_other_files_are_left_alone(folder: CacheFolder) -> None:
     """Not ours: neither a chunk nor touched."""
     for name in ("notes.txt", "x.chunk", "z" * 32 + ".chunk", "0" * 32 + ".chunk"):
         (folder.path / "chunks" / "a" / name).touch()

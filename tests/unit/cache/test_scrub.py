@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from streamer.cache.chunk_cache import ChunkCache
-from streamer.cache.policy.answers import Limits
-from streamer.cache.scrub import scrub, watch_free_space
-from streamer.cache.writer import ChunkBytes
+from streamer.cache.chunk_files import ChunkBytes
+from streamer.cache.policy.answers import CacheLimits
 from streamer.config import CacheConfig
+from streamer.engine.maintenance import scrub, watch_free_space
 
 MakeChunk = Callable[..., ChunkBytes]
 FAST = 1 << 40
@@ -68,7 +68,7 @@ async def test_the_watch_tells_a_lower_limit_and_a_higher_one(
     class Full:
         f_blocks, f_frsize, f_bavail, f_flag, f_files = real.f_blocks, real.f_frsize, 0, 0, 0
 
-    limits: asyncio.Queue[Limits] = asyncio.Queue()
+    limits: asyncio.Queue[CacheLimits] = asyncio.Queue()
     async with ChunkCache(replace(config, free_floor_bytes=8192)) as cache:
         whole = cache.limit_bytes
         task = asyncio.create_task(watch_free_space(cache, limits.put_nowait, 0.001))

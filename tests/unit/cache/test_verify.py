@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from streamer.cache.chunk_files import ChunkBytes, verify_file, write_chunk
 from streamer.cache.folder import open_folder
-from streamer.cache.verify import verify_file
-from streamer.cache.writer import ChunkBytes, write_chunk
 from streamer.errors import IntegrityError
 
 MakeChunk = Callable[..., ChunkBytes]

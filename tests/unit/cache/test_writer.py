@@ -13,16 +13,15 @@ import numpy as np
 import pytest
 
 from streamer.base import linux
-from streamer.cache.folder import Folder, open_folder
-from streamer.cache.verify import verify_file
-from streamer.cache.writer import ChunkBytes, sample_checksums, write_chunk
+from streamer.cache.chunk_files import ChunkBytes, sample_checksums, verify_file, write_chunk
+from streamer.cache.folder import CacheFolder, open_folder
 from streamer.errors import CacheError, ConfigError
 
 MakeChunk = Callable[..., ChunkBytes]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
+def folder(tmp_path: Path) -> CacheFolder:
     """An empty cache folder."""
     return open_folder(tmp_path / "cache")
 
@@ -38,7 +37,7 @@ def test_checksums_do_not_depend_on_how_the_bytes_are_cut(cuts: list[int]) -> No
     assert sample_checksums(parts, offsets).tolist() == expected
 
 
-def test_many_parts_need_many_calls(folder: Folder) -> None:
+def test_many_parts_need_many_calls(folder: CacheFolder) -> None:
     """More buffers than one pwritev takes (1,024)."""
     body = os.urandom(3000)
     parts = [body[at : at + 1] for at in range(3000)]
@@ -47,7 +46,9 @@ def test_many_parts_need_many_calls(folder: Folder) -> None:
     assert folder.chunk_path(chunk.key).read_bytes()[64:3064] == body
 
 
-def test_short_writes_are_continued(folder: Folder, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_writes_are_continued(
+    folder: CacheFolder, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kernel may write less than asked, also in the middle of a buffer."""
 
     def stingy(descriptor: int, buffers: list[memoryview], at: int) -> int:
@@ -59,7 +60,7 @@ def test_short_writes_are_continued(folder: Folder, make_chunk: MakeChunk, monke
     verify_file(folder.chunk_path(chunk.key), chunk.key)
 
 
-def test_a_failure_leaves_nothing(folder: Folder, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_leaves_nothing(folder: CacheFolder, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full in the middle: no file in tmp, none under the name."""
 
     def full(descriptor: int, buffers: list[memoryview], at: int) -> int:
@@ -72,7 +73,7 @@ def test_a_failure_leaves_nothing(folder: Folder, make_chunk: MakeChunk, monkeyp
     assert not list(folder.path.glob("chunks/*/*"))
 
 
-def test_the_mode_does_not_depend_on_the_umask(folder: Folder, make_chunk: MakeChunk) -> None:
+def test_the_mode_does_not_depend_on_the_umask(folder: CacheFolder, make_chunk: MakeChunk) -> None:
     """0600 with any umask."""
     before = os.umask(0o777)
     try:
@@ -83,14 +84,14 @@ def test_the_mode_does_not_depend_on_the_umask(folder: Folder, make_chunk: MakeC
 
 
 @pytest.mark.parametrize("offsets", [[], [0, 5], [1, 10_000], [0, 10_001]])
-def test_offsets_must_cover_the_bytes(folder: Folder, make_chunk: MakeChunk, offsets: list[int]) -> None:
+def test_offsets_must_cover_the_bytes(folder: CacheFolder, make_chunk: MakeChunk, offsets: list[int]) -> None:
     """CacheError with the chunk's length."""
     chunk = make_chunk(1)
     with pytest.raises(CacheError, match="10000 bytes"):
         write_chunk(ChunkBytes(chunk.key, chunk.parts, np.array(offsets)), folder)
 
 
-def test_a_chunk_without_bytes(folder: Folder) -> None:
+def test_a_chunk_without_bytes(folder: CacheFolder) -> None:
     """Samples of 0 bytes are never requested, but they may fill a chunk."""
     chunk = ChunkBytes(b"e" * 16, [], np.array([0, 0, 0]))
     write_chunk(chunk, folder)

@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from streamer.cache.policy.table import as_keys, charge, draw_ranks
+from streamer.cache.policy.table import charge, draw_ranks, to_keys
 from streamer.cli.warm_command import summary
 from streamer.cli.warming import Pace, Warmed, cut, file_bytes, plan
 from streamer.formats.chunkfile import CRC_BYTES, HEADER_BYTES
@@ -36,7 +36,7 @@ def test_what_fits_is_what_the_cache_would_keep() -> None:
     """The chunks of the highest ranks: no epoch exchanges them."""
     manifest = _manifest()
     chosen = plan(manifest, set(), room_bytes=10 * charge(_size()))
-    ranks = draw_ranks(as_keys(manifest.chunk_keys))
+    ranks = draw_ranks(to_keys(manifest.chunk_keys))
     assert chosen.chunks.tolist() == np.argsort(-ranks)[:10].tolist()
     assert (chosen.present_chunks, chosen.missing_chunks) == (0, 30)
     assert file_bytes(manifest).tolist() == [_size()] * CHUNKS
@@ -48,7 +48,7 @@ def test_among_peers_the_chunks_of_this_engine_come_first() -> None:
     chosen = []
     for me, other in (members, members[::-1]):
         homes = Homes(me, [other])
-        own = homes.places(as_keys(manifest.chunk_keys).view("<u8").reshape(-1, 2)[:, 0]) == Place.HOME
+        own = homes.places(to_keys(manifest.chunk_keys).view("<u8").reshape(-1, 2)[:, 0]) == Place.HOME
         room = int(own.sum()) * charge(_size())
         chosen.append(plan(manifest, set(), room, places=homes.places).chunks.tolist())
         assert sorted(chosen[-1]) == np.flatnonzero(own).tolist()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from streamer.client import chunk_reader as reader_module
-from streamer.client.chunk_reader import ChunkReader, Wanted
+from streamer.client.chunk_reader import ChunkReader, WantedSample
 from streamer.errors import CacheError, IntegrityError
 from streamer.formats import chunkfile
 
@@ -18,7 +18,7 @@ KEY = bytes(range(16))
 SAMPLES = [b"first", b"", b"the third sample", b"x" * 5000]
 OFFSETS = np.concatenate([[0], np.cumsum([len(sample) for sample in SAMPLES])])
 LOCAL_BYTES = int(OFFSETS[-1])
-WANTED = [Wanted(i, int(OFFSETS[i]), int(OFFSETS[i + 1])) for i in range(len(SAMPLES))]
+WANTED = [WantedSample(i, int(OFFSETS[i]), int(OFFSETS[i + 1])) for i in range(len(SAMPLES))]
 
 
 @pytest.fixture
@@ -75,10 +75,10 @@ def test_a_call_takes_only_so_many_bytes_and_pieces(root, monkeypatch):
 
 def test_runs_are_cut_by_bytes_pieces_and_gaps(monkeypatch):
     """Ten neighbours of 10 bytes in two pieces: as many as 35 bytes take, then five pieces; a gap cuts."""
-    wanted = [(Wanted(i, 10 * i, 10 * i + 10), [memoryview(bytearray(5))] * 2) for i in range(10)]
+    wanted = [(WantedSample(i, 10 * i, 10 * i + 10), [memoryview(bytearray(5))] * 2) for i in range(10)]
 
     def lengths(some):
-        return [len(run) for run in reader_module._runs(some)]
+        return [len(run) for run in reader_module._group_runs(some)]
 
     assert lengths(wanted) == [10]
     assert lengths(wanted[:4] + wanted[5:]) == [4, 5]

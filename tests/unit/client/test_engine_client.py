@@ -15,12 +15,12 @@ import pytest
 
 from streamer.client import launcher
 from streamer.client.engine_client import EngineClient
-from streamer.client.manifest_asks import ManifestAsk
-from streamer.client.session import EpochSchedule
+from streamer.client.pending_requests import ManifestAsk
 from streamer.client.settings import ClientSettings
 from streamer.errors import ClosedError, ConfigError, EngineUnavailableError, ObjectNotFoundError
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest, OpenSession
+from streamer.wire.schedule import EpochSchedule
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_the_descriptor_to_watch_outlives_the_engine(client):
     poll = select.poll()
     poll.register(watched, select.POLLIN)
     for _ in range(2):
-        os.kill(client._connected().welcome.pid, signal.SIGKILL)
+        os.kill(client._connect().welcome.pid, signal.SIGKILL)
         assert poll.poll(60_000)
         client.pump(0.0)
         assert client.fileno() == watched
@@ -78,7 +78,7 @@ def test_options_that_cannot_travel_are_a_config_error(tmp_path):
     """An object among the storage options is refused before anything is started."""
     settings = ClientSettings(cache_dir=tmp_path, runtime_dir=tmp_path, storage_options={"session": object()})
     with pytest.raises(ConfigError, match="plain values"):
-        settings.encoded_options()
+        settings.encode_options()
 
 
 def test_secrets_are_not_in_the_repr(tmp_path):
@@ -124,7 +124,7 @@ def test_an_engine_starts_while_somebody_forks(client, monkeypatch):
     forking = threading.Thread(target=fork)
     forking.start()
     try:
-        os.kill(client._connected().welcome.pid, signal.SIGKILL)
+        os.kill(client._connect().welcome.pid, signal.SIGKILL)
         forking.join()
         assert client.statistics()["needs"] == 0
         assert os.waitpid(children[0], os.WNOHANG) == (0, 0)

@@ -32,7 +32,7 @@ def test_no_engine_is_none_and_none_is_started(settings):
 def test_a_running_engine_answers_and_a_stopped_one_does_not_hold_us(settings):
     """Its counters by name; None in time where it does not answer."""
     with EngineClient(settings) as client:
-        pid = client._connected().welcome.pid
+        pid = client._connect().welcome.pid
         found = read_statistics(settings, 10.0)
         assert found["needs"] == 0
         os.kill(pid, signal.SIGSTOP)

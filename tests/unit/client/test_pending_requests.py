@@ -28,25 +28,25 @@ def test_a_few_are_in_flight_and_the_rest_is_not_even_made():
     """The next one is made when one is answered; answers are taken in order."""
     taken = []
     requests = pending(taken)
-    assert numbers(requests.take_missing("engine")) == [*range(1, MAX_IN_FLIGHT + 1)]
-    assert requests.take_missing("engine") == []
+    assert numbers(requests.take_unsent("engine")) == [*range(1, MAX_IN_FLIGHT + 1)]
+    assert requests.take_unsent("engine") == []
     assert len(taken) == MAX_IN_FLIGHT
     assert requests.first[0] == 1
     requests.finish(1)
-    assert numbers(requests.take_missing("engine")) == [MAX_IN_FLIGHT + 1]
+    assert numbers(requests.take_unsent("engine")) == [MAX_IN_FLIGHT + 1]
     assert requests.first[0] == 2
 
 
 def test_a_new_connection_gets_all_that_are_unanswered():
     """With the numbers that they had; each is answered once."""
     requests = pending([])
-    requests.take_missing("engine")
+    requests.take_unsent("engine")
     requests.finish(1)
-    assert numbers(requests.take_missing("the next engine")) == [*range(2, MAX_IN_FLIGHT + 2)]
+    assert numbers(requests.take_unsent("the next engine")) == [*range(2, MAX_IN_FLIGHT + 2)]
     for number in range(2, MAX_IN_FLIGHT + 2):
         requests.finish(number)
-    assert numbers(requests.take_missing("the next engine")) == [COUNT - 1, COUNT]
+    assert numbers(requests.take_unsent("the next engine")) == [COUNT - 1, COUNT]
     requests.finish(COUNT - 1)
     requests.finish(COUNT)
-    assert requests.take_missing("the next engine") == []
+    assert requests.take_unsent("the next engine") == []
     assert requests.first is None

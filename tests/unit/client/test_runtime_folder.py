@@ -14,7 +14,7 @@ import pytest
 
 from streamer.client import launcher
 from streamer.client.held_files import HeldFiles
-from streamer.client.restarts import Restarts
+from streamer.client.launcher import Restarts
 from streamer.client.runtime_folder import LOG_SECONDS, remove_leftovers, remove_old_logs
 from streamer.client.settings import ClientSettings
 from streamer.config import Environment
@@ -93,7 +93,7 @@ def test_a_runtime_folder_that_takes_no_file_is_named(tmp_path: Path, monkeypatc
     def refuse(_path: Path) -> int:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(launcher, "_locked", refuse)
+    monkeypatch.setattr(launcher, "_open_lock", refuse)
     with pytest.raises(ConfigError, match=r"Read-only file system; set STREAMER_RUNTIME_DIR"):
         launcher._connect_or_start(settings, Restarts())
 

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from streamer.client.session import EpochSchedule, Session
+from streamer.client.session import Session
 from streamer.errors import ProtocolError
 from streamer.wire.frames import encode, request_decoder
 from streamer.wire.messages import Advance, Extend, OpenSession, Part
+from streamer.wire.schedule import EpochSchedule
 from streamer.wire.store_options import StoreOptions
 
 

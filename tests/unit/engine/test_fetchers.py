@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamer.config import FetchClient, FetchConfig
-from streamer.engine.fetching.fetchers import Fetchers
-from streamer.engine.url_allowlist import UrlAllowlist
+from streamer.engine.url_allowlist import Fetchers, UrlAllowlist
 from streamer.errors import ClosedError
 from streamer.fetch import Fetched
 from streamer.fetch.fetcher_set import options_key

@@ -15,13 +15,13 @@ import pytest
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.maintenance import keep_running, remove_unused_once
-from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.manifests.manifest_store import QUIET_SECONDS
 from streamer.engine.session import EngineSession
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import ManifestError
 from streamer.manifest.reader_lock import open_held
-from streamer.wire.messages import OpenSession
+from streamer.wire.messages import GetManifest, OpenSession
+from streamer.wire.schedule import EpochSchedule
 from streamer.wire.store_options import StoreOptions
 
 OBJECTS = 30
@@ -44,7 +44,9 @@ def write(root: Path, number: int, version: int) -> None:
 
 
 async def manifest_of(engine: Engine, **options: object) -> str:
-    request = ManifestRequest(urls=(str(engine.cache.root.parent / "data"),), options=options, chunk_bytes=40_000)
+    request = GetManifest(
+        0, [str(engine.cache.root.parent / "data")], "auto", StoreOptions.make(options), chunk_bytes=40_000
+    )
     return await engine.manifest(request, lambda text, done, total: None)
 
 
@@ -59,7 +61,7 @@ class Consumer:
     async def read_all(self) -> None:
         chunks = self.session.collection.datasets[0].manifest.chunks
         steps = np.arange(chunks)
-        self.session.extend(0, (steps.astype(np.uint32), steps, steps), True)
+        self.session.extend(EpochSchedule(0, steps.astype(np.uint32), steps, steps), True)
         self.session.advance(0, chunks - 1)
         while self.session.progress.through() < chunks - 1:
             self._ready.clear()

@@ -11,11 +11,11 @@ import pytest
 
 from streamer.config import CacheConfig, DatasetConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.session import EngineSession
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import AccessDeniedError, ManifestError, ProtocolError, StreamerError
-from streamer.wire.messages import OpenSession, Part
+from streamer.wire.messages import GetManifest, OpenSession, Part
+from streamer.wire.schedule import EpochSchedule
 
 CHUNK_BYTES = 40_000
 FILES = {"web": 40, "books": 12, "math": 4}
@@ -46,7 +46,7 @@ async def engine(folder: Path) -> AsyncIterator[Engine]:
 
 async def digest_of(engine: Engine, name: str) -> str:
     url = str(engine.cache.root.parent / name)
-    return await engine.manifest(ManifestRequest(urls=(url,), chunk_bytes=CHUNK_BYTES), lambda text, done, total: None)
+    return await engine.manifest(GetManifest(0, [url], "auto", chunk_bytes=CHUNK_BYTES), lambda text, done, total: None)
 
 
 class Consumer:
@@ -72,7 +72,7 @@ class Consumer:
         self._steps += len(uses)
         chunks = np.array([self.number(part, chunk) for part, chunk, _ in uses], np.uint32)
         passes = np.array([number for *_, number in uses], np.uint32)
-        self.session.extend(epoch, (chunks, steps, steps), True, passes=passes, values=values)
+        self.session.extend(EpochSchedule(epoch, chunks, steps, steps, passes, values), True)
 
     async def read(self, stop: int) -> None:
         """All steps below `stop`, two at a time."""
@@ -202,7 +202,7 @@ async def test_a_schedule_without_passes_is_one_pass_an_epoch(engine: Engine) ->
     reader = Consumer(engine, await parts_of(engine, "math", "books"))
     for epoch in range(2):
         chunks, steps = np.array([0, reader.number(1, 3)], np.uint32), np.arange(2) + 2 * epoch
-        reader.session.extend(epoch, (chunks, steps, steps), True)
+        reader.session.extend(EpochSchedule(epoch, chunks, steps, steps), True)
     await reader.read(4)
     assert reader.session.parts.running_pass == [1, 1]
     assert [vars_of(count) for count in reader.session.counts.values()] == [(2, 0), (2, 2)]
@@ -264,7 +264,7 @@ async def test_columns_that_do_not_fit_are_refused(engine: Engine, passes: np.nd
     reader = Consumer(engine, await parts_of(engine, "web", "books"))
     columns = np.zeros(2, np.uint32), np.arange(2), np.arange(2)
     with pytest.raises(ProtocolError):
-        reader.session.extend(0, columns, True, passes=passes, values=values)
+        reader.session.extend(EpochSchedule(0, *columns, passes, values), True)
 
 
 def vars_of(count: object) -> tuple[int, int]:

@@ -29,8 +29,8 @@ def use_thirty_chunks(policy: CachePolicy) -> list[Answer]:
         policy.look_ahead("s", chunk)
         answers.append(policy.need("s", chunk))
         if isinstance(answers[-1], Admit):
-            policy.published(answers[-1].key)
-            policy.opened("s", chunk)
+            policy.publish(answers[-1].key)
+            policy.open("s", chunk)
         policy.release("s", chunk)
     return answers
 

@@ -10,7 +10,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-import msgspec
 import numpy as np
 import obstore
 import obstore.store
@@ -18,15 +17,16 @@ import pytest
 
 from streamer.config import CacheConfig, DatasetConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.manifests.manifest_request import ManifestRequest
-from streamer.engine.permissions import Ownership
+from streamer.engine.manifests.manifest_copy import Ownership
+from streamer.engine.manifests.manifest_store import LocatedRequest
 from streamer.errors import AccessDeniedError, ManifestCorruptError, ManifestError
 from streamer.indexing.publish import publish_at
 from streamer.manifest.layout import ROOT_NAME, decode_root, encode_root
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import export_files
 from streamer.store import guard
-from streamer.wire.messages import OpenSession
+from streamer.wire.messages import GetManifest, OpenSession
+from streamer.wire.schedule import EpochSchedule
 from streamer.wire.store_options import StoreOptions
 from tests.tars import tar_of
 
@@ -159,7 +159,9 @@ def session_of(job: str, digest: str, options: dict[str, object]) -> OpenSession
 
 
 async def ask(engine: Engine, url: str, options: dict[str, object] | None = None, **more: object) -> str:
-    return await engine.manifest(ManifestRequest(urls=(url,), options=options or {}, **more), lambda *_: None)
+    return await engine.manifest(
+        GetManifest(0, [url], "auto", StoreOptions.make(options or {}), **more), lambda *_: None
+    )
 
 
 async def test_a_digest_gives_no_right(shared):
@@ -334,8 +336,9 @@ async def test_columns_from_elsewhere_are_not_used(restricted, tmp_path):
 
 def test_a_request_names_the_place_of_its_options():
     """Answers for one endpoint are not looked up for another one; without one they are those of before."""
-    plain = ManifestRequest(urls=("s3://b/",))
-    there = msgspec.structs.replace(plain, endpoint="endpoint http://e")
+    request = GetManifest(0, ["s3://b/"], "auto")
+    plain = LocatedRequest.make(request)
+    there = LocatedRequest.make(request, "endpoint http://e")
     for name in ("identity", "container_source", "file_source"):
         assert getattr(there, name) == (*getattr(plain, name), "at endpoint http://e")
 
@@ -421,7 +424,7 @@ async def test_a_refusal_of_one_client_is_not_that_of_another(shared):
     chunks = np.arange(dataset.manifest.chunks, dtype=np.uint32)
     steps = np.zeros(len(chunks), np.int64)
     for session in sessions:
-        session.extend(0, (chunks, steps, steps), True)
+        session.extend(EpochSchedule(0, chunks, steps, steps), True)
         session.advance(0, 0)
     await asyncio.wait_for(ready.wait(), 30)
     assert sessions[1].failed is None

@@ -11,12 +11,12 @@ import pytest
 
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.session import EngineSession
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import StreamerError
 from streamer.manifest.table import Manifest
-from streamer.wire.messages import OpenSession
+from streamer.wire.messages import GetManifest, OpenSession
+from streamer.wire.schedule import EpochSchedule
 
 LIMIT = (512 << 10) + 1_800_000
 
@@ -36,7 +36,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
 
 async def manifest_of(engine: Engine) -> Manifest:
     url = str(engine.cache.root.parent / "data")
-    digest = await engine.manifest(ManifestRequest(urls=(url,)), lambda text, done, total: None)
+    digest = await engine.manifest(GetManifest(0, [url], "auto"), lambda text, done, total: None)
     return Manifest.open(engine.cache.root / "manifests" / digest)
 
 
@@ -54,7 +54,7 @@ class Consumer:
 
     def one_chunk_a_step(self, epoch: int, first_step: int, chunks: list[int]) -> None:
         steps = np.arange(first_step, first_step + len(chunks))
-        self.session.extend(epoch, (np.array(chunks, np.uint32), steps, steps), True)
+        self.session.extend(EpochSchedule(epoch, np.array(chunks, np.uint32), steps, steps), True)
 
     async def ready(self, step: int) -> None:
         while self.session.progress.through() < step:

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.engine.session_progress import SessionProgress
-from streamer.engine.uses import open_bytes
+from streamer.engine.session_progress import SessionProgress, open_bytes
 from streamer.errors import ProtocolError
+from streamer.wire.schedule import EpochSchedule
 
 
 def columns(*uses):
@@ -15,9 +15,13 @@ def columns(*uses):
     return np.array(chunk, np.uint32), np.array(first, np.int64), np.array(last, np.int64)
 
 
+def schedule(*uses, epoch=0):
+    return EpochSchedule(epoch, *columns(*uses))
+
+
 def progress_of(*uses, epoch=0, chunks=10):
     progress = SessionProgress(np.full(chunks, 100))
-    progress.extend(epoch, columns(*uses), complete=True)
+    progress.extend(schedule(*uses, epoch=epoch), complete=True)
     return progress
 
 
@@ -159,9 +163,9 @@ def test_a_loss_while_another_question_is_asked_is_not_forgotten():
 def test_an_incomplete_schedule_is_not_used():
     """Frames of one epoch are one schedule; nothing is held before the last."""
     progress = SessionProgress(np.full(10, 100))
-    progress.extend(0, columns((0, 0, 0)), complete=False)
+    progress.extend(schedule((0, 0, 0)), complete=False)
     assert progress.next_use() is None
-    progress.extend(0, columns((1, 1, 1)), complete=True)
+    progress.extend(schedule((1, 1, 1)), complete=True)
     hold_all(progress)
     assert progress.holds(0)
     assert progress.holds(1)
@@ -170,22 +174,22 @@ def test_an_incomplete_schedule_is_not_used():
 @pytest.mark.parametrize(
     "bad",
     [
-        columns((99, 0, 0)),
-        columns((0, 3, 3), (1, 2, 2)),
-        columns((0, 3, 2)),
-        (np.zeros(2, np.uint32), np.zeros(1, np.int64), np.zeros(2, np.int64)),
+        schedule((99, 0, 0)),
+        schedule((0, 3, 3), (1, 2, 2)),
+        schedule((0, 3, 2)),
+        EpochSchedule(0, np.zeros(2, np.uint32), np.zeros(1, np.int64), np.zeros(2, np.int64)),
     ],
 )
 def test_a_schedule_that_cannot_be_is_refused(bad):
     """Unknown chunks, steps that go back, uses that end before they begin, columns of different length."""
     with pytest.raises(ProtocolError):
-        SessionProgress(np.full(10, 100)).extend(0, bad, complete=True)
+        SessionProgress(np.full(10, 100)).extend(bad, complete=True)
 
 
 def test_bytes_ahead_are_those_beyond_what_is_wanted():
     """Held uses count until the consumer asks for them, or passes over them."""
     progress = SessionProgress(np.array([1, 10, 100, 1000]))
-    progress.extend(0, columns((0, 0, 0), (1, 1, 1), (2, 2, 2), (3, 3, 3)), complete=True)
+    progress.extend(schedule((0, 0, 0), (1, 1, 1), (2, 2, 2), (3, 3, 3)), complete=True)
     hold_all(progress)
     assert progress.ahead_bytes == 1111
     progress.advance(0, 1)
@@ -201,9 +205,9 @@ def test_bytes_ahead_are_those_beyond_what_is_wanted():
 def test_open_bytes_counts_what_overlaps():
     """What closes at a step goes before what opens at it."""
     sizes = np.array([10, 100, 1000], np.int64)
-    assert open_bytes(columns((0, 0, 1), (1, 1, 3), (2, 4, 4)), sizes) == 1000
-    assert open_bytes(columns((0, 0, 4), (1, 1, 3), (2, 4, 4)), sizes) == 1010
-    assert open_bytes(columns(), sizes) == 0
+    assert open_bytes(*columns((0, 0, 1), (1, 1, 3), (2, 4, 4)), sizes) == 1000
+    assert open_bytes(*columns((0, 0, 4), (1, 1, 3), (2, 4, 4)), sizes) == 1010
+    assert open_bytes(*columns(), sizes) == 0
 
 
 @given(st.data())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamer.config import enough_bytes, parse_bytes
-from streamer.engine.too_small import cache_too_small
+from streamer.engine.engine import cache_too_small
 
 NODE = partial(
     cache_too_small,

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.config import DatasetConfig
-from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.errors import AccessDeniedError, ConfigError
 from streamer.store.addresses.patterns import expand
-from streamer.wire.messages import OpenSession
+from streamer.wire.messages import GetManifest, OpenSession
 from streamer.wire.store_options import StoreOptions
 
 ONE, TWO = {"key": "one"}, {"key": "two"}
@@ -35,7 +34,7 @@ def allowlist():
     "holder",
     [
         vars(UrlAllowlist([DatasetConfig(url="s3://bucket/", storage_options={"secret": "hunter2"})])),
-        ManifestRequest(urls=("s3://bucket/",), options={"secret": "hunter2"}),
+        GetManifest(0, ["s3://bucket/"], "auto", StoreOptions.make({"secret": "hunter2"})),
         OpenSession(
             0, job="job", dataset="digest", consumer="rank 0", options=StoreOptions.make({"secret": "hunter2"})
         ),

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from streamer.batches.samples.cached_bytes import CachedBytes
+from streamer.cache.chunk_files import ChunkBytes, write_chunk
 from streamer.cache.folder import open_folder
-from streamer.cache.writer import ChunkBytes, write_chunk
-from streamer.client.manifest_asks import ManifestAsk
-from streamer.client.session import EpochSchedule
+from streamer.client.pending_requests import ManifestAsk
 from streamer.client.settings import ClientSettings
 from streamer.formats.chunkfile import relative_path
 from streamer.formats.detect import chooser
@@ -25,6 +24,7 @@ from streamer.loader.members import member
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import PROTOCOL, GetManifest, IndexProgress, OpenSession, Welcome
+from streamer.wire.schedule import EpochSchedule
 from tests.tars import tar_of
 
 # Small, so that a hundred samples are many chunks.

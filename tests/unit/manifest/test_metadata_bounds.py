@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from streamer.engine.manifests.index_cost import IndexMemory
+from streamer.engine.manifests.index_resources import IndexMemory
 from streamer.engine.manifests.manifest_copy import copy_manifest
 from streamer.errors import ManifestCorruptError, ManifestError
 from streamer.formats.failures import DamagedError

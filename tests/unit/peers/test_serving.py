@@ -11,9 +11,9 @@ import pytest
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.fetching.fetches import Fetch
-from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.peers.protocol import ChunkRequest
 from streamer.peers.serving import Serving
+from streamer.wire.messages import GetManifest
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
 async def test_the_first_peer_that_needs_a_chunk_says_when_it_is_due(engine: Engine) -> None:
     """Before, a fetch kept the time of the peer that had asked first."""
     url = str(engine.cache.root.parent / "data")
-    digest = await engine.manifest(ManifestRequest(urls=(url,)), lambda text, done, total: None)
+    digest = await engine.manifest(GetManifest(0, [url], "auto"), lambda text, done, total: None)
     dataset = engine.datasets.get(digest, {})
     serving, key, go = Serving(engine, lambda digest, member: None), dataset.key(0), asyncio.Event()
     fetches: list[Fetch] = []

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from streamer.cache.chunk_files import ChunkBytes, write_chunk
 from streamer.cache.folder import open_folder
-from streamer.cache.writer import ChunkBytes, write_chunk
 from streamer.config import FetchConfig
 from streamer.engine.fetching.fetches import Fetch
 from streamer.fetch.fair_gate import WaitQueue

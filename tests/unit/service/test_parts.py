@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.session import EngineSession
 from streamer.errors import ProtocolError, StreamerError
 from streamer.service.server import Server, _ClientState
-from streamer.wire.messages import Event, Extend, OpenSession, Part
+from streamer.wire.messages import Event, Extend, GetManifest, OpenSession, Part
 from streamer.wire.store_options import StoreOptions
 
 SECRETS = ({"key": "one"}, {"key": "two"})
@@ -43,7 +42,7 @@ async def parts(server: Server, tmp_path: Path) -> list[Part]:
         (tmp_path / name).mkdir()
         for number in range(3):
             (tmp_path / name / f"{number}.bin").write_bytes(name.encode() * 1000)
-        request = ManifestRequest(urls=(str(tmp_path / name),), chunk_bytes=1024)
+        request = GetManifest(0, [str(tmp_path / name)], "auto", chunk_bytes=1024)
         digest = await server._engine.manifest(request, lambda *step: None)
         made.append(Part(digest, name, StoreOptions.make(options), 2.0, 7))
     return made

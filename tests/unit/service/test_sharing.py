@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from streamer.engine.datasets import Dataset
-from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.errors import ConfigError, ManifestError, ProtocolError, StreamerError
 from streamer.service.server import Server
 from streamer.service.sharing import _lanes
-from streamer.wire.messages import ShareCache, Sharer
+from streamer.wire.messages import GetManifest, ShareCache, Sharer
 from streamer.wire.store_options import NO_OPTIONS
 
 SHARERS = [Sharer("a" * 32, "10.0.0.1:7070", 1), Sharer("b" * 32, "10.0.0.2:7070", 1)]
@@ -26,7 +25,7 @@ async def dataset(server: Server, tmp_path: Path) -> Dataset:
     (tmp_path / "data").mkdir()
     for number in range(3):
         (tmp_path / "data" / f"{number}.bin").write_bytes(b"x" * 5000)
-    request = ManifestRequest(urls=(f"{tmp_path}/data",), chunk_bytes=5000)
+    request = GetManifest(0, [f"{tmp_path}/data"], "auto", chunk_bytes=5000)
     digest = await server._engine.manifest(request, lambda *step: None)
     return server._engine.datasets.get(digest, {})
 

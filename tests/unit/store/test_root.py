@@ -10,8 +10,7 @@ from collections.abc import Mapping
 import pytest
 
 from streamer.config import FetchConfig
-from streamer.engine.fetching.fetchers import Fetchers
-from streamer.engine.url_allowlist import UrlAllowlist
+from streamer.engine.url_allowlist import Fetchers, UrlAllowlist
 from streamer.errors import AccessDeniedError, ConfigError, StoreError
 from streamer.store import failures, open_store, options
 from streamer.store.addresses import urls

@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 from streamer.errors import ProtocolError
-from streamer.wire.frames import event_decoder, request_decoder
+from streamer.wire.frames import Side, event_decoder, request_decoder, version_error
 from streamer.wire.messages import PROTOCOL, Hello, Welcome
-from streamer.wire.versions import Side, version_error
 
 
 def frame(*fields: object) -> bytes:

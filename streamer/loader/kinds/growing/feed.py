@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from streamer.client.session import EpochSchedule
 from streamer.order.growing import CohortChunks, Cohorts
+from streamer.wire.schedule import EpochSchedule
 
 Integers = npt.NDArray[np.int64]
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from streamer.batches.samples.recipe import SampleRecipe
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule
 from streamer.config import format_bytes
 from streamer.errors import BrokenError, CacheFullError
 from streamer.loader.kinds.growing.feed import CohortFeed
@@ -22,6 +21,7 @@ from streamer.order.growing import rounds_between
 from streamer.order.plan import RankPlan, batch_count
 from streamer.order.protocol import Batches
 from streamer.wire.messages import OpenSession
+from streamer.wire.schedule import EpochSchedule
 
 # Share of the cache for the cohorts in use; the rest is for their arrival and for other datasets of the job.
 WINDOW_SHARE = 0.85

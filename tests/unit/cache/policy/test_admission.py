@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamer.cache.policy.answers import Admit, Limits, Wait
+from streamer.cache.policy.answers import Admit, CacheLimits, Wait
 from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.cache.policy.table import charge
 from streamer.errors import CacheFullError
@@ -21,8 +21,8 @@ def policy() -> CachePolicy:
     policy.open_session("s", "j", "a", COST, COST)
     policy.look_ahead("s", 0)
     first = policy.need("s", 0)
-    policy.published(first.key)
-    assert policy.opened("s", 0)
+    policy.publish(first.key)
+    assert policy.open("s", 0)
     return policy
 
 
@@ -33,21 +33,21 @@ def test_a_head_of_line_waits_while_a_fetch_is_under_way(policy: CachePolicy) ->
     coming = policy.need("s", 1)
     assert isinstance(coming, Admit)
     assert policy.need("s", 2, blocking=True) == Wait(bytes([3]) * 16, fetching=False)
-    policy.published(coming.key)
-    assert policy.opened("s", 1)
+    policy.publish(coming.key)
+    assert policy.open("s", 1)
     with pytest.raises(CacheFullError, match="in 1 sessions"):
         policy.need("s", 2, blocking=True)
 
 
 def test_a_disk_that_others_fill_leaves_what_must_be_open(policy: CachePolicy) -> None:
     """With room for nothing the open chunk and one more fit; with memory for it the look-ahead, too."""
-    policy.set_limit(Limits(limit_bytes=0, passing_bytes=0, most_bytes=9 * COST))
+    policy.set_limit(CacheLimits(limit_bytes=0, passing_bytes=0, most_bytes=9 * COST))
     assert policy.limit_bytes == 2 * COST
     for chunk in (1, 2):
         policy.look_ahead("s", chunk)
     assert isinstance(policy.need("s", 1, blocking=True), Admit)
     assert isinstance(policy.need("s", 2), Wait)
-    policy.set_limit(Limits(limit_bytes=0, passing_bytes=9 * COST, most_bytes=9 * COST))
+    policy.set_limit(CacheLimits(limit_bytes=0, passing_bytes=9 * COST, most_bytes=9 * COST))
     assert policy.limit_bytes == 4 * COST
     policy.close_session("s")
     assert policy.limit_bytes == 0
@@ -55,7 +55,7 @@ def test_a_disk_that_others_fill_leaves_what_must_be_open(policy: CachePolicy) -
 
 def test_a_limit_that_was_set_is_not_exceeded_for_what_must_be_open(policy: CachePolicy) -> None:
     """Only a user's own limit can be too small."""
-    policy.set_limit(Limits(limit_bytes=0, passing_bytes=0, most_bytes=3 * COST))
+    policy.set_limit(CacheLimits(limit_bytes=0, passing_bytes=0, most_bytes=3 * COST))
     with pytest.raises(CacheFullError, match="too small"):
         policy.open_session("t", "j", "a", COST, 0)
     assert policy.limit_bytes == 2 * COST
@@ -69,7 +69,7 @@ def test_a_need_that_waits_for_room_is_counted_when_it_is_answered(policy: Cache
     coming = policy.need("s", 1)
     for _ in range(2):
         assert isinstance(policy.need("s", 2), Wait)
-    policy.published(coming.key)
+    policy.publish(coming.key)
     policy.release("s", 0)
     policy.release("s", 1)
     assert isinstance(policy.need("s", 2), Admit)

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from streamer.cache.policy.answers import Admit, CachePart, Hit, Wait
 from streamer.cache.policy.cache_policy import CachePolicy
-from streamer.cache.policy.sessions import Opening
+from streamer.cache.policy.sessions import SessionOpening
 from streamer.cache.policy.table import charge
 from streamer.errors import CacheError, CacheFullError
 
@@ -32,13 +32,13 @@ def fetch(policy: CachePolicy, session: str, chunk: int) -> Admit:
     policy.look_ahead(session, chunk)
     answer = policy.need(session, chunk)
     assert isinstance(answer, Admit)
-    policy.published(answer.key)
+    policy.publish(answer.key)
     return answer
 
 
 def use(policy: CachePolicy, session: str, chunk: int) -> None:
     fetch(policy, session, chunk)
-    assert policy.opened(session, chunk)
+    assert policy.open(session, chunk)
     policy.release(session, chunk)
 
 
@@ -51,11 +51,11 @@ def test_a_chunk_is_fetched_once_for_all() -> None:
     first = policy.need("s", 3)
     assert first == Admit(key_of("a", 3), CachePart.KEPT)
     assert policy.need("t", 3) == Wait(first.key, fetching=True)
-    policy.failed(first.key)
+    policy.drop_fetch(first.key)
     assert policy.statistics().kept_bytes == 0
     again = policy.need("t", 3)
     assert isinstance(again, Admit)
-    policy.published(again.key)
+    policy.publish(again.key)
     assert policy.need("s", 3) == Hit(again.key)
 
 
@@ -104,7 +104,7 @@ def test_a_held_chunk_that_is_not_chosen_makes_room_by_a_flag() -> None:
     assert isinstance(policy.need("s", lowest), Hit)
     assert fetch(policy, "s", by_rank[39]) == Admit(key_of("a", by_rank[39]), CachePart.KEPT)
     assert policy.statistics().transit_chunks == 1
-    assert policy.opened("s", lowest)
+    assert policy.open("s", lowest)
     assert policy.release("s", lowest).victims == (key_of("a", lowest),)
 
 
@@ -169,18 +169,18 @@ def test_a_boundless_look_ahead_stages_no_more_than_its_dataset() -> None:
 def test_what_a_session_without_value_has_open_stays_when_it_closes() -> None:
     """Its chunks pass through transit; a session that goes on there finds them, and none of them goes at its start."""
     policy = policy_of(10, a=40)
-    window = Opening("s", "a", 7 * COST, 0, 0.0)
+    window = SessionOpening("s", "a", 7 * COST, 0, 0.0)
     policy.open_sessions("j", [window])
     for chunk in range(6):
         assert fetch(policy, "s", chunk).place is CachePart.TRANSIT
-        assert policy.opened("s", chunk)
+        assert policy.open("s", chunk)
     assert policy.close_session("s").victims == ()
     ahead = np.arange(6, dtype=np.uint32)
     assert policy.open_sessions("j", [structs.replace(window, session="t", ahead=ahead)]).victims == ()
     for chunk in range(6):
         policy.look_ahead("t", chunk)
         assert policy.need("t", chunk) == Hit(key_of("a", chunk))
-        assert policy.opened("t", chunk)
+        assert policy.open("t", chunk)
     # What is used up leaves, so that fresh chunks have room.
     assert policy.release("t", 0).victims == (key_of("a", 0),)
 
@@ -253,10 +253,10 @@ def test_a_head_of_line_pushes_out_what_hurts_least() -> None:
         answer = policy.need("s", chunk)
         if isinstance(answer, Wait):
             break
-        policy.published(answer.key)
+        policy.publish(answer.key)
         chunk += 1
     assert answer == Wait(key_of("a", chunk), fetching=False)
-    assert policy.opened("s", 0)
+    assert policy.open("s", 0)
     last_place = policy.need("s", chunk, blocking=True)
     assert last_place == Admit(key_of("a", chunk), CachePart.TRANSIT)
     policy.look_ahead("s", chunk + 1)
@@ -309,7 +309,7 @@ def test_a_silent_session_loses_its_look_ahead_not_its_open_chunks() -> None:
     policy.open_session("s", "j", "a", COST, COST)
     for chunk in (0, 1):
         fetch(policy, "s", chunk)
-    policy.opened("s", 0)
+    policy.open("s", 0)
     policy.silence("s")
     assert policy._table.referenced == {policy._table.find(key_of("a", 0)): 1}
     policy.look_ahead("s", 2)
@@ -322,7 +322,7 @@ def test_opened_says_no_to_a_chunk_that_is_gone() -> None:
     policy.open_session("s", "j", "a", COST, COST)
     fetch(policy, "s", 0)
     policy.forget(key_of("a", 0))
-    assert not policy.opened("s", 0)
+    assert not policy.open("s", 0)
     assert isinstance(policy.need("s", 0), Admit)
 
 
@@ -333,8 +333,8 @@ def test_a_stuck_head_is_told_the_numbers() -> None:
     for chunk in range(3):
         policy.look_ahead("s", chunk)
         answer = policy.need("s", chunk, blocking=True)
-        policy.published(answer.key)
-        policy.opened("s", chunk)
+        policy.publish(answer.key)
+        policy.open("s", chunk)
     policy.look_ahead("s", 3)
     with pytest.raises(CacheFullError, match="are open in 1 sessions"):
         policy.need("s", 3, blocking=True)
@@ -353,7 +353,7 @@ def test_misuse_is_an_error() -> None:
     with pytest.raises(CacheError, match="does not reference"):
         policy.release("s", 0)
     with pytest.raises(CacheError, match="was not admitted"):
-        policy.published(key_of("a", 0))
+        policy.publish(key_of("a", 0))
     policy.close_session("nobody")
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from streamer.cache.policy.answers import Admit
-from streamer.cache.policy.cache_policy import CachePolicy, Opening
+from streamer.cache.policy.cache_policy import CachePolicy
+from streamer.cache.policy.sessions import SessionOpening
 
 CHUNK, LEFT, OPEN = 1_000_000, 1000, 4
 
@@ -26,7 +27,9 @@ def fetched(limit_chunks: int, uses: int, epochs: int) -> list[Counter[str]]:
     policy.add_datasets([(side, lengths[side], keys[side]) for side in chunks])
     policy.connect("job")
     values = {"left": 1.0, "right": float(uses)}
-    policy.open_sessions("job", [Opening(side, side, OPEN * CHUNK, OPEN * CHUNK, values[side]) for side in chunks])
+    policy.open_sessions(
+        "job", [SessionOpening(side, side, OPEN * CHUNK, OPEN * CHUNK, values[side]) for side in chunks]
+    )
     counts = []
     for _ in range(epochs):
         for side, count in chunks.items():
@@ -39,8 +42,8 @@ def fetched(limit_chunks: int, uses: int, epochs: int) -> list[Counter[str]]:
                 answer = policy.need(side, number, blocking=True)
                 if isinstance(answer, Admit):
                     count[side] += 1
-                    policy.published(answer.key)
-                assert policy.opened(side, number)
+                    policy.publish(answer.key)
+                assert policy.open(side, number)
             opened += [chunk] if chunk >= 0 else []
             if len(opened) > OPEN or chunk < 0:
                 done = opened.pop(0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from streamer.cache.policy.cache_policy import CachePolicy
-from streamer.cache.policy.sessions import Opening
+from streamer.cache.policy.sessions import SessionOpening
 from streamer.errors import CacheFullError
 
 CHUNKS, CHUNK_BYTES = 19, 1_000_000
@@ -21,7 +21,7 @@ def policy_of(limit_bytes: int) -> CachePolicy:
 
 def open_ranks(policy: CachePolicy, ranks: int, open_bytes: int) -> None:
     for rank in range(ranks):
-        policy.open_sessions(f"job {rank}", [Opening(f"rank {rank}", "data", open_bytes, 0)])
+        policy.open_sessions(f"job {rank}", [SessionOpening(f"rank {rank}", "data", open_bytes, 0)])
 
 
 def test_sessions_of_one_dataset_share_its_chunks() -> None:

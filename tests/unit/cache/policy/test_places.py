@@ -47,8 +47,8 @@ def read(policy: CachePolicy, number: int) -> None:
     policy.look_ahead("s", number)
     answer = policy.need("s", number, blocking=True)
     if isinstance(answer, Admit):
-        policy.published(answer.key)
-    policy.opened("s", number)
+        policy.publish(answer.key)
+    policy.open("s", number)
     policy.release("s", number)
 
 

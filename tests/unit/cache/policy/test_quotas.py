@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 
 from streamer.cache.policy.cache_policy import CachePolicy
-from streamer.cache.policy.quotas import join_pools, share_out, staging_bytes
-from streamer.cache.policy.sessions import Opening
-from streamer.cache.policy.table import Group, charge
+from streamer.cache.policy.quotas import join_pools, share_out, size_staging
+from streamer.cache.policy.sessions import SessionOpening
+from streamer.cache.policy.table import ChunkGroup, charge
 from streamer.errors import CacheError, CacheFullError
 
 CHUNK = charge(1 << 20)
 
 
-def group(index: int, total: int, value: float = 1.0, pool: int | None = None) -> Group:
-    made = Group(index, f"d{index}", data_bytes=total, total_bytes=total, largest_bytes=1)
+def group(index: int, total: int, value: float = 1.0, pool: int | None = None) -> ChunkGroup:
+    made = ChunkGroup(index, f"d{index}", data_bytes=total, total_bytes=total, largest_bytes=1)
     made.value = value
     made.pool = index if pool is None else pool
     return made
 
 
-def quotas(groups: list[Group], room: int) -> list[int]:
+def quotas(groups: list[ChunkGroup], room: int) -> list[int]:
     share_out(groups, room)
     return [one.quota_bytes for one in groups]
 
@@ -64,10 +64,10 @@ def test_mixes_with_a_common_dataset_are_one_pool() -> None:
 def test_staging_of_one_dataset_has_two_deviations() -> None:
     """The misses of 50 bytes at half of the data, in chunks of one byte; a tenth and two chunks if that is more."""
     (one,) = live = [group(0, 1000)]
-    assert staging_bytes(live, 500, {0: 50}) == 25 + 7
-    assert staging_bytes(live, 500, {0: 500}) == 250 + 25 + 2
-    assert staging_bytes(live, 1000, {0: 50}) == 2
-    assert staging_bytes([], 500, {}) == 0
+    assert size_staging(live, 500, {0: 50}) == 25 + 7
+    assert size_staging(live, 500, {0: 500}) == 250 + 25 + 2
+    assert size_staging(live, 1000, {0: 50}) == 2
+    assert size_staging([], 500, {}) == 0
     assert one.quota_share == 1.0
 
 
@@ -75,7 +75,7 @@ def test_staging_counts_the_misses_of_each_dataset() -> None:
     """Of what is kept whole no miss passes through; what S takes from the other one's quota is more misses."""
     small, large = group(0, 100, 1.0, 0), group(1, 1000, 0.5, 0)
     first = 25 + 7  # with 500 of 1,000 kept
-    assert staging_bytes([small, large], 600, {0: 50, 1: 50}) == int(26.6 + 2 * (0.468 * 0.532 * 50) ** 0.5) == 33
+    assert size_staging([small, large], 600, {0: 50, 1: 50}) == int(26.6 + 2 * (0.468 * 0.532 * 50) ** 0.5) == 33
     assert (small.quota_share, large.quota_share) == (1.0, (500 - first) / 1000)
 
 
@@ -87,8 +87,8 @@ def policy_of(limit_chunks: int, *chunks: int) -> CachePolicy:
     return policy
 
 
-def openings(*values: float, name: str = "mix") -> list[Opening]:
-    return [Opening(f"{name}/{part}", f"d{part}", CHUNK, CHUNK, value) for part, value in enumerate(values)]
+def openings(*values: float, name: str = "mix") -> list[SessionOpening]:
+    return [SessionOpening(f"{name}/{part}", f"d{part}", CHUNK, CHUNK, value) for part, value in enumerate(values)]
 
 
 def shares(policy: CachePolicy) -> list[float]:
@@ -134,9 +134,9 @@ def test_a_mix_that_does_not_fit_opens_no_session() -> None:
     """All or none."""
     policy = policy_of(5, 100, 100)
     with pytest.raises(CacheFullError, match="too small"):
-        policy.open_sessions("job", [Opening("a", "d0", 2 * CHUNK, 0), Opening("b", "d1", 2 * CHUNK, 0)])
+        policy.open_sessions("job", [SessionOpening("a", "d0", 2 * CHUNK, 0), SessionOpening("b", "d1", 2 * CHUNK, 0)])
     with pytest.raises(CacheError, match="not added"):
-        policy.open_sessions("job", [Opening("a", "d0", CHUNK, 0), Opening("b", "other", CHUNK, 0)])
+        policy.open_sessions("job", [SessionOpening("a", "d0", CHUNK, 0), SessionOpening("b", "other", CHUNK, 0)])
     assert policy.statistics().sessions == 0
     policy.open_session("a", "job", "d0", CHUNK, CHUNK)
 

@@ -20,9 +20,9 @@ def used(policy: CachePolicy, chunk: int, file_bytes: int) -> set[bytes]:
     gone: set[bytes] = set()
     if isinstance(answer, Admit):
         gone.update(answer.victims)
-        gone.update(policy.resized(answer.key, file_bytes).victims)
-        gone.update(policy.published(answer.key).victims)
-    assert policy.opened("s", chunk)
+        gone.update(policy.resize(answer.key, file_bytes).victims)
+        gone.update(policy.publish(answer.key).victims)
+    assert policy.open("s", chunk)
     return gone | set(policy.release("s", chunk).victims)
 
 

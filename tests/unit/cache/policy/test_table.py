@@ -9,12 +9,12 @@ from streamer.cache.policy.table import (
     CHUNK_ALLOWANCE_BYTES,
     RANK_BITS,
     SELECTION_BITS,
+    ChunkState,
     ChunkTable,
-    State,
-    as_keys,
     charge,
-    charged_bytes,
+    charge_each,
     draw_ranks,
+    to_keys,
 )
 
 
@@ -22,9 +22,9 @@ def table_of(count: int) -> ChunkTable:
     """One group, every chunk kept."""
     table = ChunkTable()
     group = table.group("d")
-    keys = as_keys([bytes([n]) + bytes(15) for n in range(count)])
+    keys = to_keys([bytes([n]) + bytes(15) for n in range(count)])
     group.rows = table.intern(keys, np.full(count, 10), np.zeros(count, np.int16))
-    table.state[:] = State.KEPT
+    table.state[:] = ChunkState.KEPT
     return table
 
 
@@ -32,7 +32,7 @@ def table_of(count: int) -> ChunkTable:
 def test_whole_blocks_and_an_allowance_are_charged(length: int, blocks: int) -> None:
     """For one file as for many."""
     assert charge(length) == blocks * 4096 + CHUNK_ALLOWANCE_BYTES
-    assert charged_bytes(np.array([length])).tolist() == [charge(length)]
+    assert charge_each(np.array([length])).tolist() == [charge(length)]
 
 
 @pytest.mark.parametrize("kind", ["list", "V16", "S16", "uint8"])
@@ -42,7 +42,7 @@ def test_keys_come_in_any_shape(kind: str) -> None:
     grid = np.frombuffer(b"".join(raw), np.uint8).reshape(2, 16)
     given = raw if kind == "list" else grid if kind == "uint8" else np.array(raw, kind)
     table = ChunkTable()
-    rows = table.intern(as_keys(given), np.array([1, 2]), np.zeros(2, np.int16))
+    rows = table.intern(to_keys(given), np.array([1, 2]), np.zeros(2, np.int16))
     assert [table.key(row) for row in rows.tolist()] == raw
     assert table.find(raw[1]) == rows[1]
     assert table.find(b"c" * 16) is None
@@ -51,7 +51,7 @@ def test_keys_come_in_any_shape(kind: str) -> None:
 def test_known_keys_keep_their_rows() -> None:
     """Interned again, also twice in one call: the same row, the first cost."""
     table = table_of(5)
-    keys = as_keys([bytes([n]) + bytes(15) for n in (7, 3, 7, 0)])
+    keys = to_keys([bytes([n]) + bytes(15) for n in (7, 3, 7, 0)])
     rows = table.intern(keys, np.array([1, 2, 3, 4]), np.zeros(4, np.int16)).tolist()
     assert rows[0] == rows[2] == 5
     assert rows[1] == 3
@@ -61,7 +61,7 @@ def test_known_keys_keep_their_rows() -> None:
 
 def test_ranks_are_uniform() -> None:
     """Ten thousand consecutive keys: every tenth of the range has its tenth."""
-    ranks = draw_ranks(as_keys([n.to_bytes(16, "big") for n in range(10_000)]))
+    ranks = draw_ranks(to_keys([n.to_bytes(16, "big") for n in range(10_000)]))
     shares = np.histogram(ranks, 10, (0, 1 << 31))[0] / 10_000
     assert np.abs(shares - 0.1).max() < 0.015
 
@@ -85,7 +85,7 @@ def test_a_million_chunks_take_little_memory() -> None:
     """At most 50 bytes per chunk, so 1.5 million fit beside the engine's other books."""
     table = ChunkTable()
     keys = np.random.default_rng(0).integers(0, 256, (1_000_000, 16), dtype=np.uint8)
-    table.intern(as_keys(keys), np.full(len(keys), 1), np.zeros(len(keys), np.int16))
+    table.intern(to_keys(keys), np.full(len(keys), 1), np.zeros(len(keys), np.int16))
     columns = [value for value in vars(table).values() if isinstance(value, np.ndarray)]
     assert sum(column.nbytes for column in columns) <= 50 * len(keys)
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer.cache.policy.table import ChunkTable, Group, State, as_keys
+from streamer.cache.policy.table import ChunkGroup, ChunkState, ChunkTable, to_keys
 from streamer.cache.policy.victims import Victims
 
 COST = 100
 
 
-def kept(table: ChunkTable, name: str, ranks: list[int]) -> Group:
+def kept(table: ChunkTable, name: str, ranks: list[int]) -> ChunkGroup:
     """A dataset of kept, evictable chunks with these ranks."""
     group = table.group(name)
-    keys = as_keys([f"{name}{number}".encode().ljust(16, b"\0") for number in range(len(ranks))])
+    keys = to_keys([f"{name}{number}".encode().ljust(16, b"\0") for number in range(len(ranks))])
     count = len(ranks)
     group.rows = table.intern(keys, np.full(count, COST, np.int64), np.full(count, group.index, np.int16))
     table.rank[group.rows] = ranks
-    table.state[group.rows] = State.KEPT
+    table.state[group.rows] = ChunkState.KEPT
     group.kept_bytes = count * COST
     table.queue_evictable_of(group.rows)
     return group
@@ -74,7 +74,7 @@ def test_datasets_without_a_job_go_in_order_of_their_last_use(table: ChunkTable)
     for name, rank, used in (("a", 1, 7), ("b", 2, 3), ("c", 3, 1)):
         kept(table, name, [rank]).last_used = used
     table.group("c").jobs.add("job")
-    assert ranks_of(table, list(victims.finished())) == [2, 1]
+    assert ranks_of(table, list(victims.list_idle())) == [2, 1]
     assert ranks_of(table, list(victims.evictable_anywhere())) == [3]
 
 
@@ -84,8 +84,8 @@ def test_only_lower_ranks_of_the_same_dataset_are_outranked(table: ChunkTable) -
     group = kept(table, "a", [10, 20, 30])
     kept(table, "b", [1])
     row = int(group.rows[1])
-    table.state[row] = State.TRANSIT
-    assert ranks_of(table, list(victims.outranked(row))) == [10]
+    table.state[row] = ChunkState.TRANSIT
+    assert ranks_of(table, list(victims.list_lower_ranks(row))) == [10]
 
 
 def test_a_chosen_chunk_is_never_outranked(table: ChunkTable) -> None:
@@ -94,8 +94,8 @@ def test_a_chosen_chunk_is_never_outranked(table: ChunkTable) -> None:
     group = kept(table, "a", [10, 20, 30])
     group.least_rank = 20
     row = int(group.rows[2])
-    table.state[row] = State.TRANSIT
-    assert ranks_of(table, list(victims.outranked(row))) == [10]
+    table.state[row] = ChunkState.TRANSIT
+    assert ranks_of(table, list(victims.list_lower_ranks(row))) == [10]
 
 
 def test_held_chunks_that_are_not_chosen_are_found_by_who_holds_them(table: ChunkTable) -> None:
@@ -106,4 +106,4 @@ def test_held_chunks_that_are_not_chosen_are_found_by_who_holds_them(table: Chun
     for row in (*group.rows[1:].tolist(), int(other.rows[0])):
         table.referenced[row] = 1
     table.scheduled[group.rows[2]] = 1
-    assert ranks_of(table, list(victims.referenced_unselected(int(group.rows[4])))) == [20]
+    assert ranks_of(table, list(victims.list_demotable(int(group.rows[4])))) == [20]

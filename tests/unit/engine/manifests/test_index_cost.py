@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamer.engine.manifests.index_cost import IndexCost
+from streamer.engine.manifests.index_resources import IndexCost
 from streamer.errors import ManifestError
 from streamer.manifest.protocols import BuildProgress, IndexEstimate
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,17 +11,19 @@ import numpy as np
 import pytest
 
 from streamer.config import CacheConfig, EngineConfig, FetchConfig
+from streamer.engine import url_allowlist
 from streamer.engine.engine import Engine
-from streamer.engine.fetching import fetchers
-from streamer.engine.manifests.index_chunks import KeptChunks
-from streamer.engine.manifests.manifest_request import ManifestRequest
+from streamer.engine.manifests.index_resources import KeptChunks
+from streamer.engine.manifests.manifest_store import LocatedRequest
 from streamer.errors import CacheFullError, ManifestError
+from streamer.formats.table import layouts
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import IndexedChunk
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import export_files
 from streamer.store.base import PIECE_BYTES, Take
 from streamer.store.local_store import LocalStore
+from streamer.wire.messages import GetManifest
 from tests.tars import tar_of
 
 
@@ -84,7 +87,7 @@ async def test_an_index_asks_for_as_much_as_the_link_takes(tmp_path: Path, monke
     """More than the 16 requests that are right for fast connections: the fetcher decides how many are sent."""
     for number in range(40):
         (tmp_path / f"{number}.tar").write_bytes(tar_of([(f"{number}.txt", b"text")]))
-    monkeypatch.setattr(fetchers, "open_store", lambda url, options, **rest: TogetherStore())
+    monkeypatch.setattr(url_allowlist, "open_store", lambda url, options, **rest: TogetherStore())
     fetch = FetchConfig(window_start=32, memory_bytes=1 << 30, first_byte_seconds=60.0)
     config = EngineConfig(cache=CacheConfig(directory=tmp_path / "cache"), fetch=fetch, settle_seconds=0.0)
     async with asyncio.timeout(30), Engine(config) as engine:
@@ -94,7 +97,7 @@ async def test_an_index_asks_for_as_much_as_the_link_takes(tmp_path: Path, monke
 
 async def found(engine: Engine, url: str, **choices: object) -> tuple[Manifest, list[str], bool]:
     """The manifest, its notes, and whether it was built for this request."""
-    request = ManifestRequest(urls=(url,), **choices)
+    request = GetManifest(0, [url], "auto", **choices)
     steps: list[str] = []
     digest = await engine.manifest(request, lambda text, done, total: steps.append(text))
     manifest = Manifest.open(engine.cache.root / "manifests" / digest)
@@ -116,11 +119,25 @@ async def test_notes_are_kept_with_the_answer(engine: Engine, files: str) -> Non
 async def test_what_was_indexed_by_other_rules_is_not_used(engine: Engine, files: str) -> None:
     """An answer of the time when every file was a sample: the listing is the same, the samples are not."""
     old, _, _ = await found(engine, files, extensions=("jpg", "md"))
-    request = ManifestRequest(urls=(files,))
+    request = GetManifest(0, [files], "auto")
     (source,) = engine.manifests.store._all_sources()
     listing = source.read_text().split()[0]
-    engine.manifests.store.remember(request.container_source, listing, old.digest)
+    engine.manifests.store.remember(LocatedRequest.make(request).container_source, listing, old.digest)
     assert (await found(engine, files))[0].samples == 9
+
+
+async def test_names_are_looked_through_beside_the_loop(engine: Engine, files: str, monkeypatch) -> None:
+    """A million names take 0.3 s, in which an engine would serve nobody else."""
+    threads: list[threading.Thread] = []
+
+    def look(keys: list[str]) -> None:
+        threads.append(threading.current_thread())
+
+    monkeypatch.setattr(layouts, "has_data", lambda keys: True)
+    monkeypatch.setattr(layouts, "table_log", look)
+    await found(engine, files)
+    assert threads
+    assert threads[0] is not threading.current_thread()
 
 
 async def test_each_order_of_files_has_its_manifest(engine: Engine, files: str) -> None:

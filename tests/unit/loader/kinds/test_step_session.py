@@ -11,10 +11,10 @@ import pytest
 
 from streamer import Order
 from streamer.batches.skipping import SkipLedger
-from streamer.client.session import EpochSchedule
 from streamer.errors import BrokenError
 from streamer.loader.kinds.step_session import Share, open_bytes
 from streamer.loader.rank.sample_iterator import Progress, SampleIterator
+from streamer.wire.schedule import EpochSchedule
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])

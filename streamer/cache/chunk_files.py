@@ -1,10 +1,15 @@
-"""Writes one chunk file: checksums, header, bytes, table; then the rename that publishes it. Runs in a thread."""
+"""Work on single chunk files: writing, comparing with their checksums, unlinking; and who may do so. Runs in threads.
+
+A file is written with checksums, header, bytes and table, and then renamed, which publishes it.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.base import linux
-from streamer.base.system_limits import limit_error
-from streamer.cache.folder import Folder, Permissions
-from streamer.errors import CacheError
+from streamer.base.system_limits import is_shortage, limit_error
+from streamer.cache.folder import CacheFolder, Permissions
+from streamer.errors import CacheError, IntegrityError
 from streamer.formats.checksum import crc32, crc32_joined
-from streamer.formats.chunkfile import ChunkHeader
+from streamer.formats.chunkfile import HEADER_BYTES, ChunkHeader
 
 # POSIX allows 1,024 buffers per call on Linux.
 _BUFFERS_PER_CALL = 1024
@@ -83,7 +88,7 @@ def checksums(parts: Sequence[Buffer], offsets: NDArray[np.int64]) -> tuple[NDAr
     return samples, crc32_joined(samples.tolist(), np.diff(offsets).tolist(), parts)
 
 
-def write_chunk(chunk: ChunkBytes, folder: Folder) -> int:
+def write_chunk(chunk: ChunkBytes, folder: CacheFolder) -> int:
     """Writes a chunk file and publishes it; leaves nothing behind if it fails.
 
     There is no fsync: a file torn by a power loss is found by its checksums and fetched again.
@@ -149,3 +154,104 @@ def _write_all(descriptor: int, views: list[memoryview]) -> None:
             first += 1
         if written:
             views[first] = views[first][written:]
+
+
+_PIECE_BYTES = 1 << 20
+# How often a piece is read that cannot be read: many such failures of a disk pass.
+_TRIES = 3
+
+
+def verify_file(path: Path, key: bytes) -> ChunkHeader:
+    """Reads the whole file and compares it with its checksums.
+
+    Raises:
+        IntegrityError: it is torn, truncated, swapped or flipped; the text says which.
+        FileNotFoundError: it does not exist.
+        OSError: it cannot be read, each time.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        head = bytearray(HEADER_BYTES)
+        count = _preadv(descriptor, memoryview(head), 0)
+        header = ChunkHeader.decode(bytes(head[:count]), str(path))
+        _same(path, "key", key.hex(), header.key.hex())
+        _same(path, "length", header.file_bytes, os.fstat(descriptor).st_size)
+        table_at = HEADER_BYTES + header.local_bytes
+        _same(path, "checksum of its bytes", header.payload_crc, _crc(descriptor, HEADER_BYTES, table_at))
+        _same(path, "checksum of its table", header.table_crc, _crc(descriptor, table_at, header.file_bytes))
+    finally:
+        os.close(descriptor)
+    return header
+
+
+def _same(path: Path, what: str, expected: str | int, actual: str | int) -> None:
+    if expected != actual:
+        raise IntegrityError(
+            f"{path}: {what} is {actual}, expected {expected}", where=str(path), expected=expected, actual=actual
+        )
+
+
+def _crc(descriptor: int, start: int, stop: int) -> int:
+    buffer = memoryview(bytearray(min(_PIECE_BYTES, max(0, stop - start))))
+    crc = 0
+    while start < stop:
+        count = _preadv(descriptor, buffer[: stop - start], start)
+        if not count:
+            break
+        crc = crc32(buffer[:count], crc)
+        start += count
+    return crc
+
+
+def _preadv(descriptor: int, buffer: memoryview, offset: int) -> int:
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(OSError):
+            return os.preadv(descriptor, [buffer], offset)
+    return os.preadv(descriptor, [buffer], offset)
+
+
+class KeyLocks:
+    """Locks on keys: one holder at a time for each, its writer or its unlinker. Lives on one loop."""
+
+    def __init__(self) -> None:
+        self._busy: dict[bytes, asyncio.Event] = {}
+
+    def __repr__(self) -> str:
+        return f"KeyLocks({len(self._busy)} keys busy)"
+
+    @contextlib.asynccontextmanager
+    async def hold(self, keys: Sequence[bytes]) -> AsyncIterator[asyncio.Event]:
+        """Waits for all keys, then holds all of them; yields the event that is set when they are free again."""
+        while others := [self._busy[key] for key in keys if key in self._busy]:
+            await others[0].wait()
+        done = asyncio.Event()
+        self._busy.update(dict.fromkeys(keys, done))
+        try:
+            yield done
+        finally:
+            for key in set(keys):
+                del self._busy[key]
+            done.set()
+
+
+def unlink_all(paths: Mapping[bytes, Path], failed: dict[bytes, OSError]) -> None:
+    """Unlinks files and collects those that failed."""
+    for key, path in paths.items():
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            failed[key] = error
+
+
+def advise(path: Path, advice: linux.Advice) -> None:
+    """Advises the kernel about a file's pages; does nothing if it cannot be opened: it is evicted, or too many are."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or is_shortage(error):
+            return
+        raise
+    try:
+        linux.advise(descriptor, advice)
+    finally:
+        os.close(descriptor)

@@ -1,9 +1,12 @@
-"""A small folder in memory for chunks that the disk refuses, so that training continues.
+"""Folders in memory where the disk takes nothing: for single chunks, or in place of the cache folder at a start.
 
-It has the layout of the cache folder and is one more root for readers. It is created at the start, empty, so that no
-other user can make it first; filled when it is needed, removed at the end and at the next start, and bounded, because
-it is memory. Its engine holds a lock file in it for life, which the kernel frees with the process, however that ends:
-the next start of any engine of this user removes the folders that are not locked.
+The one for chunks has the layout of the cache folder and is one more root for readers. It is created at the start,
+empty, so that no other user can make it first; filled when it is needed, removed at the end and at the next start, and
+bounded, because it is memory. Its engine holds a lock file in it for life, which the kernel frees with the process,
+however that ends: the next start of any engine of this user removes the folders that are not locked.
+
+At the start of an engine whose folder has no chunks there is nothing that could be evicted, and not even the folder or
+a manifest can be written: then the whole cache is in memory.
 """
 
 from __future__ import annotations
@@ -11,19 +14,23 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import logging
 import os
 import secrets
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
+from streamer.base import linux
+from streamer.base.system_limits import limit_error
 from streamer.base.threads import in_thread
-from streamer.cache.folder import LOCK_NAME, Folder, open_folder
+from streamer.cache.chunk_files import ChunkBytes, Published, write_chunk
+from streamer.cache.folder import LOCK_NAME, CacheFolder, Permissions, chunk_files, open_folder
 from streamer.cache.policy.table import charge
-from streamer.cache.writer import ChunkBytes, Published, write_chunk
-from streamer.config import format_bytes
+from streamer.config import CacheConfig, format_bytes
 from streamer.errors import CacheError
 
 logger = logging.getLogger(__name__)
@@ -49,14 +56,14 @@ class RamFallback:
         memory: a folder in memory.
     """
 
-    def __init__(self, cache: Folder, group: str | None, memory: Path = MEMORY_FOLDER) -> None:
+    def __init__(self, cache: CacheFolder, group: str | None, memory: Path = MEMORY_FOLDER) -> None:
         self._cache = cache
         self._group = group
         self._memory = memory
         self._name = folder_name(cache.root_id)
         self._lock: int | None = None
         self.path: Path | None = None
-        self.folder: Folder | None = None
+        self.folder: CacheFolder | None = None
         self.limit_bytes = 0
         with contextlib.suppress(OSError):
             found = os.statvfs(memory)
@@ -72,7 +79,7 @@ class RamFallback:
 
         If another user has taken its name, it gets another one.
         """
-        remove_unlocked(self._memory)
+        remove_leftover_folders(self._memory)
         for name in (self._name, f"{self._name}-{secrets.token_hex(8)}"):
             path = self._memory / name
             with contextlib.suppress(OSError):
@@ -80,7 +87,7 @@ class RamFallback:
                     logger.warning("%s belongs to another user, and is not used", path)
                     continue
                 shutil.rmtree(path, ignore_errors=True)
-            if (lock := make_locked(path)) is not None:
+            if (lock := make_lock_folder(path)) is not None:
                 self.path = path
                 self._lock = lock
                 return
@@ -90,7 +97,7 @@ class RamFallback:
         """Bytes of its chunk files."""
         return sum(map(charge, self.chunks.values()))
 
-    def open(self) -> Folder:
+    def open(self) -> CacheFolder:
         """Returns the folder; creates it if missing.
 
         Raises:
@@ -151,7 +158,7 @@ def folder_name(text: str) -> str:
     return f"{_prefix()}{text}"
 
 
-def make_locked(path: Path) -> int | None:
+def make_lock_folder(path: Path) -> int | None:
     """Makes an empty folder that only this user may enter; returns the descriptor of its lock, or None if it cannot.
 
     A folder of the same name that an engine of this user has left is removed.
@@ -174,7 +181,7 @@ def _lock(path: Path, flags: int = 0) -> int:
     return descriptor
 
 
-def remove_unlocked(memory: Path = MEMORY_FOLDER) -> None:
+def remove_leftover_folders(memory: Path = MEMORY_FOLDER) -> None:
     """Removes the folders of engines of this user that have ended without removing theirs.
 
     Those of earlier versions have no lock, and stay.
@@ -193,3 +200,83 @@ def remove_unlocked(memory: Path = MEMORY_FOLDER) -> None:
 
 def _prefix() -> str:
     return f"streamer-{os.geteuid()}-"
+
+
+# A new folder, its catalog, and the manifest of a small dataset.
+_PROBE_BYTES = 1 << 20
+# Folders, markers, the catalog, a manifest and some chunks.
+_INODES = 100
+
+
+def find_cache(config: CacheConfig, memory: Path = MEMORY_FOLDER) -> tuple[CacheConfig, str]:
+    """Returns the configuration of a cache that can be written to, and a sentence where it is not the given one.
+
+    Args:
+        config: the configured cache.
+        memory: a folder in memory.
+
+    Raises:
+        ConfigError: files of this process may not be longer than `ulimit -f` allows.
+    """
+    remove_leftover_folders(memory)
+    try:
+        _probe(config.directory, config.group)
+    except OSError as error:
+        if (limit := limit_error(error)) is not None and error.errno not in REFUSALS:
+            raise limit from error
+        if (
+            error.errno not in REFUSALS
+            or (substitute := _make(memory, folder_name(_name_of(config.directory)))) is None
+        ):
+            return config, ""
+        found = os.statvfs(memory)
+        room = min(FALLBACK_BYTES, found.f_bavail * found.f_frsize // 4)
+        limit_bytes = min(room, config.limit_bytes or room)
+        text = (
+            f"the cache folder {config.directory} refuses writes ({error.strerror}): the cache is in memory "
+            f"({substitute}, at most {format_bytes(limit_bytes)}) until this engine ends; free space there, or choose "
+            "another cache_dir"
+        )
+        return replace(config, directory=substitute, limit_bytes=limit_bytes), text
+    return config, ""
+
+
+def remove_substitute(directory: Path) -> None:
+    """Removes a folder in memory at the end of its engine."""
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _name_of(directory: Path) -> str:
+    return "at-" + hashlib.blake2b(os.fsencode(os.path.realpath(directory)), digest_size=8).hexdigest()
+
+
+def _probe(directory: Path, group: str | None) -> None:
+    """Writes a file to a cache folder that has no chunks; raises the OSError of a disk that refuses it."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if os.statvfs(directory).f_flag & os.ST_RDONLY:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+    if any(chunk_files(CacheFolder(directory, "", Permissions.of(group)))):
+        return
+    found = os.statvfs(directory)
+    if found.f_files and found.f_favail < _INODES:
+        raise OSError(errno.ENOSPC, "No inodes left")
+    # Begins like the marker: a kill leaves a folder that is taken for an empty one.
+    path = directory / f"{LOCK_NAME}.{secrets.token_hex(4)}"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        linux.allocate(descriptor, _PROBE_BYTES)
+    finally:
+        os.close(descriptor)
+        path.unlink(missing_ok=True)
+
+
+def _make(memory: Path, name: str) -> Path | None:
+    """Makes an empty folder in memory that only this user may enter; returns it, or None if there is no place for it.
+
+    A folder of that name belongs to an engine that runs, as one of a job with a /tmp of its own, or to another user.
+    """
+    for path in (memory / name, memory / f"{name}-{secrets.token_hex(4)}"):
+        with contextlib.suppress(OSError):
+            path.mkdir(mode=0o700)
+            return path
+    return None

@@ -1,0 +1,81 @@
+"""The schedule of an epoch as client and engine use it, in arrays, and the frames in which it travels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from streamer.errors import ProtocolError
+from streamer.wire.messages import Extend
+
+# 20 bytes per entry, 24 with its pass: 4.8 MB per frame.
+_ENTRIES_PER_FRAME = 200_000
+
+
+class EpochSchedule(msgspec.Struct, frozen=True):
+    """The chunks of one epoch in order of first need; `first` and `last` are steps, both inclusive.
+
+    Attributes:
+        epoch: number of the epoch.
+        chunk: uint32 (entries,).
+        first: int64 (entries,), ascending.
+        last: int64 (entries,).
+        passes: uint32 (entries,), the pass over its part that each entry belongs to, ascending within a lane of a
+            part; None if each epoch is one pass.
+        values: new values of the parts from this epoch on; empty if they are unchanged.
+    """
+
+    epoch: int
+    chunk: npt.NDArray[np.uint32]
+    first: npt.NDArray[np.int64]
+    last: npt.NDArray[np.int64]
+    passes: npt.NDArray[np.uint32] | None = None
+    values: tuple[float, ...] = ()
+
+    @property
+    def final_step(self) -> int:
+        """The last step that reads anything, or -1 if there is none."""
+        return int(self.last.max(initial=-1))
+
+    def from_step(self, step: int) -> EpochSchedule:
+        """Returns the schedule from `step` on."""
+        ahead = self.last >= step
+        passes = None if self.passes is None else self.passes[ahead]
+        return EpochSchedule(self.epoch, self.chunk[ahead], self.first[ahead], self.last[ahead], passes, self.values)
+
+    def cut(self, session: int) -> Iterator[Extend]:
+        """Yields the messages that send the schedule for the session of this number; the last one completes it."""
+        count = len(self.chunk)
+        for start in range(0, max(count, 1), _ENTRIES_PER_FRAME):
+            stop = min(start + _ENTRIES_PER_FRAME, count)
+            yield Extend(
+                session=session,
+                epoch=self.epoch,
+                chunk=self.chunk[start:stop].astype("<u4").tobytes(),
+                first=self.first[start:stop].astype("<i8").tobytes(),
+                last=self.last[start:stop].astype("<i8").tobytes(),
+                complete=stop == count,
+                passes=b"" if self.passes is None else self.passes[start:stop].astype("<u4").tobytes(),
+                values=list(self.values),
+            )
+
+    @classmethod
+    def read(cls, frame: Extend) -> EpochSchedule:
+        """Returns the part of a schedule that a message carries.
+
+        Raises:
+            ProtocolError: a column ends inside a number.
+        """
+        if len(frame.chunk) % 4 or len(frame.first) % 8 or len(frame.last) % 8 or len(frame.passes) % 4:
+            raise ProtocolError("schedule columns are cut short")
+        return cls(
+            epoch=frame.epoch,
+            chunk=np.frombuffer(frame.chunk, "<u4").astype(np.uint32, copy=False),
+            first=np.frombuffer(frame.first, "<i8").astype(np.int64, copy=False),
+            last=np.frombuffer(frame.last, "<i8").astype(np.int64, copy=False),
+            passes=np.frombuffer(frame.passes, "<u4").astype(np.uint32, copy=False) if frame.passes else None,
+            values=tuple(frame.values),
+        )
