@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from dataclasses import replace as with_options
 from numbers import Real
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol, TypeAlias, get_args
+from typing import ClassVar, Literal, Protocol, Self, TypeAlias, get_args
 
 from msgspec.structs import replace
 
@@ -63,8 +64,123 @@ class Estimate:
         return f"{self.bytes_per_token!r} bytes a token"
 
 
+class Packable(Protocol):
+    """A dataset whose samples can be packed."""
+
+    def plan_rows(self, packing: RowOption, fallback_dir: Path, *, shuffle: bool) -> object:
+        """Plans the rows of the samples."""
+        ...
+
+
+class RowOption(ABC):
+    """What `Packing` and `Buckets` have in common: an option of a dataset whose rows are planned before an epoch.
+
+    Attributes:
+        making: Name of the maker of its batches.
+        words: Words for what it makes, before its number of tokens.
+        replaces: Whether another sample of the batch replaces one that is skipped.
+        joins: Whether such a dataset can be joined to another one.
+    """
+
+    making: ClassVar[str]
+    words: ClassVar[str]
+    replaces: ClassVar[bool] = False
+    joins: ClassVar[bool] = False
+
+    cost: str | Estimate | None
+    fields: Sequence[str] | Mapping[str, float] | None
+
+    @property
+    @abstractmethod
+    def room(self) -> int:
+        """Most tokens of a row, or of a batch."""
+
+    @abstractmethod
+    def spec(self, costs: str = "") -> RowSpec:
+        """Returns the parts that decide which tokens share a row.
+
+        Args:
+            costs: identity of the measured costs.
+        """
+
+    @abstractmethod
+    def check_batch(self, batch_size: int) -> None:
+        """Refuses a batch size that the option cannot make.
+
+        Raises:
+            ConfigError: the batch size is one.
+        """
+
+    def plan_rows(self, data: Packable, fallback_dir: Path, *, shuffle: bool) -> None:
+        """Plans the rows of a dataset.
+
+        Args:
+            data: the dataset.
+            fallback_dir: Where files are written if the manifest's folder is read-only for this process.
+            shuffle: whether rows are shuffled.
+        """
+        data.plan_rows(self, fallback_dir, shuffle=shuffle)
+
+    def check(self, shuffle: str) -> None:
+        """Refuses orders of single samples.
+
+        Raises:
+            ConfigError: the order is one.
+        """
+        if shuffle == "sample":
+            raise ConfigError(
+                'packing= with shuffle="sample": a row has the documents of several chunks, which are fetched whole; '
+                'leave shuffle out ("block")',
+                field="packing",
+            )
+
+    def check_lengths(self, lengths: str | Estimate | None) -> None:
+        """Refuses lengths besides those of the rows.
+
+        Raises:
+            ConfigError: there are some.
+        """
+        if lengths is not None:
+            raise ConfigError(
+                "Balance(lengths=...) with packing=: the lengths of packed documents are those of its cost=; leave "
+                "lengths out",
+                field="lengths",
+            )
+
+    def check_ragged(self, ragged: Sequence[str]) -> None:
+        """Refuses fields that are joined, which come as such anyway.
+
+        Raises:
+            ConfigError: there are some.
+        """
+        if ragged:
+            raise ConfigError(
+                f"ragged={tuple(ragged)!r} with packing=: fields without a value for each token come as Ragged anyway",
+                field="ragged",
+            )
+
+    def drop_source(self) -> Self:
+        """Returns the same option but for the source of its lengths."""
+        return with_options(self, cost=None)  # type: ignore[type-var]  # The subclasses are dataclasses.
+
+    def pad(self, field: str) -> float:
+        """Returns what a field is padded with."""
+        if isinstance(self.fields, Mapping):
+            return self.fields[field]
+        return IGNORED if field == LABELS else 0
+
+    def _settle(self, *numbers: str) -> None:
+        """Keeps whole numbers as Python's own, the path of the costs as absolute, the fields as a tuple or mapping."""
+        settled: dict[str, object] = {name: checks.whole(name, getattr(self, name)) for name in numbers}
+        settled["cost"] = settle_source("cost", self.cost)
+        if self.fields is not None:
+            settled["fields"] = _settle_fields(self.fields)
+        for name, value in settled.items():
+            object.__setattr__(self, name, value)
+
+
 @dataclass(frozen=True)
-class Packing:
+class Packing(RowOption):
     """Packs documents into rows of `length` tokens. A row is the sample: batch_size, len, order and state count rows.
 
     Every token of every document is once in an epoch, unless `overflow` or an `Estimate` leaves it out: a document in
@@ -92,12 +208,8 @@ class Packing:
         ConfigError: an invalid value.
     """
 
-    # The maker of batches, the name of what it makes, and whether another sample replaces one that is skipped.
     making: ClassVar[str] = "rows"
     words: ClassVar[str] = "rows of"
-    replaces: ClassVar[bool] = False
-    # Whether such a dataset can be joined to another one.
-    joins: ClassVar[bool] = False
 
     length: int
     policy: Policy = "best_fit"
@@ -109,7 +221,7 @@ class Packing:
     set_rows: int = 256
 
     def __post_init__(self) -> None:
-        _settle(self, "length", "multiple_of", "set_rows")
+        self._settle("length", "multiple_of", "set_rows")
         checks.one_of("labels", self.labels, (None, *get_args(Labels)))
         if self.policy not in ("best_fit", "concat"):
             raise ConfigError(f'policy={self.policy!r} must be "best_fit" or "concat"', field="policy")
@@ -139,54 +251,12 @@ class Packing:
         planned = -(-least // self.multiple_of) * self.multiple_of
         return replace(spec, length=planned, costs=f"{costs}, rows of {self.length}")
 
-    def plan_rows(self, data: Packable, fallback_dir: Path, *, shuffle: bool) -> None:
-        """Plans the rows of a dataset.
-
-        Args:
-            data: the dataset.
-            fallback_dir: Where files are written if the manifest's folder is read-only for this process.
-            shuffle: whether rows are shuffled.
-        """
-        data.pack(self, fallback_dir, shuffle=shuffle)
-
-    def check(self, shuffle: str) -> None:
-        """Refuses orders of single samples.
-
-        Raises:
-            ConfigError: the order is one.
-        """
-        _check_shuffle(shuffle)
-
-    def check_lengths(self, lengths: str | Estimate | None) -> None:
-        """Refuses lengths besides those of the rows.
-
-        Raises:
-            ConfigError: there are some.
-        """
-        _check_lengths(lengths)
-
-    def check_ragged(self, ragged: Sequence[str]) -> None:
-        """Refuses fields that are joined, which come as such anyway.
-
-        Raises:
-            ConfigError: there are some.
-        """
-        _check_ragged(ragged)
-
-    def drop_source(self) -> Packing:
-        """Returns the same packing but for the source of its lengths."""
-        return with_options(self, cost=None)
-
     def check_batch(self, batch_size: int) -> None:
         """Takes any batch size: a batch has so many rows."""
 
-    def pad(self, field: str) -> float:
-        """Returns what a field is padded with."""
-        return _pad(self.fields, field)
-
 
 @dataclass(frozen=True)
-class Buckets:
+class Buckets(RowOption):
     """Batches of whole samples of like length, as many as a budget allows; `StreamingDataLoader(data, batch_size=1)`.
 
     A batch has the fields padded to the longest of its samples, [samples, longest, ...], and "lengths", int32
@@ -205,12 +275,8 @@ class Buckets:
         ConfigError: an invalid value.
     """
 
-    # The maker of batches, the name of what it makes, and whether another sample replaces one that is skipped.
     making: ClassVar[str] = "buckets"
     words: ClassVar[str] = "batches of at most"
-    replaces: ClassVar[bool] = False
-    # Whether such a dataset can be joined to another one.
-    joins: ClassVar[bool] = False
 
     budget: int
     most: int | None = None
@@ -220,7 +286,7 @@ class Buckets:
     set_rows: int = 256
 
     def __post_init__(self) -> None:
-        _settle(self, "budget", "set_rows")
+        self._settle("budget", "set_rows")
         if self.most is not None:
             object.__setattr__(self, "most", checks.at_least("most", self.most, 1))
         checks.one_of("overflow", self.overflow, ("error", "drop"))
@@ -242,44 +308,6 @@ class Buckets:
         most = self.budget if self.most is None else self.most
         return RowSpec(self.budget, "buckets", self.overflow, 1, self.set_rows, costs, most=most)
 
-    def plan_rows(self, data: Packable, fallback_dir: Path, *, shuffle: bool) -> None:
-        """Plans the rows of a dataset.
-
-        Args:
-            data: the dataset.
-            fallback_dir: Where files are written if the manifest's folder is read-only for this process.
-            shuffle: whether rows are shuffled.
-        """
-        data.pack(self, fallback_dir, shuffle=shuffle)
-
-    def check(self, shuffle: str) -> None:
-        """Refuses orders of single samples.
-
-        Raises:
-            ConfigError: the order is one.
-        """
-        _check_shuffle(shuffle)
-
-    def check_lengths(self, lengths: str | Estimate | None) -> None:
-        """Refuses lengths besides those of the rows.
-
-        Raises:
-            ConfigError: there are some.
-        """
-        _check_lengths(lengths)
-
-    def check_ragged(self, ragged: Sequence[str]) -> None:
-        """Refuses fields that are joined, which come as such anyway.
-
-        Raises:
-            ConfigError: there are some.
-        """
-        _check_ragged(ragged)
-
-    def drop_source(self) -> Buckets:
-        """Returns the same packing but for the source of its lengths."""
-        return with_options(self, cost=None)
-
     def check_batch(self, batch_size: int) -> None:
         """Refuses batches of several buckets.
 
@@ -291,18 +319,6 @@ class Buckets:
                 f"batch_size={batch_size} of a dataset with Buckets: a bucket is a batch; give batch_size=1",
                 field="batch_size",
             )
-
-    def pad(self, field: str) -> float:
-        """Returns what a field is padded with."""
-        return _pad(self.fields, field)
-
-
-class Packable(Protocol):
-    """A dataset whose samples can be packed."""
-
-    def pack(self, packing: Packing | Buckets, fallback_dir: Path, *, shuffle: bool) -> object:
-        """Plans the rows of the samples."""
-        ...
 
 
 @dataclass(frozen=True, repr=False)
@@ -339,7 +355,7 @@ class NoPacking:
 
 
 NO_PACKING = NoPacking()
-AnyPacking: TypeAlias = Packing | Buckets | NoPacking
+AnyPacking: TypeAlias = RowOption | NoPacking
 
 
 def as_packing(given: object) -> AnyPacking:
@@ -350,7 +366,7 @@ def as_packing(given: object) -> AnyPacking:
     """
     if given is None:
         return NO_PACKING
-    if isinstance(given, Packing | Buckets):
+    if isinstance(given, RowOption):
         return given
     if isinstance(given, Mapping) and "budget" in given and set(given) <= {one.name for one in fields(Buckets)}:
         return Buckets(**given)
@@ -361,42 +377,6 @@ def as_packing(given: object) -> AnyPacking:
             field="packing",
         )
     return Packing(**given)
-
-
-def _check_shuffle(shuffle: str) -> None:
-    if shuffle == "sample":
-        raise ConfigError(
-            'packing= with shuffle="sample": a row has the documents of several chunks, which are fetched whole; '
-            'leave shuffle out ("block")',
-            field="packing",
-        )
-
-
-def _check_lengths(lengths: str | Estimate | None) -> None:
-    if lengths is not None:
-        raise ConfigError(
-            "Balance(lengths=...) with packing=: the lengths of packed documents are those of its cost=; leave "
-            "lengths out",
-            field="lengths",
-        )
-
-
-def _check_ragged(ragged: Sequence[str]) -> None:
-    if ragged:
-        raise ConfigError(
-            f"ragged={tuple(ragged)!r} with packing=: fields without a value for each token come as Ragged anyway",
-            field="ragged",
-        )
-
-
-def _settle(packing: Packing | Buckets, *numbers: str) -> None:
-    """Keeps whole numbers as Python's own, the path of the costs as absolute, and the fields as a tuple or mapping."""
-    settled: dict[str, object] = {name: checks.whole(name, getattr(packing, name)) for name in numbers}
-    settled["cost"] = settle_source("cost", packing.cost)
-    if packing.fields is not None:
-        settled["fields"] = _padded_with(packing.fields)
-    for name, value in settled.items():
-        object.__setattr__(packing, name, value)
 
 
 def settle_source(name: str, given: object) -> str | Estimate | None:
@@ -411,13 +391,7 @@ def settle_source(name: str, given: object) -> str | Estimate | None:
     return os.path.abspath(str(checks.path(name, given)))  # type: ignore[arg-type]
 
 
-def _pad(fields: Sequence[str] | Mapping[str, float] | None, field: str) -> float:
-    if isinstance(fields, Mapping):
-        return fields[field]
-    return IGNORED if field == LABELS else 0
-
-
-def _padded_with(given: object) -> Mapping[str, float] | tuple[str, ...]:
+def _settle_fields(given: object) -> Mapping[str, float] | tuple[str, ...]:
     """Returns the fields as a tuple, or with what they are padded."""
     if isinstance(given, Mapping):
         named = tuple(given)

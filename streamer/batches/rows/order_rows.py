@@ -13,7 +13,7 @@ import numpy.typing as npt
 from msgspec import UNSET, UnsetType
 
 from streamer.batches.rows.balance import AnyBalance, Measurable
-from streamer.batches.rows.options import NO_PACKING, AnyPacking, Buckets, NoPacking, Packing
+from streamer.batches.rows.options import NO_PACKING, AnyPacking, NoPacking, RowOption
 from streamer.errors import BrokenError, ConfigError
 from streamer.manifest.table import Manifest
 from streamer.order.level import BalanceSpec
@@ -76,7 +76,7 @@ class SampleSource(Protocol):
         """Returns the ordinals in the manifest of ordinals in the selection."""
         ...
 
-    def documents(self, packing: Packing | Buckets, *, shuffle: bool) -> tuple[Documents, DocumentCosts]:
+    def documents(self, packing: RowOption, *, shuffle: bool) -> tuple[Documents, DocumentCosts]:
         """Returns the samples as documents, and how many tokens each has."""
         ...
 

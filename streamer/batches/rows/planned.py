@@ -14,7 +14,7 @@ from msgspec import UnsetType
 
 from streamer.base.unique import unique
 from streamer.batches.rows.balance import AnyBalance, Measurable
-from streamer.batches.rows.options import Buckets, Estimate, Packing
+from streamer.batches.rows.options import Estimate, RowOption
 from streamer.batches.rows.order_rows import Geometry, OrderRows, RowRecipe, SampleSource, Words
 from streamer.batches.rows.pieces import Pieces
 from streamer.batches.rows.table import Documents, Integers, RowTable
@@ -88,7 +88,7 @@ class RowsRecipe(RowRecipe, frozen=True, kw_only=True):
         table: file of the table.
     """
 
-    packing: Packing | Buckets
+    packing: RowOption
     spec: RowSpec
     shuffle: bool
     table: Path

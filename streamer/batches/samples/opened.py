@@ -25,7 +25,7 @@ from streamer.order.protocol import Order
 
 if TYPE_CHECKING:
     from streamer.batches.rows.costs import DocumentCosts
-    from streamer.batches.rows.options import Buckets, Estimate, Packing
+    from streamer.batches.rows.options import Estimate, RowOption
     from streamer.batches.rows.planned import PlannedRows
     from streamer.batches.rows.table import Documents
     from streamer.batches.samples.joins import JoinRecipe, OpenedJoin
@@ -84,7 +84,7 @@ class OpenedDataset:
         opened.rows = rows.open(opened)
         return opened
 
-    def pack(self, packing: Packing | Buckets, fallback_dir: Path, *, shuffle: bool) -> PlannedRows:
+    def plan_rows(self, packing: RowOption, fallback_dir: Path, *, shuffle: bool) -> PlannedRows:
         """Plans the rows of the samples, which are the samples of the order from then on; returns them.
 
         Args:
@@ -122,7 +122,7 @@ class OpenedDataset:
         """Returns the cost of some rows, or samples, (N,); see `OrderRows.costs_of`."""
         return self.rows.costs_of(self, numbers, seed, epoch, coefficients)
 
-    def documents(self, packing: Packing | Buckets, *, shuffle: bool) -> tuple[Documents, DocumentCosts]:
+    def documents(self, packing: RowOption, *, shuffle: bool) -> tuple[Documents, DocumentCosts]:
         """Returns the samples as documents, and how many tokens each has."""
         from streamer.batches.rows.costs import DocumentCosts
         from streamer.batches.rows.table import Documents
@@ -361,9 +361,7 @@ class Members:
         return joined_schedule(schedule, list(zip([join for _, join in self.joins], spans, starts, strict=False)))
 
 
-def _documents_of(
-    path: Path, selection: tuple[str, Path] | None, packing: Packing | Buckets, shuffle: bool
-) -> Documents:
+def _documents_of(path: Path, selection: tuple[str, Path] | None, packing: RowOption, shuffle: bool) -> Documents:
     """Opens the documents of a dataset in another process."""
     return OpenedDataset.open(path, selection).documents(packing, shuffle=shuffle)[0]
 
