@@ -62,8 +62,7 @@ def _shares(draw: st.DrawFn, names: list[str]) -> dict[str, object]:
         return {"temperature": draw(st.floats(0.5, 20)), **length}
     if kind == "stages":
         pauses = st.fixed_dictionaries({name: st.integers(0, 3) for name in names}).filter(lambda w: any(w.values()))
-        change = draw(st.sampled_from([(), ("linear",)]))
-        return {"weights": [(0, draw(pauses)), (draw(st.integers(1, 3)), draw(pauses), *change)], **length}
+        return {"weights": [(0, draw(pauses)), (draw(st.integers(1, 3)), draw(pauses))], **length}
     shares = draw(st.fixed_dictionaries(dict.fromkeys(names, _numbers[kind])))
     return {kind: shares, **(length if kind == "weights" else {})}
 

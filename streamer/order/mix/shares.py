@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -16,8 +16,8 @@ from streamer.order.mix.spec import Unit
 
 Stop: TypeAlias = Literal["first_exhausted", "all_exhausted"]
 Amounts: TypeAlias = Mapping[str, float]
-# From an epoch on: these weights. With "linear" they are reached in that epoch, by equal steps from the stage before.
-WeightStages: TypeAlias = Sequence[tuple[int, Amounts] | tuple[int, Amounts, Literal["linear"]]]
+# Each stage has the epoch from which on its weights count.
+WeightStages: TypeAlias = Sequence[tuple[int, Amounts]]
 
 # Integer weights: relative errors of 2**-32 are one sample in 4e9.
 _SCALE = 1 << 32
@@ -50,8 +50,7 @@ class Weights:
     `weights={...}` is `weights=Weights({...})`: an epoch has as many samples as all members together.
 
     Args:
-        values: shares by name, 0 leaves a member out; or stages of epochs `[(0, {...}), (10, {...})]`: from that epoch
-            on; `(20, {...}, "linear")`: reached by equal steps.
+        values: shares by name, 0 leaves a member out; or stages `[(0, {...}), (10, {...})]`, each from its epoch on.
         temperature: instead of `values`: shares `samples ** (1 / temperature)`: 1 by size, a large number equal.
         unit: what the shares are of: "samples", or "bytes" of the samples in the store.
         epoch_samples: samples of an epoch, over all ranks, rounded to whole batches; None: all samples.
@@ -200,37 +199,17 @@ def _weight_stages(
     epochs = _stage_epochs(stages)
     if epochs[:1] != [0] or any(a >= b for a, b in pairwise(epochs)):
         raise ConfigError(
-            f'weights={weights!r} must be a mapping, or [(0, mapping), (epoch, mapping), (epoch, mapping, "linear"), '
-            "...] with ascending epochs",
+            f"weights={weights!r} must be a mapping, or [(0, mapping), (epoch, mapping), ...] with ascending epochs",
             field="weights",
         )
-    found: list[tuple[int, dict[str, float]]] = []
-    for stage in stages:
-        goal = (stage[0], _checked("weights", names, stage[1]))
-        found += [*(_between(found[-1], goal) if stage[2:] else ()), goal]
-    return tuple(found)
+    return tuple((epoch, _checked("weights", names, by_name)) for epoch, by_name in stages)
 
 
 def _stage_epochs(stages: object) -> list[int]:
-    """The epochs of stages; none if one is not (epoch, weights), or not the first and (epoch, weights, "linear")."""
+    """Returns the epochs of stages, or none if one of them is not (epoch, weights)."""
     rows = list(stages) if isinstance(stages, list | tuple) else []
-    good = [row for row in rows if isinstance(row, list | tuple) and len(row) > 1 and isinstance(row[0], int)]
-    ends = [tuple(row[2:]) for row in good]
-    known = ends[:1] in ([], [()]) and all(end in ((), ("linear",)) for end in ends)
-    return [row[0] for row in good] if known and len(good) == len(rows) else []
-
-
-def _between(
-    begin: tuple[int, dict[str, float]], end: tuple[int, dict[str, float]]
-) -> Iterator[tuple[int, dict[str, float]]]:
-    """A stage for each epoch between two others: the shares change by equal steps, whatever the scales."""
-    (first, before) = begin
-    (last, after) = end
-    for epoch in range(first + 1, last):
-        passed = (epoch - first) / (last - first)
-        old = (1 - passed) / sum(before.values())
-        new = passed / sum(after.values())
-        yield epoch, {name: old * before[name] + new * after[name] for name in before}
+    good = [row for row in rows if isinstance(row, list | tuple) and len(row) == 2 and isinstance(row[0], int)]
+    return [row[0] for row in good] if len(good) == len(rows) else []
 
 
 def _checked(field: str, names: Sequence[str], values: object) -> dict[str, float]:
