@@ -1,6 +1,6 @@
-"""Joins: tables of keys by their number; what an epoch fetches of a right side that is ten times the cache.
+"""Joins: tables of keys by their number; what an epoch fetches of a right side that is ten times the cache; columns.
 
-    python benchmarks/joins.py [--keys 10000000] [--samples 10000] [--only keys|orders]
+    python benchmarks/joins.py [--keys 10000000] [--samples 10000] [--only keys|orders|columns]
 
 Keys: so many whole numbers and texts are hashed, sorted into a table and matched to the same keys in another order,
 each in a process of its own: seconds per million, peak memory (resident, without what is mapped from files), and the
@@ -11,6 +11,9 @@ requests of the right side in one epoch. The cache holds a tenth of the right si
 samples, in that order but for blocks of 1,000 rows that are shuffled, or in random order. Bytes are given as multiples
 of those of the rows; Parquet in random order has no room. Prints a table and keeps it in
 benchmarks/results/joins-keys-<date>.txt and joins-orders-<date>.txt.
+
+Columns: a field of `--samples` samples of 4 KB in the smallest chunks is read for conditions, from an S3 that answers each read
+after 20 ms, with an empty cache.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ BATCH_KEYS = 1 << 16
 SAMPLE_BYTES = ROW_BYTES = 4096
 ORDERS = ("same", "blocks", "random")
 KINDS = ("JSON lines", "Parquet")
+STORE_DELAY_SECONDS = 0.02
 
 # ---------------------------------------------------------------- keys
 
@@ -216,19 +220,65 @@ def orders(samples: int) -> None:
             print(f"{f'{kind}, {order}':<34}{figures}  {found.get('error', '')}")
 
 
+# ---------------------------------------------------------------- columns
+
+
+def run_columns(samples: int, folder: Path) -> dict[str, float]:
+    """Reads a column, in this process."""
+    from tests.joins.buckets import Buckets
+
+    (folder / "left").mkdir()
+    write_left(folder / "left", samples)
+    os.environ["STREAMER_RUNTIME_DIR"] = f"{folder}/run"
+    buckets = Buckets({"left": folder / "left"}, folder)
+    try:
+        # The smallest chunks.
+        dataset = buckets.dataset("left", shuffle="sample")
+        member = dataset._member
+        manifest = member.manifest
+        buckets.store.delay_seconds = STORE_DELAY_SECONDS
+        began = time.perf_counter()
+        with member._columns(manifest, None) as columns:
+            columns.read(["json.uid"])
+        seconds = time.perf_counter() - began
+        dataset.close()
+        return {"chunks": manifest.chunks, "requests": len(buckets.store.reads), "seconds": seconds}
+    finally:
+        buckets.close()
+
+
+def columns(samples: int) -> None:
+    """Prints the time of reading a column."""
+    with tempfile.TemporaryDirectory() as name:
+        told = json.dumps({"samples": samples, "folder": name})
+        command = [sys.executable, __file__, "--run", told]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    found = json.loads(done.stdout)
+    print(
+        f"\n{samples:,} samples in {found['chunks']:,} chunks, a store that answers after {STORE_DELAY_SECONDS * 1e3:.0f} "
+        f"ms: a column in {found['seconds']:.2f} s with {found['requests']:,} requests"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, default=10_000_000)
     parser.add_argument("--samples", type=int, default=10_000)
-    parser.add_argument("--only", choices=("keys", "orders"))
+    parser.add_argument("--only", choices=("keys", "orders", "columns"))
     parser.add_argument("--run", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run:
         told = json.loads(arguments.run)
         told["folder"] = Path(told["folder"])
-        print(json.dumps(run_order(**told) if "order" in told else run_keys(**told)))
+        run = run_order if "order" in told else run_keys if "kind" in told else run_columns
+        print(json.dumps(run(**told)))
         return
-    for part, run in (("keys", lambda: keys(arguments.keys)), ("orders", lambda: orders(arguments.samples))):
+    parts = {
+        "keys": lambda: keys(arguments.keys),
+        "orders": lambda: orders(arguments.samples),
+        "columns": lambda: columns(arguments.samples),
+    }
+    for part, run in parts.items():
         if arguments.only in (None, part):
             with kept(f"joins-{part}"):
                 run()

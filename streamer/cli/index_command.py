@@ -198,16 +198,20 @@ def _open_manifest(arguments: argparse.Namespace, terminal: Terminal) -> Iterato
 
 def _add_columns(manifest: Manifest, client: EngineClient, request: GetManifest, names: Sequence[str]) -> None:
     """Reads columns; the keys are sorted, too, so that one is found at once."""
+    from contextlib import closing
+
+    from streamer.batches.scan import KEY
+    from streamer.client.engine_client import EngineClient
     from streamer.loader.members.column_reader import Columns
     from streamer.loader.members.connections import EngineConnections
     from streamer.loader.members.joins.keys import KeyReader
     from streamer.loader.members.joins.tables import keep_keys
-    from streamer.loader.members.single_reads import KEY
 
-    Columns(manifest, None, client.fallback_dir, client, request).read(names)
-    if KEY in names:
-        # Of the column: nothing is read again.
-        keep_keys(KeyReader(manifest, EngineConnections(lambda: client), KEY, fallback_dir=client.fallback_dir))
+    with closing(EngineConnections(lambda: EngineClient(client.settings))) as connections:
+        Columns(manifest, None, client.fallback_dir, connections, request).read(names)
+        if KEY in names:
+            # Of the column: nothing is read again.
+            keep_keys(KeyReader(manifest, connections, KEY, fallback_dir=client.fallback_dir))
 
 
 def _build_in_tasks(arguments: argparse.Namespace, folder: Path, bar: ProgressLine, notes: list[str]) -> Manifest:
@@ -266,7 +270,7 @@ def _plan_rows(manifest: Manifest, arguments: argparse.Namespace) -> str:
     data = OpenedDataset(manifest, None)
     cost = arguments.cost
     cost = Estimate(cost) if isinstance(cost, float) else cost
-    rows = data.pack(Packing(arguments.packing, cost=cost), manifest.path.parent, shuffle=True)
+    rows = data.plan_rows(Packing(arguments.packing, cost=cost), manifest.path.parent, shuffle=True)
     if arguments.explain is None:
         return rows.in_words()
     _check_batch(arguments.explain, arguments.nodes)

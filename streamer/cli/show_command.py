@@ -159,11 +159,11 @@ def _find_annotations(arguments: argparse.Namespace, manifest: Manifest, client:
 
 def _find_sample(key: str, manifest: Manifest, client: EngineClient) -> int:
     """The number of the sample with a key."""
+    from streamer.batches.scan import KEY
     from streamer.client.engine_client import EngineClient
     from streamer.loader.members.connections import EngineConnections
     from streamer.loader.members.joins.keys import KeyReader
     from streamer.loader.members.joins.tables import find_key
-    from streamer.loader.members.single_reads import KEY
 
     with closing(EngineConnections(lambda: EngineClient(client.settings))) as connections:
         try:

@@ -27,6 +27,7 @@ class KeyedS3:
         reads: (bucket, key, status) of each read, in order.
         slow_down: the bucket whose reads are answered 503 at present.
         bytes_per_second: what all reads together may take; 0: no limit.
+        delay_seconds: Time before each read is answered.
         sent_bytes: of all reads so far.
         sent: the same by bucket.
     """
@@ -37,6 +38,7 @@ class KeyedS3:
         self.reads: list[tuple[str, str, int]] = []
         self.slow_down = ""
         self.bytes_per_second = 0.0
+        self.delay_seconds = 0.0
         self.sent_bytes = 0
         self.sent: Counter[str] = Counter()
         self._link = threading.Lock()
@@ -101,6 +103,7 @@ class KeyedS3:
             status, part = 206, body[start:stop]
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body)}"
         self.reads.append((bucket, key, status))
+        time.sleep(self.delay_seconds)
         with self._link:  # one after the other, as on a link that is full
             self.sent_bytes += len(part)
             self.sent[bucket] += len(part)

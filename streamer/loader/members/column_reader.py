@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,14 +13,14 @@ import numpy as np
 
 from streamer.annotations.join import JoinRules, key_rows
 from streamer.annotations.table import AnnotationTable
-from streamer.client.engine_client import EngineClient
+from streamer.batches.scan import KEY, ChunkScan, MissingFieldError, MissingPartError, field_value, scan_chunks
 from streamer.decode.dispatch import SampleDecoder
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field
-from streamer.formats.registry import open_format
 from streamer.formats.table.records import TableOpener, fixed_dtype
+from streamer.loader.members.connections import EngineConnections
 from streamer.loader.members.narrow import find_field, list_narrow_fields, narrow_manifest
-from streamer.loader.members.single_reads import KEY, StreamedBytes
+from streamer.loader.members.single_reads import StreamedBytes
 from streamer.manifest.column_files import ColumnFiles, column_of
 from streamer.manifest.condition import ColumnValues
 from streamer.manifest.model import SampleName
@@ -42,7 +43,7 @@ class Columns:
         manifest: of the samples.
         joined: the annotations of the samples.
         fallback_dir: Where files are written if the manifest's folder is read-only for this process, and for locks.
-        client: reads what is not there yet.
+        connections: Connections to the engine, which reads what is not there yet.
         request: what the manifest was asked for with.
     """
 
@@ -51,12 +52,12 @@ class Columns:
         manifest: Manifest,
         joined: JoinRules | None,
         fallback_dir: Path,
-        client: EngineClient,
+        connections: EngineConnections,
         request: GetManifest,
     ) -> None:
         self._manifest = manifest
         self._joined = joined
-        self._client = client
+        self._connections = connections
         self._request = request
         self._fallback_dir = fallback_dir
         self._files = ColumnFiles(manifest, fallback_dir)
@@ -145,27 +146,30 @@ class Columns:
         return [column for column in found if column is not None]
 
     def _values(self, names: Sequence[str]) -> list[list[object]]:
-        """The values of some columns, sample by sample."""
+        """Reads the values of some columns, sample by sample, several chunks at the same time."""
         source = self._narrow(names)
-        opener = open_format(source)
+
+        @contextmanager
+        def open_bytes() -> Iterator[StreamedBytes]:
+            with self._connections.for_requests() as connection:
+                yield StreamedBytes(connection, source)
+
+        scan = ChunkScan(source, open_bytes)
         decoder = SampleDecoder()
+
+        def read_chunk(chunk: int) -> list[list[object]]:
+            values = [list[object]() for _ in names]
+            for ordinal, content in scan.read_samples(chunk):
+                sample = scan.open_sample(ordinal, content)
+                for column, wanted in zip(values, names, strict=True):
+                    own_key = wanted == KEY and KEY not in sample.fields
+                    column.append(sample.key if own_key else _value(sample.fields, wanted, decoder, ordinal))
+            return values
+
         columns = [list[object]() for _ in names]
-        content = StreamedBytes(self._client, source)
-        for chunk in range(source.chunks):
-            first = int(source.chunk_first[chunk])
-            bounds = content.boundaries(chunk).tolist()
-            held = content.read_chunk(chunk, 0, bounds[int(source.chunk_samples[chunk])])
-            for number in range(int(source.chunk_samples[chunk])):
-                ordinal = first + number
-                name = source.name(ordinal) if source.whole_objects else SampleName()
-                key, fields = opener.open(held[bounds[number] : bounds[number + 1]], name)
-                own = {field.name: field for field in fields}
-                for column, wanted in zip(columns, names, strict=True):
-                    column.append(
-                        (ordinal if key is None else key)
-                        if wanted == KEY and KEY not in own
-                        else _value(own, wanted, decoder, ordinal)
-                    )
+        for values in scan_chunks(range(source.chunks), read_chunk):
+            for column, some in zip(columns, values, strict=True):
+                column.extend(some)
         return columns
 
     def _narrow(self, names: Sequence[str]) -> Manifest:
@@ -173,7 +177,8 @@ class Columns:
         fields = {find_field(self._manifest, name) for name in names}
         if KEY in names or "" in fields:
             return self._manifest
-        return narrow_manifest(self._manifest, sorted(fields), self._client, self._request)
+        with self._connections.for_requests() as client:
+            return narrow_manifest(self._manifest, sorted(fields), client, self._request)
 
     def _check_kinds(self, names: Sequence[str]) -> None:
         """Refuses columns that have arrays by their kind, before they are read."""
@@ -219,26 +224,19 @@ class Columns:
         return column_of(name, values)
 
 
-def _value(fields: dict[str, Field], wanted: str, decoder: SampleDecoder, ordinal: int) -> object:
+def _value(fields: Mapping[str, Field], wanted: str, decoder: SampleDecoder, ordinal: int) -> object:
     """Returns the value of a column in the fields of a sample, or None if it has none."""
-    name = wanted
-    parts = list[str]()
-    while name not in fields and "." in name:
-        name, _, part = name.rpartition(".")
-        parts.insert(0, part)
-    if name not in fields:
+    try:
+        value = field_value(wanted, fields, decoder)
+    except MissingPartError:
+        return None
+    except MissingFieldError as error:
         raise ConfigError(
             f"column {wanted!r}: sample {ordinal} has no such field; it has {', '.join(fields) or 'none'}",
             field="where",
-        )
-    try:
-        value = decoder("", [fields[name]])[name]
+        ) from error
     except DecodeError as error:
         raise ConfigError(f"column {wanted!r} of sample {ordinal}: {error.message}", field="where") from error
-    for part in parts:
-        value = value.get(part) if isinstance(value, dict) else None
-    if isinstance(value, np.ndarray) and value.size == 1:
-        return value.item()
     if value is None or isinstance(value, str | bool | int | float | np.generic):
         return value
     raise ConfigError(

@@ -18,6 +18,7 @@ from streamer.annotations.options import Annotations
 from streamer.annotations.table import AnnotationTable
 from streamer.batches.samples.maker import SampleMaker, SampleRules
 from streamer.batches.samples.opened import MemberRecipe, OpenedDataset
+from streamer.batches.scan import KEY
 from streamer.batches.waiting import Announcer, watched
 from streamer.client.engine_client import EngineClient
 from streamer.client.launcher import log_of
@@ -32,7 +33,7 @@ from streamer.loader.agreement.epoch_cell import EpochCell
 from streamer.loader.members.connections import EngineConnections
 from streamer.loader.members.joins.joining import add_joined, both_digests, find_table, kept
 from streamer.loader.members.selections import Choice, Names, choose, new_fields
-from streamer.loader.members.single_reads import KEY, StreamedBytes
+from streamer.loader.members.single_reads import StreamedBytes
 from streamer.loader.options.dataset_options import DatasetOptions
 from streamer.manifest.kept import remove_orphans
 from streamer.manifest.reader_lock import open_held
@@ -312,8 +313,8 @@ class Member:
 
         request = self.options.manifest_request(self.rank_config())
         fallback_dir = self._fallback_dir
-        with self.connections.for_requests() as connection, watched(logger, lambda: "columns to be read"):
-            yield Columns(manifest, joined, fallback_dir, connection, request)
+        with watched(logger, lambda: "columns to be read"):
+            yield Columns(manifest, joined, fallback_dir, self.connections, request)
 
     def _find_columns(self, names: Sequence[str]) -> list[ColumnValues | None]:
         with self._columns(self.manifest, None) as columns:

@@ -17,8 +17,6 @@ from streamer.manifest.table import Manifest
 
 logger = logging.getLogger(__name__)
 
-KEY = "__key__"
-
 # More than one looks at.
 _MANY_READS = 64
 # The engine answers a request with at most this many bytes.

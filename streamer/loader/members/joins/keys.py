@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from copy import copy
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
+from streamer.batches.scan import KEY, ChunkScan, field_value, scan_chunks
 from streamer.decode.dispatch import SampleDecoder
 from streamer.errors import ConfigError, DecodeError, ManifestError
-from streamer.formats.base import Field, SampleName
 from streamer.formats.registry import restore_format
 from streamer.loader.members.connections import EngineConnections
-from streamer.loader.members.single_reads import KEY, StreamedBytes
+from streamer.loader.members.single_reads import StreamedBytes
 from streamer.manifest.column_files import ColumnFiles
 from streamer.manifest.columns import BinaryColumn
 from streamer.manifest.condition import ColumnValues
@@ -26,8 +23,6 @@ from streamer.manifest.keys import Keys, hash_values, number_keys
 from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
 
-# Chunks that are read at the same time; an engine shares its link among them.
-_READERS = 8
 _NAMES_AT_ONCE = 1 << 16
 
 
@@ -67,7 +62,7 @@ class KeyReader:
         own = restore_format(manifest)
         fields = {spec.name for spec in manifest.facts.fields}
         self._is_numbered = on == KEY and own.numbered_keys and KEY not in fields
-        self._opener = own.opener(manifest.facts)
+        self._scan = ChunkScan(manifest, self._open_bytes)
         self._decoder = SampleDecoder()
 
     def __repr__(self) -> str:
@@ -116,7 +111,7 @@ class KeyReader:
         if self._column is not None:
             return f"{self._column.value(ordinal)!r:.100}"
         first = int(self._read_from.chunk_first[chunk])
-        return f"{self._values(chunk, ordinal - first, ordinal - first + 1)[0]!r:.100}"
+        return f"{self._values(chunk, slice(ordinal - first, ordinal - first + 1))[0]!r:.100}"
 
     @contextmanager
     def named(self) -> Iterator[None]:
@@ -163,24 +158,14 @@ class KeyReader:
 
     def _read(self) -> Iterator[tuple[int, Keys]]:
         """Reads chunk after chunk, several at the same time; not those without a selected sample."""
-        with ThreadPoolExecutor(_READERS, "streamer-keys") as threads:
-            wanted = np.arange(self._read_from.chunks)
-            if self.selection is not None:
-                wanted = np.flatnonzero(np.diff(self.selection.ordinals.searchsorted(self._read_from.chunk_first)))
-            chunks = iter(wanted.tolist())
-            running = deque(threads.submit(self._of_chunk, chunk) for chunk in islice(chunks, 2 * _READERS))
-            try:
-                while running:
-                    yield running.popleft().result()
-                    running.extend(threads.submit(self._of_chunk, chunk) for chunk in islice(chunks, 1))
-            finally:
-                for future in running:
-                    future.cancel()
+        wanted = np.arange(self._read_from.chunks)
+        if self.selection is not None:
+            wanted = np.flatnonzero(np.diff(self.selection.ordinals.searchsorted(self._read_from.chunk_first)))
+        yield from scan_chunks(wanted.tolist(), self._of_chunk)
 
     def _of_chunk(self, chunk: int) -> tuple[int, Keys]:
         first = int(self._read_from.chunk_first[chunk])
-        samples = int(self._read_from.chunk_samples[chunk])
-        values = self._values(chunk, 0, samples)
+        values = self._values(chunk)
         try:
             return first, hash_values(values)
         except ManifestError as error:
@@ -191,52 +176,18 @@ class KeyReader:
         at = first + int(error.details.pop("index", 0) or 0)
         return ManifestError(f"the key {self._on!r} of sample {at}: {error.message}", sample=at)
 
-    def _values(self, chunk: int, start: int, stop: int) -> list[object]:
-        """The keys of some samples of a chunk."""
-        first = int(self._read_from.chunk_first[chunk])
-        with self._connections.for_requests() as connection:
-            content = StreamedBytes(connection, self._read_from)
-            bounds = content.boundaries(chunk)[start : stop + 1].tolist()
-            held = content.read_chunk(chunk, bounds[0], bounds[-1])
-        keys = []
-        for number in range(stop - start):
-            piece = held[bounds[number] - bounds[0] : bounds[number + 1] - bounds[0]]
-            keys.append(self._value(piece, first + start + number))
-        return keys
+    def _values(self, chunk: int, part: slice = slice(None)) -> list[object]:
+        """Returns the keys of the samples of a chunk, or of a part of them."""
+        return [self._value(ordinal, content) for ordinal, content in self._scan.read_samples(chunk, part)]
 
-    def _value(self, content: memoryview, ordinal: int) -> object:
-        name = self._read_from.name(ordinal) if self._read_from.whole_objects else SampleName()
+    def _value(self, ordinal: int, content: memoryview) -> object:
         try:
-            key, fields = self._opener.open(content, name)
-            if self._on == KEY:
-                return ordinal if key is None else key
-            value = key_value(self._on, fields, self._decoder)
+            sample = self._scan.open_sample(ordinal, content)
+            return sample.key if self._on == KEY else field_value(self._on, sample.fields, self._decoder)
         except (DecodeError, ConfigError) as error:
             raise ManifestError(f"the key {self._on!r} of sample {ordinal}: {error.message}", sample=ordinal) from error
-        # A list of one number is how some formats have one.
-        return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
 
-
-def key_value(on: str, fields: Sequence[Field], decoder: SampleDecoder) -> object:
-    """Returns the key in the fields of a sample, or None if it is null.
-
-    Raises:
-        DecodeError: there is no such field, or it has no such part.
-    """
-    by_name = {field.name: field for field in fields}
-    name = on
-    parts = list[str]()
-    while name not in by_name and "." in name:
-        name, _, part = name.rpartition(".")
-        parts.insert(0, part)
-    if name not in by_name:
-        raise DecodeError(f"it has no field {on!r}; it has {KEY}, {', '.join(by_name)}")
-    value = decoder("", [by_name[name]])[name]
-    for part in parts:
-        if value is None:
-            return None
-        if not isinstance(value, dict) or part not in value:
-            known = ", ".join(map(str, value)) if isinstance(value, dict) else type(value).__name__
-            raise DecodeError(f"field {name!r} has no {part!r} ({known:.200})")
-        value = value[part]
-    return value
+    @contextmanager
+    def _open_bytes(self) -> Iterator[StreamedBytes]:
+        with self._connections.for_requests() as connection:
+            yield StreamedBytes(connection, self._read_from)

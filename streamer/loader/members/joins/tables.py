@@ -19,9 +19,9 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
+from streamer.batches.scan import KEY
 from streamer.errors import ConfigError
 from streamer.loader.members.joins.keys import KeyReader
-from streamer.loader.members.single_reads import KEY
 from streamer.manifest.kept import hash_question
 from streamer.manifest.keys import KeyTable, Kind, build_keys
 

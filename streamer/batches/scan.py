@@ -1,0 +1,154 @@
+"""Reads the samples of whole chunks one after the other, several chunks at the same time, for one value of each.
+
+Columns for conditions and the keys of joins are read so. Where the bytes come from is the caller's affair: this room
+knows no connections.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from itertools import islice, pairwise
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from streamer.decode.dispatch import SampleDecoder
+from streamer.errors import DecodeError
+from streamer.formats.base import Field, SampleName
+from streamer.formats.registry import open_format
+from streamer.manifest.table import Manifest
+
+KEY = "__key__"
+
+# Chunks that are read at the same time; an engine shares its link among them.
+_READERS = 8
+
+Result = TypeVar("Result")
+
+
+class ChunkBytes(Protocol):
+    """Reads the bytes of chunks; `StreamedBytes` of the loader does. Used by one thread."""
+
+    def boundaries(self, chunk: int) -> npt.NDArray[np.int64]:
+        """Returns where the samples of a chunk begin, and the end of the last one, (samples + 1,)."""
+        ...
+
+    def read_chunk(self, chunk: int, start: int, stop: int) -> memoryview:
+        """Returns the chunk-local bytes [start, stop)."""
+        ...
+
+
+class ScannedSample(NamedTuple):
+    """A sample with its fields as they are stored.
+
+    Attributes:
+        key: Key of the sample, or its number in the manifest if it has none.
+        fields: Undecoded fields by name.
+    """
+
+    key: str | int
+    fields: Mapping[str, Field]
+
+
+class MissingFieldError(DecodeError):
+    """A sample has no field of the name that is asked for."""
+
+
+class MissingPartError(DecodeError):
+    """A field has no part of the name that is asked for."""
+
+
+class ChunkScan:
+    """Reads the samples of a manifest, a chunk or a part of one at a time. Used by any thread.
+
+    Args:
+        manifest: Manifest of the samples.
+        open_bytes: Opens what reads the bytes of chunks, for one thread.
+    """
+
+    def __init__(self, manifest: Manifest, open_bytes: Callable[[], AbstractContextManager[ChunkBytes]]) -> None:
+        self._manifest = manifest
+        self._open_bytes = open_bytes
+        self._opener = open_format(manifest)
+
+    def __repr__(self) -> str:
+        return f"ChunkScan({self._manifest!r})"
+
+    def read_samples(self, chunk: int, part: slice = slice(None)) -> Iterator[tuple[int, memoryview]]:
+        """Reads a chunk, or a part of its samples, by one request; yields the ordinal and the bytes of each sample."""
+        first = int(self._manifest.chunk_first[chunk])
+        numbers = range(int(self._manifest.chunk_samples[chunk]))[part]
+        with self._open_bytes() as content:
+            bounds = content.boundaries(chunk)[numbers.start : numbers.stop + 1].tolist()
+            held = content.read_chunk(chunk, bounds[0], bounds[-1])
+        for number, (start, stop) in zip(numbers, pairwise(bounds), strict=True):
+            yield first + number, held[start - bounds[0] : stop - bounds[0]]
+
+    def open_sample(self, ordinal: int, content: memoryview) -> ScannedSample:
+        """Splits the bytes of a sample into its key and its fields.
+
+        Raises:
+            DecodeError, ConfigError: The bytes do not have the format.
+        """
+        name = self._manifest.name(ordinal) if self._manifest.whole_objects else SampleName()
+        key, fields = self._opener.open(content, name)
+        return ScannedSample(ordinal if key is None else key, {field.name: field for field in fields})
+
+
+def scan_chunks(chunks: Iterable[int], work: Callable[[int], Result]) -> Generator[Result]:
+    """Yields the results of some chunks in their order; several threads work at the same time.
+
+    Twice as many chunks as threads are begun at most. A generator that is closed begins no more of them.
+
+    Args:
+        chunks: Numbers of the chunks.
+        work: Function from the number of a chunk to its result, which reads the samples.
+    """
+    with ThreadPoolExecutor(_READERS, "streamer-scan") as threads:
+        waiting = iter(chunks)
+        begun = deque(threads.submit(work, chunk) for chunk in islice(waiting, 2 * _READERS))
+        try:
+            while begun:
+                yield begun.popleft().result()
+                begun.extend(threads.submit(work, chunk) for chunk in islice(waiting, 1))
+        finally:
+            for future in begun:
+                future.cancel()
+
+
+def field_value(wanted: str, fields: Mapping[str, Field], decoder: SampleDecoder) -> object:
+    """Decodes the value of a field, or of a part of one.
+
+    Args:
+        wanted: Name of the field, or of the field and its parts, "json.size.width".
+        fields: Fields of a sample, by name.
+        decoder: Decoder of the field.
+
+    Returns:
+        The value, or None if it is null; an array of one number as that number, since some formats have no others.
+
+    Raises:
+        DecodeError: The bytes of the field are damaged.
+        MissingFieldError: The sample has no such field.
+        MissingPartError: The field has no such part.
+    """
+    name = wanted
+    parts = list[str]()
+    while name not in fields and "." in name:
+        name, _, part = name.rpartition(".")
+        parts.insert(0, part)
+    if name not in fields:
+        raise MissingFieldError(f"it has no field {wanted!r}; it has {', '.join([KEY, *fields])}")
+    value = decoder("", [fields[name]])[name]
+    for part in parts:
+        if value is None:
+            return None
+        if not isinstance(value, dict) or part not in value:
+            known = ", ".join(map(str, value)) if isinstance(value, dict) else type(value).__name__
+            raise MissingPartError(f"field {name!r} has no {part!r} ({known:.200})")
+        value = value[part]
+    return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
