@@ -12,8 +12,8 @@ samples, in that order but for blocks of 1,000 rows that are shuffled, or in ran
 of those of the rows; Parquet in random order has no room. Prints a table and keeps it in
 benchmarks/results/joins-keys-<date>.txt and joins-orders-<date>.txt.
 
-Columns: a field of `--samples` samples of 4 KB in the smallest chunks is read for conditions, from an S3 that answers each read
-after 20 ms, with an empty cache.
+Columns: a field of `--samples` samples of 4 KB in the smallest chunks is read for conditions, from an S3 that answers
+each read after 20 ms, with an empty cache.
 """
 
 from __future__ import annotations
@@ -255,8 +255,8 @@ def columns(samples: int) -> None:
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     found = json.loads(done.stdout)
     print(
-        f"\n{samples:,} samples in {found['chunks']:,} chunks, a store that answers after {STORE_DELAY_SECONDS * 1e3:.0f} "
-        f"ms: a column in {found['seconds']:.2f} s with {found['requests']:,} requests"
+        f"\n{samples:,} samples in {found['chunks']:,} chunks, a store that answers after "
+        f"{STORE_DELAY_SECONDS * 1e3:.0f} ms: a column in {found['seconds']:.2f} s with {found['requests']:,} requests"
     )
 
 
