@@ -50,7 +50,9 @@ class JoinRules(msgspec.Struct, frozen=True):
     def make(cls, table: Path, given: Annotations, manifest: Manifest) -> JoinRules:
         """Makes the rules of annotations whose table is found."""
         base = manifest.content.base if manifest.whole_objects else ""
-        return cls(table, given.missing, given.on, base, restore_format(manifest).part_mark)
+        return cls(
+            table=table, missing=given.missing, on=given.on, base=base, part_mark=restore_format(manifest).part_mark
+        )
 
     @property
     def digest(self) -> str:

@@ -171,7 +171,11 @@ class Warming:
         places = self._places()
         everything = self._target is not None
         chosen = plan(
-            self._manifest, present | below if everything else present, None if everything else limit, below, places
+            manifest=self._manifest,
+            present=present | below if everything else present,
+            room_bytes=None if everything else limit,
+            below=below,
+            places=places,
         )
         session = self._client.open_session(
             OpenSession(0, "", dataset=self._manifest.digest, consumer=self._consumer, stream="warm")
@@ -181,7 +185,13 @@ class Warming:
             if slices and not everything:
                 # How much must stay free for chunks in flight is known when the engine knows the first chunks.
                 self._extend(session, 1, slices, chosen.chunks)
-                chosen = plan(self._manifest, present, max(limit - self._counter("staging_bytes"), 0), below, places)
+                chosen = plan(
+                    manifest=self._manifest,
+                    present=present,
+                    room_bytes=max(limit - self._counter("staging_bytes"), 0),
+                    below=below,
+                    places=places,
+                )
                 slices = list(cut(chosen.file_bytes, self._pace.slice_bytes(limit)))
             return chosen, self._read(session, chosen, slices, report)
         finally:

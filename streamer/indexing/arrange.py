@@ -96,7 +96,9 @@ def _cut(right: Manifest, chunks: Int64Array, rows: Int64Array) -> _Runs:
 def _arrange_objects(right: Manifest, runs: _Runs) -> ManifestRows:
     listing = _listing(right).only(runs.right.tolist())
     order = np.arange(len(runs.right), dtype=np.int64)
-    return rows_of_objects(listing, right.format, right.chunk_bytes, order, runs.first)
+    return rows_of_objects(
+        listing=listing, format_name=right.format, chunk_bytes=right.chunk_bytes, order=order, first=runs.first
+    )
 
 
 def _arrange_extents(right: Manifest, runs: _Runs) -> ManifestRows:

@@ -139,7 +139,13 @@ async def build(
     wanted = (urls,) if isinstance(urls, str) else tuple(urls)
     if not wanted:
         raise ConfigError("urls is empty; name at least one prefix or object", field="urls")
-    listed = await list_objects(wanted, lister, choose_format, options.concurrency, options.order_of)
+    listed = await list_objects(
+        urls=wanted,
+        lister=lister,
+        choose_format=choose_format,
+        concurrency=options.concurrency,
+        order_of=options.order_of,
+    )
     if listed.indexer.whole_objects:
         await _check_start(listed.listing, reader, options)
         rows, why, memory = await _whole_objects(listed, options), "", b""
@@ -181,14 +187,23 @@ async def _whole_objects(listed: ListedDataset, options: BuildOptions) -> Manife
     rows = await asyncio.to_thread(_pack, listing, listed.indexer, chunk_bytes, options.in_key_order)
     if options.on_progress:
         count = len(listing)
-        options.on_progress(BuildProgress(count, count, total_bytes, total_bytes, 0, count))
+        options.on_progress(
+            BuildProgress(
+                objects_done=count,
+                objects=count,
+                bytes_done=total_bytes,
+                total_bytes=total_bytes,
+                read_bytes=0,
+                samples=count,
+            )
+        )
     return rows
 
 
 def _pack(listing: Listing, chosen: Indexer, chunk_bytes: int, in_key_order: bool) -> ManifestRows:
     pack = pack_in_order if in_key_order else pack_objects
     order, first = pack(hash_keys(listing.keys), listing.sizes, chunk_bytes)
-    rows = rows_of_objects(listing, chosen.name, chunk_bytes, order, first)
+    rows = rows_of_objects(listing=listing, format_name=chosen.name, chunk_bytes=chunk_bytes, order=order, first=first)
     return msgspec.structs.replace(rows, indexer=chosen)
 
 
@@ -207,7 +222,9 @@ async def _containers(
     if options.on_estimate:
         options.on_estimate(_estimate(surveyed, known, chunk_bytes))
     _leave_out(survey.left_out, options, "rows or parts of the dataset")
-    indexed = _Indexed(surveyed, listed.indexer, chunk_bytes, reader, options)
+    indexed = _Indexed(
+        surveyed=surveyed, chosen=listed.indexer, chunk_bytes=chunk_bytes, reader=reader, options=options
+    )
     rows = await indexed.rows(known)
     if (empty := survey.rows - indexed.rows_left_out - rows.samples) > 0:
         options.on_note(f"{empty} of {survey.rows} rows have no sample in them{_describe_options(indexer)}")
@@ -359,7 +376,13 @@ class _Indexed:
         logs = self._options.logs
         log = logs.open_log(source, self._chosen, self._chunk_bytes) if logs else None
         named = msgspec.structs.replace(source, key=source.record.url.removeprefix(self._listing.base))
-        return Container(named, self._survey.facts, self._chosen.name, self._chunk_bytes, log)
+        return Container(
+            source=named,
+            facts=self._survey.facts,
+            format_name=self._chosen.name,
+            chunk_bytes=self._chunk_bytes,
+            log=log,
+        )
 
     async def _index(self, number: int) -> Cut | list[Block]:
         passed = 0

@@ -109,5 +109,15 @@ class _Rows:
             own = first_ranges(ranges, hint.fetch_bytes)
             ranges = ranges[len(own) :]
             rest = rest - share
-            blocks.append(Block(tuple(own), hint.samples, share, hint.hint, (), hint.parts, hint.part_ranges))
+            blocks.append(
+                Block(
+                    ranges=tuple(own),
+                    samples=hint.samples,
+                    record_bytes=share,
+                    hint=hint.hint,
+                    objects=(),
+                    parts=hint.parts,
+                    part_ranges=hint.part_ranges,
+                )
+            )
         return blocks

@@ -84,7 +84,7 @@ class _UrlListing(msgspec.Struct):
             return self
         keys = [self.keys[i] for i in places]
         versions = [self.versions[i] for i in places]
-        return _UrlListing(self.url, self.folder, keys, versions, self.sizes[places])
+        return _UrlListing(url=self.url, folder=self.folder, keys=keys, versions=versions, sizes=self.sizes[places])
 
     def list_others(self, places: Sequence[int]) -> list[ObjectRecord]:
         kept = set(places)
@@ -185,7 +185,7 @@ async def _list_one(url: str, lister: Lister, order_of: OrderOf) -> _UrlListing:
     # A thread does it: braces may stand for 10^6 urls, and so many names take a second.
     place_of = order_of(url) if "{" not in url else await asyncio.to_thread(order_of, url)
     if place_of is None and len(names) < _FEW:
-        return _sort_objects(url, names, versions, sizes, None)
+        return _sort_objects(url=url, names=names, versions=versions, sizes=sizes, place_of=None)
     return await asyncio.to_thread(_sort_objects, url, names, versions, sizes, place_of)
 
 

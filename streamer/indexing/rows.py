@@ -273,7 +273,13 @@ class Contained(msgspec.Struct, frozen=True):
         indexer = self.indexer
         options = key_options(self.indexer.options, self.facts.fields)
         keys = [
-            recoded_chunk_key(indexer.name, indexer.revision, options, self.listing.record(number), members)
+            recoded_chunk_key(
+                format_name=indexer.name,
+                revision=indexer.revision,
+                options=options,
+                record=self.listing.record(number),
+                blocks=members,
+            )
             for number, members in chunks
         ]
         return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16)

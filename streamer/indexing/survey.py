@@ -63,7 +63,9 @@ async def survey_objects(
     damages: list[ManifestError] = []
     while True:
         try:
-            found = await _survey_objects(listed, accepted, reader, concurrency, memories)
+            found = await _survey_objects(
+                listed=listed, accepted=accepted, reader=reader, concurrency=concurrency, memories=memories
+            )
             break
         except ManifestError as error:
             kept = [record for record in accepted if record.url != error.details.get("url")]

@@ -112,7 +112,7 @@ class KeyTable:
         """
         head = read_head(path, KeyHead, "table of keys")
         high, low, ordinals = (map_numbers(path / name, head.rows, "<u8") for name, _ in _COLUMNS)
-        return cls(path, head, high, low, ordinals.view(np.int64))
+        return cls(path=path, head=head, high=high, low=low, ordinals=ordinals.view(np.int64))
 
     def __len__(self) -> int:
         return self.head.rows
@@ -308,7 +308,7 @@ def _sort_and_write(buckets: Sequence[BinaryIO], place: Path, kind: Kind, missin
             for file, field in columns:
                 file.write(np.ascontiguousarray(found[field]).tobytes())
             rows += len(found)
-    return KeyHead(kind, rows, missing, repeated, example)
+    return KeyHead(kind=kind, rows=rows, missing=missing, repeated=repeated, example=example)
 
 
 def _read(bucket: BinaryIO) -> NDArray[np.void]:

@@ -157,7 +157,14 @@ def encode_root(content: ManifestContent, urls: Sequence[str], file_bytes: dict[
     Raises:
         ManifestError: it is longer than readers accept.
     """
-    root = Root(MAGIC, content.version, content.digest(), list(urls), file_bytes, content)
+    root = Root(
+        magic=MAGIC,
+        version=content.version,
+        digest=content.digest(),
+        urls=list(urls),
+        file_bytes=file_bytes,
+        content=content,
+    )
     raw = msgspec.json.format(msgspec.json.encode(root), indent=1)
     if len(raw) > ROOT_LIMIT_BYTES:
         raise ManifestError(

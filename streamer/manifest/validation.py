@@ -265,26 +265,35 @@ class _Keys:
         edges = self._manifest.chunk_first[first : stop + 1].tolist()
         start, end = edges[0], edges[-1]
         ranges = np.zeros((end - start, 2), np.int64)
-        ranges[:, 1] = self._rows(part, "objects", "size", start, end)
+        ranges[:, 1] = self._rows(part=part, table="objects", name="size", first=start, stop=end)
         names = [self._name(number) for number in range(start, end)]
         places = [edge - start for edge in edges]
-        return self._keys(names, ranges, places, self._rows(part, "samples", "start", start, end), places)
+        return self._keys(
+            names=names,
+            ranges=ranges,
+            extents=places,
+            starts=self._rows(part=part, table="samples", name="start", first=start, stop=end),
+            samples=places,
+        )
 
     def _extent_keys(self, part: int, first: int, stop: int) -> Iterator[bytes]:
         edges = self._manifest.chunk_first[first : stop + 1].tolist()
         run = self._runs[part]
         rows = min(stop + 1, run["chunks"].first + run["chunks"].count)
-        extents = self._rows(part, "chunks", "first_extent", first, rows).tolist()
+        extents = self._rows(part=part, table="chunks", name="first_extent", first=first, stop=rows).tolist()
         if len(extents) == stop - first:
             extents.append(run["extents"].first + run["extents"].count)
         owners, *spans = (
-            self._rows(part, "extents", name, extents[0], extents[-1]) for name in ("object", "start", "stop")
+            self._rows(part=part, table="extents", name=name, first=extents[0], stop=extents[-1])
+            for name in ("object", "start", "stop")
         )
         known = self._named
         names = [known.get(number) or self._name(number) for number in owners.tolist()]
-        starts = self._rows(part, "samples", "start", edges[0], edges[-1])
+        starts = self._rows(part=part, table="samples", name="start", first=edges[0], stop=edges[-1])
         places = [[edge - each[0] for edge in each] for each in (extents, edges)]
-        return self._keys(names, np.stack(spans, axis=1), places[0], starts, places[1])
+        return self._keys(
+            names=names, ranges=np.stack(spans, axis=1), extents=places[0], starts=starts, samples=places[1]
+        )
 
     def _rows(self, part: int, table: str, name: str, first: int, stop: int) -> NDArray[np.generic]:
         """Rows of a numeric column, by their numbers in the whole manifest; all of them are in this part."""
@@ -372,7 +381,17 @@ def _blocks(chunk: Chunk) -> list[Block] | None:
         for hint in decode_hints(chunk.hint):
             own = first_ranges(ranges, hint.fetch_bytes)
             ranges = ranges[len(own) :]
-            blocks.append(Block(tuple(own), hint.samples, 0, hint.hint, (), hint.parts, hint.part_ranges))
+            blocks.append(
+                Block(
+                    ranges=tuple(own),
+                    samples=hint.samples,
+                    record_bytes=0,
+                    hint=hint.hint,
+                    objects=(),
+                    parts=hint.parts,
+                    part_ranges=hint.part_ranges,
+                )
+            )
     except (msgspec.MsgspecError, IndexError):
         return None
     codec = Codec.SHARED if any(block.part_ranges for block in blocks) else Codec.RECORDS

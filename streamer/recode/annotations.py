@@ -100,7 +100,15 @@ async def fetch_file(record: ObjectRecord, file: Path, fetcher: Fetcher) -> None
 def _job_of(options: TableOptions, record: ObjectRecord) -> RecodeJob:
     """Makes the job of a file: one block, of which nothing is known; its table is planned to take as much as it."""
     hint = encode_hints([Block(((0, record.size),), -1, 0)])
-    return RecodeJob(ANNOTATIONS, msgspec.to_builtins(options), Facts(), hint, -1, record.size, record.size)
+    return RecodeJob(
+        format=ANNOTATIONS,
+        options=msgspec.to_builtins(options),
+        facts=Facts(),
+        hint=hint,
+        samples=-1,
+        fetch_bytes=record.size,
+        planned_bytes=record.size,
+    )
 
 
 def publish(made: Recoded, place: Path, root: Path) -> str:

@@ -55,7 +55,15 @@ class RecodeJob(msgspec.Struct, frozen=True, array_like=True):
         size = asked.object.size
         hint = encode_hints([Block(((0, size),), -1, 0, asked.hint)])
         planned_bytes = (MOST_RECORD_BYTES - MOST_EXTRA_BYTES) // MOST_RATIO
-        return cls(asked.format, asked.options, asked.facts, hint, -1, size, planned_bytes)
+        return cls(
+            format=asked.format,
+            options=asked.options,
+            facts=asked.facts,
+            hint=hint,
+            samples=-1,
+            fetch_bytes=size,
+            planned_bytes=planned_bytes,
+        )
 
     @property
     def most_bytes(self) -> int:

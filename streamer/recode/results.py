@@ -76,7 +76,16 @@ def read_examined(asked: Examine) -> Iterator[Chunk]:
 
 def whole_object(record: ObjectRecord) -> Chunk:
     """Returns an object as a chunk of one block, for messages about it."""
-    return Chunk(-1, b"", (Extent(record, 0, record.size),), -1, -1, record.size, record.size, Codec.RECORDS)
+    return Chunk(
+        index=-1,
+        key=b"",
+        extents=(Extent(record, 0, record.size),),
+        first_sample=-1,
+        samples=-1,
+        fetch_bytes=record.size,
+        local_bytes=record.size,
+        codec=Codec.RECORDS,
+    )
 
 
 def failure(chunk: Chunk, job: RecodeJob, reason: str, block: int) -> RecodeError:

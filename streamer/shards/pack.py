@@ -104,12 +104,18 @@ def pack(
         output = find_output(format, vocabulary)
         samples, fields_described = _describe_samples(cast("Iterable[Mapping[str, Any]]", source), output, vocabulary)
         described = {"source": "an iterable", "prefix": prefix, "shard_bytes": size, **fields_described}
-        return _pack_samples(samples, Job(target, prefix, described), size, dict(out_options), callbacks)
+        return _pack_samples(
+            samples=samples,
+            job=Job(target, prefix, described),
+            shard_bytes=size,
+            options=dict(out_options),
+            callbacks=callbacks,
+        )
     beside = ("" if manifest is None else os.fspath(manifest), "" if joined is None else joined.url)
     (*plain, manifest_url, joined_url), options = take_logins((*urls, *beside), storage_options or {})
     with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder, runner(on) as running:
         prepared = prepare(
-            DatasetSource(
+            source=DatasetSource(
                 urls=tuple(plain),
                 format=source_format,
                 format_options=dict(format_options or {}),
@@ -117,7 +123,7 @@ def pack(
                 manifest=None if manifest is None else manifest_url,
                 options=dict(options),
             ),
-            PackOptions(
+            writing=PackOptions(
                 url=target,
                 prefix=prefix,
                 shard_bytes=size,
@@ -130,9 +136,9 @@ def pack(
                 vocabulary=vocabulary,
                 annotations=None if joined is None else replace(joined, url=joined_url),
             ),
-            Path(folder),
-            running,
-            callbacks,
+            folder=Path(folder),
+            runner=running,
+            callbacks=callbacks,
         )
         return run(prepared, running, callbacks)
 
@@ -142,9 +148,11 @@ def _pack_samples(
 ) -> Packed:
     left = wait_for(claim(job, options))
     follower = Follower(None, {}, callbacks.on_progress)
-    receipts = pack_iterable(samples, job, shard_bytes, options, follower.count_shard)
+    receipts = pack_iterable(
+        samples=samples, job=job, shard_bytes=shard_bytes, options=options, on_shard=follower.count_shard
+    )
     # Shards of another run of the same program have other versions, if these are times.
-    return settle_shards(job, options, receipts, lambda there: receipts | there, left)
+    return settle_shards(job=job, options=options, receipts=receipts, write=lambda there: receipts | there, left=left)
 
 
 def _urls(source: object) -> tuple[str, ...] | None:

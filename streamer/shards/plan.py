@@ -122,7 +122,9 @@ def batch_of(manifest: Manifest, ordinals: Int64Array) -> Batch | RecodedBatch:
         names = [manifest.name(ordinal) for ordinal in ordinals.tolist()]
         places = list(range(len(objects)))
         sizes = [record.size for record in objects]
-        return Batch(ordinals.tolist(), objects, places, [0] * len(objects), sizes, names)
+        return Batch(
+            ordinals=ordinals.tolist(), objects=objects, owner=places, start=[0] * len(objects), stop=sizes, names=names
+        )
     chunks, starts, stops = manifest.locate(ordinals)
     known = {number: manifest.chunk(number) for number in set(chunks.tolist())}
     found = [
@@ -131,7 +133,14 @@ def batch_of(manifest: Manifest, ordinals: Int64Array) -> Batch | RecodedBatch:
     ]
     places_of = {record: place for place, record in enumerate(dict.fromkeys(extent.object for extent in found))}
     owner = [places_of[extent.object] for extent in found]
-    return Batch(ordinals.tolist(), list(places_of), owner, [e.start for e in found], [e.stop for e in found], names=[])
+    return Batch(
+        ordinals=ordinals.tolist(),
+        objects=list(places_of),
+        owner=owner,
+        start=[e.start for e in found],
+        stop=[e.stop for e in found],
+        names=[],
+    )
 
 
 def key_of_file(path: str) -> str:

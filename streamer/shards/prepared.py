@@ -72,8 +72,16 @@ def prepare(
     output = find_output(writing.output, writing.vocabulary)
     _refuse_same_place(source.urls, writing.url)
     options = BuildOptions(on_progress=callbacks.on_index)
-    manifest = wait_for(manifest_of_source(source, folder, runner, options, callbacks.on_note))
-    plan = make_plan(manifest, writing.order, writing.seed, writing.shard_bytes, output.overhead_bytes)
+    manifest = wait_for(
+        manifest_of_source(source=source, folder=folder, runner=runner, options=options, on_note=callbacks.on_note)
+    )
+    plan = make_plan(
+        manifest=manifest,
+        order=writing.order,
+        seed=writing.seed,
+        shard_bytes=writing.shard_bytes,
+        overhead=output.overhead_bytes,
+    )
     if writing.transform is None and output.has_files:
         refuse_double_keys(manifest)
     content = manifest.content
@@ -166,7 +174,7 @@ def run(prepared: Prepared, runner: Runner, callbacks: Callbacks) -> Packed:
             done[receipt.shard] = receipt
         return done
 
-    return settle_shards(job, options, write(earlier), write, left)
+    return settle_shards(job=job, options=options, receipts=write(earlier), write=write, left=left)
 
 
 def _refuse_same_place(urls: Sequence[str], url: str) -> None:

@@ -89,7 +89,15 @@ class ShardReader:
         length = sum(extent.length for extent in extents)
         if extents and split(extents[0].object.url).scheme == "file":
             return ReadBatch(partial(_samples, batch, places, await _read_here(extents, length)), lambda: None)
-        chunk = Chunk(-1, b"", tuple(extents), -1, len(places), fetch_bytes=length, local_bytes=length)
+        chunk = Chunk(
+            index=-1,
+            key=b"",
+            extents=tuple(extents),
+            first_sample=-1,
+            samples=len(places),
+            fetch_bytes=length,
+            local_bytes=length,
+        )
         fetched = await self._fetcher.fetch(chunk)
         return ReadBatch(partial(_samples, batch, places, fetched.parts[0]), fetched.close)
 

@@ -114,4 +114,10 @@ async def _finish(
         manifest = await put_manifest(destination, job, receipts)
         # Now, when no other pack of this job needs them: all shards are there.
         await destination.abort(left)
-    return Packed(job.url, manifest.digest, manifest.objects, manifest.samples, manifest.total_bytes)
+    return Packed(
+        url=job.url,
+        digest=manifest.digest,
+        shards=manifest.objects,
+        samples=manifest.samples,
+        bytes=manifest.total_bytes,
+    )

@@ -83,7 +83,11 @@ async def verify(
         await _check_all(runner, tasks, on_progress)
     samples = sum(receipt.samples for receipt in ordered)
     return Verified(
-        digest, len(ordered), samples, sum(receipt.size for receipt in ordered), samples if runner else read
+        digest=digest,
+        shards=len(ordered),
+        samples=samples,
+        bytes=sum(receipt.size for receipt in ordered),
+        read_samples=samples if runner else read,
     )
 
 

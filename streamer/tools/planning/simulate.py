@@ -126,7 +126,13 @@ class _SimulatedNode:
         self._policy.open_sessions(
             "planned",
             [
-                SessionOpening(name, dataset.manifest.digest, most, int(rate * self._lookahead_bytes), values[name])
+                SessionOpening(
+                    session=name,
+                    dataset_id=dataset.manifest.digest,
+                    open_bytes=most,
+                    lookahead_bytes=int(rate * self._lookahead_bytes),
+                    value=values[name],
+                )
                 for name, dataset, most, rate in columns
             ],
         )
@@ -269,7 +275,13 @@ class _SimulatedNode:
 
     def _plan(self, rank: int, epoch: int) -> RankPlan:
         last_batch = check_last_batch(None, self._world)
-        return RankPlan(self._order.at(epoch), self._batch_samples, self._world, rank, last_batch)
+        return RankPlan(
+            order=self._order.at(epoch),
+            global_batch=self._batch_samples,
+            world=self._world,
+            rank=rank,
+            last_batch=last_batch,
+        )
 
 
 class _Ranks:
