@@ -79,7 +79,7 @@ def counted(count: int, unit: str) -> str:
 class FetchConfig:
     """The settings of the fetcher. A file sets `FETCH_SETTINGS`; the others are fixed, and vary in tests only."""
 
-    # What reads S3 and web servers. "auto" is libcurl on Linux: against obstore 3,798 to 2,250 samples/s of cold tars,
+    # The client that reads S3 and web servers. "auto" is libcurl on Linux: against obstore 3,798 to 2,250 samples/s of cold tars,
     # 725 to 1,221 MB of memory, 56 % of the engine's CPU per sample (2 cores, 2026-11-23). It runs on one core, up to
     # 0.82 GB/s with TLS and 5,000 objects of 110 KB a second, per fetch process; obstore has threads.
     client: FetchClient = "auto"
@@ -193,7 +193,7 @@ class EngineConfig:
     socket_path: Path | None = None
     # The engine leaves this long after its last connection; None: a service, it stays.
     grace_seconds: float | None = 3.0
-    # After a start with a folder that is not empty nothing is evicted for this long: clients re-open their sessions.
+    # Nothing is evicted for this long after a start with a folder that is not empty: clients re-open their sessions.
     settle_seconds: float = 2.0
     # A session silent for this long while others wait loses the protection of its look-ahead.
     silent_seconds: float = 60.0
@@ -202,11 +202,11 @@ class EngineConfig:
     # Processes that fetch and publish beside the engine's loop; 0: the loop does. None ("auto"): started and ended by
     # load, at most one for four cores, so that small machines have none (engine/processes/policy.py).
     fetch_processes: int | None = None
-    # What a service serves and with which credentials; empty: any url, with the options that the client sends.
+    # The datasets that a service serves, and their credentials; empty: any url, with the options that the client sends.
     datasets: tuple[DatasetConfig, ...] = ()
     # Clients may not name what is of this machine: a service without datasets, whose clients have other rights.
     guarded: bool = False
-    # What was read for datasets and service besides the configuration itself: one that changes is read again.
+    # Files that were read for datasets and service besides the configuration itself: one that changes is read again.
     secret_files: tuple[Path, ...] = ()
     service: ServiceConfig = field(default_factory=ServiceConfig)
     peers: PeersConfig = field(default_factory=PeersConfig)

@@ -36,7 +36,7 @@ Detail = str | int | float | bool | None
 # Signs of a name that a terminal obeys, or that change the order in which text is shown.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _LINE_STARTS = re.compile(r"\n(?=\S)")
-# What is before an @ in these urls is a container, a branch or a namespace.
+# The part before an @ in these urls is a container, a branch or a namespace.
 _WITHOUT_LOGINS = frozenset(
     {"abfs", "abfss", "az", "wasb", "wasbs", "gs", "gcs", "s3", "s3a", "hf", "git", "github", "oci"}
 )

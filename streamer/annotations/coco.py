@@ -87,7 +87,7 @@ class _Object(msgspec.Struct):
     iscrowd: int = 0
     keypoints: list[float] = []
     segmentation: msgspec.Raw = msgspec.Raw(b"null")
-    # Of panoptic files.
+    # Panoptic files have it.
     segments_info: msgspec.Raw = msgspec.Raw()
     caption: str = ""
 

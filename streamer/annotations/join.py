@@ -61,7 +61,7 @@ class JoinRules(msgspec.Struct, frozen=True):
 
 
 def table_digest(rules: JoinRules | None) -> str | None:
-    """Returns the identity of the joined table; None: nothing is joined."""
+    """Returns the identity of the joined table, None if nothing is joined."""
     return None if rules is None else rules.digest
 
 
@@ -100,7 +100,7 @@ class Joiner:
         return self._decode(key, self._opener.open(record, _NO_NAME)[1])
 
     def fields(self, key: str, fields: Sequence[Field]) -> Sequence[Field] | None:
-        """Returns the annotations of a sample, undecoded; None: it has none, and such samples are left out."""
+        """Returns the annotations of a sample, undecoded, None if it has none and such samples are left out."""
         if self._rules.missing == "drop" and self._find(self._name(key, fields)) < 0:
             return None
         record = self._record(key, fields)
@@ -117,7 +117,7 @@ class Joiner:
         return self.table.find(name, self._rules.base)
 
     def _record(self, key: str, fields: Sequence[Field]) -> memoryview | None:
-        """Returns the row of a sample; None: it has no row, and may have none."""
+        """Returns the row of a sample, None if it has none and may have none."""
         name = self._name(key, fields)
         if (row := self._find(name)) >= 0:
             return memoryview(self.table.row(row))

@@ -16,14 +16,14 @@ from streamer.formats.names import base_name
 if TYPE_CHECKING:
     from streamer.formats.table.writer import Column
 
-# What happens to a sample without annotations.
+# Says what happens to a sample without annotations.
 Missing = Literal["error", "empty", "drop"]
 # Longest file of annotations. It is parsed as a whole, in a process of its own.
 MOST_FILE_BYTES = 2_000_000_000
 ENDINGS = ("json", "csv", "tsv", "jsonl", "ndjson", "parquet", "pq")
 # The key's name in COCO and at Hugging Face.
 USUAL_KEY = "file_name"
-# By these words a client tells a table that does not name the files: of an error in a recoder only the text arrives.
+# These words tell a client about a table that does not name the files: of an error in a recoder only the text arrives.
 NO_KEY = "has no column of keys"
 
 

@@ -151,7 +151,8 @@ def _refuse_doubles(hashes: NDArray[np.int64], order: NDArray[np.int64], keys: S
 
 def _endings(keys: Sequence[str]) -> tuple[str, ...]:
     """Returns the extensions of the keys, the commonest first; none where keys are ambiguous without them."""
-    stems, endings = set[str](), Counter[str]()
+    stems = set[str]()
+    endings = Counter[str]()
     for key in keys:
         stem, dot, ending = key.rpartition(".")
         if dot and "/" not in ending and len(ending) <= _LONGEST_ENDING:

@@ -199,7 +199,7 @@ class AnnotationTable:
 
 def publish_table(head: AnnotationHead, rows: Table, place: Path, root: Path, *, durable: bool = True) -> Path:
     """Writes the folder `<root>/<digest>/` of a table of annotations, by way of a temporary folder; returns it."""
-    # Only here: an engine that starts does not need it.
+    # Imported here: an engine that starts does not need it.
     from streamer.manifest.arrow_ipc.writer import write_table
 
     write_table(place / ROWS_NAME, rows)

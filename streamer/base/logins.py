@@ -26,7 +26,7 @@ def shown(url: str) -> str:
     scheme, separator, _ = url.partition("://")
     url = without_login(url)
     path, mark, query = url.partition("?")
-    # Of a bucket's keys, a question mark stands for a letter.
+    # A question mark in a bucket's keys stands for a letter.
     if mark and separator and (scheme.lower() in ("http", "https") or "=" in query):
         url = path
     return printable(url).replace("\n", "\\n")

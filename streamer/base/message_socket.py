@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from streamer.base.system_limits import out_of_descriptors
 
-# Below the kernel's default limit for one datagram (net.core.wmem_default = 212,992 bytes on Linux).
+# It is below the kernel's default limit for one datagram (net.core.wmem_default = 212,992 bytes on Linux).
 MESSAGE_BYTES = 1 << 17
 
 Message = tuple[bytes, list[int]]
@@ -81,7 +81,7 @@ class MessageSocket:
         try:
             if not max_descriptors:
                 return (raw, []) if (raw := self._end.recv(max_bytes, flags)) else None
-            # Not socket.recv_fds, which ignores its flags (CPython 3.11).
+            # socket.recv_fds is not used: it ignores its flags (CPython 3.11).
             space = socket.CMSG_LEN(max_descriptors * array("i").itemsize)
             raw, ancillary, found, _ = self._end.recvmsg(max_bytes, space, flags)
         except ConnectionResetError:  # it was closed with messages of this end unread

@@ -55,7 +55,7 @@ class JoinOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             return msgspec.convert(given, cls)
         except msgspec.ValidationError as error:
-            # Not all of it: it may have secrets.
+            # The text is not quoted as a whole: it may have secrets.
             raise ConfigError(f"--join {given.get('url', '')}: {error} (docs/joins.md)", field="join") from error
 
     def join(
@@ -65,7 +65,7 @@ class JoinOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         Args:
             left: the dataset.
-            storage_options: of the right side if it has none of its own.
+            storage_options: options of the right side if it has none of its own.
             arguments: more of `StreamingDataset`.
         """
         from streamer.loader.dataset import StreamingDataset
@@ -154,8 +154,8 @@ def dataset_of(arguments: argparse.Namespace, manifest: str | None) -> Streaming
     """Opens the dataset of the urls, as a job would with these options.
 
     Args:
-        arguments: of `options.add_sample_choice`, `add_storage_options` and `add_cache_dir`.
-        manifest: folder or url of its manifest; None: found, or built.
+        arguments: those of `options.add_sample_choice`, `add_storage_options` and `add_cache_dir`.
+        manifest: folder or url of its manifest, None to find or build it.
 
     Raises:
         ConfigError: an invalid option, or torch is missing.

@@ -19,7 +19,7 @@ Image = npt.NDArray[np.uint8]
 
 _UPPER_HALF = "▀"
 _RESET = "\x1b[0m"
-# Of a contact sheet, pixels: frames are scaled down to it, and a line of the built-in font is below each.
+# Sizes of a contact sheet in pixels: frames are scaled down to it, and a line of the built-in font is below each.
 _MOST_WIDTH = 320
 _TEXT_HEIGHT = 14
 
@@ -71,7 +71,7 @@ def contact_sheet(frames: Image, times: Sequence[float]) -> Image:
 
     Args:
         frames: uint8 [frames, height, width, 3].
-        times: of each frame, seconds; none are drawn if there are none.
+        times: time of each frame in seconds; none are drawn if there are none.
 
     Returns:
         uint8 [height, width, 3].

@@ -210,7 +210,7 @@ def _add_columns(manifest: Manifest, client: EngineClient, request: GetManifest,
     with closing(EngineConnections(lambda: EngineClient(client.settings))) as connections:
         Columns(manifest, None, client.fallback_dir, connections, request).read(names)
         if KEY in names:
-            # Of the column: nothing is read again.
+            # The column has it: nothing is read again.
             keep_keys(KeyReader(manifest, connections, KEY, fallback_dir=client.fallback_dir))
 
 
@@ -291,7 +291,7 @@ def _measure(manifest: Manifest, arguments: argparse.Namespace, terminal: Termin
     from streamer.cli.dataset import dataset_of
     from streamer.loader.measure import measure
 
-    # With --on, the manifest of this process is not kept: it is found beside the data, or at --out.
+    # The manifest of this process is not kept with --on: it is found beside the data, or at --out.
     place = str(manifest.path) if arguments.on is None else arguments.out
     known = arguments.cost if Path(arguments.cost).exists() else None
     if known is not None:

@@ -70,7 +70,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns an `Exit` code. `argv` without the program's name; None: that of the process.
+    """Runs the command line and returns an `Exit` code; `argv` lacks the program's name, and is the process's by default.
 
     Returns:
         An `Exit` code.

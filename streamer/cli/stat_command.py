@@ -44,10 +44,10 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     return Exit.DONE
 
 
-def show(picture: StatusView, terminal: Terminal) -> None:
+def show(view: StatusView, terminal: Terminal) -> None:
     """Shows the figures, then the tables."""
-    for what, text in picture.lines():
+    for what, text in view.lines():
         terminal.line(f"{what:<10}  {text}")
-    for headers, rows in picture.tables():
+    for headers, rows in view.tables():
         terminal.line()
         terminal.table(headers, rows, WORDS)

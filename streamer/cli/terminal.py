@@ -14,7 +14,7 @@ from typing import Protocol, TextIO
 
 from streamer.errors import ConfigError, without_controls, without_secrets
 
-# In a log file a line every few seconds suffices.
+# A line every few seconds suffices in a log file.
 PLAIN_INTERVAL_SECONDS = 5.0
 
 

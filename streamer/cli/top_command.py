@@ -36,7 +36,7 @@ HELP = "what an engine does, live"
 
 DESCRIPTION = """\
 The figures of `streamer stat`, again and again: rates and waiting shares are those of the last interval. In a terminal
-the picture stays in place until q or Ctrl-C; elsewhere each look is one line. An engine that is restarted is followed.
+the figures stay in place until q or Ctrl-C; elsewhere each look is one line. An engine that is restarted is followed.
 """
 
 EXAMPLES = """\
@@ -59,9 +59,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if terminal.out.isatty():
         require("streamer top", "cli", "rich", field="top")
     with contextlib.suppress(KeyboardInterrupt), engine_client(arguments) as client, _keys() as pause:
-        pictures = looks(client, arguments.interval, arguments.count, pause)
+        views = looks(client, arguments.interval, arguments.count, pause)
         show = _live if terminal.out.isatty() else _plain
-        show(pictures, terminal)
+        show(views, terminal)
     return Exit.DONE
 
 
@@ -71,7 +71,7 @@ def looks(client: EngineClient, interval: float, count: int | None, pause: Pause
     Args:
         client: client of the engine.
         interval: seconds between two looks.
-        count: number of looks; None: until `pause` returns False.
+        count: number of looks, None to go on until `pause` returns False.
         pause: waits for a number of seconds; returns whether there is a next look.
     """
     before = None
@@ -85,25 +85,25 @@ def looks(client: EngineClient, interval: float, count: int | None, pause: Pause
             return
 
 
-def plain_line(picture: StatusView) -> str:
+def plain_line(view: StatusView) -> str:
     """Formats one look as one line."""
-    rates = picture.rates
-    figures = {what: text for what, text in picture.lines() if what in ("in flight", "first byte", "hits", "fill")}
-    waiting = max(map(picture.wait_share, picture.sessions), default=0.0)
+    rates = view.rates
+    figures = {what: text for what, text in view.lines() if what in ("in flight", "first byte", "hits", "fill")}
+    waiting = max(map(view.wait_share, view.sessions), default=0.0)
     return (
         f"store {rates.store_bytes / 1e6:.1f} MB/s  cache {rates.cache_bytes / 1e6:.1f} MB/s  "
         + "  ".join(f"{what} {text}" for what, text in figures.items())
-        + f"  sessions {len(picture.sessions)}  waiting {waiting:.1%}{picture.worst_loader()}"
+        + f"  sessions {len(view.sessions)}  waiting {waiting:.1%}{view.worst_loader()}"
     )
 
 
-def render(picture: StatusView, columns: int, lines: int) -> RenderableType:
+def render(view: StatusView, columns: int, lines: int) -> RenderableType:
     """Draws one look for a terminal of that size; leaves out the least important parts if there is not enough space."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    shown = fit_view(picture, columns, lines)
+    shown = fit_view(view, columns, lines)
     figures = Table.grid(padding=(0, 2))
     figures.add_column(style="bold")
     figures.add_column(no_wrap=True)
@@ -129,17 +129,17 @@ class Shown(NamedTuple):
         return len(self.figures) + tables + sum(-(-len(remark) // columns) for remark in self.remarks)
 
 
-def fit_view(picture: StatusView, columns: int, lines: int) -> Shown:
+def fit_view(view: StatusView, columns: int, lines: int) -> Shown:
     """Drops less important figures first, then the other tables, then the sessions that wait least."""
-    tables = picture.tables(_MOST_MEMBERS)
+    tables = view.tables(_MOST_MEMBERS)
     # The sessions are the last table. If their last column is cut, the text of the first of them follows below.
-    is_cut = bool(picture.sessions) and _width(*tables[-1]) > columns
-    advice = [text] if is_cut and (text := picture.worst_advice()) else []
-    shown = Shown(list(picture.lines()), tables, advice)
+    is_cut = bool(view.sessions) and _width(*tables[-1]) > columns
+    advice = [text] if is_cut and (text := view.worst_advice()) else []
+    shown = Shown(list(view.lines()), tables, advice)
     for what in _LEAST_IMPORTANT:
         if shown.height(columns) > lines:
             shown = shown._replace(figures=[row for row in shown.figures if row[0] != what])
-    while len(shown.tables) > bool(picture.sessions) and shown.height(columns) > lines:
+    while len(shown.tables) > bool(view.sessions) and shown.height(columns) > lines:
         shown = shown._replace(tables=shown.tables[1:])
     missing = shown.height(columns) - lines
     if missing <= 0 or not shown.tables:
@@ -174,19 +174,19 @@ def _table(headers: Row, rows: list[Row], columns: int) -> RenderableType:
     return table
 
 
-def _plain(pictures: Iterator[StatusView], terminal: Terminal) -> None:
-    for picture in pictures:
-        terminal.line(plain_line(picture))
+def _plain(views: Iterator[StatusView], terminal: Terminal) -> None:
+    for view in views:
+        terminal.line(plain_line(view))
 
 
-def _live(pictures: Iterator[StatusView], terminal: Terminal) -> None:
+def _live(views: Iterator[StatusView], terminal: Terminal) -> None:
     from rich.console import Console
     from rich.live import Live
 
     console = Console(file=terminal.out)
     with Live(console=console, auto_refresh=False) as live:
-        for picture in pictures:
-            live.update(render(picture, console.width, console.height), refresh=True)
+        for view in views:
+            live.update(render(view, console.width, console.height), refresh=True)
 
 
 @contextlib.contextmanager

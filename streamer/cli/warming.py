@@ -32,7 +32,7 @@ Report = Callable[[int, int], None]
 _SLICE_BYTES = 256 * MiB
 # Share of the cache that chunks may take while they are open together: the rest is for those that stay.
 _OPEN_SHARE = 1 / 16
-# With a rate limit a slice is what the link transfers in this time: longer bursts would not respect the limit.
+# A slice under a rate limit is what the link transfers in this time: longer bursts would not respect the limit.
 _BURST_SECONDS = 1.0
 
 
@@ -105,7 +105,7 @@ def plan(
     Args:
         manifest: the dataset.
         present: keys of the chunks in the cache.
-        room_bytes: bytes that its chunks may take together; None: all chunks, the present ones first.
+        room_bytes: bytes that its chunks may take together, None for all chunks, the present ones first.
         below: keys of the chunks in read-only layers, which take no space.
         places: places of the chunks among this engine's peers: its own come first.
     """

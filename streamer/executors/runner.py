@@ -53,7 +53,7 @@ def runner(on: str | Executor) -> Iterator[Runner]:
         try:
             yield Runner(executor, 2 * count)
         finally:
-            # What is still running then is no longer wanted.
+            # Tasks that are still running then are no longer wanted.
             executor.shutdown(cancel_futures=True)
     elif kind == "dask" and rest:
         with _dask(rest) as found:
@@ -78,7 +78,7 @@ def _dask(address: str) -> Iterator[Runner]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"on='dask:{address}': no scheduler answers there ({error})", field="on") from error
     with client:
-        # Not pure: a task is run again where its result is known but its shard is gone.
+        # It is not pure: a task is run again where its result is known but its shard is gone.
         executor = client.get_executor(pure=False)
         try:
             yield Runner(executor, 2 * max(1, sum(client.nthreads().values())))
@@ -142,7 +142,8 @@ async def run_dynamic(
         function: runs one task.
         next_task: returns one more task, or None if there is none now. The end is when none runs either.
     """
-    loop, ended = asyncio.get_running_loop(), asyncio.Queue[Future[Outcome]]()
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Queue[Future[Outcome]]()
 
     def notify(future: Future[Outcome]) -> None:
         with suppress(RuntimeError):  # the loop is closed: its result is no longer wanted

@@ -28,7 +28,7 @@ def main(descriptor: int) -> None:
     # 2.4 CPU s/GB instead of 3.3 for a pack of files of 110 KB, whose buffers were faulted in again (2026-11-23).
     keep_free_memory(_KEPT_BYTES)
     collect_rarely()
-    # What a user's code prints is not among the lines of a command.
+    # Output of a user's code is not among the lines of a command.
     os.dup2(2, 1)
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)

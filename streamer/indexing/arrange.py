@@ -58,7 +58,7 @@ def arrange(
 
     Args:
         left: manifest of the dataset whose order counts.
-        right: of a plain dataset (not recoded).
+        right: manifest of a plain dataset (not recoded).
         joined: where the rows of each sample of `left` begin, (samples + 1,); and the rows, ordinals in `right`.
         indexer: the format of `right`.
         root: the folder of manifests.

@@ -148,7 +148,9 @@ async def build(
     )
     if listed.indexer.whole_objects:
         await _check_start(listed.listing, reader, options)
-        rows, why, memory = await _whole_objects(listed, options), "", b""
+        rows = await _whole_objects(listed, options)
+            why = ""
+            memory = b""
     else:
         rows, why, memory = await _containers(listed, reader, options)
     if not rows.samples:

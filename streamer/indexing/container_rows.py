@@ -63,7 +63,7 @@ class Budget(msgspec.Struct, frozen=True):
         Args:
             memory_bytes: bytes of all windows together.
             concurrency: requests in flight.
-            sizes: of the containers, in bytes.
+            sizes: sizes of the containers in bytes.
             kept_bytes: bytes that a container holds for its open chunk.
         """
         least = max(1, min(2 * WINDOW_BYTES + kept_bytes, int(sizes.max(initial=0))))

@@ -23,7 +23,7 @@ Page = Sequence[ObjectRecord]
 
 # Pages of 1,000 objects that are listed without tasks, because a task for fewer costs more than it saves.
 _FIRST_PAGES = 20
-# Each task costs about 60 pages of ranges that turn out empty; 10^7 keys take the time of 600 pages (simulated).
+# A task costs about 60 pages of ranges that turn out empty; 10^7 keys take the time of 600 pages (simulated).
 _MAX_TASKS = 32
 
 

@@ -39,7 +39,7 @@ class FetchedLists(msgspec.Struct, frozen=True):
 
 
 class TaskReader:
-    """Reads for an index, and unpacks here what can only be counted by unpacking it."""
+    """Reads for an index, and decompresses here what can only be counted by decompressing it."""
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher

@@ -68,7 +68,7 @@ class ColumnFiles:
         """Writes a column; returns it mapped.
 
         Args:
-            name: of the column.
+            name: name of the column.
             values: one per sample, in the order of the manifest, None if it has none.
 
         Raises:

@@ -203,7 +203,7 @@ class Condition:
 
         Args:
             columns_of: returns columns by their names.
-            samples: of the dataset.
+            samples: number of samples of the dataset.
 
         Raises:
             ConfigError: values that cannot be compared.

@@ -146,7 +146,7 @@ def match(batches: Iterable[Keys], table: KeyTable, place: Path) -> Matched:
 
     Args:
         batches: the keys of the left dataset, in its order.
-        table: of the right dataset; the rows are its samples.
+        table: keys of the right dataset, whose rows are its samples.
         place: the folder.
 
     Raises:

@@ -91,7 +91,7 @@ class KeptFiles:
 
         Args:
             name: Name of the file or folder.
-            open_path: as of `open`.
+            open_path: the same as for `open`.
             make: Writes the file or folder at a temporary path.
 
         Raises:

@@ -162,7 +162,7 @@ class SurveyContext(msgspec.Struct, frozen=True):
 Answer: TypeAlias = memoryview | tuple[memoryview, ...] | Examined | None
 # Yield their needs (several at once as a tuple, which is answered with a tuple), and are sent the bytes.
 Surveying: TypeAlias = Generator[Need | tuple[Need, ...] | Examine, Answer, Survey]
-# Also yields samples or blocks in order of position, never both in one dataset, or why there are none; and notes.
+# It also yields samples or blocks in order of position, never both in one dataset, or why there are none; and notes.
 Indexing: TypeAlias = Generator[Need | tuple[Need, ...] | Examine | Span | Block | Short | Note | LeftOut, Answer, None]
 
 

@@ -77,7 +77,7 @@ class Selection:
         Args:
             manifest: the manifest to select from.
             where: the conditions.
-            fallback_dir: as of `from_ordinals`.
+            fallback_dir: the same as for `from_ordinals`.
             columns: returns columns of the manifest's samples; needed for `where.condition`.
 
         Raises:

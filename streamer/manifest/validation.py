@@ -263,7 +263,8 @@ class _Keys:
 
     def _object_keys(self, part: int, first: int, stop: int) -> Iterator[bytes]:
         edges = self._manifest.chunk_first[first : stop + 1].tolist()
-        start, end = edges[0], edges[-1]
+        start = edges[0]
+        end = edges[-1]
         ranges = np.zeros((end - start, 2), np.int64)
         ranges[:, 1] = self._rows(part=part, table="objects", name="size", first=start, stop=end)
         names = [self._name(number) for number in range(start, end)]

@@ -108,7 +108,7 @@ def main(arguments: list[str]) -> None:
     end, memory = map(int, arguments)
     os.set_inheritable(memory, False)
     process = Process(MessageSocket.adopt(end), SharedMemory("memory", memory))
-    # What is not possible on this machine, `streamer doctor` says.
+    # `streamer doctor` says what is not possible on this machine.
     sandbox.enter()
     process.serve()
     # Nothing has to be cleaned up: the memory belongs to the engine.

@@ -12,7 +12,7 @@ from streamer.base.threads import in_thread
 from streamer.recode.messages import ANSWER, MOST_ANSWER_BYTES, Answer, RecodeJob, StartJob, encode
 from streamer.recode.shared import Buffer, SharedMemory
 
-# One thread each, because there are several recoders; and no allocator that reserves address space in advance, which
+# A recoder has one thread, because there are several; and no allocator that reserves address space in advance, which
 # counts for the limit of it.
 _SETTINGS = {
     "OMP_NUM_THREADS": "1",

@@ -31,7 +31,7 @@ class RecodedChunks:
         self._recoders = recoders
         self._kept: OrderedDict[bytes, Recoded] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
-        # One at a time: a chunk may be large.
+        # Chunks are recoded one at a time: one may be large.
         self._loading = asyncio.Lock()
 
     def __repr__(self) -> str:

@@ -73,10 +73,10 @@ _REFUSED = {
 }
 # pidfd_send_signal, io_uring.., open_tree, move_mount, fsopen.., pidfd_open, pidfd_getfd, mount_setattr, fchmodat2.
 _REFUSED_EVERYWHERE = (424, 425, 426, 427, 428, 429, 430, 431, 432, 433, 434, 438, 442, 452)
-# Its flags are in memory, which a filter does not see.
+# A filter does not see its flags, which are in memory.
 _OPENAT2 = 437
 
-# What libraries read besides themselves: the loader's cache, the number of cores, time zones, random numbers.
+# Libraries read these besides themselves: the loader's cache, the number of cores, time zones, random numbers.
 _SYSTEM = (
     *("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/ld.so.conf"),
     *("/etc/ld.so.conf.d", "/etc/localtime", "/usr/share/zoneinfo", "/dev/null", "/dev/urandom", "/dev/random"),
@@ -92,7 +92,7 @@ def enter() -> str:
         Description of what is not restricted; "" if everything is.
     """
     lacks = []
-    # Without it only root may set filters, and programs with the bit of another user would gain from them.
+    # It is needed: otherwise only root may set filters, and programs with the bit of another user would gain from them.
     if sys.platform != "linux" or ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         return "files, network and processes"
     if not _restrict_paths():

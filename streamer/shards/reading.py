@@ -78,7 +78,7 @@ class ShardReader:
         """
         if isinstance(batch, Batch):
             return await self._read_ranges(batch)
-        # One chunk after the other; the ranges of a chunk are read concurrently.
+        # Chunks are read one after the other; the ranges of a chunk are read concurrently.
         with ExitStack() as opened:
             fetched = [opened.enter_context(await self._fetcher.fetch(chunk)) for chunk in batch.chunks]
             samples = partial(self._block_samples, batch, fetched)
@@ -152,7 +152,8 @@ def reads_of(batch: Batch) -> tuple[list[Extent], list[int]]:
     places = [0] * len(batch.owner)
     passed = 0
     for i in sorted(range(len(places)), key=lambda i: (batch.owner[i], batch.start[i])):
-        record, start, stop = batch.objects[batch.owner[i]], batch.start[i], batch.stop[i]
+        record = batch.objects[batch.owner[i]]
+            start, stop = batch.start[i], batch.stop[i]
         if start == stop:
             continue
         last = extents[-1] if extents else None

@@ -19,7 +19,7 @@ from streamer.errors import PackError
 from streamer.shards.job import Job
 from streamer.store.addresses.urls import split
 
-# Not `.part`: receipts that the local store is writing are beside these files, and are not locked.
+# It is not `.part`: receipts that the local store is writing are beside these files, and are not locked.
 _SUFFIX = ".spool"
 _PREFIX = "streamer-pack-"
 # A running pack makes a file in its folder for each shard, or holds one.

@@ -59,7 +59,7 @@ async def verify(
     Args:
         url: url of the shards, ending in a slash.
         options: storage options as fsspec takes them.
-        runner: reads all samples; None: one piece of each shard is read.
+        runner: reads all samples. If it is None, one piece of each shard is read.
         on_progress: called with the bytes read and those to be read, if all samples are read.
 
     Raises:

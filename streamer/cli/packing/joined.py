@@ -19,7 +19,7 @@ from streamer.formats.folder import Folder
 from streamer.shards.outputs.columns import field_value, to_json
 from streamer.shards.outputs.registry import OUTPUTS
 
-# What is written as a member of its own, under its own name or with an extension.
+# Such a value is written as a member of its own, under its own name or with an extension.
 _MEMBERS = (bytes, memoryview, str, np.ndarray)
 _AS_STORED: Mapping[str, Any] = {"shuffle": False, "decode": StoredFields(), "rank": 0, "world_size": 1}
 
@@ -63,9 +63,9 @@ def samples_of(dataset: StreamingDataset, output: str, fields: Mapping[str, str]
     """Yields the samples in their order, in the form that the writer of this output accepts.
 
     Args:
-        dataset: from `open_join`.
+        dataset: result of `open_join`.
         output: name of the output, see `shards.outputs.registry`.
-        fields: the names of those that are written, with their new names; None: all.
+        fields: the names of those that are written, with their new names, None for all.
 
     Raises:
         PackError: a sample lacks one of them.
@@ -92,7 +92,7 @@ def _name_and_value(to_value: Callable[[Field], tuple[str, object]], name: str, 
         return name, [_list_item(name, each) for each in value]
     if not isinstance(value, Field):
         return name, value
-    # Under another name its kind is not known by the extension.
+    # The extension does not tell the kind under another name.
     ending = value.name.rpartition(".")[2]
     if not value.kind and name != value.name and name.rpartition(".")[2] != ending:
         name = f"{name}.{ending}"

@@ -22,7 +22,7 @@ FIRST_SAMPLES = 64
 TEXT = "txt"
 JSON = "json"
 _IMAGE_KINDS = (IMAGE, "jpg", "png", "webp")
-# Their spelling in the manifest.
+# Spelling of the kinds in the manifest.
 _DTYPES = {"|b1": "?", "|u1": "u1", "|i1": "i1"}
 _NUMBER = "biuf"
 

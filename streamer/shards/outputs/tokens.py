@@ -26,7 +26,7 @@ from streamer.tables.tokens.megatron import encode_index
 
 _SHORT = "<u2"
 _WIDE = "<i4"
-# As in Megatron-LM's `DType.optimal_dtype`: its own files of the same vocabulary have the same dtype.
+# It is the one of Megatron-LM's `DType.optimal_dtype`: its own files of the same vocabulary have the same dtype.
 _SHORT_VOCABULARY = 65_500
 _LIMITS = {_SHORT: 1 << 16, _WIDE: MAX_TOKENS}
 # A piece of this length has one checksum, and is read at once when it is verified.
@@ -169,7 +169,7 @@ def token_field(kinds: Sequence[Mapping[str, str]], vocabulary: int | None) -> T
 
     Args:
         kinds: kinds of the first samples, from `kinds_of`.
-        vocabulary: number of tokens; None: two bytes suffice if the samples have arrays of two bytes.
+        vocabulary: number of tokens. If it is None, two bytes suffice if the samples have arrays of two bytes.
 
     Raises:
         PackError: the samples have no such field.

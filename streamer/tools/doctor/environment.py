@@ -39,7 +39,7 @@ def environment_findings(runtime_dir: Path, variables: Mapping[str, str] | None 
 
     Args:
         runtime_dir: folder of sockets, locks and logs.
-        variables: environment to check; None: of this process.
+        variables: environment to check, by default that of this process.
     """
     env = os.environ if variables is None else variables
     found = [*_interpreter(), *_process(), *_sandbox(), *_variables(env), *_runtime_folder(runtime_dir), *_ranks(env)]

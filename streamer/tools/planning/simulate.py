@@ -34,13 +34,13 @@ from streamer.tools.planning.model import EpochPlan, Plan, Setting, TrainingJob
 from streamer.wire.messages import Part
 from streamer.wire.schedule import EpochSchedule
 
-# From the trainer's first request to the engine's first: processes start, a manifest is opened, a connection is made
+# Time from the trainer's first request to the engine's first: processes start, a manifest is opened, a connection is made
 # (benchmarks/plan.py).
 START_SECONDS = 0.3
-# As the loader has them (loader/options/loader_options.py): batches that are begun and not yet taken.
+# The loader has the same (loader/options/loader_options.py): batches that are begun and not yet taken.
 _SPAN_PER_WORKER = 8
 _SPAN_MAX = 48
-# As its session has it (loader/kinds/step_session.py): the next epoch is planned when so much of one is asked for.
+# Its session has the same (loader/kinds/step_session.py): the next epoch is planned when so much of one is asked for.
 _PLANNED_SHARE = 3 / 4
 _SESSION = "node"
 
@@ -309,7 +309,7 @@ class _Ranks:
             if step:
                 waited[step // self._batches] += self._taken_at[step] - end
             epoch_ends[step // self._batches] = end = self._taken_at[step] + job.step_seconds
-        # Of the epoch after the last one, as far as the window reaches.
+        # These are of the epoch after the last one, as far as the window reaches.
         for step in range(len(self._taken_at), len(self._taken_at) + min(self._span, self._batches)):
             if self._make(step) > end:  # after the last batch nothing begins
                 break
