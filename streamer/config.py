@@ -79,9 +79,9 @@ def counted(count: int, unit: str) -> str:
 class FetchConfig:
     """The settings of the fetcher. A file sets `FETCH_SETTINGS`; the others are fixed, and vary in tests only."""
 
-    # The client that reads S3 and web servers. "auto" is libcurl on Linux: against obstore 3,798 to 2,250 samples/s of cold tars,
-    # 725 to 1,221 MB of memory, 56 % of the engine's CPU per sample (2 cores, 2026-11-23). It runs on one core, up to
-    # 0.82 GB/s with TLS and 5,000 objects of 110 KB a second, per fetch process; obstore has threads.
+    # The client that reads S3 and web servers. "auto" is libcurl on Linux: against obstore 3,798 to 2,250 samples/s of
+    # cold tars, 725 to 1,221 MB of memory, 56 % of the engine's CPU per sample (2 cores, 2026-11-23). It runs on one
+    # core, up to 0.82 GB/s with TLS and 5,000 objects of 110 KB a second, per fetch process; obstore has threads.
     client: FetchClient = "auto"
     # 8-16 MiB is the optimum of cost and speed on S3 (AnyBlob, PVLDB 16(11); AWS whitepaper).
     range_bytes: int = 8 * MiB

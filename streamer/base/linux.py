@@ -54,7 +54,7 @@ def memory_file(name: str) -> int:
         try:
             return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:
-            # A filter of system calls forbids it: gVisor, systemd's SystemCallFilter=, the profiles of older containers.
+            # A filter of system calls forbids it: gVisor, systemd's SystemCallFilter=, profiles of older containers.
             if error.errno not in (errno.EPERM, errno.EACCES, errno.ENOSYS):
                 raise
     return _open_anonymous_file(name)

@@ -70,7 +70,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns an `Exit` code; `argv` lacks the program's name, and is the process's by default.
+    """Runs the command line and returns an `Exit` code. `argv`, by default the process's, lacks the program's name.
 
     Returns:
         An `Exit` code.

@@ -149,8 +149,8 @@ async def build(
     if listed.indexer.whole_objects:
         await _check_start(listed.listing, reader, options)
         rows = await _whole_objects(listed, options)
-            why = ""
-            memory = b""
+        why = ""
+        memory = b""
     else:
         rows, why, memory = await _containers(listed, reader, options)
     if not rows.samples:

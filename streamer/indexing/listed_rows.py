@@ -129,7 +129,7 @@ async def list_objects(
         lister: lists a url.
         choose_format: chooses the format, given the names of all objects.
         concurrency: urls that are listed at once.
-        order_of: says where an object is among those that a url names, by its url, or None: they are in order of their names.
+        order_of: returns where an object is among those that a url names, None if they are in order of their names.
 
     Raises:
         ManifestError: a url has no objects, or two urls name the same object.

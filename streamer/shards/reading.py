@@ -153,7 +153,7 @@ def reads_of(batch: Batch) -> tuple[list[Extent], list[int]]:
     passed = 0
     for i in sorted(range(len(places)), key=lambda i: (batch.owner[i], batch.start[i])):
         record = batch.objects[batch.owner[i]]
-            start, stop = batch.start[i], batch.stop[i]
+        start, stop = batch.start[i], batch.stop[i]
         if start == stop:
             continue
         last = extents[-1] if extents else None

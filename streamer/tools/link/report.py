@@ -95,7 +95,7 @@ def save_plot(figures: LinkFigures, path: Path) -> None:
     for range_bytes in sorted({cell.range_bytes for cell in figures.grid}):
         cells = sorted((c for c in figures.grid if c.range_bytes == range_bytes), key=lambda cell: cell.connections)
         connections = [cell.connections for cell in cells]
-    label = _size(range_bytes)
+        label = _size(range_bytes)
         rates.plot(connections, [cell.bytes_per_second / 1e6 for cell in cells], marker="o", label=label)
         costs.plot(connections, [cell.cpu_seconds_per_gb for cell in cells], marker="o", label=label)
     ticks = sorted({cell.connections for cell in figures.grid})

@@ -34,8 +34,8 @@ from streamer.tools.planning.model import EpochPlan, Plan, Setting, TrainingJob
 from streamer.wire.messages import Part
 from streamer.wire.schedule import EpochSchedule
 
-# Time from the trainer's first request to the engine's first: processes start, a manifest is opened, a connection is made
-# (benchmarks/plan.py).
+# Time from the trainer's first request to the engine's first: processes start, a manifest is opened, a connection is
+# made (benchmarks/plan.py).
 START_SECONDS = 0.3
 # The loader has the same (loader/options/loader_options.py): batches that are begun and not yet taken.
 _SPAN_PER_WORKER = 8
