@@ -27,7 +27,7 @@ from streamer.fetch import Fetcher
 from streamer.formats.detect import chooser
 from streamer.indexing.build import BuildOptions, build
 from streamer.indexing.source import DatasetSource, manifest_of_source
-from streamer.indexing.stores import FetchedLists, StoreOpener
+from streamer.indexing.tasks import FetchedLists, StoreOpener
 from streamer.manifest.table import Manifest
 
 PAGE_SECONDS = 0.03

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from streamer.base.threads import in_thread
+from streamer.base.concurrency import in_thread
 from streamer.cache.catalog_row import CatalogChanges
 from streamer.cache.statistics import CacheCounters
 

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.base import linux
+from streamer.base.concurrency import in_thread
 from streamer.base.system_limits import is_shortage
-from streamer.base.threads import in_thread
 from streamer.cache.catalog import Catalog, CatalogKeeper
 from streamer.cache.catalog_row import CatalogChanges, CatalogRow
 from streamer.cache.chunk_files import Buffer, ChunkBytes, KeyLocks, Published, advise, unlink_all, write_chunk

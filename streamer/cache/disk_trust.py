@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from streamer.base.concurrency import in_thread
 from streamer.base.system_limits import is_shortage
-from streamer.base.threads import in_thread
 from streamer.cache.chunk_files import verify_file
 from streamer.cache.folder import CacheFolder
 from streamer.errors import IntegrityError

@@ -25,8 +25,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from streamer.base import linux
+from streamer.base.concurrency import in_thread
 from streamer.base.system_limits import limit_error
-from streamer.base.threads import in_thread
 from streamer.cache.chunk_files import ChunkBytes, Published, write_chunk
 from streamer.cache.folder import LOCK_NAME, CacheFolder, Permissions, chunk_files, open_folder
 from streamer.cache.policy.table import charge

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from streamer.base.bounded_map import map_concurrently
+from streamer.base.concurrency import map_concurrently
 from streamer.errors import ConfigError, ManifestError
 from streamer.indexing.container_rows import (
     WINDOW_BYTES,
@@ -26,8 +26,7 @@ from streamer.indexing.known import take_over
 from streamer.indexing.listed_rows import ListedDataset, Listing, OrderOf, list_objects
 from streamer.indexing.publish import publish
 from streamer.indexing.rows import Contained, ManifestRows, rows_of_objects
-from streamer.indexing.survey import Surveyed, survey_objects
-from streamer.indexing.survey_memory import keep_memory, read_memories
+from streamer.indexing.survey import Surveyed, keep_memory, read_memories, survey_objects
 from streamer.manifest.blocks import Block
 from streamer.manifest.columns import decode_text
 from streamer.manifest.model import Extent

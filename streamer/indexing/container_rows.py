@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.base.bounded_map import plain_errors
+from streamer.base.concurrency import plain_errors
 from streamer.indexing.checked_reader import refuse_pointers
 from streamer.indexing.index_log import IndexLog, LoggedSamples
 from streamer.indexing.survey import examine, read_needs, reserve_needs

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.base.bounded_map import map_concurrently
+from streamer.base.concurrency import map_concurrently
 from streamer.errors import ConfigError, ManifestError, describe_undecoded
 from streamer.manifest.beside import is_beside, is_hidden, is_hidden_folder
 from streamer.manifest.columns import decode_text, encode_text, is_utf_8

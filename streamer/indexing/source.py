@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from streamer.base.bounded_map import map_concurrently
+from streamer.base.concurrency import map_concurrently
 from streamer.config import FetchConfig
 from streamer.errors import Discreet, ManifestError, ObjectNotFoundError
 from streamer.executors.runner import Runner
@@ -16,9 +16,7 @@ from streamer.fetch import Fetcher
 from streamer.formats import AUTO
 from streamer.formats.detect import chooser
 from streamer.indexing.build import BuildOptions, build
-from streamer.indexing.containers import IndexTasks
-from streamer.indexing.listing import TaskLister
-from streamer.indexing.stores import StoreOpener
+from streamer.indexing.tasks import IndexTasks, StoreOpener, TaskLister
 from streamer.manifest.beside import BESIDE
 from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent

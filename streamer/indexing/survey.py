@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from pathlib import Path
 
 import msgspec
 
-from streamer.base.bounded_map import map_concurrently
+from streamer.base.concurrency import map_concurrently
 from streamer.errors import ManifestError
 from streamer.indexing.checked_reader import refuse_pointers
 from streamer.indexing.listed_rows import ListedDataset, Listing
+from streamer.manifest.kept import KeptFiles
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.protocols import (
     Answer,
@@ -26,6 +28,9 @@ from streamer.manifest.protocols import (
     SurveyContext,
     Surveying,
 )
+from streamer.manifest.table import Manifest
+
+_SUFFIX = ".survey"
 
 
 class Surveyed(msgspec.Struct, frozen=True):
@@ -150,3 +155,23 @@ def _advance(steps: Surveying, answer: Answer | ManifestError) -> Survey | Need 
     except StopIteration as end:
         survey: Survey = end.value
         return survey
+
+
+def keep_memory(manifest: Manifest, memory: bytes) -> None:
+    """Writes the memory of a survey; raises ManifestError if it cannot be written."""
+    path = _place(manifest)
+    KeptFiles(path.parent).write(path.name, lambda made: made.write_bytes(memory))
+
+
+def read_memories(manifests: Sequence[Manifest]) -> list[bytes]:
+    """Returns what the surveys of these manifests have left; those that have left nothing are passed over."""
+    found = []
+    for manifest in manifests:
+        # It may be removed with its manifest at any time.
+        with suppress(OSError):
+            found.append(_place(manifest).read_bytes())
+    return found
+
+
+def _place(manifest: Manifest) -> Path:
+    return manifest.path.parent / f"{manifest.digest}{_SUFFIX}"

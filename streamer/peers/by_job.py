@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from streamer.base.threads import in_thread
+from streamer.base.concurrency import in_thread
 from streamer.engine.engine import Engine
 from streamer.errors import StreamerError
 from streamer.peers.group import Group, joined

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from streamer.base.threads import in_thread
+from streamer.base.concurrency import in_thread
 from streamer.config import PeersConfig, read_token
 from streamer.engine.engine import Engine
 from streamer.errors import ConfigError

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from streamer.base.threads import in_thread
+from streamer.base.concurrency import in_thread
 from streamer.config import format_bytes
 from streamer.engine.datasets import objects_of
 from streamer.engine.engine import Engine

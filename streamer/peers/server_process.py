@@ -12,7 +12,7 @@ from typing import Self
 import msgspec
 
 from streamer.base.child import ConnectedChild, RestartPauses, describe_exit, make_environment
-from streamer.base.threads import in_thread
+from streamer.base.concurrency import in_thread
 from streamer.errors import ConfigError
 from streamer.peers.lookup import split_address
 from streamer.peers.messages import (

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.base.threads import in_thread
+from streamer.base.concurrency import in_thread
 from streamer.cache.chunk_files import sample_checksums
 from streamer.engine.datasets import Dataset
 from streamer.engine.fetching.fetches import Fetch

@@ -14,7 +14,7 @@ import numpy as np
 
 from streamer.annotations.options import MOST_FILE_BYTES, TableOptions, find_extension
 from streamer.annotations.table import ANNOTATIONS, AnnotationHead, publish_table
-from streamer.base.threads import in_thread
+from streamer.base.concurrency import in_thread
 from streamer.config import format_bytes
 from streamer.errors import ConfigError, ManifestError, RecodeError
 from streamer.fetch import Fetcher

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from streamer.base.child import ConnectedChild, describe_exit, make_environment
-from streamer.base.threads import in_thread
+from streamer.base.concurrency import in_thread
 from streamer.recode.messages import ANSWER, MOST_ANSWER_BYTES, Answer, RecodeJob, StartJob, encode
 from streamer.recode.shared import Buffer, SharedMemory
 

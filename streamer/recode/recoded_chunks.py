@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from pathlib import Path
 
-from streamer.base.threads import in_thread
+from streamer.base.concurrency import in_thread
 from streamer.cache.chunk_cache import ChunkCache
 from streamer.cache.chunk_files import verify_file
 from streamer.errors import IntegrityError

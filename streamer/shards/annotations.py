@@ -15,7 +15,7 @@ from streamer.base.absolute import absolute
 from streamer.config import FetchConfig
 from streamer.errors import ConfigError
 from streamer.fetch import Fetcher
-from streamer.indexing.stores import StoreOpener
+from streamer.indexing.tasks import StoreOpener
 from streamer.manifest.staging import settle, workplace
 from streamer.recode.annotations import build_table_here, fetch_file
 from streamer.shards.destination import Destination

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from streamer.base.bounded_map import map_concurrently
+from streamer.base.concurrency import map_concurrently
 from streamer.config import FetchConfig
 from streamer.errors import ConfigError, ObjectChangedError, ObjectNotFoundError, StoreError
 from streamer.fetch import Fetcher
-from streamer.indexing.stores import StoreOpener
+from streamer.indexing.tasks import StoreOpener
 from streamer.manifest.beside import BESIDE
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest

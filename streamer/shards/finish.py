@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from streamer.base.bounded_map import map_concurrently
+from streamer.base.concurrency import map_concurrently
 from streamer.errors import IntegrityError, ObjectChangedError
 from streamer.formats.base import Facts
 from streamer.formats.checksum import crc32
@@ -17,7 +17,7 @@ from streamer.indexing.build import build
 from streamer.indexing.listed_rows import list_objects
 from streamer.indexing.publish import publish
 from streamer.indexing.rows import Contained
-from streamer.indexing.stores import FetchedLists
+from streamer.indexing.tasks import FetchedLists
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.packing import choose_chunk_bytes, cut_object
 from streamer.manifest.protocols import ChooseFormat

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from streamer.base.bounded_map import plain_errors
+from streamer.base.concurrency import plain_errors
 from streamer.fetch import Fetched, Fetcher
 from streamer.manifest.model import Chunk, Extent, Facts, SampleName
 from streamer.recode import messages

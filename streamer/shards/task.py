@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 
 from streamer.annotations.join import Joiner, JoinRules
-from streamer.base.bounded_map import plain_errors
+from streamer.base.concurrency import plain_errors
 from streamer.config import FetchConfig
 from streamer.errors import DecodeError, Discreet, PackError
 from streamer.fetch import Fetcher
 from streamer.formats.base import Field, FieldPacker, Opener
 from streamer.formats.registry import find_format
-from streamer.indexing.stores import StoreOpener
+from streamer.indexing.tasks import StoreOpener
 from streamer.manifest.model import SampleName
 from streamer.shards.annotations import rules_here
 from streamer.shards.destination import Destination, agrees, files_of

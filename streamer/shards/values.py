@@ -15,7 +15,8 @@ from streamer.errors import PackError
 from streamer.formats.base import Field
 from streamer.formats.webdataset import split_name
 from streamer.manifest.model import NESTED
-from streamer.shards.tar import Content
+
+Content = bytes | memoryview
 
 Sample = Mapping[str, object]
 Files = list[tuple[str, Content]]

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from streamer.base.bounded_map import map_concurrently
+from streamer.base.concurrency import map_concurrently
 from streamer.errors import Discreet, IntegrityError, ManifestError
 from streamer.executors.runner import Runner, run_dynamic
 from streamer.indexing.source import manifest_files

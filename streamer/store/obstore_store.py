@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from obstore import get_async, head_async, put_async
 from obstore import list as list_pages
 
-from streamer.base.bounded_map import map_concurrently
+from streamer.base.concurrency import map_concurrently
 from streamer.errors import (
     AccessDeniedError,
     ObjectChangedError,

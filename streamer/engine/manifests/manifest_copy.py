@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from streamer.base.threads import in_thread
+from streamer.base.concurrency import in_thread
 from streamer.config import MiB
 from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.errors import ManifestCorruptError, ManifestError, ObjectNotFoundError

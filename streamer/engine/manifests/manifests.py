@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from streamer.annotations.table import ANNOTATIONS
-from streamer.base.threads import in_thread
+from streamer.base.concurrency import in_thread
 from streamer.cache.memory_folder import REFUSALS
 from streamer.engine.datasets import Datasets
 from streamer.engine.manifests.index_resources import (

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from streamer.base.threads import in_thread
+from streamer.base.concurrency import in_thread
 from streamer.engine.manifests.manifest_store import LocatedRequest
 from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.errors import ManifestError, StreamerError

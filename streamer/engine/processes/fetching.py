@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from streamer.base import linux
+from streamer.base.concurrency import in_thread
 from streamer.base.message_socket import MessageSocket
-from streamer.base.threads import in_thread
 from streamer.cache.chunk_files import ChunkBytes, write_chunk
 from streamer.engine.processes.messages import (
     MOST_BYTES,

@@ -13,8 +13,8 @@ import msgspec
 from msgspec import structs
 
 from streamer.base.child import ConnectedChild, describe_exit, make_environment
+from streamer.base.concurrency import in_thread
 from streamer.base.message_socket import MessageSocket
-from streamer.base.threads import in_thread
 from streamer.engine.processes.messages import (
     MOST_BYTES,
     Answer,

@@ -2,18 +2,134 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from streamer.errors import PackError
 from streamer.formats.base import Field
+from streamer.formats.checksum import crc32
+from streamer.formats.tar import BLOCK
 from streamer.formats.webdataset import WebDataset
 from streamer.shards.outputs.base import Output, ShardWriter
 from streamer.shards.plan import TAR_OVERHEAD
 from streamer.shards.receipts import Written, encode_numbers
-from streamer.shards.tar import TarWriter
-from streamer.shards.values import Sample, files_of, key_of, value_of
+from streamer.shards.values import Content, Sample, files_of, key_of, value_of
+
+_ZERO = bytes(BLOCK)
+_NAME_BYTES = 100
+_OCTAL_LIMIT = 8 << 30
+_RECORD_BYTES = 20 * BLOCK
+# Bytes held before they are written: views of samples cost nothing, and small ones are written together.
+_HELD_BYTES = 4 << 20
+# The most buffers in one call (IOV_MAX).
+_HELD_PARTS = 1000
+_FILE = b"0"
+_PAX = b"x"
+_BEFORE_SIZE = b"0000644\0" + b"0000000\0" * 2
+_BETWEEN = b"00000000000\0"
+_AFTER_KIND = bytes(100) + b"ustar\x0000" + bytes(247)
+# The checksum counts its own eight bytes as spaces.
+_CONSTANT_SUM = sum(_BEFORE_SIZE) + sum(_BETWEEN) + sum(_AFTER_KIND) + 8 * 0x20
+
+
+class TarWriter:
+    """A tar of samples, which overwrites an existing file; context manager.
+
+    Attributes:
+        size: bytes so far.
+        blocks: length of each sample in blocks of 512 bytes.
+        sums: CRC-32 of the bytes of each sample, headers and padding included.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        self._parts: list[Content] = []
+        self._held_bytes = 0
+        self.size = 0
+        self.blocks: list[int] = []
+        self.sums: list[int] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._descriptor)
+
+    def add(self, key: str, fields: Sequence[tuple[str, Content]]) -> None:
+        """Adds a sample. Its contents must not change until `flush`.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        parts: list[Content] = []
+        for name, content in fields:
+            parts += (*headers(f"{key}.{name}", len(content)), content, _ZERO[: -len(content) % BLOCK])
+        crc = length = 0
+        for part in parts:
+            crc = crc32(part, crc)
+            length += len(part)
+        self.blocks.append(length // BLOCK)
+        self.sums.append(crc)
+        self._hold(parts, length)
+
+    def flush(self) -> None:
+        """Writes the samples held in memory."""
+        held, self._parts, self._held_bytes = self._parts, [], 0
+        for first in range(0, len(held), _HELD_PARTS):
+            _write(self._descriptor, held[first : first + _HELD_PARTS])
+
+    def finish(self) -> None:
+        """Writes the end mark."""
+        end = self.size + 2 * BLOCK
+        self._hold([bytes(2 * BLOCK + -end % _RECORD_BYTES)], 2 * BLOCK + -end % _RECORD_BYTES)
+        self.flush()
+
+    def _hold(self, parts: list[Content], length: int) -> None:
+        self._parts += parts
+        self._held_bytes += length
+        self.size += length
+        if self._held_bytes > _HELD_BYTES:
+            self.flush()
+
+
+def headers(name: str, size: int) -> tuple[bytes, ...]:
+    """The headers of a file; a name over 100 bytes is in a PAX header before its own."""
+    raw = name.encode("utf-8", "surrogateescape")
+    if len(raw) <= _NAME_BYTES:
+        return (_header(raw, size, _FILE),)
+    record = _pax_record(b"path", raw)
+    extended = record + _ZERO[: -len(record) % BLOCK]
+    return _header(b"PaxHeaders/sample", len(record), _PAX), extended, _header(raw[:_NAME_BYTES], size, _FILE)
+
+
+def _header(name: bytes, size: int, kind: bytes) -> bytes:
+    length = b"%011o\0" % size if size < _OCTAL_LIMIT else b"\x80" + size.to_bytes(11, "big")
+    checksum = b"%06o\0 " % (_CONSTANT_SUM + sum(name) + sum(length) + kind[0])
+    return b"".join((name.ljust(100, b"\0"), _BEFORE_SIZE, length, _BETWEEN, checksum, kind, _AFTER_KIND))
+
+
+def _pax_record(key: bytes, value: bytes) -> bytes:
+    """`<length> key=value`, where the length counts itself."""
+    rest = b" %s=%s\n" % (key, value)
+    length = len(rest) + len(str(len(rest)))
+    if len(str(length)) > len(str(len(rest))):
+        length += 1
+    return b"%d%s" % (length, rest)
+
+
+def _write(descriptor: int, parts: Sequence[Content]) -> None:
+    """Writes all of it; a disk that fills up, or a signal, ends a call early."""
+    written = os.writev(descriptor, parts)
+    if written < sum(map(len, parts)):
+        rest = memoryview(b"".join(parts))[written:]
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
 
 
 class TarOutput(Output):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from streamer.base.bounded_map import plain_errors
+from streamer.base.concurrency import plain_errors
 from streamer.config import MiB
 from streamer.errors import ConfigError, ObjectNotFoundError, StoreError
 from streamer.manifest.model import ObjectRecord

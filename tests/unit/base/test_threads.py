@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from streamer.base.threads import in_thread
+from streamer.base.concurrency import in_thread
 
 
 async def test_a_cancel_waits_for_the_thread() -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from streamer.base.bounded_map import map_concurrently
+from streamer.base.concurrency import map_concurrently
 
 
 async def test_results_keep_the_order_and_the_bound():

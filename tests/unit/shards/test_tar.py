@@ -13,7 +13,7 @@ import pytest
 
 from streamer.formats.base import Facts, ObjectRecord, Source, Span
 from streamer.formats.webdataset import WebDataset
-from streamer.shards.tar import TarWriter, headers
+from streamer.shards.outputs.tars import TarWriter, headers
 from tests.tars import driven
 
 LONG = "a/" + "ünï" * 60

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -45,3 +47,19 @@ def plain_errors() -> Iterator[None]:
 def _first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     first = errors.exceptions[0]
     return _first_error(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+T = TypeVar("T")
+
+
+async def in_thread(pool: ThreadPoolExecutor | None, work: Callable[..., T], *args: object) -> T:
+    """Runs `work` in a thread of the pool, or of the loop's. A cancellation waits for its end: no write comes later."""
+    future = asyncio.get_running_loop().run_in_executor(pool, work, *args)
+    try:
+        await asyncio.wait([future])
+    except asyncio.CancelledError:
+        while not future.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([future])
+        raise
+    return future.result()

@@ -1,0 +1,249 @@
+"""Indexes in tasks of an executor: lists a large prefix in ranges of keys, and indexes containers in groups."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from itertools import chain, pairwise
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from streamer.base.concurrency import map_concurrently
+from streamer.config import FetchConfig
+from streamer.errors import Discreet, ManifestError
+from streamer.executors.runner import Runner, run_dynamic
+from streamer.fetch import Fetcher
+from streamer.indexing.build import BuildOptions
+from streamer.indexing.container_rows import Budget, Container, Partial, index_container
+from streamer.indexing.key_ranges import KeyRange, KeyRanges, is_clean
+from streamer.manifest.blocks import Block
+from streamer.manifest.model import Extent, ObjectRecord
+from streamer.manifest.packing import Cut
+from streamer.manifest.protocols import Examine, Examined, Indexer, Note, Short
+from streamer.recode.in_process import examine_here
+from streamer.recode.work import Recoders
+from streamer.store import ObjectStore, open_store
+from streamer.store.addresses.patterns import Pattern
+from streamer.store.addresses.urls import Address
+
+Page = Sequence[ObjectRecord]
+Found: TypeAlias = Cut | list[Block] | Short | Partial | ManifestError
+# The place of a container in its task, and what is found in it; in any order.
+Findings: TypeAlias = list[tuple[int, Found | Note]]
+# Pages of 1,000 objects that are listed without tasks, because a task for fewer costs more than it saves.
+_FIRST_PAGES = 20
+# A task costs about 60 pages of ranges that turn out empty; 10^7 keys take the time of 600 pages (simulated).
+_MAX_TASKS = 32
+# A task that dies costs as much again; one of 1 GB takes a second at 10 Gbit/s.
+_TASK_BYTES = 1 << 30
+_TASK_CONTAINERS = 256
+# At least this many tasks for each that runs at once, so that the last ones end together.
+_SHARES = 4
+
+
+class StoreOpener(Discreet, msgspec.Struct, frozen=True):
+    """Opens stores with these options; can be sent to other processes."""
+
+    options: Mapping[str, object]
+
+    def __call__(self, url: str | Address) -> ObjectStore:
+        """Opens the store of a url."""
+        return open_store(url, self.options)
+
+
+class FetchedLists(msgspec.Struct, frozen=True):
+    """Lists through a fetcher, with its retries and time limits."""
+
+    fetcher: Fetcher
+
+    async def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:
+        """Lists as `ObjectStore.list` does."""
+        for page in await self.fetcher.list(url):
+            yield page
+
+
+class TaskReader:
+    """Reads for an index, and decompresses here what can only be counted by decompressing it."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+        self._recoders = Recoders()
+        self._one_object = asyncio.Lock()
+
+    async def read(self, extent: Extent) -> bytes:
+        """Returns exactly the bytes of `extent`."""
+        return await self._fetcher.read(extent)
+
+    async def examine(self, asked: Examine) -> Examined:
+        """Recodes an object, which is read as a whole: one at a time."""
+        async with self._one_object:
+            content = await self.read(Extent(asked.object, 0, asked.object.size))
+            return await asyncio.to_thread(examine_here, self._recoders, asked, content)
+
+
+class ListTask(Discreet, msgspec.Struct, frozen=True):
+    """Some pages of the objects below a folder."""
+
+    folder: str
+    keys: KeyRange
+    options: Mapping[str, object]
+
+
+class ListedPages(msgspec.Struct, frozen=True):
+    """The objects that a task has listed, in columns (sizes: int64 of this machine), and the range that is left."""
+
+    urls: list[str]
+    versions: list[str]
+    sizes: bytes
+    rest: KeyRange | None
+
+    def records(self) -> list[ObjectRecord]:
+        """Returns the objects."""
+        return list(map(ObjectRecord, self.urls, array("q", self.sizes), self.versions))
+
+
+class TaskLister:
+    """Lists large prefixes on an executor if the store lists keys in order; a `manifest.protocols.Lister`."""
+
+    def __init__(self, fetcher: Fetcher, runner: Runner, options: Mapping[str, object]) -> None:
+        self._fetcher = fetcher
+        self._runner = runner
+        self._options = options
+
+    async def list(self, url: str) -> AsyncIterator[Page]:
+        """Lists as `ObjectStore.list` does, but the pages may come in another order."""
+        pattern = Pattern.of(url)
+        max_pages = _FIRST_PAGES if pattern.single and self._fetcher.lists_from(url) else None
+        pages = await self._fetcher.list(url, enough=lambda found: len(found) == max_pages)
+        if len(pages) == max_pages and not _has_sorted_keys(pages, pattern.folder):
+            # A store that sorts differently, such as S3's directory buckets.
+            max_pages = None
+            pages = await self._fetcher.list(url)
+        for page in pages:
+            yield page
+        if len(pages) == max_pages:
+            async with aclosing(self._list_in_tasks(pattern.folder, pages[-1][-1].url)) as listed:
+                async for page in listed:
+                    yield page
+
+    async def _list_in_tasks(self, folder: str, last: str) -> AsyncGenerator[Page, None]:
+        ranges = KeyRanges(KeyRange(last[len(folder) :]), min(self._runner.most_tasks, _MAX_TASKS))
+
+        def next_task() -> ListTask | None:
+            keys = ranges.take()
+            return None if keys is None else ListTask(folder, keys, self._options)
+
+        async with aclosing(run_dynamic(self._runner, list_range, next_task)) as coming:
+            async for listed in coming:
+                ranges.finish(listed.rest)
+                yield listed.records()
+
+
+def list_range(task: ListTask) -> ListedPages:
+    """Lists some pages; raises StoreError."""
+    return asyncio.run(_list(task))
+
+
+async def _list(task: ListTask) -> ListedPages:
+    folder = task.folder
+    keys = task.keys
+
+    def enough(pages: Sequence[Page]) -> bool:
+        last = pages[-1][-1].url[len(folder) :]
+        return keys.ends_before(last) or (len(pages) >= keys.pages and last > keys.after and is_clean(last))
+
+    async with Fetcher(FetchConfig(), StoreOpener(task.options)) as fetcher:
+        pages = await fetcher.list(folder, after=folder + keys.after, enough=enough)
+    found = [record for record in chain.from_iterable(pages) if keys.has(record.url[len(folder) :])]
+    complete = not pages or not enough(pages)
+    return ListedPages(
+        [record.url for record in found],
+        [record.version for record in found],
+        array("q", [record.size for record in found]).tobytes(),
+        None if complete else keys.rest(pages[-1][-1].url[len(folder) :]),
+    )
+
+
+def _has_sorted_keys(pages: Sequence[Page], folder: str) -> bool:
+    """Whether keys ascend, and the last is one behind which a listing may begin."""
+    urls = [record.url for page in pages for record in page]
+    in_folder = urls[0].startswith(folder) and is_clean(urls[-1][len(folder) :])
+    return in_folder and all(before < after for before, after in pairwise(urls))
+
+
+class ContainersTask(Discreet, msgspec.Struct, frozen=True):
+    """A task: the containers from number `first` on."""
+
+    first: int
+    containers: Sequence[Container]
+    indexer: Indexer
+    options: Mapping[str, object]
+
+
+class IndexTasks(Discreet, msgspec.Struct, frozen=True):
+    """Indexes containers on an executor, with storage options as fsspec takes them; see `builder.build.Elsewhere`."""
+
+    runner: Runner
+    options: Mapping[str, object]
+
+    async def __call__(
+        self, containers: Sequence[Container], indexer: Indexer
+    ) -> AsyncGenerator[tuple[int, Found | Note], None]:
+        """Yields the place of a container and the findings in it, or why it is damaged, and notes about it."""
+        tasks = iter(
+            ContainersTask(first, containers[first:stop], indexer, self.options)
+            for first, stop in groups([each.record.size for each in containers], self.runner.most_tasks)
+        )
+        async with aclosing(run_dynamic(self.runner, index_containers, lambda: next(tasks, None))) as coming:
+            async for first, some in coming:
+                for place, found in some:
+                    yield first + place, found
+
+
+def groups(sizes: Sequence[int], most_tasks: int) -> Iterator[tuple[int, int]]:
+    """Yields half-open ranges of containers with about the same number of bytes, one for each task. Pure."""
+    limit = min(_TASK_BYTES, sum(sizes) // (_SHARES * most_tasks))
+    first = filled = 0
+    for number, size in enumerate(sizes):
+        if number > first and (filled + size > limit or number - first == _TASK_CONTAINERS):
+            yield first, number
+            first = number
+            filled = 0
+        filled += size
+    if sizes:
+        yield first, len(sizes)
+
+
+def index_containers(task: ContainersTask) -> tuple[int, Findings]:
+    """Indexes containers: returns the number of the first, and the findings, or errors, in each; raises StoreError."""
+    return task.first, asyncio.run(_index(task))
+
+
+async def _index(task: ContainersTask) -> Findings:
+    bounds = BuildOptions()
+    sizes = np.array([container.record.size for container in task.containers], np.int64)
+    budget = Budget.divide(bounds.memory_bytes, bounds.concurrency, sizes, 0)
+    notes: Findings = []
+    async with Fetcher(FetchConfig(), StoreOpener(task.options)) as fetcher:
+        reader = TaskReader(fetcher)
+
+        async def index(place: int) -> Found:
+            try:
+                return await index_container(
+                    task.containers[place],
+                    task.indexer,
+                    reader,
+                    ahead=budget.ahead,
+                    on_chunk=None,
+                    on_read=lambda need: None,
+                    on_note=lambda note: notes.append((place, note)),
+                )
+            except ManifestError as error:
+                return error
+
+        found = await map_concurrently(index, range(len(task.containers)), budget.parallel_objects)
+    return [*notes, *enumerate(found)]
