@@ -252,11 +252,11 @@ def checksums_alone(count: int) -> str:
     """The part of publishing that is CRC-32, for comparison."""
     body = os.urandom(8 * MiB)
     chunk = ChunkBytes(bytes(16), [body], np.linspace(0, len(body), 81).astype(np.int64))
-    from streamer.cache.chunk_files import checksums
+    from streamer.cache.chunk_files import compute_checksums
 
     def work() -> None:
         for _ in range(count):
-            checksums(chunk.parts, chunk.sample_offsets)
+            compute_checksums(chunk.parts, chunk.sample_offsets)
 
     cpu, _ = cost_of(work)
     return f"{'checksums alone':24} {cpu / (count * len(body) / 1e9):6.3f} CPU s/GB  (both kinds, part of publish)"

@@ -215,7 +215,7 @@ class Consumer:
         batches = self._plan(epoch).batches
         for step in range(epoch * batches, (epoch + 1) * batches):
             self._session.advance(step, step + 3)
-            while self._session.progress.through() < step:
+            while self._session.progress.last_ready_step() < step:
                 self._news.clear()
                 await asyncio.wait_for(self._news.wait(), 60)
                 if self._error is not None:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from streamer.base.process_memory import collect_rarely
 from streamer.cache.chunk_cache import ChunkCache
-from streamer.cache.chunk_files import checksums
+from streamer.cache.chunk_files import compute_checksums
 from streamer.config import CacheConfig, FetchConfig
 from streamer.fetch import Fetcher
 from streamer.manifest.model import Chunk, Extent, ObjectRecord
@@ -231,7 +231,7 @@ async def ours_summed(job: Job, chunks: list[Chunk]) -> tuple[int, str]:
     """The fetcher and the checksums of a publish, in a thread as there; bytes thrown away."""
 
     async def use(chunk: Chunk, parts: list[memoryview]) -> None:
-        await asyncio.to_thread(checksums, parts, offsets_of(chunk))
+        await asyncio.to_thread(compute_checksums, parts, offsets_of(chunk))
 
     return await _ours(job, chunks, use)
 

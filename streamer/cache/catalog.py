@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from streamer.cache.catalog_row import CatalogRow, ForeignRowError
-from streamer.cache.folder import empty
+from streamer.cache.folder import remove_contents
 from streamer.cache.policy.table import KEY_BYTES
 from streamer.errors import CacheError
 
@@ -166,7 +166,7 @@ class Catalog:
     def _empty(self) -> None:
         """Removes the files but not the folder: a missing folder would be taken for the work of a cleaner."""
         with contextlib.suppress(OSError):
-            empty(self._directory)
+            remove_contents(self._directory)
 
     def reopen(self) -> None:
         """Drops the connection, for example to files that were removed; the next `write` makes a new one."""

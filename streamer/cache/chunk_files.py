@@ -82,7 +82,7 @@ def sample_checksums(parts: Sequence[Buffer], offsets: NDArray[np.int64]) -> NDA
     return found
 
 
-def checksums(parts: Sequence[Buffer], offsets: NDArray[np.int64]) -> tuple[NDArray[np.uint32], int]:
+def compute_checksums(parts: Sequence[Buffer], offsets: NDArray[np.int64]) -> tuple[NDArray[np.uint32], int]:
     """CRC-32 of each sample, and of the parts together."""
     samples = sample_checksums(parts, offsets)
     return samples, crc32_joined(samples.tolist(), np.diff(offsets).tolist(), parts)
@@ -107,7 +107,7 @@ def write_chunk(chunk: ChunkBytes, folder: CacheFolder) -> int:
             f"chunk {chunk.key.hex()} has {chunk.local_bytes} bytes, its samples do not cover them exactly",
             local_bytes=chunk.local_bytes,
         )
-    samples, payload_crc = checksums(chunk.parts, offsets)
+    samples, payload_crc = compute_checksums(chunk.parts, offsets)
     table = samples.tobytes()
     header = ChunkHeader(
         key=chunk.key,
@@ -174,24 +174,26 @@ def verify_file(path: Path, key: bytes) -> ChunkHeader:
         head = bytearray(HEADER_BYTES)
         count = _preadv(descriptor, memoryview(head), 0)
         header = ChunkHeader.decode(bytes(head[:count]), str(path))
-        _same(path, "key", key.hex(), header.key.hex())
-        _same(path, "length", header.file_bytes, os.fstat(descriptor).st_size)
+        _check_equal(path, "key", key.hex(), header.key.hex())
+        _check_equal(path, "length", header.file_bytes, os.fstat(descriptor).st_size)
         table_at = HEADER_BYTES + header.local_bytes
-        _same(path, "checksum of its bytes", header.payload_crc, _crc(descriptor, HEADER_BYTES, table_at))
-        _same(path, "checksum of its table", header.table_crc, _crc(descriptor, table_at, header.file_bytes))
+        payload_crc = _compute_crc(descriptor, HEADER_BYTES, table_at)
+        _check_equal(path, "checksum of its bytes", header.payload_crc, payload_crc)
+        table_crc = _compute_crc(descriptor, table_at, header.file_bytes)
+        _check_equal(path, "checksum of its table", header.table_crc, table_crc)
     finally:
         os.close(descriptor)
     return header
 
 
-def _same(path: Path, what: str, expected: str | int, actual: str | int) -> None:
+def _check_equal(path: Path, what: str, expected: str | int, actual: str | int) -> None:
     if expected != actual:
         raise IntegrityError(
             f"{path}: {what} is {actual}, expected {expected}", where=str(path), expected=expected, actual=actual
         )
 
 
-def _crc(descriptor: int, start: int, stop: int) -> int:
+def _compute_crc(descriptor: int, start: int, stop: int) -> int:
     buffer = memoryview(bytearray(min(_PIECE_BYTES, max(0, stop - start))))
     crc = 0
     while start < stop:

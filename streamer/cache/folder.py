@@ -123,10 +123,10 @@ def open_folder(path: Path, group: str | None = None) -> CacheFolder:
         _refuse_network(path)
         _refuse_foreign(path)
         _check_marker(path)
-        _apply(path, permissions)
+        _set_permissions(path, permissions)
         _make_subfolders(path, permissions)
-        root_id = _root_id(path, permissions, secrets.token_hex(16))
-        empty(path / "tmp")
+        root_id = _read_root_id(path, permissions, secrets.token_hex(16))
+        remove_contents(path / "tmp")
         _remove_leftovers(path)
     except (CacheError, ConfigError):
         raise
@@ -156,9 +156,9 @@ def make_again(folder: CacheFolder) -> None:
     path.mkdir(parents=True, exist_ok=True, mode=permissions.folder_mode)
     if not (path / MARKER).exists():
         _write_once(path / MARKER, f"{_MARKER_TEXT}{LAYOUT_VERSION}\n")
-    _apply(path, permissions)
+    _set_permissions(path, permissions)
     _make_subfolders(path, permissions)
-    if _root_id(path, permissions, folder.root_id) != folder.root_id:
+    if _read_root_id(path, permissions, folder.root_id) != folder.root_id:
         raise CacheError(
             f"the cache folder {path} was replaced by another one while this engine used it; end one of the two",
             where=str(path),
@@ -181,14 +181,14 @@ def open_layer(path: Path) -> CacheFolder:
     return CacheFolder(path, root_id, Permissions())
 
 
-def is_empty(path: Path) -> bool:
+def holds_no_cache(path: Path) -> bool:
     """Whether the folder holds no cache yet, or one that was cleared.
 
     Raises:
         CacheError: it cannot be read.
     """
     try:
-        return all(_harmless(entry.name) for entry in path.iterdir())
+        return all(_is_harmless(entry.name) for entry in path.iterdir())
     except OSError as error:
         raise CacheError(f"cannot read the cache folder {path}: {error.strerror}", where=str(path)) from error
 
@@ -258,10 +258,10 @@ def _check_marker(path: Path) -> None:
 
 def is_fresh(path: Path) -> bool:
     """Whether a folder has nothing that a new cache could destroy."""
-    return all(_harmless(entry.name) for entry in path.iterdir())
+    return all(_is_harmless(entry.name) for entry in path.iterdir())
 
 
-def _harmless(name: str) -> bool:
+def _is_harmless(name: str) -> bool:
     """Whether a folder holds only leftovers of a fresh disk or of a kill during the first start."""
     return name == "lost+found" or name.startswith(MARKER + ".")
 
@@ -295,7 +295,7 @@ def _write_once(path: Path, text: str) -> None:
         raise
 
 
-def _apply(path: Path, permissions: Permissions) -> None:
+def _set_permissions(path: Path, permissions: Permissions) -> None:
     if permissions.group_id is not None:
         os.chown(path, -1, permissions.group_id)
     os.chmod(path, permissions.folder_mode)
@@ -308,10 +308,10 @@ def _make_subfolders(path: Path, permissions: Permissions) -> None:
         if name == "catalog":
             os.chmod(folder, 0o700)
         else:
-            _apply(folder, permissions)
+            _set_permissions(folder, permissions)
 
 
-def _root_id(path: Path, permissions: Permissions, new: str) -> str:
+def _read_root_id(path: Path, permissions: Permissions, new: str) -> str:
     """The folder's id, or `new` if it has none."""
     file = path / ROOT_ID
     if not file.exists():
@@ -322,7 +322,7 @@ def _root_id(path: Path, permissions: Permissions, new: str) -> str:
     return file.read_text().strip()
 
 
-def empty(folder: Path) -> None:
+def remove_contents(folder: Path) -> None:
     """Removes the content of a folder, but not the folder.
 
     Raises:
@@ -335,7 +335,7 @@ def empty(folder: Path) -> None:
             os.unlink(entry.path)
 
 
-def chunk_files(folder: CacheFolder) -> Iterator[tuple[bytes, int]]:
+def list_chunk_files(folder: CacheFolder) -> Iterator[tuple[bytes, int]]:
     """Yields key and length of every chunk file; ignores anything else below chunks/."""
     for digit in _DIGITS:
         try:
@@ -406,7 +406,7 @@ class Layers:
         self._folders: list[CacheFolder] = [open_layer(path) for path in paths]
         self._of: dict[bytes, CacheFolder] = {}
         for folder in self._folders:
-            for key, _ in chunk_files(folder):
+            for key, _ in list_chunk_files(folder):
                 self._of.setdefault(key, folder)
 
     def __repr__(self) -> str:

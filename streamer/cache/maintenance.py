@@ -19,7 +19,7 @@ from streamer.cache.folder import (
     ROOT_ID,
     SUBFOLDERS,
     CacheFolder,
-    chunk_files,
+    list_chunk_files,
     measure_usage,
     open_folder,
     open_layer,
@@ -68,7 +68,7 @@ def stat(path: Path) -> FolderStatistics:
     rows = Catalog(path / "catalog").peek()
     datasets: dict[str, tuple[int, int]] = {}
     chunks = total = 0
-    for key, length in chunk_files(folder):
+    for key, length in list_chunk_files(folder):
         chunks = chunks + 1
         total = total + length
         name = rows[key].dataset if key in rows else ""
@@ -89,7 +89,7 @@ def check(path: Path, *, repair: bool = False, progress: Progress | None = None)
         CacheError: it cannot be read, or is not a cache folder (CacheVersionError).
     """
     folder = open_layer(path)
-    files = list(chunk_files(folder))
+    files = list(list_chunk_files(folder))
     damaged: dict[str, str] = {}
     for done, (key, _) in enumerate(files, 1):
         try:
@@ -141,7 +141,7 @@ def export(path: Path, target: Path, *, keys: Iterable[bytes] | None = None, pro
     """
     source = open_layer(path)
     layer = open_folder(target)
-    wanted = [key for key, _ in chunk_files(source)] if keys is None else list(keys)
+    wanted = [key for key, _ in list_chunk_files(source)] if keys is None else list(keys)
     there = 0
     for done, key in enumerate(wanted, 1):
         there += _copy(source, layer, key)

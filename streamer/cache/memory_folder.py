@@ -28,7 +28,7 @@ from streamer.base import linux
 from streamer.base.concurrency import in_thread
 from streamer.base.system_limits import limit_error
 from streamer.cache.chunk_files import ChunkBytes, Published, write_chunk
-from streamer.cache.folder import LOCK_NAME, CacheFolder, Permissions, chunk_files, open_folder
+from streamer.cache.folder import LOCK_NAME, CacheFolder, Permissions, list_chunk_files, open_folder
 from streamer.cache.policy.table import charge
 from streamer.config import CacheConfig, format_bytes
 from streamer.errors import CacheError
@@ -60,7 +60,7 @@ class RamFallback:
         self._cache = cache
         self._group = group
         self._memory = memory
-        self._name = folder_name(cache.root_id)
+        self._name = make_folder_name(cache.root_id)
         self._lock: int | None = None
         self.path: Path | None = None
         self.folder: CacheFolder | None = None
@@ -153,7 +153,7 @@ class RamFallback:
         self.folder = None
 
 
-def folder_name(text: str) -> str:
+def make_folder_name(text: str) -> str:
     """Returns the name of a folder in memory: of this user, and for this text."""
     return f"{_prefix()}{text}"
 
@@ -220,13 +220,13 @@ def find_cache(config: CacheConfig, memory: Path = MEMORY_FOLDER) -> tuple[Cache
     """
     remove_leftover_folders(memory)
     try:
-        _probe(config.directory, config.group)
+        _probe_disk(config.directory, config.group)
     except OSError as error:
         if (limit := limit_error(error)) is not None and error.errno not in REFUSALS:
             raise limit from error
         if (
             error.errno not in REFUSALS
-            or (substitute := _make(memory, folder_name(_name_of(config.directory)))) is None
+            or (substitute := _make_substitute(memory, make_folder_name(_name_substitute(config.directory)))) is None
         ):
             return config, ""
         found = os.statvfs(memory)
@@ -246,16 +246,16 @@ def remove_substitute(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _name_of(directory: Path) -> str:
+def _name_substitute(directory: Path) -> str:
     return "at-" + hashlib.blake2b(os.fsencode(os.path.realpath(directory)), digest_size=8).hexdigest()
 
 
-def _probe(directory: Path, group: str | None) -> None:
+def _probe_disk(directory: Path, group: str | None) -> None:
     """Writes a file to a cache folder that has no chunks; raises the OSError of a disk that refuses it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if os.statvfs(directory).f_flag & os.ST_RDONLY:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-    if any(chunk_files(CacheFolder(directory, "", Permissions.of(group)))):
+    if any(list_chunk_files(CacheFolder(directory, "", Permissions.of(group)))):
         return
     found = os.statvfs(directory)
     if found.f_files and found.f_favail < _INODES:
@@ -270,7 +270,7 @@ def _probe(directory: Path, group: str | None) -> None:
         path.unlink(missing_ok=True)
 
 
-def _make(memory: Path, name: str) -> Path | None:
+def _make_substitute(memory: Path, name: str) -> Path | None:
     """Makes an empty folder in memory that only this user may enter; returns it, or None if there is no place for it.
 
     A folder of that name belongs to an engine that runs, as one of a job with a /tmp of its own, or to another user.

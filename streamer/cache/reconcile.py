@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from streamer.cache.catalog import Catalog
 from streamer.cache.catalog_row import CatalogRow
-from streamer.cache.folder import CacheFolder, chunk_files, read_header
+from streamer.cache.folder import CacheFolder, list_chunk_files, read_header
 from streamer.cache.policy.table import Keys, to_keys
 from streamer.errors import IntegrityError
 
@@ -63,7 +63,7 @@ def reconcile(folder: CacheFolder, catalog: Catalog) -> Contents:
     """
     listed = catalog.open()
     found = Contents({}, listed.used)
-    for key, length in chunk_files(folder):
+    for key, length in list_chunk_files(folder):
         row = listed.chunks.pop(key, None)
         if row is None or row.file_bytes != length:
             row = _adopt(folder, key, length, "" if row is None else row.dataset)

@@ -58,12 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Runs the action on the folder."""
-    from streamer.cache.folder import is_empty
+    from streamer.cache.folder import holds_no_cache
 
     arguments.folder = Path(os.path.abspath(arguments.folder or Environment.read().cache_dir))
     act: Callable[[argparse.Namespace, Terminal], int] = arguments.act
     try:
-        if arguments.action != "export" and is_empty(arguments.folder):
+        if arguments.action != "export" and holds_no_cache(arguments.folder):
             terminal.line(f"{arguments.folder}: empty, no cache has been made here")
             return Exit.DONE
         return act(arguments, terminal)

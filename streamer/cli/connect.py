@@ -69,12 +69,12 @@ def find_engine(socket: Path | None, cache_dir: Path | None, settings: ClientSet
         EngineUnavailableError: none is named, and none is found.
         ConfigError: several are running; the message lists them.
     """
-    from streamer.client.runtime_folder import describe_engine, engines
+    from streamer.client.runtime_folder import describe_engine, find_engines
 
     named = _from_arguments(socket, cache_dir, settings)
     if named is not None:
         return named
-    running = engines(settings.runtime_dir)
+    running = find_engines(settings.runtime_dir)
     if not running:
         raise EngineUnavailableError(
             f"no engine runs here: none listens in {settings.runtime_dir}; name one with --socket, --cache-dir or "
@@ -99,10 +99,10 @@ def _from_arguments(socket: Path | None, cache_dir: Path | None, settings: Clien
 
 
 def _find_engine_of(cache_dir: Path, settings: ClientSettings) -> ClientSettings:
-    from streamer.client.runtime_folder import listens
+    from streamer.client.runtime_folder import is_listening
 
     path = replace(settings, engine=None, cache_dir=cache_dir).socket_path
-    if not listens(path):
+    if not is_listening(path):
         raise EngineUnavailableError(
             f"no embedded engine of the cache folder {cache_dir} runs: none listens at {path}; one that serves it as "
             "a service is found by --socket"

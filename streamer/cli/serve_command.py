@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Serves until a signal arrives."""
     import uvloop
 
-    from streamer.service.lifecycle import Life
+    from streamer.service.lifecycle import EngineService
     from streamer.service.sd_notify import Notifier
 
     environment = Environment.read()
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     config = configuration(arguments, environment)
     if not arguments.debug and environment.log_level is None:
         logging.getLogger().setLevel(logging.INFO)
-    life = Life(
+    life = EngineService(
         config,
         lambda: terminal.line(f"listening: STREAMER_ENGINE=unix:{config.socket_path}"),
         lambda: configuration(arguments, environment),
@@ -99,9 +99,9 @@ def configuration(arguments: argparse.Namespace, environment: Environment) -> En
     Raises:
         ConfigError: a setting is unknown or invalid.
     """
-    from streamer.service.configuration import engine_config
+    from streamer.service.configuration import read_service_config
 
-    return engine_config(
+    return read_service_config(
         arguments.config or environment.config, environment, {name: getattr(arguments, name) for name in _OPTIONS}
     )
 

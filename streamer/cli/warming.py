@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from streamer.cache.folder import ROOT_ID, chunk_files, open_layer
+from streamer.cache.folder import ROOT_ID, list_chunk_files, open_layer
 from streamer.cache.maintenance import export
 from streamer.cache.policy.table import Places, charge_each, draw_ranks, to_keys
 from streamer.client.engine_client import EngineClient
@@ -139,7 +139,7 @@ def file_bytes(manifest: Manifest) -> Integers:
 
 def present_keys(root: Path) -> set[bytes]:
     """Keys of the chunks in a cache folder."""
-    return {key for key, _ in chunk_files(open_layer(root))}
+    return {key for key, _ in list_chunk_files(open_layer(root))}
 
 
 class Warming:

@@ -67,7 +67,7 @@ class Connection:
         try:
             self._socket.settimeout(self._timeout_seconds)
             with contextlib.ExitStack() as on_exit:
-                folder = open_folder(path.parent, on_exit, external=external)
+                folder = open_socket_folder(path.parent, on_exit, external=external)
                 self._socket.connect(linux.address_in(folder, path))
                 check_server(self._socket, folder, path, external=external)
             # Not a timeout of its own: Python asks with poll(2) before each call whether it would wait.
@@ -167,7 +167,7 @@ class Connection:
         return first
 
 
-def open_folder(folder: Path, on_exit: contextlib.ExitStack, *, external: bool) -> int:
+def open_socket_folder(folder: Path, on_exit: contextlib.ExitStack, *, external: bool) -> int:
     """Opens the folder of a socket; returns its descriptor, which `on_exit` closes.
 
     Args:

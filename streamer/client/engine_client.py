@@ -330,11 +330,11 @@ class EngineClient:
                 if self._sessions[number].handle_ready(event.through, event.rejects):
                     self._restarts.record_progress()
             case Failed(session=number) if number in self._sessions:
-                self._sessions[number].handle_error(_error(event))
+                self._sessions[number].handle_error(_make_error(event))
             case Failed(request=number) if number >= 0:
                 self._answers[number] = event
             case Failed(session=-1):
-                raise _error(event)
+                raise _make_error(event)
             case IndexProgress():
                 self._answers[event.request] = event
             case ManifestReady() | Content() | Statistics() | CacheShared():
@@ -370,7 +370,7 @@ class EngineClient:
                     if ask.progress is not None:
                         ask.progress(step)
                 case Failed() as failure:
-                    raise explain_error(_error(failure), self._connect().welcome.pid)
+                    raise explain_error(_make_error(failure), self._connect().welcome.pid)
                 case answer if isinstance(answer, kind):
                     pending.finish(number)
                     yield answer
@@ -385,7 +385,7 @@ class EngineClient:
         self._answers.clear()
 
 
-def _error(event: Failed) -> errors.StreamerError:
+def _make_error(event: Failed) -> errors.StreamerError:
     return errors.from_wire(event.kind, event.message, event.details)
 
 

@@ -31,7 +31,7 @@ from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.in_process import start_engine
 from streamer.client.runtime_folder import remove_leftovers
 from streamer.client.settings import ClientSettings
-from streamer.client.store_variables import meet
+from streamer.client.store_variables import record_engine
 from streamer.config import CACHE_SOCKET_NAME, Environment
 from streamer.errors import ConfigError, EngineUnavailableError
 
@@ -106,7 +106,7 @@ def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Conne
     else:
         connection = _connect_or_start(settings, restarts)
         if connection.welcome.pid != os.getpid():
-            meet(connection.welcome.pid)
+            record_engine(connection.welcome.pid)
     restarts.record_connection(time.monotonic())
     return connection
 
@@ -119,17 +119,17 @@ def pause_before_restart(settings: ClientSettings, restarts: Restarts) -> None:
     """
     pause = restarts.count_crash(time.monotonic())
     if pause is None:
-        where = f"it serves at {settings.socket_path}" if settings.external else f"its log is {log_of(settings)}"
+        where = f"it serves at {settings.socket_path}" if settings.external else f"its log is {find_log(settings)}"
         raise EngineUnavailableError(
             f"the engine of {settings.cache_dir} crashed {restarts.crashes} times in a row without progress and is not "
             f"started again; {where}",
-            log="" if settings.external or settings.inline else log_of(settings),
+            log="" if settings.external or settings.inline else find_log(settings),
             crashes=restarts.crashes,
         )
     time.sleep(pause)
 
 
-def log_of(settings: ClientSettings) -> str:
+def find_log(settings: ClientSettings) -> str:
     """Returns where an engine that this client starts writes its log: a file, or the log of this process."""
     return "that of this process" if settings.inline else str(settings.runtime_dir / f"{settings.engine_id}.log")
 
@@ -146,7 +146,7 @@ def _connect_or_start(settings: ClientSettings, restarts: Restarts) -> Connectio
             with contextlib.suppress(DisconnectedError):
                 return _connect_once(settings)
             remove_leftovers(settings.runtime_dir)
-            started = _start_here(settings) if settings.inline else _start(settings)
+            started = _start_here(settings) if settings.inline else _start_process(settings)
         if started:
             with contextlib.suppress(DisconnectedError):
                 return _connect_once(settings)
@@ -271,7 +271,7 @@ def _open_lock(path: Path) -> int:
         os.close(descriptor)
 
 
-def _start(settings: ClientSettings) -> bool:
+def _start_process(settings: ClientSettings) -> bool:
     """Starts an engine and waits until it listens; returns False if it ended before without a reason.
 
     Raises:
@@ -289,7 +289,7 @@ def _start(settings: ClientSettings) -> bool:
 
 
 def _start_here(settings: ClientSettings) -> bool:
-    start_engine(_configuration(settings))
+    start_engine(_make_configuration(settings))
     logger.info("engine started for %s in this process", settings.cache_dir)
     return True
 
@@ -297,7 +297,7 @@ def _start_here(settings: ClientSettings) -> bool:
 def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
     """Starts an engine. Its configuration goes by stdin, so that `ps` shows no secrets."""
     with _name_folder_in_errors(settings.runtime_dir):
-        log = os.open(log_of(settings), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        log = os.open(find_log(settings), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         process = subprocess.Popen(
             [find_interpreter(), "-m", "streamer.service", str(ready)],
@@ -313,11 +313,11 @@ def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
         os.close(log)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-        stdin.write(json.dumps(_configuration(settings)).encode())
+        stdin.write(json.dumps(_make_configuration(settings)).encode())
     return process
 
 
-def _configuration(settings: ClientSettings) -> dict[str, object]:
+def _make_configuration(settings: ClientSettings) -> dict[str, object]:
     return {
         "cache_dir": str(settings.cache_dir),
         "cache_bytes": settings.cache_bytes,
@@ -340,11 +340,11 @@ def _await_ready(descriptor: int, process: subprocess.Popen[bytes], settings: Cl
     # The process forks and its parent half exits at once: the engine is a child of init, so never a zombie.
     process.wait()
     if line == {"ready": True}:
-        logger.info("engine started for %s, log %s", settings.cache_dir, log_of(settings))
+        logger.info("engine started for %s, log %s", settings.cache_dir, find_log(settings))
         return True
     if "kind" in line:
         raise errors.from_wire(str(line["kind"]), str(line["message"]), _details(line.get("details")))
-    logger.warning("the engine of %s ended before it listened; log %s", settings.cache_dir, log_of(settings))
+    logger.warning("the engine of %s ended before it listened; log %s", settings.cache_dir, find_log(settings))
     return False
 
 
@@ -371,8 +371,8 @@ def _read_line(descriptor: int, process: subprocess.Popen[bytes], settings: Clie
             raise EngineUnavailableError(
                 f"the engine of {settings.cache_dir} did not start within {START_SECONDS:.0f} s: "
                 f"`{sys.executable} -m streamer.service` neither listens nor ends. Is {sys.executable} a Python with "
-                f'streamer? Its log is {log_of(settings)}; engine="inline" needs no process',
-                log=log_of(settings),
+                f'streamer? Its log is {find_log(settings)}; engine="inline" needs no process',
+                log=find_log(settings),
             )
         if not (piece := os.read(descriptor, 4096)):
             break

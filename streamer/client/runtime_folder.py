@@ -24,12 +24,12 @@ _SOCKET_NAME = re.compile(r"[0-9a-f]{12}\.sock(?:\.(\d+))?")
 _LOCK_NAME = re.compile(r"[0-9a-f]{12}\.spawn\.lock")
 
 
-def engines(folder: Path) -> list[Path]:
+def find_engines(folder: Path) -> list[Path]:
     """The sockets in a folder on which an engine listens, by name."""
-    return [path for path in sorted(folder.glob("*.sock")) if listens(path)]
+    return [path for path in sorted(folder.glob("*.sock")) if is_listening(path)]
 
 
-def listens(path: Path) -> bool:
+def is_listening(path: Path) -> bool:
     """Whether a process listens on a socket; the file of a killed engine stays."""
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
@@ -62,7 +62,7 @@ def remove_leftovers(folder: Path) -> None:
                 continue
             if found := _SOCKET_NAME.fullmatch(path.name):
                 # One that is being made is bound before it listens, under a name with its process.
-                if not listens(path) and not (found[1] and os.path.exists(f"/proc/{found[1]}")):
+                if not is_listening(path) and not (found[1] and os.path.exists(f"/proc/{found[1]}")):
                     path.unlink()
             elif _LOCK_NAME.fullmatch(path.name):
                 _remove_free_lock(path)
@@ -87,6 +87,6 @@ def remove_old_logs(folder: Path) -> None:
             if (
                 _LOG_NAME.fullmatch(path.name)
                 and path.stat().st_mtime < oldest
-                and not listens(path.with_suffix(".sock"))
+                and not is_listening(path.with_suffix(".sock"))
             ):
                 path.unlink()

@@ -23,7 +23,7 @@ _NAMES = frozenset(
 _met: dict[int, dict[str, str]] = {}
 
 
-def meet(engine: int, variables: Mapping[str, str] = os.environ) -> None:
+def record_engine(engine: int, variables: Mapping[str, str] = os.environ) -> None:
     """Keeps the variables of an engine, given its pid, that this process found or started; warns about differences."""
     if engine in _met:
         return

@@ -84,7 +84,7 @@ class Collection:
         part, local = self.locate(chunk)
         return self.datasets[part].key(local)
 
-    def expected_bytes(self, chunk: int) -> int | None:
+    def get_file_length(self, chunk: int) -> int | None:
         """Returns the length of a chunk's file, or None if the chunk is recoded, and only its file has the length."""
         recoded = self.datasets[self.locate(chunk)[0]].manifest.recoded
         return None if recoded else int(self.file_bytes[chunk])

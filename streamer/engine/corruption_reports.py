@@ -120,7 +120,7 @@ class CorruptionReports:
         if self._check_task is None:
             self._check_task = self._tasks.create_task(self._check_all(), name="corruption-reports")
 
-    def damaged(self, key: bytes) -> None:
+    def drop_chunk(self, key: bytes) -> None:
         """Drops a corrupt chunk; it is fetched again when it is needed."""
         if not self._forget(key):
             return
@@ -155,7 +155,7 @@ class CorruptionReports:
         del self._waiting[session.name, report.chunk]
         if session.failed is None and session.is_open:
             if not right:
-                self._found_wrong(report, key)
+                self._handle_wrong(report, key)
             session.acknowledge(report.times)
             self._wake()
 
@@ -166,19 +166,19 @@ class CorruptionReports:
         self._verified = {known: at for known, at in self._verified.items() if now - at < VERIFIED_SECONDS}
         if key in self._verified and not self._is_news(report, key):
             return True
-        expected = session.collection.expected_bytes(report.chunk)
+        expected = session.collection.get_file_length(report.chunk)
         if (expected and self._cache.length(key) not in (0, expected)) or not await self._cache.verify(key):
             return False
         self._verified[key] = self._now()
         self.unfounded += 1
         return not self._retires(report, key)
 
-    def _found_wrong(self, report: _Report, key: bytes) -> None:
+    def _handle_wrong(self, report: _Report, key: bytes) -> None:
         session = report.session
         chunk = report.chunk
         label = session.collection.label(chunk)
         logger.info("%s reports %s (%s) as damaged: %s", session.request.consumer, label, key.hex(), report.reason)
-        self.damaged(key)
+        self.drop_chunk(key)
         if self.dropped[key] > MAX_COPIES:
             session.fail(
                 IntegrityError(
@@ -187,7 +187,7 @@ class CorruptionReports:
                     where=str(self._cache.root),
                 )
             )
-        session.progress.lost(chunk, broken=True)
+        session.progress.mark_absent(chunk, broken=True)
 
     def _is_news(self, report: _Report, key: bytes) -> bool:
         """Whether a report about a chunk that was just found intact is no late one about an earlier copy."""

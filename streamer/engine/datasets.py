@@ -49,15 +49,15 @@ _MOST_ROOTS = 16
 _MOST_URLS_KEPT = 1000
 
 
-def objects_of(manifest: Manifest) -> list[str]:
+def find_roots(manifest: Manifest) -> list[str]:
     """Returns the url of an object of each bucket or server that a manifest names; all objects are in one, mostly."""
     if manifest.content.base.count("/") > 2:
         return [manifest.object(0).url]
-    urls = (manifest.object(number).url for number in _first_of_roots(manifest))
+    urls = (manifest.object(number).url for number in _find_first_objects(manifest))
     return list({split(url).root: url for url in urls}.values()) or list(manifest.urls)
 
 
-def _first_of_roots(manifest: Manifest) -> Iterator[int]:
+def _find_first_objects(manifest: Manifest) -> Iterator[int]:
     """Yields objects so that each root is that of one of them.
 
     Roots are taken out by columns, one after the other: 10^6 objects one by one kept the loop for 3 s (2026-11-28).
@@ -72,12 +72,12 @@ def _first_of_roots(manifest: Manifest) -> Iterator[int]:
                 break
             yield first + int(rows[0])
             root = b"".join(part + b"/" for part in keys[int(rows[0])].split(b"/")[:slashes])
-            rows = rows[~_begin_with(keys, rows, root)]
+            rows = rows[~_starts_with(keys, rows, root)]
         yield from (first + rows).tolist()
         first += len(keys)
 
 
-def _begin_with(keys: BinaryColumn, rows: npt.NDArray[np.int64], start: bytes) -> npt.NDArray[np.bool_]:
+def _starts_with(keys: BinaryColumn, rows: npt.NDArray[np.int64], start: bytes) -> npt.NDArray[np.bool_]:
     """Whether each of these keys begins with these bytes."""
     offsets = keys.offsets[rows].astype(np.int64)
     same = keys.offsets[rows + 1] - offsets >= len(start)
@@ -215,11 +215,11 @@ class Datasets:
         return options
 
     def _urls_of(self, manifest: Manifest) -> list[str]:
-        """The same as `objects_of`, which is asked once while a dataset is open."""
+        """The same as `find_roots`, which is asked once while a dataset is open."""
         if manifest.digest not in self._urls:
             if len(self._urls) >= _MOST_URLS_KEPT:
                 self._urls.clear()
-            self._urls[manifest.digest] = objects_of(manifest)
+            self._urls[manifest.digest] = find_roots(manifest)
         return self._urls[manifest.digest]
 
     def expect(self, manifest: Manifest) -> None:
@@ -297,7 +297,7 @@ class Rights:
         if self.has(digest, options):
             return
         dataset = self._datasets.get(digest, options.mapping)
-        for record in _examples(dataset.manifest):
+        for record in _find_examples(dataset.manifest):
             await self._read(dataset, record)
         self.grant(digest, options)
 
@@ -311,7 +311,7 @@ class Rights:
                 return
 
 
-def _examples(manifest: Manifest) -> list[ObjectRecord]:
+def _find_examples(manifest: Manifest) -> list[ObjectRecord]:
     """An object that has bytes, of each bucket or server; of the first one if all are in one folder."""
     found: dict[str, ObjectRecord] = {}
     one = manifest.content.base.count("/") > 2

@@ -77,7 +77,7 @@ class Engine:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             self._loop = asyncio.get_running_loop()
-            self.cache.on_lost, self.cache.on_warning = self._lost, self.warn
+            self.cache.on_lost, self.cache.on_warning = self._replace_lost, self.warn
             self.cache.is_used = lambda: bool(self.sessions)
             await stack.enter_async_context(self.cache)
             await stack.enter_async_context(self.fetchers)
@@ -95,9 +95,9 @@ class Engine:
             self.datasets = Datasets(self.cache.root, self.fetchers.allowlist)
             self.policy = CachePolicy(self.cache.limits, settling=True)
             self.scheduler = Scheduler(self.policy, self.sessions, PageCache(self.cache, tasks), self._loop)
-            self.publisher = Publisher(self.cache, self.recoders, tasks, self.scheduler.chunk_resized)
+            self.publisher = Publisher(self.cache, self.recoders, tasks, self.scheduler.resize_chunk)
             self.sources = Sources(StoreSource(self.fetchers, self.fetch_pool, self.publisher))
-            in_flight = InFlight(self.sources, self.publisher, tasks, self.scheduler.fetch_finished)
+            in_flight = InFlight(self.sources, self.publisher, tasks, self.scheduler.end_fetch)
             self.in_flight = self.scheduler.in_flight = in_flight
             self.rights = Rights(self.datasets, self.fetchers)
             self.manifests = Manifests(self.cache.root / "manifests", self.fetchers, self, self.recoders, self.datasets)
@@ -137,14 +137,14 @@ class Engine:
             if self._measured < self.manifests.written:
                 self._measured = self.manifests.written
                 await self.cache.measure()
-                self.limit_changed(self.cache.limits)
+                self.apply_limits(self.cache.limits)
 
     async def read(self, digest: str, options: StoreOptions, chunk: int, span: tuple[int, int] | None) -> bytes:
         """Returns the chunk-local bytes `[start, stop)` for a look at a sample; None asks for a chunk's boundaries."""
         await self.rights.prove(digest, options)
         wanted = (dataset := self.datasets.get(digest, options.mapping)).chunk(chunk)
         dataset.check_key(chunk)
-        async with self.fetchers.of_chunk(wanted, dataset.options) as fetcher:
+        async with self.fetchers.get_for_chunk(wanted, dataset.options) as fetcher:
             if dataset.manifest.recoded:
                 return (await self._looked_at.get(dataset.manifest, wanted, fetcher)).read(span)
             return b"".join([await fetcher.read(piece) for piece in wanted.extents_of(*(span or (0, 0)))])
@@ -181,7 +181,7 @@ class Engine:
                 field="limit_bytes",
             )
         await self.cache.resize(limit_bytes)
-        self.limit_changed(self.cache.limits)
+        self.apply_limits(self.cache.limits)
 
     def room_bytes(self) -> int:
         """Bytes that fit into the kept part without an eviction."""
@@ -195,15 +195,15 @@ class Engine:
     async def make_room(self, share: float) -> None:
         """Evicts this share of the chunks, but none that is open; manifests go before chunks on a full disk."""
         state = self.policy.statistics()
-        self.limit_changed(CacheLimits.of(int((1 - share) * (state.kept_bytes + state.transit_bytes))))
-        await self.publisher.unlinked()
+        self.apply_limits(CacheLimits.of(int((1 - share) * (state.kept_bytes + state.transit_bytes))))
+        await self.publisher.wait_for_unlinks()
         await self.cache.measure()
-        self.limit_changed(self.cache.limits)
+        self.apply_limits(self.cache.limits)
 
     def adopt(self, digest: str, kept: Mapping[bytes, int]) -> None:
         """Chunks that were published without a session (key: file bytes) belong to the policy from here on."""
         self.policy.local(list(kept), list(kept.values()), digest)
-        self.scheduler.freed(self.policy.fit())
+        self.scheduler.apply_evictions(self.policy.fit())
 
     # ------------------------------------------------------------ sessions
 
@@ -225,7 +225,7 @@ class Engine:
         name = f"{next(self._numbers)} {request.consumer}"
         session = EngineSession(self, name, request, collection, (on_ready, on_error))
         self.sessions[name] = session
-        self._settling.session_opened()
+        self._settling.end_soon()
         return session
 
     def connect(self, job: str) -> None:
@@ -243,7 +243,7 @@ class Engine:
             return
         self.in_flight.leave(session)
         if session.admitted:
-            self.scheduler.freed(self.policy.close_session(*session.parts.names))
+            self.scheduler.apply_evictions(self.policy.close_session(*session.parts.names))
         self.wake()
 
     def admit(self, session: EngineSession, schedule: EpochSchedule) -> None:
@@ -261,12 +261,12 @@ class Engine:
             session.fail(self._too_small(session, error))
             return
         session.admitted = True
-        self.scheduler.freed(freed)
+        self.scheduler.apply_evictions(freed)
 
-    def extended(self, session: EngineSession) -> None:
+    def continue_passes(self, session: EngineSession) -> None:
         """Records that running passes of a session go on in another epoch's schedule."""
         if session.admitted:
-            self.scheduler.extended(session)
+            self.scheduler.continue_passes(session)
 
     def wake(self) -> None:
         """Schedules all sessions once, soon: something changed."""
@@ -319,7 +319,7 @@ class Engine:
         space = self.cache.space
         request = session.request
         present = sum(one.request.job == request.job for one in self.sessions.values())
-        return cache_too_small(
+        return make_too_small_error(
             root=self.cache.root,
             limit_bytes=space.most_bytes,
             whole_bytes=space.most_whole_bytes,
@@ -334,25 +334,25 @@ class Engine:
         self.policy.below(self.cache.layers.keys)
         for dataset, keys, sizes in self.cache.found:
             self.policy.local(keys, sizes, dataset)
-        self.scheduler.freed(self.policy.fit())
+        self.scheduler.apply_evictions(self.policy.fit())
         if not self.cache.keys():
             # No client of an earlier engine has anything open here. During the pause a selected chunk cannot
             # replace an unselected one: the chunks of the first 0.25 s were not kept.
             self.policy.settle()
 
     def _settle(self) -> None:
-        self.scheduler.freed(self.policy.settle())
+        self.scheduler.apply_evictions(self.policy.settle())
         self.wake()
 
     def warn(self, text: str) -> None:
         """A sentence about the cache, for the logs of all who use it."""
         self._notify("", text)
 
-    def _lost(self, keys: list[bytes]) -> None:
+    def _replace_lost(self, keys: list[bytes]) -> None:
         """The cache folder was removed and made again: chunks are gone, and manifests and annotations in use."""
         for key in keys:
             self.policy.forget(key)
-        self.scheduler.lost(keys)
+        self.scheduler.ask_again_for(keys)
         # Only here: an engine whose folder stays starts sooner.
         from streamer.annotations.table import publish_table_again
         from streamer.indexing.publish import publish_again
@@ -374,9 +374,9 @@ class Engine:
             self.in_flight.unlink([key])
         return known
 
-    def limit_changed(self, limits: CacheLimits) -> None:
+    def apply_limits(self, limits: CacheLimits) -> None:
         """The limit has changed: manifests were added, or other programs fill or free the disk."""
-        self.scheduler.freed(self.policy.set_limit(limits))
+        self.scheduler.apply_evictions(self.policy.set_limit(limits))
 
     def forget_datasets(self) -> None:
         """Forgets datasets whose manifest was removed; their chunks lose their owner."""
@@ -385,10 +385,10 @@ class Engine:
         for digest in gone:
             self.cache.forget(digest)
         if gone:
-            self.limit_changed(self.cache.limits)
+            self.apply_limits(self.cache.limits)
 
 
-def cache_too_small(
+def make_too_small_error(
     *,
     root: Path,
     limit_bytes: int,

@@ -38,16 +38,16 @@ IDLE_MANIFESTS_SHARE = 1 / 16
 
 
 @asynccontextmanager
-async def maintained(engine: Engine) -> AsyncIterator[None]:
+async def maintain(engine: Engine) -> AsyncIterator[None]:
     """Maintains an open engine while the context lasts."""
     async with asyncio.TaskGroup() as tasks:
         silence = SilenceWatch(engine, asyncio.get_running_loop())
         works: dict[str, Callable[[], Awaitable[None]]] = {
-            "free space": partial(watch_free_space, engine.cache, engine.limit_changed),
-            "scrub": partial(scrub, engine.cache, engine.corruption_reports.damaged, partial(_is_held, engine)),
-            "unused": partial(remove_unused, engine),
+            "free space": partial(watch_free_space, engine.cache, engine.apply_limits),
+            "scrub": partial(scrub, engine.cache, engine.corruption_reports.drop_chunk, partial(_is_held, engine)),
+            "unused": partial(remove_idle, engine),
         }
-        running = [tasks.create_task(keep_running(name, work), name=name) for name, work in works.items()]
+        running = [tasks.create_task(repeat_after_errors(name, work), name=name) for name, work in works.items()]
         try:
             yield
         finally:
@@ -56,7 +56,7 @@ async def maintained(engine: Engine) -> AsyncIterator[None]:
                 task.cancel()
 
 
-async def keep_running(
+async def repeat_after_errors(
     name: str, work: Callable[[], Awaitable[None]], retry_seconds: float = SILENCE_CHECK_SECONDS
 ) -> None:
     """Runs periodic work, and begins it anew after an error of the system: used up descriptors end no service."""
@@ -96,7 +96,7 @@ class SilenceWatch:
             for session in engine.sessions.values():
                 if session.admitted and session.silent:
                     for part in session.parts.names:
-                        engine.scheduler.freed(engine.policy.silence(part))
+                        engine.scheduler.apply_evictions(engine.policy.silence(part))
             engine.wake()
 
     def _forgive(self, absent_seconds: float) -> None:
@@ -105,17 +105,17 @@ class SilenceWatch:
             session.last_message_at = min(self._engine.now(), session.last_message_at + absent_seconds)
 
 
-async def remove_unused(engine: Engine, every_seconds: float = LOOK_SECONDS) -> None:
+async def remove_idle(engine: Engine, every_seconds: float = LOOK_SECONDS) -> None:
     """Removes what an earlier engine left, then periodically what falls out of use, until it is cancelled."""
     while True:
         try:
-            await remove_unused_once(engine)
+            await remove_idle_once(engine)
         except OSError as error:
             logger.warning("cannot remove unused manifests: %s; tried again", error)
         await asyncio.sleep(every_seconds)
 
 
-async def remove_unused_once(engine: Engine) -> None:
+async def remove_idle_once(engine: Engine) -> None:
     """Removes what was not used since the last call.
 
     Raises:
@@ -126,12 +126,12 @@ async def remove_unused_once(engine: Engine) -> None:
     engine.datasets.drop_idle(held)
     engine.fetchers.close_idle({options_key(dataset.options) for dataset in held.values()})
     opened = {dataset.manifest.digest for dataset in [*engine.datasets.all(), *held.values()]}
-    gone = await engine.manifests.remove_unused(opened, int(engine.cache.limit_bytes * IDLE_MANIFESTS_SHARE))
+    gone = await engine.manifests.remove_idle(opened, int(engine.cache.limit_bytes * IDLE_MANIFESTS_SHARE))
     engine.forget_datasets()
     if gone:
         logger.info("%d unused manifests are removed: %s", len(gone), ", ".join(sorted(gone)))
         await engine.cache.measure()
-        engine.limit_changed(engine.cache.limits)
+        engine.apply_limits(engine.cache.limits)
 
 
 # 8 TB in eleven days, 4 % of what a SATA SSD reads.

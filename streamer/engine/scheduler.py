@@ -45,7 +45,7 @@ class Settling:
         self._at_latest = loop.time() + max_seconds
         self._timer = loop.call_at(self._at_latest, self._end)
 
-    def session_opened(self) -> None:
+    def end_soon(self) -> None:
         """Lets the pause end soon: all clients of an engine that died come back at once."""
         if not self._settled:
             self._timer.cancel()
@@ -77,12 +77,12 @@ class PageCache:
         """Whether there is more on the disk than the page cache can hold."""
         return self._cache.space.charged_bytes > MEMORY_SHARE * self._memory_bytes
 
-    def will_need(self, key: bytes) -> None:
+    def prefetch_pages(self, key: bytes) -> None:
         """Advises that a chunk on the disk will be read soon."""
         if self.advises:
             self._tasks.create_task(self._cache.advise(key, "WILLNEED"))
 
-    def dont_need(self, key: bytes) -> None:
+    def drop_pages(self, key: bytes) -> None:
         """Advises that a chunk was read completely."""
         if self.advises:
             self._tasks.create_task(self._cache.advise(key, "DONTNEED"))
@@ -142,28 +142,28 @@ class Scheduler:
             self._wake_pending = True
             self._loop.call_soon(self._schedule_all)
 
-    def extended(self, session: EngineSession) -> None:
+    def continue_passes(self, session: EngineSession) -> None:
         """Records that running passes go on in another epoch's schedule."""
         for part, number in enumerate(session.parts.running_pass):
             if number is not None:
                 self._start_pass(session, part, number)
 
-    def freed(self, freed: Freed) -> None:
+    def apply_evictions(self, freed: Freed) -> None:
         """The policy evicted chunks: removes their files; sessions that had one in look-ahead ask for it again."""
-        self.lost(freed.victims)
+        self.ask_again_for(freed.victims)
         self.in_flight.unlink(freed.victims)
         if freed.victims or freed.promoted:
             self.wake()
 
-    def fetch_finished(self, fetch: Fetch, error: StreamerError | None) -> None:
+    def end_fetch(self, fetch: Fetch, error: StreamerError | None) -> None:
         """A fetch is over."""
         if fetch.limits is not None:
-            self.freed(self._policy.set_limit(fetch.limits))
+            self.apply_evictions(self._policy.set_limit(fetch.limits))
         if error is None:
             self._refusals.pop(fetch.key, None)
             for waiter in fetch.waiters:
-                waiter.session.progress.arrived(waiter.chunk)
-            self.freed(self._policy.publish(fetch.key))
+                waiter.session.progress.mark_local(waiter.chunk)
+            self.apply_evictions(self._policy.publish(fetch.key))
         else:
             self._policy.drop_fetch(fetch.key)
             pause = self._pause_after(fetch, error)
@@ -172,12 +172,12 @@ class Scheduler:
                     # Another job's credentials were refused: it is fetched with this session's own.
                     self._ask_again(waiter.session, waiter.chunk)
                 else:
-                    self._fetch_failed(waiter, error, pause)
+                    self._handle_failure(waiter, error, pause)
         self.wake()
 
-    def chunk_resized(self, key: bytes, file_bytes: int) -> None:
+    def resize_chunk(self, key: bytes, file_bytes: int) -> None:
         """The file of a chunk that is about to be published has this length; others may have to leave for it."""
-        self.freed(self._policy.resize(key, file_bytes))
+        self.apply_evictions(self._policy.resize(key, file_bytes))
 
     # ------------------------------------------------------------ one session
 
@@ -190,15 +190,15 @@ class Scheduler:
         # First every finished use of every session: otherwise a blocked reader got the error that everything is open,
         # while finished uses of another were not released yet (2 in 11 runs with the smallest cache, 2026-11-20).
         for session in live:
-            self._isolated(self._release_finished, session)
+            self._contain_errors(self._release_uses, session)
         if not self._may_go_on():  # or a blocked reader would be told that all is open, as above
             return
         # Not by how much a session asks for: one that asks for everything would always come first.
         for session in sorted(live, key=lambda one: (not one.waits, one.fill)):
             if session.failed is None:
-                self._isolated(self._schedule, session)
+                self._contain_errors(self._schedule, session)
 
-    def _isolated(self, work: Callable[[EngineSession], None], session: EngineSession) -> None:
+    def _contain_errors(self, work: Callable[[EngineSession], None], session: EngineSession) -> None:
         """An error of one session ends that session only."""
         try:
             work(session)
@@ -220,20 +220,20 @@ class Scheduler:
         self._open_local(session)
         self._ask_ahead(session)
         self._open_local(session)
-        for chunk in session.reached_deferred():
+        for chunk in session.find_due_retries():
             self._retry(session, chunk)
         session.announce()
 
-    def _release_finished(self, session: EngineSession) -> None:
-        finished = session.progress.take_finished(max(1, self._steps_left))
+    def _release_uses(self, session: EngineSession) -> None:
+        finished = session.progress.take_done(max(1, self._steps_left))
         self._steps_left -= len(finished)
         for use in finished:
             part, local = session.collection.locate(use.chunk)
             key = session.collection.datasets[part].key(local)
             if not session.progress.holds(use.chunk):
                 session.forget(key, use.chunk)
-            self.freed(self._policy.release(session.parts.names[part], local))
-            self._page_cache.dont_need(key)
+            self.apply_evictions(self._policy.release(session.parts.names[part], local))
+            self._page_cache.drop_pages(key)
 
     def _ask_ahead(self, session: EngineSession) -> None:
         """Asks the policy for what the session needs next, until it has enough ahead or there is no room."""
@@ -279,8 +279,8 @@ class Scheduler:
                 session.fail(error)
             return False
         if isinstance(answer, Hit):
-            progress.arrived(use.chunk)
-            self._page_cache.will_need(key)
+            progress.mark_local(use.chunk)
+            self._page_cache.prefetch_pages(key)
         elif not self._wait_for(session, use.chunk, key, answer):
             return False
         if use.number >= 0:
@@ -290,9 +290,9 @@ class Scheduler:
     def _wait_for(self, session: EngineSession, chunk: int, key: bytes, answer: Admit | Wait) -> bool:
         """Starts the fetch of a chunk, or joins it. Returns False if there is no room now."""
         # Not for hits: to find the first need took a fifth of the engine's time in a warm epoch (2026-11-23).
-        waiter = Waiter(session, chunk, session.progress.first_need(chunk))
+        waiter = Waiter(session, chunk, session.progress.find_first_step(chunk))
         if isinstance(answer, Admit):
-            self.lost(answer.victims)
+            self.ask_again_for(answer.victims)
             self.in_flight.start(key, waiter, answer.victims)
             return True
         return answer.fetching and self.in_flight.join(key, waiter)
@@ -325,21 +325,21 @@ class Scheduler:
         if running is None or use.pass_number > running:
             self._start_pass(session, part, use.pass_number)
         if self._policy.open(session.parts.names[part], local):
-            session.progress.opened(use)
+            session.progress.mark_open(use)
         else:
-            session.progress.lost(use.chunk)
+            session.progress.mark_absent(use.chunk)
             self.wake()
 
     def _begin_epoch(self, session: EngineSession, epoch: int) -> None:
         """The first epoch begins with its first use, later ones when the reader reaches them."""
         session.running_epoch = epoch
         if session.parts.begin_epoch(epoch):
-            self.freed(self._policy.set_values(session.parts.relative_values()))
+            self.apply_evictions(self._policy.set_values(session.parts.relative_values()))
 
     def _start_pass(self, session: EngineSession, part: int, number: int) -> None:
         """Begins a pass over one part: to the policy an epoch is a pass."""
         session.parts.running_pass[part] = number
-        remaining = session.progress.remaining(session.collection.span(part), number)
+        remaining = session.progress.find_chunks_ahead(session.collection.span(part), number)
         self._steps_left -= 1 + len(remaining) // _CHUNKS_OF_A_STEP
         self._policy.start_epoch(session.parts.names[part], remaining - np.uint32(session.collection.starts[part]))
 
@@ -352,7 +352,7 @@ class Scheduler:
         self._refusals[fetch.key] += 1
         return REFUSED_SECONDS if self._refusals[fetch.key] <= MAX_REFUSALS else None
 
-    def _fetch_failed(self, waiter: Waiter, error: StreamerError, pause: float | None) -> None:
+    def _handle_failure(self, waiter: Waiter, error: StreamerError, pause: float | None) -> None:
         """A reader that waits gets the error; a look-ahead, or a chunk that found no room, is tried again."""
         session = waiter.session
         chunk = waiter.chunk
@@ -375,12 +375,12 @@ class Scheduler:
             self._ask_again(session, chunk)
 
     def _ask_again(self, session: EngineSession, chunk: int) -> None:
-        session.progress.lost(chunk)
+        session.progress.mark_absent(chunk)
         self.wake()
 
-    def lost(self, keys: Iterable[bytes]) -> None:
+    def ask_again_for(self, keys: Iterable[bytes]) -> None:
         """Records that chunks are not local any more: sessions that hold one ask for it again."""
         for key in keys:
             for session in self._sessions.values():
                 for chunk in session.keys.pop(key, ()):
-                    session.progress.lost(chunk)
+                    session.progress.mark_absent(chunk)

@@ -11,7 +11,7 @@ import numpy as np
 from streamer.cache.policy.sessions import SessionOpening
 from streamer.cache.policy.table import charge_each
 from streamer.engine.collection import Collection, Parts, UseCount
-from streamer.engine.session_progress import SessionProgress, Use, open_bytes
+from streamer.engine.session_progress import SessionProgress, Use, count_open_bytes
 from streamer.errors import StateError, StreamerError
 from streamer.wire.messages import OpenSession, ReportFinding
 from streamer.wire.schedule import EpochSchedule
@@ -102,7 +102,7 @@ class SessionHost(Protocol):
         """The first complete schedule of a session is known."""
         ...
 
-    def extended(self, session: EngineSession) -> None:
+    def continue_passes(self, session: EngineSession) -> None:
         """Records that running passes of a session go on in another epoch's schedule."""
         ...
 
@@ -184,7 +184,7 @@ class EngineSession:
         if complete:
             self._host.admit(self, part)
             if part.passes is not None:
-                self._host.extended(self)
+                self._host.continue_passes(self)
         self._host.wake()
 
     def advance(self, done: int, want: int) -> None:
@@ -203,7 +203,7 @@ class EngineSession:
         """Its reader found corrupt bytes, or no file; no further step is ready until `acknowledge`."""
         self._host.reject(self, chunk, reason)
 
-    def keep_finding(self, finding: ReportFinding) -> None:
+    def keep_report(self, finding: ReportFinding) -> None:
         """Keeps what its loader has last found about its waiting, with the time on the engine's clock."""
         self.finding = finding
         self.finding_at = self._host.now()
@@ -217,12 +217,12 @@ class EngineSession:
     @property
     def waits(self) -> bool:
         """Whether it wants a step and not even the next one is ready."""
-        return self.progress.through() < self.progress.done <= self.progress.want
+        return self.progress.last_ready_step() < self.progress.done <= self.progress.want
 
     @property
     def fill(self) -> float:
         """The bytes of its chunks that are local or in flight, as a share of `planned_bytes`."""
-        return self.progress.granted_chunks() * self.parts.mean_bytes / max(1, self.planned_bytes)
+        return self.progress.count_grants() * self.parts.mean_bytes / max(1, self.planned_bytes)
 
     def plan(self, schedule: EpochSchedule, affordable_bytes: int, sessions: int) -> list[SessionOpening]:
         """Sets the look-ahead by the first complete schedule; returns what each part opens in the policy."""
@@ -245,10 +245,11 @@ class EngineSession:
         for index, (name, part) in enumerate(zip(self.parts.names, self.request.all_parts, strict=True)):
             here = by_part[edges[index] : edges[index + 1]]
             chunk = schedule.chunk[here]
+            needed_bytes = count_open_bytes(chunk, schedule.first[here], schedule.last[here], sizes)
             yield SessionOpening(
                 session=name,
                 dataset_id=part.dataset,
-                open_bytes=max(part.open_bytes, open_bytes(chunk, schedule.first[here], schedule.last[here], sizes)),
+                open_bytes=max(part.open_bytes, needed_bytes),
                 lookahead_bytes=int(rates[index] * self.lookahead_bytes),
                 value=values[name],
                 # Without value nothing is kept: what an earlier session has left would go before it is asked for.
@@ -295,7 +296,7 @@ class EngineSession:
     def _watch(self) -> int:
         """Returns the current `through`; the consumer waits if it wants a step and not even the next one is ready."""
         self.waiting.update(self.waits, self._host.now())
-        return self.progress.through()
+        return self.progress.last_ready_step()
 
     def count(self, use: Use, *, hit: bool) -> None:
         """Counts one need."""
@@ -324,7 +325,7 @@ class EngineSession:
         """Returns when the consumer will read `step`, on the loop's clock, at its present pace."""
         return self._done_at + max(0, step - self.progress.done) * self._step_seconds
 
-    def reached_deferred(self) -> list[int]:
+    def find_due_retries(self) -> list[int]:
         """Chunks that failed in look-ahead and that the consumer waits for now."""
         return [chunk for chunk in self.deferred if self.progress.is_wanted(chunk)]
 
@@ -332,7 +333,10 @@ class EngineSession:
     def can_progress(self) -> bool:
         """Whether it has steps to read and is not silent."""
         return (
-            self.admitted and self.failed is None and not self.silent and self.progress.through() >= self.progress.done
+            self.admitted
+            and self.failed is None
+            and not self.silent
+            and self.progress.last_ready_step() >= self.progress.done
         )
 
     @property

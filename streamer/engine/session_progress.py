@@ -120,7 +120,7 @@ def affordable_lookahead(wanted_bytes: int, limit_bytes: int, live_bytes: int) -
     return min(wanted_bytes, int(limit_bytes * LOOKAHEAD_SHARE / missing)) if missing else wanted_bytes
 
 
-def open_bytes(
+def count_open_bytes(
     chunk: npt.NDArray[np.uint32],
     first: npt.NDArray[np.int64],
     last: npt.NDArray[np.int64],
@@ -169,7 +169,8 @@ class SessionProgress:
         self._to_ask: list[Use] = []
 
     def __repr__(self) -> str:
-        return f"SessionProgress(done={self.done}, through={self.through()}, want={self.want}, holds={len(self._held)})"
+        ready = self.last_ready_step()
+        return f"SessionProgress(done={self.done}, ready={ready}, want={self.want}, holds={len(self._held)})"
 
     # ------------------------------------------------------------ messages of the consumer
 
@@ -199,7 +200,7 @@ class SessionProgress:
 
     # ------------------------------------------------------------ steps of the scheduler, in this order
 
-    def take_finished(self, most: int = sys.maxsize) -> list[Use]:
+    def take_done(self, most: int = sys.maxsize) -> list[Use]:
         """Uses that finished since the last call: read to their last step, or skipped. They are not held any more.
 
         No more than `most` of them: the rest is for the next call.
@@ -264,13 +265,13 @@ class SessionProgress:
         """A chunk waits for room."""
         return bool(self._to_ask)
 
-    def arrived(self, chunk: int) -> None:
+    def mark_local(self, chunk: int) -> None:
         """The chunk is local."""
         if chunk in self._held:
             self._local.add(chunk)
             self._broken.discard(chunk)
 
-    def lost(self, chunk: int, *, broken: bool = False) -> bool:
+    def mark_absent(self, chunk: int, *, broken: bool = False) -> bool:
         """The chunk is not local (any more) and must be asked for again; True if this session holds it.
 
         With `broken` its reader found it corrupt: no step is ready until it is back.
@@ -294,14 +295,14 @@ class SessionProgress:
         local = itertools.takewhile(lambda use: use.chunk in self._local, self._urgent.values())
         return list(itertools.islice(local, most))
 
-    def opened(self, use: Use) -> None:
+    def mark_open(self, use: Use) -> None:
         """The use is open: leased until its last step is done."""
         del self._urgent[use.number]
         heapq.heappush(self._open, (use.last, use))
 
     # ------------------------------------------------------------ state
 
-    def through(self) -> int:
+    def last_ready_step(self) -> int:
         """Returns the last step, at most `want`, up to which all chunks are open."""
         if self._broken:
             return self.done - 1
@@ -317,7 +318,7 @@ class SessionProgress:
 
     def is_blocking(self, use: Use) -> bool:
         """Whether the consumer has read everything that is open and cannot continue without this use."""
-        return use.number < 0 or (use.first <= self.done and self.through() < self.done)
+        return use.number < 0 or (use.first <= self.done and self.last_ready_step() < self.done)
 
     def holds(self, chunk: int) -> bool:
         """Whether the chunk is held or open."""
@@ -331,7 +332,7 @@ class SessionProgress:
         """Whether the chunk is held, asked for by the consumer, and not open yet."""
         return chunk in self._broken or any(use.chunk == chunk for use in self._urgent.values())
 
-    def first_need(self, chunk: int) -> int:
+    def find_first_step(self, chunk: int) -> int:
         """The first step that waits for a held chunk that is not open."""
         return self.done if chunk in self._broken else self._first_use(chunk).first
 
@@ -339,7 +340,7 @@ class SessionProgress:
         """The bytes of the schedules of its unfinished epochs."""
         return self._schedule_bytes
 
-    def granted_chunks(self) -> int:
+    def count_grants(self) -> int:
         """Number of its chunks that are local or in flight."""
         return max(0, len(self._held) - len(self._to_ask))
 
@@ -347,7 +348,7 @@ class SessionProgress:
         """Number of uses that are open."""
         return len(self._open)
 
-    def remaining(self, span: tuple[int, int], last_pass: int) -> npt.NDArray[np.uint32]:
+    def find_chunks_ahead(self, span: tuple[int, int], last_pass: int) -> npt.NDArray[np.uint32]:
         """Chunks that are neither open nor finished in the passes of a part up to `last_pass`.
 
         Args:

@@ -166,11 +166,11 @@ def _session(session: EngineSession) -> Table:
         "dataset": session.request.dataset,
         "waiting_seconds": round(session.waiting.seconds(now), 6),
         "age_seconds": round(session.waiting.age_seconds(now), 6),
-        **_describe_finding(session, now),
+        **_describe_report(session, now),
         "failed": type(session.failed).__name__ if session.failed else "",
         "epoch": epoch,
         "done": session.progress.done,
-        "through": session.progress.through(),
+        "through": session.progress.last_ready_step(),
         "want": session.progress.want,
         "epoch_needs": count.needs if count else 0,
         "epoch_hits": count.hits if count else 0,
@@ -195,7 +195,7 @@ def _members(engine: Engine, session: EngineSession) -> Iterator[Table]:
         }
 
 
-def _describe_finding(session: EngineSession, now: float) -> Table:
+def _describe_report(session: EngineSession, now: float) -> Table:
     finding = session.finding
     if finding is None:
         return dict.fromkeys(

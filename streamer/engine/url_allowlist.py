@@ -79,8 +79,8 @@ class UrlAllowlist:
         """
         if not self.restricted:
             return offered
-        every = (one for url in urls for one in self._named_by(url))
-        found: list[tuple[str, Options]] = [(url, self._of(url)) for url in every]
+        every = (one for url in urls for one in self._expand(url))
+        found: list[tuple[str, Options]] = [(url, self._find_options(url)) for url in every]
         for url, options in found[1:]:
             if options != found[0][1]:
                 raise ConfigError(
@@ -130,15 +130,15 @@ class UrlAllowlist:
         """
         if self.restricted:
             for url in urls:
-                if self._of(url) != options:
-                    raise _denied(url)
+                if self._find_options(url) != options:
+                    raise _make_refusal(url)
 
     def check_chunk(self, chunk: Chunk, options: Options) -> None:
         """Checks the objects of a chunk; see `check_objects`."""
         if self.restricted:
             self.check_objects({extent.object.url for extent in chunk.extents}, options)
 
-    def _named_by(self, url: str) -> Sequence[str]:
+    def _expand(self, url: str) -> Sequence[str]:
         """Returns urls by which all that the braces of a url stand for are judged: one of them, where that is enough.
 
         Raises:
@@ -163,7 +163,7 @@ class UrlAllowlist:
         # A url with braces names what they stand for: "{a,..}" is not a dot segment yet.
         return expand(url)
 
-    def _of(self, url: str) -> Options:
+    def _find_options(self, url: str) -> Options:
         return self._entry(url).options
 
     def _entry(self, url: str) -> _AllowedUrl:
@@ -174,10 +174,10 @@ class UrlAllowlist:
             is_below = not has_query and wanted.startswith(entry.prefix.rstrip("/") + "/")
             if wanted == entry.prefix or is_below:
                 return entry
-        raise _denied(url)
+        raise _make_refusal(url)
 
 
-def _denied(url: str) -> AccessDeniedError:
+def _make_refusal(url: str) -> AccessDeniedError:
     return AccessDeniedError(
         f"{shown(url)} is not among the datasets of this service; add a [[datasets]] entry for it to the service's "
         "configuration",
@@ -192,13 +192,13 @@ def _comparable(url: str) -> str:
         AccessDeniedError: it has a dot segment, which a server or a client library may resolve to somewhere else.
     """
     if "\0" in url:  # no store and no file system has such a name
-        raise _denied(url.replace("\0", "?"))
+        raise _make_refusal(url.replace("\0", "?"))
     address = split(url)
     if address.scheme == "file":
         # A link in a served folder must not lead out of it.
         return "file://" + os.path.realpath(address.key)
     if has_dots(address.key) or (address.scheme in HTTP_SCHEMES and not url.isprintable()):
-        raise _denied(url)
+        raise _make_refusal(url)
     return f"{address.root}/{address.key}".rstrip("/")
 
 
@@ -225,7 +225,7 @@ class Fetchers(FetcherSet):
         self.allowlist = allowlist
         self._client = config.client
 
-    def of_chunk(self, chunk: Chunk, options: Mapping[str, object]) -> AbstractAsyncContextManager[Fetcher]:
+    def get_for_chunk(self, chunk: Chunk, options: Mapping[str, object]) -> AbstractAsyncContextManager[Fetcher]:
         """The fetcher for a chunk of a dataset with these options.
 
         Raises:

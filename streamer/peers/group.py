@@ -90,7 +90,7 @@ class Group:
         """Gives chunks other homes from now on."""
         count = len(homes.members)
         logger.info("%d engines share their caches; %.1f %% of the chunks are kept here", count, 100 * homes.share)
-        self._engine.scheduler.freed(self._engine.policy.place(homes.places if count > 1 else None))
+        self._engine.scheduler.apply_evictions(self._engine.policy.place(homes.places if count > 1 else None))
         self._use(homes)
 
     def _use(self, homes: Homes) -> None:
@@ -135,7 +135,7 @@ async def joined(
     config = config or engine.config.peers
     space = engine.cache.space
     space.serves_peers = True
-    engine.limit_changed(engine.cache.limits)
+    engine.apply_limits(engine.cache.limits)
     me = Member(engine.cache.folder.root_id, config.listen, space.whole_limit_bytes)
     manifests = MissingManifests(engine)
     serving = Serving(engine, manifests.missing)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from streamer.base.concurrency import in_thread
 from streamer.config import format_bytes
-from streamer.engine.datasets import objects_of
+from streamer.engine.datasets import find_roots
 from streamer.engine.engine import Engine
 from streamer.errors import ManifestError, StreamerError
 from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, decode_root
@@ -79,7 +79,7 @@ class MissingManifests:
             for name, length in root.file_bytes.items():
                 files.append((name, await file(name, length)))
             manifest = await in_thread(None, install_files, files, self._engine.cache.root / "manifests", where)
-            allowlist.options(objects_of(manifest), {})
+            allowlist.options(find_roots(manifest), {})
         except StreamerError as error:
             logger.info("%s: its chunks are not kept for peers: %s", where, error)
         else:

@@ -109,7 +109,7 @@ class Serving:
 
     def _close(self, served: _Served) -> None:
         del self._served[served.dataset.manifest.digest]
-        self._engine.scheduler.freed(self._engine.policy.close_session(served.session))
+        self._engine.scheduler.apply_evictions(self._engine.policy.close_session(served.session))
 
     def _find(self, digest: str, member: str) -> _Served | None:
         """Returns the dataset with a session of the policy; None if it is not open here, or a session does not fit."""
@@ -141,7 +141,7 @@ class Serving:
         opening = SessionOpening(f"{_JOB} {digest}", digest, open_bytes, 0, _VALUE, counted=False)
         policy.add_dataset(digest, dataset.file_bytes, dataset.manifest.chunk_keys)
         try:
-            self._engine.scheduler.freed(policy.open_sessions(_JOB, [opening]))
+            self._engine.scheduler.apply_evictions(policy.open_sessions(_JOB, [opening]))
         except CacheFullError as error:
             logger.info("nothing is fetched for peers: %s", error)
             return None
@@ -155,9 +155,9 @@ class Serving:
         policy.look_ahead(served.session, chunk)
         answer = policy.need(served.session, chunk)
         if not isinstance(answer, Admit):
-            engine.scheduler.freed(policy.release(served.session, chunk))
+            engine.scheduler.apply_evictions(policy.release(served.session, chunk))
             return None
-        engine.scheduler.lost(answer.victims)
+        engine.scheduler.ask_again_for(answer.victims)
         fetch = Fetch(key, served.dataset, chunk)
         engine.in_flight.start_for_peer(fetch, answer.victims)
         assert fetch.task is not None
@@ -177,4 +177,4 @@ class Serving:
 
     def _release(self, served: _Served, chunk: int) -> None:
         if served in self._served.values():
-            self._engine.scheduler.freed(self._engine.policy.release(served.session, chunk))
+            self._engine.scheduler.apply_evictions(self._engine.policy.release(served.session, chunk))

@@ -38,10 +38,10 @@ class Credentials(msgspec.Struct, frozen=True):
         if (found := linux.peer_credentials(connection)) is None:
             return None
         pid, uid, gid = found
-        return cls(pid, uid, frozenset([gid, *_supplementary(connection)]))
+        return cls(pid, uid, frozenset([gid, *_read_groups(connection)]))
 
 
-def _supplementary(connection: socket.socket) -> Iterable[int]:
+def _read_groups(connection: socket.socket) -> Iterable[int]:
     for count in (_GROUPS_AT_FIRST, _MOST_GROUPS):
         try:
             raw = connection.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 4 * count)

@@ -45,16 +45,16 @@ class ClientHandler(Protocol):
     def take(self, client: ClientConnection, request: Request) -> None:
         """Handles any later message."""
 
-    def lost(self, client: ClientConnection) -> None:
+    def remove_client(self, client: ClientConnection) -> None:
         """Handles the end of the connection."""
 
-    def joined(self, client: ClientConnection) -> bool:
+    def add_client(self, client: ClientConnection) -> bool:
         """Registers a new connection; returns False to refuse it."""
 
-    def holds(self, client: ClientConnection, unfinished_bytes: int) -> None:
+    def bound_unfinished(self, client: ClientConnection, unfinished_bytes: int) -> None:
         """Is told how much of a frame has arrived whose end has not."""
 
-    def dropped(self, client: ClientConnection, why: str) -> None:
+    def count_drop(self, client: ClientConnection, why: str) -> None:
         """Counts a connection that is ended because of the client: "protocol", "unread", "silent", "unfinished"."""
 
 
@@ -92,7 +92,7 @@ class ClientConnection(asyncio.Protocol):
         self._drained.set()
         connection = self._transport.get_extra_info("socket")
         self.credentials = None if connection is None else Credentials.of(connection)
-        if not self._handler.joined(self):
+        if not self._handler.add_client(self):
             self._transport.abort()
             return
         loop = asyncio.get_running_loop()
@@ -119,7 +119,7 @@ class ClientConnection(asyncio.Protocol):
             self._hello_timer.cancel()
         self._transport = None
         self._drained.set()
-        self._handler.lost(self)
+        self._handler.remove_client(self)
 
     def send(self, event: Event) -> None:
         """Sends an event; a client that does not read is dropped."""
@@ -135,7 +135,7 @@ class ClientConnection(asyncio.Protocol):
         if (unread := self._transport.get_write_buffer_size()) > MAX_UNREAD_BYTES + asked_bytes:
             self.drop(f"leaves {unread} bytes unread", "unread")
 
-    async def drained(self, seconds: float) -> None:
+    async def wait_until_read(self, seconds: float) -> None:
         """Waits until the client has read what it was sent; one that does not in time is dropped."""
         try:
             async with asyncio.timeout(seconds):
@@ -151,7 +151,7 @@ class ClientConnection(asyncio.Protocol):
         """Ends the connection at once; `what` for the log, `why` to count."""
         if self._transport is not None and not self._transport.is_closing():
             logger.warning("%s %s: dropped", self, what)
-            self._handler.dropped(self, why)
+            self._handler.count_drop(self, why)
             self._transport.abort()
 
     def close(self) -> None:
@@ -193,7 +193,7 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         if self._requests is None and not self._received:
-            self._handler.holds(self, self._decoder.buffered_bytes)
+            self._handler.bound_unfinished(self, self._decoder.buffered_bytes)
             if self._paused:
                 self._paused = False
                 self._transport.resume_reading()
@@ -205,7 +205,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _refuse(self, error: StreamerError) -> None:
         logger.warning("%s: %s", self, error)
-        self._handler.dropped(self, "protocol")
+        self._handler.count_drop(self, "protocol")
         self.fail(error)
         self._received.clear()
         self.close()

@@ -71,7 +71,7 @@ _Config = TypeVar("_Config")
 _Tables = dict[str, dict[str, object]]
 
 
-def engine_config(path: Path | None, environment: Environment, options: Mapping[str, object]) -> EngineConfig:
+def read_service_config(path: Path | None, environment: Environment, options: Mapping[str, object]) -> EngineConfig:
     """The complete configuration of a service.
 
     Args:
@@ -82,7 +82,7 @@ def engine_config(path: Path | None, environment: Environment, options: Mapping[
     Raises:
         ConfigError: a setting is unknown or invalid; names it.
     """
-    tables, datasets, files = _file(path)
+    tables, datasets, files = _read_file(path)
     variables: dict[str, object] = dict(environment.service)
     variables["token_file"] = environment.token_file
     for source in (variables, options):
@@ -93,12 +93,12 @@ def engine_config(path: Path | None, environment: Environment, options: Mapping[
     tables["cache"].setdefault("directory", environment.cache_dir)
     tables["engine"].setdefault("socket_path", environment.runtime_dir / "engine.sock")
     tables["service"].setdefault("http", DEFAULT_HTTP)
-    config = _assembled(tables, datasets)
+    config = _assemble(tables, datasets)
     token = [] if config.service.token_file is None else [config.service.token_file]
     return replace(config, secret_files=(*files, *token))
 
 
-def embedded_config(path: Path, engine: EngineConfig) -> EngineConfig:
+def read_trainer_config(path: Path, engine: EngineConfig) -> EngineConfig:
     """The configuration of an engine that a trainer starts: [cache], [fetch] and [engine] of a file.
 
     Args:
@@ -106,34 +106,34 @@ def embedded_config(path: Path, engine: EngineConfig) -> EngineConfig:
         engine: the trainer's settings; its folder, socket and limit take precedence over the file.
 
     Raises:
-        ConfigError: see `engine_config`.
+        ConfigError: see `read_service_config`.
     """
-    tables, _, _ = _file(path)
+    tables, _, _ = _read_file(path)
     tables["cache"]["directory"] = engine.cache.directory
     if engine.cache.limit_bytes is not None:
         tables["cache"]["limit_bytes"] = engine.cache.limit_bytes
     tables["engine"]["socket_path"] = engine.socket_path
-    file = _assembled(tables, ())
+    file = _assemble(tables, ())
     return replace(file, service=engine.service, peers=engine.peers, guarded=False, grace_seconds=engine.grace_seconds)
 
 
-def _assembled(tables: _Tables, datasets: tuple[DatasetConfig, ...]) -> EngineConfig:
-    cache = _section(CacheConfig, tables["cache"], "[cache]")
-    engine = _section(EngineConfig, {**tables["engine"], "cache": cache}, "[engine]", _ELSEWHERE)
+def _assemble(tables: _Tables, datasets: tuple[DatasetConfig, ...]) -> EngineConfig:
+    cache = _make_section(CacheConfig, tables["cache"], "[cache]")
+    engine = _make_section(EngineConfig, {**tables["engine"], "cache": cache}, "[engine]", _ELSEWHERE)
     return replace(
         engine,
         cache=replace(cache, directory=Path(os.path.abspath(cache.directory))),
         socket_path=Path(os.path.abspath(engine.socket_path or "")),
-        fetch=_section(FetchConfig, tables["fetch"], "[fetch]"),
-        service=_section(ServiceConfig, tables["service"], "[service]"),
-        peers=_section(PeersConfig, tables["peers"], "[peers]"),
+        fetch=_make_section(FetchConfig, tables["fetch"], "[fetch]"),
+        service=_make_section(ServiceConfig, tables["service"], "[service]"),
+        peers=_make_section(PeersConfig, tables["peers"], "[peers]"),
         datasets=datasets,
         guarded=not datasets,
         grace_seconds=None,
     )
 
 
-def _file(path: Path | None) -> tuple[_Tables, tuple[DatasetConfig, ...], list[Path]]:
+def _read_file(path: Path | None) -> tuple[_Tables, tuple[DatasetConfig, ...], list[Path]]:
     tables: _Tables = {name: {} for name in _SECTIONS}
     if path is None:
         return tables, (), []
@@ -152,7 +152,7 @@ def _file(path: Path | None) -> tuple[_Tables, tuple[DatasetConfig, ...], list[P
     if not isinstance(datasets, list):
         raise ConfigError(f"{path}: write [[datasets]] for each dataset", field="datasets")
     files: list[Path] = []
-    return tables, tuple(_dataset(entry, path, files) for entry in datasets), files
+    return tables, tuple(_make_dataset(entry, path, files) for entry in datasets), files
 
 
 def _check_fetch(table: Mapping[str, object], path: Path) -> None:
@@ -166,7 +166,7 @@ def _check_fetch(table: Mapping[str, object], path: Path) -> None:
 # ---------------------------------------------------------------- datasets
 
 
-def _dataset(entry: object, path: Path, files: list[Path]) -> DatasetConfig:
+def _make_dataset(entry: object, path: Path, files: list[Path]) -> DatasetConfig:
     """One entry; adds its file of options to `files`."""
     where = f"[[datasets]] of {path}"
     if not isinstance(entry, dict) or not isinstance(entry.get("url"), str) or not entry["url"]:
@@ -175,7 +175,7 @@ def _dataset(entry: object, path: Path, files: list[Path]) -> DatasetConfig:
     file = values.pop("storage_options_file", None)
     if file is not None:
         files.append(Path(str(file)))
-        values["storage_options"] = {**values.get("storage_options", {}), **_options_of(files[-1])}
+        values["storage_options"] = {**values.get("storage_options", {}), **_read_options(files[-1])}
     known_fields(DatasetConfig, values, where)
     if not isinstance(values.get("storage_options", {}), dict):
         raise ConfigError(f"{where}: storage_options is a table", field="storage_options")
@@ -185,7 +185,7 @@ def _dataset(entry: object, path: Path, files: list[Path]) -> DatasetConfig:
     return DatasetConfig(**values)
 
 
-def _options_of(path: Path) -> dict[str, object]:
+def _read_options(path: Path) -> dict[str, object]:
     # Neither the content nor the parser's complaint is shown: it would quote the secret.
     try:
         found = json.loads(path.read_text())
@@ -201,17 +201,17 @@ def _options_of(path: Path) -> dict[str, object]:
 # ---------------------------------------------------------------- one section
 
 
-def _section(
+def _make_section(
     kind: type[_Config], values: Mapping[str, object], where: str, elsewhere: frozenset[str] = frozenset()
 ) -> _Config:
     known_fields(kind, values, where)
     hints = typing.get_type_hints(kind)
     return kind(
-        **{name: value if name in elsewhere else _coerced(name, value, hints[name]) for name, value in values.items()}
+        **{name: value if name in elsewhere else _coerce(name, value, hints[name]) for name, value in values.items()}
     )
 
 
-def _coerced(name: str, value: object, hint: object) -> object:
+def _coerce(name: str, value: object, hint: object) -> object:
     """A setting in the type of its field; from TOML it has a type, from the environment it is text."""
     if isinstance(hint, types.UnionType) or get_origin(hint) is typing.Union:
         hint = next(arm for arm in get_args(hint) if arm is not type(None))
@@ -221,15 +221,15 @@ def _coerced(name: str, value: object, hint: object) -> object:
         parts = value.split(",") if isinstance(value, str) else value
         if not isinstance(parts, list | tuple):
             raise ConfigError(f"{name}={value!r} is a list", field=name)
-        return tuple(_plain(name, part, get_args(hint)[0]) for part in parts)
+        return tuple(_convert(name, part, get_args(hint)[0]) for part in parts)
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(str, get_args(hint)))}", field=name)
         return value
-    return _plain(name, value, hint)
+    return _convert(name, value, hint)
 
 
-def _plain(name: str, value: object, kind: object) -> object:
+def _convert(name: str, value: object, kind: object) -> object:
     if kind is int and name.endswith("_bytes") and isinstance(value, int | str) and not isinstance(value, bool):
         return parse_bytes(value, name)
     if kind is Path and isinstance(value, str | Path):
@@ -241,11 +241,11 @@ def _plain(name: str, value: object, kind: object) -> object:
             return value
         raise ConfigError(f"{name}={value!r} is true or false", field=name)
     if kind in (int, float):
-        return _number(name, value, whole=kind is int)
+        return _convert_number(name, value, whole=kind is int)
     raise ConfigError(f"{name}={value!r} is not what it should be", field=name)
 
 
-def _number(name: str, value: object, *, whole: bool) -> int | float:
+def _convert_number(name: str, value: object, *, whole: bool) -> int | float:
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
             number: int | float = int(value) if whole else float(value)

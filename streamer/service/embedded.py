@@ -48,12 +48,12 @@ def serve(ready_fd: int, timing: StartupTiming) -> int:
 def _run(settings: object, ready_fd: int, timing: StartupTiming) -> None:
     import uvloop
 
-    from streamer.service.lifecycle import Life
+    from streamer.service.lifecycle import EngineService
 
     timing.end("imports")
     configure(logging.INFO, "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s", Environment.read())
     config = configuration(settings)
-    uvloop.run(Life(config, lambda: _report(ready_fd, {"ready": True}), timing=timing).run())
+    uvloop.run(EngineService(config, lambda: _report(ready_fd, {"ready": True}), timing=timing).run())
 
 
 def configuration(settings: object) -> EngineConfig:
@@ -70,9 +70,9 @@ def configuration(settings: object) -> EngineConfig:
     )
     if not settings.get("config"):
         return config
-    from streamer.service.configuration import embedded_config
+    from streamer.service.configuration import read_trainer_config
 
-    return embedded_config(Path(settings["config"]), config)
+    return read_trainer_config(Path(settings["config"]), config)
 
 
 def _report(descriptor: int, line: dict[str, object]) -> None:

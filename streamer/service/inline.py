@@ -21,7 +21,7 @@ import uvloop
 from streamer.config import EngineConfig
 from streamer.errors import BrokenError, StreamerError
 from streamer.service.embedded import configuration
-from streamer.service.lifecycle import Life
+from streamer.service.lifecycle import EngineService
 from streamer.service.startup_timing import StartupTiming
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class InlineEngine:
         self.path = config.socket_path
         self._decided = threading.Event()
         self._error: StreamerError | None = None
-        self._running: tuple[asyncio.AbstractEventLoop, Life] | None = None
+        self._running: tuple[asyncio.AbstractEventLoop, EngineService] | None = None
         self._thread = threading.Thread(target=self._serve, name="streamer-engine", daemon=True)
 
     def __repr__(self) -> str:
@@ -77,21 +77,23 @@ class InlineEngine:
         try:
             uvloop.run(self._live())
         except StreamerError as error:
-            self._failed(error)
+            self._note_error(error)
         except BaseException as error:
             logger.exception("the engine of %s failed", self._config.cache.directory)
-            self._failed(BrokenError(f"the engine failed: {error!r}"))
+            self._note_error(BrokenError(f"the engine failed: {error!r}"))
         finally:
             self._running = None
             _engines.remove(self)
             self._decided.set()
 
     async def _live(self) -> None:
-        life = Life(self._config, self._decided.set, timing=StartupTiming(time.monotonic(), time.monotonic), guest=True)
+        life = EngineService(
+            self._config, self._decided.set, timing=StartupTiming(time.monotonic(), time.monotonic), guest=True
+        )
         self._running = asyncio.get_running_loop(), life
         await life.run()
 
-    def _failed(self, error: StreamerError) -> None:
+    def _note_error(self, error: StreamerError) -> None:
         if self._decided.is_set():
             logger.error("the engine of %s ended: %s", self._config.cache.directory, error)
         self._error = error
@@ -123,7 +125,7 @@ def end(unless_at: Collection[Path] = (), *, shared: bool = True) -> None:
             engine.end()
 
 
-def _in_child() -> None:
+def _release_in_child() -> None:
     """Releases what only the parent may hold: its clients would wait for ever for the end of a socket held here.
 
     The numbers stay in use, so that whatever closes them later closes nothing else.
@@ -137,4 +139,4 @@ def _in_child() -> None:
     _engines.clear()
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(after_in_child=_release_in_child)

@@ -25,16 +25,16 @@ from streamer.cache.folder_guard import take_locks
 from streamer.cache.memory_folder import find_cache, remove_substitute
 from streamer.config import CacheConfig, EngineConfig, check_socket_path
 from streamer.engine.engine import Engine
-from streamer.engine.maintenance import maintained
+from streamer.engine.maintenance import maintain
 from streamer.errors import CacheError, ConfigError, StreamerError
 from streamer.service.client_connection import ClientConnection
 from streamer.service.limits import raise_limits
-from streamer.service.listening import Listeners, listening
+from streamer.service.listening import Listeners, listen
 from streamer.service.recent_warnings import recent_warnings
 from streamer.service.sd_notify import Notifier
 from streamer.service.server import Server
 from streamer.service.startup_timing import StartupTiming
-from streamer.service.web import serving
+from streamer.service.web import serve_http
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +53,12 @@ _OPEN_TO_ALL = (
 )
 
 
-class Life:
+class EngineService:
     """The life of one engine, from start to end. Used once.
 
     Args:
         config: complete, with a socket path.
-        listening: called once when clients can connect.
+        on_listening: called once when clients can connect.
         configure: reads the configuration again; None: SIGHUP ends the engine, as it does any program.
         notifier: tells the service manager.
         timing: timing of the start, up to here; None: all before is one phase.
@@ -68,7 +68,7 @@ class Life:
     def __init__(
         self,
         config: EngineConfig,
-        listening: Callable[[], None],
+        on_listening: Callable[[], None],
         configure: Callable[[], EngineConfig] | None = None,
         notifier: Notifier | None = None,
         *,
@@ -80,7 +80,7 @@ class Life:
             timing.end("program")
         self._timing = timing
         self._config = config
-        self._listening = listening
+        self._on_listening = on_listening
         self._configure = configure
         self._notifier = notifier or Notifier(None)
         self._leave = asyncio.Event()
@@ -94,7 +94,7 @@ class Life:
         self._in_memory: CacheConfig | None = None
 
     def __repr__(self) -> str:
-        return f"Life({self._config.cache.directory}, leaving={self._leave.is_set()})"
+        return f"EngineService({self._config.cache.directory}, leaving={self._leave.is_set()})"
 
     async def run(self) -> None:
         """Runs until no connection is left for the grace time, `leave` is called, or SIGTERM or SIGINT comes.
@@ -142,12 +142,17 @@ class Life:
             os.umask(0o022)
         lock_seconds = LOCK_SECONDS + config.service.drain_seconds
         folder = _only_engine(config.cache.directory, lock_seconds)
-        with contextlib.ExitStack() as on_exit, recent_warnings() as warnings, folder as locks, self._holding(*locks):
+        with (
+            contextlib.ExitStack() as on_exit,
+            recent_warnings() as warnings,
+            folder as locks,
+            self._hold_descriptors(*locks),
+        ):
             self._timing.end("lock")
             if warning:
                 logger.warning("%s", warning)
                 on_exit.callback(remove_substitute, config.cache.directory)
-            async with Engine(config) as engine, maintained(engine), _among_peers(engine), asyncio.TaskGroup() as tasks:
+            async with Engine(config) as engine, maintain(engine), _join_peers(engine), asyncio.TaskGroup() as tasks:
                 self._timing.end("cache")
                 server = self._server = Server(
                     config, engine, tasks, self._leave.set, warnings=warnings.entries, cache_notice=warning
@@ -158,13 +163,13 @@ class Life:
             self._notifier.close()
 
     async def _serve(self, config: EngineConfig, engine: Engine, server: Server, tasks: asyncio.TaskGroup) -> None:
-        async with serving(config.service.http, server.statistics, self._not_ready):
-            async with listening(config, lambda: ClientConnection(server)) as self._listeners:
-                self._on_signals()
-                self._listening()
+        async with serve_http(config.service.http, server.statistics, self._not_ready):
+            async with listen(config, lambda: ClientConnection(server)) as self._listeners:
+                self._handle_signals()
+                self._on_listening()
                 self._timing.end("socket")
                 logger.info("listening after %s", self._timing)
-                self._notifier.ready()
+                self._notifier.report_ready()
                 watches = [
                     self._reload_on_signal(engine, server),
                     self._reload_on_new_secrets(),
@@ -174,11 +179,11 @@ class Life:
                 await self._leave.wait()
                 for watch in watching:
                     watch.cancel()
-            self._notifier.stopping()
+            self._notifier.report_stop()
             await self._drain(engine, server)
 
     @contextlib.contextmanager
-    def _holding(self, *descriptors: int) -> Iterator[None]:
+    def _hold_descriptors(self, *descriptors: int) -> Iterator[None]:
         self._held.extend(descriptors)
         try:
             yield
@@ -217,7 +222,7 @@ class Life:
 
     # ------------------------------------------------------------ signals
 
-    def _on_signals(self) -> None:
+    def _handle_signals(self) -> None:
         if self._guest:
             return
         loop = asyncio.get_running_loop()
@@ -230,12 +235,12 @@ class Life:
         while True:
             await self._reload.wait()
             self._reload.clear()
-            self._notifier.reloading()
+            self._notifier.report_reload()
             try:
                 await self._reload_now(engine, server)
             except StreamerError as error:
                 logger.error("the configuration stays as it was: %s", error)
-            self._notifier.ready()
+            self._notifier.report_ready()
 
     async def _reload_on_new_secrets(self) -> None:
         while self._configure is not None:
@@ -271,7 +276,7 @@ def _only_error(error: BaseException) -> BaseException:
     return error
 
 
-def _among_peers(engine: Engine) -> contextlib.AbstractAsyncContextManager[object]:
+def _join_peers(engine: Engine) -> contextlib.AbstractAsyncContextManager[object]:
     if not engine.config.peers.enabled:
         return contextlib.nullcontext()
     require("[peers]", "peers", "aiohttp", "pycurl", field="peers")

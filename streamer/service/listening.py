@@ -136,7 +136,7 @@ class Listeners:
 
 
 @contextlib.asynccontextmanager
-async def listening(config: EngineConfig, connect: MakeConnection) -> AsyncIterator[Listeners]:
+async def listen(config: EngineConfig, connect: MakeConnection) -> AsyncIterator[Listeners]:
     """Listens at the sockets of an engine until the block ends."""
     listeners = Listeners(config, connect)
     try:
@@ -164,7 +164,7 @@ def bind_socket(path: Path, config: EngineConfig) -> tuple[socket.socket, int]:
         on_error.callback(temporary.unlink, missing_ok=True)
         # Before it has its name: who connects then waits for the loop, and is not refused.
         listener.listen(_BACKLOG)
-        _open_to(temporary, config)
+        _set_mode(temporary, config)
         identity = os.stat(temporary).st_ino
         os.rename(temporary, path)
         on_error.pop_all()
@@ -190,7 +190,7 @@ def _make_socket_folder(folder: Path, config: EngineConfig) -> None:
         os.rename(made, folder)
 
 
-def _open_to(socket_path: Path, config: EngineConfig) -> None:
+def _set_mode(socket_path: Path, config: EngineConfig) -> None:
     """Sets the file's mode, which refuses other users before they connect; `Admission` checks every connection."""
     if config.cache.group is not None:
         os.chown(socket_path, -1, group_id(config.cache.group))

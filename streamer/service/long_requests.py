@@ -85,7 +85,7 @@ class LongRequests:
             ProtocolError: the client has too many requests at once.
         """
         try:
-            size = _named_letters(request.urls) if isinstance(request, GetManifest) else 0
+            size = _count_letters(request.urls) if isinstance(request, GetManifest) else 0
         except ConfigError as error:
             self._fail(client, error, request.request)
             return
@@ -104,9 +104,9 @@ class LongRequests:
                 answer = self._share(client, requests, request)
         requests.running += 1
         self._request_bytes += size
-        task = self._tasks.create_task(self._answered(client, request.request, answer))
+        task = self._tasks.create_task(self._send_answer(client, request.request, answer))
         self._running.add(task)
-        task.add_done_callback(lambda done: self._finished(done, requests, size))
+        task.add_done_callback(lambda done: self._end_request(done, requests, size))
 
     async def finish(self, seconds: float) -> None:
         """Waits at most `seconds` for running requests, then cancels them: clients send them to the next engine."""
@@ -116,7 +116,7 @@ class LongRequests:
             task.cancel()
         self._sharing.close()
 
-    def used_options(self, client: ClientConnection, requests: ClientRequests, sent: StoreOptions) -> StoreOptions:
+    def choose_options(self, client: ClientConnection, requests: ClientRequests, sent: StoreOptions) -> StoreOptions:
         """Returns the storage options that a client sent to get data; none if the service holds the credentials.
 
         Raises:
@@ -134,12 +134,12 @@ class LongRequests:
 
     # ------------------------------------------------------------ inside
 
-    def _finished(self, task: asyncio.Task[None], requests: ClientRequests, size: int) -> None:
+    def _end_request(self, task: asyncio.Task[None], requests: ClientRequests, size: int) -> None:
         self._running.discard(task)
         requests.running -= 1
         self._request_bytes -= size
 
-    async def _answered(self, client: ClientConnection, number: int, answer: Awaitable[None]) -> None:
+    async def _send_answer(self, client: ClientConnection, number: int, answer: Awaitable[None]) -> None:
         try:
             await answer
         except StreamerError as error:
@@ -153,7 +153,7 @@ class LongRequests:
         def progress(text: str, done: int, total: int) -> None:
             client.send(IndexProgress(request.request, text, done, total))
 
-        sent = self.used_options(client, requests, request.options)
+        sent = self.choose_options(client, requests, request.options)
         # Clients of this version have taken them out already.
         (manifest, *urls), options = take_logins((request.manifest, *request.urls), sent.mapping)
         restricted = self._engine.fetchers.allowlist.restricted
@@ -168,7 +168,7 @@ class LongRequests:
         size = request.stop - request.start
         if not 0 <= size <= MAX_READ_BYTES:
             raise ServiceError(f"a read of {size} bytes; 0 to {MAX_READ_BYTES} are possible")
-        options = self.used_options(client, requests, request.options)
+        options = self.choose_options(client, requests, request.options)
         async with requests.reading:
             await self._answers.acquire(WaitQueue(asyncio.get_running_loop().time), size)
             try:
@@ -176,16 +176,16 @@ class LongRequests:
                 content = await self._engine.read(request.dataset, options, request.chunk, span)
                 client.send(Content(request.request, content))
                 del content
-                await client.drained(ANSWER_SECONDS)
+                await client.wait_until_read(ANSWER_SECONDS)
             finally:
                 self._answers.release(size)
 
     async def _share(self, client: ClientConnection, requests: ClientRequests, request: ShareCache) -> None:
-        options = self.used_options(client, requests, request.options)
+        options = self.choose_options(client, requests, request.options)
         client.send(CacheShared(request.request, await self._sharing.share(request, options)))
 
 
-def _named_letters(urls: Sequence[str]) -> int:
+def _count_letters(urls: Sequence[str]) -> int:
     """Returns the letters of all urls that a request names, those that braces stand for included, without making them.
 
     Raises:

@@ -213,7 +213,7 @@ def _definitions() -> Iterator[Definition]:
 DEFINITIONS = tuple(_definitions())
 
 
-def exposition(values: Values) -> tuple[bytes, str]:
+def make_exposition(values: Values) -> tuple[bytes, str]:
     """The body of `/metrics` and its content type."""
     from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -236,17 +236,17 @@ class _Collected:
             family = CounterMetricFamily if definition.kind == "counter" else GaugeMetricFamily
             text = f"{definition.help} ({definition.stability})"
             if definition.kind == "histogram":
-                buckets = [(labels[0], count) for labels, count in series(definition, self._values)]
+                buckets = [(labels[0], count) for labels, count in make_series(definition, self._values)]
                 total = _number(self._values.get(definition.source, 0))
                 yield HistogramMetricFamily(definition.name, text, buckets or [("+Inf", 0.0)], total)
                 continue
             metric = family(definition.name.removesuffix("_total"), text, labels=definition.labels)
-            for labels, value in series(definition, self._values):
+            for labels, value in make_series(definition, self._values):
                 metric.add_metric(labels, value)
             yield metric
 
 
-def series(definition: Definition, values: Values) -> list[tuple[tuple[str, ...], float]]:
+def make_series(definition: Definition, values: Values) -> list[tuple[tuple[str, ...], float]]:
     """The series of one metric: (labels, value); equal labels are summed, for shares the largest counts.
 
     Statistics that this engine does not have, such as those of peers, have no series.
@@ -259,7 +259,7 @@ def series(definition: Definition, values: Values) -> list[tuple[tuple[str, ...]
         return [((), _number(values[definition.source]))] if definition.source in values else []
     entries = values.get(definition.table, [])
     found: dict[tuple[str, ...], float] = {}
-    for labels, entry in _labelled(definition, entries if isinstance(entries, list) else []):
+    for labels, entry in _add_labels(definition, entries if isinstance(entries, list) else []):
         if (value := _value(definition, entry)) is not None:
             known = found.get(labels, 0.0)
             found[labels] = max(known, value) if definition.name.endswith(_NOT_SUMMED) else known + value
@@ -274,7 +274,7 @@ def _value(definition: Definition, entry: Table) -> float | None:
     return None if found is None else _number(found)
 
 
-def _labelled(definition: Definition, entries: Iterable[Table]) -> Iterator[tuple[tuple[str, ...], Table]]:
+def _add_labels(definition: Definition, entries: Iterable[Table]) -> Iterator[tuple[tuple[str, ...], Table]]:
     for count, entry in enumerate(entries):
         labels = [str(entry.get(label, "")) for label in definition.labels]
         if "consumer" in definition.labels and count >= MOST_SESSIONS:

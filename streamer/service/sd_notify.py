@@ -26,17 +26,17 @@ class Notifier:
     def __repr__(self) -> str:
         return f"Notifier({self._address!r}, watchdog_seconds={self._watchdog_seconds})"
 
-    def ready(self) -> None:
+    def report_ready(self) -> None:
         """Reports that the service is ready (again). Starts the watchdog messages."""
         self._send("READY=1")
         if self._timer is None and self._watchdog_seconds:
             self._alive()
 
-    def reloading(self) -> None:
-        """Reports that the configuration is read again; `ready` follows."""
+    def report_reload(self) -> None:
+        """Reports that the configuration is read again; `report_ready` follows."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
-    def stopping(self) -> None:
+    def report_stop(self) -> None:
         """Reports that the service ends."""
         self._send("STOPPING=1")
 

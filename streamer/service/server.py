@@ -140,7 +140,7 @@ class Server:
 
     # ------------------------------------------------------------ connections
 
-    def joined(self, client: ClientConnection) -> bool:
+    def add_client(self, client: ClientConnection) -> bool:
         """Registers a connection; returns False if there are too many."""
         self._count["connections"] += 1
         if len(self._clients) >= self._limits.clients:
@@ -157,7 +157,7 @@ class Server:
             self._grace = None
         return True
 
-    def lost(self, client: ClientConnection) -> None:
+    def remove_client(self, client: ClientConnection) -> None:
         """Handles the end of a connection: its leases end with it."""
         state = self._clients.pop(client, _ClientState())
         self._proofs.drop(client)
@@ -169,13 +169,13 @@ class Server:
             self._engine.disconnect(state.job)
         self._watch_grace()
 
-    def dropped(self, client: ClientConnection, why: str) -> None:
+    def count_drop(self, client: ClientConnection, why: str) -> None:
         """Counts a connection that is ended because of the client."""
         self._count[f"dropped {why}"] += 1
         self._unfinished.pop(client, None)
         self._strangers.pop(client, None)
 
-    def holds(self, client: ClientConnection, unfinished_bytes: int) -> None:
+    def bound_unfinished(self, client: ClientConnection, unfinished_bytes: int) -> None:
         """Bounds the unfinished frames of all clients: that which began first is given up for later ones."""
         if not unfinished_bytes:
             self._unfinished.pop(client, None)
@@ -244,7 +244,7 @@ class Server:
             case GetStatistics():
                 client.send(Statistics(request.request, self.statistics()))
             case ReportFinding():
-                self._keep_finding(client, request)
+                self._keep_report(client, request)
             case ReportError():
                 if any(self._sessions_of(client, request)):
                     self._errors.log(one_line(request.job), one_line(request.consumer), one_line(request.error))
@@ -261,24 +261,24 @@ class Server:
             wanted = msgspec.structs.replace(
                 request,
                 consumer=consumer,
-                options=self._long_requests.used_options(client, state.requests, request.options),
+                options=self._long_requests.choose_options(client, state.requests, request.options),
                 parts=tuple(self._part(client, state, part) for part in request.parts),
             )
         except StreamerError as error:
             self._fail(client, error, session=number, consumer=consumer)
             return
         if all(self._engine.rights.has(part.dataset, part.options) for part in wanted.all_parts):
-            self._opened(client, state, number, wanted)
+            self._begin_session(client, state, number, wanted)
             return
         self._proofs.start(
             client,
             number,
             wanted.all_parts,
-            opened=lambda steps: self._opened(client, state, number, wanted, steps),
+            opened=lambda steps: self._begin_session(client, state, number, wanted, steps),
             failed=lambda error: self._fail(client, error, session=number, consumer=consumer),
         )
 
-    def _opened(
+    def _begin_session(
         self,
         client: ClientConnection,
         state: _ClientState,
@@ -317,7 +317,7 @@ class Server:
     def _part(self, client: ClientConnection, state: _ClientState, part: Part) -> Part:
         name = one_line(part.name)
         try:
-            options = self._long_requests.used_options(client, state.requests, part.options)
+            options = self._long_requests.choose_options(client, state.requests, part.options)
         except StreamerError as error:
             raise error.of_member(name) from error
         return msgspec.structs.replace(part, name=name, options=options)
@@ -338,11 +338,11 @@ class Server:
                 self._check_room_for(request)
                 session.extend(EpochSchedule.read(request), request.complete)
 
-    def _keep_finding(self, sender: ClientConnection, finding: ReportFinding) -> None:
+    def _keep_report(self, sender: ClientConnection, finding: ReportFinding) -> None:
         bottleneck = finding.bottleneck if finding.bottleneck in BOTTLENECKS else BOTTLENECKS[-1]
         cleaned = msgspec.structs.replace(finding, bottleneck=bottleneck, advice=one_line(finding.advice))
         for session in self._sessions_of(sender, finding):
-            session.keep_finding(cleaned)
+            session.keep_report(cleaned)
 
     def _sessions_of(self, sender: ClientConnection, request: ReportFinding | ReportError) -> Iterator[EngineSession]:
         """Yields the sessions that a loader's report is about: those of the same user and name only."""

@@ -50,13 +50,13 @@ class CacheSharing:
         from streamer.peers.homes import Member
         from streamer.peers.lane_homes import LaneReaders
 
-        host = _address(request.host)
+        host = _check_address(request.host)
         # Before other engines ask for its chunks.
         dataset = self._engine.datasets.get(request.dataset, options.mapping)
         members = [Member(one.id, one.address, one.limit_bytes) for one in request.sharers]
         readers = {}
         if request.lanes:
-            lanes = _lanes(request, dataset)
+            lanes = _read_lanes(request, dataset)
             readers[request.name] = LaneReaders(dataset.manifest.chunk_words, lanes, request.readers, request.former)
         self._peers = self._peers or JobPeers(self._engine, self._tasks)
         return await self._peers.share(request.token, host, members, readers)
@@ -67,7 +67,7 @@ class CacheSharing:
             self._peers.close()
 
 
-def _address(host: str) -> str:
+def _check_address(host: str) -> str:
     """Returns an IP address; refuses a name, which would have to be resolved."""
     try:
         return str(ipaddress.ip_address(host))
@@ -75,7 +75,7 @@ def _address(host: str) -> str:
         raise ConfigError(f"{host!r} is not an IP address of this machine", field="peers") from error
 
 
-def _lanes(request: ShareCache, dataset: Dataset) -> NDArray[np.int64]:
+def _read_lanes(request: ShareCache, dataset: Dataset) -> NDArray[np.int64]:
     """The lane of each chunk, after a check of all columns about lanes."""
     if len(request.lanes) != 2 * dataset.manifest.chunks:
         raise ProtocolError(f"{len(request.lanes)} bytes are not the lanes of {dataset.manifest.chunks} chunks")

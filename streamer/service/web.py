@@ -56,7 +56,7 @@ Handler = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
 
 
 @contextlib.asynccontextmanager
-async def serving(address: str, look: Look, not_ready: NotReady) -> AsyncIterator[None]:
+async def serve_http(address: str, look: Look, not_ready: NotReady) -> AsyncIterator[None]:
     """Serves while the context lasts.
 
     Args:
@@ -163,7 +163,7 @@ def _application(look: Look, not_ready: NotReady, host: str, connections: Bounde
     def figures() -> web.Response:
         from streamer.service import metrics
 
-        body, kind = metrics.exposition(look())
+        body, kind = metrics.make_exposition(look())
         return web.Response(body=body, headers={"Content-Type": kind})
 
     def page() -> web.Response:

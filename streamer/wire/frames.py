@@ -63,20 +63,18 @@ def encode(message: Message) -> bytes:
                 "above it by a pattern (*)",
                 field="urls",
             ) from error
-        body = _encoder.encode(
-            _with_escapes(msgspec.to_builtins(message, builtin_types=(bytes, bytearray, memoryview)))
-        )
+        body = _encoder.encode(_escape(msgspec.to_builtins(message, builtin_types=(bytes, bytearray, memoryview))))
     return _LENGTH.pack(len(body)) + body
 
 
-def _with_escapes(value: object) -> object:
+def _escape(value: object) -> object:
     """Returns plain values with texts that are UTF-8: other letters are escapes."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, list | tuple):
-        return [_with_escapes(item) for item in value]
+        return [_escape(item) for item in value]
     if isinstance(value, dict):
-        return {_with_escapes(name): _with_escapes(item) for name, item in value.items()}
+        return {_escape(name): _escape(item) for name, item in value.items()}
     return value
 
 
@@ -130,7 +128,7 @@ class FrameDecoder(Generic[M]):
             return self._decoder.decode(body)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             with suppress(msgspec.DecodeError):  # a message of the other direction
-                if (greeting := foreign_greeting(body)) is not None:
+                if (greeting := read_foreign_greeting(body)) is not None:
                     return self._decoder.decode(_encoder.encode(greeting))
             raise ProtocolError(f"a frame of {len(body)} bytes is not a message: {error}") from error
 
@@ -161,7 +159,7 @@ class _Greeting(msgspec.Struct, array_like=True, frozen=True):
     pid: int = 0
 
 
-def foreign_greeting(body: bytes) -> list[object] | None:
+def read_foreign_greeting(body: bytes) -> list[object] | None:
     """The fields that this version needs from a greeting of another protocol version; None if it is not a greeting."""
     try:
         found = msgspec.msgpack.decode(body, type=_Greeting)

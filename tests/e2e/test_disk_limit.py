@@ -26,7 +26,7 @@ from streamer.cache.folder import measure_usage
 from streamer.cache.policy.table import charge_each
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
-from streamer.engine.session_progress import open_bytes
+from streamer.engine.session_progress import count_open_bytes
 from streamer.formats import chunkfile
 from streamer.manifest.table import Manifest
 from streamer.order import EpochOrder, OrderSpec, RankPlan
@@ -150,7 +150,7 @@ def smallest_limit(manifest: Manifest) -> int:
         order = EpochOrder(spec, manifest.chunk_samples, epoch)
         for rank in range(RANKS):
             schedule = RankPlan(order, BATCH * RANKS, RANKS, rank).schedule()
-            most = max(most, open_bytes(schedule.chunk, schedule.first, schedule.last, cost))
+            most = max(most, count_open_bytes(schedule.chunk, schedule.first, schedule.last, cost))
     return RANKS * (most + int(cost.max()))
 
 

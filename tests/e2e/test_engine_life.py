@@ -29,7 +29,7 @@ from streamer.errors import (
     StoreError,
 )
 from streamer.manifest.table import Manifest
-from streamer.service.lifecycle import Life
+from streamer.service.lifecycle import EngineService
 from streamer.wire.frames import encode, event_decoder
 from streamer.wire.messages import PROTOCOL, Advance, Failed, GetManifest, GetStatistics, Hello, OpenSession, Welcome
 from streamer.wire.schedule import EpochSchedule
@@ -251,7 +251,7 @@ def test_a_service_refuses_a_socket_path_that_is_too_long(settings):
     """Nobody could connect to it."""
     config = EngineConfig(cache=CacheConfig(directory=settings.cache_dir), socket_path=Path("/" + "x" * 107))
     with pytest.raises(ConfigError, match="has 108 bytes, the kernel takes 107"):
-        asyncio.run(Life(config, lambda: None).run())
+        asyncio.run(EngineService(config, lambda: None).run())
 
 
 def test_an_empty_prefix_is_a_manifest_error(settings, tmp_path):

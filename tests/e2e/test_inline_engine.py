@@ -27,7 +27,7 @@ from streamer.client.engine_client import EngineClient
 from streamer.config import Environment
 from streamer.errors import CacheError
 from streamer.service import inline
-from streamer.service.lifecycle import Life
+from streamer.service.lifecycle import EngineService
 
 SAMPLES, BATCH, SECONDS = 60, 4, 120
 Make = Callable[..., StreamingDataset]
@@ -202,7 +202,7 @@ def test_an_engine_that_fails_is_replaced(
     dataset = make()
     with StreamingDataLoader(dataset, BATCH) as loader:
         with monkeypatch.context() as patch:
-            patch.setattr(Life, "_reload_on_signal", fail)
+            patch.setattr(EngineService, "_reload_on_signal", fail)
             batches = iter(loader)
             found = [next(batches) for _ in range(3)]
         (engine,) = inline._engines

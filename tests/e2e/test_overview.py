@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from streamer.cli.status_view import StatusView
-from streamer.service.web import serving
+from streamer.service.web import serve_http
 
 DOCS = Path(__file__).parents[2] / "docs" / "deploy"
 ADDRESS = "127.0.0.1:9468"
@@ -79,7 +79,7 @@ class Text(HTMLParser):
 @asynccontextmanager
 async def page(values: dict[str, object], **window: object) -> AsyncIterator[object]:
     """The page of an engine with these statistics."""
-    async with pictures.browser() as chromium, serving(ADDRESS, lambda: values, lambda: ""):
+    async with pictures.browser() as chromium, serve_http(ADDRESS, lambda: values, lambda: ""):
         await chromium.open(f"http://{ADDRESS}/", **window)
         yield chromium
 
@@ -121,7 +121,7 @@ async def test_rates_are_those_of_the_time_between_two_looks() -> None:
 async def test_an_engine_that_does_not_answer_is_announced() -> None:
     """The figures stay, marked as old, and the line that screen readers announce says so."""
     async with pictures.browser() as chromium:
-        async with serving(ADDRESS, pictures.crowded, lambda: ""):
+        async with serve_http(ADDRESS, pictures.crowded, lambda: ""):
             await chromium.open(f"http://{ADDRESS}/")
         await chromium.until("document.body.classList.contains('stale')")
         state = await chromium.evaluate("document.querySelector('[role=status][aria-live=polite]').textContent")

@@ -23,7 +23,7 @@ from streamer.errors import StreamerError
 from streamer.formats.chunkfile import HEADER_BYTES
 from streamer.peers.group import joined
 from streamer.service import metrics
-from streamer.service.metrics import DEFINITIONS, series
+from streamer.service.metrics import DEFINITIONS, make_series
 from streamer.wire.messages import GetManifest, OpenSession
 
 pytestmark = pytest.mark.process
@@ -56,7 +56,7 @@ class Reader:
         found = [b""] * self.manifest.chunks
         for step, chunk in enumerate(order.tolist()):
             self.session.advance(step, min(step + 8, len(order) - 1))
-            while self.session.progress.through() < step and not self.errors:
+            while self.session.progress.last_ready_step() < step and not self.errors:
                 self.news.clear()
                 await asyncio.wait_for(self.news.wait(), 60)
             assert self.errors == []
@@ -128,7 +128,7 @@ async def test_two_jobs_read_the_store_once(engines: list[Engine], tmp_path: Pat
     written = total(engines, "written_bytes") - 2 * FILES * (HEADER_BYTES + 4)
     assert written == 2 * FILES * CHUNK_BYTES == total(engines, "peer_bytes") + total(engines, "store_bytes")
     values = engine_statistics(engines[0])
-    assert [name for name, *_ in metrics._OF_PEERS if not series(NAMED[f"streamer_{name}"], values)] == []
+    assert [name for name, *_ in metrics._OF_PEERS if not make_series(NAMED[f"streamer_{name}"], values)] == []
     assert "peers" in dict(StatusView(values).lines())
 
 
@@ -186,10 +186,10 @@ def test_without_peers_nothing_of_them_is_imported(tmp_path: Path) -> None:
         "import asyncio, sys\n"
         "from pathlib import Path\n"
         "from streamer.config import CacheConfig, EngineConfig\n"
-        "from streamer.service.lifecycle import Life\n"
+        "from streamer.service.lifecycle import EngineService\n"
         "def listening(): life._leave.set()\n"
         "cache = CacheConfig(directory=Path(sys.argv[1]) / 'c', limit_bytes=1 << 24, free_floor_bytes=0)\n"
-        "life = Life(EngineConfig(cache=cache, socket_path=Path(sys.argv[1]) / 's'), listening)\n"
+        "life = EngineService(EngineConfig(cache=cache, socket_path=Path(sys.argv[1]) / 's'), listening)\n"
         "asyncio.run(life.run())\n"
         "print([name for name in sys.modules if 'peers' in name or 'placement' in name or 'aiohttp' in name])\n"
     )

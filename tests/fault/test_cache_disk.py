@@ -72,7 +72,7 @@ class Training:
         self._session.advance(int(steps[-1]) + 1, int(steps[-1]))
 
     async def _ready(self, step: int) -> None:
-        while self._session.progress.through() < step:
+        while self._session.progress.last_ready_step() < step:
             self._news.clear()
             await asyncio.wait_for(self._news.wait(), 60)
             if self._errors:
@@ -126,7 +126,7 @@ async def test_a_disk_that_others_fill_costs_no_sample(tmp_path: Path, data: Pat
 async def watched(engine: Engine) -> AsyncIterator[None]:
     """Measures the disk a hundred times as often as in operation, so that seconds are minutes."""
     async with asyncio.TaskGroup() as tasks:
-        watch = tasks.create_task(watch_free_space(engine.cache, engine.limit_changed, 0.02))
+        watch = tasks.create_task(watch_free_space(engine.cache, engine.apply_limits, 0.02))
         yield
         watch.cancel()
 
@@ -159,7 +159,7 @@ async def test_an_engine_may_start_on_a_full_disk(tmp_path: Path, data: Path, li
             assert refused > 0
             (disk / "others").unlink()
             await engine.cache.measure()
-            engine.limit_changed(engine.cache.limits)
+            engine.apply_limits(engine.cache.limits)
             await reader.epoch()
             counts = engine_statistics(engine)
             assert (counts["refused_writes"], counts["errors"]) == (refused, 0)
@@ -193,7 +193,7 @@ async def test_free_inodes_are_a_limit(tmp_path: Path, data: Path) -> None:
         async with training(disk / "cache", 1 << 30, data, MiB) as (engine, reader), watched(engine):
             await reader.epoch()
             await engine.cache.measure()
-            engine.limit_changed(engine.cache.limits)
+            engine.apply_limits(engine.cache.limits)
             refused = engine_statistics(engine)["refused_writes"]
             await reader.epoch()
             await reader.epoch()

@@ -67,7 +67,7 @@ class Rank:
     async def train(self) -> None:
         for step in range(BATCHES):
             self.session.advance(step, step + 4)
-            while self.session.progress.through() < step and not self.errors:
+            while self.session.progress.last_ready_step() < step and not self.errors:
                 self._news.clear()
                 await self._news.wait()
         self.session.close()

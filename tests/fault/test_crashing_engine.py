@@ -18,7 +18,7 @@ import pytest
 
 from streamer.client import launcher
 from streamer.client.engine_client import EngineClient
-from streamer.client.launcher import MOST_RESTARTS, log_of
+from streamer.client.launcher import MOST_RESTARTS, find_log
 from streamer.client.session import Session
 from streamer.client.settings import ClientSettings
 from streamer.errors import EngineUnavailableError
@@ -112,8 +112,8 @@ def opened(client: EngineClient, manifest: Manifest) -> Session:
 
 
 def assert_gave_up(error: EngineUnavailableError, settings: ClientSettings, starts: int) -> None:
-    assert log_of(settings) in str(error)
-    assert error.details["log"] == log_of(settings)
+    assert find_log(settings) in str(error)
+    assert error.details["log"] == find_log(settings)
     assert error.details["crashes"] == starts
     assert str(starts) in str(error)
 

@@ -81,12 +81,12 @@ class Trainer:
 
     def greedy(self) -> None:
         """Takes what is there at once and asks for everything."""
-        self.session.advance(self.session.progress.through() + 1, FOR_EVER)
+        self.session.advance(self.session.progress.last_ready_step() + 1, FOR_EVER)
 
     def modest(self, tick: int) -> None:
         """A step every few ticks, two batches ahead; counts the ticks at which it stood still."""
         if tick % PERIOD == 0 and not self.over:
-            if self.session.progress.through() >= self.step:
+            if self.session.progress.last_ready_step() >= self.step:
                 self.session.advance(self.step + 1, self.step + 3)
             else:
                 self.session.advance(self.step, self.step + 2)

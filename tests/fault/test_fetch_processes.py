@@ -234,13 +234,13 @@ async def test_processes_come_and_go_by_load(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(pool, "idle_core_seconds", lambda now: 2 * now)
     for name, value in (("BUSY_SHARE", 0.0), ("BUSY_SECONDS", 0.0), ("IDLE_SECONDS", 1.0)):
         monkeypatch.setattr(policy, name, value)
-    reading_of, begun, ended = FetchPool._reading, asyncio.Event(), asyncio.Event()
+    reading_of, begun, ended = FetchPool._read_counters, asyncio.Event(), asyncio.Event()
 
     def busy(pool: FetchPool) -> Reading:
         # Between two looks all chunks of such small files can arrive.
         return structs.replace(reading_of(pool), waiting=True, fetching=begun.is_set() and not ended.is_set())
 
-    monkeypatch.setattr(FetchPool, "_reading", busy)
+    monkeypatch.setattr(FetchPool, "_read_counters", busy)
     async with reading(folder, 0, processes_by_load=True) as (engine, reader):
         reads = asyncio.create_task(_epochs(reader, 40))
         reads.add_done_callback(lambda _: ended.set())

@@ -105,7 +105,7 @@ class Reader:
     async def read(self) -> None:
         for step in range(2 * CHUNKS):
             self.session.advance(step, step)
-            await self.until(lambda step=step: self.session.progress.through() >= step)  # type: ignore[misc]
+            await self.until(lambda step=step: self.session.progress.last_ready_step() >= step)  # type: ignore[misc]
 
 
 async def parts_of(world: World, engine: Engine) -> list[Part]:
@@ -163,7 +163,7 @@ async def test_chunks_of_the_other_member_arrive_while_one_refuses(world: World)
         progress = reader.session.progress
         while not all(progress.is_local(chunk) for chunk in books):  # noqa: ASYNC110 nothing announces look-ahead
             await asyncio.sleep(0.002)
-        assert progress.through() == -1
+        assert progress.last_ready_step() == -1
         assert not any(progress.is_local(chunk) for chunk in range(CHUNKS))
         world.refusing = ""
         await reader.read()

@@ -71,7 +71,7 @@ async def train(engine: Engine, digest: str) -> None:
     session.extend(EpochSchedule(0, chunks, first, np.minimum(first + 2, STEPS - 1)), True)
     for step in range(STEPS):
         session.advance(step, step + 4)
-        while session.progress.through() < step and not errors:
+        while session.progress.last_ready_step() < step and not errors:
             news.clear()
             await news.wait()
     session.close()

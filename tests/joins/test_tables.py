@@ -100,7 +100,7 @@ def test_tables_leave_with_their_manifests(tmp_path: Path, folder: Path, closing
     def remove() -> None:
         gc.collect()
         # What a later engine does, for which all is old and nothing fits.
-        store.remove_unused([], 0, time.time() + 1e6)
+        store.remove_idle([], 0, time.time() + 1e6)
 
     left = StreamingDataset(tmp_path / "left", transform=lambda sample: {"n": sample["json"]["n"]})
     right = StreamingDataset(tmp_path / "right")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from streamer.config import Environment, check_variables
-from streamer.service.configuration import engine_config
+from streamer.service.configuration import read_service_config
 from tests.formats.library_environment import python_with_only
 from tests.pages.environments import ROOT
 
@@ -89,7 +89,7 @@ def test_the_chart_renders_to_what_kubernetes_takes(tmp_path: Path) -> None:
         config = made[volume["configMap"]["name"]]
         (tmp_path / "streamer.toml").write_text(config["data"]["streamer.toml"])
         environment = Environment.read({"STREAMER_CACHE_DIR": "/cache", "STREAMER_GROUP": "10001", "HOME": "/"})
-        engine = engine_config(tmp_path / "streamer.toml", environment, {})
+        engine = read_service_config(tmp_path / "streamer.toml", environment, {})
         assert engine.service.drain_seconds < spec["terminationGracePeriodSeconds"]
         assert set(made) & CUSTOM == (CUSTOM if everything else set())
 

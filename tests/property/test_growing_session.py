@@ -80,14 +80,14 @@ class InstantEngine:
     def pump(self, timeout_seconds: float = 0.0) -> None:
         progress, session = self.progress, self._session
         assert session is not None
-        progress.take_finished()
+        progress.take_done()
         while (use := progress.next_use()) is not None:
             progress.hold(use)
         while (use := progress.take_request()) is not None:
-            progress.arrived(use.chunk)
+            progress.mark_local(use.chunk)
         for use in progress.openable():
-            progress.opened(use)
-        session.handle_ready(progress.through(), 0)
+            progress.mark_open(use)
+        session.handle_ready(progress.last_ready_step(), 0)
 
     def shut_down(self) -> None:
         self.closed = True

@@ -69,7 +69,7 @@ class Rank:
         found: list[bytes] = []
         for step, chunk in zip(steps.tolist(), order, strict=True):
             self.session.advance(step, step)
-            while self.session.progress.through() < step:
+            while self.session.progress.last_ready_step() < step:
                 if self.error is not None:
                     raise self.error
                 self._changed.clear()

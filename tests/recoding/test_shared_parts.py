@@ -11,7 +11,7 @@ import pytest
 
 from streamer import Order, StreamingDataLoader, StreamingDataset
 from streamer.cache import maintenance
-from streamer.cache.folder import chunk_files, open_layer
+from streamer.cache.folder import list_chunk_files, open_layer
 from streamer.engine.datasets import Dataset
 from streamer.engine.engine import Engine
 from streamer.engine.statistics import engine_statistics
@@ -67,7 +67,7 @@ async def test_ranks_evictions_checks_and_layers(engine: Engine, data: Path, tmp
     assert counted["recoded_chunks"] == manifest.chunks
     assert counted["store_bytes"] == sum(manifest.chunk(number).fetch_bytes for number in range(manifest.chunks))
     planned = Dataset(manifest, {}).file_bytes
-    there = dict(chunk_files(open_layer(engine.cache.root)))
+    there = dict(list_chunk_files(open_layer(engine.cache.root)))
     assert [there[key.tobytes()] for key in manifest.chunk_keys] == planned.tolist()
     # Blocks overlap by two cells of ten; within a chunk file no cell is stored twice.
     assert sum(there.values()) < 1.3 * manifest.total_bytes < 0.4 * sum(map(len, ALL))
@@ -145,7 +145,7 @@ def test_epochs(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with dataset() as first, contextlib.closing(StreamingDataLoader(first, num_workers=2)) as loader:
         for _ in range(2):
             assert _read_all(loader) == ALL
-        assert sum(size for _, size in chunk_files(open_layer(tmp_path / "cache"))) < 2_000_000
+        assert sum(size for _, size in list_chunk_files(open_layer(tmp_path / "cache"))) < 2_000_000
         assert first[9]["cells"] == sample(0, 9)[: LENGTH * CELL_BYTES]
         assert first.get("00010085")["cells"] == sample(1, 85)[: LENGTH * CELL_BYTES]
         with pytest.raises(KeyError):

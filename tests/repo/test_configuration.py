@@ -23,7 +23,7 @@ from streamer.config import (
     ServiceConfig,
     check_variables,
 )
-from streamer.service.configuration import engine_config
+from streamer.service.configuration import read_service_config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 SECTIONS = {
@@ -98,8 +98,8 @@ def test_the_defaults_are_those_of_the_service(section: str, tmp_path: Path) -> 
     written = {row.name: row.default for row in rows(section) if row.name not in PLACES and row.default != "none"}
     file = tmp_path / "streamer.toml"
     file.write_text("\n".join([f"[{section}]", *(f"{name} = {default}" for name, default in written.items())]))
-    empty = engine_config(None, environment, {})
-    assert engine_config(file, environment, {}) == empty
+    empty = read_service_config(None, environment, {})
+    assert read_service_config(file, environment, {}) == empty
     part = empty if section == "engine" else getattr(empty, section)
     assert [row.name for row in rows(section) if row.default == "none" and getattr(part, row.name) is not None] == []
 
@@ -133,6 +133,6 @@ def test_variables_set_what_their_row_says(section: str, tmp_path: Path) -> None
     for row in rows(section):
         written, read = examples.get(row.type, ("7", 7))
         for variable in re.findall(r"STREAMER_[A-Z_]+", row.source):
-            config = engine_config(None, Environment.read({"HOME": "/nowhere", variable: written}), {})
+            config = read_service_config(None, Environment.read({"HOME": "/nowhere", variable: written}), {})
             part = config if section == "engine" else getattr(config, section)
             assert (row.name, getattr(part, row.name)) == (row.name, read)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from streamer.config import Environment, check_variables
-from streamer.service.configuration import engine_config
+from streamer.service.configuration import read_service_config
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES_FOLDER = ROOT / "deploy" / "kubernetes"
@@ -162,7 +162,7 @@ def test_their_configuration_is_one_that_the_service_takes(path, tmp_path):
     (tmp_path / "bucket.json").write_text("{}")
     (tmp_path / "streamer.toml").write_text(text.replace("/etc/streamer-secret", str(tmp_path)))
     environment = Environment.read({"STREAMER_CACHE_DIR": "/cache", "STREAMER_GROUP": "10001", "HOME": "/"})
-    engine = engine_config(tmp_path / "streamer.toml", environment, {})
+    engine = read_service_config(tmp_path / "streamer.toml", environment, {})
     assert engine.datasets
     ports = [port["containerPort"] for one in containers(pod_spec(found)) for port in one.get("ports", ())]
     assert ports == [int(engine.service.http.rpartition(":")[2])]

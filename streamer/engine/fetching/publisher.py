@@ -57,7 +57,7 @@ class Publisher:
         """Whether the chunk goes to the disk, and does not pass through memory."""
         return not self._cache.space.refused and self._cache.trusts_disk_with(fetch.key)
 
-    async def unlinked(self) -> None:
+    async def wait_for_unlinks(self) -> None:
         """Waits until the files that were to be removed are gone."""
         while self._unlinking:
             await asyncio.wait(set(self._unlinking))
@@ -73,7 +73,7 @@ class Publisher:
 
     async def publish_with(self, fetch: Fetch, write: Callable[[], Awaitable[object]]) -> None:
         """Publishes a chunk whose file another process writes; `write` returns when the file is there."""
-        await self.unlinked()
+        await self.wait_for_unlinks()
         length = int(fetch.dataset.file_bytes[fetch.chunk])
         digest = fetch.dataset.manifest.digest
         await self._cache.publish_with(write, fetch.key, length, digest)
@@ -92,7 +92,7 @@ class Publisher:
             await self._write(fetch, chunk, [recoded.content], recoded.table.starts)
 
     async def _write(self, fetch: Fetch, chunk: Chunk, parts: list[memoryview], offsets: NDArray[np.int64]) -> None:
-        await self.unlinked()
+        await self.wait_for_unlinks()
         before = self._cache.limits
         digest = fetch.dataset.manifest.digest
         try:

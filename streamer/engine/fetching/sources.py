@@ -33,7 +33,7 @@ class StoreSource:
     async def bring(self, fetch: Fetch) -> None:
         """See `Bring`."""
         if self._pool.ready and not fetch.dataset.manifest.recoded and self._publisher.writes_to_disk(fetch):
-            wanted = self._wanted(fetch)
+            wanted = self._describe_chunk(fetch)
             # What is wrong on this machine the loop tries itself: it makes a removed folder again, or writes to memory.
             with contextlib.suppress(LocalError, CacheFullError):
                 await self._publisher.publish_with(fetch, lambda: self._pool.publish(wanted))
@@ -45,13 +45,13 @@ class StoreSource:
         """Returns the bytes of a chunk as its store has them."""
         if self._pool.ready:
             with contextlib.suppress(LocalError):
-                return await self._pool.fetch(self._wanted(fetch))
+                return await self._pool.fetch(self._describe_chunk(fetch))
         manifest = fetch.dataset.manifest
         chunk = manifest.chunk(fetch.chunk)
-        async with self._fetchers.of_chunk(chunk, fetch.dataset.options) as fetcher:
+        async with self._fetchers.get_for_chunk(chunk, fetch.dataset.options) as fetcher:
             return await fetcher.fetch(chunk, due=fetch.due, owner=fetch.owner, shared=manifest.recoded)
 
-    def _wanted(self, fetch: Fetch) -> WantedChunk:
+    def _describe_chunk(self, fetch: Fetch) -> WantedChunk:
         """Describes a chunk for a fetch process.
 
         Raises:
@@ -61,9 +61,9 @@ class StoreSource:
         allowlist = self._fetchers.allowlist
         if allowlist.restricted:
             allowlist.check_chunk(dataset.manifest.chunk(fetch.chunk), dataset.options)
-        return WantedChunk(self._opened(dataset), fetch.chunk, dataset.requests, fetch.due, fetch.owner)
+        return WantedChunk(self._describe_dataset(dataset), fetch.chunk, dataset.requests, fetch.due, fetch.owner)
 
-    def _opened(self, dataset: Dataset) -> OpenDataset:
+    def _describe_dataset(self, dataset: Dataset) -> OpenDataset:
         """Returns the dataset as processes know it: another object where its options have changed."""
         known = self._described.get(dataset)
         if known is None or known.options is not dataset.options:

@@ -51,7 +51,7 @@ class IndexCost:
         self._measured = False
         self._known_bytes = 0
 
-    def estimated(self, estimate: IndexEstimate) -> None:
+    def take_estimate(self, estimate: IndexEstimate) -> None:
         """Reports the estimate after the listing."""
         size = format_bytes(estimate.total_bytes)
         self._objects = f"index {counted(estimate.objects, 'objects')}"
@@ -63,7 +63,7 @@ class IndexCost:
             text = f"{self._objects} ({size}): the listing is enough"
         self._report(text, 0, estimate.total_bytes)
 
-    def progressed(self, step: BuildProgress) -> None:
+    def take_progress(self, step: BuildProgress) -> None:
         """Reports progress, after each window and each object.
 
         Raises:

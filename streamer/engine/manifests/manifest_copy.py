@@ -64,12 +64,12 @@ async def copy_manifest(
     tables = check_sizes(root, found, url)
     with workplace(folder) as place:
         for table in tables:
-            await _copy(table, place / table.url.rpartition("/")[2], fetcher)
+            await _copy_file(table, place / table.url.rpartition("/")[2], fetcher)
         await in_thread(None, (place / ROOT_NAME).write_bytes, raw)
         return await in_thread(None, verify_and_settle, place, folder, check)
 
 
-async def _copy(record: ObjectRecord, path: Path, fetcher: Fetcher) -> None:
+async def _copy_file(record: ObjectRecord, path: Path, fetcher: Fetcher) -> None:
     with path.open("wb") as file:
         for start in range(0, record.size, _PIECE_BYTES):
             piece = await fetcher.read(Extent(record, start, min(start + _PIECE_BYTES, record.size)))
@@ -108,7 +108,7 @@ class Ownership:
             )
 
 
-async def give(manifest: Manifest, url: str, fetcher: Fetcher) -> None:
+async def write_manifest(manifest: Manifest, url: str, fetcher: Fetcher) -> None:
     """Copies a manifest to a url, its root last: a reader that finds the root finds all of it.
 
     Files of this manifest that are there already, because another writer was killed over them, stay.

@@ -13,7 +13,7 @@ at most a share of the limit, and are removed in the order of their last use. Wh
 part of it, and leaves the disk after it; processes that have it mapped keep it. All this state is on the disk: a kill
 between two steps costs nothing.
 
-Synchronous; `remove_unused` runs in a thread.
+Synchronous; `remove_idle` runs in a thread.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class LocatedRequest(msgspec.Struct, frozen=True):
 
 
 class ManifestStore:
-    """See above. Owned by the engine's `Manifests`, which looks for no manifest during `remove_unused`.
+    """See above. Owned by the engine's `Manifests`, which looks for no manifest during `remove_idle`.
 
     Attributes:
         tables: the annotations that were asked for last, by digest; mapped, so that they can be written again.
@@ -143,10 +143,10 @@ class ManifestStore:
         """Returns the digest of the annotations that the same listing has made, now mapped, or None without any."""
         with suppress(ManifestError):
             if (folder := self.folder(request, listing)) is not None:
-                return self.mapped(folder.name)
+                return self.map_table(folder.name)
         return None
 
-    def mapped(self, digest: str) -> str:
+    def map_table(self, digest: str) -> str:
         """Maps a table of annotations, in place of one that was not asked for as long; returns the digest.
 
         Raises:
@@ -204,7 +204,7 @@ class ManifestStore:
         with suppress(OSError):  # of a layout or a disk that is not ours to change: it is used nevertheless
             os.utime(self._root / digest)
 
-    def remove_unused(self, used: Collection[str], most_bytes: int, now: float) -> list[str]:
+    def remove_idle(self, used: Collection[str], most_bytes: int, now: float) -> list[str]:
         """Removes superseded manifests, and those unused for longest while all unused ones exceed their share.
 
         Args:
@@ -221,7 +221,7 @@ class ManifestStore:
         sweep(self._root)
         sweep_leftovers(self._root)
         self._remove_old_logs(now)
-        named = self._named() | self._arranged()
+        named = self._list_answers() | self._list_join_parts()
         for digest in used:
             self.use(digest)
         idle = [folder for folder in self._oldest_first() if folder.name not in used]
@@ -241,7 +241,7 @@ class ManifestStore:
         for digest in gone:
             self.tables.pop(digest, None)
         remove_orphans(self._root, self.digests())
-        self._named()
+        self._list_answers()
         return gone
 
     def digests(self) -> set[str]:
@@ -259,11 +259,11 @@ class ManifestStore:
             return sorted(folders, key=lambda path: path.stat().st_mtime)
         return []
 
-    def _named(self) -> set[str]:
+    def _list_answers(self) -> set[str]:
         """The digests that sources name; those that name nothing, and what a kill left of one, are removed."""
         return {digest for source in self._all_sources() if (digest := self._digest_of(source)) is not None}
 
-    def _arranged(self) -> set[str]:
+    def _list_join_parts(self) -> set[str]:
         """The manifests from which joins read their rows: they stay with the tables of these."""
         found = set[str]()
         for path in self._root.glob("*.join"):

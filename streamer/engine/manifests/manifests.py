@@ -26,7 +26,7 @@ from streamer.engine.manifests.index_resources import (
     Report,
     WarmTarget,
 )
-from streamer.engine.manifests.manifest_copy import OWNER_RULE, Ownership, copy_manifest, give
+from streamer.engine.manifests.manifest_copy import OWNER_RULE, Ownership, copy_manifest, write_manifest
 from streamer.engine.manifests.manifest_store import LocatedRequest, ManifestStore
 from streamer.engine.manifests.table_logs import refuse_tables_around
 from streamer.engine.url_allowlist import Fetchers
@@ -119,8 +119,8 @@ class Manifests:
             note for source in (asked.file_source, asked.container_source) for note in self.store.notes(source, digest)
         ]
 
-    async def remove_unused(self, used: Collection[str], most_bytes: int) -> list[str]:
-        """Calls `ManifestStore.remove_unused` in a thread; does nothing while a request runs.
+    async def remove_idle(self, used: Collection[str], most_bytes: int) -> list[str]:
+        """Calls `ManifestStore.remove_idle` in a thread; does nothing while a request runs.
 
         Raises:
             OSError: the disk refused a removal.
@@ -128,7 +128,7 @@ class Manifests:
         if self._asking:
             return []
         async with self._removing:
-            return await in_thread(None, self.store.remove_unused, used, most_bytes, time.time())
+            return await in_thread(None, self.store.remove_idle, used, most_bytes, time.time())
 
     def _locate(self, request: GetManifest) -> LocatedRequest:
         endpoint = self._fetchers.allowlist.endpoint(request.urls, request.options.mapping)
@@ -195,7 +195,7 @@ class Manifests:
                 return await self._build(asked, fetcher, report, warm=warm)
         async with fetchers.of(fetchers.allowlist.options([request.manifest], offered)) as elsewhere:
             try:
-                digest = await self._found_elsewhere(request, elsewhere, report)
+                digest = await self._await_copy(request, elsewhere, report)
                 is_refused = False
             except ManifestCorruptError as error:
                 if error.details.get("rule") not in (KEYS_RULE, OWNER_RULE, SECRETS_RULE) or not request.build:
@@ -211,11 +211,11 @@ class Manifests:
                 async with fetchers.of(options) as fetcher:
                     digest = await self._build(asked, fetcher, report, warm=warm)
                 if not is_refused:
-                    await give(Manifest.open(self._root / digest), request.manifest, elsewhere)
+                    await write_manifest(Manifest.open(self._root / digest), request.manifest, elsewhere)
             self.store.remember(asked.identity, "-", digest)
             return digest
 
-    async def _found_elsewhere(self, request: GetManifest, elsewhere: Fetcher, report: Report) -> str | None:
+    async def _await_copy(self, request: GetManifest, elsewhere: Fetcher, report: Report) -> str | None:
         """Copies the manifest at a url, once another node has built it. Returns None if it is to be built here."""
         deadline = time.monotonic() + request.wait_seconds
         while (digest := await self._take(request.manifest, elsewhere)) is None and not request.build:
@@ -261,7 +261,7 @@ class Manifests:
         request = asked.message
         lister = await self._list_urls(request, fetcher)
         listing = await in_thread(None, lister.digest, asked)
-        if (known := self._known(asked, listing)) is not None:
+        if (known := self._find_answer(asked, listing)) is not None:
             return known
         # Only here: an engine that finds its manifests starts 8 ms sooner.
         from streamer.formats import AUTO
@@ -294,8 +294,8 @@ class Manifests:
                     concurrency=self._fetchers.most_requests,
                     memory_bytes=min(MEMORY_BYTES, self._fetchers.memory.gate.limit),
                     chunk_bytes=request.chunk_bytes or "auto",
-                    on_estimate=cost.estimated,
-                    on_progress=cost.progressed,
+                    on_estimate=cost.take_estimate,
+                    on_progress=cost.take_progress,
                     # A chunk's key includes the endpoint only in the manifest that is made of this one.
                     on_chunk=warmed.keep if warm and not asked.endpoint else None,
                     logs=IndexLogs(self.store.log_folder(asked.container_source), writes=warm),
@@ -344,7 +344,7 @@ class Manifests:
         digest = await build_table(options, lister.records[0], self._root, fetcher, self.recoders)
         self.written += 1
         self.store.remember(asked.container_source, listing, digest)
-        return self.store.mapped(digest)
+        return self.store.map_table(digest)
 
     async def _earlier(self, asked: LocatedRequest, lister: _Recorder, fetcher: Fetcher) -> list[Manifest]:
         """Manifests with rows of objects that are still there: the last one built here, else those beside the data."""
@@ -360,7 +360,7 @@ class Manifests:
                 logger.warning("the manifest at %s is not used, the data are indexed: %s", folder, error)
         return found
 
-    def _known(self, asked: LocatedRequest, listing: str) -> str | None:
+    def _find_answer(self, asked: LocatedRequest, listing: str) -> str | None:
         for source, whole_objects in ((asked.file_source, True), (asked.container_source, False)):
             found = self.store.find(source, listing)
             if found is not None and found.whole_objects is whole_objects and _is_current(found):

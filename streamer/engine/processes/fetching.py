@@ -59,7 +59,7 @@ class _NamedDataset(Discreet, msgspec.Struct):
     manifest: Manifest | None = None
     touched: bool = True
 
-    def opened(self) -> Manifest:
+    def open(self) -> Manifest:
         """Returns the manifest.
 
         Raises:
@@ -81,7 +81,7 @@ class Fetching:
 
     def __init__(self, end: MessageSocket, setup: Setup) -> None:
         self._end = end
-        self._folder = setup.opened_folder()
+        self._folder = setup.open_folder()
         self._setup = setup
         self._datasets: dict[str, _NamedDataset] = {}
         self._requests: dict[int, asyncio.Task[None]] = {}
@@ -118,7 +118,7 @@ class Fetching:
     def _take(self, message: ToProcess) -> None:
         match message:
             case Bring():
-                self._requests[message.number] = self._tasks.create_task(self._bring(message))
+                self._requests[message.number] = self._tasks.create_task(self._answer_request(message))
             case GiveBack():
                 if (fetched := self._sent.pop(message.number, None)) is not None:
                     fetched.close()
@@ -138,7 +138,7 @@ class Fetching:
 
     # ------------------------------------------------------------ one chunk
 
-    async def _bring(self, asked: Bring) -> None:
+    async def _answer_request(self, asked: Bring) -> None:
         try:
             await self._fetch(asked)
         except asyncio.CancelledError as error:
@@ -160,7 +160,7 @@ class Fetching:
 
     async def _fetch(self, asked: Bring) -> None:
         dataset = self._datasets[asked.dataset]
-        manifest = dataset.opened()
+        manifest = dataset.open()
         chunk = manifest.chunk(asked.chunk)
         async with self._fetchers.of(dataset.options) as fetcher:
             fetched = await fetcher.fetch(

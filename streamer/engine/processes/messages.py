@@ -43,7 +43,7 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag=0):
         # Not the environment: it may be secret.
         return f"Setup({self.folder!r})"
 
-    def opened_folder(self) -> CacheFolder:
+    def open_folder(self) -> CacheFolder:
         """Returns the folder, which the engine has opened."""
         return CacheFolder(Path(self.folder), self.root_id, self.permissions)
 

@@ -77,7 +77,7 @@ class ProcessCount:
         """Whether the load decides about the number."""
         return self._fixed is None and self._most > 0
 
-    def wanted(self, load: Load, running: int, now: float) -> int:
+    def decide(self, load: Load, running: int, now: float) -> int:
         """Returns how many processes there are to be from now on."""
         if self._fixed is not None:
             return self._fixed
@@ -165,11 +165,11 @@ class Bounds(NamedTuple):
     window_max: int
     memory_bytes: int
 
-    def of_loop(self, processes: int) -> Bounds:
+    def keep_for_loop(self, processes: int) -> Bounds:
         """Returns the part that the engine's own fetcher keeps beside this many processes."""
         return self._times(LOOP_SHARE) if processes else self
 
-    def of_process(self, processes: int) -> Bounds:
+    def divide(self, processes: int) -> Bounds:
         """Returns the part of each of these processes."""
         return self._times((1 - LOOP_SHARE) / max(1, processes))
 

@@ -82,7 +82,7 @@ class Reading(msgspec.Struct, frozen=True):
     requests: int
     throttled: int
 
-    def since(self, before: Reading) -> Load:
+    def compare(self, before: Reading) -> Load:
         """Returns what happened between two readings."""
         seconds = max(self.at - before.at, 1e-3)
         return Load(
@@ -150,7 +150,7 @@ class FetchPool:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
-        self._last = self._reading()
+        self._last = self._read_counters()
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         self._watching = self._tasks.create_task(self._watch(), name="fetch processes")
@@ -177,7 +177,7 @@ class FetchPool:
             LocalError: the disk, the folder or the manifest is at fault.
             StreamerError: it cannot be had.
         """
-        await self._bring(wanted, publish=True)
+        await self._fetch_chunk(wanted, publish=True)
 
     async def fetch(self, wanted: WantedChunk) -> SharedBytes:
         """Returns the bytes of a chunk as its store has them.
@@ -185,16 +185,16 @@ class FetchPool:
         Raises:
             LocalError, StreamerError: as `publish`.
         """
-        return await self._bring(wanted, publish=False)
+        return await self._fetch_chunk(wanted, publish=False)
 
-    async def _bring(self, wanted: WantedChunk, *, publish: bool) -> SharedBytes:
+    async def _fetch_chunk(self, wanted: WantedChunk, *, publish: bool) -> SharedBytes:
         self._bringing += 1
         try:
-            return await self._bring_in_tries(wanted, publish)
+            return await self._fetch_in_tries(wanted, publish)
         finally:
             self._bringing -= 1
 
-    async def _bring_in_tries(self, wanted: WantedChunk, publish: bool) -> SharedBytes:
+    async def _fetch_in_tries(self, wanted: WantedChunk, publish: bool) -> SharedBytes:
         crashes = isolated_crashes = 0
         while True:
             isolated = crashes >= CRASHES_IN_COMPANY
@@ -220,17 +220,17 @@ class FetchPool:
             "not; see the engine's log"
         )
         logger.warning("%s", text)
-        self._notified("", text)
+        self._pass_notice("", text)
 
     async def _try(self, wanted: WantedChunk, publish: bool, *, isolated: bool) -> SharedBytes:
-        weight = min([wanted.requests, *(process.window for process in self._taking())])
+        weight = min([wanted.requests, *(process.window for process in self._find_active())])
         owner = await self._queue.acquire(WaitQueue(wanted.due, wanted.owner), weight)
         process = None
         try:
             if isolated:
-                process = await self._reserved()
+                process = await self._reserve()
             else:
-                taking = self._taking() or await self._started()
+                taking = self._find_active() or await self._wait_for_start()
                 process = min(taking, key=lambda one: one.load / one.window)
             asked = Bring(
                 next(self._numbers), wanted.dataset.dataset, wanted.chunk, wanted.due(), wanted.owner(), publish
@@ -243,14 +243,14 @@ class FetchPool:
             self._queue.release(weight, owner)
             self._resize_queue()
 
-    async def _reserved(self) -> FetchProcess:
+    async def _reserve(self) -> FetchProcess:
         """Returns a process without chunks, which takes no other one; waits until it has none.
 
         Raises:
             ProcessEndedError: processes end at their start.
         """
         while True:
-            process = min(self._taking() or await self._started(), key=lambda one: one.load)
+            process = min(self._find_active() or await self._wait_for_start(), key=lambda one: one.load)
             process.reserved = True
             while process.load and process.ready:
                 self._changed.clear()
@@ -258,26 +258,26 @@ class FetchPool:
             if process.ready:
                 return process
 
-    async def _started(self) -> list[FetchProcess]:
+    async def _wait_for_start(self) -> list[FetchProcess]:
         """Waits until a process takes chunks; `_look` starts one.
 
         Raises:
             ProcessEndedError: they end at their start.
         """
-        while not (taking := self._taking()):
+        while not (taking := self._find_active()):
             if self._pauses.useless >= MOST_FAILED_STARTS:
                 raise ProcessEndedError("none of the last ones has brought a chunk")
             self._changed.clear()
             await self._changed.wait()
         return taking
 
-    def _taking(self) -> list[FetchProcess]:
+    def _find_active(self) -> list[FetchProcess]:
         """Returns the processes that take chunks now."""
         ready = [process for process in self._processes if process.ready and not process.reserved]
         return ready[:1] if self._refusals.single else ready
 
     def _resize_queue(self) -> None:
-        limit = HANDED_WINDOWS * sum(process.window for process in self._taking())
+        limit = HANDED_WINDOWS * sum(process.window for process in self._find_active())
         if limit != self._queue.limit:
             self._queue.resize(limit)
 
@@ -292,17 +292,17 @@ class FetchPool:
         """Ends processes that do not answer; starts and ends others as the load wants it."""
         now = self._loop.time()
         before = self._last
-        self._last = reading = self._reading()
+        self._last = reading = self._read_counters()
         for process in self._processes:
             process.look()
             if process.silent_looks * LOOK_SECONDS > (SILENT_SECONDS if process.ready else START_SECONDS):
                 logger.warning("%r does not answer: it is killed, and its chunks are fetched by others", process)
                 process.end()
-        load = reading.since(before)
+        load = reading.compare(before)
         self.loop_share = load.loop_share
         self._look_for_refusals(reading.requests - before.requests, reading.throttled - before.throttled)
         # A chunk that was given to the pool is not given back to the loop.
-        wanted = max(self._count.wanted(load, len(self._processes), now), min(self._bringing, 1))
+        wanted = max(self._count.decide(load, len(self._processes), now), min(self._bringing, 1))
         if len(self._processes) < wanted and now >= self._not_before:
             for _ in range(wanted - len(self._processes)):
                 self._start(wanted)
@@ -312,7 +312,7 @@ class FetchPool:
         self._resize_queue()
 
     def _look_for_refusals(self, requests: int, throttled: int) -> None:
-        reports = [process.report for process in self._taking()]
+        reports = [process.report for process in self._find_active()]
         limited = any(report.statistics.get("limited_per_second") for report in reports)
         by_chance = not self._unpaced and any(report.by_chance for report in reports)
         before = self._refusals.single
@@ -320,14 +320,14 @@ class FetchPool:
             logger.info("a store refuses requests: %s", "all processes ask it again" if before else "one asks it")
             self._unpaced = True
             self._divide()
-        taking = self._taking()
+        taking = self._find_active()
         # A rate that is measured while the others end their chunks is too low: .64 of 200 requests/s (2026-11-26).
         if self._unpaced and not any(process.load for process in self._processes if process not in taking):
             self._unpaced = False
             for process in taking:
                 process.pace_anew()
 
-    def _reading(self) -> Reading:
+    def _read_counters(self) -> Reading:
         counts = self._counts()
         processes = [process for process in self._processes if process.ready]
         own = self._fetchers.statistics()
@@ -345,7 +345,7 @@ class FetchPool:
 
     def _start(self, count: int) -> None:
         """Starts one of `count` processes."""
-        bounds = self._bounds.of_process(count)
+        bounds = self._bounds.divide(count)
         # With a whole one each, four processes held 560 instead of 80 MB of buffers at a start, and took at least 1.4
         # times the page faults (tars from a near store, 2026-11-26).
         window_start = max(self._config.window_min, self._config.window_start // count)
@@ -357,7 +357,7 @@ class FetchPool:
             fetch=replace(self._config, window_start=window_start, **bounds._asdict()),
             guarded=self._guarded,
         )
-        process = FetchProcess(setup, self._notified)
+        process = FetchProcess(setup, self._pass_notice)
         self._processes.append(process)
         self._tasks.create_task(self._run(process), name="fetch process")
 
@@ -372,9 +372,9 @@ class FetchPool:
         self._past_cpu_seconds += process.report.cpu_seconds
         self._divide()
         if not process.retired:
-            self._ended(process, how)
+            self._note_end(process, how)
 
-    def _ended(self, process: FetchProcess, how: str) -> None:
+    def _note_end(self, process: FetchProcess, how: str) -> None:
         self.crashes += 1
         self._not_before = self._loop.time() + self._pauses.count_end(useful=process.answers > 0)
         self._changed.set()
@@ -384,14 +384,14 @@ class FetchPool:
         """A process has come or gone: divides the bounds anew."""
         count = sum(process.ready for process in self._processes)
         for process in self._processes:
-            memory_bytes = self._bounds.of_process(count).memory_bytes
-            window_max = self._bounds.of_process(1 if self._refusals.single else count).window_max
+            memory_bytes = self._bounds.divide(count).memory_bytes
+            window_max = self._bounds.divide(1 if self._refusals.single else count).window_max
             process.limit(FetchLimits(window_max, memory_bytes))
-        self._fetchers.limit(*self._bounds.of_loop(count))
+        self._fetchers.limit(*self._bounds.keep_for_loop(count))
         self._changed.set()
         self._resize_queue()
 
-    def _notified(self, options_key: str, text: str) -> None:
+    def _pass_notice(self, options_key: str, text: str) -> None:
         """Passes on the first of the equal notices that all processes send about one store."""
         now = self._loop.time()
         if now - self._noticed.get(options_key, -AGAIN_SECONDS) >= AGAIN_SECONDS:

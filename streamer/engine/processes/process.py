@@ -223,7 +223,7 @@ class FetchProcess:
 
     def _remove_temporary(self, pid: int) -> None:
         with suppress(OSError):  # the folder is gone, or read-only
-            self._setup.opened_folder().remove_temporary(pid)
+            self._setup.open_folder().remove_temporary(pid)
 
     def _fail_all(self, how: str) -> None:
         requests, self._requests = self._requests, {}
@@ -274,7 +274,7 @@ class FetchProcess:
         finally:
             self.load -= weight
         if isinstance(answer, Brought):
-            return self._shared(asked.number, request, answer.length)
+            return self._make_bytes(asked.number, request, answer.length)
         if answer.local:
             raise LocalError(answer.message)
         raise answer.error()
@@ -288,10 +288,10 @@ class FetchProcess:
             while not request.answered.done():
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([request.answered])
-            self._shared(number, request, 0).close()
+            self._make_bytes(number, request, 0).close()
             raise
 
-    def _shared(self, number: int, request: _Request, length: int) -> SharedBytes:
+    def _make_bytes(self, number: int, request: _Request, length: int) -> SharedBytes:
         return SharedBytes(request.descriptor, length, lambda: self._send(GiveBack(number)))
 
     def limit(self, limits: FetchLimits) -> None:

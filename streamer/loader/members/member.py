@@ -21,7 +21,7 @@ from streamer.batches.samples.opened import MemberRecipe, OpenedDataset
 from streamer.batches.scan import KEY
 from streamer.batches.waiting import Announcer, watched
 from streamer.client.engine_client import EngineClient
-from streamer.client.launcher import log_of
+from streamer.client.launcher import find_log
 from streamer.client.pending_requests import ManifestAsk
 from streamer.config import Environment, RankConfig
 from streamer.decode.dispatch import SampleDecoder
@@ -353,7 +353,7 @@ class Member:
         if not self.connections.connected:
             settings = options.client_settings(Environment.read(), self.job)
             # The client says itself that an external engine does not answer.
-            return "" if settings.external else f"the engine of {settings.cache_dir} to start; log {log_of(settings)}"
+            return "" if settings.external else f"the engine of {settings.cache_dir} to start; log {find_log(settings)}"
         return (
             f"the engine to list and index {options.place}{self._announcer.so_far}; an index that would take "
             f"longer than Index(limit_seconds={options.manifest.limit_seconds:g}) is refused"

@@ -24,7 +24,7 @@ from streamer.config import CacheConfig, EngineConfig, FetchConfig, enough_bytes
 from streamer.engine.collection import Collection, Parts
 from streamer.engine.datasets import Dataset
 from streamer.engine.scheduler import OPEN_SHARE
-from streamer.engine.session_progress import SessionProgress, Use, affordable_lookahead, open_bytes
+from streamer.engine.session_progress import SessionProgress, Use, affordable_lookahead, count_open_bytes
 from streamer.errors import CacheFullError, ConfigError
 from streamer.fetch.ranges import plan_ranges
 from streamer.order.epoch import EpochOrder
@@ -146,7 +146,7 @@ class _SimulatedNode:
         sizes = charge_each(self._collection.file_bytes)
         part_of = self._collection.parts_of(chunk)
         here = [part_of == part for part in range(len(self._collection))]
-        return np.array([open_bytes(chunk[mine], first[mine], last[mine], sizes) for mine in here])
+        return np.array([count_open_bytes(chunk[mine], first[mine], last[mine], sizes) for mine in here])
 
     def count_by_part(self, counted: Counter[tuple[int, int]], epoch: int) -> list[int]:
         """Returns a count of an epoch for each part."""
@@ -164,10 +164,10 @@ class _SimulatedNode:
             arrived = heapq.heappop(self._in_flight)[1]
             key = self._collection.key(arrived)
             for chunk in self._numbers[key]:
-                self.progress.arrived(chunk)
+                self.progress.mark_local(chunk)
             self._lose(self._policy.publish(key).victims)
         self.progress.advance(done, want)
-        for use in self.progress.take_finished():
+        for use in self.progress.take_done():
             self._lose(self._policy.release(*self._place(use.chunk)).victims)
         self._open_local()
         self._ask_ahead(now)
@@ -193,7 +193,7 @@ class _SimulatedNode:
         """Asks for one chunk; returns False if there is no space now."""
         answer = self._policy.need(*self._place(use.chunk), blocking=self.progress.is_blocking(use))
         if isinstance(answer, Hit):
-            self.progress.arrived(use.chunk)
+            self.progress.mark_local(use.chunk)
         elif isinstance(answer, Admit):
             self._lose(answer.victims)
             self._fetch(use, now)
@@ -234,14 +234,14 @@ class _SimulatedNode:
             if use.epoch > self._running[part]:
                 self._start_epoch(part, use.epoch)
             if self._policy.open(*self._place(use.chunk)):
-                progress.opened(use)
+                progress.mark_open(use)
             else:
-                progress.lost(use.chunk)
+                progress.mark_absent(use.chunk)
 
     def _lose(self, keys: Iterable[bytes]) -> None:
         for key in keys:
             for chunk in self._numbers[key]:
-                self.progress.lost(chunk)
+                self.progress.mark_absent(chunk)
 
     def _place(self, chunk: int) -> tuple[str, int]:
         """The policy's session of a chunk, and its number there."""
@@ -250,7 +250,7 @@ class _SimulatedNode:
 
     def _start_epoch(self, part: int, epoch: int) -> None:
         self._running[part] = epoch
-        remaining = self.progress.remaining(self._collection.span(part), epoch)
+        remaining = self.progress.find_chunks_ahead(self._collection.span(part), epoch)
         self._policy.start_epoch(self._parts.names[part], remaining - np.uint32(self._collection.starts[part]))
 
     # ------------------------------------------------------------ what the ranks read
@@ -332,7 +332,7 @@ class _Ranks:
         for needed in (step - self._span, epoch_before):
             now = max(now, self._taken_at[needed]) if needed >= 0 else now
         self._schedule(now, step)
-        while self._node.progress.through() < step:
+        while self._node.progress.last_ready_step() < step:
             now = max(now, self._next_event(step))
             self._schedule(now, step)
         made_at = now + self._job.batch_size * self._job.sample_seconds

@@ -15,7 +15,7 @@ from streamer.cache.folder import LOCK_NAME, CacheFolder, Permissions, open_fold
 from streamer.cache.memory_folder import (
     FALLBACK_BYTES,
     RamFallback,
-    folder_name,
+    make_folder_name,
     make_lock_folder,
     remove_leftover_folders,
 )
@@ -96,18 +96,18 @@ def test_two_threads_open_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_what_engines_of_other_folders_have_left_is_removed(tmp_path: Path) -> None:
     """The folder of an engine that was killed stayed until the next one of the same cache; the lock says who lives."""
-    dead = tmp_path / folder_name("dead")
+    dead = tmp_path / make_folder_name("dead")
     dead.mkdir()
     (dead / LOCK_NAME).touch()
     (dead / "chunk").write_bytes(bytes(100))
-    earlier = tmp_path / folder_name("of-an-earlier-version")
+    earlier = tmp_path / make_folder_name("of-an-earlier-version")
     earlier.mkdir()
     foreign = tmp_path / "streamer-test"
     foreign.mkdir()
     living = _begun(tmp_path)
     assert not dead.exists()
     assert living.path is not None
-    lock = make_lock_folder(tmp_path / folder_name("other"))
+    lock = make_lock_folder(tmp_path / make_folder_name("other"))
     remove_leftover_folders(tmp_path)
     assert living.path.exists()
     assert lock is not None

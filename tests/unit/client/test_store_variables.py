@@ -9,7 +9,7 @@ import pytest
 from streamer.client import store_variables
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
-from streamer.client.store_variables import explain_error, meet
+from streamer.client.store_variables import explain_error, record_engine
 from streamer.errors import AccessDeniedError, ManifestError
 
 REFUSED = AccessDeniedError("s3://b/: refused", url="s3://b/", status=403)
@@ -17,8 +17,8 @@ REFUSED = AccessDeniedError("s3://b/: refused", url="s3://b/", status=403)
 
 def test_an_error_of_a_store_names_the_variables_that_have_changed() -> None:
     """Set, changed or removed since this process met its engine; their values are not shown."""
-    meet(-1, {"AWS_PROFILE": "old", "AWS_REGION": "x", "HOME": "/a"})
-    meet(-1, {"AWS_PROFILE": "later, and too late"})
+    record_engine(-1, {"AWS_PROFILE": "old", "AWS_REGION": "x", "HOME": "/a"})
+    record_engine(-1, {"AWS_PROFILE": "later, and too late"})
     error = explain_error(REFUSED, -1, {"AWS_PROFILE": "new", "AWS_ACCESS_KEY_ID": "hush", "HOME": "/b"})
     assert isinstance(error, AccessDeniedError)
     assert str(error).startswith(
@@ -67,13 +67,13 @@ def test_an_engine_that_lingers_keeps_the_variables_of_an_earlier_job(
 def test_every_variable_that_stores_read_is_compared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Credentials, addresses, proxies, certificates, and the file of settings."""
     monkeypatch.setattr(store_variables, "_met", {})
-    meet(-1, {name: "old"})
+    record_engine(-1, {name: "old"})
     assert f"; {name} of this process are others" in str(explain_error(REFUSED, -1, {name: "new"}))
 
 
 def test_other_errors_stay_as_they_are() -> None:
     """Nothing has changed; no store was asked; an engine that this process has not met."""
-    meet(-2, {"AWS_PROFILE": "old"})
+    record_engine(-2, {"AWS_PROFILE": "old"})
     assert explain_error(REFUSED, -2, {"AWS_PROFILE": "old", "HOME": "/"}) is REFUSED
     assert explain_error(REFUSED, -3, {"AWS_PROFILE": "new"}) is REFUSED
     other = ManifestError("no objects")

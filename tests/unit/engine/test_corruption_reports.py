@@ -69,7 +69,7 @@ class Session:
 
     consumer = "rank 0"
 
-    def expected_bytes(self, chunk: int) -> int:
+    def get_file_length(self, chunk: int) -> int:
         return 10
 
     def __init__(self, engine: Engine, name: str = "1 rank 0") -> None:
@@ -94,7 +94,7 @@ class Session:
     def holds(self, chunk: int) -> bool:
         return chunk in self.held
 
-    def lost(self, chunk: int, *, broken: bool) -> None:
+    def mark_absent(self, chunk: int, *, broken: bool) -> None:
         self.lost_chunks.append(chunk)
 
     def acknowledge(self, rejects: int) -> None:
@@ -236,5 +236,5 @@ async def test_many_wrong_chunks_are_one_warning(parts):
         assert len(warnings) == 1
         assert "is wrong or cannot be read, and is fetched again" in warnings[0]
         engine.time += WARNING_SECONDS
-        rejects.damaged(session.key(50))
+        rejects.drop_chunk(session.key(50))
         assert len(warnings) == 2

@@ -14,7 +14,7 @@ import pytest
 
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.maintenance import keep_running, remove_unused_once
+from streamer.engine.maintenance import remove_idle_once, repeat_after_errors
 from streamer.engine.manifests.manifest_store import QUIET_SECONDS
 from streamer.engine.session import EngineSession
 from streamer.engine.statistics import engine_statistics
@@ -63,7 +63,7 @@ class Consumer:
         steps = np.arange(chunks)
         self.session.extend(EpochSchedule(0, steps.astype(np.uint32), steps, steps), True)
         self.session.advance(0, chunks - 1)
-        while self.session.progress.through() < chunks - 1:
+        while self.session.progress.last_ready_step() < chunks - 1:
             self._ready.clear()
             await asyncio.wait_for(self._ready.wait(), 20)
         self.session.advance(chunks, chunks)
@@ -75,7 +75,7 @@ async def an_hour_later(engine: Engine) -> None:
         for folder in (engine.cache.root / "manifests").iterdir():
             used = folder.stat().st_mtime - 2 * QUIET_SECONDS
             os.utime(folder, (used, used))
-        await remove_unused_once(engine)
+        await remove_idle_once(engine)
 
 
 def sizes(engine: Engine) -> dict[str, int]:
@@ -174,7 +174,7 @@ async def test_a_session_uses_the_manifest_that_was_found_for_it(engine: Engine)
     root = engine.cache.root / "manifests" / digest / "root.json"
     hidden = root.with_suffix(".hidden")
     assert await manifest_of(engine) == digest
-    await remove_unused_once(engine)
+    await remove_idle_once(engine)
     root.rename(hidden)
     with pytest.raises(ManifestError):
         Consumer(engine, digest)
@@ -247,7 +247,7 @@ async def test_used_up_descriptors_end_no_maintenance(caplog: pytest.LogCaptureF
         if (error := errors.pop(0)) is not None:
             raise error
 
-    await keep_running("free space", work, 0.0)
+    await repeat_after_errors("free space", work, 0.0)
     assert errors == []
     assert caplog.text.count("free space") == 2
 
@@ -255,7 +255,7 @@ async def test_used_up_descriptors_end_no_maintenance(caplog: pytest.LogCaptureF
         raise KeyError("ours")
 
     with pytest.raises(KeyError):
-        await keep_running("free space", broken, 0.0)
+        await repeat_after_errors("free space", broken, 0.0)
 
 
 async def test_a_chunk_that_cannot_be_opened_is_not_taken_for_corrupt(

@@ -82,7 +82,7 @@ class Consumer:
         self.session.advance(stop, stop - 1)
 
     async def ready(self, step: int) -> None:
-        while self.session.progress.through() < step and not self.errors:
+        while self.session.progress.last_ready_step() < step and not self.errors:
             self.news.clear()
             await asyncio.wait_for(self.news.wait(), 60)
 
@@ -145,7 +145,7 @@ async def test_an_evicted_chunk_is_lost_by_all_its_numbers(engine: Engine) -> No
     await asyncio.sleep(0)
     assert all(reader.session.progress.is_local(reader.number(part, 2)) for part in (0, 1))
     assert engine._forget(key)
-    engine.scheduler.lost((key,))
+    engine.scheduler.ask_again_for((key,))
     assert not any(reader.session.progress.is_local(reader.number(part, 2)) for part in (0, 1))
     await reader.read(2)
     assert not reader.errors

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.engine.datasets import objects_of
+from streamer.engine.datasets import find_roots
 from streamer.manifest.columns import BinaryColumn
 from streamer.store.addresses.urls import split
 
@@ -49,7 +49,7 @@ def test_each_root_once(parts: list[tuple[str, str]], base: str, tables: int) ->
     if base:
         urls = [url.replace(url.partition("://")[0], "s3", 1) for url in urls]
         base = "s3://"
-    found = objects_of(FakeManifest(base, urls, tables))  # type: ignore[arg-type]
+    found = find_roots(FakeManifest(base, urls, tables))  # type: ignore[arg-type]
     assert sorted(split(url).root for url in found) == sorted({split(url).root for url in urls})
     assert set(found) <= set(urls)
 
@@ -60,5 +60,5 @@ def test_a_million_objects_are_looked_at_in_time() -> None:
     keys = [f"bucket-{number // 500_000}/{number:09}.tar" for number in range(1_000_000)]
     manifest = FakeManifest("s3://", ["s3://" + key for key in keys])
     started = time.process_time()
-    assert len(objects_of(manifest)) == 2  # type: ignore[arg-type]
+    assert len(find_roots(manifest)) == 2  # type: ignore[arg-type]
     assert time.process_time() - started < 1.0

@@ -57,7 +57,7 @@ class Consumer:
         self.session.extend(EpochSchedule(epoch, np.array(chunks, np.uint32), steps, steps), True)
 
     async def ready(self, step: int) -> None:
-        while self.session.progress.through() < step:
+        while self.session.progress.last_ready_step() < step:
             self.news.clear()
             await asyncio.wait_for(self.news.wait(), 60)
 
@@ -71,7 +71,7 @@ async def test_all_that_is_over_is_given_back_before_anybody_asks(engine: Engine
     await greedy.ready(3)
     while len(engine.in_flight):  # the last one may bring no news
         await engine.in_flight.finish(60)
-    filled = greedy.session.progress.through()
+    filled = greedy.session.progress.last_ready_step()
     assert filled < manifest.chunks - 2
     late.one_chunk_a_step(0, 0, [manifest.chunks - 1])
     greedy.session.advance(filled + 1, manifest.chunks - 1)

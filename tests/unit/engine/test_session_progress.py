@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.engine.session_progress import SessionProgress, open_bytes
+from streamer.engine.session_progress import SessionProgress, count_open_bytes
 from streamer.errors import ProtocolError
 from streamer.wire.schedule import EpochSchedule
 
@@ -32,9 +32,9 @@ def hold_all(progress):
 
 def arrive(progress, *chunks):
     for chunk in chunks:
-        progress.arrived(chunk)
+        progress.mark_local(chunk)
     for use in progress.openable():
-        progress.opened(use)
+        progress.mark_open(use)
 
 
 def test_the_line_moves_when_the_missing_chunk_arrives():
@@ -43,11 +43,11 @@ def test_the_line_moves_when_the_missing_chunk_arrives():
     progress.advance(0, 3)
     hold_all(progress)
     arrive(progress, 1)
-    assert progress.through() == -1
+    assert progress.last_ready_step() == -1
     arrive(progress, 0)
-    assert progress.through() == 1
+    assert progress.last_ready_step() == 1
     arrive(progress, 2)
-    assert progress.through() == 3
+    assert progress.last_ready_step() == 3
 
 
 def test_only_a_consumer_that_cannot_go_on_blocks_the_line():
@@ -69,7 +69,7 @@ def test_nothing_beyond_want_is_ready():
     progress.advance(0, 0)
     hold_all(progress)
     arrive(progress, 0, 1)
-    assert progress.through() == 0
+    assert progress.last_ready_step() == 0
     assert progress.ahead_bytes == 100
     assert progress.open_chunks() == 1
 
@@ -81,9 +81,9 @@ def test_uses_end_with_their_last_step():
     hold_all(progress)
     arrive(progress, 0, 1)
     progress.advance(2, 2)
-    assert [use.chunk for use in progress.take_finished()] == [1]
+    assert [use.chunk for use in progress.take_done()] == [1]
     progress.advance(3, 3)
-    assert [use.chunk for use in progress.take_finished()] == [0]
+    assert [use.chunk for use in progress.take_done()] == [0]
     assert not progress.holds(0)
 
 
@@ -94,9 +94,9 @@ def test_two_pieces_of_a_chunk_are_held_until_the_later_ends():
     hold_all(progress)
     arrive(progress, 4)
     progress.advance(1, 3)
-    assert len(progress.take_finished()) == 1
+    assert len(progress.take_done()) == 1
     assert progress.holds(4)
-    assert progress.through() == 3
+    assert progress.last_ready_step() == 3
 
 
 def test_uses_that_the_consumer_passed_are_let_go():
@@ -106,7 +106,7 @@ def test_uses_that_the_consumer_passed_are_let_go():
     use = progress.next_use()
     progress.hold(use)
     progress.advance(3, 3)
-    assert [use.chunk for use in progress.take_finished()] == [0]
+    assert [use.chunk for use in progress.take_done()] == [0]
     assert progress.next_use().chunk == 2
     assert progress.take_request() is None
 
@@ -117,14 +117,14 @@ def test_a_broken_chunk_stops_the_line_until_it_is_back():
     progress.advance(0, 3)
     hold_all(progress)
     arrive(progress, 0, 1)
-    assert progress.lost(1, broken=True)
-    assert progress.through() == -1
+    assert progress.mark_absent(1, broken=True)
+    assert progress.last_ready_step() == -1
     question = progress.take_request()
     assert question.chunk == 1
     assert progress.is_blocking(question)
     assert progress.is_wanted(1)
     arrive(progress, 1)
-    assert progress.through() == 3
+    assert progress.last_ready_step() == 3
 
 
 def test_an_evicted_look_ahead_is_asked_for_again():
@@ -135,9 +135,9 @@ def test_an_evicted_look_ahead_is_asked_for_again():
     while progress.take_request() is not None:
         pass
     arrive(progress, 0, 1)
-    assert progress.lost(1)
+    assert progress.mark_absent(1)
     assert progress.take_request().chunk == 1
-    assert not progress.lost(7)
+    assert not progress.mark_absent(7)
 
 
 def test_a_loss_while_another_question_is_asked_is_not_forgotten():
@@ -149,11 +149,11 @@ def test_a_loss_while_another_question_is_asked_is_not_forgotten():
     progress.advance(0, 2)
     hold_all(progress)
     assert progress.take_request().chunk == 0
-    progress.arrived(0)
+    progress.mark_local(0)
     assert progress.take_request().chunk == 1
     later = progress.take_request()
     assert later.chunk == 2
-    progress.lost(0)
+    progress.mark_absent(0)
     progress.ask_later(later)
     assert progress.has_requests()
     assert [progress.take_request().chunk for _ in range(2)] == [0, 2]
@@ -196,7 +196,7 @@ def test_bytes_ahead_are_those_beyond_what_is_wanted():
     progress.openable()
     assert progress.ahead_bytes == 1100
     progress.advance(3, 3)
-    progress.take_finished()
+    progress.take_done()
     assert progress.ahead_bytes == 1000
     progress.openable()
     assert progress.ahead_bytes == 0
@@ -205,9 +205,9 @@ def test_bytes_ahead_are_those_beyond_what_is_wanted():
 def test_open_bytes_counts_what_overlaps():
     """What closes at a step goes before what opens at it."""
     sizes = np.array([10, 100, 1000], np.int64)
-    assert open_bytes(*columns((0, 0, 1), (1, 1, 3), (2, 4, 4)), sizes) == 1000
-    assert open_bytes(*columns((0, 0, 4), (1, 1, 3), (2, 4, 4)), sizes) == 1010
-    assert open_bytes(*columns(), sizes) == 0
+    assert count_open_bytes(*columns((0, 0, 1), (1, 1, 3), (2, 4, 4)), sizes) == 1000
+    assert count_open_bytes(*columns((0, 0, 4), (1, 1, 3), (2, 4, 4)), sizes) == 1010
+    assert count_open_bytes(*columns(), sizes) == 0
 
 
 @given(st.data())
@@ -223,10 +223,10 @@ def test_every_use_is_opened_and_given_back_once(data):
         hold_all(progress)
         for chunk in data.draw(st.permutations(range(5))):
             arrive(progress, chunk)
-        assert progress.through() >= min(progress.want, final)
-        over += progress.take_finished()
+        assert progress.last_ready_step() >= min(progress.want, final)
+        over += progress.take_done()
         done += 1
     progress.advance(final + 1, final + 1)
-    over += progress.take_finished()
+    over += progress.take_done()
     assert sorted((use.chunk, use.first, use.last) for use in over) == sorted(uses)
-    assert progress.through() == final
+    assert progress.last_ready_step() == final

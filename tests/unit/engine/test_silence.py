@@ -38,7 +38,7 @@ class House:
         self.now = loop.time
         self.sessions = {"s": Session(loop)}
         self.policy = SimpleNamespace(silence=self.silenced.append)
-        self.scheduler = SimpleNamespace(freed=lambda freed: None)
+        self.scheduler = SimpleNamespace(apply_evictions=lambda freed: None)
         self.wake = lambda: None
 
 

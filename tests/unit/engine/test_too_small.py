@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from streamer.config import enough_bytes, parse_bytes
-from streamer.engine.engine import cache_too_small
+from streamer.engine.engine import make_too_small_error
 
 NODE = partial(
-    cache_too_small,
+    make_too_small_error,
     root=Path("/c"),
     limit_bytes=0,
     whole_bytes=300_000,

@@ -7,7 +7,7 @@ import pytest
 
 from streamer.config import CacheConfig, DatasetConfig, EngineConfig, Environment, check_variables
 from streamer.errors import ConfigError
-from streamer.service.configuration import DEFAULT_HTTP, embedded_config, engine_config
+from streamer.service.configuration import DEFAULT_HTTP, read_service_config, read_trainer_config
 
 FILE = """
 [cache]
@@ -44,7 +44,7 @@ def written(tmp_path, text):
 
 def test_a_file_says_everything(tmp_path):
     """Sizes, paths, lists, numbers and datasets arrive as their fields want them."""
-    config = engine_config(written(tmp_path, FILE), environment(), {})
+    config = read_service_config(written(tmp_path, FILE), environment(), {})
     assert (str(config.cache.directory), config.cache.limit_bytes, config.cache.group) == (
         "/nvme/streamer",
         200 * 10**9,
@@ -67,18 +67,18 @@ def test_an_engine_of_a_trainer_reads_the_same_file(tmp_path):
         cache=CacheConfig(directory=tmp_path, limit_bytes=7), socket_path=tmp_path / "s", grace_seconds=2
     )
     file = written(tmp_path, FILE + "[peers]\nmembers = 'a:1'\n")
-    config = embedded_config(file, own)
+    config = read_trainer_config(file, own)
     assert (config.cache.directory, config.cache.limit_bytes, config.cache.group) == (tmp_path, 7, "2000")
     assert (config.fetch.window_max, config.fetch.hedge) == (32, False)
     assert (config.socket_path, config.grace_seconds) == (tmp_path / "s", 2)
     assert (config.service, config.peers, config.datasets, config.guarded) == (own.service, own.peers, (), False)
     unlimited = replace(own, cache=CacheConfig(directory=tmp_path))
-    assert embedded_config(file, unlimited).cache.limit_bytes == 200 * 10**9
+    assert read_trainer_config(file, unlimited).cache.limit_bytes == 200 * 10**9
 
 
 def test_nothing_said_is_a_service_on_loopback():
     """Defaults: the user's cache, a socket in the runtime folder, HTTP for this machine only."""
-    config = engine_config(None, environment(), {})
+    config = read_service_config(None, environment(), {})
     assert str(config.cache.directory) == "/home/u/.cache/streamer"
     assert (str(config.socket_path), config.service.http) == ("/run/u/engine.sock", DEFAULT_HTTP)
     assert DEFAULT_HTTP.startswith("127.0.0.1:")
@@ -88,9 +88,9 @@ def test_options_count_more_than_variables_and_these_more_than_the_file(tmp_path
     """And what is not given does not count."""
     path = written(tmp_path, FILE)
     variables = environment(STREAMER_CACHE_BYTES="1GB", STREAMER_GROUP="7", STREAMER_ALLOW_UIDS="5,6")
-    config = engine_config(path, variables, {"cache_bytes": 3, "group": None})
+    config = read_service_config(path, variables, {"cache_bytes": 3, "group": None})
     assert (config.cache.limit_bytes, config.cache.group, config.service.allow_uids) == (3, "7", (5, 6))
-    assert engine_config(path, variables, {"cache_bytes": "auto"}).cache.limit_bytes is None
+    assert read_service_config(path, variables, {"cache_bytes": "auto"}).cache.limit_bytes is None
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_options_count_more_than_variables_and_these_more_than_the_file(tmp_path
 def test_what_cannot_be_is_refused_by_name(tmp_path, text, named):
     """A misspelt or impossible setting is not ignored."""
     with pytest.raises(ConfigError, match=named):
-        engine_config(written(tmp_path, text), environment(), {})
+        read_service_config(written(tmp_path, text), environment(), {})
 
 
 def test_options_may_lie_in_a_file_of_their_own(tmp_path):
@@ -130,7 +130,7 @@ def test_options_may_lie_in_a_file_of_their_own(tmp_path):
     secret = tmp_path / "secret.json"
     secret.write_text(json.dumps({"key": "k", "secret": "s"}))
     text = f"[[datasets]]\nurl = 's3://b/'\nstorage_options = {{ anon = false }}\nstorage_options_file = '{secret}'"
-    (dataset,) = engine_config(written(tmp_path, text), environment(), {}).datasets
+    (dataset,) = read_service_config(written(tmp_path, text), environment(), {}).datasets
     assert dataset.storage_options == {"anon": False, "key": "k", "secret": "s"}
     assert "'s'" not in repr(dataset)
 
@@ -141,7 +141,7 @@ def test_a_broken_secret_is_not_quoted(tmp_path, content):
     (tmp_path / "secret.json").write_text(content)
     text = f"[[datasets]]\nurl = 's3://b/'\nstorage_options_file = '{tmp_path}/secret.json'"
     with pytest.raises(ConfigError) as refused:
-        engine_config(written(tmp_path, text), environment(), {})
+        read_service_config(written(tmp_path, text), environment(), {})
     assert "secret.json" in str(refused.value)
     assert "hunter2" not in f"{refused.value!r} {refused.value.__cause__!r}"
 

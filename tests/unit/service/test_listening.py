@@ -12,7 +12,7 @@ import pytest
 
 from streamer.config import CACHE_SOCKET_NAME, CacheConfig, EngineConfig
 from streamer.errors import ConfigError
-from streamer.service.listening import listening
+from streamer.service.listening import listen
 
 
 def _config(folder: Path, grace_seconds: float | None = 3.0) -> EngineConfig:
@@ -41,13 +41,13 @@ async def test_an_embedded_engine_listens_in_its_cache_folder_too(tmp_path: Path
     """Jobs with a /tmp of their own find it there; the path of a service is configured."""
     config = _config(tmp_path)
     second = config.cache.directory / CACHE_SOCKET_NAME
-    async with listening(config, asyncio.Protocol) as listeners:
+    async with listen(config, asyncio.Protocol) as listeners:
         assert (_answers(tmp_path / "runtime/engine.sock"), _answers(second)) == (True, True)
         assert len(listeners.descriptors()) == 2
         assert second.stat().st_mode & 0o777 == 0o600
     assert not second.exists()
     assert not (tmp_path / "runtime/engine.sock").exists()
-    async with listening(_config(tmp_path, None), asyncio.Protocol):
+    async with listen(_config(tmp_path, None), asyncio.Protocol):
         assert not second.exists()
 
 
@@ -56,7 +56,7 @@ async def test_a_removed_socket_is_made_again(tmp_path: Path, monkeypatch: pytes
     """A cleaner of temporary files, or the end of a login, removes the runtime folder under a job."""
     monkeypatch.setattr("streamer.service.listening._LOOK_SECONDS", 0.01)
     config = _config(tmp_path)
-    async with listening(config, asyncio.Protocol) as listeners:
+    async with listen(config, asyncio.Protocol) as listeners:
         watching = asyncio.create_task(listeners.watch())
         shutil.rmtree(tmp_path / "runtime")
         async with asyncio.timeout(20):
@@ -70,10 +70,10 @@ async def test_a_removed_socket_is_made_again(tmp_path: Path, monkeypatch: pytes
 async def test_a_socket_of_another_engine_stays(tmp_path: Path) -> None:
     """One that has taken the name over."""
     config = _config(tmp_path)
-    async with listening(config, asyncio.Protocol):
-        async with listening(config, asyncio.Protocol):
+    async with listen(config, asyncio.Protocol):
+        async with listen(config, asyncio.Protocol):
             pass
-        async with listening(config, asyncio.Protocol):
+        async with listen(config, asyncio.Protocol):
             (tmp_path / "runtime/engine.sock").unlink()
             (tmp_path / "runtime/engine.sock").touch()
     assert (tmp_path / "runtime/engine.sock").exists()
@@ -84,11 +84,11 @@ async def test_a_path_that_cannot_be_bound(tmp_path: Path) -> None:
     """It is named; without the one in the cache folder the engine serves all the same."""
     config = _config(tmp_path)
     (config.cache.directory / CACHE_SOCKET_NAME).mkdir()
-    async with listening(config, asyncio.Protocol) as listeners:
+    async with listen(config, asyncio.Protocol) as listeners:
         assert len(listeners.descriptors()) == 1
     assert list((tmp_path / "runtime").iterdir()) == []
     (tmp_path / "runtime/engine.sock").mkdir()
     with pytest.raises(ConfigError, match="cannot listen at"):
-        async with listening(config, asyncio.Protocol):
+        async with listen(config, asyncio.Protocol):
             pass
     assert [path.name for path in (tmp_path / "runtime").iterdir()] == ["engine.sock"]

@@ -3,7 +3,7 @@
 import re
 
 from streamer.service import metrics
-from streamer.service.metrics import DEFINITIONS, MOST_SESSIONS, OTHERS, exposition, series
+from streamer.service.metrics import DEFINITIONS, MOST_SESSIONS, OTHERS, make_exposition, make_series
 
 NAMED = {definition.name: definition for definition in DEFINITIONS}
 UNITS = (
@@ -68,7 +68,7 @@ def test_stable_names_are_frozen():
 def test_equal_labels_are_summed():
     """Two loaders of one rank are one series."""
     entry = {"job": "j", "consumer": "rank 0", "dataset": "d", "waiting_seconds": 1.5}
-    found = series(NAMED["streamer_session_waiting_seconds_total"], {"sessions": [entry, entry]})
+    found = make_series(NAMED["streamer_session_waiting_seconds_total"], {"sessions": [entry, entry]})
     assert found == [(("j", "rank 0", "d"), 3.0)]
 
 
@@ -77,8 +77,8 @@ def test_what_loaders_say_is_there_once_they_have_said_it():
     entry = {"job": "j", "consumer": "rank 0", "dataset": "d", "loader_waiting_share": 0.6, "bottleneck": "decode"}
     silent = {**entry, "consumer": "rank 1", "loader_waiting_share": None, "bottleneck": None}
     values = {"sessions": [entry, {**entry, "loader_waiting_share": 0.7}, silent]}
-    assert series(NAMED["streamer_session_loader_waiting_ratio"], values) == [(("j", "rank 0", "d"), 0.7)]
-    assert series(NAMED["streamer_session_bottleneck_info"], values) == [(("j", "rank 0", "d", "decode"), 1.0)]
+    assert make_series(NAMED["streamer_session_loader_waiting_ratio"], values) == [(("j", "rank 0", "d"), 0.7)]
+    assert make_series(NAMED["streamer_session_bottleneck_info"], values) == [(("j", "rank 0", "d", "decode"), 1.0)]
 
 
 def test_rows_of_documents_have_series_once_a_loader_makes_some():
@@ -87,14 +87,14 @@ def test_rows_of_documents_have_series_once_a_loader_makes_some():
     entry = {"job": "j", "consumer": "rank 0", "dataset": "d", **rows}
     values = {"sessions": [entry, {**entry, "consumer": "rank 1", **dict.fromkeys(rows)}]}
     names = ("padding_ratio", "cost_spread_ratio", "tokens_total", "left_out_tokens")
-    found = [series(NAMED[f"streamer_session_row_{name}"], values) for name in names]
+    found = [make_series(NAMED[f"streamer_session_row_{name}"], values) for name in names]
     assert found == [[(("j", "rank 0", "d"), value)] for value in rows.values()]
 
 
 def test_info_metrics_name_the_version_and_the_urls():
     """A label each, so that dashboards show urls where other metrics have the digest."""
     values = {"version": "1.2.3", "datasets": [{"dataset": "d", "url": "s3://bucket/train/", "samples": 7}]}
-    text = exposition(values)[0].decode()
+    text = make_exposition(values)[0].decode()
     assert 'streamer_build_info{version="1.2.3"} 1.0' in text
     assert 'streamer_dataset_info{dataset="d",url="s3://bucket/train/"} 1.0' in text
     assert 'streamer_dataset_samples{dataset="d"} 7.0' in text
@@ -103,7 +103,7 @@ def test_info_metrics_name_the_version_and_the_urls():
 def test_first_bytes_are_a_histogram():
     """Cumulative buckets, count and sum, as histogram_quantile() takes them."""
     buckets = [{"le": "0.1", "count": 3}, {"le": "+Inf", "count": 4}]
-    text = exposition({"first_byte_buckets": buckets, "first_byte_sum_seconds": 2.5})[0].decode()
+    text = make_exposition({"first_byte_buckets": buckets, "first_byte_sum_seconds": 2.5})[0].decode()
     assert "# TYPE streamer_store_first_byte_seconds histogram" in text
     assert 'streamer_store_first_byte_seconds_bucket{le="0.1"} 3.0' in text
     assert "streamer_store_first_byte_seconds_count 4.0" in text
@@ -115,7 +115,7 @@ def test_a_scrape_stays_small():
     entries = [
         {"job": "j", "consumer": f"rank {i}", "dataset": "d", "age_seconds": 1} for i in range(MOST_SESSIONS + 7)
     ]
-    found = dict(series(NAMED["streamer_session_age_seconds"], {"sessions": entries}))
+    found = dict(make_series(NAMED["streamer_session_age_seconds"], {"sessions": entries}))
     assert len(found) == MOST_SESSIONS + 1
     assert found[OTHERS, OTHERS, "d"] == 7
 
@@ -126,18 +126,18 @@ def test_members_of_a_mix_are_series_of_their_session():
         {"job": "j", "consumer": f"rank {i // 600}", "member": f"m{i % 600}", "needed_bytes": 10, "hit_bound": 0.25}
         for i in range(1800)
     ]
-    needed = dict(series(NAMED["streamer_member_needed_bytes_total"], {"members": entries}))
+    needed = dict(make_series(NAMED["streamer_member_needed_bytes_total"], {"members": entries}))
     assert needed["j", "rank 0", "m7"] == 10
     assert needed[OTHERS, OTHERS, "m500"] == 20
     assert sum(needed.values()) == 18_000
-    bound = dict(series(NAMED["streamer_member_hit_bound_ratio"], {"members": entries}))
+    bound = dict(make_series(NAMED["streamer_member_hit_bound_ratio"], {"members": entries}))
     assert bound[OTHERS, OTHERS, "m500"] == 0.25
 
 
 def test_the_exposition_is_prometheus_text():
     """Type, help with stability, value; labels of clients are escaped."""
     values = {"store_bytes": 12, "sessions": [{"job": 'a"b\n', "consumer": "c", "dataset": "d", "age_seconds": 2}]}
-    body, kind = exposition(values)
+    body, kind = make_exposition(values)
     text = body.decode()
     assert kind.startswith("text/plain")
     assert "# TYPE streamer_store_received_bytes_total counter" in text

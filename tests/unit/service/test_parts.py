@@ -71,9 +71,9 @@ async def test_passes_and_values_reach_the_session(server: Server, parts: list[P
     session = opened(server, peer, parts)
     chunk, steps, passes = np.array([0, 4], "<u4"), np.arange(2, dtype="<i8").tobytes(), np.array([5, 6], "<u4")
     server.take(peer, Extend(1, 0, chunk.tobytes(), steps, steps, True, passes.tobytes(), [1.0, 3.0]))  # type: ignore[arg-type]
-    assert session.progress.remaining((0, 3), 5).tolist() == [0]
-    assert session.progress.remaining((3, 6), 5).tolist() == []
-    assert session.progress.remaining((3, 6), 6).tolist() == [4]
+    assert session.progress.find_chunks_ahead((0, 3), 5).tolist() == [0]
+    assert session.progress.find_chunks_ahead((3, 6), 5).tolist() == []
+    assert session.progress.find_chunks_ahead((3, 6), 6).tolist() == [4]
     assert session.parts._next_values == {0: (1.0, 3.0)}
     with pytest.raises(ProtocolError, match="cut short"):
         server.take(peer, Extend(1, 1, chunk.tobytes(), steps, steps, True, b"abc"))  # type: ignore[arg-type]

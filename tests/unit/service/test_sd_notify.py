@@ -23,9 +23,9 @@ async def test_ready_reloading_stopping(manager):
     """In systemd's words."""
     address, listener = manager
     notifier = Notifier(address)
-    notifier.ready()
-    notifier.reloading()
-    notifier.stopping()
+    notifier.report_ready()
+    notifier.report_reload()
+    notifier.report_stop()
     heard = [listener.recv(1000).decode() for _ in range(3)]
     assert heard[0] == "READY=1"
     assert heard[1].startswith("RELOADING=1\nMONOTONIC_USEC=")
@@ -36,7 +36,7 @@ async def test_the_watchdog_is_fed_by_the_loop(manager):
     """Twice an interval, until closed."""
     address, listener = manager
     notifier = Notifier(address, watchdog_seconds=0.02)
-    notifier.ready()
+    notifier.report_ready()
     heard = [await asyncio.to_thread(listener.recv, 1000) for _ in range(4)]
     notifier.close()
     assert heard == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1", b"WATCHDOG=1"]
@@ -45,8 +45,8 @@ async def test_the_watchdog_is_fed_by_the_loop(manager):
 
 def test_no_manager_no_message(caplog):
     """None named: silence. One named that is gone: a line in the log, and the service lives on."""
-    Notifier(None).stopping()
+    Notifier(None).report_stop()
     assert not caplog.records
     with caplog.at_level(logging.WARNING):
-        Notifier("/nobody/there").stopping()
+        Notifier("/nobody/there").report_stop()
     assert "/nobody/there" in caplog.text

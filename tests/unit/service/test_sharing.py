@@ -12,7 +12,7 @@ import pytest
 from streamer.engine.datasets import Dataset
 from streamer.errors import ConfigError, ManifestError, ProtocolError, StreamerError
 from streamer.service.server import Server
-from streamer.service.sharing import _lanes
+from streamer.service.sharing import _read_lanes
 from streamer.wire.messages import GetManifest, ShareCache, Sharer
 from streamer.wire.store_options import NO_OPTIONS
 
@@ -49,7 +49,7 @@ def request(found: Dataset, **changes: object) -> ShareCache:
 async def test_what_belongs_together_is_taken(dataset: Dataset) -> None:
     """The lane of each chunk."""
     assert dataset.manifest.chunks == 3
-    assert _lanes(request(dataset), dataset).tolist() == [0, 1, -1]
+    assert _read_lanes(request(dataset), dataset).tolist() == [0, 1, -1]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ async def test_what_belongs_together_is_taken(dataset: Dataset) -> None:
 async def test_what_does_not_belong_together_is_refused(dataset: Dataset, changes: dict[str, object]) -> None:
     """A wrong number of chunks, lanes without readers, members that are none."""
     with pytest.raises(ProtocolError, match=r"lanes of|the lanes"):
-        _lanes(request(dataset, **changes), dataset)
+        _read_lanes(request(dataset, **changes), dataset)
 
 
 @pytest.mark.parametrize(

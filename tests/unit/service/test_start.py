@@ -11,7 +11,7 @@ LISTED = """
 import sys
 import uvloop
 import streamer.service.embedded
-from streamer.service.lifecycle import Life
+from streamer.service.lifecycle import EngineService
 print(*sys.modules)
 """
 # Each is wanted by some engines, and imported where it is.

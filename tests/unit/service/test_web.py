@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from streamer.errors import ConfigError
-from streamer.service.web import parse_address, serving
+from streamer.service.web import parse_address, serve_http
 
 
 def free_port() -> int:
@@ -28,7 +28,7 @@ async def test_ready_says_why_not():
     """503 and the reason while the service stops; alive all the time."""
     reason = ""
     address = f"127.0.0.1:{free_port()}"
-    async with serving(address, lambda: {"store_bytes": 5}, lambda: reason):
+    async with serve_http(address, lambda: {"store_bytes": 5}, lambda: reason):
         assert await get(address, "/readyz") == (200, "ready\n")
         reason = "the service is stopping"
         assert await get(address, "/readyz") == (503, "the service is stopping\n")
@@ -41,7 +41,7 @@ async def test_ready_says_why_not():
 async def test_the_log_names_the_port_that_the_kernel_chose(caplog):
     """Port 0 is a wish."""
     caplog.set_level("INFO")
-    async with serving("127.0.0.1:0", dict, lambda: ""):
+    async with serve_http("127.0.0.1:0", dict, lambda: ""):
         (address,) = [record.args for record in caplog.records if "metrics" in record.message]
         assert (await get(":".join(map(str, address)), "/healthz"))[0] == 200
 
@@ -51,7 +51,7 @@ async def test_the_page_and_its_statistics():
     """A page that may ask its own server alone, and the statistics as the service has them at that moment."""
     values = {"pid": 7, "sessions": [{"job": "<b>", "loader_waiting_share": None}]}
     address = f"127.0.0.1:{free_port()}"
-    async with serving(address, lambda: values, lambda: ""), aiohttp.ClientSession() as session:
+    async with serve_http(address, lambda: values, lambda: ""), aiohttp.ClientSession() as session:
         async with session.get(f"http://{address}/") as answer:
             text = await answer.text()
             assert answer.content_type == "text/html"
@@ -68,7 +68,7 @@ async def test_another_name_in_the_header_is_refused(monkeypatch):
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "gpu-07.example.org", "", "", "")))
     port = free_port()
     for host, open_paths in (("127.0.0.1", set()), ("0.0.0.0", {"/metrics", "/healthz", "/readyz"})):
-        async with serving(f"{host}:{port}", dict, lambda: ""), aiohttp.ClientSession() as session:
+        async with serve_http(f"{host}:{port}", dict, lambda: ""), aiohttp.ClientSession() as session:
             for path in ("/", "/statistics.json", "/metrics", "/healthz", "/readyz"):
                 for name in ("127.0.0.1", "localhost", f"gpu-07:{port}", "GPU-07.example.org", "[::1]:1", "[::1]"):
                     async with session.get(f"http://127.0.0.1:{port}{path}", headers={"Host": name}) as answer:
@@ -81,7 +81,7 @@ async def test_another_name_in_the_header_is_refused(monkeypatch):
 async def test_off_listens_nowhere():
     """No port, no aiohttp."""
     for address in ("", "off"):
-        async with serving(address, dict, lambda: ""):
+        async with serve_http(address, dict, lambda: ""):
             pass
 
 
@@ -92,7 +92,7 @@ async def test_a_port_that_is_taken_is_a_config_error():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ConfigError, match="http"):
-            async with serving(f"127.0.0.1:{taken.getsockname()[1]}", dict, lambda: ""):
+            async with serve_http(f"127.0.0.1:{taken.getsockname()[1]}", dict, lambda: ""):
                 pass
 
 
@@ -109,7 +109,7 @@ async def test_who_opens_many_connections_keeps_nobody_out(monkeypatch):
     """A connection costs the service a descriptor: of too many the one that was silent for longest gives way."""
     monkeypatch.setattr("streamer.service.web._MOST_CONNECTIONS", 4)
     address = f"127.0.0.1:{(port := free_port())}"
-    async with serving(address, dict, lambda: ""):
+    async with serve_http(address, dict, lambda: ""):
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
         assert (await get(address, "/healthz"))[0] == 200
         ended = await asyncio.gather(*(_is_ended(reader) for reader, _ in silent))
@@ -122,7 +122,7 @@ async def test_who_opens_many_connections_keeps_nobody_out(monkeypatch):
 async def test_who_says_nothing_is_sent_away(monkeypatch):
     """Also where there are few connections."""
     monkeypatch.setattr("streamer.service.web._SILENT_SECONDS", 0.05)
-    async with serving(f"127.0.0.1:{(port := free_port())}", dict, lambda: ""):
+    async with serve_http(f"127.0.0.1:{(port := free_port())}", dict, lambda: ""):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         async with asyncio.timeout(60):
             assert await _is_ended(reader, 60)
@@ -154,7 +154,7 @@ async def test_garbage_is_not_logged(caplog, garbage):
     """Neither its escapes nor a header that may be another's token; a failure of the service itself is."""
     caplog.set_level("DEBUG")
     address = f"127.0.0.1:{(port := free_port())}"
-    async with serving(address, lambda: {}["missing"], lambda: ""):
+    async with serve_http(address, lambda: {}["missing"], lambda: ""):
         caplog.clear()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(garbage)

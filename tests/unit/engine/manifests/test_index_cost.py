@@ -16,11 +16,11 @@ class Run:
         self.texts: list[str] = []
         self.seconds = 1000.0
         self.cost = IndexCost("s3://b/", 600.0, lambda text, done, total: self.texts.append(text), lambda: self.seconds)
-        self.cost.estimated(IndexEstimate(100, 100_000 * MB, read_bytes, 12_000, 8 << 20))
+        self.cost.take_estimate(IndexEstimate(100, 100_000 * MB, read_bytes, 12_000, 8 << 20))
 
     def at(self, seconds: float, done: int) -> None:
         self.seconds = 1000.0 + seconds
-        self.cost.progressed(BuildProgress(0, 100, done, 100_000 * MB, done, 0))
+        self.cost.take_progress(BuildProgress(0, 100, done, 100_000 * MB, done, 0))
 
 
 def test_the_rate_of_the_index_is_said_once():
@@ -57,10 +57,10 @@ def test_a_listing_that_is_enough_is_never_refused():
 def test_a_short_index_of_one_object_is_told_in_seconds():
     """It said "1 objects" and 0.0 min."""
     run = Run()
-    run.cost.estimated(IndexEstimate(1, 600 * MB, 600 * MB, 12_000, 8 << 20))
+    run.cost.take_estimate(IndexEstimate(1, 600 * MB, 600 * MB, 12_000, 8 << 20))
     for seconds, done in ((0, 0), (3, 300 * MB)):
         run.seconds = 1000.0 + seconds
-        run.cost.progressed(BuildProgress(0, 1, done, 600 * MB, done, 1))
+        run.cost.take_progress(BuildProgress(0, 1, done, 600 * MB, done, 1))
     assert run.texts[-1] == "index 1 object: read 600.0 MB, 6 s at 100.0 MB/s"
     assert run.texts[-2] == "0 of 1 object, 1 sample"
 
@@ -75,7 +75,7 @@ def test_an_index_that_is_over_is_not_refused():
 def test_what_an_earlier_manifest_knows_takes_no_time():
     """99 of 100 GB are known: the rest is soon read."""
     run = Run()
-    run.cost.estimated(IndexEstimate(100, 100_000 * MB, 1000 * MB, 120, 8 << 20, known_bytes=99_000 * MB))
+    run.cost.take_estimate(IndexEstimate(100, 100_000 * MB, 1000 * MB, 120, 8 << 20, known_bytes=99_000 * MB))
     run.at(0, 99_008 * MB)
     run.at(4, 99_328 * MB)
     assert run.texts[-4] == "index 100 objects: read 1.0 GB of 100.0 GB once"

@@ -41,7 +41,7 @@ def test_the_last_answer_to_a_request_stays_and_the_others_leave(tmp_path: Path,
         store.remember(("s3://b",), f"listing{number}", digest_of(number))
     place(tmp_path, 777)
     store.remember(("s3://b", "other"), "listing", digest_of(777))
-    gone = store.remove_unused([], 1 << 30, NOW)
+    gone = store.remove_idle([], 1 << 30, NOW)
     assert sorted(gone) == [digest_of(number) for number in range(99)]
     assert store.digests() == {digest_of(99), digest_of(777)}
     assert len(list((tmp_path / "sources").iterdir())) == 2
@@ -53,8 +53,8 @@ def test_who_is_used_or_was_lately_stays(tmp_path: Path, store: ManifestStore) -
         place(tmp_path, number)
     store.use(digest_of(0))
     now = (tmp_path / digest_of(0)).stat().st_mtime + 1
-    assert store.remove_unused([digest_of(1)], 1 << 30, now) == [digest_of(2)]
-    assert sorted(store.remove_unused([], 1 << 30, now + 2 * QUIET_SECONDS)) == [digest_of(0), digest_of(1)]
+    assert store.remove_idle([digest_of(1)], 1 << 30, now) == [digest_of(2)]
+    assert sorted(store.remove_idle([], 1 << 30, now + 2 * QUIET_SECONDS)) == [digest_of(0), digest_of(1)]
 
 
 def test_logs_of_an_index_leave_with_its_answer_or_after_a_week(tmp_path: Path, store: ManifestStore) -> None:
@@ -65,7 +65,7 @@ def test_logs_of_an_index_leave_with_its_answer_or_after_a_week(tmp_path: Path, 
         (folder / "container").write_bytes(b"log")
         os.utime(folder, (NOW - age, NOW - age))
     store.remember(("one",), "listing", digest_of(1))
-    assert store.remove_unused([], 1 << 30, NOW) == []
+    assert store.remove_idle([], 1 << 30, NOW) == []
     assert [folder.exists() for folder in (one, other, old)] == [False, True, False]
 
 
@@ -74,9 +74,9 @@ def test_who_is_held_by_a_reader_stays(tmp_path: Path, store: ManifestStore) -> 
     folder = place(tmp_path, 1)
     reader = os.open(folder, os.O_RDONLY)
     reader_lock.fcntl.flock(reader, reader_lock.fcntl.LOCK_SH)
-    assert store.remove_unused([], 0, NOW) == []
+    assert store.remove_idle([], 0, NOW) == []
     os.close(reader)
-    assert store.remove_unused([], 0, NOW) == [digest_of(1)]
+    assert store.remove_idle([], 0, NOW) == [digest_of(1)]
 
 
 def test_unused_manifests_take_their_share(tmp_path: Path, store: ManifestStore) -> None:
@@ -84,7 +84,7 @@ def test_unused_manifests_take_their_share(tmp_path: Path, store: ManifestStore)
     for number in range(6):
         place(tmp_path, number, used_at=NOW - (10 - number) * QUIET_SECONDS, size=100_000)
         store.remember((number,), "listing", digest_of(number))
-    gone = store.remove_unused([digest_of(0)], 350_000, NOW)
+    gone = store.remove_idle([digest_of(0)], 350_000, NOW)
     assert gone == [digest_of(1), digest_of(2)]
     assert len(list((tmp_path / "sources").iterdir())) == 4
 
@@ -101,9 +101,9 @@ def test_what_is_made_of_a_manifest_leaves_after_it(tmp_path: Path, store: Manif
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(bytes(range(256)))
     mapped = map_file(both / "row.i64")
-    assert store.remove_unused([], 1 << 30, NOW) == []
+    assert store.remove_idle([], 1 << 30, NOW) == []
     store.remember((1,), "a new listing", c)
-    assert store.remove_unused([], 1 << 30, NOW) == [b]
+    assert store.remove_idle([], 1 << 30, NOW) == [b]
     assert [path.exists() for path in (selection, column, keys, both, other)] == [True, False, False, False, True]
     assert bytes(mapped) == bytes(range(256))
 
@@ -119,10 +119,10 @@ def test_what_a_join_has_arranged_stays_with_its_table(tmp_path: Path, store: Ma
     (tmp_path / f"{a}-{b}.34.join" / "head.json").write_bytes(
         msgspec.json.encode(JoinHead(a, b, part, samples=1, chunks=1, uses=1, matched=Matched()))
     )
-    assert store.remove_unused([], 1 << 30, NOW) == []
+    assert store.remove_idle([], 1 << 30, NOW) == []
     store.remember((1,), "a new listing", a)
-    assert store.remove_unused([], 1 << 30, NOW) == [b]
-    assert store.remove_unused([], 1 << 30, NOW) == [part]
+    assert store.remove_idle([], 1 << 30, NOW) == [b]
+    assert store.remove_idle([], 1 << 30, NOW) == [part]
 
 
 def test_what_is_made_of_a_manifest_counts_with_it(tmp_path: Path, store: ManifestStore) -> None:
@@ -132,20 +132,20 @@ def test_what_is_made_of_a_manifest_counts_with_it(tmp_path: Path, store: Manife
         store.remember((number,), "listing", digest_of(number))
     (tmp_path / f"{digest_of(0)}.12.keys").mkdir()
     (tmp_path / f"{digest_of(0)}.12.keys" / "high.u64").write_bytes(bytes(100_000))
-    assert store.remove_unused([], 50_000, NOW) == [digest_of(0)]
+    assert store.remove_idle([], 50_000, NOW) == [digest_of(0)]
     assert [path.name for path in tmp_path.iterdir() if path.name != "sources"] == [digest_of(1)]
 
 
 def test_what_was_made_since_the_removal_began_stays(tmp_path: Path, store: ManifestStore) -> None:
     """A rank arranges the rows of a join, which no source names, while the engine looks."""
     place(tmp_path, 1, used_at=NOW + 0.5)
-    assert store.remove_unused([], 0, NOW) == []
+    assert store.remove_idle([], 0, NOW) == []
 
 
 def test_a_clock_that_was_set_back_keeps_nothing_for_ever(tmp_path: Path, store: ManifestStore) -> None:
     """A manifest from the future is used by nobody."""
     place(tmp_path, 1, used_at=NOW + 1e6)
-    assert store.remove_unused([], 0, NOW) == [digest_of(1)]
+    assert store.remove_idle([], 0, NOW) == [digest_of(1)]
 
 
 @pytest.mark.parametrize("content", ["", "torn", "listing ../../etc", f"listing {digest_of(5)}", "\udcff x"])
@@ -154,7 +154,7 @@ def test_a_source_that_names_nothing_is_removed(tmp_path: Path, store: ManifestS
     (tmp_path / "sources").mkdir()
     for name in (digest_of(3), digest_of(3) + ".new"):
         (tmp_path / "sources" / name).write_text(content, errors="surrogateescape")
-    store.remove_unused([], 0, NOW)
+    store.remove_idle([], 0, NOW)
     assert list((tmp_path / "sources").iterdir()) == []
 
 
@@ -163,13 +163,13 @@ def test_what_killed_writers_and_removers_left_is_removed(tmp_path: Path, store:
     (tmp_path / ".removed-1").mkdir()
     (tmp_path / ".building-2").mkdir()
     (tmp_path / ".building-2.lock").touch()
-    store.remove_unused([], 0, NOW)
+    store.remove_idle([], 0, NOW)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_empty_folder_is_tidy(tmp_path: Path) -> None:
     """Also one that is not there yet."""
-    assert ManifestStore(tmp_path / "none").remove_unused([], 0, NOW) == []
+    assert ManifestStore(tmp_path / "none").remove_idle([], 0, NOW) == []
     assert ManifestStore(tmp_path / "none").digests() == set()
 
 

@@ -25,7 +25,7 @@ def after(count: ProcessCount, load: Load, running: int, seconds: float, start: 
     """What is wanted after a load of so many seconds, looked at twice a second."""
     wanted = running
     for half in range(int(2 * seconds) + 1):
-        wanted = count.wanted(load, running, start + half / 2)
+        wanted = count.decide(load, running, start + half / 2)
     return wanted
 
 
@@ -67,16 +67,16 @@ def test_a_pause_in_the_load_begins_the_seconds_anew() -> None:
     """Two seconds, a quiet look, two seconds."""
     count = ProcessCount(None, 4)
     assert after(count, BUSY, 0, 2) == 0
-    count.wanted(QUIET, 0, 2.5)
+    count.decide(QUIET, 0, 2.5)
     assert after(count, BUSY, 0, 2, start=3) == 0
 
 
 def test_idle_processes_end_after_a_minute() -> None:
     """Not before."""
     count = ProcessCount(None, 4)
-    count.wanted(BUSY, 2, 0.0)
-    assert count.wanted(QUIET, 2, IDLE_SECONDS - 1) == 2
-    assert count.wanted(QUIET, 2, IDLE_SECONDS) == 0
+    count.decide(BUSY, 2, 0.0)
+    assert count.decide(QUIET, 2, IDLE_SECONDS - 1) == 2
+    assert count.decide(QUIET, 2, IDLE_SECONDS) == 0
 
 
 def test_refusals_leave_one_process_that_takes_chunks() -> None:
@@ -128,7 +128,7 @@ def test_single_refusals_change_nothing() -> None:
 def test_all_bounds_together_are_those_of_one_fetcher(processes: int) -> None:
     """Windows and memory, of the loop and all processes; each has some."""
     whole = Bounds(256, 1 << 30)
-    parts = [whole.of_loop(processes), *[whole.of_process(processes)] * processes]
+    parts = [whole.keep_for_loop(processes), *[whole.divide(processes)] * processes]
     assert min(part.window_max for part in parts) >= 1
     assert sum(part.memory_bytes for part in parts) <= whole.memory_bytes
     assert sum(part.window_max for part in parts) <= whole.window_max
@@ -136,4 +136,4 @@ def test_all_bounds_together_are_those_of_one_fetcher(processes: int) -> None:
 
 def test_without_processes_the_loop_has_everything() -> None:
     """As before there were any."""
-    assert Bounds(256, 1 << 30).of_loop(0) == Bounds(256, 1 << 30)
+    assert Bounds(256, 1 << 30).keep_for_loop(0) == Bounds(256, 1 << 30)
