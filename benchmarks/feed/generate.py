@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from benchmarks.feed.workloads import Workload
 from streamer.errors import ConfigError
-from streamer.tables.tfrecord.framing import masked_sums
+from streamer.tables.tfrecord.format import sum_lengths
 
 Progress = Callable[[float, float], None]
 
@@ -84,7 +84,7 @@ def _write_tfrecord(path: Path, sizes: list[int], noise: _Noise) -> None:
         for size in sizes:
             payload = _example(noise.take(size))
             lengths = np.array([len(payload)], "<u8")
-            file.writelines((lengths.tobytes(), masked_sums(lengths).astype("<u4").tobytes(), payload, bytes(4)))
+            file.writelines((lengths.tobytes(), sum_lengths(lengths).astype("<u4").tobytes(), payload, bytes(4)))
 
 
 def _example(image: bytes) -> bytes:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from streamer.annotations.options import USUAL_KEY, Parsed, TableOptions, choose_fields
 from streamer.errors import ConfigError, RecodeError
 from streamer.formats.base import FieldSpec
-from streamer.formats.table.rows import why_malformed
+from streamer.formats.table.rows import explain_bad_json
 from streamer.formats.table.writer import Column
 
 _Item = TypeVar("_Item")
@@ -183,7 +183,7 @@ def parse_coco(content: memoryview, options: TableOptions) -> Parsed:
         file = msgspec.json.decode(content, type=_CocoFile)
     except msgspec.MsgspecError as error:
         raise RecodeError(
-            f"not COCO's JSON, an object with images, annotations and categories: {error}{why_malformed(content)}"
+            f"not COCO's JSON, an object with images, annotations and categories: {error}{explain_bad_json(content)}"
         ) from error
     images = _images_of(file.images)
     categories = _categories_of(file.categories)

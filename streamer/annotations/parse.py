@@ -14,7 +14,7 @@ from streamer.annotations.options import NO_KEY, USUAL_KEY, Parsed, TableOptions
 from streamer.annotations.table import MOST_ENDINGS, AnnotationHead, hash_of
 from streamer.errors import ConfigError, RecodeError, StreamerError
 from streamer.formats.base import Records
-from streamer.formats.table.rows import field_of, read_rows, texts_of, why_malformed
+from streamer.formats.table.rows import explain_bad_json, field_of, read_rows, texts_of
 from streamer.formats.table.writer import write_records
 from streamer.manifest.beside import POINTER_ADVICE, is_pointer
 
@@ -40,7 +40,7 @@ class AnnotationRecoder:
         except (StreamerError, MemoryError):
             raise
         except Exception as error:  # pyarrow has its own, and OSError, and those of Python
-            why = why_malformed(content) if find_extension(self._options.url) == "json" else ""
+            why = explain_bad_json(content) if find_extension(self._options.url) == "json" else ""
             raise RecodeError(f"cannot be read: {type(error).__name__}: {error}{why}") from error
 
     def _parse(self, content: memoryview) -> Parsed:

@@ -38,6 +38,11 @@ class Table:
         """Offset of the table in the buffer."""
         return self._at
 
+    @property
+    def start(self) -> int:
+        """Offset of the table, or of the list of its fields, which may be before it."""
+        return min(self._at, self._vtable)
+
     @classmethod
     def root(cls, content: memoryview) -> Table:
         """Returns the table at the root of a buffer.
@@ -51,7 +56,7 @@ class Table:
 
     def number(self, field: int, layout: str, default: int = 0) -> int:
         """A numeric field, laid out as `struct` writes it."""
-        place = self._place(field)
+        place = self.find_field(field)
         return self._number(layout, place) if place else default
 
     def table(self, field: int) -> Table:
@@ -60,14 +65,14 @@ class Table:
         Raises:
             FlatbufferError: the field is missing.
         """
-        place = self._place(field)
+        place = self.find_field(field)
         if not place:
             raise FlatbufferError(f"metadata lacks field {field} of the table at {self._at}")
         return Table(self._content, self._target(place))
 
     def has(self, field: int) -> bool:
         """Whether it has the field."""
-        return self._place(field) > 0
+        return self.find_field(field) > 0
 
     def tables(self, field: int) -> list[Table]:
         """A field that is a vector of tables."""
@@ -81,13 +86,17 @@ class Table:
         start, count = self._vector(field, dtype.itemsize)
         return np.frombuffer(self._content, dtype, count, start) if count else np.empty(0, dtype)
 
+    def find_structs(self, field: int) -> int:
+        """Returns the offset of the first item of a field that is a vector; 0 if the table does not have it."""
+        return self._vector(field, 0)[0]
+
     def text(self, field: int) -> str:
         """A field that is text; "" if there is none."""
         start, count = self._vector(field, 1)
         return bytes(self._content[start : start + count]).decode("utf-8", "replace")
 
-    def _place(self, field: int) -> int:
-        """Offset of a field; 0 if the table does not have it."""
+    def find_field(self, field: int) -> int:
+        """Returns the offset of a field; 0 if the table does not have it."""
         offset = self._number("<H", self._vtable + 4 + 2 * field) if field < self._fields else 0
         return self._at + offset if offset else 0
 
@@ -96,7 +105,7 @@ class Table:
 
     def _vector(self, field: int, item_bytes: int) -> tuple[int, int]:
         """Offset of the first item of a vector, and the number of items, all of which are inside the buffer."""
-        place = self._place(field)
+        place = self.find_field(field)
         if not place:
             return 0, 0
         start = self._target(place)

@@ -278,7 +278,7 @@ def _make_gzip_decoder(
 
     def decode(content: memoryview) -> object:
         # Few data sets have such fields: no worker imports three decompressors for the others.
-        from streamer.formats.packed.unpack import UnpackError, unpack
+        from streamer.formats.compressed import UnpackError, unpack
 
         max_bytes = min(MAX_JSON_BYTES, MAX_BYTES) if makes_objects else MAX_BYTES
         # The length of the last stream is at the end of a file: most files that are too long take no memory.

@@ -174,7 +174,7 @@ def _decompress(parts: list[memoryview], compression: int, rows: int, row_bytes:
 def _inflate(part: memoryview, size: int) -> memoryview:
     """Decompresses a strip or tile of `size` bytes, and checks its checksum."""
     # Most images have none.
-    from streamer.formats.packed.unpack import inflate
+    from streamer.formats.compressed import inflate
 
     stream = inflate.decompressobj(_ZLIB_HEADER)
     try:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from streamer.tables.arrow_ipc.format import ArrowIPC as ArrowIPC
     from streamer.tables.hdf5.format import HDF5 as HDF5
     from streamer.tables.litdata.format import LitData as LitData
-    from streamer.tables.lmdb.format import LMDB as LMDB
+    from streamer.tables.lmdb import LMDB as LMDB
     from streamer.tables.mds import Mds as Mds
     from streamer.tables.parquet.format import Parquet as Parquet
     from streamer.tables.recordio import RecordIO as RecordIO
@@ -67,9 +67,9 @@ BUILT_IN = {
     "webdataset": BuiltIn("streamer.formats.webdataset", "WebDataset"),
     "mds": BuiltIn("streamer.tables.mds", "Mds", "MDS (MosaicML Streaming)", ("mds",)),
     "litdata": BuiltIn("streamer.tables.litdata.format", "LitData", "LitData"),
-    # Its files are Parquet and mp4.
+    # The files of LeRobot are Parquet and mp4.
     "lerobot": BuiltIn("streamer.media.lerobot.format", "LeRobot"),
-    "lmdb": BuiltIn("streamer.tables.lmdb.format", "LMDB", "LMDB", ("lmdb", "mdb"), files=("data.mdb",)),
+    "lmdb": BuiltIn("streamer.tables.lmdb", "LMDB", "LMDB", ("lmdb", "mdb"), files=("data.mdb",)),
     "tfrecord": BuiltIn("streamer.tables.tfrecord.format", "TFRecord", "TFRecord", ("tfrecord", "tfrecords", "tfrec")),
     "recordio": BuiltIn("streamer.tables.recordio", "RecordIO", "RecordIO (MXNet)", ("rec",)),
     "jsonl": BuiltIn("streamer.formats.json_lines", "JsonLines", "JSON lines", ("jsonl", "ndjson", "jsonlines")),

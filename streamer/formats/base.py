@@ -82,11 +82,11 @@ class Opener(Protocol):
 Buffers: TypeAlias = Sequence[memoryview | bytes | NDArray[np.uint8]]
 
 
-def _none() -> NDArray[np.int64]:
+def _make_no_lengths() -> NDArray[np.int64]:
     return np.empty(0, np.int64)
 
 
-def _unshared() -> NDArray[np.int64]:
+def _make_no_ranges() -> NDArray[np.int64]:
     return np.empty((0, 0, 2), np.int64)
 
 
@@ -113,8 +113,8 @@ class Records(msgspec.Struct, frozen=True):
     parts: Buffers
     lengths: NDArray[np.int64]
     shared_parts: Buffers = ()
-    part_lengths: NDArray[np.int64] = msgspec.field(default_factory=_none)
-    part_ranges: NDArray[np.int64] = msgspec.field(default_factory=_unshared)
+    part_lengths: NDArray[np.int64] = msgspec.field(default_factory=_make_no_lengths)
+    part_ranges: NDArray[np.int64] = msgspec.field(default_factory=_make_no_ranges)
 
 
 class Recoder(Protocol):
@@ -125,8 +125,8 @@ class Recoder(Protocol):
 
         Args:
             content: the bytes of its ranges, one after the other.
-            samples: how many records are expected; -1: unknown, an index asks (`Examine`).
-            hint: from the index.
+            samples: Number of records that are expected; -1 if it is unknown and an index asks (`Examine`).
+            hint: Hint of the block, as the index made it.
 
         Raises:
             RecodeError: bytes that cannot be decoded.
@@ -220,7 +220,7 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def class_names(self) -> Sequence[str] | None:
-        """Names of the classes of files, in the order of their numbers; None: the folders, in the order of names."""
+        """Names of the classes of files, in the order of their numbers; None if they are the folders, sorted."""
         return None
 
     @property

@@ -90,7 +90,9 @@ class ChunkHeader(msgspec.Struct, frozen=True):
                 expected=VERSION,
                 actual=version,
             )
-        return cls(key, local_bytes, samples, table_crc, payload_crc, codec)
+        return cls(
+            key=key, local_bytes=local_bytes, samples=samples, table_crc=table_crc, payload_crc=payload_crc, codec=codec
+        )
 
 
 def file_bytes(local_bytes: int, samples: int) -> int:
@@ -131,7 +133,7 @@ class RecordTable(msgspec.Struct, frozen=True):
         Args:
             content: the end of the chunk's bytes, with the whole table.
             samples: number of samples in the chunk.
-            codec: of its file.
+            codec: Codec of its file.
             local_bytes: length of all its bytes, table included.
 
         Raises:
@@ -220,7 +222,7 @@ def counts_of(tail: bytes | memoryview) -> tuple[int, int]:
 
 
 def outside(ranges: NDArray[np.integer], parts: int) -> int:
-    """The first sample with a range (samples, k, 2) that is not one of this many parts; -1: there is none."""
+    """The first sample with a range (samples, k, 2) that is not one of this many parts; -1 if there is none."""
     first = ranges[..., 0]
     stop = ranges[..., 1]
     wrong = ((first < 0) | (first > stop) | (stop > parts)).any(axis=1)

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from streamer.errors import ConfigError
-from streamer.formats import AUTO, BUILT_IN, tar_index
+from streamer.formats import AUTO, BUILT_IN
 from streamer.formats.base import Format
-from streamer.formats.folder import Folder, class_folders, counted, metadata_of
+from streamer.formats.folder import Folder, class_folders, count_endings, metadata_of
 from streamer.formats.names import COMPANIONS, base_name, extension, is_common, is_shard, splits_in
 from streamer.formats.registry import find_format
 from streamer.formats.table.layouts import has_table, refuse_table
+from streamer.formats.tar import INDEX_ENDINGS
 from streamer.formats.webdataset import WebDataset
 from streamer.manifest.beside import is_hidden, is_hidden_folder
 
@@ -75,7 +76,7 @@ def chooser(
     """
     fixed = None if name == AUTO else find_format(name, options)
     # The client gives the extensions and classes of a Folder under "auto", so that a file of annotations is found.
-    classes = _given_classes(options or {}) if fixed is None else fixed.class_names
+    classes = _find_classes(options or {}) if fixed is None else fixed.class_names
 
     def choose(keys: Iterable[str]) -> Format:
         names = list(keys)
@@ -98,7 +99,7 @@ def chooser(
     return choose
 
 
-def _given_classes(options: Mapping[str, object]) -> Sequence[str] | None:
+def _find_classes(options: Mapping[str, object]) -> Sequence[str] | None:
     given = options.get("classes")
     return None if given is None else Folder(classes=given).classes  # type: ignore[arg-type]
 
@@ -143,13 +144,13 @@ def detect(keys: Sequence[str]) -> str:
     tars = WebDataset()
     tar_keys = [key for key in keys if not is_common(key) and tars.accepts(key)]
     if tar_keys:
-        keys = _without_sidecars(keys, tar_keys)
+        keys = _leave_out_sidecars(keys, tar_keys)
     if found := _special_format(keys):
         return found
     others = [key for key in keys if not _belongs_to_tars(key, tars)] if tar_keys else []
     if others:
         raise ConfigError(
-            f"format='auto' found {len(tar_keys)} tars and other files ({counted(others)}); name the format: "
+            f"format='auto' found {len(tar_keys)} tars and other files ({count_endings(others)}); name the format: "
             "'webdataset' takes the tars only, 'folder' the files; Folder(extensions=...) says which of them",
             field="format",
             tars=len(tar_keys),
@@ -160,7 +161,7 @@ def detect(keys: Sequence[str]) -> str:
 
 def _belongs_to_tars(key: str, tars: WebDataset) -> bool:
     """Whether a file is a tar, or may lie beside tars: a document, a list of checksums, `_SUCCESS`."""
-    if is_hidden(key) or tars.accepts(key) or key.lower().endswith(tar_index.ENDINGS[0]):
+    if is_hidden(key) or tars.accepts(key) or key.lower().endswith(INDEX_ENDINGS[0]):
         return True
     name = base_name(key)
     return "." not in name or extension(key) in COMPANIONS
@@ -170,7 +171,7 @@ def _belongs_to_tars(key: str, tars: WebDataset) -> bool:
 _SIDECARS = COMPANIONS | {"parquet", "pq"}
 
 
-def _without_sidecars(keys: Sequence[str], tar_keys: Iterable[str]) -> list[str]:
+def _leave_out_sidecars(keys: Sequence[str], tar_keys: Iterable[str]) -> list[str]:
     """Leaves out files that are named as a tar beside them is: `0.parquet` and `0.tar.md5` beside `0.tar`."""
     tars = set(tar_keys)
     stems = tars | {key[: key.lower().rfind(".tar")] for key in tars}
@@ -183,17 +184,17 @@ def _without_sidecars(keys: Sequence[str], tar_keys: Iterable[str]) -> list[str]
 
 def _note_files_beside(keys: Sequence[str], tars: WebDataset, on_note: Callable[[str], None]) -> None:
     """Notes the files beside tars that are neither samples nor index files."""
-    indexes = tuple(f".{ending.rpartition('.')[2]}" for ending in tar_index.ENDINGS)
+    indexes = tuple(f".{ending.rpartition('.')[2]}" for ending in INDEX_ENDINGS)
     beside = [key for key in keys if not tars.accepts(key) and not key.endswith(indexes) and not is_hidden(key)]
     if beside:
-        on_note(f"{len(beside)} files beside the tars are not samples ({counted(beside)})")
+        on_note(f"{len(beside)} files beside the tars are not samples ({count_endings(beside)})")
 
 
 def _named_files(keys: Sequence[str], chosen: Folder) -> Folder:
     if not any(map(chosen.accepts, keys)):
         wanted = ", ".join(sorted(chosen.extensions or ()))
         raise ConfigError(
-            f"extensions={wanted}: none of the {len(keys)} files has one ({counted(keys)})", field="extensions"
+            f"extensions={wanted}: none of the {len(keys)} files has one ({count_endings(keys)})", field="extensions"
         )
     return chosen
 

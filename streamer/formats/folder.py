@@ -20,7 +20,7 @@ from streamer.formats.names import (
     base_name,
     extension,
     field_name,
-    paired_folders,
+    find_paired_folders,
 )
 from streamer.manifest.beside import POINTER_ADVICE, POINTER_BYTES, is_hidden, is_pointer
 from streamer.manifest.columns import read_name, write_name
@@ -52,7 +52,7 @@ class Folder(Format, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.classes is not None:
-            force_setattr(self, "classes", _checked_classes(self.classes))
+            force_setattr(self, "classes", _check_classes(self.classes))
         if (given := self.extensions) is None:
             return
         several: object = [given] if isinstance(given, str) else given
@@ -104,7 +104,7 @@ class Folder(Format, frozen=True, forbid_unknown_fields=True):
         return name.object_key, [Field(extension(name.object_key), content)]
 
 
-def _checked_classes(given: object) -> tuple[str, ...]:
+def _check_classes(given: object) -> tuple[str, ...]:
     names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
     if not names or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"classes={given!r}: give a list of names, as train.classes", field="classes")
@@ -143,7 +143,7 @@ def class_folders(keys: Sequence[str], on_note: Callable[[str], None]) -> Folder
     """
     files = [key for key in keys if not is_hidden(key)]
     is_flat = 2 * sum("/" in key for key in files) <= len(files)
-    if text := _paired_files(files) if is_flat else _paired_folders(files):
+    if text := _describe_paired_files(files) if is_flat else _describe_paired_folders(files):
         on_note(text)
     if is_flat:
         return Folder()
@@ -152,8 +152,8 @@ def class_folders(keys: Sequence[str], on_note: Callable[[str], None]) -> Folder
     if not endings.keys() <= chosen:
         others = [key for key in files if extension(key) not in chosen]
         on_note(
-            f"{len(others)} of {len(files)} files are not samples ({counted(others)}): those in the class folders are "
-            f".{', .'.join(sorted(endings.keys() & chosen))}; Folder(extensions=...) chooses others"
+            f"{len(others)} of {len(files)} files are not samples ({count_endings(others)}): those in the class "
+            f"folders are .{', .'.join(sorted(endings.keys() & chosen))}; Folder(extensions=...) chooses others"
         )
     return Folder(extensions=chosen)
 
@@ -168,15 +168,15 @@ def _commonest(endings: Counter[str]) -> frozenset[str]:
     return max(groups, key=lambda kind: (groups[kind], kind is _IMAGES, sorted(kind)))
 
 
-def _paired_folders(keys: Sequence[str]) -> str:
+def _describe_paired_folders(keys: Sequence[str]) -> str:
     """Returns a line about folders of images and of masks, which would be classes; "" if there are none."""
-    if not (found := paired_folders(keys)):
+    if not (found := find_paired_folders(keys)):
         return ""
     what = "are classes here" if all(name.count("/") == 1 for name in found) else "hold files that belong together"
     return f"{', '.join(found)} {what}, and each file a sample of its own; {_ADVICE}"
 
 
-def _paired_files(keys: Sequence[str]) -> str:
+def _describe_paired_files(keys: Sequence[str]) -> str:
     """Returns a line about files with others of their name beside them, if these are at least half; else ""."""
     if len({key.rpartition(".")[2] for key in keys}) < 2:
         return ""
@@ -193,7 +193,7 @@ def _stem(key: str) -> str:
     return f"{folder}{slash}{name.partition('.')[0]}"
 
 
-def counted(keys: Iterable[str]) -> str:
+def count_endings(keys: Iterable[str]) -> str:
     """Returns the commonest extensions of files: "12 .json, 1 without extension"."""
     endings = Counter(f".{extension(key)}" if "." in base_name(key)[1:] else "without extension" for key in keys)
     return ", ".join(f"{count} {ending}" for ending, count in endings.most_common(5))

@@ -10,10 +10,10 @@ import numpy as np
 
 from streamer.errors import DecodeError
 from streamer.formats.base import Facts, Field, Format, SampleName
+from streamer.formats.compressed import CompressedRecoder, index_compressed, is_compressed
 from streamer.formats.failures import check_filled, damaged, refused
-from streamer.formats.names import is_shard, packing_of
-from streamer.formats.packed.whole import PackedRecoder, index_packed, is_packed
-from streamer.formats.window import Window
+from streamer.formats.names import find_packing_of_bytes, is_shard
+from streamer.formats.reading import Window
 from streamer.manifest.beside import is_hidden
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Note, Source, Span, Survey, Surveying
@@ -48,14 +48,14 @@ class JsonLines(Format, frozen=True, forbid_unknown_fields=True):
         record = source.record
         if folders := [part for part in source.key.split("/")[:-1] if "=" in part.strip("=")]:
             yield Note("files are in folders key=value, which are no fields of JSON lines", 1, "/".join(folders))
-        if is_packed(record.url):
-            yield from index_packed(self, source, facts)
+        if is_compressed(record.url):
+            yield from index_compressed(self, source, facts)
         else:
             yield from _walk(record, start)
 
-    def recoder(self, facts: Facts) -> PackedRecoder:
+    def recoder(self, facts: Facts) -> CompressedRecoder:
         """Unpacks compressed files."""
-        return PackedRecoder(self, facts)
+        return CompressedRecoder(self, facts)
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
         """Returns the values of an object by their names, its text "__key__" as key; another value as field "json"."""
@@ -133,7 +133,7 @@ def _walk(record: ObjectRecord, start: int) -> Indexing:
 
 def _begin(record: ObjectRecord, content: memoryview) -> int:
     """Returns where the first line begins: behind a byte order mark."""
-    if packing := packing_of(content):
+    if packing := find_packing_of_bytes(content):
         raise refused(record, f"is compressed with {packing}; unpack it to plain lines")
     start = len(_MARK) if content[: len(_MARK)] == _MARK else 0
     line, end, rest = bytes(content[start:]).partition(b"\n")

@@ -112,7 +112,7 @@ def kind_of_bytes(content: memoryview) -> str:
     return BYTES
 
 
-def packing_of(content: memoryview) -> str:
+def find_packing_of_bytes(content: memoryview) -> str:
     """Returns the name of the compression of which this is the beginning; "" for none."""
     return next((name for start, name in _PACKINGS.items() if content[: len(start)] == start), "")
 
@@ -139,10 +139,10 @@ def splits_in(keys: Iterable[str], *, of_files: bool) -> list[str]:
     present = {_split_word(name) for name in found}
     if not (present & _TRAINING and present & _OTHERS):
         return []
-    return sorted({_shown(name) for name in found})
+    return sorted({_shorten_name(name) for name in found})
 
 
-def paired_folders(keys: Iterable[str]) -> list[str]:
+def find_paired_folders(keys: Iterable[str]) -> list[str]:
     """Returns folders of which some hold images and others what belongs to these, as masks; else []."""
     for parent, names in sorted(_siblings(keys, of_files=False).items()):
         words = {name: set(map(str.lower, _WORDS.findall(name))) for name in names}
@@ -180,7 +180,7 @@ def _split_word(name: str) -> str:
     return next(iter(sorted(words & _TRAINING) or sorted(words & _OTHERS)), "")
 
 
-def _shown(name: str) -> str:
+def _shorten_name(name: str) -> str:
     """Shortens the names of files that differ in numbers: "train-*"."""
     if name.endswith("/"):
         return name

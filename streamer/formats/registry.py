@@ -85,7 +85,7 @@ def check_revision(manifest: Manifest, found: Format) -> None:
 def _class(name: str) -> type[Format]:
     place = BUILT_IN[name].place if name in BUILT_IN else None
     if place is None:
-        # Only for names that are not built in: the import takes 10 ms.
+        # This is for names that are not built in: the import takes 10 ms.
         from importlib.metadata import entry_points
 
         place = next((point.value for point in entry_points(group=ENTRY_POINTS) if point.name == name), None)

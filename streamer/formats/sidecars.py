@@ -17,14 +17,14 @@ _BYTES_PER_BYTE = 16
 _FREE_BYTES = 64 << 10
 
 
-def with_sidecars(
+def pair_sidecars(
     accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord], endings: Sequence[str], probe_bytes: int
 ) -> Survey:
     """Finds the index files beside objects, and how much an index reads: `probe_bytes` of an object that has one.
 
     The endings are put behind the name of an object, or, where they begin with a slash, in place of its extension.
     """
-    found = [_beside(record.url, others, endings) for record in accepted]
+    found = [_find_sidecar(record.url, others, endings) for record in accepted]
     # All shards like "a.tfrecord-00000-of-00002" would have the index file "a.idx".
     uses = Counter(sidecar.url for sidecar in found if sidecar is not None)
     own = [sidecar if sidecar is not None and uses[sidecar.url] == 1 else None for sidecar in found]
@@ -44,7 +44,7 @@ def read_sidecar(source: Source) -> Reading[bytes]:
     return bytes((yield from read_range(0, sidecar.size, sidecar)))
 
 
-def listed_samples(
+def walk_sidecar(
     source: Source,
     start: int,
     edges_of: Callable[[bytes, int], list[int]],
@@ -95,7 +95,7 @@ def contradicts(source: Source, what: str) -> ManifestError:
     )
 
 
-def _beside(url: str, others: Mapping[str, ObjectRecord], endings: Sequence[str]) -> ObjectRecord | None:
+def _find_sidecar(url: str, others: Mapping[str, ObjectRecord], endings: Sequence[str]) -> ObjectRecord | None:
     folder, slash, name = url.rpartition("/")
     stem = f"{folder}{slash}{name.rpartition('.')[0] or name}"
     names = (f"{stem}{ending[1:]}" if ending.startswith("/") else f"{url}{ending}" for ending in endings)

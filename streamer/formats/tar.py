@@ -3,19 +3,28 @@
 Headers are strict (checksum, sizes, ends), nothing is ever written to disk, and an entry is only a byte range. Other
 bytes raise `DamagedError`, a compressed archive `UnreadError`.
 Source: POSIX.1-2017 `pax`, "ustar Interchange Format" and "pax Extended Header"; GNU tar manual, "Basic Tar Format".
+
+Index files beside tars say where samples are:
+
+    x.tar.idx, x.idx    Megatron Energon's: uint64, where each sample begins and where the last one ends
+    x.idx               DALI's (`wds2idx`): "v1.2 <samples>", then for each sample a line of "ending offset size name"
+                        for each of its entries; the offset is that of an entry's content
+
+The `wids` index of webdataset says how many samples a tar has, but not where: it does not help.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from struct import Struct
+from itertools import pairwise
+from struct import Struct, iter_unpack
 from zlib import adler32
 
 import msgspec
 
 from streamer.formats.failures import DamagedError, UnreadError
-from streamer.formats.names import packing_of
-from streamer.formats.window import Window
+from streamer.formats.names import find_packing_of_bytes
+from streamer.formats.reading import Window
 from streamer.manifest.protocols import Need
 
 BLOCK = 512
@@ -91,7 +100,7 @@ class Parser(msgspec.Struct):
 
     def _entry(self, kind: int, name: str, size: int, offset: int) -> Entry:
         if self._pax:
-            name, size = self._amended(name, size, offset)
+            name, size = self._apply_pax(name, size, offset)
         empty = kind in _EMPTY
         if empty:
             size = 0
@@ -101,9 +110,17 @@ class Parser(msgspec.Struct):
         # A ustar name that ends in a slash is a directory in archives older than type flags.
         is_file = kind in _FILES and not name.endswith("/")
         is_link = kind in {_HARD_LINK, _SYMBOLIC_LINK}
-        return Entry(name, is_file, start, content, content + size, content + padded(size), is_link)
+        return Entry(
+            name=name,
+            is_file=is_file,
+            start=start,
+            content_start=content,
+            content_stop=content + size,
+            stop=content + pad_size(size),
+            is_link=is_link,
+        )
 
-    def _amended(self, name: str, size: int, offset: int) -> tuple[str, int]:
+    def _apply_pax(self, name: str, size: int, offset: int) -> tuple[str, int]:
         """Returns name and size of the next entry, as its PAX header has them."""
         pax, self._pax = self._pax, {}
         if any(key.startswith("GNU.sparse.") for key in pax):
@@ -114,7 +131,7 @@ class Parser(msgspec.Struct):
         return pax.get("path") or name, int(text)
 
 
-def padded(size: int) -> int:
+def pad_size(size: int) -> int:
     """Returns the length of a content of `size` bytes in the archive."""
     return -(-size // BLOCK) * BLOCK
 
@@ -126,7 +143,7 @@ def parse_header(block: bytes, offset: int) -> tuple[int, int, str]:
     name, size, checksum, kind, magic, prefix = _FIELDS.unpack(block)
     _verify(block, checksum, offset)
     text = _text(name)
-    # Only POSIX archives have a prefix; GNU's old format keeps times there.
+    # POSIX archives alone have a prefix; GNU's old format keeps times there.
     if magic == b"ustar\0" and prefix[0]:
         text = f"{_text(prefix)}/{text}"
     return kind, _number(size, offset), text
@@ -159,7 +176,7 @@ def read_entries(size: int, position: int = 0) -> Generator[Need | Entry, memory
     parser = Parser()
     if position == 0 < size:
         yield from window.reach(0, min(BLOCK, size))
-        if packing := packing_of(window.content):
+        if packing := find_packing_of_bytes(window.content):
             raise UnreadError(f"is compressed with {packing}; unpack it to a plain .tar")
     while position + BLOCK <= size:
         if not window.covers(position, position + BLOCK):
@@ -200,14 +217,14 @@ def entries_of(content: memoryview) -> Generator[Entry, None, None]:
             if stop > size:
                 raise DamagedError("cut off inside an extended header", size)
             parser.meta(block[156], bytes(content[start:stop]), start)
-            position = start + padded(stop - start)
+            position = start + pad_size(stop - start)
 
 
 def _read_meta(
     window: Window, parser: Parser, kind: int, wanted: tuple[int, int]
 ) -> Generator[Need, memoryview | None, int]:
     start, stop = wanted
-    end = start + padded(stop - start)
+    end = start + pad_size(stop - start)
     if end > window.size:
         raise DamagedError("cut off inside an extended header", window.size)
     if not window.covers(start, end):
@@ -261,3 +278,50 @@ def _number(digits: bytes, offset: int) -> int:
 
 def _text(raw: bytes) -> str:
     return raw.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
+
+
+INDEX_ENDINGS = (".idx", "/.idx")
+# The headers of the first and of the last sample.
+INDEX_PROBE_BYTES = 2 * BLOCK
+_DALI = b"v1."
+
+
+def sample_edges(content: bytes, size: int) -> list[int]:
+    """Returns where the samples of a tar of `size` bytes begin, and the end; raises ValueError for another index."""
+    if content.startswith(_DALI):
+        edges = _dali_edges(content)
+    elif len(content) % 8:
+        raise ValueError("it has neither offsets (Energon) nor lines (DALI)")
+    else:
+        edges = [edge for (edge,) in iter_unpack("<Q", content)]
+    apart = all(stop - first >= BLOCK for first, stop in pairwise(edges))
+    if len(edges) < 2 or edges[0] < 0 or edges[-1] > size or not apart:
+        raise ValueError("its offsets do not ascend within the tar")
+    if any(edge % BLOCK for edge in edges):
+        raise ValueError(f"its offsets are not multiples of {BLOCK}")
+    return edges
+
+
+def begins_entry(head: memoryview) -> bool:
+    """Whether an entry of a tar may begin with these bytes."""
+    try:
+        parse_header(bytes(head), 0)
+    except DamagedError:
+        return False
+    return True
+
+
+def _dali_edges(content: bytes) -> list[int]:
+    """Returns where samples begin, and the end: a sample begins where the last entry of the one before it ends."""
+    edges = [0]
+    try:
+        for line in content.splitlines()[1:]:
+            # An entry has four words; names may contain blanks, which are not read.
+            if (words := line.split()) and len(words) % 4:
+                raise ValueError("a name with a blank in it")
+            if words:
+                ends = zip(words[1::4], words[2::4], strict=True)
+                edges.append(max(int(offset) + pad_size(int(size)) for offset, size in ends))
+    except ValueError as error:
+        raise ValueError(f"it has neither offsets (Energon) nor lines (DALI): {error}") from error
+    return edges

@@ -11,13 +11,21 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 
 from streamer.errors import DecodeError
-from streamer.formats import tar_index
 from streamer.formats.base import Facts, Field, Format, SampleName
+from streamer.formats.compressed import CompressedRecoder, index_compressed, is_compressed
 from streamer.formats.failures import DamagedError, errors_of, refused
 from streamer.formats.names import field_name
-from streamer.formats.packed.whole import PackedRecoder, index_packed, is_packed
-from streamer.formats.sidecars import listed_samples, with_sidecars
-from streamer.formats.tar import BLOCK, Entry, entries_of, read_entries
+from streamer.formats.sidecars import pair_sidecars, walk_sidecar
+from streamer.formats.tar import (
+    BLOCK,
+    INDEX_ENDINGS,
+    INDEX_PROBE_BYTES,
+    Entry,
+    begins_entry,
+    entries_of,
+    read_entries,
+    sample_edges,
+)
 from streamer.manifest.beside import is_hidden
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Need, Note, Source, Span, Surveying
@@ -49,26 +57,28 @@ class WebDataset(Format, frozen=True, forbid_unknown_fields=True):
         return key.lower().endswith((SUFFIX, *COMPRESSED_SUFFIXES)) and not is_hidden(key)
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Finds the index files beside tars (see `tar_index`)."""
+        """Finds the index files beside tars (see `streamer.formats.tar`)."""
         yield from ()
-        return with_sidecars(accepted, others, tar_index.ENDINGS, tar_index.PROBE_BYTES)
+        return pair_sidecars(accepted, others, INDEX_ENDINGS, INDEX_PROBE_BYTES)
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the samples of one tar, from the sample that begins at byte `start`."""
         target = source.record
         if source.sidecar is not None:
-            yield from listed_samples(source, start, tar_index.sample_edges, BLOCK, tar_index.begins_entry)
-        elif is_packed(target.url):
-            yield from index_packed(self, source, facts)
+            yield from walk_sidecar(
+                source=source, start=start, edges_of=sample_edges, head_bytes=BLOCK, is_head=begins_entry
+            )
+        elif is_compressed(target.url):
+            yield from index_compressed(self, source, facts)
         elif target.url.lower().endswith(COMPRESSED_SUFFIXES):
             raise refused(target, "is compressed in a way that is not read; unpack it to a plain .tar")
         else:
             with errors_of(target, _REMEDY):
                 yield from _group(read_entries(target.size, start))
 
-    def recoder(self, facts: Facts) -> PackedRecoder:
+    def recoder(self, facts: Facts) -> CompressedRecoder:
         """Unpacks compressed tars."""
-        return PackedRecoder(self, facts)
+        return CompressedRecoder(self, facts)
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
         """Returns key and fields of the entries of one sample."""
@@ -87,7 +97,7 @@ class WebDataset(Format, frozen=True, forbid_unknown_fields=True):
             reason = f"not a WebDataset sample: {error} (at byte {error.offset})"
             raise DecodeError(reason, offset=error.offset) from error
         if any(field.name.endswith("jpeg") for field in fields):
-            fields = _one_spelling(fields)
+            fields = _unify_spelling(fields)
         if key is None:
             raise DecodeError(f"no file among the {len(content)} bytes of a sample")
         return key, fields
@@ -102,7 +112,7 @@ def split_name(name: str) -> tuple[str, str] | None:
     return name[:dot], name[dot + 1 :].lower()
 
 
-def _one_spelling(fields: list[Field]) -> list[Field]:
+def _unify_spelling(fields: list[Field]) -> list[Field]:
     """Returns fields with "jpg" for "jpeg"; a sample that has both keeps both."""
     taken = {field.name for field in fields}
     names = [field_name(field.name) for field in fields]

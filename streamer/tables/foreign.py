@@ -48,13 +48,13 @@ def decode_mds_array(content: memoryview, dtype: str = "") -> Array:
 
 def decode_litdata_array(content: memoryview) -> Array:
     """Reads a numpy array of LitData: uint32 dtype, axes and lengths, numbers."""
-    return _numbered_array(content, "<", NUMPY_DTYPES)
+    return _make_array(content, "<", NUMPY_DTYPES)
 
 
 def decode_litdata_tensor(content: memoryview) -> Array:
     """Reads a tensor of LitData: as its arrays; since version 0.2.70 with a big-endian head."""
     # The number of a dtype and that of axes are below 256.
-    return _numbered_array(content, "<" if not any(content[1:4]) and not any(content[5:8]) else ">", TORCH_DTYPES)
+    return _make_array(content, "<" if not any(content[1:4]) and not any(content[5:8]) else ">", TORCH_DTYPES)
 
 
 def decode_pixels(content: memoryview) -> Stored:
@@ -237,7 +237,7 @@ _NAMED: dict[str, Decoder] = {
 }
 
 
-def _numbered_array(content: memoryview, order: str, dtypes: tuple[str | None, ...]) -> Array:
+def _make_array(content: memoryview, order: str, dtypes: tuple[str | None, ...]) -> Array:
     number, axes = struct.unpack_from(f"{order}II", content)
     dtype = dtype_of(dtypes, number)
     shape = np.frombuffer(content[8 : 8 + 4 * axes], f"{order}u4", axes)

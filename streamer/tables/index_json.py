@@ -29,7 +29,7 @@ _NUMBER = np.dtype("<u4")
 _BLOCK_BYTES = 8 << 20
 
 
-class Listed(msgspec.Struct, frozen=True):
+class ListedChunks(msgspec.Struct, frozen=True):
     """One index file, and the objects in its folder and below, by their path from there."""
 
     record: ObjectRecord
@@ -50,7 +50,7 @@ def read_indexes(
     others: Mapping[str, ObjectRecord],
     decode: Callable[[memoryview], Index],
     names: Callable[[Index], Iterable[str]],
-) -> Reading[list[tuple[Listed, Index]]]:
+) -> Reading[list[tuple[ListedChunks, Index]]]:
     """Reads the index files, in the order of the urls; the one of a folder goes before those of the folders in it.
 
     An index file all shards of which another one names as well is not read: the joined parts of a large dataset.
@@ -64,7 +64,7 @@ def read_indexes(
     Raises:
         ManifestError: there is no index file, or one cannot be read, or is too long.
     """
-    found: list[tuple[Listed, Index]] = []
+    found: list[tuple[ListedChunks, Index]] = []
     named: set[str] = set()
     for level in _levels(accepted, others):
         wanted = [listed for listed in level if any(one.url not in named for one in listed.objects.values())]
@@ -89,7 +89,7 @@ def read_indexes(
     return sorted(found, key=lambda pair: min(places[record.url] for record in pair[0].objects.values()))
 
 
-def _levels(accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Iterator[list[Listed]]:
+def _levels(accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Iterator[list[ListedChunks]]:
     """Yields the index files by the depth of their folders, the ones above first."""
     indexes = [record for url, record in others.items() if url.rpartition("/")[2] == INDEX]
     below: dict[str, dict[str, ObjectRecord]] = {record.url.removesuffix(INDEX): {} for record in indexes}
@@ -97,7 +97,10 @@ def _levels(accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
         for folder in _folders(record.url):
             if folder in below:
                 below[folder][record.url.removeprefix(folder)] = record
-    made = [Listed(record, record.url.removesuffix(INDEX), below[record.url.removesuffix(INDEX)]) for record in indexes]
+    made = [
+        ListedChunks(record, record.url.removesuffix(INDEX), below[record.url.removesuffix(INDEX)])
+        for record in indexes
+    ]
     for depth in sorted({listed.folder.count("/") for listed in made}):
         yield [listed for listed in made if listed.folder.count("/") == depth and listed.objects]
 

@@ -15,13 +15,20 @@ import numpy as np
 
 from streamer.errors import RecodeError
 from streamer.formats.base import Block, Facts, FieldSpec, Format, Records
+from streamer.formats.compressed import COMPRESSIONS, check_library, unpack_shard
 from streamer.formats.failures import damaged
-from streamer.formats.packed.unpack import COMPRESSIONS, check_installed, unpack_shard
 from streamer.formats.reading import spans_between
 from streamer.manifest.beside import is_hidden
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
-from streamer.tables.index_json import LengthsOpener, Listed, head_bytes, index_offsets, read_indexes, read_offsets
+from streamer.tables.index_json import (
+    LengthsOpener,
+    ListedChunks,
+    head_bytes,
+    index_offsets,
+    read_indexes,
+    read_offsets,
+)
 
 _VERSION = 2
 _SUFFIXES = (".mds", *(f".mds.{ending}" for ending in COMPRESSIONS))
@@ -53,7 +60,7 @@ _KINDS = {
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
-class _File(msgspec.Struct):
+class _MdsFile(msgspec.Struct):
     basename: str
     bytes: _Count
     hashes: dict[str, str] = msgspec.field(default_factory=dict)
@@ -65,8 +72,8 @@ class _Shard(msgspec.Struct):
     version: int
     format: str
     samples: _Count
-    raw_data: _File
-    zip_data: _File | None = None
+    raw_data: _MdsFile
+    zip_data: _MdsFile | None = None
     compression: str | None = None
     column_names: list[str] = msgspec.field(default_factory=list)
     column_encodings: list[str] = msgspec.field(default_factory=list)
@@ -79,12 +86,12 @@ class _Shard(msgspec.Struct):
         return [list(row) for row in zip(self.column_names, self.column_encodings, sizes, strict=True)]
 
 
-class _Index(msgspec.Struct):
+class _MdsIndex(msgspec.Struct):
     version: int
     shards: list[_Shard]
 
 
-class _Notes(msgspec.Struct, frozen=True, array_like=True):
+class _MdsNotes(msgspec.Struct, frozen=True, array_like=True):
     """The index's facts about a shard that is to be read; `raw_bytes` is its unpacked length."""
 
     samples: int
@@ -95,8 +102,8 @@ class _Notes(msgspec.Struct, frozen=True, array_like=True):
     hashes: dict[str, str]
 
 
-_NOTES = msgspec.json.Decoder(_Notes)
-_INDEX = msgspec.json.Decoder(_Index)
+_NOTES = msgspec.json.Decoder(_MdsNotes)
+_INDEX = msgspec.json.Decoder(_MdsIndex)
 
 
 class Mds(Format, frozen=True, forbid_unknown_fields=True):
@@ -112,17 +119,17 @@ class Mds(Format, frozen=True, forbid_unknown_fields=True):
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Reads `index.json`; of a shard that is there both compressed and not, the uncompressed one is taken."""
         indexes = yield from read_indexes(accepted, others, _INDEX.decode, _names)
-        found = [(listed, shard) for listed, index in indexes for shard in _checked(listed, index)]
+        found = [(listed, shard) for listed, index in indexes for shard in _check_shards(listed, index)]
         columns = found[0][1].columns if found else []
         for listed, shard in found:
             if shard.columns != columns:
                 raise listed.refusal(
-                    f"the columns of {shard.raw_data.basename} are {_described(shard.columns)}, those of the first "
-                    f"shard {_described(columns)}; shards of different columns are different datasets"
+                    f"the columns of {shard.raw_data.basename} are {_describe_columns(shard.columns)}, those of the "
+                    f"first shard {_describe_columns(columns)}; shards of different columns are different datasets"
                 )
         chosen = {record.url: (record, file, shard) for record, file, shard in map(_file_of, found)}
         packed = {_compression(shard) for _, file, shard in chosen.values() if file is not shard.raw_data}
-        # Where there is one, the shards that are not compressed are blocks, too.
+        # If there is one, the shards that are not compressed are blocks, too.
         sources = [_source(*one, blocked=bool(packed)) for one in chosen.values()]
         notes = {"sizes": [size for *_, size in columns], "packed": sorted(packed)}
         heads = 0 if packed else sum(head_bytes(shard.samples) for *_, shard in chosen.values())
@@ -146,14 +153,14 @@ class Mds(Format, frozen=True, forbid_unknown_fields=True):
         """Splits samples into their columns."""
         return LengthsOpener(facts.fields, facts.notes["sizes"], "an MDS sample")
 
-    def recoder(self, facts: Facts) -> _Recoder:
+    def recoder(self, facts: Facts) -> _MdsRecoder:
         """Unpacks shards."""
         for compression in facts.notes["packed"]:
-            check_installed(compression)
-        return _Recoder()
+            check_library(compression)
+        return _MdsRecoder()
 
 
-class _Recoder:
+class _MdsRecoder:
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         try:
             notes = _NOTES.decode(hint)
@@ -165,14 +172,14 @@ class _Recoder:
         return Records([shard[offsets[0] : offsets[-1]]], np.diff(offsets))
 
 
-def _names(index: _Index) -> Iterator[str]:
+def _names(index: _MdsIndex) -> Iterator[str]:
     for shard in index.shards:
         yield shard.raw_data.basename
         if shard.zip_data:
             yield shard.zip_data.basename
 
 
-def _checked(listed: Listed, index: _Index) -> Iterator[_Shard]:
+def _check_shards(listed: ListedChunks, index: _MdsIndex) -> Iterator[_Shard]:
     for shard in index.shards:
         name = shard.raw_data.basename
         if index.version != _VERSION or shard.version != _VERSION:
@@ -185,7 +192,7 @@ def _checked(listed: Listed, index: _Index) -> Iterator[_Shard]:
         yield shard
 
 
-def _file_of(found: tuple[Listed, _Shard]) -> tuple[ObjectRecord, _File, _Shard]:
+def _file_of(found: tuple[ListedChunks, _Shard]) -> tuple[ObjectRecord, _MdsFile, _Shard]:
     """Returns the object that a shard is read from."""
     listed, shard = found
     for file in (shard.raw_data, shard.zip_data):
@@ -205,15 +212,20 @@ def _compression(shard: _Shard) -> str:
     return (shard.compression or "").partition(":")[0]
 
 
-def _source(record: ObjectRecord, file: _File, shard: _Shard, *, blocked: bool) -> Source:
+def _source(record: ObjectRecord, file: _MdsFile, shard: _Shard, *, blocked: bool) -> Source:
     compression = "" if file is shard.raw_data else _compression(shard)
-    notes = _Notes(
-        shard.samples, file.bytes, shard.raw_data.bytes, compression, blocked, file.hashes if blocked else {}
+    notes = _MdsNotes(
+        samples=shard.samples,
+        object_bytes=file.bytes,
+        raw_bytes=shard.raw_data.bytes,
+        compression=compression,
+        blocked=blocked,
+        hashes=file.hashes if blocked else {},
     )
     return Source(record, msgspec.json.encode(notes))
 
 
-def _fields(listed: Listed, columns: Sequence[Sequence[Any]]) -> tuple[FieldSpec, ...]:
+def _fields(listed: ListedChunks, columns: Sequence[Sequence[Any]]) -> tuple[FieldSpec, ...]:
     try:
         return tuple(FieldSpec(name, _kind(encoding)) for name, encoding, _ in columns)
     except KeyError as error:
@@ -230,7 +242,7 @@ def _kind(encoding: str) -> str:
     return _KINDS[encoding]
 
 
-def _described(columns: Sequence[Sequence[Any]]) -> str:
+def _describe_columns(columns: Sequence[Sequence[Any]]) -> str:
     return ", ".join(f"{name}: {encoding}" for name, encoding, _ in columns)
 
 

@@ -17,8 +17,8 @@ from streamer.errors import DecodeError
 from streamer.formats.base import Facts, Field, Format, SampleName
 from streamer.formats.failures import damaged
 from streamer.formats.names import kind_of_bytes
-from streamer.formats.sidecars import listed_samples, with_sidecars
-from streamer.formats.window import Window
+from streamer.formats.reading import Window
+from streamer.formats.sidecars import pair_sidecars, walk_sidecar
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Source, Span, Surveying
 
@@ -46,14 +46,16 @@ class RecordIO(Format, frozen=True, forbid_unknown_fields=True):
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Finds the index files."""
         yield from ()
-        return with_sidecars(accepted, others, ("/.idx", ".idx"), 2 * _PART.size)
+        return pair_sidecars(accepted, others, ("/.idx", ".idx"), 2 * _PART.size)
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the records, by the index file or one after the other."""
         if source.sidecar is None:
             yield from _walk(source.record, start)
         else:
-            yield from listed_samples(source, start, _edges, _PART.size, _begins_record)
+            yield from walk_sidecar(
+                source=source, start=start, edges_of=_edges, head_bytes=_PART.size, is_head=_begins_record
+            )
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
         """Returns the fields "image" and "label", and the record's number as key; or the field "record" alone."""
@@ -86,9 +88,9 @@ def _payload(content: memoryview) -> memoryview:
         magic, word = _PART.unpack_from(content, at)
         start = at + _PART.size
         stop = start + (word & _LENGTH_MASK)
-        at = _padded(stop)
+        at = _pad_stop(stop)
         kind = word >> _LENGTH_BITS
-        if magic != MAGIC or at > size or kind != _expected(len(parts), at == size):
+        if magic != MAGIC or at > size or kind != _find_part_kind(len(parts), at == size):
             raise DecodeError(f"not a record: a part of kind {kind} at byte {start - _PART.size}", offset=start)
         parts.append(content[start:stop])
     if not parts:
@@ -96,14 +98,14 @@ def _payload(content: memoryview) -> memoryview:
     return memoryview(_MAGIC_BYTES.join(parts)) if len(parts) > 1 else memoryview(parts[0])
 
 
-def _expected(number: int, last: bool) -> int:
+def _find_part_kind(number: int, last: bool) -> int:
     """Returns the kind of part number `number`."""
     if number:
         return _LAST if last else _MIDDLE
     return _WHOLE if last else _FIRST
 
 
-def _padded(stop: int) -> int:
+def _pad_stop(stop: int) -> int:
     return (stop + 3) & ~3
 
 
@@ -123,7 +125,7 @@ def _walk(record: ObjectRecord, at: int) -> Indexing:
         if kind > _LAST or (kind in {_WHOLE, _FIRST}) != (start < 0):
             raise damaged(record, f"a part of kind {kind} where none may be", at)
         start = at if start < 0 else start
-        following = _padded(at + _PART.size + (word & _LENGTH_MASK))
+        following = _pad_stop(at + _PART.size + (word & _LENGTH_MASK))
         if following > size:
             raise damaged(record, f"cut off inside a record, which needs {following - size} more bytes", at)
         at = following

@@ -16,7 +16,7 @@ import pytest
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.errors import ManifestError
-from streamer.formats import window as format_window
+from streamer.formats import reading
 from streamer.indexing.index_log import IndexLog
 from streamer.wire.messages import GetManifest
 from tests.fault.use_first import CHUNK_BYTES, WINDOW_BYTES
@@ -125,7 +125,7 @@ def test_an_index_that_was_killed_goes_on_where_it_was(tmp_path):
 
 async def test_chunks_of_an_index_that_failed_belong_to_the_cache(tmp_path, monkeypatch):
     """They were on the disk, and no one counted or evicted them until the engine started again."""
-    monkeypatch.setattr(format_window, "READ_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr(reading, "READ_BYTES", CHUNK_BYTES)
     make_tars(tmp_path / "data", (4_000, 12_000))
     whole = (tmp_path / "data" / "0.tar").read_bytes()
     (tmp_path / "data" / "0.tar").write_bytes(whole[: len(whole) // 2])

@@ -18,7 +18,7 @@ from streamer.config import CacheConfig, EngineConfig, FetchConfig
 from streamer.engine import url_allowlist
 from streamer.engine.engine import Engine
 from streamer.errors import StreamerError
-from streamer.formats import window as format_window
+from streamer.formats import reading
 from streamer.indexing import container_rows as containers
 from streamer.manifest.model import ObjectRecord
 from streamer.store.base import Take
@@ -81,7 +81,7 @@ async def train(engine: Engine, digest: str) -> None:
 
 async def main(data: str, cache: str, limit_bytes: str, halt: str) -> None:
     """Index, then one epoch."""
-    format_window.READ_BYTES = containers.WINDOW_BYTES = WINDOW_BYTES
+    reading.READ_BYTES = containers.WINDOW_BYTES = WINDOW_BYTES
     store = Told(halt == "1")
     url_allowlist.open_store = lambda *_, **__: store
     cached = CacheConfig(directory=Path(cache), limit_bytes=int(limit_bytes))

@@ -27,7 +27,7 @@ import pytest
 from streamer import Order, StreamingDataLoader, StreamingDataset
 from streamer.cli.main import main
 from streamer.errors import ConfigError, DecodeError, ManifestError, ObjectChangedError, RecodeError
-from streamer.formats import AUTO, window
+from streamer.formats import AUTO, reading
 from streamer.formats.base import Block, Span
 from streamer.formats.registry import find_codecs, find_format
 from streamer.formats.table.records import fixed_dtype
@@ -110,7 +110,7 @@ class FormatContract:
         whole = find(case.format, case.objects)
         small = read_bytes if max(map(len, case.objects.values())) < 50_000 else max(read_bytes, 64)
         for name in ("READ_BYTES", "PROBE_BYTES"):
-            monkeypatch.setattr(window, name, small)
+            monkeypatch.setattr(reading, name, small)
         found = find(case.format, case.objects)
         assert (found.survey, found.items) == (whole.survey, whole.items)
 

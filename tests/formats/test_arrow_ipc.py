@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from streamer.errors import ManifestError, RecodeError
-from streamer.formats import window
+from streamer.formats import reading
 from streamer.formats.base import Block
 from streamer.formats.detect import detect
 from streamer.tables.arrow_ipc.format import ArrowIPC
@@ -76,7 +76,7 @@ def test_batches_are_jumped_over():
     """From 4 MiB on: of 50 MB of large batches their heads are read."""
     content = stream(*[numbers(1_000_000)] * 6)
     found = found_in(content)
-    assert sum(need.stop - need.start for need in found.walked[URL]) <= 7 * window.PROBE_BYTES
+    assert sum(need.stop - need.start for need in found.walked[URL]) <= 7 * reading.PROBE_BYTES
     assert [block.samples for block in blocks_in(content)] == [1_000_000] * 6
 
 

@@ -13,7 +13,7 @@ import streamer
 from streamer.formats.base import Format
 from streamer.formats.zip import Zip
 from streamer.tables.arrow_ipc.format import ArrowIPC
-from streamer.tables.lmdb.format import LMDB
+from streamer.tables.lmdb import LMDB
 from streamer.tables.tokens.format import Tokens
 from tests.e2e.test_pack_tokens import files_of, made
 from tests.formats.cases import DATA, MemoryStore, built, read_case

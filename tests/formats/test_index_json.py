@@ -12,7 +12,7 @@ import pytest
 from streamer.decode.dispatch import SampleDecoder
 from streamer.errors import ConfigError, DecodeError, ManifestError, RecodeError
 from streamer.formats.base import Block, Format, SampleName
-from streamer.formats.packed.unpack import unpack_shard
+from streamer.formats.compressed import unpack_shard
 from streamer.tables import index_json
 from streamer.tables.litdata.format import LitData
 from streamer.tables.mds import Mds

@@ -11,7 +11,7 @@ import pytest
 from streamer.errors import DecodeError, ManifestError, RecodeError
 from streamer.formats.base import Facts, SampleName
 from streamer.formats.detect import detect
-from streamer.tables.lmdb.format import LMDB
+from streamer.tables.lmdb import LMDB
 from tests.formats.cases import Case, MemoryStore, built, find, read_case
 from tests.formats.contract import FormatContract, samples_of
 

@@ -11,11 +11,10 @@ import cramjam
 import pytest
 
 from streamer.errors import ManifestError, RecodeError
+from streamer.formats import compressed
 from streamer.formats.base import Block, Facts, Format
+from streamer.formats.compressed import UnpackError, unpack
 from streamer.formats.json_lines import JsonLines
-from streamer.formats.packed import unpack as unpacking
-from streamer.formats.packed import whole
-from streamer.formats.packed.unpack import UnpackError, unpack
 from streamer.formats.webdataset import WebDataset
 from streamer.tables.tfrecord.format import TFRecord
 from tests.formats.cases import Case, find, read_case
@@ -94,7 +93,7 @@ def test_zlib_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where ISA-L has no wheel."""
     import zlib
 
-    monkeypatch.setattr(unpacking, "inflate", zlib)
+    monkeypatch.setattr(compressed, "inflate", zlib)
     content = bytes(100_000) + b"end"
     assert unpack("gz", memoryview(in_two(gzip.compress)(content)), 1 << 20) == content
 
@@ -118,7 +117,7 @@ def test_a_bomb(name: str) -> None:
 
 def test_a_file_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused before a byte of it is read."""
-    monkeypatch.setattr(whole, "MOST_FETCH_BYTES", 10)
+    monkeypatch.setattr(compressed, "MOST_FETCH_BYTES", 10)
     with pytest.raises(ManifestError, match=r"a\.jsonl\.gz is one compressed stream of \d+ bytes.*pack it as several"):
         find(JsonLines(), {"a.jsonl.gz": gzip.compress(b"1\n2\n")})
 

@@ -11,8 +11,7 @@ from streamer.decode.dispatch import SampleDecoder
 from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.base import Facts, SampleName
 from streamer.formats.registry import find_format
-from streamer.tables.tfrecord import framing
-from streamer.tables.tfrecord.format import TFRecord
+from streamer.tables.tfrecord.format import TFRecord, sum_lengths
 from tests.formats.cases import Case, contents_of, find, read_case, samples_in
 from tests.formats.contract import FormatContract
 
@@ -172,7 +171,7 @@ def written(*records: dict[str, list[bytes]]) -> bytes:
         ]
         body = part(1, b"".join(pairs))
         length = np.array([len(body)], "<u8")
-        found += length.tobytes() + framing.masked_sums(length).astype("<u4").tobytes() + body + bytes(4)
+        found += length.tobytes() + sum_lengths(length).astype("<u4").tobytes() + body + bytes(4)
     return found
 
 
@@ -212,7 +211,7 @@ def test_names():
 def test_checksums_of_many_lengths():
     """CRC-32C of "123456789" is e3069283; masked, of a length at a time."""
     lengths = [0, 1, 2**63, 2**64 - 1, int.from_bytes(b"12345678", "little")]
-    sums = framing.masked_sums(np.array(lengths, "<u8")).tolist()
+    sums = sum_lengths(np.array(lengths, "<u8")).tolist()
     assert sums == [_masked(length.to_bytes(8, "little")) for length in lengths]
 
 

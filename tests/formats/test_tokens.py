@@ -25,7 +25,7 @@ from streamer.manifest.blocks import LONGEST_HINT
 from streamer.tables.tokens import megatron
 from streamer.tables.tokens.format import Tokens
 from streamer.tables.tokens.megatron import encode_index
-from streamer.tables.tokens.windows import WindowRecoder
+from streamer.tables.tokens.windows import TokenWindowRecoder
 from tests.formats.cases import DATA, Case, find, read_case
 from tests.formats.contract import FormatContract
 from tests.formats.summary import summary
@@ -347,7 +347,7 @@ def test_documents_without_an_index(name, content, reason):
 
 def test_documents_that_are_not_in_their_window():
     """Neither a hint nor a record is believed."""
-    recoder = WindowRecoder(4, np.dtype("<u2"))
+    recoder = TokenWindowRecoder(4, np.dtype("<u2"))
     for places in ([0], [9], [3, 3], [5, 2]):
         with pytest.raises(RecodeError, match="does not say where documents begin in 8 tokens"):
             recoder.recode(memoryview(bytes(18)), 2, np.array(places, "<u4").tobytes())
@@ -417,7 +417,7 @@ def test_options_without_meaning(options):
 
 def test_runs_and_windows_of_another_length():
     """Cannot come from an index of these files."""
-    recoder = WindowRecoder(4, np.dtype("<u2"))
+    recoder = TokenWindowRecoder(4, np.dtype("<u2"))
     for content, samples in ((b"", 0), (bytes(17), 2), (bytes(18), 3), (bytes(18), -1)):
         with pytest.raises(RecodeError, match="windows of 4 tokens"):
             recoder.recode(memoryview(content), samples, b"")

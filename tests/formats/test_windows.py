@@ -21,7 +21,7 @@ from streamer import Order, StreamingDataLoader, StreamingDataset
 from streamer.errors import ConfigError, DecodeError, ManifestError, RecodeError
 from streamer.formats import HDF5, Npy, Parquet, RawArrays, Zarr
 from streamer.formats.base import Block, Format, SampleName
-from streamer.formats.windows.blocks import Piece, windows_of
+from streamer.formats.windows import RowPiece, windows_of
 from streamer.manifest.blocks import plan_local_bytes
 from tests.formats.cases import Case, MemoryStore, block_bytes, built, contents_of, facts_of, find, recode
 from tests.formats.contract import FormatContract
@@ -213,7 +213,7 @@ def test_every_window_is_in_one_block(runs: list[int], length: int, stride: int,
     """Of pieces of any lengths, in order; and nothing else."""
     rows, at, pieces = (np.arange(sum(runs)) % 256).astype("u1"), 0, []
     for count in runs:
-        pieces.append(Piece(((at, at + count),), count))
+        pieces.append(RowPiece(((at, at + count),), count))
         at += count
     got = []
     chosen = RawArrays("u1", window=(length, stride))

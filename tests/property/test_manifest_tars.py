@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamer.errors import ManifestError
-from streamer.formats import window as format_window
+from streamer.formats import reading
 from streamer.formats.base import Facts, Need, SampleName, Source
 from streamer.formats.webdataset import WebDataset
 from streamer.manifest.model import ObjectRecord
@@ -26,9 +26,9 @@ kinds = st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 @given(members, kinds, st.integers(1, 20), st.integers(1, 20), st.integers(1, 4))
 def test_samples_are_the_members(monkeypatch, entries, kind, window, jump, probe):
     """Any windows, any jumps: the same samples, and no byte is asked for twice."""
-    monkeypatch.setattr(format_window, "READ_BYTES", 512 * window)
-    monkeypatch.setattr(format_window, "JUMP_BYTES", 512 * jump)
-    monkeypatch.setattr(format_window, "PROBE_BYTES", 512 * probe)
+    monkeypatch.setattr(reading, "READ_BYTES", 512 * window)
+    monkeypatch.setattr(reading, "JUMP_BYTES", 512 * jump)
+    monkeypatch.setattr(reading, "PROBE_BYTES", 512 * probe)
     flat = [(f"{stem}.x{i}", content) for stem, content, fields in entries for i in range(fields)]
     # A key that follows itself would have fields twice: the writer of a dataset cannot do that.
     keys = [stem for stem, _, _ in entries]

@@ -42,7 +42,7 @@ _GLOB = re.compile(r"[*?\[{]")
 def table_log(keys: Iterable[str]) -> tuple[str, str] | None:
     """Returns the kind of the table of whose log one of the objects is a part, and that object; None for none."""
     for key in keys:
-        # Of a million names, few have one of these.
+        # Few of a million names have one of these.
         if "_delta_log" in key or "metadata" in key or ".hoodie" in key or "schema/schema-" in key:
             for kind, log in _LOGS:
                 if log.search(key):
@@ -56,7 +56,7 @@ def has_table(keys: Collection[str]) -> tuple[str, str] | None:
     return found if found is not None and any(_DATA.search(key) for key in keys) else None
 
 
-def written_by(columns: Collection[str]) -> str | None:
+def find_writer(columns: Collection[str]) -> str | None:
     """Returns the kind of the table whose writer adds such columns to its files; None for none."""
     if "_hoodie_commit_time" in columns and "_hoodie_record_key" in columns:
         return _HUDI

@@ -9,12 +9,12 @@ Source: https://arrow.apache.org/docs/python/generated/pyarrow.dataset.HiveParti
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import unquote
 
 from streamer.formats.base import FieldSpec
 
-# What Hive and Spark write for null.
+# Hive and Spark write this for null.
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile(r"-?[0-9]+")
 # pyarrow reads these as the 32 bits of a number, too: 0xffffffff is -1.
@@ -53,6 +53,21 @@ def read_partitions(key: str) -> list[tuple[str, str | None]]:
     return found
 
 
+def find_path_problems(keys: Mapping[str, str]) -> dict[str, str]:
+    """Returns why the partitions in a path cannot be read, by the url of the file.
+
+    Args:
+        keys: The paths, as `partition_key` gives them, by the urls of the files.
+    """
+    found = {}
+    for url, key in keys.items():
+        try:
+            read_partitions(key)
+        except ValueError as error:
+            found[url] = f"has a path that cannot be read: {error}"
+    return found
+
+
 def partition_fields(keys: Iterable[str]) -> list[FieldSpec]:
     """Returns the fields that the paths of files have, in the order of the folders.
 
@@ -81,7 +96,7 @@ def partition_values(fields: Sequence[FieldSpec], key: str) -> list[int | str | 
     Raises:
         ValueError: A number is wanted, and the path has a text; or a value is not UTF-8.
     """
-    # Of two folders of one name the upper one counts.
+    # The upper one of two folders of one name counts.
     texts = dict(reversed(read_partitions(key))) if fields else {}
     found = list[int | str | None]()
     for field in fields:

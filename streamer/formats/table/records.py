@@ -37,7 +37,7 @@ class Extension(IntEnum):
 
 
 def fixed_dtype(kind: str) -> np.dtype[np.generic] | None:
-    """Returns the dtype of a field of this kind, with its shape; None: its length varies."""
+    """Returns the dtype of a field of this kind, with its shape; None if its length varies."""
     found = _FIXED.fullmatch(kind)
     if found is None:
         return None
@@ -103,7 +103,7 @@ class TableOpener:
                 Field(field.name, _NO_BYTES, _NULL) if nulls >> number & 1 else field
                 for number, field in enumerate(found)
             ]
-        return (None, found) if self._key is None else _keyed(found, self._key)
+        return (None, found) if self._key is None else _take_key(found, self._key)
 
     def values(self, content: memoryview) -> tuple[list[memoryview], int]:
         """Returns the bytes of each field, and a bit for each field that has no value; raises DecodeError."""
@@ -121,7 +121,7 @@ class TableOpener:
         return found, int.from_bytes(content[: self._null_bytes], "little")
 
 
-def _keyed(fields: list[Field], key: int) -> tuple[str | None, Sequence[Field]]:
+def _take_key(fields: list[Field], key: int) -> tuple[str | None, Sequence[Field]]:
     field = fields.pop(key)
     try:
         return (None if field.kind == _NULL else str(field.content, "utf-8")), fields

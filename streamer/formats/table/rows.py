@@ -153,7 +153,7 @@ def _read_json(content: memoryview) -> pa.Table:
 _NO_JSON = re.compile(rb"[:\[,]\s*(NaN|-?Infinity)\b")
 
 
-def why_malformed(content: memoryview) -> str:
+def explain_bad_json(content: memoryview) -> str:
     """Returns what a file has that is not JSON, though Python writes it; "" for nothing of the kind."""
     if (found := _NO_JSON.search(content)) is None:
         return ""

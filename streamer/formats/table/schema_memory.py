@@ -72,7 +72,7 @@ class SchemaMemory:
         try:
             stored = msgspec.msgpack.decode(content, type=_Stored)
         except msgspec.MsgspecError:
-            # Of another version: the files are read.
+            # The memory is of another version: the files are read.
             return
         numbers = np.frombuffer(stored.numbers[: len(stored.numbers) // 4 * 4], "<u4").tolist()
         whole = len(stored.names) == len(numbers) * _NAME_BYTES and max(numbers, default=-1) < len(stored.schemas)

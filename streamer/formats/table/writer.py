@@ -39,7 +39,7 @@ class Column(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def decoding(content: memoryview, samples: int, format_name: str) -> Iterator[None]:
+def catch_decode_errors(content: memoryview, samples: int, format_name: str) -> Iterator[None]:
     """Turns the errors of a library that decodes rows into RecodeError."""
     try:
         yield
@@ -107,7 +107,7 @@ def numbers_of(values: pa.Array, kind: str) -> NDArray[np.generic]:
     return found.astype(dtype, copy=False)
 
 
-def summed(sizes: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def sum_items(sizes: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns the items per row, from the items per list and the lists per row."""
     edges = np.concatenate([[0], np.cumsum(counts)])
     total = np.concatenate([[0], np.cumsum(sizes)])
@@ -117,10 +117,10 @@ def summed(sizes: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.in
 
 def json_column(values: Sequence[object]) -> Column:
     """Makes a column of JSON, row by row."""
-    return listed_column([None if value is None else msgspec.json.encode(value) for value in values])
+    return make_bytes_column([None if value is None else msgspec.json.encode(value) for value in values])
 
 
-def listed_column(contents: Sequence[bytes | None]) -> Column:
+def make_bytes_column(contents: Sequence[bytes | None]) -> Column:
     """Makes a column of byte strings; those of rows without a value are None."""
     nulls = np.array([content is None for content in contents], np.bool_)
     found = [content or b"" for content in contents]

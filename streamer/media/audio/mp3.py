@@ -11,8 +11,7 @@ import msgspec
 import numpy as np
 
 from streamer.formats.failures import damaged
-from streamer.formats.reading import Reading
-from streamer.formats.window import Window
+from streamer.formats.reading import Reading, Window
 from streamer.manifest.model import ObjectRecord
 from streamer.media.audio.frames import AudioFrames
 from streamer.media.audio.recordings import Packeted

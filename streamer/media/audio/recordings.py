@@ -14,7 +14,7 @@ from streamer.media.audio.frames import AudioFrames, PackedFrames
 from streamer.media.audio.window_records import Integers
 from streamer.media.containers.entries import Codec
 
-# A request costs as much as the bytes that a connection transfers in its time; see `formats.window`.
+# A request costs as much as the bytes that a connection transfers in its time; see `formats.reading`.
 _NEAR_BYTES = 64 << 10
 
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from streamer.formats.failures import DamagedError, UnreadError
-from streamer.formats.window import Window
+from streamer.formats.reading import Window
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Answer, Need
 from streamer.media.containers.ebml import MAX_HEADER_BYTES, elements, header, number_at, read_real, read_unsigned

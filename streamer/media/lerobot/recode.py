@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from streamer.errors import RecodeError
 from streamer.formats.base import Records
-from streamer.formats.table.writer import Column, decoding, join, listed_column, write_records
+from streamer.formats.table.writer import Column, catch_decode_errors, join, make_bytes_column, write_records
 from streamer.media.containers.recode import ClipRecoder
 from streamer.media.containers.tables import Integers
 from streamer.media.lerobot.blocks import EpisodeHint
@@ -28,7 +28,7 @@ class TableRecoder:
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Reads a table; see `Recoder.recode`."""
-        with decoding(content, samples, "Parquet"):
+        with catch_decode_errors(content, samples, "Parquet"):
             wanted = tuple(msgspec.msgpack.decode(hint, type=list[str]))
             file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(content)))
             names = [name for name in file.schema_arrow.names if name.startswith(wanted)]
@@ -77,7 +77,7 @@ class LeRobotRecoder:
         if any(not 0 <= span.first < span.stop <= total for span in described.spans):
             raise RecodeError(f"a hint of samples outside of its {total} rows")
         self._check(columns, described.spans)
-        with decoding(memoryview(b""), samples, "LeRobot"):
+        with catch_decode_errors(memoryview(b""), samples, "LeRobot"):
             found = [self._column(name, column, described.spans) for name, column in columns.items()]
             pads = [
                 Column(np.concatenate([span.pads(window) for span in described.spans]))
@@ -86,7 +86,7 @@ class LeRobotRecoder:
             numbers = columns[TASK].values[_rows(described.spans)].tolist()
             if unknown := set(numbers) - self._notes.tasks.keys():
                 raise RecodeError(f"rows of the tasks {sorted(unknown)}, which meta/tasks does not have")
-            tasks = listed_column([self._notes.tasks[number].encode() for number in numbers])
+            tasks = make_bytes_column([self._notes.tasks[number].encode() for number in numbers])
             return write_records(self._notes.fields(), [*found, *pads, tasks], samples)
 
     def _check(self, columns: dict[str, Column], spans: Sequence[Run]) -> None:

@@ -15,7 +15,7 @@ from streamer.formats.failures import refused
 from streamer.formats.names import COMPANIONS, base_name
 from streamer.formats.reading import Reading, read_range, read_ranges
 from streamer.formats.table.records import fixed_dtype, is_dtype
-from streamer.formats.windows.format import RowFormat
+from streamer.formats.windows import RowFormat
 from streamer.manifest.beside import is_hidden
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Answer, Indexing, Need, Source, Span, Survey, Surveying
@@ -27,7 +27,7 @@ _LONGEST_HEAD_BYTES = 10_000
 FIELD = "array"
 
 
-class Rows(msgspec.Struct, frozen=True):
+class ArrayRows(msgspec.Struct, frozen=True):
     """The rows of an object: byte of the first, bytes of each, and how many."""
 
     start: int
@@ -42,10 +42,10 @@ class Rows(msgspec.Struct, frozen=True):
             yield Span(begin, begin + self.row_bytes)
 
 
-class Head(msgspec.Struct, frozen=True):
+class NpyHead(msgspec.Struct, frozen=True):
     """The header of an `.npy` file: its rows, and their kind."""
 
-    rows: Rows
+    rows: ArrayRows
     kind: str
 
 
@@ -72,7 +72,7 @@ class Npy(RowFormat, frozen=True, forbid_unknown_fields=True):
 
     def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
         """Finds the rows; reads nothing."""
-        yield from msgspec.msgpack.decode(source.notes, type=Rows).spans(start)
+        yield from msgspec.msgpack.decode(source.notes, type=ArrayRows).spans(start)
 
     def open_rows(self, facts: Facts) -> Opener:
         """Opens rows."""
@@ -124,12 +124,12 @@ class RawArrays(RowFormat, frozen=True, forbid_unknown_fields=True):
                 f"shape {self.shape}): {rest} bytes are left; give RawArrays dtype, shape and header_bytes of the file",
                 record.size - rest,
             )
-        yield from Rows(self.header_bytes, self.row_bytes, count).spans(start)
+        yield from ArrayRows(self.header_bytes, self.row_bytes, count).spans(start)
 
     def survey_rows(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Takes all objects, and reads nothing."""
         yield from ()
-        # Without windows the options say it; manifests of version 0.1 have no fields.
+        # The options say it if there are no windows; manifests of version 0.1 have no fields.
         fields = (FieldSpec(FIELD, self._kind),) if self.window is not None else ()
         return Survey([Source(record) for record in accepted], Facts(fields=fields), read_bytes=0)
 
@@ -165,7 +165,7 @@ def kind_of_rows(dtype: np.dtype[np.generic], shape: Sequence[int]) -> str:
     return f"{dtype.str.replace('|', '')}{lengths}"
 
 
-def read_heads(accepted: Sequence[ObjectRecord]) -> Reading[list[tuple[ObjectRecord, Head]]]:
+def read_heads(accepted: Sequence[ObjectRecord]) -> Reading[list[tuple[ObjectRecord, NpyHead]]]:
     """Reads the headers of `.npy` files together; raises ManifestError if one is not an array of numbers in C order."""
     if empty := next((record for record in accepted if not record.size), None):
         raise refused(empty, "has no bytes, not even the header of an .npy file")
@@ -176,7 +176,7 @@ def read_heads(accepted: Sequence[ObjectRecord]) -> Reading[list[tuple[ObjectRec
     return found
 
 
-def _head(record: ObjectRecord, content: memoryview) -> Reading[Head]:
+def _head(record: ObjectRecord, content: memoryview) -> Reading[NpyHead]:
     """Parses the header of a file, of which the first bytes are known."""
     start = bytes(content[:12])
     length = _header_length(start)
@@ -195,7 +195,10 @@ def _head(record: ObjectRecord, content: memoryview) -> Reading[Head]:
         shape, fortran_order, dtype = read(stream, max_header_size=_LONGEST_HEAD_BYTES)
     except Exception as error:  # numpy's parser of literals raises whatever Python's does
         raise refused(record, f"is not an .npy file: {error}") from error
-    return Head(_rows(record, length, shape, fortran_order, dtype), kind_of_rows(dtype, shape[1:]))
+    return NpyHead(
+        _rows(record=record, start=length, shape=shape, fortran_order=fortran_order, dtype=dtype),
+        kind_of_rows(dtype, shape[1:]),
+    )
 
 
 def _header_length(start: bytes) -> int:
@@ -206,7 +209,7 @@ def _header_length(start: bytes) -> int:
 
 def _rows(
     record: ObjectRecord, start: int, shape: tuple[int, ...], fortran_order: bool, dtype: np.dtype[np.generic]
-) -> Rows:
+) -> ArrayRows:
     if dtype.kind not in "biufc":
         raise refused(record, f"holds {dtype}, not plain numbers" + (" but pickles" if dtype.hasobject else ""))
     if fortran_order and len(shape) > 1:
@@ -218,4 +221,4 @@ def _rows(
         raise refused(
             record, f"has {record.size - start} bytes of numbers; shape {shape} of {dtype} has {shape[0] * row_bytes}"
         )
-    return Rows(start, row_bytes, shape[0])
+    return ArrayRows(start, row_bytes, shape[0])

@@ -8,7 +8,7 @@ others are blocks: runs of rows, with every tile that has a part of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,9 +16,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.formats.base import Block, Facts, FieldSpec, ObjectRecord, Opener, Span
-from streamer.formats.table.records import TableOpener, head_bytes
-from streamer.tables.arrays.rows import RowOpener, Rows, kind_of_rows
+from streamer.errors import ConfigError, RecodeError
+from streamer.formats.base import Block, Facts, FieldSpec, ObjectRecord, Opener, Records, Span
+from streamer.formats.table.records import TableOpener, fixed_dtype, head_bytes, head_dtype
+from streamer.tables.arrays.rows import ArrayRows, RowOpener, kind_of_rows
 
 Int64Array = NDArray[np.int64]
 
@@ -95,7 +96,7 @@ def no_tiles(axes: int) -> Tiles:
     return Tiles(_NONE.reshape(0, axes), _NONE, _NONE, _NONE)
 
 
-class Column(msgspec.Struct, frozen=True):
+class TileColumn(msgspec.Struct, frozen=True):
     """An array whose rows are fields.
 
     Attributes:
@@ -136,11 +137,11 @@ class Column(msgspec.Struct, frozen=True):
         ):
             raise ArraysError(f"tiles of shape {self.tile} in an array of shape {self.shape}")
 
-    def plain_rows(self) -> list[Rows] | None:
-        """Returns the runs of rows whose bytes are stored one after the other; None: some are not."""
+    def plain_rows(self) -> list[ArrayRows] | None:
+        """Returns the runs of rows whose bytes are stored one after the other; None if some are not."""
         rows = self.shape[0]
         if self.start >= 0:
-            return [Rows(self.start, self.row_bytes, rows)]
+            return [ArrayRows(self.start, self.row_bytes, rows)]
         step = self.tile[0]
         tiles = self.tiles
         if self.codecs or self.tile[1:] != self.shape[1:] or len(tiles) != -(-rows // step):
@@ -152,7 +153,7 @@ class Column(msgspec.Struct, frozen=True):
         if not tiles.objects and (tiles.starts[1:] < stops[:-1]).any():
             return None
         places = zip(tiles.starts.tolist(), counts.tolist(), strict=True)
-        return [Rows(start, self.row_bytes, count) for start, count in places]
+        return [ArrayRows(start, self.row_bytes, count) for start, count in places]
 
     def part(self, first: int, stop: int) -> tuple[ColumnHint, list[_Piece]]:
         """Returns the tiles that have a part of the rows `[first, stop)`, and their bytes."""
@@ -160,7 +161,9 @@ class Column(msgspec.Struct, frozen=True):
             begin = self.start + first * self.row_bytes
             length = (stop - first) * self.row_bytes
             whole = TileHint((0,) * len(self.shape), length)
-            hint = ColumnHint(self.kind, (stop - first, *self.shape[1:]), None, self.fill, (whole,))
+            hint = ColumnHint(
+                kind=self.kind, tile=(stop - first, *self.shape[1:]), codecs=None, fill=self.fill, tiles=(whole,)
+            )
             return hint, [(None, begin, begin + length)]
         tiles = self.tiles
         above = self.tiles.origins[:, 0]
@@ -175,14 +178,14 @@ class Column(msgspec.Struct, frozen=True):
         pieces: list[_Piece] = [
             (owner, start, start + length) for owner, start, length in zip(owners, starts, lengths, strict=True)
         ]
-        return ColumnHint(self.kind, self.tile, self.codecs, self.fill, hints), pieces
+        return ColumnHint(kind=self.kind, tile=self.tile, codecs=self.codecs, fill=self.fill, tiles=hints), pieces
 
 
 # An object (None: the one that is indexed), and a range of its bytes.
 _Piece = tuple[ObjectRecord | None, int, int]
 
 
-def common_rows(columns: dict[str, Column]) -> int:
+def common_rows(columns: dict[str, TileColumn]) -> int:
     """Returns the number of rows of all arrays; raises ArraysError if it differs, or an array has no rows."""
     for name, column in columns.items():
         try:
@@ -199,7 +202,7 @@ def common_rows(columns: dict[str, Column]) -> int:
     return lengths[first]
 
 
-def facts_of_columns(columns: dict[str, Column]) -> Facts:
+def facts_of_columns(columns: dict[str, TileColumn]) -> Facts:
     """Returns facts with a field for each array."""
     return Facts(fields=tuple(FieldSpec(name, column.kind) for name, column in columns.items()))
 
@@ -211,7 +214,7 @@ def opener_of(facts: Facts) -> Opener:
     return TableOpener(facts.fields)
 
 
-def samples_of(columns: dict[str, Column], chunk_bytes: int) -> Iterator[Span | Block]:
+def samples_of(columns: dict[str, TileColumn], chunk_bytes: int) -> Iterator[Span | Block]:
     """Yields the rows of one object that holds whole arrays, in blocks of about `chunk_bytes` if they are tiled."""
     rows = common_rows(columns)
     if not rows:
@@ -224,7 +227,7 @@ def samples_of(columns: dict[str, Column], chunk_bytes: int) -> Iterator[Span | 
         yield from run.spans(0)
 
 
-def blocks_of(columns: dict[str, Column], rows: tuple[int, int], chunk_bytes: int) -> Iterator[Block]:
+def blocks_of(columns: dict[str, TileColumn], rows: tuple[int, int], chunk_bytes: int) -> Iterator[Block]:
     """Yields blocks of about `chunk_bytes`, as fetched, that hold the rows `[rows[0], rows[1])`.
 
     They are cut where tiles of the array with the longest rows begin; a tile of another array that goes on in the next
@@ -235,15 +238,17 @@ def blocks_of(columns: dict[str, Column], rows: tuple[int, int], chunk_bytes: in
     record_bytes = row_bytes + (head_bytes(fields) if len(fields) > 1 else 0)
     for first, stop in pairwise(_edges(list(columns.values()), rows, chunk_bytes)):
         parts = [column.part(first, stop) for column in columns.values()]
-        # Of rows that were never written nothing is fetched but a byte of the object with which they are indexed.
-        pieces = _joined([piece for _, found in parts for piece in found]) or [(None, 0, 1)]
+        # Rows that were never written cost nothing but a byte of the object with which they are indexed.
+        pieces = _join_pieces([piece for _, found in parts for piece in found]) or [(None, 0, 1)]
         owners = tuple(owner for owner, _, _ in pieces if owner is not None)
         hint = msgspec.msgpack.encode([part for part, _ in parts])
         ranges = tuple((start, stop) for _, start, stop in pieces)
-        yield Block(ranges, stop - first, (stop - first) * record_bytes, hint, owners)
+        yield Block(
+            ranges=ranges, samples=stop - first, record_bytes=(stop - first) * record_bytes, hint=hint, objects=owners
+        )
 
 
-def _edges(columns: Sequence[Column], rows: tuple[int, int], chunk_bytes: int) -> list[int]:
+def _edges(columns: Sequence[TileColumn], rows: tuple[int, int], chunk_bytes: int) -> list[int]:
     """Returns the first row of each block, and the end."""
     total = sum(column.row_bytes for column in columns)
     longest = max(columns, key=lambda column: (column.start >= 0 or len(column.tiles) > 0, column.row_bytes))
@@ -266,7 +271,7 @@ def _edges(columns: Sequence[Column], rows: tuple[int, int], chunk_bytes: int) -
     return [*edges, rows[1]]
 
 
-def _runs_of_tiles(column: Column, rows: tuple[int, int]) -> tuple[Int64Array, Int64Array, Int64Array]:
+def _runs_of_tiles(column: TileColumn, rows: tuple[int, int]) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Returns the tiles that begin in one row: the row, their bytes, and how many."""
     among = slice(*np.searchsorted(column.tiles.origins[:, 0], rows).tolist())
     tops, places, counts = np.unique(column.tiles.origins[among, 0], return_index=True, return_counts=True)
@@ -284,7 +289,7 @@ def _check_written(tops: Int64Array, step: int, rows: tuple[int, int], row_bytes
         )
 
 
-def _joined(pieces: Sequence[_Piece]) -> list[_Piece]:
+def _join_pieces(pieces: Sequence[_Piece]) -> list[_Piece]:
     joined: list[_Piece] = []
     for owner, start, stop in pieces:
         if joined and joined[-1][2] == start and joined[-1][0] == owner:
@@ -292,3 +297,87 @@ def _joined(pieces: Sequence[_Piece]) -> list[_Piece]:
         else:
             joined.append((owner, start, stop))
     return joined
+
+
+# Decoders have buffers.
+_MOST_DECODERS = 16
+
+_HINT = msgspec.msgpack.Decoder(tuple[ColumnHint, ...])
+
+Array = NDArray[np.generic]
+# Decodes the bytes of a tile as stored, and its mask, to its items in the shape of the tile.
+Decode = Callable[[memoryview, int], Array]
+# Makes the decoder of an array's tiles, from its dtype and its hint.
+Decoder = Callable[[np.dtype[np.generic], ColumnHint], Decode]
+
+
+class TileRecoder:
+    """Makes records of the blocks of one dataset; `decoder` is for tiles that are compressed, or in another order."""
+
+    def __init__(self, facts: Facts, decoder: Decoder) -> None:
+        self._fields = facts.fields
+        # Dtypes with their shapes.
+        self._dtypes = [fixed_dtype(field.kind) for field in facts.fields]
+        self._decoder = decoder
+        self._decoders: dict[bytes, Decode] = {}
+
+    def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
+        """Decodes the tiles of one block, and makes a record of each row."""
+        try:
+            columns = _HINT.decode(hint)
+            if [column.kind for column in columns] != [field.kind for field in self._fields]:
+                raise RecodeError("its hint is for other fields than those of the dataset")
+            if len(columns) == 1:
+                dtype = self._dtypes[0]
+                assert dtype is not None, "fields are fixed"
+                rows: Array = np.empty((samples, *dtype.shape), dtype.base)
+                self._put(columns[0], content, rows)
+            else:
+                records = np.zeros(samples, head_dtype(self._fields))
+                for number, column in enumerate(columns):
+                    content = self._put(column, content, records[str(number)])
+                rows = records
+            return Records([rows.reshape(-1).view(np.uint8)], np.full(samples, rows.nbytes // samples, np.int64))
+        except (RecodeError, ConfigError):
+            raise
+        except Exception as error:  # numpy's, those of decompressors, and MemoryError
+            raise RecodeError(
+                f"tiles of {samples} rows in {len(content)} bytes cannot be decoded: {type(error).__name__}: {error}",
+                samples=samples,
+                bytes=len(content),
+            ) from error
+
+    def _put(self, column: ColumnHint, content: memoryview, rows: Array) -> memoryview:
+        """Fills the rows of one array; returns the rest of the content."""
+        decode = self._decode_of(rows.dtype, column)
+        places = [_overlap(tile.origin, column.tile, rows.shape) for tile in column.tiles]
+        if sum(math.prod(stop - start for start, stop in place) for place in places) < rows.size:
+            rows[...] = np.frombuffer(column.fill, rows.dtype, 1)[0] if column.fill else 0
+        for tile, place in zip(column.tiles, places, strict=True):
+            stored = content[: tile.length]
+            content = content[tile.length :]
+            if len(stored) != tile.length:
+                raise RecodeError(f"a tile has {tile.length} bytes, {len(stored)} are left")
+            inside = tuple(
+                slice(start - first, stop - first) for (start, stop), first in zip(place, tile.origin, strict=True)
+            )
+            rows[tuple(slice(*edges) for edges in place)] = decode(stored, tile.mask)[inside]
+        return content
+
+    def _decode_of(self, dtype: np.dtype[np.generic], column: ColumnHint) -> Decode:
+        if not column.codecs:
+            return lambda stored, mask: np.frombuffer(stored, dtype).reshape(column.tile)
+        # The fill value is in front, which some filters leave as it is.
+        kind = msgspec.msgpack.encode((dtype.str, column.tile, column.codecs, column.fill))
+        if kind not in self._decoders:
+            # Files of one dataset have few kinds of tiles.
+            if len(self._decoders) >= _MOST_DECODERS:
+                self._decoders.clear()
+            self._decoders[kind] = self._decoder(dtype, column)
+        return self._decoders[kind]
+
+
+def _overlap(origin: tuple[int, ...], tile: tuple[int, ...], shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Returns the place of a tile in rows of this shape, along each axis."""
+    axes = zip(origin, tile, shape, strict=True)
+    return [(min(max(0, first), size), max(0, min(first + length, size))) for first, length, size in axes]

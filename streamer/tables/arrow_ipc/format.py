@@ -6,22 +6,21 @@ pyarrow's `new_file` writes) has a footer with the places of all messages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
-from streamer.formats import window
 from streamer.formats.base import Block, Facts, Format, Recoder
 from streamer.formats.failures import DamagedError, damaged, needing, refused
 from streamer.formats.names import base_name
-from streamer.formats.reading import Reading, joined_ranges, read_ranges
+from streamer.formats.reading import Range, Reading, Window, joined_ranges, read_ranges
 from streamer.formats.table.partitions import partition_values
 from streamer.formats.table.records import TableOpener, head_bytes
+from streamer.manifest.blocks import LONGEST_HINT
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Need, Source, Survey, SurveyContext, Surveying
 from streamer.tables.arrow_ipc import messages
-from streamer.tables.arrow_ipc.columns import Columns
 from streamer.tables.arrow_ipc.messages import (
     BATCH,
     DICTIONARIES,
@@ -30,14 +29,15 @@ from streamer.tables.arrow_ipc.messages import (
     FILE_HINT,
     OWN_SCHEMA,
     PREFIX_BYTES,
-    FileHint,
-    Message,
+    ArrowFileHint,
+    ArrowMessage,
     read_prefix,
 )
-from streamer.tables.arrow_ipc.survey import FileNotes, read_file_schema, survey_files
+from streamer.tables.arrow_ipc.schema import ArrowColumns, Schema, read_schema
+from streamer.tables.arrow_ipc.survey import ArrowFileNotes, FileHead, read_file_schema, survey_files
 from streamer.tables.parquet.unify import DifferentError
 
-_NOTES = msgspec.msgpack.Decoder(FileNotes)
+_NOTES = msgspec.msgpack.Decoder(ArrowFileNotes)
 
 # Heads of messages that are held at a time.
 _HEADS_AT_ONCE = 4096
@@ -47,21 +47,62 @@ _GROWTH = 4
 _MOST_DICTIONARY_BYTES = 16 << 20
 
 
-class Place(msgspec.Struct, frozen=True):
-    """A message in a file: the half-open byte range, and its metadata."""
+class MessagePlace(msgspec.Struct, frozen=True):
+    """A message in a file.
+
+    Attributes:
+        start: Place of its first byte.
+        stop: Place behind its last byte.
+        message: Its metadata.
+        ranges: Ranges of the file that have what is wanted of it, in order.
+    """
 
     start: int
     stop: int
-    message: Message
+    message: ArrowMessage
+    ranges: tuple[Range, ...]
+
+    @property
+    def fetch_bytes(self) -> int:
+        """Bytes of its ranges."""
+        return sum(stop - start for start, stop in self.ranges)
+
+
+class _Chosen(msgspec.Struct, frozen=True):
+    """The columns of a file that are wanted.
+
+    Attributes:
+        buffers: Buffers of all columns of the file; see `Schema`.
+        columns: Numbers of the wanted columns; None if all are wanted.
+    """
+
+    buffers: Sequence[tuple[int, int]]
+    columns: Sequence[int] | None
+
+    def place(self, start: int, metadata: memoryview, message: ArrowMessage) -> MessagePlace:
+        """Returns a message that begins at byte `start` of the file."""
+        body = start + PREFIX_BYTES + len(metadata)
+        stop = body + message.body_bytes
+        if self.columns is None or message.kind != BATCH:
+            return MessagePlace(start, stop, message, ((start, stop),))
+        parts = messages.find_parts(metadata, self.buffers, self.columns)
+        wanted = [(body + first, body + last) for first, last in parts.ranges]
+        return MessagePlace(start, stop, message, joined_ranges([(start, body), *wanted]))
 
 
 class ArrowIPC(Format, frozen=True, forbid_unknown_fields=True):
-    """Arrow IPC streams and files, Feather 2, and what Hugging Face's `save_to_disk` writes."""
+    """Arrow IPC streams and files, Feather 2, and what Hugging Face's `save_to_disk` writes.
+
+    Attributes:
+        columns: Names of the fields that samples have ("image", "meta.caption"; "meta" for all parts of a struct), in
+            any order; all if there are none. The bytes of other columns are not fetched.
+    """
 
     name = "arrow"
     numbered_keys = True
     recuts = True
     endings = (".arrow", ".feather", ".ipc")
+    columns: tuple[str, ...] = ()
 
     def accepts(self, key: str) -> bool:
         """Accepts files with these endings, but not the caches that datasets leaves beside them."""
@@ -69,24 +110,27 @@ class ArrowIPC(Format, frozen=True, forbid_unknown_fields=True):
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Reads the schemas of the files."""
-        return (yield from survey_files(accepted, None)) if accepted else Survey([])
+        return (yield from survey_files(accepted, self.columns)) if accepted else Survey([])
 
     def survey_with(
         self, context: SurveyContext, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
     ) -> Surveying:
         """Reads the schemas of the files, whose partitions are the folders `key=value` below the dataset's."""
-        return (yield from survey_files(accepted, context)) if accepted else Survey([])
+        return (yield from survey_files(accepted, self.columns, context)) if accepted else Survey([])
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the record batches of one file; a column that it lacks has no values in its rows."""
         record = source.record
-        notes = _NOTES.decode(source.notes) if source.notes else FileNotes()
+        notes = _NOTES.decode(source.notes) if source.notes else ArrowFileNotes()
         if notes.problem:
             raise refused(record, notes.problem, of_one=True)
         head, schema = yield from read_file_schema(record, notes.head)
-        known = Columns.of(facts)
+        known = ArrowColumns.of(facts)
+        chosen = _Chosen(schema.buffers, known.find_numbers(schema) if self.columns else None)
         places = yield from (
-            _listed(record, memoryview(head.footer)) if head.footer else _walked(record, len(head.message))
+            _list_messages(record, memoryview(head.footer), chosen)
+            if head.footer
+            else _walk_messages(record, len(head.message), chosen)
         )
         if not any(place.message.rows for place in places):
             return
@@ -99,19 +143,29 @@ class ArrowIPC(Format, frozen=True, forbid_unknown_fields=True):
             raise refused(record, what, of_one=True) from error
         except ValueError as error:
             raise refused(record, str(error), of_one=True) from error
-        own_schema = head.message if (schema.types, schema.layouts) != known.first_layout else b""
+        own_schema = b""
+        if (schema.types, schema.layouts) != known.first_layout:
+            own_schema = _cut_schema(head, schema)
         blocks = _blocks(record, places, source.chunk_bytes, head_bytes(facts.fields), is_file=bool(head.footer))
         for block in blocks:
-            if known.is_described_by(schema):
+            if known.matches(schema):
                 hint = block.hint + (OWN_SCHEMA + own_schema if own_schema else b"")
             else:
-                file = FileHint(bool(block.hint), own_schema, partitions, known.layout)
+                file = ArrowFileHint(bool(block.hint), own_schema, partitions, known.layout)
                 hint = FILE_HINT + msgspec.msgpack.encode(file)
+            if len(hint) > LONGEST_HINT:
+                what = f"has a schema of {len(own_schema)} bytes that is not that of the other files"
+                remedy = f"each of its blocks would carry it, and at most {LONGEST_HINT} bytes can be carried"
+                raise refused(record, f"{what}; {remedy}: write the files with one schema", of_one=True)
             yield msgspec.structs.replace(block, hint=hint)
 
     def opener(self, facts: Facts) -> TableOpener:
         """Opens records of a table."""
         return TableOpener(facts.fields)
+
+    def narrow(self, facts: Facts, fields: Collection[str]) -> ArrowIPC:
+        """Returns the format of these columns, which are ranges of their own; see `Format.narrow`."""
+        return msgspec.structs.replace(self, columns=tuple(sorted(fields)))
 
     def recoder(self, facts: Facts) -> Recoder:
         """Decodes record batches with pyarrow."""
@@ -120,10 +174,24 @@ class ArrowIPC(Format, frozen=True, forbid_unknown_fields=True):
         return BatchRecoder(facts)
 
 
-def _walked(record: ObjectRecord, at: int) -> Reading[list[Place]]:
+def _cut_schema(head: FileHead, schema: Schema) -> bytes:
+    """Returns the message of a file's schema, without the places of its batches where these can be cut out."""
+    if not head.footer:
+        return head.message
+    cut = messages.cut_schema_message(memoryview(head.footer))
+    try:
+        found = read_schema(memoryview(cut))
+    except ValueError:
+        # Another writer's order of tables.
+        return head.message
+    is_same = (found.types, found.layouts, found.features) == (schema.types, schema.layouts, schema.features)
+    return cut if is_same else head.message
+
+
+def _walk_messages(record: ObjectRecord, at: int, chosen: _Chosen) -> Reading[list[MessagePlace]]:
     """Reads the messages from byte `at` on, one after the other; without an end mark they end with the object."""
-    places = list[Place]()
-    held = window.Window(record.size, at, probe=True)
+    places = list[MessagePlace]()
+    held = Window(record.size, at, probe=True)
     while at < record.size:
         if record.size - at < PREFIX_BYTES:
             raise damaged(record, f"cut off in the head of a message, {record.size - at} bytes", at)
@@ -135,18 +203,19 @@ def _walked(record: ObjectRecord, at: int) -> Reading[list[Place]]:
             if body > record.size:
                 raise DamagedError(f"cut off in the head of a message, which ends at byte {body}")
             yield from held.reach(at, body)
-            message = messages.read_message(memoryview(held.take(at + PREFIX_BYTES, body)))
+            metadata = memoryview(held.take(at + PREFIX_BYTES, body))
+            message = messages.read_message(metadata)
             stop = body + message.body_bytes
             if stop > record.size:
                 raise DamagedError(f"cut off in a message, which ends at byte {stop}")
+            places.append(chosen.place(at, metadata, message))
         except ValueError as error:
             raise damaged(record, str(error), at) from error
-        places.append(Place(at, stop, message))
         at = stop
     return places
 
 
-def _listed(record: ObjectRecord, footer: memoryview) -> Reading[list[Place]]:
+def _list_messages(record: ObjectRecord, footer: memoryview, chosen: _Chosen) -> Reading[list[MessagePlace]]:
     """Reads the messages that the footer lists; their heads say how many rows they have."""
     try:
         dictionaries, batches = messages.read_footer(footer)
@@ -160,26 +229,31 @@ def _listed(record: ObjectRecord, footer: memoryview) -> Reading[list[Place]]:
             or (np.diff(edges) < 0).any()
         ):
             raise DamagedError("a footer whose messages are not one behind the other")
-        places = list[Place]()
+        places = list[MessagePlace]()
         for first in range(0, len(blocks), _HEADS_AT_ONCE):
             some = blocks[first : first + _HEADS_AT_ONCE].tolist()
             heads = yield from read_ranges([Need(place, place + head, record) for place, head, _, _ in some])
-            places += [_listed_place(block, head) for block, head in zip(some, heads, strict=True)]
+            places += [_find_place(block, head, chosen) for block, head in zip(some, heads, strict=True)]
         return places
     except ValueError as error:
         raise damaged(record, str(error), record.size) from error
 
 
-def _listed_place(block: tuple[int, int, int, int], head: memoryview) -> Place:
+def _find_place(block: tuple[int, int, int, int], head: memoryview, chosen: _Chosen) -> MessagePlace:
     place, head_length, _, body = block
-    message = messages.read_message(head[PREFIX_BYTES : PREFIX_BYTES + read_prefix(head)])
+    metadata = head[PREFIX_BYTES : PREFIX_BYTES + read_prefix(head)]
+    message = messages.read_message(metadata)
     if message.body_bytes != body:
         raise DamagedError(f"a message of {message.body_bytes} bytes at byte {place}; the footer says {body}")
-    return Place(place, place + head_length + body, message)
+    if len(metadata) + PREFIX_BYTES != head_length:
+        raise DamagedError(
+            f"a head of {len(metadata) + PREFIX_BYTES} bytes at byte {place}; the footer says {head_length}"
+        )
+    return chosen.place(place, metadata, message)
 
 
 def _blocks(
-    record: ObjectRecord, places: Sequence[Place], chunk_bytes: int, row_bytes: int, *, is_file: bool
+    record: ObjectRecord, places: Sequence[MessagePlace], chunk_bytes: int, row_bytes: int, *, is_file: bool
 ) -> Iterator[Block]:
     """Yields runs of record batches, each about as long as a chunk, with the dictionaries before them.
 
@@ -200,18 +274,29 @@ def _blocks(
             "columns as they are (cast, dictionary_decode)",
             dictionaries[0].start,
         )
-    run = list[Place]()
+    run = list[MessagePlace]()
+    filled = 0
     for batch in batches:
-        if run and batch.stop - run[0].start > chunk_bytes:
+        # Bytes between whole batches count.
+        is_whole = batch.ranges == ((batch.start, batch.stop),)
+        fetch_bytes = batch.stop - run[0].start if run and is_whole else filled + batch.fetch_bytes
+        if run and fetch_bytes > chunk_bytes:
             yield _block(dictionaries, run, row_bytes)
             run = []
+            filled = 0
         run.append(batch)
+        filled += batch.fetch_bytes
     if run:
         yield _block(dictionaries, run, row_bytes)
 
 
-def _block(dictionaries: Sequence[Place], run: Sequence[Place], row_bytes: int) -> Block:
-    ranges = joined_ranges((place.start, place.stop) for place in (*dictionaries, *run))
+def _block(dictionaries: Sequence[MessagePlace], run: Sequence[MessagePlace], row_bytes: int) -> Block:
+    ranges = joined_ranges(part for place in (*dictionaries, *run) for part in place.ranges)
     rows = sum(place.message.rows for place in run)
-    values = sum(place.message.body_bytes * (_GROWTH if place.message.compressed else 1) for place in run)
+    values = sum(_body_bytes(place) * (_GROWTH if place.message.compressed else 1) for place in run)
     return Block(ranges, rows, values + rows * row_bytes, DICTIONARIES if dictionaries else b"")
+
+
+def _body_bytes(place: MessagePlace) -> int:
+    """Returns the bytes of what is wanted of a message, without its head."""
+    return place.fetch_bytes - (place.stop - place.start - place.message.body_bytes)

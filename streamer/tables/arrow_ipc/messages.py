@@ -10,6 +10,7 @@ Source: Arrow columnar format, "Serialization and IPC"; format/{Message,File}.fb
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from struct import Struct
 
 import msgspec
@@ -27,10 +28,10 @@ PREFIX_BYTES = 8
 MAGIC = b"ARROW1"
 START_BYTES = 8
 END_BYTES = 4 + len(MAGIC)
-# What blocks of a file have in their hints: that there are dictionaries before the batches, and the file's own schema.
+# Hints of the blocks of a file say that there are dictionaries before the batches, and the file's own schema.
 DICTIONARIES = b"dictionaries"
 OWN_SCHEMA = b" schema "
-# What hints begin with where the file does not say itself what its records have; `FileHint` follows, as MessagePack.
+# Hints begin with this where the file does not say itself what its records have: `ArrowFileHint` follows.
 FILE_HINT = b"file "
 MOST_METADATA_BYTES = 16 << 20
 _PREFIX = Struct("<II")
@@ -43,9 +44,18 @@ _BATCHES = 3
 _MESSAGE = Struct("<IHHHHHHiHBxIxxxxq").pack(16, 12, 24, 4, 6, 8, 16, 12, 4, SCHEMA, 0, 0)
 _HEADER_AT = 24
 PLACE = np.dtype([("place", "<i8"), ("head", "<i4"), ("pad", "<i4"), ("body", "<i8")])
+# Fields of Message and of RecordBatch, and a struct of the buffers of a batch, which are places in its body.
+_BODY_BYTES = 3
+_BUFFERS = 2
+_VIEW_COUNTS = 4
+_BUFFER = np.dtype([("offset", "<i8"), ("length", "<i8")])
+_COUNT = np.dtype([("count", "<i8")])
+# Buffers begin at multiples of 8 bytes, of 64 by default. Those with less between them are one range.
+_ALIGNMENT = 8
+_PADDING_BYTES = 64
 
 
-class FileHint(msgspec.Struct, frozen=True, array_like=True):
+class ArrowFileHint(msgspec.Struct, frozen=True, array_like=True):
     """What the recoder has to know of the file of a block.
 
     Attributes:
@@ -61,7 +71,7 @@ class FileHint(msgspec.Struct, frozen=True, array_like=True):
     layout: bytes = b""
 
 
-class Message(msgspec.Struct, frozen=True):
+class ArrowMessage(msgspec.Struct, frozen=True):
     """The metadata of a message: its kind (SCHEMA, BATCH, ...), the bytes behind it, and the rows of a batch."""
 
     kind: int
@@ -71,7 +81,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 def read_prefix(content: memoryview) -> int:
-    """Returns the length of the metadata of the message that begins here; 0: it is the end mark."""
+    """Returns the length of the metadata of the message that begins here; 0 if it is the end mark."""
     mark, length = _PREFIX.unpack_from(content)
     if mark == 0:
         # The end mark of before 0.15 has no prefix.
@@ -83,7 +93,7 @@ def read_prefix(content: memoryview) -> int:
     return int(length)
 
 
-def read_message(metadata: memoryview) -> Message:
+def read_message(metadata: memoryview) -> ArrowMessage:
     """Parses the metadata of a message."""
     table = Table.root(metadata)
     kind = table.number(1, "<B")
@@ -91,12 +101,82 @@ def read_message(metadata: memoryview) -> Message:
     if body_bytes < 0:
         raise DamagedError(f"a body of {body_bytes} bytes")
     if kind != BATCH:
-        return Message(kind, body_bytes)
+        return ArrowMessage(kind, body_bytes)
     batch = table.table(2)
     rows = batch.number(0, "<q")
     if not 0 <= rows < 1 << 40:
         raise DamagedError(f"a record batch of {rows} rows")
-    return Message(kind, body_bytes, rows, batch.has(3))
+    return ArrowMessage(kind, body_bytes, rows, batch.has(3))
+
+
+class BatchParts(msgspec.Struct, frozen=True):
+    """What some columns have of the body of a record batch.
+
+    Attributes:
+        are_wanted: Which buffers of the batch they are: bool, shape (buffers,).
+        ranges: Half-open ranges of the body that have these buffers, in order.
+    """
+
+    are_wanted: NDArray[np.bool_]
+    ranges: list[tuple[int, int]]
+
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of the ranges."""
+        return sum(stop - start for start, stop in self.ranges)
+
+
+def find_parts(metadata: memoryview, counts: Sequence[tuple[int, int]], columns: Collection[int]) -> BatchParts:
+    """Finds the buffers of some columns in the body of a record batch; raises DamagedError.
+
+    Args:
+        metadata: The metadata of its message.
+        counts: For each column of the file, its buffers, and how many of its parts have a number of them more.
+        columns: Numbers of the wanted columns.
+    """
+    table = Table.root(metadata)
+    body_bytes = table.number(_BODY_BYTES, "<q")
+    buffers = table.table(2).structs(_BUFFERS, _BUFFER)
+    more = table.table(2).structs(_VIEW_COUNTS, _COUNT)["count"]
+    are_wanted = np.zeros(len(buffers), np.bool_)
+    at = 0
+    views = 0
+    for number, (count, view_count) in enumerate(counts):
+        stop = at + count + int(more[views : views + view_count].sum())
+        are_wanted[at:stop] = number in columns
+        at = stop
+        views += view_count
+    if at != len(buffers) or views != len(more):
+        raise DamagedError(f"a record batch of {len(buffers)} buffers; its columns have {at}")
+    ranges: list[tuple[int, int]] = []
+    for start, length in sorted(buffers[are_wanted].tolist()):
+        if start < 0 or length < 0 or start + length > body_bytes:
+            raise DamagedError(f"a buffer of {length} bytes at byte {start} of a body of {body_bytes} bytes")
+        stop = min(body_bytes, start + length + -length % _ALIGNMENT)
+        if ranges and start - ranges[-1][1] < _PADDING_BYTES:
+            ranges[-1] = (ranges[-1][0], max(stop, ranges[-1][1]))
+        elif length:
+            ranges.append((start, stop))
+    return BatchParts(are_wanted, ranges)
+
+
+def cut_batch(metadata: memoryview, parts: BatchParts) -> bytes:
+    """Returns the metadata of a record batch whose body has these parts of it alone; other buffers become empty."""
+    content = bytearray(metadata)
+    table = Table.root(memoryview(content))
+    # A view of the content.
+    buffers = table.table(2).structs(_BUFFERS, _BUFFER)
+    starts = np.array([start for start, _ in parts.ranges], np.int64)
+    lengths = np.array([stop - start for start, stop in parts.ranges], np.int64)
+    if len(starts):
+        numbers = np.maximum(np.searchsorted(starts, buffers["offset"], "right") - 1, 0)
+        buffers["offset"] += (np.cumsum(lengths) - lengths - starts)[numbers]
+    is_empty = ~parts.are_wanted | (buffers["length"] == 0)
+    buffers["offset"][is_empty] = 0
+    buffers["length"][is_empty] = 0
+    if place := table.find_field(_BODY_BYTES):
+        content[place : place + 8] = parts.body_bytes.to_bytes(8, "little")
+    return bytes(content)
 
 
 def schema_of(metadata: memoryview) -> Table:
@@ -119,11 +199,29 @@ def footer_bytes(tail: memoryview) -> int:
 
 def schema_message(footer: memoryview) -> bytes:
     """Returns the schema of a footer as the first message of a stream: a table that points into the footer."""
-    at = len(_MESSAGE) + Table.root(footer).table(1).place
-    header = (at - _HEADER_AT).to_bytes(4, "little")
-    content = _MESSAGE[:_HEADER_AT] + header + _MESSAGE[_HEADER_AT + 4 :] + footer
-    content += bytes(-len(content) % 8)
-    return _PREFIX.pack(_CONTINUES, len(content)) + content
+    return _make_schema_message(footer, Table.root(footer).table(1).place)
+
+
+def cut_schema_message(footer: memoryview) -> bytes:
+    """Returns the schema of a footer as `schema_message` does, without the places of batches, as far as it can be cut.
+
+    What a table refers to is behind it, because FlatBuffers are written from their end. The places are before the
+    schema (Arrow C++) or behind it (arrow-rs, polars). The caller compares the result with the whole.
+    """
+    table = Table.root(footer)
+    schema = table.table(1)
+    start = schema.start // _ALIGNMENT * _ALIGNMENT
+    places = [table.find_structs(field) - 4 for field in (_DICTIONARIES, _BATCHES)]
+    stop = min((place for place in places if place > start), default=len(footer))
+    return _make_schema_message(footer[start:stop], schema.place - start)
+
+
+def _make_schema_message(content: memoryview, place: int) -> bytes:
+    """Returns a message whose schema is the table at a place of the content."""
+    header = (len(_MESSAGE) + place - _HEADER_AT).to_bytes(4, "little")
+    metadata = _MESSAGE[:_HEADER_AT] + header + _MESSAGE[_HEADER_AT + 4 :] + content
+    metadata += bytes(-len(metadata) % _ALIGNMENT)
+    return _PREFIX.pack(_CONTINUES, len(metadata)) + metadata
 
 
 def read_footer(footer: memoryview) -> tuple[NDArray[np.void], NDArray[np.void]]:

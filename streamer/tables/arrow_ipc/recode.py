@@ -9,14 +9,14 @@ import numpy as np
 import pyarrow as pa
 
 from streamer.formats.base import Facts, Records
-from streamer.formats.table.writer import decoding, write_records
-from streamer.tables.arrow_ipc.columns import Columns
-from streamer.tables.arrow_ipc.messages import FILE_HINT, OWN_SCHEMA, FileHint
-from streamer.tables.arrow_ipc.schema import read_schema
+from streamer.formats.table.writer import catch_decode_errors, write_records
+from streamer.tables.arrow_ipc import messages
+from streamer.tables.arrow_ipc.messages import FILE_HINT, OWN_SCHEMA, ArrowFileHint
+from streamer.tables.arrow_ipc.schema import ArrowColumns, read_schema
 from streamer.tables.parquet.columns import column_of, constant_column
-from streamer.tables.parquet.schema import Node
+from streamer.tables.parquet.schema import SchemaNode
 
-_FILE_HINT = msgspec.msgpack.Decoder(FileHint)
+_FILE_HINT = msgspec.msgpack.Decoder(ArrowFileHint)
 _TIMES = {32: pa.int32(), 64: pa.int64()}
 
 
@@ -24,25 +24,33 @@ class BatchRecoder:
     """Makes records of record batches."""
 
     def __init__(self, facts: Facts) -> None:
-        self._columns = Columns.of(facts)
+        self._columns = ArrowColumns.of(facts)
         self._fields = facts.fields
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Decodes record batches; see `messages.DICTIONARIES` and `FILE_HINT` for the hint."""
-        with decoding(content, samples, "Arrow"):
+        with catch_decode_errors(content, samples, "Arrow"):
             if hint.startswith(FILE_HINT):
                 file = _FILE_HINT.decode(hint[len(FILE_HINT) :])
             else:
                 dictionaries, _, own = hint.partition(OWN_SCHEMA)
-                file = FileHint(bool(dictionaries), own, [])
+                file = ArrowFileHint(bool(dictionaries), own, [])
             message = memoryview(file.schema) if file.schema else self._columns.message
             schema = read_schema(message) if file.schema else self._columns.first
             nodes = self._columns.nodes(schema)
-            batches = read_batches(message, content, dictionaries=file.has_dictionaries)
-            return joined(batches, samples, lambda batch: self._write(batch, nodes, file, schema.root.primitives))
+            if self._columns.names:
+                numbers = self._columns.find_numbers(schema)
+                batches = read_columns(message, content, schema.buffers, numbers)
+            else:
+                batches = read_batches(message, content, dictionaries=file.has_dictionaries)
+            return join_batches(batches, samples, lambda batch: self._write(batch, nodes, file, schema.root.primitives))
 
     def _write(
-        self, batch: pa.RecordBatch, nodes: Sequence[tuple[Node | None, Node]], file: FileHint, primitives: int
+        self,
+        batch: pa.RecordBatch,
+        nodes: Sequence[tuple[SchemaNode | None, SchemaNode]],
+        file: ArrowFileHint,
+        primitives: int,
     ) -> Records:
         """Makes the records of a batch of a file, whose nodes of the fields these are."""
         rows = batch.num_rows
@@ -114,7 +122,9 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def joined(batches: Sequence[pa.RecordBatch], samples: int, write: Callable[[pa.RecordBatch], Records]) -> Records:
+def join_batches(
+    batches: Sequence[pa.RecordBatch], samples: int, write: Callable[[pa.RecordBatch], Records]
+) -> Records:
     """Joins the records that `write` makes of each batch; raises ValueError if they are not `samples` rows."""
     if (rows := sum(batch.num_rows for batch in batches)) != samples:
         raise ValueError(f"{rows} rows, expected {samples}")
@@ -140,12 +150,52 @@ def read_batches(schema: memoryview, content: memoryview, *, dictionaries: bool 
         batches = []
         while source.tell() < source.size():
             batches.append(pa.ipc.read_record_batch(pa.ipc.read_message(source), columns))
+    _check_batches(batches)
+    return batches
+
+
+def read_columns(
+    schema: memoryview, content: memoryview, buffers: Sequence[tuple[int, int]], columns: Sequence[int]
+) -> list[pa.RecordBatch]:
+    """Reads columns of record batches, whose bodies have the buffers of these alone; raises as `read_batches`.
+
+    Args:
+        schema: The message of the schema.
+        content: Messages that follow each other; dictionaries are whole.
+        buffers: Buffers of each column of the file; see `Schema`.
+        columns: Numbers of the columns.
+    """
+    stream: list[bytes | memoryview] = [schema]
+    at = 0
+    while at < len(content):
+        body = at + messages.PREFIX_BYTES + messages.read_prefix(content[at:])
+        metadata = content[at + messages.PREFIX_BYTES : body]
+        message = messages.read_message(metadata)
+        if message.kind == messages.BATCH:
+            parts = messages.find_parts(metadata, buffers, columns)
+            stop = body + parts.body_bytes
+            stream += [content[at : at + messages.PREFIX_BYTES], messages.cut_batch(metadata, parts)]
+        else:
+            stop = body + message.body_bytes
+            stream.append(content[at:body])
+        if stop > len(content):
+            raise ValueError(f"a message that ends at byte {stop} of {len(content)}")
+        stream.append(content[body:stop])
+        at = stop
+    options = pa.ipc.IpcReadOptions(included_fields=[*columns])
+    with pa.ipc.open_stream(pa.py_buffer(b"".join(stream)), options=options) as reader:
+        batches = list(reader)
+    _check_batches(batches)
+    return batches
+
+
+def _check_batches(batches: Sequence[pa.RecordBatch]) -> None:
+    """Refuses batches with a place outside of them."""
     for batch in batches:
         # Nothing is read out of a batch before it is known that all places in it are inside of it.
         batch.validate(full=True)
         for column in batch.columns:
             _check_views(column)
-    return batches
 
 
 def _check_views(values: pa.Array) -> None:

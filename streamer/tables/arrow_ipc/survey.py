@@ -8,7 +8,7 @@ index says so, or leaves it out.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -16,15 +16,15 @@ from streamer.errors import ManifestError
 from streamer.formats.base import Facts, FieldSpec
 from streamer.formats.failures import DamagedError, UnreadError, damaged, refused
 from streamer.formats.reading import Reading, read_range, read_ranges
-from streamer.formats.table.partitions import partition_fields, partition_key, read_partitions
+from streamer.formats.table.partitions import find_path_problems, partition_fields, partition_key
 from streamer.formats.table.schema_memory import SchemaMemory
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Need, Source, Survey, SurveyContext
 from streamer.tables.arrow_ipc import messages
 from streamer.tables.arrow_ipc.messages import BATCH, END_BYTES, PREFIX_BYTES, read_message, read_prefix
 from streamer.tables.arrow_ipc.schema import Schema, read_schema
-from streamer.tables.parquet.schema import Element, classes_of, tree
-from streamer.tables.parquet.union import SchemaUnion
+from streamer.tables.parquet.facts import SchemaUnion
+from streamer.tables.parquet.schema import Element, tree
 
 # Raise the number when the schema of a file is read in another way.
 _RULE = "arrow-1"
@@ -33,7 +33,7 @@ _HEAD_BYTES = 64 << 10
 _BATCH_FILES = 256
 # Schemas and footers that are kept for the index.
 _MAX_KEPT_BYTES = 64 << 20
-_REMEDY = "name the files that agree, or write the column anew"
+_REMEDY = "name the files that agree, or the columns that do (columns=), or write the column anew"
 
 
 class FileHead(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class FileHead(msgspec.Struct, frozen=True):
     has_rows: bool = True
 
 
-class FileNotes(msgspec.Struct, frozen=True, array_like=True):
+class ArrowFileNotes(msgspec.Struct, frozen=True, array_like=True):
     """What the survey tells the index of a file.
 
     Attributes:
@@ -64,7 +64,7 @@ class FileNotes(msgspec.Struct, frozen=True, array_like=True):
     key: str = ""
 
 
-class _Columns(msgspec.Struct, frozen=True, array_like=True):
+class _KnownColumns(msgspec.Struct, frozen=True, array_like=True):
     """The columns of a file, as they are remembered; see `Schema`."""
 
     types: list[str]
@@ -74,26 +74,30 @@ class _Columns(msgspec.Struct, frozen=True, array_like=True):
     has_rows: bool
 
 
-_COLUMNS = msgspec.msgpack.Decoder(_Columns)
+_COLUMNS = msgspec.msgpack.Decoder(_KnownColumns)
 
 
-def survey_files(records: Sequence[ObjectRecord], context: SurveyContext | None) -> Reading[Survey]:
+def survey_files(
+    records: Sequence[ObjectRecord], names: Sequence[str], context: SurveyContext | None = None
+) -> Reading[Survey]:
     """Reads the schemas of the files that no survey before has read.
 
     Args:
         records: The files.
+        names: Names of the wanted fields; all are wanted if there are none.
         context: What else is known; None if paths have no partitions.
 
     Raises:
+        ConfigError: No file has a field of a wanted name.
         ManifestError: No file can be read, or two columns are one field.
     """
     memory = SchemaMemory(_RULE, context.memories if context else ())
     keys = {record.url: partition_key(record.url, context.base) for record in records} if context else {}
-    problems: dict[str, str] = {}
-    partitions = partition_fields(_readable(keys, problems))
+    problems = find_path_problems(keys)
+    partitions = partition_fields(key for url, key in keys.items() if url not in problems)
     kept: dict[str, FileHead] = {}
     kept_bytes = 0
-    found: list[tuple[ObjectRecord, _Columns]] = []
+    found: list[tuple[ObjectRecord, _KnownColumns]] = []
     failure: ManifestError | None = None
     for start in range(0, len(records), _BATCH_FILES):
         some = records[start : start + _BATCH_FILES]
@@ -121,57 +125,58 @@ def survey_files(records: Sequence[ObjectRecord], context: SurveyContext | None)
     # Files whose first one has no rows are described by it where it has the same columns.
     first = found[0] if found[0][1].types == counted[0][1].types else counted[0]
     head = kept.get(first[0].url) or (yield from read_head(first[0]))
-    facts = _describe(first, head, counted, partitions, problems)
+    facts = _describe(counted, first, head, names=names, partitions=partitions, problems=problems)
     sources = []
     for record in records:
         key = keys[record.url] if partitions else ""
-        notes = FileNotes(kept.get(record.url), problems.get(record.url, ""), key)
+        notes = ArrowFileNotes(kept.get(record.url), problems.get(record.url, ""), key)
         sources.append(Source(record, msgspec.msgpack.encode(notes)))
     return Survey(sources, facts, memory=memory.encode())
 
 
-def _readable(keys: Mapping[str, str], problems: dict[str, str]) -> list[str]:
-    """Returns the paths whose partitions can be read, and notes why others cannot."""
-    found = []
-    for url, key in keys.items():
-        try:
-            read_partitions(key)
-            found.append(key)
-        except ValueError as error:
-            problems[url] = f"has a path that cannot be read: {error}"
-    return found
-
-
 def _describe(
-    first: tuple[ObjectRecord, _Columns],
+    counted: Sequence[tuple[ObjectRecord, _KnownColumns]],
+    first: tuple[ObjectRecord, _KnownColumns],
     head: FileHead,
-    counted: Sequence[tuple[ObjectRecord, _Columns]],
+    *,
+    names: Sequence[str],
     partitions: Sequence[FieldSpec],
     problems: dict[str, str],
 ) -> Facts:
-    """Returns the facts about the files that have rows, and notes which of them do not fit."""
-    record, columns = first
-    union = SchemaUnion((), _REMEDY)
-    # Facts of columns that are one field are an error.
-    union.add(record, tree(columns.elements, dict(columns.logicals)), columns.features)
-    union.facts(partitions)
+    """Returns the facts about the files that have rows, and notes which of them do not fit.
+
+    Args:
+        counted: Files that have rows.
+        first: File that describes those whose columns are the same.
+        head: Head of that file.
+        names: Names of the wanted fields; all are wanted if there are none.
+        partitions: Fields that the paths have.
+        problems: Why a file does not fit, by its url; added to.
+    """
+    is_uniform = all(each.types == first[1].types for _, each in counted)
+    union = SchemaUnion(names, _REMEDY)
+    for record, own in [first] if is_uniform else counted:
+        if problem := union.add(record, tree(own.elements, dict(own.logicals)), own.features):
+            problems.setdefault(record.url, problem)
+    found = union.facts(partitions)
     notes: dict[str, object] = {"schema": b64encode(head.message).decode()}
-    if all(each.types == columns.types for _, each in counted):
-        schema = read_schema(memoryview(head.message))
-        fields = (*(field.spec for field in schema.fields), *partitions)
-        return Facts(fields, notes, classes_of(schema.fields))
-    union = SchemaUnion((), _REMEDY)
-    for each, own in counted:
-        if problem := union.add(each, tree(own.elements, dict(own.logicals)), own.features):
-            problems.setdefault(each.url, problem)
-    united = union.facts(partitions)
-    return Facts(united.fields, {**notes, "united": united.notes}, united.classes)
+    if names:
+        notes["columns"] = [*names]
+    if not is_uniform:
+        notes["united"] = found.notes
+    return Facts(found.fields, notes, found.classes)
 
 
 def _encode(record: ObjectRecord, head: FileHead) -> bytes:
     schema = _parse(record, head)
     logicals = [*schema.root.logicals().items()]
-    columns = _Columns(schema.types, schema.root.elements(), logicals, schema.features, head.has_rows)
+    columns = _KnownColumns(
+        types=schema.types,
+        elements=schema.root.elements(),
+        logicals=logicals,
+        features=schema.features,
+        has_rows=head.has_rows,
+    )
     return msgspec.msgpack.encode(columns)
 
 

@@ -16,8 +16,7 @@ from streamer.formats.failures import DamagedError
 from streamer.formats.reading import Reading
 from streamer.tables.arrays.tiles import Int64Array, Tiles
 from streamer.tables.hdf5 import messages
-from streamer.tables.hdf5.held import UNDEFINED, Cursor, Held
-from streamer.tables.hdf5.messages import Layout
+from streamer.tables.hdf5.messages import UNDEFINED, Cursor, HeldBytes, Layout
 from streamer.tables.hdf5.objects import CHUNKS, read_btree
 
 # Addresses, lengths and masks of chunks, by their number in the grid.
@@ -35,7 +34,7 @@ _FEW_CHUNKS = 1 << 16
 
 
 def find_chunks(
-    held: Held, layout: Layout, shape: tuple[int, ...], item_bytes: int, *, filtered: bool
+    held: HeldBytes, layout: Layout, shape: tuple[int, ...], item_bytes: int, *, filtered: bool
 ) -> Reading[Tiles]:
     """Finds the chunks of a dataset that were written; if it has filters, their lengths differ."""
     chunk = layout.chunk
@@ -46,7 +45,13 @@ def find_chunks(
         raise DamagedError(f"{count} chunks of shape {chunk}, more than the file has", layout.address)
     chunk_bytes = item_bytes * math.prod(chunk)
     if layout.address == UNDEFINED or not count:
-        return _tiles(held, layout, shape, np.empty((0, len(shape)), np.int64), np.empty(0, _ELEMENT))
+        return _tiles(
+            held=held,
+            layout=layout,
+            shape=shape,
+            origins=np.empty((0, len(shape)), np.int64),
+            elements=np.empty(0, _ELEMENT),
+        )
     if layout.index == messages.BTREE:
         key = np.dtype([("length", "<u4"), ("mask", "<u4"), ("offset", "<i8", (len(shape) + 1,))])
         entries = yield from read_btree(held, layout.address, CHUNKS, key)
@@ -61,10 +66,10 @@ def find_chunks(
         origins = np.stack(np.unravel_index(numbers, grid), axis=1) * np.array(chunk)
     if not filtered and (elements["length"] != chunk_bytes).any():
         raise DamagedError(f"chunks that are not {chunk_bytes} bytes long, and have no filters", layout.address)
-    return _tiles(held, layout, shape, origins, elements)
+    return _tiles(held=held, layout=layout, shape=shape, origins=origins, elements=elements)
 
 
-def _tiles(held: Held, layout: Layout, shape: tuple[int, ...], origins: Int64Array, elements: Elements) -> Tiles:
+def _tiles(held: HeldBytes, layout: Layout, shape: tuple[int, ...], origins: Int64Array, elements: Elements) -> Tiles:
     """Returns the chunks, sorted by their places in the dataset, and checked."""
     size = np.uint64(held.record.size - held.base)
     stops = elements["address"] + elements["length"]
@@ -82,7 +87,7 @@ def _tiles(held: Held, layout: Layout, shape: tuple[int, ...], origins: Int64Arr
     )
 
 
-def _elements(held: Held, layout: Layout, count: int, chunk_bytes: int, *, filtered: bool) -> Reading[Elements]:
+def _elements(held: HeldBytes, layout: Layout, count: int, chunk_bytes: int, *, filtered: bool) -> Reading[Elements]:
     """Finds all chunks by number; those that were not written have no address."""
     elements = np.empty(count, _ELEMENT)
     elements["address"] = UNDEFINED
@@ -93,7 +98,7 @@ def _elements(held: Held, layout: Layout, count: int, chunk_bytes: int, *, filte
     elif layout.index == messages.IMPLICIT:
         elements["address"] = layout.address + np.arange(count, dtype=np.uint64) * np.uint64(chunk_bytes)
     elif layout.index == messages.FIXED_ARRAY:
-        yield from _fixed_array(held, layout.address, elements)
+        yield from _walk_fixed_array(held, layout.address, elements)
     else:
         yield from _extensible_array(held, layout.address, elements)
     return elements
@@ -119,7 +124,7 @@ def _put(elements: Elements, first: int, raw: memoryview, entry: np.dtype[np.voi
         among["length"], among["mask"] = lengths.view("<u8")[:, 0], found["mask"]
 
 
-def _fixed_array(held: Held, address: int, elements: Elements) -> Reading[None]:
+def _walk_fixed_array(held: HeldBytes, address: int, elements: Elements) -> Reading[None]:
     head = Cursor((yield from held.read(address, 28)), address)
     head.expect(b"FAHD", (0,))
     client = head.number(1)
@@ -132,7 +137,7 @@ def _fixed_array(held: Held, address: int, elements: Elements) -> Reading[None]:
         raise DamagedError(f"an array of {count} elements for {len(elements)} chunks", address)
     per_page = 1 << page_bits
     if count <= per_page:
-        yield from _read_runs(held, elements, entry, [_Run(0, place + _BLOCK_HEAD_BYTES, count)])
+        yield from _read_runs(held, elements, entry, [_ChunkRun(0, place + _BLOCK_HEAD_BYTES, count)])
         return
     pages = -(-count // per_page)
     bitmap_bytes = -(-pages // 8)
@@ -140,7 +145,10 @@ def _fixed_array(held: Held, address: int, elements: Elements) -> Reading[None]:
     start.take(_BLOCK_HEAD_BYTES)
     first_page = place + _BLOCK_HEAD_BYTES + bitmap_bytes + _CHECKSUM_BYTES
     yield from _read_runs(
-        held, elements, entry, _pages(0, first_page, _bits(start.take(bitmap_bytes)), per_page, entry)
+        held,
+        elements,
+        entry,
+        _pages(first=0, place=first_page, written=_bits(start.take(bitmap_bytes)), per_page=per_page, entry=entry),
     )
 
 
@@ -163,7 +171,15 @@ class _Extensible(msgspec.Struct, frozen=True):
         if not (0 < bits <= _MOST_BITS and least > 0 and pointers > 1 and page_bits <= _MOST_BITS):
             raise DamagedError("an extensible array of no known shape", head.offset)
         head.take(48)
-        return cls(_entry(client, entry_bytes, head.offset), bits, own, least, pointers, page_bits, head.number())
+        return cls(
+            entry=_entry(client, entry_bytes, head.offset),
+            bits=bits,
+            own=own,
+            least=least,
+            pointers=pointers,
+            page_bits=page_bits,
+            index=head.number(),
+        )
 
     @property
     def block_head_bytes(self) -> int:
@@ -193,10 +209,10 @@ class _Extensible(msgspec.Struct, frozen=True):
             first += count * size
 
     def pages(self, size: int) -> int:
-        """Returns the number of pages of a data block with this many elements; 0: it is not divided."""
+        """Returns the number of pages of a data block with this many elements; 0 if it is not divided."""
         return size >> self.page_bits if size > 1 << self.page_bits else 0
 
-    def runs(self, first: int, addresses: Sequence[int], size: int, written: NDArray[np.uint8]) -> list[_Run]:
+    def runs(self, first: int, addresses: Sequence[int], size: int, written: NDArray[np.uint8]) -> list[_ChunkRun]:
         """Returns the runs of a group of data blocks; `written` has a bit for each page that was written."""
         found = []
         for number, address in enumerate(addresses):
@@ -206,19 +222,25 @@ class _Extensible(msgspec.Struct, frozen=True):
                 continue
             if pages := self.pages(size):
                 bits = written[number * pages : (number + 1) * pages]
-                found += _pages(start, place + _CHECKSUM_BYTES, bits, 1 << self.page_bits, self.entry)
+                found += _pages(
+                    first=start,
+                    place=place + _CHECKSUM_BYTES,
+                    written=bits,
+                    per_page=1 << self.page_bits,
+                    entry=self.entry,
+                )
             else:
-                found.append(_Run(start, place, size))
+                found.append(_ChunkRun(start, place, size))
         return found
 
 
-def _extensible_array(held: Held, address: int, elements: Elements) -> Reading[None]:
+def _extensible_array(held: HeldBytes, address: int, elements: Elements) -> Reading[None]:
     array = _Extensible.read(Cursor((yield from held.read(address, 72)), address))
     index = Cursor((yield from held.read(array.index, array.index_bytes)), array.index)
     index.expect(b"EAIB", (0,))
     index.take(_BLOCK_HEAD_BYTES - 5)
     _put(elements, 0, index.take(array.own * array.entry.itemsize), array.entry)
-    runs: list[_Run] = []
+    runs: list[_ChunkRun] = []
     places: list[tuple[int, int]] = []
     indirect: list[tuple[int, int, int, int]] = []
     for number, (first, count, size) in enumerate(array.groups(len(elements))):
@@ -246,13 +268,15 @@ def _bits(bitmap: memoryview) -> NDArray[np.uint8]:
     return np.unpackbits(np.frombuffer(bitmap, np.uint8))
 
 
-def _pages(first: int, place: int, written: NDArray[np.uint8], per_page: int, entry: np.dtype[np.void]) -> list[_Run]:
+def _pages(
+    first: int, place: int, written: NDArray[np.uint8], per_page: int, entry: np.dtype[np.void]
+) -> list[_ChunkRun]:
     """Returns the pages that were written."""
     step = per_page * entry.itemsize + _CHECKSUM_BYTES
-    return [_Run(first + n * per_page, place + n * step, per_page) for n in np.flatnonzero(written).tolist()]
+    return [_ChunkRun(first + n * per_page, place + n * step, per_page) for n in np.flatnonzero(written).tolist()]
 
 
-class _Run(msgspec.Struct, frozen=True):
+class _ChunkRun(msgspec.Struct, frozen=True):
     """Elements one after the other: number of the first, its address, and how many."""
 
     first: int
@@ -260,7 +284,9 @@ class _Run(msgspec.Struct, frozen=True):
     count: int
 
 
-def _read_runs(held: Held, elements: Elements, entry: np.dtype[np.void], runs: Sequence[_Run]) -> Reading[None]:
+def _read_runs(
+    held: HeldBytes, elements: Elements, entry: np.dtype[np.void], runs: Sequence[_ChunkRun]
+) -> Reading[None]:
     """Reads elements; those behind the last chunk are left out."""
     wanted = [run for run in runs if run.first < len(elements)]
     lengths = [min(run.count, len(elements) - run.first) * entry.itemsize for run in wanted]

@@ -12,9 +12,8 @@ import msgspec
 import numpy as np
 
 from streamer.errors import RecodeError
-from streamer.formats.packed.unpack import inflate
-from streamer.tables.arrays.recode import Array
-from streamer.tables.arrays.tiles import ColumnHint
+from streamer.formats.compressed import inflate
+from streamer.tables.arrays.tiles import Array, ColumnHint
 from streamer.tables.hdf5.messages import Filter
 
 DEFLATE = 1

@@ -18,24 +18,22 @@ from streamer.errors import ConfigError
 from streamer.formats.base import Block, Facts, Opener, Recoder
 from streamer.formats.failures import DamagedError, UnreadError, damaged, needing, refused
 from streamer.formats.reading import Asking, Reading, read_together
-from streamer.formats.windows.blocks import Piece, Pieces
-from streamer.formats.windows.format import RowFormat
+from streamer.formats.windows import RowFormat, RowPiece, RowPieces
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
 from streamer.tables.arrays import tiles
-from streamer.tables.arrays.recode import Decode, TileRecoder
-from streamer.tables.arrays.tiles import NO_TILES, ArraysError, Column, ColumnHint, Tiles
+from streamer.tables.arrays.tiles import NO_TILES, ArraysError, ColumnHint, Decode, TileColumn, TileRecoder, Tiles
 from streamer.tables.hdf5 import messages
 from streamer.tables.hdf5.chunks import find_chunks
 from streamer.tables.hdf5.filters import UNDO, FilteredChunks, filters_of
-from streamer.tables.hdf5.held import UNDEFINED, Held
+from streamer.tables.hdf5.messages import UNDEFINED, HeldBytes
 from streamer.tables.hdf5.objects import Header, Links, Path, read_group, read_header, read_root
 
 _CHOOSE = 'name the datasets that you want: HDF5(datasets={"image": "/images"})'
-# For a message.
+# A message names at most so many datasets.
 _MOST_NAMED = 20
 _MOST_LOOKED_AT = 100
-# As many libhdf5 follows.
+# libhdf5 follows as many.
 _MOST_LINKS = 16
 # Groups whose structures are read at once.
 _GROUPS_AT_ONCE = 64
@@ -45,7 +43,7 @@ _BYTES_PER_CHUNK = 200
 _BYTES_PER_DATASET = 16 << 10
 
 
-class _Dataset(msgspec.Struct, frozen=True):
+class _HDF5Dataset(msgspec.Struct, frozen=True):
     """The header of a dataset."""
 
     dtype: np.dtype[np.generic]
@@ -54,11 +52,11 @@ class _Dataset(msgspec.Struct, frozen=True):
     filters: tuple[messages.Filter, ...]
     fill: bytes
 
-    def column(self, tiles: Tiles = NO_TILES, base: int = 0) -> Column:
+    def column(self, tiles: Tiles = NO_TILES, base: int = 0) -> TileColumn:
         """Returns the rows of the dataset as a column."""
         if not self.layout.chunk:
-            return Column(self.dtype, self.shape, self.shape, tiles, base + self.layout.address, fill=self.fill)
-        return Column(self.dtype, self.shape, self.layout.chunk, tiles, codecs=self.filters, fill=self.fill)
+            return TileColumn(self.dtype, self.shape, self.shape, tiles, base + self.layout.address, fill=self.fill)
+        return TileColumn(self.dtype, self.shape, self.layout.chunk, tiles, codecs=self.filters, fill=self.fill)
 
 
 class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
@@ -72,7 +70,7 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
 
     name = "hdf5"
     numbered_keys = True
-    # Also of NetCDF 4 and of MATLAB 7.3.
+    # NetCDF 4 and MATLAB 7.3 write such files, too.
     endings = (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4", ".mat")
     datasets: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -94,7 +92,7 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
         first = accepted[0]
         there: list[str] = []
         with _errors_of(first, there):
-            count, (found,) = yield from self._read_groups(Held(first), there, limit=1)
+            count, (found,) = yield from self._read_groups(HeldBytes(first), there, limit=1)
             columns = {name: dataset.column() for name, dataset in found.items()}
             tiles.common_rows(columns)
         sizes = sum(record.size for record in accepted)
@@ -117,20 +115,20 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
                 if isinstance(item, Block) or item.start >= start:
                     yield item
 
-    def read_runs(self, source: Source, facts: Facts) -> Asking[list[list[Piece]]]:
+    def read_runs(self, source: Source, facts: Facts) -> Asking[list[list[RowPiece]]]:
         """Finds the rows of each episode: no window goes on over its end."""
         runs = []
         for columns in (yield from self._find_columns(source, facts)):
-            pieces = Pieces(source.chunk_bytes)
+            pieces = RowPieces(source.chunk_bytes)
             with _errors_of(source.record, ()):
                 for item in tiles.samples_of(columns, source.chunk_bytes):
                     pieces.add(item)
             runs.append(pieces.all())
         return runs
 
-    def _find_columns(self, source: Source, facts: Facts) -> Reading[list[dict[str, Column]]]:
+    def _find_columns(self, source: Source, facts: Facts) -> Reading[list[dict[str, TileColumn]]]:
         """Finds the columns of the file, or of each of its episodes; all of them have the kinds of the first file."""
-        held = Held(source.record)
+        held = HeldBytes(source.record)
         there: list[str] = []
         groups = []
         with _errors_of(source.record, there):
@@ -161,8 +159,8 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
         return TileRecoder(facts, _decoder)
 
     def _read_groups(
-        self, held: Held, there: list[str], limit: int | None = None
-    ) -> Reading[tuple[int, list[dict[str, _Dataset]]]]:
+        self, held: HeldBytes, there: list[str], limit: int | None = None
+    ) -> Reading[tuple[int, list[dict[str, _HDF5Dataset]]]]:
         """Reads the wanted datasets, by the name of their field, of each group if paths have a pattern.
 
         Returns:
@@ -181,7 +179,7 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
             if not pattern:
                 return 1, [(yield from self._choose(held, links))]
             names, inside = yield from _match_groups(held, links, pattern)
-            found: list[dict[str, _Dataset]] = []
+            found: list[dict[str, _HDF5Dataset]] = []
             for first in range(0, len(names[:limit]), _GROUPS_AT_ONCE):
                 some = names[:limit][first : first + _GROUPS_AT_ONCE]
                 found += yield from read_together(self._read_group(held, links, inside, name) for name in some)
@@ -190,9 +188,9 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
             there += yield from _paths(held, links)
             raise
 
-    def _read_group(self, held: Held, root: Links, inside: Links, group: str) -> Reading[dict[str, _Dataset]]:
+    def _read_group(self, held: HeldBytes, root: Links, inside: Links, group: str) -> Reading[dict[str, _HDF5Dataset]]:
         """Reads the wanted datasets of one of the groups that a pattern stands for."""
-        found: dict[str, _Dataset] = {}
+        found: dict[str, _HDF5Dataset] = {}
         for name, path in self.datasets.items():
             pattern, rest = _split_pattern(path)
             header, nested = yield from _walk(held, root, f"{group}/{rest}", inside)
@@ -201,8 +199,8 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
             found[name] = _dataset(f"{pattern.rpartition('/')[0]}/{group}/{rest}", header)
         return found
 
-    def _choose(self, held: Held, links: Links) -> Reading[dict[str, _Dataset]]:
-        found: dict[str, _Dataset] = {}
+    def _choose(self, held: HeldBytes, links: Links) -> Reading[dict[str, _HDF5Dataset]]:
+        found: dict[str, _HDF5Dataset] = {}
         if self.datasets:
             for name, path in self.datasets.items():
                 header, inside = yield from _walk(held, links, path)
@@ -235,7 +233,7 @@ def _split_pattern(path: str) -> tuple[str, str]:
     return ("", path) if place is None else ("/".join(parts[: place + 1]), "/".join(parts[place + 1 :]))
 
 
-def _match_groups(held: Held, links: Links, pattern: str) -> Reading[tuple[list[str], Links]]:
+def _match_groups(held: HeldBytes, links: Links, pattern: str) -> Reading[tuple[list[str], Links]]:
     """Returns the names of the groups that a pattern stands for, demo_2 before demo_10, and what is beside them."""
     above, _, last = pattern.rpartition("/")
     inside: Links | None = links
@@ -248,14 +246,14 @@ def _match_groups(held: Held, links: Links, pattern: str) -> Reading[tuple[list[
     return names, inside or {}
 
 
-def _read_columns(held: Held, datasets: Mapping[str, _Dataset]) -> Reading[dict[str, Column]]:
-    columns: dict[str, Column] = {}
+def _read_columns(held: HeldBytes, datasets: Mapping[str, _HDF5Dataset]) -> Reading[dict[str, TileColumn]]:
+    columns: dict[str, TileColumn] = {}
     for name, dataset in datasets.items():
         columns[name] = yield from _column(held, dataset)
     return columns
 
 
-def _walk(held: Held, root: Links, path: str, first: Links | None = None) -> Reading[tuple[Header, Links | None]]:
+def _walk(held: HeldBytes, root: Links, path: str, first: Links | None = None) -> Reading[tuple[Header, Links | None]]:
     """Reads the header of the object at a path, and what it has if it is a group; follows soft links.
 
     The path begins at the root group, or at a group that has the links `first`.
@@ -301,7 +299,7 @@ def _episodes(path: str, inside: Links) -> str:
     )
 
 
-def _paths(held: Held, links: Links) -> Reading[list[str]]:
+def _paths(held: HeldBytes, links: Links) -> Reading[list[str]]:
     """Returns the paths of the first datasets of a file, for a message."""
     found: list[str] = []
     queue = _addresses("", links)
@@ -322,7 +320,7 @@ def _addresses(path: str, inside: Links) -> list[tuple[str, int]]:
     return [(f"{path}/{name}", target) for name, target in sorted(inside.items()) if isinstance(target, int)]
 
 
-def _dataset(path: str, header: Header) -> _Dataset:
+def _dataset(path: str, header: Header) -> _HDF5Dataset:
     """Parses the header of a dataset; errors name the dataset."""
     space, kind, layout = (header.of(each) for each in (messages.DATASPACE, messages.DATATYPE, messages.LAYOUT))
     if space is None or kind is None or layout is None:
@@ -334,7 +332,7 @@ def _dataset(path: str, header: Header) -> _Dataset:
         dtype = messages.read_datatype(kind)
         filters = header.of(messages.FILTERS)
         fill = header.of(messages.FILL)
-        return _Dataset(
+        return _HDF5Dataset(
             dtype,
             shape or (),
             messages.read_layout(layout, dtype.itemsize),
@@ -345,7 +343,7 @@ def _dataset(path: str, header: Header) -> _Dataset:
         raise UnreadError(f"dataset {path!r} with {error}", header.address) from error
 
 
-def _column(held: Held, dataset: _Dataset) -> Reading[Column]:
+def _column(held: HeldBytes, dataset: _HDF5Dataset) -> Reading[TileColumn]:
     """Finds the rows of a dataset, and the places of its chunks."""
     column = dataset.column(base=held.base)
     layout = dataset.layout
@@ -354,10 +352,10 @@ def _column(held: Held, dataset: _Dataset) -> Reading[Column]:
         length = column.shape[0] * column.row_bytes
         if length and layout.address == UNDEFINED:
             # Nothing was written: h5py reads the fill value.
-            return Column(
+            return TileColumn(
                 dataset.dtype, dataset.shape, dataset.shape, tiles.no_tiles(len(dataset.shape)), fill=dataset.fill
             )
-        # Of no rows, libraries write no place.
+        # Libraries write no place of no rows.
         if length and column.start + length > held.record.size:
             raise ArraysError(f"its {length} bytes are behind the end of the file, which is cut off")
         return column
@@ -371,8 +369,8 @@ def _decoder(dtype: np.dtype[np.generic], column: ColumnHint) -> Decode:
     if all(each.number in UNDO for each in filters_of(column)):
         return FilteredChunks(dtype, column)
     with needing("this HDF5 dataset has filters that only h5py decodes", "hdf5"):
-        from streamer.tables.hdf5.recode import ChunkDecoder
-    return ChunkDecoder(dtype, column)
+        from streamer.tables.hdf5.recode import HDF5ChunkDecoder
+    return HDF5ChunkDecoder(dtype, column)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from streamer.formats.failures import DamagedError, UnreadError
 from streamer.formats.reading import Reading
 from streamer.tables.hdf5 import messages
-from streamer.tables.hdf5.held import HEAD_BYTES, UNDEFINED, Cursor, Held
+from streamer.tables.hdf5.messages import HEAD_BYTES, UNDEFINED, Cursor, HeldBytes
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 # MATLAB has 512 bytes of its own before it.
@@ -45,7 +45,7 @@ class Path(msgspec.Struct, frozen=True):
     path: str
 
 
-# What a group has by name: the addresses of objects, and soft links.
+# A group has by name the addresses of objects, and soft links.
 Links: TypeAlias = dict[str, int | Path]
 
 
@@ -60,7 +60,7 @@ class Header(msgspec.Struct, frozen=True):
         return next((Cursor(message.content, message.offset) for number, message in self.found if number == kind), None)
 
 
-def read_root(held: Held) -> Reading[int]:
+def read_root(held: HeldBytes) -> Reading[int]:
     """Returns the address of the root group's header."""
     head = yield from held.read(0, HEAD_BYTES)
     place = next((place for place in _PLACES if head[place : place + 8] == SIGNATURE), -1)
@@ -79,7 +79,7 @@ def read_root(held: Held) -> Reading[int]:
     # Something was put before the file, where it does not say so itself.
     moved = place - block.number()
     held.base = place
-    # Its extension, or where free space is.
+    # The address of its extension, or of free space.
     block.take(8)
     stop = block.number() + moved
     if stop > held.record.size:
@@ -89,11 +89,11 @@ def read_root(held: Held) -> Reading[int]:
     return block.number()
 
 
-def read_header(held: Held, address: int) -> Reading[Header]:
+def read_header(held: HeldBytes, address: int) -> Reading[Header]:
     """Returns the messages of an object header, of all its blocks."""
     start = yield from held.read(address, _HEADER_BYTES)
     prefix = Cursor(start, address)
-    # With flag 4, messages of version 2 say in which order they were made.
+    # Messages of version 2 with flag 4 say in which order they were made.
     if bytes(start[:4]) == b"OHDR":
         prefix.expect(b"OHDR", (2,))
         flags = prefix.number(1)
@@ -147,8 +147,8 @@ def _messages_of(block: Cursor, version: int, head_bytes: int) -> list[Message]:
     return found
 
 
-def read_group(held: Held, header: Header) -> Reading[Links | None]:
-    """Returns the addresses of a group's objects, by name; None: the object is not a group."""
+def read_group(held: HeldBytes, header: Header) -> Reading[Links | None]:
+    """Returns the addresses of a group's objects, by name; None if the object is not a group."""
     table = header.of(messages.SYMBOL_TABLE)
     if table is not None:
         return (yield from _read_symbols(held, table.number(), table.number()))
@@ -180,7 +180,7 @@ def _link(message: Cursor) -> tuple[str, int | Path]:
     return name, Path(_text(message.take(message.number(2))) if kind == _SOFT_LINK else "")
 
 
-def _read_symbols(held: Held, tree: int, heap: int) -> Reading[Links]:
+def _read_symbols(held: HeldBytes, tree: int, heap: int) -> Reading[Links]:
     """Returns the links of a group in the older layout: a B-tree of tables of symbols, and a heap of names."""
     head = Cursor((yield from held.read(heap, _HEAP_HEAD_BYTES)), heap)
     head.expect(b"HEAP", (0,))
@@ -220,7 +220,7 @@ def _text(raw: memoryview | bytes) -> str:
     return str(bytes(raw), "utf-8", "surrogateescape")
 
 
-def read_btree(held: Held, root: int, kind: int, key: np.dtype[np.generic]) -> Reading[NDArray[np.void]]:
+def read_btree(held: HeldBytes, root: int, kind: int, key: np.dtype[np.generic]) -> Reading[NDArray[np.void]]:
     """Reads the leaves of a B-tree of version 1, a level at once: entries with a "key" and the address of a "child"."""
     entry = np.dtype([("key", key), ("child", "<u8")])
     nodes = [root]

@@ -9,8 +9,7 @@ import h5py
 import numpy as np
 
 from streamer.errors import RecodeError
-from streamer.tables.arrays.recode import Array
-from streamer.tables.arrays.tiles import ColumnHint
+from streamer.tables.arrays.tiles import Array, ColumnHint
 from streamer.tables.hdf5.filters import filters_of
 
 with suppress(ImportError):
@@ -25,7 +24,7 @@ _HAS_FILL = 7
 _names = count()
 
 
-class ChunkDecoder:
+class HDF5ChunkDecoder:
     """Decodes chunks of one shape, through datasets in memory with one chunk; raises RecodeError without a filter."""
 
     def __init__(self, dtype: np.dtype[np.generic], column: ColumnHint) -> None:

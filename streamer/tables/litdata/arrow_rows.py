@@ -16,8 +16,15 @@ from numpy.typing import NDArray
 
 from streamer.formats.base import FieldSpec, Records
 from streamer.formats.table.records import fixed_dtype
-from streamer.formats.table.writer import Column, bytes_column, decoding, listed_column, nulls_of, write_records
-from streamer.tables.arrow_ipc.recode import joined, read_batches
+from streamer.formats.table.writer import (
+    Column,
+    bytes_column,
+    catch_decode_errors,
+    make_bytes_column,
+    nulls_of,
+    write_records,
+)
+from streamer.tables.arrow_ipc.recode import join_batches, read_batches
 
 # How a nested value is written; see `streamer.tables.foreign.decode_value`.
 INTEGERS = b"i"
@@ -33,10 +40,10 @@ class ArrowRecoder:
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Decodes record batches, before which is their schema."""
-        with decoding(content, samples, "LitData"):
+        with catch_decode_errors(content, samples, "LitData"):
             (schema_bytes,) = struct.unpack("<q", hint)
             batches = read_batches(content[:schema_bytes], content[schema_bytes:])
-            return joined(batches, samples, self._records)
+            return join_batches(batches, samples, self._records)
 
     def _records(self, batch: pa.RecordBatch) -> Records:
         names = batch.schema.names
@@ -60,10 +67,10 @@ def _column(field: FieldSpec, values: pa.Array | None, rows: int) -> Column:
         return Column(numbers.to_numpy(zero_copy_only=False), nulls=nulls_of(values))
     if field.kind in {"txt", "bytes"}:
         return bytes_column(values.cast(pa.large_string() if field.kind == "txt" else pa.large_binary()))
-    return _nested(values)
+    return _encode_values(values)
 
 
-def _nested(values: pa.Array) -> Column:
+def _encode_values(values: pa.Array) -> Column:
     kind = values.type
     if pa.types.is_list(kind) and not values.null_count and not values.values.null_count:
         if pa.types.is_int64(kind.value_type):
@@ -71,7 +78,7 @@ def _nested(values: pa.Array) -> Column:
         if pa.types.is_float64(kind.value_type):
             return _numbers(values, FLOATS)
     rows = values.to_pylist()
-    return listed_column([None if value is None else PACKED + msgspec.msgpack.encode(value) for value in rows])
+    return make_bytes_column([None if value is None else PACKED + msgspec.msgpack.encode(value) for value in rows])
 
 
 def _numbers(values: pa.ListArray, tag: bytes) -> Column:

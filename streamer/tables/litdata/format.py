@@ -21,16 +21,23 @@ import msgspec
 import numpy as np
 
 from streamer.formats.base import Block, Facts, FieldSpec, Format, Opener, Recoder
+from streamer.formats.compressed import check_library
 from streamer.formats.failures import damaged, needing
-from streamer.formats.packed.unpack import check_installed
 from streamer.formats.reading import read_range, spans_between
 from streamer.formats.table.records import TableOpener
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Source, Span, Survey, Surveying
-from streamer.tables.index_json import Listed, head_bytes, index_offsets, read_indexes
-from streamer.tables.litdata.arrow_chunks import ARROW_END, arrow_blocks, tail_bytes
-from streamer.tables.litdata.frames import frame_blocks, table_bytes
-from streamer.tables.litdata.items import ItemOpener, ItemRecoder, RunRecoder
+from streamer.tables.index_json import ListedChunks, head_bytes, index_offsets, read_indexes
+from streamer.tables.litdata.items import (
+    ARROW_END,
+    ItemOpener,
+    ItemRecoder,
+    RunRecoder,
+    arrow_blocks,
+    frame_blocks,
+    table_bytes,
+    tail_bytes,
+)
 from streamer.tables.litdata.leaves import column_specs, item_specs
 
 _CHUNK = re.compile(r"(?:.*/)?chunk-\d+-\d+(\.[\w:]+)?\.bin")
@@ -59,14 +66,14 @@ class _Chunk(msgspec.Struct):
     chunk_bytes: _Count
 
 
-class _Index(msgspec.Struct):
+class _LitDataIndex(msgspec.Struct):
     chunks: list[_Chunk]
     config: _Config
 
 
 # Notes of a chunk: its items, and its bytes before it was compressed as a whole.
 _NOTES = msgspec.json.Decoder(tuple[int, int])
-_INDEX = msgspec.json.Decoder(_Index)
+_INDEX = msgspec.json.Decoder(_LitDataIndex)
 
 
 class LitData(Format, frozen=True, forbid_unknown_fields=True):
@@ -90,7 +97,7 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
             accepted, others, _INDEX.decode, lambda index: (chunk.filename for chunk in index.chunks)
         )
         found = [(listed, chunk, _record_of(listed, chunk)) for listed, index in indexes for chunk in index.chunks]
-        layout = _named_layout(indexes[0][1].config, found[0][1]) if found else "items"
+        layout = _find_layout(indexes[0][1].config, found[0][1]) if found else "items"
         if not layout:
             first = found[0][2]
             end = yield from read_range(max(0, first.size - len(ARROW_END)), first.size, first)
@@ -145,19 +152,19 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
             with needing("Arrow chunks of LitData are decoded with pyarrow", "parquet"):
                 from streamer.tables.litdata.arrow_rows import ArrowRecoder
             return ArrowRecoder(facts.fields)
-        check_installed("zstd")
+        check_library("zstd")
         return RunRecoder() if facts.notes["layout"] == "frames" else ItemRecoder(facts.notes["sample_bytes"])
 
 
-def _record_of(listed: Listed, chunk: _Chunk) -> ObjectRecord:
+def _record_of(listed: ListedChunks, chunk: _Chunk) -> ObjectRecord:
     record = listed.find(chunk.filename)
     if record is None:
         raise listed.refusal(f"{chunk.filename} is not among the {len(listed.objects)} chunks below its folder")
     return record
 
 
-def _named_layout(config: _Config, chunk: _Chunk) -> str:
-    """Returns the layout as far as names tell it; "": its chunks must be looked at."""
+def _find_layout(config: _Config, chunk: _Chunk) -> str:
+    """Returns the layout as far as names tell it; "" if its chunks must be looked at."""
     if (match := _CHUNK.fullmatch(chunk.filename)) is not None and match[1]:
         return "packed"
     if config.item_loader == _TOKENS:
@@ -165,7 +172,7 @@ def _named_layout(config: _Config, chunk: _Chunk) -> str:
     return {"batch": "frames", "sample": "packed items"}.get(config.compression_level or "", "")
 
 
-def _facts(listed: Listed, config: _Config, layout: str, block_size: int | None) -> Facts:
+def _facts(listed: ListedChunks, config: _Config, layout: str, block_size: int | None) -> Facts:
     if config.encryption:
         raise listed.refusal("its chunks are encrypted, which is not read")
     if config.data_format is None or config.data_spec is None:
@@ -188,8 +195,8 @@ def _facts(listed: Listed, config: _Config, layout: str, block_size: int | None)
     return Facts(fields, notes)
 
 
-def _sample_bytes(listed: Listed, fields: Sequence[FieldSpec], tokens: bool, block_size: int | None) -> int:
-    """Returns the bytes of a sample of `block_size` tokens; 0: samples are the written items."""
+def _sample_bytes(listed: ListedChunks, fields: Sequence[FieldSpec], tokens: bool, block_size: int | None) -> int:
+    """Returns the bytes of a sample of `block_size` tokens; 0 if samples are the written items."""
     if block_size is None:
         return 0
     if not tokens or len(fields) != 1 or not fields[0].kind.endswith("[]"):

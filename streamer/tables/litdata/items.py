@@ -1,21 +1,170 @@
-"""Opens LitData's items, and unpacks them where they are compressed together."""
+"""Opens LitData's items, and finds blocks of them in chunks of frames and in Arrow chunks.
+
+A chunk of frames has a table, and runs of items that are compressed with Zstandard together: magic, uint16 version and
+flags, uint32 items, run and frames; uint32 starts of the items among the decompressed ones; for each frame uint32 first
+item and items, uint64 place, uint32 length and decompressed length; the frames.
+
+An Arrow chunk has the head of a chunk of items (whose items have no bytes), an Arrow file, its uint32 length, a magic.
+The footer of the Arrow file is a flatbuffer with the place of each record batch; all but the last have 256 rows.
+"""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from struct import Struct
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from streamer.errors import DecodeError, RecodeError
-from streamer.formats.base import Field, FieldSpec, Records, SampleName
-from streamer.formats.packed.unpack import MOST_ITEM_BYTES, unpack, unpack_shard
-from streamer.tables.index_json import LengthsOpener, head_bytes, read_offsets
-from streamer.tables.litdata.arrow_chunks import ARROW_END
-from streamer.tables.litdata.frames import Run
+from streamer.formats.base import Block, Field, FieldSpec, Records, SampleName
+from streamer.formats.compressed import MOST_ITEM_BYTES, unpack, unpack_shard
+from streamer.formats.failures import damaged
+from streamer.formats.reading import joined_ranges, read_range
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Indexing
+from streamer.tables.arrow_ipc.messages import MAGIC, PLACE, read_footer
+from streamer.tables.index_json import LengthsOpener, head_bytes, read_offsets, runs_of
 
-_RUN = msgspec.msgpack.Decoder(Run)
+FRAMES_MAGIC = b"LDFZ01\0\0"
+_HEAD = Struct("<8sHHIII")
+_FRAME = np.dtype([("first", "<u4"), ("items", "<u4"), ("place", "<u8"), ("length", "<u4"), ("unpacked", "<u4")])
+
+
+class FrameRun(msgspec.Struct, frozen=True, array_like=True):
+    """The hint of a block: the lengths of its frames, packed and unpacked."""
+
+    packed: list[int]
+    unpacked: list[int]
+
+
+def table_bytes(items: int, run: int) -> int:
+    """Returns the number of bytes before the first frame."""
+    return _HEAD.size + 4 * (items + 1) + _FRAME.itemsize * -(-items // run)
+
+
+def frame_blocks(record: ObjectRecord, items: int, run: int) -> Indexing:
+    """Yields the blocks of a chunk of `items` in frames of `run` items, as the index says."""
+    length = table_bytes(items, run)
+    content = yield from read_range(0, length if length <= record.size else 0)
+    try:
+        offsets, frames = _tables(content, items, run, record.size)
+    except ValueError as error:
+        raise damaged(record, str(error), 0) from error
+    edges = np.append(frames["first"], items).astype(np.int64)
+    for first, stop in runs_of(frames["length"]):
+        place = int(edges[first])
+        end = int(edges[stop])
+        begin = int(frames["place"][first])
+        chosen = frames[first:stop]
+        yield Block(
+            ranges=(
+                (_HEAD.size + 4 * place, _HEAD.size + 4 * (end + 1)),
+                (begin, begin + int(chosen["length"].sum(dtype=np.int64))),
+            ),
+            samples=end - place,
+            record_bytes=int(offsets[end] - offsets[place]),
+            hint=msgspec.msgpack.encode(FrameRun(chosen["length"].tolist(), chosen["unpacked"].tolist())),
+        )
+
+
+def _tables(content: memoryview, items: int, run: int, size: int) -> tuple[NDArray[np.int64], NDArray[np.void]]:
+    if len(content) < _HEAD.size:
+        raise ValueError(f"{size} bytes are too few for the table of {items} items")
+    magic, version, _, found, rows, count = _HEAD.unpack_from(content)
+    if magic != FRAMES_MAGIC or version != 1:
+        raise ValueError(f"not a chunk of frames of version 1: it begins with {magic!r} and version {version}")
+    if (found, rows, count) != (items, run, -(-items // run)):
+        raise ValueError(f"{found} items in {count} frames of {rows}, index.json says {items} in frames of {run}")
+    offsets = np.frombuffer(content, "<u4", items + 1, _HEAD.size).astype(np.int64)
+    frames = np.frombuffer(content, _FRAME, count, _HEAD.size + 4 * (items + 1))
+    firsts = np.arange(count, dtype=np.int64) * run
+    lasts = np.minimum(firsts + run, items)
+    ends = frames["place"].astype(np.int64) + frames["length"]
+    tiles = (
+        (frames["first"] == firsts).all()
+        and (frames["items"] == lasts - firsts).all()
+        and (frames["place"][1:] == ends[:-1]).all()
+        and (not count or (frames["place"][0] == len(content) and ends[-1] == size))
+        and frames["length"].all()
+    )
+    if not tiles:
+        raise ValueError("its frames are not one behind the other")
+    if offsets[0] or (np.diff(offsets) < 0).any() or (offsets[lasts] - offsets[firsts] != frames["unpacked"]).any():
+        raise ValueError("the places of its items are not ascending, or do not fit into its frames")
+    return offsets, frames
+
+
+ARROW_END = b"LDARW01\0"
+BATCH_ROWS = 256
+# Length of the Arrow file, and the magic; before them length of the footer, and Arrow's magic.
+_END_BYTES = 4 + len(ARROW_END)
+_FOOTER_END_BYTES = 4 + len(MAGIC)
+_SCHEMA_BYTES = 16 << 10
+
+
+def tail_bytes(items: int) -> int:
+    """Returns how many bytes are read of a chunk's end, with room for a footer of this many rows."""
+    return _SCHEMA_BYTES + PLACE.itemsize * -(-items // BATCH_ROWS)
+
+
+def arrow_blocks(record: ObjectRecord, items: int, growth: int) -> Indexing:
+    """Yields the blocks of a chunk: runs of record batches, each with the schema before it.
+
+    The index says how many rows it has, and about how many times as long (`growth`) these are as the batches.
+    """
+    first = max(0, record.size - tail_bytes(items))
+    tail = yield from read_range(first, record.size)
+    try:
+        start, batches = _batches(tail, record.size)
+        if len(batches) != -(-items // BATCH_ROWS) or start < head_bytes(items):
+            raise ValueError(f"{len(batches)} record batches of {BATCH_ROWS} rows, index.json says {items} rows")
+    except (ValueError, struct.error) as error:
+        raise damaged(record, str(error), 0) from error
+    ends = batches["place"] + batches["head"] + batches["body"]
+    for begin, stop in runs_of(batches["head"] + batches["body"]):
+        place = start + int(batches["place"][begin])
+        end = start + int(ends[stop - 1])
+        rows = min(items, stop * BATCH_ROWS) - begin * BATCH_ROWS
+        schema = (start + 8, start + int(batches["place"][0]))
+        ranges = joined_ranges([schema, (place, end)])
+        yield Block(ranges, rows, growth * (end - place), struct.pack("<q", schema[1] - schema[0]))
+
+
+def _batches(tail: memoryview, size: int) -> tuple[int, NDArray[np.void]]:
+    """Returns where the Arrow file begins, and the places of its record batches, relative to that."""
+    if len(tail) < _END_BYTES + _FOOTER_END_BYTES or tail[-len(ARROW_END) :] != ARROW_END:
+        raise ValueError("no rows of Arrow are at its end")
+    (length,) = struct.unpack_from("<I", tail, len(tail) - _END_BYTES)
+    stop = len(tail) - _END_BYTES - _FOOTER_END_BYTES
+    (footer_bytes,) = struct.unpack_from("<i", tail, stop)
+    start = size - _END_BYTES - length
+    if tail[stop + 4 : stop + 4 + len(MAGIC)] != MAGIC or start < 0:
+        raise ValueError(f"its last {length} bytes are not an Arrow file with a footer, which LitData 0.2.76 writes")
+    if not 0 < footer_bytes <= stop:
+        raise ValueError(f"the footer of its rows has {footer_bytes} bytes; at most {stop} are read")
+    dictionaries, batches = read_footer(tail[stop - footer_bytes : stop])
+    if len(dictionaries):
+        raise ValueError("its rows have dictionaries")
+    places = batches["place"]
+    ends = batches["place"] + batches["head"] + batches["body"]
+    last = length - _FOOTER_END_BYTES - footer_bytes
+    if len(batches) and not (
+        (batches["head"] > 0).all()
+        and (batches["body"] >= 0).all()
+        and (batches["body"] <= size).all()
+        and 8 < places[0] <= last
+        and (places[1:] == ends[:-1]).all()
+        and ends[-1] <= last
+    ):
+        raise ValueError("the record batches of its rows are not one behind the other")
+    return start, batches
+
+
+_RUN = msgspec.msgpack.Decoder(FrameRun)
 # Items, and bytes before they were compressed.
 _CHUNK = msgspec.json.Decoder(tuple[int, int])
 

@@ -42,15 +42,15 @@ _COLUMNS = {"str": "txt", "int": "<i8", "float": "<f8", "bool": "?", "bytes": "b
 NESTED = "litdata-value"
 
 
-class _Node(msgspec.Struct):
+class _TreeNode(msgspec.Struct):
     """A node of torch's pytree as JSON."""
 
     type: str | None
     context: str | None
-    children_spec: list[_Node]
+    children_spec: list[_TreeNode]
 
 
-_TREE = msgspec.json.Decoder(tuple[int, _Node])
+_TREE = msgspec.json.Decoder(tuple[int, _TreeNode])
 _NAMES = msgspec.json.Decoder(list[str | int])
 
 
@@ -88,13 +88,13 @@ def _column_kind(word: object) -> str:
     return _COLUMNS.get(name, NESTED) if isinstance(name, str) else NESTED
 
 
-def _top(root: _Node, formats: Iterator[str]) -> Iterator[tuple[str, str]]:
+def _top(root: _TreeNode, formats: Iterator[str]) -> Iterator[tuple[str, str]]:
     for name, child in zip(_child_names(root), root.children_spec, strict=True):
         words = [next(formats, "") for _ in _paths(child, "")]
         yield name, words[0] if child.type is None else ""
 
 
-def _paths(node: _Node, path: str) -> Iterator[str]:
+def _paths(node: _TreeNode, path: str) -> Iterator[str]:
     if node.type is None:
         yield path
         return
@@ -102,7 +102,7 @@ def _paths(node: _Node, path: str) -> Iterator[str]:
         yield from _paths(child, f"{path}.{name}" if path else name)
 
 
-def _child_names(node: _Node) -> list[str]:
+def _child_names(node: _TreeNode) -> list[str]:
     if node.type in _MAPPINGS:
         return [str(name) for name in _NAMES.decode(node.context or "")]
     if node.type in _SEQUENCES:

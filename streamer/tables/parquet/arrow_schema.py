@@ -15,7 +15,7 @@ import msgspec
 
 from streamer.base.flatbuffer import Table
 from streamer.formats.failures import DamagedError, UnreadError
-from streamer.tables.parquet.schema import Node
+from streamer.tables.parquet.schema import SchemaNode
 
 ARROW_SCHEMA = b"ARROW:schema"
 # A message: the mark, its length, and a table whose header is the schema.
@@ -33,13 +33,13 @@ _DETAILS = "ARROW:extension:metadata"
 _TENSOR = "arrow.fixed_shape_tensor"
 
 
-def annotate(root: Node, metadata: Mapping[bytes, bytes]) -> None:
+def annotate(root: SchemaNode, metadata: Mapping[bytes, bytes]) -> None:
     """Notes in the nodes of a schema which of them are durations or tensors.
 
     Raises:
         UnreadError: a tensor whose dimensions are permuted, or that is inside of a list.
     """
-    # Of wider ones the schema is not read: it would take longer than the footer.
+    # The schema of wider ones is not read: it would take longer than the footer.
     if not (encoded := metadata.get(ARROW_SCHEMA)) or len(root.children) > _MOST_COLUMNS:
         return
     try:
@@ -57,7 +57,7 @@ def annotate(root: Node, metadata: Mapping[bytes, bytes]) -> None:
         raise DamagedError(f"{ARROW_SCHEMA.decode()} is not a schema of Arrow: {error}") from error
 
 
-def _annotate(node: Node | None, field: Table, *, inside: bool) -> None:
+def _annotate(node: SchemaNode | None, field: Table, *, inside: bool) -> None:
     if node is None:
         return
     if shape := tensor_of(field):

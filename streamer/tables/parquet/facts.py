@@ -1,7 +1,7 @@
 """Finds the facts about a dataset of Parquet files: its fields, and the wanted part of their schemas.
 
-The fields are those of all files (`unify`), and the `key=value` of their paths (`partitions`). What a file has of them
-is its own part, `Own`.
+The fields are those of all files (`SchemaUnion`), and the `key=value` of their paths (`partitions`). What a file has of
+them is its own part, `Own`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,23 @@ import msgspec
 
 from streamer.errors import ConfigError
 from streamer.formats.base import Facts, FieldSpec
-from streamer.formats.failures import DamagedError, UnreadError
+from streamer.formats.failures import DamagedError, UnreadError, refused
+from streamer.manifest.model import ObjectRecord
+from streamer.tables.parquet.fields import (
+    ColumnField,
+    classes_of,
+    features_of,
+    has_nested,
+    is_wanted,
+    list_fields,
+    select_fields,
+)
 from streamer.tables.parquet.footer import ColumnChunk
-from streamer.tables.parquet.schema import Element, Field, Node, classes_of, fields_of, has_nested, pruned, tree
-from streamer.tables.parquet.unify import check_same, has_no_values
+from streamer.tables.parquet.schema import Element, SchemaNode, prune, tree
+from streamer.tables.parquet.unify import DifferentError, check_same, unify
 
 
-class Notes(msgspec.Struct, frozen=True, omit_defaults=True):
+class ParquetNotes(msgspec.Struct, frozen=True, omit_defaults=True):
     """Notes of the facts.
 
     Attributes:
@@ -40,7 +50,7 @@ class Notes(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def describe(
-    root: Node,
+    root: SchemaNode,
     features: object,
     columns: Sequence[str],
     *,
@@ -63,37 +73,28 @@ def describe(
         UnreadError: two columns, or a column and a partition, are one field.
     """
     known = [*names, *(field.name for field in partitions)]
-    unknown = [column for column in columns if not any(_names(column, name) for name in known)]
+    unknown = [column for column in columns if not any(is_wanted(name, [column]) for name in known)]
     if unknown:
         raise ConfigError(
             f"columns={', '.join(unknown)}: no such field; it has {', '.join(known)}",
             field="columns",
         )
-    wanted = [field for field in fields_of(root, features) if is_wanted(field.name, columns)]
+    wanted = select_fields(root, features, columns)
     parts = [field for field in partitions if is_wanted(field.name, columns)]
     _check_unique(wanted, parts)
-    notes = Notes(
-        root.elements(),
-        [field.path for field in wanted],
-        tuple(meaning for field in wanted for meaning in field.meanings),
-        tuple(root.logicals().items()),
-        leading if leading < len(root.children) else -1,
+    notes = ParquetNotes(
+        schema=root.elements(),
+        paths=[field.path for field in wanted],
+        meanings=tuple(meaning for field in wanted for meaning in field.meanings),
+        logicals=tuple(root.logicals().items()),
+        leading=leading if leading < len(root.children) else -1,
     )
-    # As a manifest that is read has them, with which they are compared.
+    # Notes are compared with those of a manifest that is read.
     plain = msgspec.json.decode(msgspec.json.encode(notes))
     return Facts((*(field.spec for field in wanted), *parts), plain, classes_of(wanted))
 
 
-def is_wanted(name: str, columns: Sequence[str]) -> bool:
-    """Whether a field is one of the columns, or a part of one; all are if there are none."""
-    return not columns or any(_names(column, name) for column in columns)
-
-
-def _names(column: str, field: str) -> bool:
-    return field == column or field.startswith(f"{column}.")
-
-
-def _check_unique(wanted: Sequence[Field], partitions: Sequence[FieldSpec]) -> None:
+def _check_unique(wanted: Sequence[ColumnField], partitions: Sequence[FieldSpec]) -> None:
     """Refuses two fields of one name."""
     counts = Counter(field.name for field in wanted)
     if double := next((field for field in partitions if counts[field.name]), None):
@@ -118,13 +119,13 @@ class Own(msgspec.Struct, frozen=True):
         widths: for each primitive, the bytes of a value (0: as long as it is), and whether it is part of a nested one.
     """
 
-    root: Node
-    nodes: list[Node | None]
-    ways: list[tuple[Node, ...]]
+    root: SchemaNode
+    nodes: list[SchemaNode | None]
+    ways: list[tuple[SchemaNode, ...]]
     widths: list[tuple[int, bool]]
 
     @classmethod
-    def of(cls, root: Node, paths: Sequence[tuple[str, ...]], fields: Sequence[FieldSpec]) -> Own:
+    def of(cls, root: SchemaNode, paths: Sequence[tuple[str, ...]], fields: Sequence[FieldSpec]) -> Own:
         """Finds the nodes of fields in a schema, of which it may have some."""
         nodes = [values_at(root, path) for path in paths]
         ways = root.ways()
@@ -147,7 +148,7 @@ class Own(msgspec.Struct, frozen=True):
             raise DamagedError("two columns have bytes in common")
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class WantedColumns(msgspec.Struct, frozen=True):
     """The facts, unpacked.
 
     Attributes:
@@ -165,15 +166,15 @@ class Wanted(msgspec.Struct, frozen=True):
     meanings: Mapping[tuple[str, ...], str]
 
     @classmethod
-    def of(cls, facts: Facts) -> Wanted:
+    def of(cls, facts: Facts) -> WantedColumns:
         """Unpacks what `describe` has made."""
-        notes = msgspec.convert(facts.notes, Notes)
+        notes = msgspec.convert(facts.notes, ParquetNotes)
         fields = facts.fields[: len(notes.paths)]
         partitions = facts.fields[len(notes.paths) :]
         whole = Own.of(tree(notes.schema, dict(notes.logicals)), notes.paths, fields)
-        return cls(fields, partitions, notes.paths, whole, dict(notes.meanings))
+        return cls(fields=fields, partitions=partitions, paths=notes.paths, all=whole, meanings=dict(notes.meanings))
 
-    def of_schema(self, root: Node) -> Own:
+    def find_own(self, root: SchemaNode) -> Own:
         """Returns what a file has of the wanted columns; `all` if that is all of them, as they are described there.
 
         Raises:
@@ -186,13 +187,16 @@ class Wanted(msgspec.Struct, frozen=True):
                 check_same(self.all.root.at(path), own)
         found = [path for path in self.paths if values_at(root, path) is not None]
         # A block has bytes: those of some column, if the file has none that is wanted.
-        part = pruned(root, found or [next(iter(root.children)).path])
+        part = prune(root, found or [next(iter(root.children)).path])
         return Own.of(part, self.paths, self.fields)
 
-    def is_described_by(self, root: Node, features: object, columns: Sequence[str]) -> bool:
+    def matches(self, root: SchemaNode, features: object, columns: Sequence[str]) -> bool:
         """Whether a file alone would have the same fields in the same order, so that its records are the same."""
-        fields = [field for field in fields_of(root, features) if is_wanted(field.name, columns)]
+        fields = select_fields(root, features, columns)
         meanings = {path: meaning for field in fields for path, meaning in field.meanings}
+        if any(root.at(field.path).is_list_of_nulls for field in fields):
+            # Older versions made arrays of them: their chunks are others.
+            return False
         return [field.spec for field in fields] == [*self.fields] and meanings == self.meanings
 
     @property
@@ -200,7 +204,7 @@ class Wanted(msgspec.Struct, frozen=True):
         """A digest of what decides how records are laid out, for blocks of files that do not say it themselves."""
         return layout_of([*self.fields, *self.partitions], self.meanings)
 
-    def of_block(self, schema: Sequence[Element], logicals: Sequence[tuple[int, str]]) -> Own:
+    def decode_own(self, schema: Sequence[Element], logicals: Sequence[tuple[int, str]]) -> Own:
         """Returns the part of a file whose wanted part of the schema is given; `all` for none."""
         return Own.of(tree(schema, dict(logicals)), self.paths, self.fields) if schema else self.all
 
@@ -210,15 +214,15 @@ def layout_of(fields: Sequence[FieldSpec], meanings: Mapping[tuple[str, ...], st
     return blake2b(msgspec.json.encode((fields, [*meanings.items()])), digest_size=8).digest()
 
 
-def values_at(root: Node, path: Sequence[str]) -> Node | None:
+def values_at(root: SchemaNode, path: Sequence[str]) -> SchemaNode | None:
     """Returns the node of a path; None if there is none, or it has no values."""
-    node: Node | None = root
+    node: SchemaNode | None = root
     for name in path:
         node = node.child(name) if node and node.items() is None and not node.is_map else None
-    return None if node is None or has_no_values(node) else node
+    return None if node is None or node.has_no_values else node
 
 
-def _is_equal(known: Node, root: Node) -> bool:
+def _is_equal(known: SchemaNode, root: SchemaNode) -> bool:
     """Whether a schema has all columns of another one, laid out in the same way."""
     for child in known.children:
         own = root.child(child.element.name)
@@ -228,3 +232,93 @@ def _is_equal(known: Node, root: Node) -> bool:
         if bare != child.element or not _is_equal(child, own):
             return False
     return True
+
+
+class SchemaUnion:
+    """The schema of the files so far.
+
+    Args:
+        columns: Names of the wanted fields; all are wanted if there are none.
+        remedy: What the user can do about two types of one column.
+
+    Attributes:
+        first: The first file that counts; None if there is none yet.
+    """
+
+    def __init__(self, columns: Sequence[str], remedy: str) -> None:
+        self.first: ObjectRecord | None = None
+        self._columns = columns
+        self._remedy = remedy
+        self._root: SchemaNode | None = None
+        self._leading = 0
+        # A column for blocks of files of which only partitions are wanted.
+        self._other: SchemaNode | None = None
+        self._features: dict[str, object] = {}
+        # The first file that has a column, for messages.
+        self._owners: dict[str, ObjectRecord] = {}
+        self._names: dict[str, None] = {}
+
+    def add(self, record: ObjectRecord, root: SchemaNode, metadata: str | bytes) -> str:
+        """Adds the columns of a file.
+
+        Args:
+            record: The file.
+            root: Its schema.
+            metadata: How Hugging Face's datasets describe it; empty if they do not.
+
+        Returns:
+            Why the columns do not fit to those of the other files, "" if they do.
+        """
+        features = features_of(metadata)
+        fields = list_fields(root, features)
+        wanted = prune(root, [field.path for field in fields if field.is_wanted(self._columns)])
+        if not wanted.children:
+            # It has none of the columns, and none of its own that contradicts them.
+            self.first = self.first or record
+            self._other = self._other or _narrow_column(root)
+        elif self._root is None:
+            self.first = record
+            self._root = wanted
+            self._leading = len(wanted.children)
+        else:
+            try:
+                self._root = unify(self._root, wanted, self._leading)
+            except DifferentError as error:
+                first, own = error.types
+                owner = self._owners[error.name.split(".")[0]].url
+                return f"has a column {error.name!r} that is {own}, in {owner} it is {first}: {self._remedy}"
+        self._names |= dict.fromkeys(field.name for field in fields)
+        for child in wanted.children:
+            self._owners.setdefault(child.element.name, record)
+        if isinstance(features, dict):
+            self._features = {**features, **self._features}
+        return ""
+
+    def facts(self, partitions: Sequence[FieldSpec]) -> Facts:
+        """Returns the facts about the files, whose paths have these partitions.
+
+        Raises:
+            ConfigError: There is no field of a wanted name.
+            ManifestError: Two columns, or a column and a partition, are one field.
+        """
+        assert self.first is not None, "a file was added"
+        try:
+            root = self._root or self._other or SchemaNode(Element("schema"), (), 0)
+            return describe(
+                root,
+                self._features,
+                self._columns,
+                partitions=partitions,
+                names=self._names,
+                leading=self._leading,
+            )
+        except UnreadError as error:
+            raise refused(self.first, f"has {error}") from error
+        except ConfigError as error:
+            raise ConfigError(f"{self.first.url}: {error}", **error.details) from error
+
+
+def _narrow_column(root: SchemaNode) -> SchemaNode:
+    """Returns the part of a schema that has one column, of numbers if there is any."""
+    chosen = next((child for child in root.children if not child.is_nested and child.element.width), root.children[0])
+    return prune(root, [chosen.path])

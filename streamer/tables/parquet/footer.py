@@ -12,14 +12,18 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from streamer.formats.failures import DamagedError
+from streamer.errors import ManifestError
+from streamer.formats.failures import DamagedError, UnreadError, damaged, refused
+from streamer.formats.reading import Reading, read_range, read_ranges
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Need
 from streamer.tables.parquet.arrow_schema import annotate
-from streamer.tables.parquet.schema import Element, Node, read_element, read_logical, tree
+from streamer.tables.parquet.schema import Element, SchemaNode, read_element, read_logical, tree
 from streamer.tables.parquet.thrift import Struct, read_struct
 
 MAGIC = b"PAR1"
 ENCRYPTED_MAGIC = b"PARE"
-# After the footer: its length, and the magic.
+# The length of the footer and the magic follow it.
 TAIL_BYTES = 8
 # Numbers of fields of FileMetaData.
 _SCHEMA = 2
@@ -29,7 +33,7 @@ CODECS = ("uncompressed", "snappy", "gzip", "lzo", "brotli", "lz4", "zstd", "lz4
 # PLAIN_DICTIONARY and RLE_DICTIONARY.
 _DICTIONARY_ENCODINGS = frozenset([2, 8])
 _DATA_PAGES = frozenset([0, 3])
-# Where a file does not say how long the entries of a dictionary are.
+# This is assumed where a file does not say how long the entries of a dictionary are.
 _USUAL_VALUE_BYTES = 16
 
 
@@ -67,7 +71,7 @@ class RowGroup(msgspec.Struct, frozen=True):
 class Footer(msgspec.Struct, frozen=True):
     """The footer of a file: the schema, the row groups in the order of the rows, and the writer's metadata by name."""
 
-    root: Node
+    root: SchemaNode
     groups: list[RowGroup]
     metadata: Mapping[bytes, bytes]
 
@@ -85,7 +89,7 @@ def read_footer(content: bytes, data_stop: int) -> Footer:
 class Description(msgspec.Struct, frozen=True):
     """What a footer says of the file as a whole: the schema, the number of rows, and the writer's metadata by name."""
 
-    root: Node
+    root: SchemaNode
     rows: int
     metadata: Mapping[bytes, bytes]
 
@@ -94,7 +98,7 @@ class Descriptions:
     """Reads the descriptions in the footers of many files; those that are written alike are parsed once."""
 
     def __init__(self) -> None:
-        # What stands before the number of rows, and behind the row groups.
+        # The fields before the number of rows, and behind the row groups.
         self._known: dict[bytes, list[tuple[bytes, Description]]] = {}
 
     def read(self, content: bytes) -> Description:
@@ -112,7 +116,7 @@ class Descriptions:
         return found
 
 
-def _schema(struct: Struct, metadata: Mapping[bytes, bytes]) -> Node:
+def _schema(struct: Struct, metadata: Mapping[bytes, bytes]) -> SchemaNode:
     elements = struct.structs(_SCHEMA)
     logicals = {number: logical for number, each in enumerate(elements) if (logical := read_logical(each))}
     root = tree([read_element(each) for each in elements], logicals)
@@ -133,7 +137,9 @@ def _column(struct: Struct, primitive: Element, data_stop: int) -> ColumnChunk:
     if 1 in struct:
         raise DamagedError(f"column {primitive.name!r} is in another file, {struct.binary(1)!r}")
     if 3 not in struct and 8 in struct:
-        return ColumnChunk(0, 0, 0, 0, 0, None, None, is_encrypted=True)
+        return ColumnChunk(
+            start=0, stop=0, codec=0, values=0, value_bytes=0, dictionary_pages=None, page_index=None, is_encrypted=True
+        )
     details = struct.struct(3)
     if details.integer(1) != primitive.type:
         raise DamagedError(
@@ -154,13 +160,13 @@ def _column(struct: Struct, primitive: Element, data_stop: int) -> ColumnChunk:
     dictionary_pages = sum(encoded) if counts else None
     index = struct.integer(4, 0), struct.integer(4, 0) + struct.integer(5, 0)
     return ColumnChunk(
-        start,
-        stop,
-        codec,
-        values,
-        _value_bytes(details),
-        dictionary_pages,
-        index if 0 < index[0] < index[1] <= data_stop else None,
+        start=start,
+        stop=stop,
+        codec=codec,
+        values=values,
+        value_bytes=_value_bytes(details),
+        dictionary_pages=dictionary_pages,
+        page_index=index if 0 < index[0] < index[1] <= data_stop else None,
         is_encrypted=8 in struct,
     )
 
@@ -175,3 +181,89 @@ def _value_bytes(details: Struct) -> int:
     statistics = details.struct(12) if 12 in details else Struct({})
     longest = max(len(statistics.binary(number, b"")) for number in (1, 2, 5, 6))
     return max(plain_bytes, details.integer(5) * (longest or _USUAL_VALUE_BYTES))
+
+
+# The first read of a file: most footers are shorter, and the page indexes stand before them.
+FIRST_READ = 64 << 10
+_MOST_FOOTER_BYTES = 32 << 20
+
+
+class FileTail(msgspec.Struct, frozen=True):
+    """The end of a file, as far as it was read, and where its footer begins."""
+
+    content: bytes
+    start: int
+    footer_start: int
+
+    @property
+    def footer(self) -> bytes:
+        """The footer."""
+        return self.content[self.footer_start - self.start : -TAIL_BYTES]
+
+
+def read_end(record: ObjectRecord, known: bytes = b"") -> Reading[tuple[FileTail, Footer]]:
+    """Reads the footer, and what stands before it."""
+    content = known or bytes((yield from read_range(*_first(record), record)))
+    tail = yield from _whole(record, content)
+    try:
+        return tail, read_footer(tail.footer, tail.footer_start)
+    except UnreadError as error:
+        raise refused(record, f"has {error}", tail.footer_start, of_one=True) from error
+    except DamagedError as error:
+        raise damaged(record, f"in the footer, {error}", tail.footer_start + error.offset) from error
+
+
+def read_tails(records: Sequence[ObjectRecord]) -> Reading[list[FileTail | ManifestError]]:
+    """Reads the ends of some files at the same time; of a file that is damaged, returns the error."""
+    filled = [record for record in records if record.size]
+    contents = yield from read_ranges([Need(*_first(record), record) for record in filled])
+    ends = dict(zip((record.url for record in filled), contents, strict=True))
+    found: list[FileTail | ManifestError] = []
+    for record in records:
+        try:
+            found.append((yield from _whole(record, bytes(ends.get(record.url, b"")))))
+        except ManifestError as error:
+            found.append(error)
+    return found
+
+
+def _first(record: ObjectRecord) -> tuple[int, int]:
+    if record.size < len(MAGIC) + TAIL_BYTES:
+        return 0, record.size
+    return max(0, record.size - FIRST_READ), record.size
+
+
+def _whole(record: ObjectRecord, content: bytes) -> Reading[FileTail]:
+    """Reads the rest of a footer that is longer than the first read."""
+    size = record.size
+    if size < len(MAGIC) + TAIL_BYTES:
+        raise damaged(record, f"{size} bytes are not a Parquet file", 0)
+    length = _footer_length(record, content)
+    start, stop = size - length - TAIL_BYTES, size - len(content)
+    if start < stop:
+        content = bytes((yield from read_range(max(0, start - FIRST_READ), stop, record))) + content
+    return FileTail(content, size - len(content), start)
+
+
+def _footer_length(record: ObjectRecord, content: bytes) -> int:
+    magic = content[-4:]
+    size = record.size
+    if magic == ENCRYPTED_MAGIC:
+        raise make_encryption_error(record)
+    if magic != MAGIC:
+        raise damaged(
+            record,
+            f"it ends with {magic!r}, not with {MAGIC!r}, so it is not a Parquet file, or cut off, or compressed as a "
+            "whole (then unpack it)",
+            size - 4,
+        )
+    length = int.from_bytes(content[-TAIL_BYTES:-4], "little")
+    most = min(size - TAIL_BYTES - len(MAGIC), _MOST_FOOTER_BYTES)
+    if not 0 < length <= most:
+        raise damaged(record, f"its footer should have {length} bytes, and can have up to {most}", size - TAIL_BYTES)
+    return length
+
+
+def make_encryption_error(record: ObjectRecord) -> ManifestError:
+    """Makes the error of a file that is encrypted."""
+    return refused(record, "is encrypted, which streamer does not read; write it without encryption")

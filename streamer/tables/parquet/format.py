@@ -19,19 +19,26 @@ from streamer.formats.table.layouts import refuse_table, table_log
 from streamer.formats.table.partitions import partition_values
 from streamer.formats.table.records import TableOpener, head_bytes
 from streamer.formats.table.schema_memory import SchemaMemory
-from streamer.formats.windows.format import RowFormat
+from streamer.formats.windows import RowFormat
 from streamer.manifest.blocks import MOST_FETCH_BYTES, MOST_RECORD_BYTES
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Source, Survey, SurveyContext, Surveying
-from streamer.tables.parquet.ends import FIRST_READ, Tail, encrypted, read_end
-from streamer.tables.parquet.facts import Own, Wanted
-from streamer.tables.parquet.footer import ColumnChunk
-from streamer.tables.parquet.pages import FileHint, Group, Pages, Primitive, blocks_of, needs_pages, read_pages
-from streamer.tables.parquet.schema import features_of
+from streamer.tables.parquet.facts import Own, WantedColumns
+from streamer.tables.parquet.fields import features_of
+from streamer.tables.parquet.footer import FIRST_READ, ColumnChunk, FileTail, make_encryption_error, read_end
+from streamer.tables.parquet.pages import (
+    Pages,
+    ParquetFileHint,
+    Primitive,
+    RowGroupParts,
+    blocks_of,
+    needs_pages,
+    read_pages,
+)
 from streamer.tables.parquet.survey import (
     HUGGING_FACE,
     SCHEMA_RULE,
-    FileNotes,
+    ParquetFileNotes,
     describe_files,
     is_bare,
     leave_out_others,
@@ -42,7 +49,7 @@ from streamer.tables.parquet.unify import DifferentError
 SUFFIXES = (".parquet", ".pq", ".parq", *(f".parquet.{codec}" for codec in ("gzip", "gz", "snappy", "zstd", "brotli")))
 # Two ranges are read as one if less is between them.
 _NEAR = 64 << 10
-_NOTES = msgspec.msgpack.Decoder(FileNotes)
+_NOTES = msgspec.msgpack.Decoder(ParquetFileNotes)
 
 
 class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
@@ -106,17 +113,17 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
         record = source.record
         # Larger chunks are of several blocks.
         chunk_bytes = min(source.chunk_bytes, MOST_FETCH_BYTES // 2)
-        notes = _NOTES.decode(source.notes) if source.notes else FileNotes()
+        notes = _NOTES.decode(source.notes) if source.notes else ParquetFileNotes()
         if notes.problem:
             raise refused(record, notes.problem, of_one=True)
         tail, footer = yield from read_end(record, notes.end)
         if not any(group.rows for group in footer.groups):
             return
         try:
-            wanted = Wanted.of(facts)
-            own = wanted.of_schema(footer.root)
+            wanted = WantedColumns.of(facts)
+            own = wanted.find_own(footer.root)
             features = features_of(footer.metadata.get(HUGGING_FACE, b"null"))
-            describes = own is wanted.all and wanted.is_described_by(footer.root, features, self.columns)
+            describes = own is wanted.all and wanted.matches(footer.root, features, self.columns)
             hint = _file_hint(wanted, own, record, notes.key, describes=describes)
             primitives = [footer.root.at(way[-1].path).primitive for way in own.ways]
             for number, group in enumerate(footer.groups):
@@ -124,14 +131,16 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
                     continue
                 columns = [group.columns[primitive] for primitive in primitives]
                 if any(column.is_encrypted for column in columns):
-                    raise encrypted(record)
+                    raise make_encryption_error(record)
                 own.check(columns, group.rows)
-                pages = yield from _read_pages(record, tail, columns, group.rows, chunk_bytes)
+                pages = yield from _read_pages(
+                    record=record, tail=tail, columns=columns, rows=group.rows, chunk_bytes=chunk_bytes
+                )
                 parts = [
                     Primitive(column, page, *width)
                     for column, page, width in zip(columns, pages, own.widths, strict=True)
                 ]
-                cut = Group(group.rows, parts, head_bytes(facts.fields), hint)
+                cut = RowGroupParts(group.rows, parts, head_bytes(facts.fields), hint)
                 for block in blocks_of(cut, chunk_bytes, MOST_FETCH_BYTES):
                     _check_size(record, number, block)
                     yield block
@@ -161,7 +170,9 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
         return True
 
 
-def _file_hint(wanted: Wanted, own: Own, record: ObjectRecord, key: str, *, describes: bool) -> FileHint | None:
+def _file_hint(
+    wanted: WantedColumns, own: Own, record: ObjectRecord, key: str, *, describes: bool
+) -> ParquetFileHint | None:
     """Returns what the recoder has to know of a file besides the facts; None if the file `describes` it itself."""
     try:
         values = partition_values(wanted.partitions, key)
@@ -169,12 +180,18 @@ def _file_hint(wanted: Wanted, own: Own, record: ObjectRecord, key: str, *, desc
         raise refused(record, str(error), of_one=True) from error
     if own is wanted.all:
         is_plain = describes and not wanted.partitions
-        return None if is_plain else FileHint([], partitions=values, layout=wanted.layout)
-    return FileHint([], own.root.elements(), tuple(own.root.logicals().items()), values, wanted.layout)
+        return None if is_plain else ParquetFileHint([], partitions=values, layout=wanted.layout)
+    return ParquetFileHint(
+        primitives=[],
+        schema=own.root.elements(),
+        logicals=tuple(own.root.logicals().items()),
+        partitions=values,
+        layout=wanted.layout,
+    )
 
 
 def _read_pages(
-    record: ObjectRecord, tail: Tail, columns: Sequence[ColumnChunk], rows: int, chunk_bytes: int
+    record: ObjectRecord, tail: FileTail, columns: Sequence[ColumnChunk], rows: int, chunk_bytes: int
 ) -> Reading[Sequence[Pages | None]]:
     """Reads the page indexes of a row group that is to be cut, those that are near each other together."""
     indexes = [column.page_index for column in columns if column.page_index]
@@ -184,11 +201,11 @@ def _read_pages(
     needs = near_needs(record, [span for span in indexes if span[0] < tail.start], _NEAR)
     answers = yield from read_ranges(needs)
     pieces = [(tail.start, tail.content), *zip((need.start for need in needs), map(bytes, answers), strict=True)]
-    contents = [_among(pieces, span) for span in indexes]
+    contents = [_find_bytes(pieces, span) for span in indexes]
     return [read_pages(content, column, rows) for content, column in zip(contents, columns, strict=True)]
 
 
-def _among(pieces: Sequence[tuple[int, bytes]], span: Range) -> bytes:
+def _find_bytes(pieces: Sequence[tuple[int, bytes]], span: Range) -> bytes:
     """Returns the bytes of a range that one of the pieces has."""
     start, stop = span
     return next(

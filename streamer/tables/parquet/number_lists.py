@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from streamer.formats.base import FieldSpec
 from streamer.tables.parquet.footer import CODECS
 from streamer.tables.parquet.pages import PrimitiveHint
-from streamer.tables.parquet.schema import DOUBLE, FLOAT, INT32, INT64, REQUIRED, Node, number_dtype
+from streamer.tables.parquet.schema import DOUBLE, FLOAT, INT32, INT64, REQUIRED, SchemaNode, number_dtype
 from streamer.tables.parquet.thrift import Struct, read_struct, read_varint
 
 # Numbers as PLAIN writes them.
@@ -57,8 +57,8 @@ class _UnusualError(ValueError):
     """Raised for pages that pyarrow reads, or refuses."""
 
 
-def number_list(spec: FieldSpec, node: Node, way: Sequence[Node]) -> NumberList | None:
-    """Returns what is known of a field before its first page; None: it does not have lists of numbers."""
+def number_list(spec: FieldSpec, node: SchemaNode, way: Sequence[SchemaNode]) -> NumberList | None:
+    """Returns what is known of a field before its first page; None if it does not have lists of numbers."""
     dtype, bracket, shape = spec.kind.removesuffix("]").partition("[")
     element = way[-1].element
     if not bracket or "," in shape or node.primitives != 1 or sum(step.is_repeated for step in way) != 1:
@@ -71,7 +71,7 @@ def number_list(spec: FieldSpec, node: Node, way: Sequence[Node]) -> NumberList 
 def read_lists(
     content: memoryview, hint: PrimitiveHint, field: NumberList, rows: int
 ) -> tuple[NDArray[np.generic], NDArray[np.int64]] | None:
-    """Returns the numbers of all rows of a block, and how many each row has; None: the pages are left to pyarrow."""
+    """Returns the numbers of all rows of a block, and how many each row has; None if the pages are left to pyarrow."""
     try:
         parts: list[NDArray[np.generic]] = []
         starts: list[NDArray[np.int64]] = []
@@ -133,31 +133,31 @@ def _parts(header: Struct, body: memoryview, codec: str) -> tuple[int, memoryvie
     if kind == _DATA_PAGE:
         page = header.struct(5)
         if (page.integer(2), page.integer(3), page.integer(4)) == (_PLAIN, _RLE, _RLE):
-            repetition, rest = _prefixed(_unpacked(body, codec, size))
-            return page.integer(1), repetition, *_prefixed(rest)
+            repetition, rest = _split_levels(_decompress_page(body, codec, size))
+            return page.integer(1), repetition, *_split_levels(rest)
     if kind == _DATA_PAGE_V2:
         page = header.struct(8)
         first = page.integer(6)
         second = page.integer(6) + page.integer(5)
         if page.integer(4) == _PLAIN and 0 <= first <= second <= len(body):
             rest = body[second:]
-            content = _unpacked(rest, codec, size - second) if page.flag(7, True) else rest
+            content = _decompress_page(rest, codec, size - second) if page.flag(7, True) else rest
             return page.integer(1), body[:first], body[first:second], content
     raise _UnusualError("a dictionary, or numbers in another encoding")
 
 
-def _prefixed(content: memoryview) -> tuple[memoryview, memoryview]:
+def _split_levels(content: memoryview) -> tuple[memoryview, memoryview]:
     """Returns levels, which have their length in front, and what follows."""
     stop = 4 + int.from_bytes(content[:4], "little")
     return content[4:stop], content[stop:]
 
 
-def _unpacked(content: memoryview, codec: str, size: int) -> memoryview:
+def _decompress_page(content: memoryview, codec: str, size: int) -> memoryview:
     if codec == "uncompressed":
         return content
     if codec not in _PLAIN_CODECS:
         raise _UnusualError(f"compressed as {codec}")
-    # Its format is that of signed bytes.
+    # The format of unsigned bytes is that of signed ones.
     return memoryview(pa.Codec(codec).decompress(content, decompressed_size=size)).cast("B")
 
 

@@ -15,7 +15,7 @@ from streamer.tables.parquet.footer import ColumnChunk
 from streamer.tables.parquet.schema import Element
 from streamer.tables.parquet.thrift import read_struct
 
-# Where runs meet, the pages of the other columns are read twice; more than this is not worth smaller chunks.
+# Pages of the other columns are read twice where runs meet; more than this is not worth smaller chunks.
 _MOST_EXTRA = 1.05
 # A row group up to this many chunks long is not cut.
 _UNCUT = 1.5
@@ -57,7 +57,7 @@ class PrimitiveHint(msgspec.Struct, frozen=True, array_like=True):
     skipped: int = 0
 
 
-class FileHint(msgspec.Struct, frozen=True, omit_defaults=True):
+class ParquetFileHint(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the recoder has to know of the file of a block, where it is not what the facts say.
 
     Attributes:
@@ -91,7 +91,7 @@ class Primitive(msgspec.Struct, frozen=True):
     nested: bool
 
 
-class Group(msgspec.Struct, frozen=True):
+class RowGroupParts(msgspec.Struct, frozen=True):
     """The wanted primitives of one row group.
 
     Attributes:
@@ -104,7 +104,7 @@ class Group(msgspec.Struct, frozen=True):
     rows: int
     primitives: list[Primitive]
     head_bytes: int
-    file: FileHint | None = None
+    file: ParquetFileHint | None = None
 
     @property
     def fetch_bytes(self) -> int:
@@ -119,7 +119,7 @@ class Group(msgspec.Struct, frozen=True):
             for primitive, (start, stop) in zip(self.primitives, ranges, strict=True)
         ]
         record_bytes = sum(_value_bytes(primitive) for primitive in self.primitives) + self.rows * self.head_bytes
-        return Block(joined_ranges(ranges), self.rows, record_bytes, self._encoded(hints))
+        return Block(joined_ranges(ranges), self.rows, record_bytes, self._encode_hint(hints))
 
     def run(self, first: int, stop: int) -> Block:
         """Returns the rows `[first, stop)` as one block."""
@@ -135,9 +135,9 @@ class Group(msgspec.Struct, frozen=True):
             skipped = first - primitive.pages.first_rows[pages.start]
             hints.append(_hint(primitive, sum(b - a for a, b in spans), rows, skipped))
             record_bytes += _value_bytes(primitive, pages) * (stop - first) // rows
-        return Block(joined_ranges(ranges), stop - first, record_bytes, self._encoded(hints))
+        return Block(joined_ranges(ranges), stop - first, record_bytes, self._encode_hint(hints))
 
-    def _encoded(self, hints: list[PrimitiveHint]) -> bytes:
+    def _encode_hint(self, hints: list[PrimitiveHint]) -> bytes:
         of_file = None if self.file is None else msgspec.structs.replace(self.file, primitives=hints)
         return msgspec.msgpack.encode(of_file or hints)
 
@@ -147,14 +147,14 @@ def needs_pages(fetch_bytes: int, chunk_bytes: int) -> bool:
     return fetch_bytes > _UNCUT * chunk_bytes
 
 
-def blocks_of(group: Group, chunk_bytes: int, most_bytes: int) -> Iterator[Block]:
+def blocks_of(group: RowGroupParts, chunk_bytes: int, most_bytes: int) -> Iterator[Block]:
     """Yields a row group as blocks of about `chunk_bytes`, at most `most_bytes` where its pages allow it.
 
     The runs are as equal as the pages of the largest primitive allow. If they read too much twice, there are fewer,
     larger ones.
     """
     total = group.fetch_bytes
-    # Without pages it is not cut.
+    # It is not cut if its pages are not known.
     count = round(total / chunk_bytes) if all(primitive.pages for primitive in group.primitives) else 1
     while count > 1:
         edges = _cuts(group, count)
@@ -197,7 +197,7 @@ def read_pages(content: bytes, column: ColumnChunk, rows: int) -> Pages:
     return Pages([*first_rows, rows], [*starts, stop], texts if len(texts) == len(starts) else [])
 
 
-def _cuts(group: Group, count: int) -> list[int]:
+def _cuts(group: RowGroupParts, count: int) -> list[int]:
     """Returns the first rows of about `count` equal runs (fewer, if pages are larger), and the number of rows."""
     largest = max(group.primitives, key=lambda primitive: primitive.column.stop - primitive.column.start)
     assert largest.pages
@@ -226,7 +226,9 @@ def _spans(primitive: Primitive, pages: slice) -> list[Range]:
 
 
 def _hint(primitive: Primitive, length: int, rows: int, skipped: int = 0) -> PrimitiveHint:
-    return PrimitiveHint(length, primitive.column.codec, primitive.column.values, rows, skipped)
+    return PrimitiveHint(
+        length=length, codec=primitive.column.codec, values=primitive.column.values, rows=rows, skipped=skipped
+    )
 
 
 def _value_bytes(primitive: Primitive, pages: slice = slice(None)) -> int:

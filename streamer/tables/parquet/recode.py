@@ -15,16 +15,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streamer.formats.base import Facts, Records
-from streamer.formats.table.writer import Column, decoding, write_records
+from streamer.formats.table.writer import Column, catch_decode_errors, write_records
 from streamer.tables.parquet import thrift
 from streamer.tables.parquet.columns import column_of, constant_column, lists_column
-from streamer.tables.parquet.facts import Own, Wanted
+from streamer.tables.parquet.facts import Own, WantedColumns
+from streamer.tables.parquet.fields import has_nested
 from streamer.tables.parquet.footer import MAGIC
 from streamer.tables.parquet.number_lists import number_list, read_lists
-from streamer.tables.parquet.pages import FileHint, PrimitiveHint
-from streamer.tables.parquet.schema import Element, Node, has_nested, pruned
+from streamer.tables.parquet.pages import ParquetFileHint, PrimitiveHint
+from streamer.tables.parquet.schema import Element, SchemaNode, prune
 
-_HINT = msgspec.msgpack.Decoder(list[PrimitiveHint] | FileHint)
+_HINT = msgspec.msgpack.Decoder(list[PrimitiveHint] | ParquetFileHint)
 # Schemas of files whose plans are kept.
 _MOST_PLANS = 64
 _CONVERTED = {
@@ -41,38 +42,38 @@ class ParquetRecoder:
 
     def __init__(self, facts: Facts) -> None:
         self._fields = facts.fields
-        self._wanted = Wanted.of(facts)
+        self._wanted = WantedColumns.of(facts)
         self._plans = {b"": _Plan(self._wanted, self._wanted.all)}
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Decodes one block."""
-        with decoding(content, samples, "Parquet"):
+        with catch_decode_errors(content, samples, "Parquet"):
             return write_records(self._fields, self.columns(content, samples, hint), samples)
 
     def columns(self, content: memoryview, samples: int, hint: bytes) -> list[Column]:
         """Decodes one block, a column for each field."""
-        with decoding(content, samples, "Parquet"):
+        with catch_decode_errors(content, samples, "Parquet"):
             decoded = _HINT.decode(hint)
-            file = decoded if isinstance(decoded, FileHint) else FileHint(decoded)
+            file = decoded if isinstance(decoded, ParquetFileHint) else ParquetFileHint(decoded)
             columns = self._plan(file).columns(content, file.primitives, samples)
             values = file.partitions or [None] * len(self._wanted.partitions)
             pairs = zip(self._wanted.partitions, values, strict=True)
             return [*columns, *(constant_column(spec, value, samples) for spec, value in pairs)]
 
-    def _plan(self, file: FileHint) -> _Plan:
+    def _plan(self, file: ParquetFileHint) -> _Plan:
         """Returns how the file of a block is read."""
         key = msgspec.msgpack.encode((file.schema, file.logicals)) if file.schema else b""
         if key not in self._plans:
             if len(self._plans) > _MOST_PLANS:
                 del self._plans[next(name for name in self._plans if name)]
-            self._plans[key] = _Plan(self._wanted, self._wanted.of_block(file.schema, file.logicals))
+            self._plans[key] = _Plan(self._wanted, self._wanted.decode_own(file.schema, file.logicals))
         return self._plans[key]
 
 
 class _Plan:
     """Decodes the blocks of files of one schema."""
 
-    def __init__(self, wanted: Wanted, own: Own) -> None:
+    def __init__(self, wanted: WantedColumns, own: Own) -> None:
         self._wanted = wanted
         self._ways = own.ways
         known = [wanted.all.root.at(path) for path in wanted.paths]
@@ -83,7 +84,7 @@ class _Plan:
         self._lists = {primitive: lists for primitive, lists in found.items() if lists is not None}
         nested_paths = {node.path for spec, node in present if has_nested(spec, node)}
         self._schema = _schema(own.root, nested_paths)
-        trees = [pruned(own.root, [way[-1].path]) for way in self._ways]
+        trees = [prune(own.root, [way[-1].path]) for way in self._ways]
         self._way_schemas = [_schema(tree, nested_paths) for tree in trees]
 
     def columns(self, content: memoryview, primitives: Sequence[PrimitiveHint], samples: int) -> list[Column]:
@@ -93,7 +94,9 @@ class _Plan:
             raise ValueError(f"{len(primitives)} primitives of {edges[-1]} bytes; there are {len(content)}")
         places = list(pairwise(edges))
         lists = self._read_lists(content, primitives, places, samples)
-        tables = self._tables(content, primitives, places, samples, lists.keys())
+        tables = self._tables(
+            content=content, primitives=primitives, places=places, samples=samples, left_out=lists.keys()
+        )
         return [
             constant_column(spec, None, samples)
             if node is None
@@ -121,7 +124,7 @@ class _Plan:
         samples: int,
         left_out: Collection[int],
     ) -> list[pa.Table]:
-        """Returns for each primitive a table that it is a part of, with the rows of the block; None: it is left out."""
+        """Returns for each primitive a table with it and the rows of the block; None if it is left out."""
         chunks = [
             _column_chunk(way, primitive, start)
             for way, primitive, (start, _) in zip(self._ways, primitives, places, strict=True)
@@ -139,7 +142,7 @@ class _Plan:
 # ---------------------------------------------------------------- the metadata of a file of these pages
 
 
-def _schema(node: Node, nested_paths: set[tuple[str, ...]]) -> list[thrift.Fields]:
+def _schema(node: SchemaNode, nested_paths: set[tuple[str, ...]]) -> list[thrift.Fields]:
     return [
         _element(node.element, plain=any(node.path[: len(path)] == path for path in nested_paths)),
         *(element for child in node.children for element in _schema(child, nested_paths)),
@@ -164,7 +167,7 @@ def _element(element: Element, *, plain: bool) -> thrift.Fields:
     return fields
 
 
-def _column_chunk(way: Sequence[Node], primitive: PrimitiveHint, start: int) -> thrift.Fields:
+def _column_chunk(way: Sequence[SchemaNode], primitive: PrimitiveHint, start: int) -> thrift.Fields:
     names = [node.element.name.encode() for node in way]
     details = {
         1: (thrift.I32, way[-1].element.type),

@@ -1,35 +1,18 @@
-"""The schema of Parquet: a tree of columns, and the fields that samples get from it.
+"""The schema of Parquet: a tree of columns.
 
 A column is a primitive, which has values, or a group of columns; the bytes of each primitive are apart.
-
-| column | field |
-| --- | --- |
-| number, boolean, date, time, timestamp | number; dates and times as the integers that the file has |
-| decimal | number of 64 bits |
-| text | text |
-| bytes | bytes; a picture where they begin like one |
-| list of numbers | array |
-| struct | its parts, as "a.b" |
-| another list, or a map | list, or dict |
-
-Columns that Hugging Face's datasets describe in the file: `Image` is a picture, `Audio` and `Video` bytes, `ClassLabel`
-a number whose names are the dataset's classes, `Json` what its text says, a list of lists of fixed length an array of
-that shape.
 
 Source: https://github.com/apache/parquet-format/blob/master/LogicalTypes.md
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from streamer.formats.base import FieldSpec
 from streamer.formats.failures import DamagedError
-from streamer.manifest.model import NESTED
 from streamer.tables.parquet.thrift import Struct
 
 BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE, BYTE_ARRAY, FIXED = range(8)
@@ -47,7 +30,7 @@ _CONVERTED = {
     19: "json",
 }
 _LOGICAL = {1: "text", 2: "map", 3: "list", 4: "text", 5: "decimal", 12: "json", 15: "<f2"}
-# What LogicalType and ConvertedType say besides the layout.
+# Numbers of the meanings that LogicalType and ConvertedType say besides the layout.
 _TIME = 7
 _TIMESTAMP = 8
 _LOGICAL_NAMES = {6: "date", 11: "null", 14: "uuid", 16: "variant", 17: "geometry", 18: "geography"}
@@ -57,7 +40,6 @@ _CONVERTED_LOGICAL[21] = "interval"
 NO_VALUES = "null"
 _INTEGERS = {(8, True): "i1", (16, True): "<i2", (8, False): "u1", (16, False): "<u2", (32, False): "<u4"}
 _INTEGERS[64, False] = "<u8"
-_BYTES_FEATURES = ("Audio", "Image", "Nifti", "Pdf", "Video")
 
 
 class Element(msgspec.Struct, frozen=True, array_like=True):
@@ -84,7 +66,7 @@ class Element(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def width(self) -> int:
-        """Bytes of a value in a record; 0: as long as it is."""
+        """Bytes of a value in a record; 0 if it is as long as it is."""
         return 8 if self.meaning == "decimal" else self.length or _WIDTHS.get(self.type, 0)
 
     def __str__(self) -> str:
@@ -96,7 +78,7 @@ class Element(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass
-class Node:
+class SchemaNode:
     """A node of the tree of columns.
 
     Attributes:
@@ -111,7 +93,7 @@ class Node:
     element: Element
     path: tuple[str, ...]
     primitive: int
-    children: list[Node] = field(default_factory=list)
+    children: list[SchemaNode] = field(default_factory=list)
     logical: str = ""
 
     @property
@@ -119,11 +101,11 @@ class Node:
         """Number of primitives at or below it."""
         return sum(child.primitives for child in self.children) if self.children else 1
 
-    def child(self, name: str) -> Node | None:
+    def child(self, name: str) -> SchemaNode | None:
         """Returns the child of that name."""
         return next((child for child in self.children if child.element.name == name), None)
 
-    def items(self, inside: bool = False) -> tuple[Node, bool] | None:
+    def items(self, inside: bool = False) -> tuple[SchemaNode, bool] | None:
         """Returns the node of a list's items, and whether that is a repeated node whose items they are.
 
         None: it is not a list. With `inside`, one of the items of a repeated node is meant.
@@ -139,9 +121,9 @@ class Node:
             return repeated, True
         return inner[0], False
 
-    def at(self, path: Sequence[str]) -> Node:
+    def at(self, path: Sequence[str]) -> SchemaNode:
         """Returns the node of a path below this one; raises KeyError if there is none."""
-        node: Node | None = self
+        node: SchemaNode | None = self
         for name in path:
             node = node.child(name) if node else None
         if node is None:
@@ -156,13 +138,13 @@ class Node:
         """Returns what `logical` says of the nodes, by their place in `elements`."""
         return {number: node.logical for number, node in enumerate(self.walk()) if node.logical}
 
-    def walk(self) -> Iterator[Node]:
+    def walk(self) -> Iterator[SchemaNode]:
         """Yields the node and those below it, in the order of a footer."""
         yield self
         for child in self.children:
             yield from child.walk()
 
-    def ways(self) -> list[tuple[Node, ...]]:
+    def ways(self) -> list[tuple[SchemaNode, ...]]:
         """Returns the ways from below this node to each primitive."""
         return [(child, *rest) for child in self.children for rest in child.ways()] if self.children else [()]
 
@@ -175,6 +157,20 @@ class Node:
     def is_nested(self) -> bool:
         """Whether its value is more than one value of a primitive."""
         return bool(self.children) or self.is_repeated
+
+    @property
+    def has_no_values(self) -> bool:
+        """Whether it is of Arrow's type null."""
+        return self.logical == NO_VALUES and not self.children
+
+    @property
+    def is_list_of_nulls(self) -> bool:
+        """Whether it is a list whose items are of Arrow's type null, or a list of such lists."""
+        node: SchemaNode = self
+        inside = False
+        while found := node.items(inside):
+            node, inside = found
+        return node is not self and node.has_no_values
 
     @property
     def is_map(self) -> bool:
@@ -198,10 +194,19 @@ def read_element(struct: Struct) -> Element:
     length = struct.integer(2, 0) if kind == FIXED else 0
     if not REQUIRED <= repetition <= REPEATED or length < 0 or children < 0:
         raise DamagedError(f"repetition {repetition}, length {length}, {children} children")
-    meaning = _meaning(struct)
+    meaning = _find_meaning(struct)
     scale, precision = (struct.integer(7, 0), struct.integer(8, 0)) if meaning == "decimal" else (0, 0)
     name = struct.binary(4).decode("utf-8", "replace")
-    return Element(name, children, kind, length, repetition, meaning, scale, precision)
+    return Element(
+        name=name,
+        children=children,
+        type=kind,
+        length=length,
+        repetition=repetition,
+        meaning=meaning,
+        scale=scale,
+        precision=precision,
+    )
 
 
 def read_logical(struct: Struct) -> str:
@@ -219,7 +224,7 @@ def read_logical(struct: Struct) -> str:
     return _LOGICAL_NAMES.get(number, "")
 
 
-def _meaning(struct: Struct) -> str:
+def _find_meaning(struct: Struct) -> str:
     if 10 in struct:
         number, logical = struct.struct(10).only()
         if number == 10:
@@ -229,7 +234,7 @@ def _meaning(struct: Struct) -> str:
     return _CONVERTED.get(struct.integer(6, -1), "")
 
 
-def tree(elements: Sequence[Element], logicals: Mapping[int, str] | None = None) -> Node:
+def tree(elements: Sequence[Element], logicals: Mapping[int, str] | None = None) -> SchemaNode:
     """Returns the root of the schema as a tree; raises DamagedError if the elements are not one.
 
     Args:
@@ -248,10 +253,10 @@ def tree(elements: Sequence[Element], logicals: Mapping[int, str] | None = None)
     return root
 
 
-def _subtree(rest: Iterator[Element], path: tuple[str, ...], primitive: int, depth: int) -> tuple[Node, int]:
+def _subtree(rest: Iterator[Element], path: tuple[str, ...], primitive: int, depth: int) -> tuple[SchemaNode, int]:
     if depth > _DEEPEST:
         raise DamagedError(f"columns nested more than {_DEEPEST} deep")
-    node = Node(element := next(rest), path + (element.name,) * bool(depth), primitive)
+    node = SchemaNode(element := next(rest), path + (element.name,) * bool(depth), primitive)
     for _ in range(element.children):
         child, primitive = _subtree(rest, node.path, primitive, depth + 1)
         node.children.append(child)
@@ -261,107 +266,21 @@ def _subtree(rest: Iterator[Element], path: tuple[str, ...], primitive: int, dep
     return node, primitive if element.children else primitive + 1
 
 
-def pruned(node: Node, paths: Sequence[tuple[str, ...]]) -> Node:
+def prune(node: SchemaNode, paths: Sequence[tuple[str, ...]]) -> SchemaNode:
     """Returns the tree of the nodes on the way to `paths`, and all below those."""
-    root, _ = _pruned(node, set(paths), 0)
+    root, _ = _prune(node, set(paths), 0)
     return root
 
 
-def _pruned(node: Node, paths: set[tuple[str, ...]], primitive: int) -> tuple[Node, int]:
-    kept = Node(node.element, node.path, primitive, logical=node.logical)
+def _prune(node: SchemaNode, paths: set[tuple[str, ...]], primitive: int) -> tuple[SchemaNode, int]:
+    kept = SchemaNode(node.element, node.path, primitive, logical=node.logical)
     for child in node.children:
         whole = child.path in paths
         if whole or any(path[: len(child.path)] == child.path for path in paths):
-            below, primitive = _pruned(child, {each.path for each in child.children} if whole else paths, primitive)
+            below, primitive = _prune(child, {each.path for each in child.children} if whole else paths, primitive)
             kept.children.append(below)
     kept.element = msgspec.structs.replace(node.element, children=len(kept.children))
     return kept, primitive if kept.children else primitive + 1
-
-
-class Field(msgspec.Struct, frozen=True):
-    """A field of the samples.
-
-    Attributes:
-        path: of the node that has its values.
-        classes: their names, where it is a label.
-        meanings: of a nested field, "image", "bytes" or "json" by the path of a node in it, where the features say so.
-    """
-
-    name: str
-    kind: str
-    path: tuple[str, ...]
-    classes: tuple[str, ...] = ()
-    meanings: tuple[tuple[tuple[str, ...], str], ...] = ()
-
-    @property
-    def spec(self) -> FieldSpec:
-        """The field as the manifest has it."""
-        return FieldSpec(self.name, self.kind)
-
-
-def features_of(metadata: str | bytes) -> object:
-    """Returns how Hugging Face's datasets describe the columns in their metadata; None: not at all."""
-    try:
-        return json.loads(metadata)["info"]["features"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-
-
-def fields_of(root: Node, features: object) -> list[Field]:
-    """Returns the fields of the samples, in the order of the columns; `features` is what `features_of` returns."""
-    return [found for child in root.children for found in _fields(child, _part(features, child.element.name))]
-
-
-def _fields(node: Node, feature: object) -> list[Field]:
-    name = ".".join(node.path)
-    details = feature if isinstance(feature, dict) else {}
-    kind = details.get("_type")
-    if kind in _BYTES_FEATURES and (content := node.child("bytes")) and _is_bytes(content):
-        return [Field(name, "image" if kind == "Image" else "bytes", content.path)]
-    if node.items() or node.is_map:
-        of_list = _list_kind(node, _lengths(feature)) if node.items() else NESTED
-        return [Field(name, of_list, node.path, meanings=tuple(_meanings(node, feature)) if of_list == NESTED else ())]
-    if not node.children:
-        if kind in _BYTES_FEATURES and _is_bytes(node):
-            return [Field(name, "image" if kind == "Image" else "bytes", node.path)]
-        if kind == "Json" and _is_bytes(node):
-            return [Field(name, "json", node.path)]
-        names = details.get("names") if kind == "ClassLabel" else None
-        classes = tuple(map(str, names)) if isinstance(names, list) else ()
-        return [Field(name, _primitive_kind(node.element), node.path, classes)]
-    return [found for child in node.children for found in _fields(child, _part(feature, child.element.name))]
-
-
-def _meanings(node: Node, feature: object, inside: bool = False) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields what the features say of bytes in a nested value, and the paths of their nodes."""
-    details = feature if isinstance(feature, dict) else {}
-    kind = details.get("_type")
-    content = node.child("bytes") if node.children else node
-    if found := node.items(inside):
-        item = feature[0] if isinstance(feature, list) and feature else details.get("feature")
-        yield from _meanings(found[0], item, found[1])
-    elif kind in {*_BYTES_FEATURES, "Json"} and content and _is_bytes(content, inside):
-        yield node.path, {"Image": "image", "Json": "json"}.get(kind, "bytes")
-    else:
-        for child in node.children:
-            yield from _meanings(child, _part(feature, child.element.name))
-
-
-def _is_bytes(node: Node, inside: bool = False) -> bool:
-    return node.element.type == BYTE_ARRAY and (inside or not node.is_repeated)
-
-
-def has_nested(spec: FieldSpec, node: Node) -> bool:
-    """Whether the values of a field are nested; they are JSON in manifests of version 0.1."""
-    return spec.kind == NESTED or (spec.kind == "json" and node.is_nested)
-
-
-def _primitive_kind(element: Element) -> str:
-    if dtype := number_dtype(element):
-        return dtype
-    if element.type == BYTE_ARRAY:
-        return {"text": "txt", "json": "json"}.get(element.meaning, "")
-    return "bytes"
 
 
 def number_dtype(element: Element) -> str:
@@ -374,59 +293,8 @@ def number_dtype(element: Element) -> str:
     return element.meaning if physical in {"<i4", "<i8"} and element.meaning[-1:].isdigit() else physical
 
 
-def _list_kind(node: Node, lengths: tuple[int, ...]) -> str:
-    """Returns the kind of a list: of numbers "<f4[]", or "<f4[-1,4]" where only one length varies; else nested."""
-    depth = 0
-    inside = False
-    shaped = tensor_shape(node)
-    if shaped and (found := node.items()) and not found[0].is_nested and (dtype := number_dtype(found[0].element)):
-        return f"{dtype}[{','.join(map(str, shaped))}]"
-    while found := node.items(inside):
-        node, inside = found
-        depth += 1
-    dtype = "" if node.children else number_dtype(node.element)
-    shape = lengths if len(lengths) == depth else (-1,) * depth
-    if not dtype or shape.count(-1) > 1:
-        return NESTED
-    return f"{dtype}[]" if shape == (-1,) else f"{dtype}[{','.join(map(str, shape))}]"
-
-
-def tensor_shape(node: Node) -> tuple[int, ...]:
+def tensor_shape(node: SchemaNode) -> tuple[int, ...]:
     """Returns the shape of the numbers in a list that is a tensor; empty for other nodes."""
     if not node.logical.startswith("tensor["):
         return ()
     return tuple(map(int, node.logical.removeprefix("tensor[").removesuffix("]").split(",")))
-
-
-def _lengths(feature: object) -> tuple[int, ...]:
-    """Returns the lengths of nested lists as datasets describe them; -1: not the same for all."""
-    if not isinstance(feature, dict):
-        return ()
-    shape = feature.get("shape")
-    if str(feature.get("_type")).startswith("Array") and isinstance(shape, list):
-        return tuple(_length(length) for length in shape)
-    if feature.get("_type") in {"List", "LargeList", "Sequence"}:
-        return (_length(feature.get("length")), *_lengths(feature.get("feature")))
-    return ()
-
-
-def _length(given: object) -> int:
-    return given if type(given) is int and given >= 0 else -1
-
-
-def _part(feature: object, name: str) -> object:
-    """Returns the description of a part of a struct."""
-    if not isinstance(feature, dict):
-        return None
-    inner = feature.get("feature")
-    if feature.get("_type") == "Sequence" and isinstance(inner, dict) and "_type" not in inner:
-        # A list of structs, written as a struct of lists.
-        return {"_type": "List", "feature": inner.get(name), "length": feature.get("length")}
-    return feature.get(name)
-
-
-def classes_of(fields: Sequence[Field]) -> tuple[str, ...]:
-    """Returns the names of the classes: those of the field "label", or of the only field that has any."""
-    labels = [found for found in fields if found.classes]
-    chosen = [found for found in labels if found.name == "label"] or labels
-    return chosen[0].classes if len(chosen) == 1 else ()

@@ -6,7 +6,7 @@ says so, or leaves it out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -15,15 +15,14 @@ from streamer.formats.base import Facts, FieldSpec
 from streamer.formats.failures import DamagedError, UnreadError, damaged, refused
 from streamer.formats.names import base_name
 from streamer.formats.reading import Reading, read_ranges
-from streamer.formats.table.layouts import refuse_table, written_by
-from streamer.formats.table.partitions import partition_fields, partition_key, read_partitions
+from streamer.formats.table.layouts import find_writer, refuse_table
+from streamer.formats.table.partitions import find_path_problems, partition_fields, partition_key
 from streamer.formats.table.schema_memory import SchemaMemory
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Need
-from streamer.tables.parquet.ends import Tail, read_tails
-from streamer.tables.parquet.footer import ENCRYPTED_MAGIC, MAGIC, Description, Descriptions
-from streamer.tables.parquet.schema import Element, Node, tree
-from streamer.tables.parquet.union import SchemaUnion
+from streamer.tables.parquet.facts import SchemaUnion
+from streamer.tables.parquet.footer import ENCRYPTED_MAGIC, MAGIC, Description, Descriptions, FileTail, read_tails
+from streamer.tables.parquet.schema import Element, SchemaNode, tree
 
 _MAGICS = (MAGIC, ENCRYPTED_MAGIC)
 # Raise the number when the schema of a file is read in another way.
@@ -35,7 +34,7 @@ _BATCH_FILES = 256
 _MOST_KEPT_BYTES = 64 << 20
 
 
-class FileNotes(msgspec.Struct, frozen=True, array_like=True):
+class ParquetFileNotes(msgspec.Struct, frozen=True, array_like=True):
     """What the survey tells the index of a file.
 
     Attributes:
@@ -61,7 +60,7 @@ def describe_files(
         memory: The schemas of files that were read before.
 
     Returns:
-        The facts, and notes for the index by the urls of files: see `FileNotes`.
+        The facts, and notes for the index by the urls of files: see `ParquetFileNotes`.
 
     Raises:
         ConfigError: no file has a column of a name.
@@ -69,7 +68,7 @@ def describe_files(
     """
     united = _United(columns, memory)
     keys = {} if base is None else {record.url: partition_key(record.url, base) for record in records}
-    problems = _find_path_problems(keys)
+    problems = find_path_problems(keys)
     partitions = partition_fields(key for url, key in keys.items() if url not in problems)
     kept: dict[str, bytes] = {}
     kept_bytes = 0
@@ -80,24 +79,13 @@ def describe_files(
         for record in some:
             tail = tails.get(record.url)
             problem = united.add(record, tail) or problems.get(record.url, "")
-            content = tail.content if isinstance(tail, Tail) else b""
+            content = tail.content if isinstance(tail, FileTail) else b""
             content = content if kept_bytes + len(content) <= _MOST_KEPT_BYTES else b""
             kept_bytes += len(content)
             key = keys[record.url] if partitions else ""
             if content or problem or key:
-                kept[record.url] = msgspec.msgpack.encode(FileNotes(content, problem, key))
+                kept[record.url] = msgspec.msgpack.encode(ParquetFileNotes(content, problem, key))
     return united.facts(partitions), kept
-
-
-def _find_path_problems(keys: Mapping[str, str]) -> dict[str, str]:
-    """Returns why the partitions in a path cannot be read, by the url of the file."""
-    found = {}
-    for url, key in keys.items():
-        try:
-            read_partitions(key)
-        except ValueError as error:
-            found[url] = f"has a path that cannot be read: {error}"
-    return found
 
 
 def is_bare(name: str) -> bool:
@@ -124,17 +112,17 @@ class _United:
         self._union = SchemaUnion(columns, "name the files that agree, or the columns that do (columns=)")
         self._memory = memory
         self._descriptions = Descriptions()
-        # Those of files that were read by an earlier survey, by their encoding.
+        # Descriptions of files that were read by an earlier survey, by their encoding.
         self._remembered: dict[bytes, Description] = {}
-        # By the number of the root, and whether there are rows.
+        # Encoded descriptions by the number of the root, and whether there are rows.
         self._encoded: dict[tuple[int, bool], bytes] = {}
-        # By the number of the schema: why it does not fit.
+        # Reasons why a schema does not fit, by its number.
         self._problems: dict[int, str] = {}
-        self._kept: list[Node] = []
+        self._kept: list[SchemaNode] = []
         self._empty: tuple[ObjectRecord, Description] | None = None
         self._failure: ManifestError | None = None
 
-    def add(self, record: ObjectRecord, tail: Tail | ManifestError | None) -> str:
+    def add(self, record: ObjectRecord, tail: FileTail | ManifestError | None) -> str:
         """Adds a file; returns why it is not a part of the dataset, "" if it is, or if its index says it.
 
         Args:
@@ -155,7 +143,7 @@ class _United:
             self._failure = self._failure or damaged(record, f"in the footer, {error}", where)
             return ""
         self._memory.add(record, self._encode(found))
-        if (writer := written_by([child.element.name for child in found.root.children])) is not None:
+        if (writer := find_writer([child.element.name for child in found.root.children])) is not None:
             raise ManifestError(refuse_table(writer, record.url), url=record.url)
         if found.rows:
             return self._unite(record, found)

@@ -57,7 +57,7 @@ class Struct:
         """Returns a list of items of one Python type; empty where it is missing."""
         value = self._fields.get(number, [])
         if type(value) is not list or not all(type(item) is kind for item in value):
-            raise _missing(number, f"list of {kind.__name__}", value)
+            raise _make_field_error(number, f"list of {kind.__name__}", value)
         return value  # type: ignore[return-value]
 
     def only(self) -> tuple[int, Struct]:
@@ -70,11 +70,11 @@ class Struct:
     def _value(self, number: int, kind: type[T], default: T | None) -> T:
         value = self._fields.get(number, default)
         if type(value) is not kind:
-            raise _missing(number, kind.__name__, value)
+            raise _make_field_error(number, kind.__name__, value)
         return value
 
 
-def _missing(number: int, kind: str, value: object) -> DamagedError:
+def _make_field_error(number: int, kind: str, value: object) -> DamagedError:
     found = "missing" if value is None else f"a {type(value).__name__}"
     return DamagedError(f"field {number} is {found}, not a {kind}")
 
@@ -152,7 +152,7 @@ class _Reader:
         kind = head & 15
         if count == 15:
             count = self._varint()
-        # Each item takes a byte at least.
+        # An item takes a byte at least.
         if count > len(self._content) - self.position:
             raise DamagedError(f"a list of {count} items", self.position)
         if depth > _DEEPEST:
@@ -191,14 +191,14 @@ def write_struct(fields: Fields) -> bytes:
         if kind in (TRUE, FALSE):
             kind = TRUE if value else FALSE
         step = number - last
-        parts.append(bytes([step << 4 | kind]) if 0 < step < 16 else bytes([kind]) + _encoded(I64, number))
+        parts.append(bytes([step << 4 | kind]) if 0 < step < 16 else bytes([kind]) + _encode_value(I64, number))
         if kind not in (TRUE, FALSE):
-            parts.append(_encoded(kind, value))
+            parts.append(_encode_value(kind, value))
         last = number
     return b"".join([*parts, b"\0"])
 
 
-def _encoded(kind: int, value: Any) -> bytes:  # noqa: ANN401 - as the type says
+def _encode_value(kind: int, value: Any) -> bytes:  # noqa: ANN401 - as the type says
     if kind in (I16, I32, I64):
         return _varint((value << 1) ^ (value >> 63))
     if kind == BINARY:
@@ -208,7 +208,7 @@ def _encoded(kind: int, value: Any) -> bytes:  # noqa: ANN401 - as the type says
     assert kind == LIST
     item, items = value
     head = bytes([len(items) << 4 | item]) if len(items) < 15 else bytes([0xF0 | item]) + _varint(len(items))
-    return head + b"".join(_encoded(item, each) for each in items)
+    return head + b"".join(_encode_value(item, each) for each in items)
 
 
 def _varint(value: int) -> bytes:

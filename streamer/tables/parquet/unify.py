@@ -13,10 +13,9 @@ import msgspec
 
 from streamer.tables.parquet.schema import (
     FIXED,
-    NO_VALUES,
     OPTIONAL,
     Element,
-    Node,
+    SchemaNode,
     number_dtype,
     tree,
 )
@@ -36,7 +35,7 @@ class DifferentError(ValueError):
         self.types = types
 
 
-def unify(first: Node, other: Node, leading: int | None = None) -> Node:
+def unify(first: SchemaNode, other: SchemaNode, leading: int | None = None) -> SchemaNode:
     """Returns the schema that has the columns of both.
 
     Args:
@@ -48,14 +47,14 @@ def unify(first: Node, other: Node, leading: int | None = None) -> Node:
     Raises:
         DifferentError: a column has another type.
     """
-    merged = _merged(first, other)
+    merged = _merge(first, other)
     kept = len(first.children) if leading is None else leading
     rest = sorted(merged.children[kept:], key=lambda node: node.element.name)
     merged.children = [*merged.children[:kept], *rest]
-    return renumbered(merged)
+    return renumber(merged)
 
 
-def renumbered(root: Node) -> Node:
+def renumber(root: SchemaNode) -> SchemaNode:
     """Returns a tree anew: counts the children, sets paths, and numbers the primitives."""
     elements = [
         msgspec.structs.replace(node.element, children=len(node.children)) if node.children else node.element
@@ -64,17 +63,12 @@ def renumbered(root: Node) -> Node:
     return tree(elements, root.logicals())
 
 
-def check_same(known: Node, own: Node) -> None:
+def check_same(known: SchemaNode, own: SchemaNode) -> None:
     """Compares two descriptions of one column, of which `own` may lack parts; raises DifferentError."""
-    _merged(known, own)
+    _merge(known, own)
 
 
-def has_no_values(node: Node) -> bool:
-    """Whether it is of Arrow's type null."""
-    return node.logical == NO_VALUES and not node.children
-
-
-def describe_type(node: Node) -> str:
+def describe_type(node: SchemaNode) -> str:
     """Returns the type of a node, for messages."""
     if node.items() is not None:
         return f"list ({node.logical})" if node.logical else "list"
@@ -85,21 +79,21 @@ def describe_type(node: Node) -> str:
     return f"{node.element} ({node.logical})" if node.logical else str(node.element)
 
 
-def _merged(first: Node, other: Node) -> Node:
-    if has_no_values(first) or has_no_values(other):
-        chosen = other if has_no_values(first) else first
+def _merge(first: SchemaNode, other: SchemaNode) -> SchemaNode:
+    if first.has_no_values or other.has_no_values:
+        chosen = other if first.has_no_values else first
         return _copy(chosen, _optional(chosen.element))
     lists = first.items(), other.items()
     if lists[0] or lists[1]:
-        return _merged_list(first, other)
+        return _merge_lists(first, other)
     if first.is_map or other.is_map:
-        return _merged_map(first, other)
+        return _merge_maps(first, other)
     if bool(first.children) != bool(other.children):
         raise _different(first, other)
     if first.children:
         parts = {child.element.name: child for child in other.children}
         children = [
-            _merged(child, parts.pop(child.element.name)) if child.element.name in parts else child
+            _merge(child, parts.pop(child.element.name)) if child.element.name in parts else child
             for child in first.children
         ]
         return _copy(first, _widest(first, other), [*children, *parts.values()])
@@ -108,12 +102,12 @@ def _merged(first: Node, other: Node) -> Node:
     return _copy(first, _widest(first, other))
 
 
-def _merged_list(first: Node, other: Node, inside: bool = False) -> Node:
+def _merge_lists(first: SchemaNode, other: SchemaNode, inside: bool = False) -> SchemaNode:
     """Merges two lists; the groups around the items are those of one of them."""
     own, others = first.items(inside), other.items(inside)
     if own is None or others is None or first.logical != other.logical:
         raise _different(first, other)
-    item = _merged_item(own, others)
+    item = _merge_items(own, others)
     if own[1] == others[1] and [each.element.name for each in _around(first)] == [
         each.element.name for each in _around(other)
     ]:
@@ -121,33 +115,33 @@ def _merged_list(first: Node, other: Node, inside: bool = False) -> Node:
     else:
         # The same one, whichever comes first.
         base, bare = min(((first, own[1]), (other, others[1])), key=lambda each: _names(each[0]))
-    return _with_item(base, item, bare)
+    return _replace_item(base, item, bare)
 
 
-def _merged_item(own: tuple[Node, bool], others: tuple[Node, bool]) -> Node:
-    is_null = has_no_values(own[0]) or has_no_values(others[0])
+def _merge_items(own: tuple[SchemaNode, bool], others: tuple[SchemaNode, bool]) -> SchemaNode:
+    is_null = own[0].has_no_values or others[0].has_no_values
     if not is_null and (own[0].items(own[1]) or others[0].items(others[1])):
         if own[1] or others[1]:
             # Lists of repeated groups that are lists themselves: compared as they are.
             if _names(own[0]) != _names(others[0]):
                 raise _different(own[0], others[0])
             return own[0]
-        return _merged_list(own[0], others[0])
-    return _merged(_bare(own), _bare(others))
+        return _merge_lists(own[0], others[0])
+    return _merge(_bare(own), _bare(others))
 
 
-def _bare(item: tuple[Node, bool]) -> Node:
+def _bare(item: tuple[SchemaNode, bool]) -> SchemaNode:
     """Returns the node of items as one that is not repeated."""
     node, repeated = item
     return _copy(node, msgspec.structs.replace(node.element, repetition=0)) if repeated else node
 
 
-def _around(node: Node) -> list[Node]:
+def _around(node: SchemaNode) -> list[SchemaNode]:
     """Returns the nodes between a list and its items."""
     return [node.children[0]] if node.children and not node.is_repeated else []
 
 
-def _with_item(base: Node, item: Node, bare: bool) -> Node:
+def _replace_item(base: SchemaNode, item: SchemaNode, bare: bool) -> SchemaNode:
     """Returns the list with another item; `bare`: the repeated node is the item."""
     if base.is_repeated:
         return _copy(item, msgspec.structs.replace(item.element, name=base.element.name, repetition=2))
@@ -160,7 +154,7 @@ def _with_item(base: Node, item: Node, bare: bool) -> Node:
     return _copy(base, base.element, [_copy(repeated, repeated.element, [inner])])
 
 
-def _merged_map(first: Node, other: Node) -> Node:
+def _merge_maps(first: SchemaNode, other: SchemaNode) -> SchemaNode:
     if not (first.is_map and other.is_map):
         raise _different(first, other)
     entries = first.children[0]
@@ -170,22 +164,22 @@ def _merged_map(first: Node, other: Node) -> Node:
     parts = [
         _copy(merged, msgspec.structs.replace(merged.element, name=own.element.name))
         for own, merged in (
-            (own, _merged(own, each)) for own, each in zip(entries.children, others.children, strict=True)
+            (own, _merge(own, each)) for own, each in zip(entries.children, others.children, strict=True)
         )
     ]
     return _copy(first, _widest(first, other), [_copy(entries, entries.element, parts)])
 
 
-def _copy(node: Node, element: Element, children: Sequence[Node] | None = None) -> Node:
+def _copy(node: SchemaNode, element: Element, children: Sequence[SchemaNode] | None = None) -> SchemaNode:
     kept = node.children if children is None else list(children)
-    return Node(element, node.path, node.primitive, kept, node.logical)
+    return SchemaNode(element=element, path=node.path, primitive=node.primitive, children=kept, logical=node.logical)
 
 
 def _optional(element: Element) -> Element:
     return msgspec.structs.replace(element, repetition=OPTIONAL) if element.repetition == 0 else element
 
 
-def _widest(first: Node, other: Node) -> Element:
+def _widest(first: SchemaNode, other: SchemaNode) -> Element:
     """Returns one of two elements of the same meaning, the same whichever comes first; optional, if one is."""
     one = first.element
     two = other.element
@@ -194,7 +188,7 @@ def _widest(first: Node, other: Node) -> Element:
     return msgspec.structs.replace(chosen, repetition=repetition)
 
 
-def _layout(node: Node) -> tuple[object, ...]:
+def _layout(node: SchemaNode) -> tuple[object, ...]:
     """Returns what must be equal in two descriptions of a column of values."""
     element = node.element
     if dtype := number_dtype(element):
@@ -203,9 +197,9 @@ def _layout(node: Node) -> tuple[object, ...]:
     return element.type, length, element.meaning if element.meaning in {"text", "json"} else "", node.logical
 
 
-def _names(node: Node) -> list[str]:
+def _names(node: SchemaNode) -> list[str]:
     return [each.element.name for each in node.walk()]
 
 
-def _different(first: Node, other: Node) -> DifferentError:
+def _different(first: SchemaNode, other: SchemaNode) -> DifferentError:
     return DifferentError(".".join(first.path), (describe_type(first), describe_type(other)))

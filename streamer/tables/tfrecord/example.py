@@ -30,7 +30,7 @@ _TWO = 0x12
 _ONE_VARINT = 0x08
 _ONE_FIXED = 0x0D
 _LONGEST_VARINT = 10
-# From this many bytes on numpy is quicker than a loop.
+# numpy is quicker than a loop from this many bytes on.
 _LONG_RUN = 64
 
 # BYTES, FLOATS, INTEGERS, or NOTHING if there is no list; and the list, as it is encoded. No class: 0.4 us less.
@@ -46,12 +46,12 @@ def parse_example(content: memoryview) -> dict[str, Feature]:
         while at < end:
             tag = content[at]
             if tag == _ONE:
-                start, at = _delimited(content, at + 1, end)
+                start, at = _find_value(content, at + 1, end)
                 _features(content, start, at, found)
             elif tag == _TWO:
                 raise DamagedError("a tf.train.SequenceExample, not an Example", at)
             else:
-                at = _skipped(content, at, end)
+                at = _skip_field(content, at, end)
     except (IndexError, UnicodeDecodeError) as error:
         raise DamagedError(f"not a tf.train.Example: {error}", at) from error
     return found
@@ -65,10 +65,10 @@ def byte_strings(content: memoryview) -> list[memoryview]:
     try:
         while at < end:
             if content[at] == _ONE:
-                start, at = _delimited(content, at + 1, end)
+                start, at = _find_value(content, at + 1, end)
                 values.append(content[start:at])
             else:
-                at = _skipped(content, at, end)
+                at = _skip_field(content, at, end)
     except IndexError as error:
         raise DamagedError(f"not a BytesList: {error}", at) from error
     return values
@@ -83,7 +83,7 @@ def floats(content: memoryview) -> memoryview:
         while at < end:
             tag = content[at]
             if tag == _ONE:
-                start, at = _delimited(content, at + 1, end)
+                start, at = _find_value(content, at + 1, end)
             elif tag == _ONE_FIXED:
                 start = at + 1
                 at = at + 5
@@ -106,7 +106,7 @@ def integers(content: memoryview) -> memoryview:
         while at < end:
             tag = content[at]
             if tag == _ONE:
-                start, at = _delimited(content, at + 1, end)
+                start, at = _find_value(content, at + 1, end)
                 values += _varints(content, start, at)
             elif tag == _ONE_VARINT:
                 value, at = _varint(content, at + 1)
@@ -122,11 +122,11 @@ def _features(content: memoryview, at: int, end: int, found: dict[str, Feature])
     """Adds the entries of the map."""
     while at < end:
         if content[at] == _ONE:
-            start, at = _delimited(content, at + 1, end)
+            start, at = _find_value(content, at + 1, end)
             name, feature = _entry(content, start, at)
             found[name] = feature
         else:
-            at = _skipped(content, at, end)
+            at = _skip_field(content, at, end)
 
 
 def _entry(content: memoryview, at: int, end: int) -> tuple[str, Feature]:
@@ -136,13 +136,13 @@ def _entry(content: memoryview, at: int, end: int) -> tuple[str, Feature]:
     while at < end:
         tag = content[at]
         if tag == _ONE:
-            start, at = _delimited(content, at + 1, end)
+            start, at = _find_value(content, at + 1, end)
             name = str(content[start:at], "utf-8")
         elif tag == _TWO:
-            start, at = _delimited(content, at + 1, end)
+            start, at = _find_value(content, at + 1, end)
             feature = _feature(content, start, at)
         else:
-            at = _skipped(content, at, end)
+            at = _skip_field(content, at, end)
     return name, feature
 
 
@@ -151,14 +151,14 @@ def _feature(content: memoryview, at: int, end: int) -> Feature:
     while at < end:
         tag = content[at]
         if tag in _LISTS:
-            start, at = _delimited(content, at + 1, end)
+            start, at = _find_value(content, at + 1, end)
             found = (tag, content[start:at])
         else:
-            at = _skipped(content, at, end)
+            at = _skip_field(content, at, end)
     return found
 
 
-def _delimited(content: memoryview, at: int, end: int) -> tuple[int, int]:
+def _find_value(content: memoryview, at: int, end: int) -> tuple[int, int]:
     """Returns start and stop of a value that has its length in front."""
     length = content[at]
     start = at + 1
@@ -215,7 +215,7 @@ def _many_varints(content: memoryview) -> list[int]:
     return found
 
 
-def _skipped(content: memoryview, at: int, end: int) -> int:
+def _skip_field(content: memoryview, at: int, end: int) -> int:
     """Returns where an unknown field ends."""
     begin = at
     tag, at = _varint(content, at)
@@ -225,7 +225,7 @@ def _skipped(content: memoryview, at: int, end: int) -> int:
     elif kind == 1:
         at += 8
     elif kind == 2:
-        at = _delimited(content, at, end)[1]
+        at = _find_value(content, at, end)[1]
     elif kind == 5:
         at += 4
     else:

@@ -26,13 +26,13 @@ from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.base import Facts, Field, FieldSpec, Format, Opener, Recoder, SampleName
 from streamer.formats.failures import damaged, refused
 from streamer.formats.reading import Reading, read_ranges, spans_between
-from streamer.formats.sidecars import contradicts, with_sidecars
+from streamer.formats.sidecars import contradicts, pair_sidecars
 from streamer.formats.table.records import is_dtype
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Need, Source, Survey, Surveying
 from streamer.tables.arrays.rows import read_heads
 from streamer.tables.tokens import megatron
-from streamer.tables.tokens.windows import PLACE, WindowRecoder, cut_windows, is_ascending
+from streamer.tables.tokens.windows import PLACE, TokenWindowRecoder, ascends, cut_windows
 
 _NUMPY = b"\x93NUMPY"
 FIELD = "tokens"
@@ -44,7 +44,7 @@ _EOS = "Tokens(sequence_length=2048, eos=...) tells them by the token that ends 
 _LLM_C = Struct("<iii")
 _LLM_C_BYTES = 1024
 _LLM_C_DTYPES = {(20240520, 1): "<u2", (20240801, 7): "<u4"}
-# Its files of tokens, and those of its evaluations.
+# Magics of its files of tokens, and of those of its evaluations.
 _LLM_C_MAGICS = frozenset([20240520, 20240801, 20240522])
 _LLM_C_MOST_VERSION = 64
 # datatrove: the ends of the documents, in tokens.
@@ -73,7 +73,7 @@ class Stream(msgspec.Struct, frozen=True):
 
     dtype: str
     start: int = 0
-    index: megatron.Head | None = None
+    index: megatron.MegatronHead | None = None
 
 
 _STREAM = msgspec.msgpack.Decoder(Stream)
@@ -125,14 +125,14 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
         else:
             # Megatron keeps its own tables beside the tokens, as .npy.
             accepted = [record for record in accepted if not _is_npy(record)]
-        sources = with_sidecars(accepted, others, ("/.idx",), 0).sources
+        sources = pair_sidecars(accepted, others, ("/.idx",), 0).sources
         contents = yield from read_ranges(list(map(_head_of, sources)))
         counts = yield from _datatrove_counts(accepted, others)
         streams = [
             self._stream(source, content, counts.get(source.record.url))
             for source, content in zip(sources, contents, strict=True)
         ]
-        return self._surveyed(sources, streams)
+        return self._make_survey(sources, streams)
 
     def _survey_arrays(self, accepted: Sequence[ObjectRecord]) -> Surveying:
         """Reads the headers of `.npy` files."""
@@ -145,11 +145,11 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
                 )
             if self.dtype and np.dtype(self.dtype) != np.dtype(head.kind):
                 raise refused(record, f"has tokens of {head.kind}, not dtype={self.dtype!r}: leave dtype out")
-            self._check_unlisted(record, "is one array")
+            self._check_index(record, "is one array")
             streams.append(Stream(head.kind, head.rows.start))
-        return self._surveyed([Source(record) for record in accepted], streams)
+        return self._make_survey([Source(record) for record in accepted], streams)
 
-    def _surveyed(self, sources: Sequence[Source], streams: Sequence[Stream]) -> Survey:
+    def _make_survey(self, sources: Sequence[Source], streams: Sequence[Stream]) -> Survey:
         for source, stream in zip(sources, streams, strict=True):
             if stream.dtype != streams[0].dtype:
                 raise ManifestError(
@@ -173,7 +173,9 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
         if stream.index is not None:
             yield from megatron.check_end(source, stream.index)
         documents = stream.index if self.documents else None
-        yield from cut_windows(source, stream.dtype, stream.start, self.sequence_length, documents)
+        yield from cut_windows(
+            source=source, dtype=stream.dtype, start=stream.start, length=self.sequence_length, documents=documents
+        )
 
     def opener(self, facts: Facts) -> Opener:
         """Opens arrays of tokens, and tells their documents apart."""
@@ -182,7 +184,7 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
     def recoder(self, facts: Facts) -> Recoder:
         """Cuts windows."""
         assert self.sequence_length is not None
-        return WindowRecoder(self.sequence_length, np.dtype(facts.fields[0].kind.partition("[")[0]))
+        return TokenWindowRecoder(self.sequence_length, np.dtype(facts.fields[0].kind.partition("[")[0]))
 
     def find_token_bytes(self, facts: Facts) -> int:
         """Returns the width of a token of sequences, which have nothing else; see `Format.find_token_bytes`."""
@@ -215,11 +217,11 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
                 raise contradicts(source, "it has no documents")
             return Stream(head.dtype, 0, head)
         check_plain(record, content)
-        self._check_unlisted(record, f"has no index file ({record.url.rpartition('.')[0]}.idx)")
+        self._check_index(record, f"has no index file ({record.url.rpartition('.')[0]}.idx)")
         if found := _llm_c(record, content):
             return found
         if count is not None:
-            return self._counted(record, count)
+            return self._count_tokens(record, count)
         if not self.dtype:
             raise refused(
                 record,
@@ -228,7 +230,7 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
             )
         return Stream(np.dtype(self.dtype).str.replace("|", ""))
 
-    def _counted(self, record: ObjectRecord, count: int) -> Stream:
+    def _count_tokens(self, record: ObjectRecord, count: int) -> Stream:
         """Returns the tokens of a file of datatrove, which has `count` of them."""
         wide = {2: "<u2", 4: "<u4"}.get(record.size // count if count and record.size % count == 0 else 0)
         if wide is None:
@@ -237,7 +239,7 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
             raise refused(record, f"has {count} tokens of {wide}, not dtype={self.dtype!r}: leave dtype out")
         return Stream(np.dtype(self.dtype or wide).str)
 
-    def _check_unlisted(self, record: ObjectRecord, what: str) -> None:
+    def _check_index(self, record: ObjectRecord, what: str) -> None:
         """Refuses a file without an index of documents, if the options need one."""
         if self.sequence_length is None:
             raise refused(record, f"{what}, so where its documents end is not known; {_CUT}")
@@ -271,7 +273,7 @@ def _head_of(source: Source) -> Need:
 
 
 def _llm_c(record: ObjectRecord, content: memoryview) -> Stream | None:
-    """Returns the tokens of a file of llm.c; None: it is another file."""
+    """Returns the tokens of a file of llm.c; None if it is another file."""
     if len(content) < _LLM_C.size:
         return None
     magic, version, tokens = _LLM_C.unpack(content)
@@ -324,7 +326,7 @@ class TokenOpener:
         positions, documents = documents_of(length // self._token_bytes, starts)
         kind = f"<i4[{len(positions)}]"
         return None, [
-            # Where the tokens have been looked at, their checksum is compared: they are not read past this.
+            # The checksum of tokens that have been looked at is compared: they are not read past this.
             Field(FIELD, tokens, self._kind, checked=self._eos is not None),
             Field(POSITIONS, positions.view(np.uint8).data, kind),
             Field(DOCUMENTS, documents.view(np.uint8).data, kind),
@@ -336,7 +338,7 @@ def _places(content: memoryview, at: int, tokens: int) -> NDArray[np.int32]:
     rest = content[at:]
     if not len(rest) % PLACE.itemsize:
         places = np.frombuffer(rest, PLACE)
-        if is_ascending(places, tokens - 1):
+        if ascends(places, tokens - 1):
             return places
     raise DecodeError(f"{len(rest)} bytes behind the {tokens} tokens do not say where documents begin", offset=at)
 

@@ -29,7 +29,7 @@ _POINTER = np.dtype("<i8")
 _PIECE = 1 << 18
 
 
-class Head(msgspec.Struct, frozen=True):
+class MegatronHead(msgspec.Struct, frozen=True):
     """The head of an index file: dtype of the tokens, number of sequences, and entries of the table of documents.
 
     That table has the end of the last document, too.
@@ -40,7 +40,7 @@ class Head(msgspec.Struct, frozen=True):
     documents: int
 
 
-class Tables(msgspec.Struct, frozen=True):
+class MegatronTables(msgspec.Struct, frozen=True):
     """How far the tables have been read: entries of that of documents, the sequences of these, and their tokens."""
 
     entries: int = 0
@@ -48,7 +48,7 @@ class Tables(msgspec.Struct, frozen=True):
     tokens: int = 0
 
 
-def read_head(content: memoryview, source: Source) -> Head:
+def read_head(content: memoryview, source: Source) -> MegatronHead:
     """Parses the first `HEAD_BYTES` of an index file."""
     if len(content) < HEAD_BYTES:
         raise contradicts(source, f"its head has {len(content)} of {HEAD_BYTES} bytes")
@@ -62,7 +62,7 @@ def read_head(content: memoryview, source: Source) -> Head:
     size = source.sidecar.size
     if size not in {least, least + sequences}:
         raise contradicts(source, f"{sequences} sequences and {documents} documents take {least} bytes, it has {size}")
-    return Head(_DTYPES[code - 1], sequences, documents)
+    return MegatronHead(_DTYPES[code - 1], sequences, documents)
 
 
 def _entries(table: int, dtype: np.dtype[np.generic], first: int, stop: int) -> Range:
@@ -70,7 +70,7 @@ def _entries(table: int, dtype: np.dtype[np.generic], first: int, stop: int) -> 
     return table + dtype.itemsize * first, table + dtype.itemsize * stop
 
 
-def check_end(source: Source, head: Head) -> Reading[None]:
+def check_end(source: Source, head: MegatronHead) -> Reading[None]:
     """Reads the last sequence alone: it must end where the tokens end."""
     if not head.sequences:
         raise contradicts(source, "it has no sequences")
@@ -84,7 +84,9 @@ def check_end(source: Source, head: Head) -> Reading[None]:
         raise contradicts(source, f"its last sequence ends at byte {end}")
 
 
-def next_documents(source: Source, head: Head, at: Tables) -> Reading[tuple[NDArray[np.int64], Tables]]:
+def next_documents(
+    source: Source, head: MegatronHead, at: MegatronTables
+) -> Reading[tuple[NDArray[np.int64], MegatronTables]]:
     """Returns where the next documents begin, and how far the tables are read then.
 
     These are the numbers of their first tokens, int64; the last entry is where the last document ends.
@@ -104,10 +106,10 @@ def next_documents(source: Source, head: Head, at: Tables) -> Reading[tuple[NDAr
     end = int(edges[-1]) * np.dtype(head.dtype).itemsize
     if stop == head.documents and end != source.record.size:
         raise contradicts(source, f"its last sequence ends at byte {end}")
-    return edges[firsts - at.sequences], Tables(stop, last, int(edges[-1]))
+    return edges[firsts - at.sequences], MegatronTables(stop, last, int(edges[-1]))
 
 
-def sequence_edges(source: Source, head: Head) -> Reading[list[int]]:
+def sequence_edges(source: Source, head: MegatronHead) -> Reading[list[int]]:
     """Returns where the sequences begin, and the end, in bytes."""
     content = yield from read_sidecar(source)
     lengths = np.frombuffer(content, _LENGTH, head.sequences, HEAD_BYTES).astype(np.int64)
@@ -125,7 +127,7 @@ def encode_index(dtype: str, lengths: NDArray[np.int32]) -> bytes:
     """Returns the index file of documents with one sequence each, as Megatron's own writer makes it.
 
     Args:
-        dtype: dtype of a token, as `Head` has it.
+        dtype: dtype of a token, as `MegatronHead` has it.
         lengths: tokens of each document: int32, shape (n,).
     """
     sizes = lengths.astype(_POINTER) * np.dtype(dtype).itemsize

@@ -23,7 +23,9 @@ _HINTED = np.dtype("<u4")
 _MOST_HINTED = LONGEST_HINT // _HINTED.itemsize
 
 
-def cut_windows(source: Source, dtype: str, start: int, length: int, documents: megatron.Head | None) -> Indexing:
+def cut_windows(
+    source: Source, dtype: str, start: int, length: int, documents: megatron.MegatronHead | None
+) -> Indexing:
     """Yields runs of windows, each about as long as a chunk; one begins with the last token of the one before.
 
     Args:
@@ -43,7 +45,7 @@ def cut_windows(source: Source, dtype: str, start: int, length: int, documents: 
     first = 0
     while first < count:
         windows = min(most, count - first)
-        starts = yield from begun.within(first * length, windows * length)
+        starts = yield from begun.find_starts(first * length, windows * length)
         if len(starts) > _MOST_HINTED:
             windows = (int(starts[_MOST_HINTED]) - 1) // length
             starts = starts[starts <= windows * length]
@@ -59,13 +61,13 @@ def cut_windows(source: Source, dtype: str, start: int, length: int, documents: 
 class DocumentStarts:
     """Finds where documents begin, from the first to the last; reads the index file, if there is one, in pieces."""
 
-    def __init__(self, source: Source, head: megatron.Head | None) -> None:
+    def __init__(self, source: Source, head: megatron.MegatronHead | None) -> None:
         self._source = source
         self._head = head
-        self._at = megatron.Tables()
+        self._at = megatron.MegatronTables()
         self._known = np.empty(0, np.int64)
 
-    def within(self, first: int, tokens: int) -> Reading[NDArray[np.int64]]:
+    def find_starts(self, first: int, tokens: int) -> Reading[NDArray[np.int64]]:
         """Returns where documents begin in the `tokens` behind the token `first`, counted from it.
 
         The places ascend. Later calls ask for later tokens.
@@ -78,7 +80,7 @@ class DocumentStarts:
         return np.unique(self._known[: np.searchsorted(self._known, first + tokens, "right")]) - first
 
 
-class WindowRecoder:
+class TokenWindowRecoder:
     """Copies windows out of runs of tokens; `length` is from the beginning of a window to that of the next."""
 
     def __init__(self, length: int, dtype: np.dtype[np.generic]) -> None:
@@ -112,11 +114,11 @@ class WindowRecoder:
 def _starts(hint: bytes, tokens: int) -> NDArray[np.int64]:
     """Returns where documents begin in a run of `tokens` + 1 tokens."""
     starts = np.frombuffer(hint[: len(hint) // _HINTED.itemsize * _HINTED.itemsize], _HINTED).astype(np.int64)
-    if len(hint) % _HINTED.itemsize or not is_ascending(starts, tokens):
+    if len(hint) % _HINTED.itemsize or not ascends(starts, tokens):
         raise RecodeError(f"a hint of {len(hint)} bytes does not say where documents begin in {tokens} tokens")
     return starts
 
 
-def is_ascending(places: NDArray[np.integer], most: int) -> bool:
+def ascends(places: NDArray[np.integer], most: int) -> bool:
     """Whether each is larger than the one before, and all are of 1 to `most`."""
     return not len(places) or bool(places[0] >= 1 and places[-1] <= most and (np.diff(places) > 0).all())

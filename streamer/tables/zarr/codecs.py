@@ -1,4 +1,7 @@
-"""Decodes the chunks of zarr arrays, in recoders."""
+"""Finds the chunks of zarr arrays and decodes them, in recoders.
+
+Each is an object, or in a shard, which has an index of its chunks.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,13 @@ import msgspec
 import numpy as np
 
 from streamer.errors import RecodeError
-from streamer.formats.failures import needing
-from streamer.formats.packed.unpack import UnpackError, unpack
-from streamer.tables.arrays.recode import Array
-from streamer.tables.arrays.tiles import ColumnHint
-from streamer.tables.zarr.metadata import Codec
+from streamer.formats.compressed import UnpackError, unpack
+from streamer.formats.failures import damaged, needing
+from streamer.formats.reading import Reading, read_ranges
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Need
+from streamer.tables.arrays.tiles import NO_TILES, Array, ColumnHint, Int64Array, TileColumn, Tiles
+from streamer.tables.zarr.metadata import ZarrArray, ZarrCodec
 
 _CHECKSUM_BYTES = 4
 # Names of codecs, and of what unpacks them.
@@ -26,12 +31,12 @@ _LEAST_BYTES = {"blosc": 16, "lz4": 4}
 _SPARE_BYTES = 1 << 16
 
 
-class ChunkDecoder:
+class ZarrChunkDecoder:
     """Decodes chunks of one shape."""
 
     def __init__(self, dtype: np.dtype[np.generic], column: ColumnHint) -> None:
         self._dtype = dtype
-        codecs = msgspec.convert(column.codecs, tuple[Codec, ...])
+        codecs = msgspec.convert(column.codecs, tuple[ZarrCodec, ...])
         self._packings = [codec.name for codec in reversed(codecs) if codec.name != "transpose"]
         axes = np.arange(len(column.tile))
         for codec in codecs:
@@ -45,14 +50,14 @@ class ChunkDecoder:
         """Returns the items of a chunk; raises RecodeError if it cannot be unpacked, or has another length."""
         for packing in self._packings:
             try:
-                stored = self._unpacked(packing, stored)
+                stored = self._decompress(packing, stored)
             except (UnpackError, zlib.error) as error:
                 raise RecodeError(f"a chunk of {len(stored)} bytes, packed by {packing}: {error}") from error
         if len(stored) != self._bytes:
             raise RecodeError(f"a chunk has {len(stored)} bytes, its items {self._bytes}")
         return np.frombuffer(stored, self._dtype).reshape(self._stored).transpose(self._axes)
 
-    def _unpacked(self, packing: str, stored: memoryview) -> memoryview:
+    def _decompress(self, packing: str, stored: memoryview) -> memoryview:
         most = self._bytes + _SPARE_BYTES
         if packing in _UNPACKED:
             return unpack(_UNPACKED[packing], stored, most)
@@ -63,11 +68,11 @@ class ChunkDecoder:
                 raise UnpackError(f"is cut off, or has more than {most} bytes")
             return memoryview(content)
         if packing == "crc32c":
-            return _verified(stored)
-        return _by_numcodecs(packing, stored, most)
+            return _verify_checksum(stored)
+        return _decompress_with_numcodecs(packing, stored, most)
 
 
-def _verified(stored: memoryview) -> memoryview:
+def _verify_checksum(stored: memoryview) -> memoryview:
     content = stored[:-_CHECKSUM_BYTES]
     checksum = stored[-_CHECKSUM_BYTES:]
     if checksum_of(content) != int.from_bytes(checksum, "little"):
@@ -81,7 +86,7 @@ def checksum_of(content: memoryview) -> int:
     return found
 
 
-def _by_numcodecs(packing: str, stored: memoryview, most: int) -> memoryview:
+def _decompress_with_numcodecs(packing: str, stored: memoryview, most: int) -> memoryview:
     # The length, and for blosc that of what is packed, are what the libraries believe.
     head = stored[4:8] if packing == "blosc" else stored[:4]
     length = int.from_bytes(head, "little")
@@ -105,3 +110,82 @@ def _by_numcodecs(packing: str, stored: memoryview, most: int) -> memoryview:
 def _library(name: str) -> Any:  # noqa: ANN401
     with needing(f"the codecs of this zarr array need {name}", "zarr"):
         return importlib.import_module(name)
+
+
+_UNWRITTEN = (1 << 64) - 1
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """The objects of an array, or of some of its rows, sorted by `origins`, the first item of each."""
+
+    array: ZarrArray
+    origins: list[tuple[int, ...]]
+    objects: list[ObjectRecord]
+
+    def column(self, tiles: Tiles = NO_TILES) -> TileColumn:
+        """Returns the rows of the array."""
+        array = self.array
+        codecs = msgspec.to_builtins(array.codecs)
+        return TileColumn(np.dtype(array.dtype), array.shape, array.tile, tiles, codecs=codecs, fill=array.fill)
+
+    def tiles(self) -> Tiles:
+        """Returns the chunks, each an object; raises ManifestError if one is not as long as a chunk."""
+        array = self.array
+        sizes = [record.size for record in self.objects]
+        expected = math.prod(array.tile) * np.dtype(array.dtype).itemsize
+        wrong = (record for record in self.objects if not record.size or (not array.codecs and record.size != expected))
+        if record := next(wrong, None):
+            raise damaged(record, f"a chunk of shape {array.tile} and type {array.dtype} has {expected} bytes", 0)
+        lengths = np.array(sizes, np.int64)
+        none = np.zeros_like(lengths)
+        origins = np.array(self.origins, np.int64).reshape(-1, len(array.shape))
+        return Tiles(origins=origins, starts=none, lengths=lengths, masks=none, objects=self.objects)
+
+    def chunks(self) -> Reading[Tiles]:
+        """Returns the chunks; reads the indexes of all shards at once, and raises ManifestError if one is damaged."""
+        shard = self.array.shard
+        if shard is None or not self.objects:
+            return self.tiles()
+        length = self.array.index_bytes
+        for record in self.objects:
+            if record.size < length:
+                raise damaged(record, f"the index of a shard of this array has {length} bytes", 0)
+        starts = [record.size - length if shard.at_end else 0 for record in self.objects]
+        answers = yield from read_ranges(
+            [Need(start, start + length, record) for start, record in zip(starts, self.objects, strict=True)]
+        )
+        found = [
+            self._find_shard_chunks(place, content, start)
+            for place, (content, start) in enumerate(zip(answers, starts, strict=True))
+        ]
+        origins, places, owners = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        order = np.lexsort(origins.T[::-1])
+        starts_of, lengths = places[order].T
+        objects = [self.objects[owner] for owner in owners[order].tolist()]
+        return Tiles(
+            origins=origins[order], starts=starts_of, lengths=lengths, masks=np.zeros_like(lengths), objects=objects
+        )
+
+    def _find_shard_chunks(self, place: int, index: memoryview, at: int) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Returns the chunks of one shard that were written: first item, start and length, number of the object."""
+        array = self.array
+        record = self.objects[place]
+        assert array.shard is not None
+        if array.shard.has_checksum:
+            index, checksum = index[:-_CHECKSUM_BYTES], index[-_CHECKSUM_BYTES:]
+            if checksum_of(index) != int.from_bytes(checksum, "little"):
+                raise damaged(record, "the checksum of the index of its chunks is wrong", at)
+        entries = np.frombuffer(index, "<u8").reshape(-1, 2)
+        grid = tuple(size // step for size, step in zip(array.object_shape, array.tile, strict=True))
+        origins = np.stack(np.unravel_index(np.arange(len(entries)), grid), axis=1) * np.array(array.tile)
+        origins += np.array(self.origins[place])
+        written = (entries != _UNWRITTEN).any(axis=1) & (origins < np.array(array.shape)).all(axis=1)
+        starts, lengths = entries[written].T
+        size = np.uint64(record.size)
+        if ((starts > size) | (lengths > size - np.minimum(starts, size)) | (lengths == 0)).any():
+            raise damaged(record, "its index says that chunks are outside of it", at)
+        if not array.codecs:
+            expected = math.prod(array.tile) * np.dtype(array.dtype).itemsize
+            if (lengths != expected).any():
+                raise damaged(record, f"its index says that chunks do not have {expected} bytes", at)
+        return origins[written], entries[written].astype(np.int64), np.full(len(starts), place)

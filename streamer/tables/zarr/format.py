@@ -19,15 +19,13 @@ from streamer.formats.base import Facts, Opener, Recoder
 from streamer.formats.failures import refused
 from streamer.formats.names import base_name
 from streamer.formats.reading import Reading, read_ranges
-from streamer.formats.windows.format import RowFormat
+from streamer.formats.windows import RowFormat
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, LeftOut, Need, Source, Survey, Surveying
-from streamer.tables.arrays.recode import TileRecoder
-from streamer.tables.arrays.rows import FIELD, Rows
-from streamer.tables.arrays.tiles import ArraysError, blocks_of, common_rows, facts_of_columns, opener_of
-from streamer.tables.zarr.codecs import ChunkDecoder
+from streamer.tables.arrays.rows import FIELD, ArrayRows
+from streamer.tables.arrays.tiles import ArraysError, TileRecoder, blocks_of, common_rows, facts_of_columns, opener_of
+from streamer.tables.zarr.codecs import Stored, ZarrChunkDecoder
 from streamer.tables.zarr.metadata import CHUNK_NAME, NAMES, ZarrArray, nodes_of, read_metadata
-from streamer.tables.zarr.shards import Stored
 
 _CHOOSE = 'name the arrays that you want: Zarr(arrays={"image": "images"})'
 _MOST_METADATA_BYTES = 16 << 20
@@ -38,22 +36,22 @@ _TOGETHER = 1024
 _BESIDE = ("before", "after")
 
 
-class _Notes(msgspec.Struct, frozen=True):
+class _ZarrNotes(msgspec.Struct, frozen=True):
     """The survey's facts about an object: its rows, if they are plain.
 
     Else it has the first and last row that are found here, and the objects of the store with these rows, by field.
     `before` and `after` are of stores without an object, whose rows come before and after those of this one.
     """
 
-    plain: Rows | None = None
+    plain: ArrayRows | None = None
     rows: tuple[int, int] = (0, 0)
     stored: dict[str, Stored] = msgspec.field(default_factory=dict)
-    before: list[_Notes] = msgspec.field(default_factory=list)
-    after: list[_Notes] = msgspec.field(default_factory=list)
+    before: list[_ZarrNotes] = msgspec.field(default_factory=list)
+    after: list[_ZarrNotes] = msgspec.field(default_factory=list)
 
     def encode(self) -> bytes:
         """Encodes with the JSON of the standard library: a url may have bytes that are not UTF-8."""
-        # Without what is empty, as earlier versions wrote them.
+        # Empty fields are left out, as earlier versions did.
         found = {name: value for name, value in msgspec.to_builtins(self).items() if value or name not in _BESIDE}
         return json.dumps(found).encode()
 
@@ -88,7 +86,7 @@ class Zarr(RowFormat, frozen=True, forbid_unknown_fields=True):
             sidecar = others[root + nodes[root]]
             with _errors_of(sidecar):
                 found = yield from self._arrays(root, nodes, others)
-                stored = {name: _stored(objects, node, array) for name, (node, array) in found.items()}
+                stored = {name: _find_objects(objects, node, array) for name, (node, array) in found.items()}
                 own = facts_of_columns({name: each.column() for name, each in stored.items()})
                 if stores and own != facts:
                     raise ArraysError(f"it has rows of {own.fields}, a store before it of {facts.fields}")
@@ -104,7 +102,7 @@ class Zarr(RowFormat, frozen=True, forbid_unknown_fields=True):
         """Finds the rows whose first object this is."""
         if not source.notes:
             return
-        notes = msgspec.convert(json.loads(source.notes), _Notes)
+        notes = msgspec.convert(json.loads(source.notes), _ZarrNotes)
         if notes.plain:
             yield from notes.plain.spans(start)
             return
@@ -128,7 +126,7 @@ class Zarr(RowFormat, frozen=True, forbid_unknown_fields=True):
 
     def recode_rows(self, facts: Facts) -> Recoder:
         """Unpacks chunks."""
-        return TileRecoder(facts, ChunkDecoder)
+        return TileRecoder(facts, ZarrChunkDecoder)
 
     def _arrays(
         self, root: str, nodes: Mapping[str, str], others: Mapping[str, ObjectRecord]
@@ -172,7 +170,7 @@ def _roots(nodes: Mapping[str, str]) -> list[str]:
     return roots
 
 
-def _stored(objects: Sequence[ObjectRecord], node: str, array: ZarrArray) -> Stored:
+def _find_objects(objects: Sequence[ObjectRecord], node: str, array: ZarrArray) -> Stored:
     """Returns the objects of an array, in the order of their first items."""
     below = objects[bisect_left(objects, node, key=_url) : bisect_left(objects, node[:-1] + "0", key=_url)]
     found = [(origin, record) for record in below if (origin := array.origin(record.url[len(node) :])) is not None]
@@ -188,9 +186,9 @@ def _sources_of(
     The rows of a store without an object, all of the fill value, are indexed with an object of the store before it, or
     behind it. Windows go on over the rows of an object, so that they have no such store.
     """
-    # By store, of which each begins with those that have rows.
+    # Sources by store, each of which begins with those that have rows.
     found: list[list[Source]] = []
-    first: list[_Notes] = []
+    first: list[_ZarrNotes] = []
     left_out: list[LeftOut] = []
     has_unwritten = any(_is_unwritten(stored) for stored, _ in stores)
     for stored, sidecar in stores:
@@ -198,7 +196,7 @@ def _sources_of(
             with _errors_of(sidecar):
                 own = _sources(stored, sidecar, together=windows, plain=not has_unwritten)
             if first:
-                own[0] = _with_notes(own[0], first, [])
+                own[0] = _add_stores(own[0], first, [])
                 first = []
             found.append(own)
             continue
@@ -207,12 +205,12 @@ def _sources_of(
             left_out.append(LeftOut(what))
             continue
         rows = common_rows({name: each.column() for name, each in stored.items()})
-        notes = _Notes(None, (0, rows), dict(stored))
+        notes = _ZarrNotes(None, (0, rows), dict(stored))
         if not found:
             first.append(notes)
             continue
         place = max(place for place, source in enumerate(found[-1]) if source.notes)
-        found[-1][place] = _with_notes(found[-1][place], [], [notes])
+        found[-1][place] = _add_stores(found[-1][place], [], [notes])
     if not found:
         with _errors_of(stores[0][1]):
             raise ArraysError("its chunks were never written, nor those of another store")
@@ -223,9 +221,9 @@ def _is_unwritten(stored: Mapping[str, Stored]) -> bool:
     return not any(each.objects for each in stored.values())
 
 
-def _with_notes(source: Source, before: list[_Notes], after: list[_Notes]) -> Source:
+def _add_stores(source: Source, before: list[_ZarrNotes], after: list[_ZarrNotes]) -> Source:
     """Returns a source with rows of other stores."""
-    notes = msgspec.convert(json.loads(source.notes), _Notes)
+    notes = msgspec.convert(json.loads(source.notes), _ZarrNotes)
     notes = msgspec.structs.replace(notes, before=[*notes.before, *before], after=[*notes.after, *after])
     return msgspec.structs.replace(source, notes=notes.encode())
 
@@ -246,7 +244,7 @@ def _sources(stored: Mapping[str, Stored], sidecar: ObjectRecord, *, together: b
         runs = longest.column(longest.tiles()).plain_rows()
         if runs is not None:
             pairs = zip(longest.objects, runs, strict=True)
-            return [Source(record, _Notes(run).encode(), sidecar) for record, run in pairs]
+            return [Source(record, _ZarrNotes(run).encode(), sidecar) for record, run in pairs]
     firsts: list[int] = []
     before = -1
     for place, origin in enumerate(longest.origins):
@@ -256,7 +254,7 @@ def _sources(stored: Mapping[str, Stored], sidecar: ObjectRecord, *, together: b
     tops = {name: [origin[0] for origin in each.origins] for name, each in stored.items()}
     edges = [0, *(longest.origins[place][0] for place in firsts[1:]), rows]
     sources = [
-        Source(longest.objects[place], _Notes(None, span, _between(stored, tops, *span)).encode(), sidecar)
+        Source(longest.objects[place], _ZarrNotes(None, span, _between(stored, tops, *span)).encode(), sidecar)
         for place, span in zip(firsts, pairwise(edges), strict=True)
     ]
     named = {source.record.url for source in sources}

@@ -39,7 +39,7 @@ _BYTES = "bytes"
 PACKINGS = ("blosc", "bz2", _CHECKSUM, "gzip", "lz4", "zlib", "zstd")
 
 
-class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
+class ZarrCodec(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     """How bytes, or items, are stored."""
 
     name: str
@@ -73,7 +73,7 @@ class ZarrArray(msgspec.Struct, frozen=True):
     object_shape: tuple[int, ...]
     start: str
     separator: str
-    codecs: tuple[Codec, ...]
+    codecs: tuple[ZarrCodec, ...]
     fill: bytes
     shard: Shard | None = None
 
@@ -91,7 +91,7 @@ class ZarrArray(msgspec.Struct, frozen=True):
         return 16 * math.prod(length // step for length, step in axes) + 4 * self.shard.has_checksum
 
     def origin(self, name: str) -> tuple[int, ...] | None:
-        """Returns the first item of the object of this name; None: the object has no part of the array."""
+        """Returns the first item of the object of this name; None if the object has no part of the array."""
         numbers = name.removeprefix(self.start).split(self.separator)
         if (
             not name.startswith(self.start)
@@ -107,10 +107,10 @@ class ZarrArray(msgspec.Struct, frozen=True):
 class _Array3(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     data_type: Any
-    chunk_grid: Codec
+    chunk_grid: ZarrCodec
     fill_value: Any
-    codecs: list[Codec | str]
-    chunk_key_encoding: Codec
+    codecs: list[ZarrCodec | str]
+    chunk_key_encoding: ZarrCodec
     storage_transformers: list[Any] = msgspec.field(default_factory=list)
 
 
@@ -125,7 +125,7 @@ class _Array2(msgspec.Struct, frozen=True):
     dimension_separator: str = "."
 
 
-class _Node(msgspec.Struct, frozen=True):
+class _ZarrNode(msgspec.Struct, frozen=True):
     zarr_format: Any = None
     node_type: str = ""
 
@@ -133,7 +133,7 @@ class _Node(msgspec.Struct, frozen=True):
 def read_metadata(name: str, content: memoryview) -> ZarrArray | None:
     """Parses an object called `name`, one of `NAMES`; returns an array, or None for a group."""
     try:
-        node = msgspec.json.decode(content, type=_Node)
+        node = msgspec.json.decode(content, type=_ZarrNode)
         if node.zarr_format != (3 if name == ZARR_3 else 2):
             raise ArraysError(f"it is of zarr_format {node.zarr_format!r}")
         if name == GROUP_2 or (name == ZARR_3 and node.node_type == "group"):
@@ -155,17 +155,26 @@ def _array_3(found: _Array3) -> ZarrArray:
     shape = found.shape
     encoding = found.chunk_key_encoding
     outer = _lengths(found.chunk_grid.configuration.get("chunk_shape"), shape)
-    codecs = [Codec(each) if isinstance(each, str) else each for each in found.codecs]
+    codecs = [ZarrCodec(each) if isinstance(each, str) else each for each in found.codecs]
     shard = None
     if codecs and codecs[0].name == _SHARDS:
         shard, codecs = _shard(codecs, outer)
-    codecs, order = _checked(codecs, len(shape))
+    codecs, order = _check_codecs(codecs, len(shape))
     dtype = np.dtype(order + _DTYPES[found.data_type])
     separator = encoding.configuration.get("separator", "/" if encoding.name == "default" else ".")
     if encoding.name not in {"default", "v2"} or separator not in {"/", "."}:
         raise ArraysError(f"its objects are named as {encoding} says")
     start = f"c{separator}" if encoding.name == "default" else ""
-    return ZarrArray(dtype.str, shape, outer, start, separator, tuple(codecs), _fill(found.fill_value, dtype), shard)
+    return ZarrArray(
+        dtype=dtype.str,
+        shape=shape,
+        object_shape=outer,
+        start=start,
+        separator=separator,
+        codecs=tuple(codecs),
+        fill=_fill(found.fill_value, dtype),
+        shard=shard,
+    )
 
 
 def _array_2(found: _Array2) -> ZarrArray:
@@ -176,14 +185,22 @@ def _array_2(found: _Array2) -> ZarrArray:
         raise ArraysError(f"it has filters={found.filters}, order={found.order!r}")
     codecs = []
     if found.order == "F" and len(found.shape) > 1:
-        codecs.append(Codec(_TRANSPOSE, {"order": [*range(len(found.shape))][::-1]}))
+        codecs.append(ZarrCodec(_TRANSPOSE, {"order": [*range(len(found.shape))][::-1]}))
     if found.compressor:
-        codecs.append(Codec(str(found.compressor.get("id")), found.compressor))
+        codecs.append(ZarrCodec(str(found.compressor.get("id")), found.compressor))
     if unknown := next((each.name for each in codecs if each.name not in {*PACKINGS, _TRANSPOSE}), None):
         raise ArraysError(f"it is stored by codec {unknown!r}; {', '.join(PACKINGS)} are read")
     outer = _lengths(found.chunks, found.shape)
     fill = _fill(found.fill_value, dtype)
-    return ZarrArray(dtype.str, found.shape, outer, "", found.dimension_separator, tuple(codecs), fill)
+    return ZarrArray(
+        dtype=dtype.str,
+        shape=found.shape,
+        object_shape=outer,
+        start="",
+        separator=found.dimension_separator,
+        codecs=tuple(codecs),
+        fill=fill,
+    )
 
 
 def _lengths(found: object, shape: Sequence[int]) -> tuple[int, ...]:
@@ -201,7 +218,7 @@ def _are_lengths(numbers: Sequence[int], least: int = 1) -> bool:
     return all(least <= number < 1 << 48 for number in numbers)
 
 
-def _shard(codecs: Sequence[Codec], outer: tuple[int, ...]) -> tuple[Shard, list[Codec]]:
+def _shard(codecs: Sequence[ZarrCodec], outer: tuple[int, ...]) -> tuple[Shard, list[ZarrCodec]]:
     """Returns the shards, and the codecs of the chunks in them."""
     try:
         settings = msgspec.convert(codecs[0].configuration, _Sharding)
@@ -219,12 +236,12 @@ def _shard(codecs: Sequence[Codec], outer: tuple[int, ...]) -> tuple[Shard, list
 
 class _Sharding(msgspec.Struct, frozen=True):
     chunk_shape: tuple[int, ...]
-    codecs: list[Codec]
-    index_codecs: list[Codec]
+    codecs: list[ZarrCodec]
+    index_codecs: list[ZarrCodec]
     index_location: str = "end"
 
 
-def _checked(codecs: Sequence[Codec], axes: int) -> tuple[list[Codec], str]:
+def _check_codecs(codecs: Sequence[ZarrCodec], axes: int) -> tuple[list[ZarrCodec], str]:
     """Returns the codecs of a chunk without the one that makes bytes of items, and the byte order, "<" or ">"."""
     names = [codec.name for codec in codecs]
     place = names.index(_BYTES) if _BYTES in names else -1
@@ -243,7 +260,7 @@ def _numbers(found: object) -> list[int]:
     return found if isinstance(found, list) and all(isinstance(each, int) for each in found) else []
 
 
-def _order(codec: Codec) -> str:
+def _order(codec: ZarrCodec) -> str:
     return ">" if codec.configuration.get("endian") == "big" else "<"
 
 

@@ -7,18 +7,18 @@ from itertools import pairwise
 import pytest
 
 from streamer.formats.failures import DamagedError
+from streamer.formats.reading import JUMP_BYTES, PROBE_BYTES, READ_BYTES
 from streamer.formats.tar import (
     BLOCK,
     META_BYTES,
     Entry,
     Parser,
     entries_of,
-    padded,
+    pad_size,
     parse_header,
     parse_pax,
     read_entries,
 )
-from streamer.formats.window import JUMP_BYTES, PROBE_BYTES, READ_BYTES
 from tests.tars import driven, tar_of
 
 
@@ -108,7 +108,7 @@ def test_large_entries_are_jumped_over():
 
 def test_an_extended_header_may_cross_windows(monkeypatch):
     """A long name is whole though windows end inside it, and no byte is asked for twice."""
-    monkeypatch.setattr("streamer.formats.window.READ_BYTES", BLOCK)
+    monkeypatch.setattr("streamer.formats.reading.READ_BYTES", BLOCK)
     entries = [(f"{i}" + "n" * 1500 + ".jpg", b"12") for i in range(3)]
     raw = tar_of(entries, tarfile.GNU_FORMAT)
     found, needs = driven(read_entries(len(raw)), raw)
@@ -264,4 +264,4 @@ def of_the_archive(raw: memoryview) -> Iterator[Entry]:
             if stop > len(raw):
                 raise DamagedError("cut off inside an extended header", len(raw))
             parser.meta(block[156], bytes(raw[start:stop]), start)
-            position = start + padded(stop - start)
+            position = start + pad_size(stop - start)

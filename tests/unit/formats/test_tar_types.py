@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from streamer.errors import RecodeError
 from streamer.formats.base import Facts
-from streamer.formats.packed.whole import PackedRecoder
+from streamer.formats.compressed import CompressedRecoder
 from streamer.formats.tar import BLOCK, read_entries
 from streamer.formats.webdataset import WebDataset
 from streamer.manifest.model import ObjectRecord, SampleName
@@ -128,7 +128,7 @@ def test_compressed_tars_with_links_are_refused() -> None:
     raw = entry(b"a.jpg", b"1") + header(b"b.jpg", 0, b"1", link=b"a.jpg") + bytes(2 * BLOCK)
     packer = zlib.compressobj(wbits=31)
     content = memoryview(packer.compress(raw) + packer.flush())
-    recoder = PackedRecoder(WebDataset(), Facts())
+    recoder = CompressedRecoder(WebDataset(), Facts())
     with pytest.raises(RecodeError, match=r"1 files of tars are links.*hard-dereference.*'b\.jpg'"):
         recoder.recode(content, -1, b"gz")
     assert recoder.recode(content, 1, b"gz").lengths.tolist() == [2 * BLOCK]

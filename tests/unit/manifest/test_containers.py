@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from streamer.errors import ManifestError, ShortReadError
-from streamer.formats import window as format_window
+from streamer.formats import reading
 from streamer.formats.base import Need, Span
 from streamer.formats.webdataset import WebDataset
 from streamer.indexing import container_rows as containers
@@ -203,7 +203,7 @@ async def test_what_the_log_has_is_not_read_again(store, tmp_path):
     async def cut_of(log, on_chunk):
         container = Container(Source(record), Facts(), "webdataset", 4000, log)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(format_window, "READ_BYTES", 3000)
+            patch.setattr(reading, "READ_BYTES", 3000)
             return await index_container(
                 container, WebDataset(), source, ahead=0, on_chunk=on_chunk, on_read=lambda need: None
             )

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from streamer.errors import ConfigError
-from streamer.formats.packed.unpack import check_installed, unpack
+from streamer.formats.compressed import check_library, unpack
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch, packing: str
 
 def test_a_missing_module_is_named_before_the_first_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """Formats of compressed shards ask when they are indexed."""
-    check_installed("bz2")
+    check_library("bz2")
     monkeypatch.setitem(sys.modules, "bz2", None)
     with pytest.raises(ConfigError, match="module bz2"):
-        check_installed("bz2")
+        check_library("bz2")

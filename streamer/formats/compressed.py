@@ -1,22 +1,26 @@
-"""Unpacks gzip, bzip2, xz, Zstandard, Brotli and Snappy, to a limit or to a length that is known.
+"""Decompresses gzip, bzip2, xz, Zstandard, Brotli and Snappy, to a limit or to a length that is known.
 
-Runs in a recoder; for fields and for entries of zip files in a worker.
-
-A file may have several streams or frames, one after the other, as parallel compressors write them.
+It runs in a recoder; for fields and for entries of zip files in a worker. A file may have several streams or frames,
+one after the other, as parallel compressors write them. A compressed file of a plain format is one block, whose records
+are the samples of the decompressed file.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
 
-from streamer.errors import ConfigError
-from streamer.formats.failures import needing
+from streamer.errors import ConfigError, ManifestError, RecodeError
+from streamer.formats.base import Answer, Block, Facts, Format, Records
+from streamer.formats.failures import check_filled, needing, refused
+from streamer.manifest.blocks import MOST_FETCH_BYTES, MOST_RECORD_BYTES
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Examine, Examined, Indexing, Need, Note, Source, Span
 
 inflate: Any
 try:
@@ -95,14 +99,14 @@ class _Inflate:
 _Library = tuple[Callable[[], _Decompressor], tuple[type[Exception], ...]]
 
 
-def _by_streams(find_library: Callable[[], _Library]) -> Callable[[memoryview, int], memoryview]:
+def _decompress_streams(find_library: Callable[[], _Library]) -> Callable[[memoryview, int], memoryview]:
     def unpack(content: memoryview, most: int) -> memoryview:
         make, errors = find_library()
         found = bytearray()
         at = 0
         try:
             while at < len(content):
-                at = _behind_zeros(content, _stream(make(), content, at, found, most))
+                at = _skip_zeros(content, _stream(unpacker=make(), content=content, at=at, found=found, most=most))
         except errors as error:
             raise UnpackError(f"cannot be unpacked at byte {at}: {error}") from error
         return memoryview(found)
@@ -123,12 +127,12 @@ def _stream(unpacker: _Decompressor, content: memoryview, at: int, found: bytear
     return at - len(unpacker.unused_data)
 
 
-def _behind_zeros(content: memoryview, at: int) -> int:
+def _skip_zeros(content: memoryview, at: int) -> int:
     """Returns where the zeros end that begin at `at`: gzip(1) and xz(1) allow them behind a stream."""
     return at if at < len(content) and content[at] else len(content) - len(bytes(content[at:]).lstrip(b"\0"))
 
 
-def _by_cramjam(module: str, function: str, content: memoryview, length: int) -> memoryview:
+def _decompress_with_cramjam(module: str, function: str, content: memoryview, length: int) -> memoryview:
     """Unpacks into new memory of `length` bytes, of which only what is written to is taken."""
     cramjam = _cramjam()
     place = np.empty(length, np.uint8)
@@ -211,10 +215,12 @@ def _standard_library(name: str, compression: str) -> ModuleType:
 
 
 UNPACKERS: dict[str, Callable[[memoryview, int], memoryview]] = {
-    "gz": _by_streams(lambda: (_Inflate, (inflate.error,))),
-    "bz2": _by_streams(_bzip2),
-    "xz": _by_streams(_xz),
-    "zst": lambda content, most: _by_cramjam("zstd", "decompress_into", content, _zstd_bound(content, most)),
+    "gz": _decompress_streams(lambda: (_Inflate, (inflate.error,))),
+    "bz2": _decompress_streams(_bzip2),
+    "xz": _decompress_streams(_xz),
+    "zst": lambda content, most: _decompress_with_cramjam(
+        "zstd", "decompress_into", content, _zstd_bound(content, most)
+    ),
 }
 
 
@@ -225,13 +231,13 @@ def unpack_shard(compression: str, content: memoryview, length: int) -> memoryvi
     elif compression in _FILES:
         found = unpack(_FILES[compression], content, length)
     else:
-        found = _by_cramjam(*_OTHERS[compression], content, length)
+        found = _decompress_with_cramjam(*_OTHERS[compression], content, length)
     if len(found) != length:
         raise ValueError(f"unpacks to {len(found)} bytes, expected {length}")
     return found
 
 
-def check_installed(compression: str) -> None:
+def check_library(compression: str) -> None:
     """Imports what unpacks this compression; raises ConfigError if it is not installed."""
     if compression == "bz2":
         _bzip2()
@@ -242,3 +248,105 @@ def check_installed(compression: str) -> None:
 def _cramjam() -> ModuleType:
     with needing("Zstandard, Brotli and Snappy are unpacked by cramjam", "codecs"):
         return importlib.import_module("cramjam")
+
+
+# Packings by the ending of the name.
+ENDINGS = {
+    **{f".{packing}": packing for packing in UNPACKERS},
+    ".gzip": "gz",
+    ".zstd": "zst",
+    ".tgz": "gz",
+    ".tzst": "zst",
+    ".tbz": "bz2",
+    ".tbz2": "bz2",
+    ".txz": "xz",
+}
+
+
+def is_compressed(name: str) -> bool:
+    """Whether a file of this name is compressed as a whole, in a way that is read."""
+    return name.lower().endswith(tuple(ENDINGS))
+
+
+def find_packing_of_name(name: str) -> str:
+    """Returns how a file of this name is compressed, which `is_compressed` has told."""
+    return next(packing for ending, packing in ENDINGS.items() if name.lower().endswith(ending))
+
+
+def index_compressed(inner: Format, source: Source, facts: Facts) -> Indexing:
+    """Finds one block, the whole file, whose samples a recoder counts by the inner format.
+
+    Raises:
+        ManifestError: the file is empty, too large, damaged, or not of the inner format.
+    """
+    record = source.record
+    if record.size > MOST_FETCH_BYTES:
+        raise refused(
+            record,
+            f"is one compressed stream of {record.size} bytes, of which at most {MOST_FETCH_BYTES} can be read: its "
+            "samples are reached by unpacking it from its beginning; unpack it, or pack it as several files",
+        )
+    check_filled(record)
+    packing = find_packing_of_name(record.url).encode()
+    found = yield Examine(object=record, format=inner.name, options=inner.options, facts=facts, hint=packing)
+    assert isinstance(found, Examined)
+    if found.samples:
+        yield Block(((0, record.size),), found.samples, found.record_bytes, packing)
+
+
+class CompressedRecoder:
+    """Unpacks files of the format `inner`, and makes records of their samples. See `base.Recoder`."""
+
+    def __init__(self, inner: Format, facts: Facts) -> None:
+        self._inner = inner
+        self._facts = facts
+
+    def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
+        """Makes records of the samples of one file."""
+        packing = hint.decode("ascii", "replace")
+        if packing not in UNPACKERS:
+            raise RecodeError(f"no compression {packing[:20]!r} is known")
+        try:
+            unpacked = unpack(packing, content, MOST_RECORD_BYTES)
+            spans = np.array(list(self._spans(unpacked, is_index=samples == -1)), np.int64).reshape(-1, 2)
+        except UnpackError as error:
+            raise RecodeError(f"{error}; unpack it, or pack it as several files") from error
+        except ManifestError as error:
+            raise RecodeError(f"unpacked, {error.details.get('reason', error.message)}") from error
+        if samples not in (-1, len(spans)):
+            raise RecodeError(f"it has {len(spans)} samples, {samples} were indexed")
+        starts = spans[:, 0]
+        stops = spans[:, 1]
+        # Spans that follow one another are one part; without spans there is none.
+        apart = starts[1:] != stops[:-1]
+        runs = np.flatnonzero(np.append(True, apart)[: len(spans)])
+        ends = np.flatnonzero(np.append(apart, True)[: len(spans)])
+        parts = [unpacked[a:b] for a, b in zip(starts[runs].tolist(), stops[ends].tolist(), strict=True)]
+        return Records(parts, stops - starts)
+
+    def _spans(self, unpacked: memoryview, *, is_index: bool) -> Iterator[tuple[int, int]]:
+        """Yields the samples, as the inner format finds them.
+
+        A recoder has no way to say a line: an index refuses what it would be about.
+        """
+        if not unpacked:
+            return
+        # The names of objects say how they are packed: this one has none.
+        record = ObjectRecord("the file", len(unpacked), "")
+        steps = self._inner.index(Source(record), self._facts)
+        answer: Answer = None
+        while True:
+            try:
+                item = steps.send(answer)
+            except StopIteration:
+                return
+            answer = None
+            if isinstance(item, Span):
+                yield item.start, item.stop
+            elif isinstance(item, Need):
+                answer = unpacked[item.start : item.stop]
+            elif isinstance(item, Note):
+                if is_index:
+                    raise RecodeError(f"{item.count} {item.what} (the first is {item.example})")
+            else:
+                raise RecodeError(f"format {self._inner.name!r} does not read its samples alone")

@@ -1,0 +1,412 @@
+"""Formats whose samples are rows of numbers, or windows of them.
+
+`window=(length, stride)`: a sample is `length` rows that follow each other in one object, and one begins with every
+`stride`-th row of the object. A field of rows of shape S has the shape (length, *S). The format finds rows as it does
+without a window, and knows nothing of it.
+
+Windows share rows in the chunk file. A block of windows takes pieces, runs of rows that can only be decoded together,
+and its hint has theirs. Where two blocks meet, the pieces with the rows that windows of both have are fetched twice: so
+pieces are small beside a block, and blocks grow where the rows of a window are many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.errors import ConfigError, DecodeError, RecodeError
+from streamer.formats.base import Block, Facts, Field, FieldSpec, Format, Opener, Recoder, Records
+from streamer.formats.failures import refused
+from streamer.formats.reading import Asking, collected
+from streamer.formats.table.records import fixed_dtype, head_dtype
+from streamer.manifest.blocks import LONGEST_HINT
+from streamer.manifest.model import ObjectRecord, SampleName
+from streamer.manifest.protocols import Indexing, Note, Short, Source, Span, Survey, Surveying
+
+
+class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A format whose samples are rows, or windows of them.
+
+    Attributes:
+        window: rows of a sample, and rows from the beginning of one to that of the next; None: a sample is a row.
+    """
+
+    window: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses a window that is not of two positive numbers."""
+        if self.window is not None and not _is_window(self.window):
+            raise ConfigError(
+                f"{type(self).__name__}: window={self.window!r} is not (rows of a sample, rows from one to the next), "
+                "two integers of at least 1",
+                field="format",
+            )
+
+    def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+        """Surveys the rows; the fields are those of windows."""
+        return (yield from self.survey_windows(self.survey_rows(accepted, others)))
+
+    def survey_windows(self, rows: Surveying) -> Surveying:
+        """Turns a survey of rows into one of windows, if samples are windows."""
+        found = yield from rows
+        if self.window is None:
+            return found
+        return msgspec.structs.replace(found, facts=_make_window_facts(found, self.window[0]))
+
+    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+        """Finds rows, and puts them together to windows."""
+        if self.window is None:
+            yield from self.index_rows(source, facts, start)
+            return
+        rows = _find_row_facts(facts)
+        small = msgspec.structs.replace(source, chunk_bytes=max(1, source.chunk_bytes // PIECES))
+        runs = yield from self.read_runs(small, rows)
+        lengths = [sum(piece.rows for piece in pieces) for pieces in runs]
+        short = [length for length in lengths if length < self.window[0]]
+        if len(short) == len(runs):
+            yield Short(max(short, default=0), "rows")
+        elif short:
+            yield Note("episodes are shorter than a window, and have no sample", len(short), f"{short[0]} rows")
+        for pieces in runs:
+            yield from windows_of(pieces, self.window, self._row_bytes(rows), source.chunk_bytes)
+
+    def opener(self, facts: Facts) -> Opener:
+        """Opens rows, or windows."""
+        if self.window is None:
+            return self.open_rows(facts)
+        return WindowOpener(facts.fields, self._row_dtype(_find_row_facts(facts)), self.window[0])
+
+    def recoder(self, facts: Facts) -> Recoder:
+        """Makes records of rows, or of windows."""
+        if self.window is None:
+            return self.recode_rows(facts) or super().recoder(facts)
+        rows = _find_row_facts(facts)
+        return WindowRecoder(self.window, self._row_bytes(rows), self.recode_rows(rows))
+
+    def survey_rows(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+        """See `Format.survey`."""
+        raise NotImplementedError
+
+    def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
+        """See `Format.index`."""
+        raise NotImplementedError
+
+    def read_runs(self, source: Source, facts: Facts) -> Asking[list[list[RowPiece]]]:
+        """Finds the rows of an object, in runs over whose ends no window goes on: here all rows are one."""
+        found = RowPieces(source.chunk_bytes)
+        yield from collected(self.index_rows(source, facts, 0), found.add)
+        return [found.all()]
+
+    def open_rows(self, facts: Facts) -> Opener:
+        """See `Format.opener`."""
+        raise NotImplementedError
+
+    def recode_rows(self, facts: Facts) -> Recoder | None:
+        """Returns what `Format.recoder` does; None if its rows are spans."""
+        return None
+
+    def has_tables(self, facts: Facts) -> bool:
+        """Whether the record of a row is one of a table; else it is the bytes of the only field."""
+        return len(facts.fields) > 1
+
+    def _row_dtype(self, facts: Facts) -> np.dtype[np.generic]:
+        if self.has_tables(facts):
+            return head_dtype(facts.fields)
+        dtype = fixed_dtype(facts.fields[0].kind)
+        assert dtype is not None, "rows are of one length"
+        return dtype
+
+    def _row_bytes(self, facts: Facts) -> int:
+        return self._row_dtype(facts).itemsize
+
+
+class WindowOpener:
+    """Opens windows: rows that follow each other."""
+
+    def __init__(self, fields: Sequence[FieldSpec], row: np.dtype[np.generic], length: int) -> None:
+        self._fields = fields
+        self._row = row
+        self._length = length
+
+    def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
+        """Returns the fields; of several, the numbers of each are put together."""
+        if len(content) != self._length * self._row.itemsize:
+            raise DecodeError(
+                f"{len(content)} bytes are not {self._length} rows of {self._row.itemsize} bytes", offset=0
+            )
+        if self._row.names is None:
+            return None, [Field(self._fields[0].name, content, self._fields[0].kind)]
+        rows = np.frombuffer(content, self._row)
+        if rows["nulls"].any():
+            raise DecodeError(f"row {int(rows['nulls'].any(axis=1).argmax())} of the window has a null")
+        found = []
+        for number, field in enumerate(self._fields):
+            values = np.ascontiguousarray(rows[str(number)])
+            found.append(Field(field.name, values.reshape(-1).view(np.uint8).data, field.kind))
+        return None, found
+
+
+def _is_window(window: object) -> bool:
+    return (
+        isinstance(window, tuple | list)
+        and len(window) == 2
+        and all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in window)
+    )
+
+
+def _make_window_facts(found: Survey, length: int) -> Facts:
+    """The facts of windows of this many rows; raises ManifestError for rows of no fixed length."""
+    if other := next((field for field in found.facts.fields if fixed_dtype(field.kind) is None), None):
+        raise refused(
+            found.sources[0].record,
+            f"has a field {other.name!r} of kind {other.kind!r}, and window= takes numbers and arrays whose shape the "
+            "file says: name the other fields (columns=)",
+        )
+    return _change_kinds(found.facts, lambda dtype, lengths: f"{dtype}[{','.join([str(length), *lengths])}]")
+
+
+def _find_row_facts(facts: Facts) -> Facts:
+    """The facts of the rows of which windows are made."""
+    return _change_kinds(facts, lambda dtype, lengths: f"{dtype}[{','.join(lengths[1:])}]" if lengths[1:] else dtype)
+
+
+def _change_kinds(facts: Facts, change: Callable[[str, list[str]], str]) -> Facts:
+    fields = []
+    for field in facts.fields:
+        dtype, _, shape = field.kind.partition("[")
+        lengths = shape.rstrip("]").split(",") if shape else []
+        fields.append(FieldSpec(field.name, change(dtype, lengths)))
+    return msgspec.structs.replace(facts, fields=tuple(fields))
+
+
+Int64Array = NDArray[np.int64]
+
+# Pieces of a chunk, where the format can cut them: the last ones of a block are fetched twice.
+PIECES = 16
+# The bytes that are fetched twice are at most a twelfth, unless blocks become longer than this, fetched or decoded.
+_SHARE = 12
+_MOST_BYTES = 64 << 20
+# Room of a piece in a hint, besides its own, and the room for all.
+_HINT_BYTES = 16
+_MOST_HINT_BYTES = LONGEST_HINT - 1024
+
+
+class RowPiece(msgspec.Struct, frozen=True):
+    """A run of rows: as in `Block`; a hint of None: its bytes are the rows."""
+
+    ranges: tuple[tuple[int, int], ...]
+    rows: int
+    hint: bytes | None = None
+    objects: tuple[ObjectRecord, ...] = ()
+
+    @property
+    def fetch_bytes(self) -> int:
+        """Bytes of all ranges."""
+        return sum(stop - start for start, stop in self.ranges)
+
+    def trim(self, first: int, last: int) -> RowPiece:
+        """Leaves out so many rows at its beginning and at its end, if its bytes are the rows."""
+        if self.hint is not None:
+            return self
+        (start, stop) = self.ranges[0]
+        row_bytes = self.fetch_bytes // self.rows
+        return RowPiece(((start + first * row_bytes, stop - last * row_bytes),), self.rows - first - last)
+
+
+class PieceHint(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of a block, for the recoder."""
+
+    fetch_bytes: int
+    rows: int
+    hint: bytes | None
+
+
+class WindowHint(msgspec.Struct, frozen=True, array_like=True):
+    """The rows of a block of windows: how many are before the first window, and the pieces."""
+
+    skipped: int
+    pieces: list[PieceHint]
+
+
+_HINT = msgspec.msgpack.Decoder(WindowHint)
+
+
+class RowPieces:
+    """Collects the rows of an object; spans that follow each other are joined up to `most_bytes`."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._found: list[RowPiece] = []
+        self._run: tuple[int, int, int] | None = None
+
+    def add(self, item: Span | Block) -> None:
+        """Takes the next row, or block of rows."""
+        if isinstance(item, Block):
+            self._close()
+            self._found.append(RowPiece(item.ranges, item.samples, item.hint, item.objects))
+            return
+        if self._run is not None and (item.start != self._run[1] or item.stop - self._run[0] > self._most_bytes):
+            self._close()
+        first, _, rows = self._run or (item.start, 0, 0)
+        self._run = first, item.stop, rows + 1
+
+    def all(self) -> list[RowPiece]:
+        """The pieces, in order."""
+        self._close()
+        return self._found
+
+    def _close(self) -> None:
+        if self._run is not None:
+            start, stop, rows = self._run
+            self._found.append(RowPiece(((start, stop),), rows))
+            self._run = None
+
+
+def windows_of(
+    pieces: Sequence[RowPiece], window: tuple[int, int], row_bytes: int, chunk_bytes: int
+) -> Iterator[Block]:
+    """Yields the windows of an object as blocks of about `chunk_bytes`.
+
+    Args:
+        pieces: all its rows.
+        window: rows of a window, and from the first row of one to that of the next.
+        row_bytes: bytes of a row in a record.
+        chunk_bytes: length of a chunk.
+    """
+    length, stride = window
+    edges = _edges([piece.rows for piece in pieces])
+    fetched = _edges([piece.fetch_bytes for piece in pieces])
+    hinted = _edges([_HINT_BYTES + len(piece.hint or b"") for piece in pieces])
+    count = max(0, (int(edges[-1]) - length) // stride + 1)
+    goal = _goal(edges, fetched, window, chunk_bytes)
+    window_number = 0
+    while window_number < count:
+        row = window_number * stride
+        first = int(np.searchsorted(edges, row, "right")) - 1
+        limits = (fetched, goal), (hinted, _MOST_HINT_BYTES), (edges, _MOST_BYTES // row_bytes)
+        most = min(int(np.searchsorted(sums, sums[first] + limit, "right")) - 1 for sums, limit in limits)
+        stop = max(most, int(np.searchsorted(edges, row + length)))
+        following = min(count, (int(edges[stop]) - length) // stride + 1)
+        yield _block(pieces[first:stop], (row - int(edges[first]), following - window_number), window, row_bytes)
+        window_number = following
+
+
+def parts_of(windows: int, window: tuple[int, int]) -> tuple[Int64Array, Int64Array]:
+    """The shared parts of windows that overlap.
+
+    Returns:
+        The boundaries of the parts in rows from the first window's on, int64, shape (parts + 1,); and the range of
+        parts of each window, int64, shape (windows, 1, 2).
+    """
+    length, stride = window
+    starts = np.arange(windows, dtype=np.int64) * stride
+    edges = np.unique(np.concatenate([starts, starts + length]))
+    return edges, np.stack([np.searchsorted(edges, starts), np.searchsorted(edges, starts + length)], 1)[:, None]
+
+
+class WindowRecoder:
+    """Makes records of windows: `rows` decodes pieces; it is None where all of them are rows as they are."""
+
+    def __init__(self, window: tuple[int, int], row_bytes: int, rows: Recoder | None) -> None:
+        self._window = window
+        self._row_bytes = row_bytes
+        self._rows = rows
+
+    def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
+        """Decodes the pieces of a block; rows that windows have in common are shared parts."""
+        length, stride = self._window
+        rows = self._decode_rows(content, hint)
+        needed = (samples - 1) * stride + length
+        if samples < 1 or not needed <= len(rows):
+            raise RecodeError(f"{len(rows)} rows are not {samples} windows of {length} rows, one every {stride}")
+        if stride >= length:
+            places = np.arange(samples)[:, None] * stride + np.arange(length)
+            return Records([rows[places].reshape(-1)], np.full(samples, length * self._row_bytes, np.int64))
+        edges, ranges = parts_of(samples, self._window)
+        shared = np.ascontiguousarray(rows[:needed]).reshape(-1)
+        return Records(
+            parts=(),
+            lengths=np.zeros(samples, np.int64),
+            shared_parts=[shared],
+            part_lengths=np.diff(edges) * self._row_bytes,
+            part_ranges=ranges,
+        )
+
+    def _decode_rows(self, content: memoryview, hint: bytes) -> NDArray[np.uint8]:
+        """The rows of a block from the first window on, uint8, shape (rows, row_bytes)."""
+        try:
+            block = _HINT.decode(hint)
+        except msgspec.MsgspecError as error:
+            raise RecodeError(f"a hint of {len(hint)} bytes does not say where rows are: {error}") from error
+        found = []
+        at = 0
+        for piece in block.pieces:
+            found += self._piece(content[at : at + piece.fetch_bytes], piece)
+            at += piece.fetch_bytes
+        joined = np.frombuffer(found[0], np.uint8) if len(found) == 1 else np.frombuffer(b"".join(found), np.uint8)
+        return joined.reshape(-1, self._row_bytes)[block.skipped :]
+
+    def _piece(self, content: memoryview, piece: PieceHint) -> list[memoryview]:
+        buffers = [content]
+        if piece.hint is not None:
+            assert self._rows is not None, "formats with blocks have a recoder"
+            buffers = [
+                memoryview(part).cast("B")  # type: ignore[arg-type]
+                for part in self._rows.recode(content, piece.rows, piece.hint).parts
+            ]
+        if sum(map(len, buffers)) != piece.rows * self._row_bytes:
+            raise RecodeError(
+                f"{sum(map(len, buffers))} bytes are not {piece.rows} rows of {self._row_bytes} bytes", rows=piece.rows
+            )
+        return buffers
+
+
+def _goal(edges: Int64Array, fetched: Int64Array, window: tuple[int, int], chunk_bytes: int) -> int:
+    """Bytes of a block, so that what it shares with the next one is a small part of it."""
+    length, stride = window
+    if length <= stride or len(edges) < 2:
+        return chunk_bytes
+    row_bytes = fetched[-1] / max(1, int(edges[-1]))
+    piece_bytes = fetched[-1] / (len(edges) - 1)
+    twice = (length - stride) * row_bytes + piece_bytes
+    return max(chunk_bytes, min(_MOST_BYTES, int(_SHARE * twice)))
+
+
+def _block(pieces: Sequence[RowPiece], windows: tuple[int, int], window: tuple[int, int], row_bytes: int) -> Block:
+    """A block of these pieces; `windows` are the rows before the first window, and how many windows there are."""
+    (skipped, samples) = windows
+    (length, stride) = window
+    pieces, surplus = list(pieces), sum(piece.rows for piece in pieces) - skipped - (samples - 1) * stride - length
+    while surplus >= pieces[-1].rows:
+        surplus -= pieces.pop().rows
+    # Rows that lie as they are can be left out one by one.
+    pieces[-1] = pieces[-1].trim(0, surplus)
+    if pieces[0].hint is None:
+        pieces[0] = pieces[0].trim(skipped, 0)
+        skipped = 0
+    hint = WindowHint(skipped, [PieceHint(piece.fetch_bytes, piece.rows, piece.hint) for piece in pieces])
+    ranges = tuple(span for piece in pieces for span in piece.ranges)
+    owners = tuple(owner for piece in pieces for owner in piece.objects)
+    encoded = msgspec.msgpack.encode(hint)
+    if stride >= length:
+        return Block(
+            ranges=ranges, samples=samples, record_bytes=samples * length * row_bytes, hint=encoded, objects=owners
+        )
+    rows = (samples - 1) * stride + length
+    parts = len(parts_of(samples, window)[0]) - 1
+    return Block(
+        ranges=ranges,
+        samples=samples,
+        record_bytes=rows * row_bytes,
+        hint=encoded,
+        objects=owners,
+        parts=parts,
+        part_ranges=1,
+    )
+
+
+def _edges(lengths: Sequence[int]) -> Int64Array:
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])

@@ -1,1 +1,0 @@
-"""Windows over rows: samples of several rows that follow each other."""

@@ -1,1 +1,0 @@
-"""LMDB: key-value databases, read by ranges."""

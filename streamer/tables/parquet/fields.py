@@ -1,0 +1,189 @@
+"""The fields that samples get from columns.
+
+| column | field |
+| --- | --- |
+| number, boolean, date, time, timestamp | number; dates and times as the integers that the file has |
+| decimal | number of 64 bits |
+| text | text |
+| bytes | bytes; an image where they begin like one |
+| list of numbers | array |
+| struct | its parts, as "a.b" |
+| another list, or a map | list, or dict |
+
+Columns that Hugging Face's datasets describe in the file: `Image` is an image, `Audio` and `Video` bytes, `ClassLabel`
+a number whose names are the dataset's classes, `Json` what its text says, a list of lists of fixed length an array of
+that shape.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from streamer.formats.base import FieldSpec
+from streamer.manifest.model import NESTED
+from streamer.tables.parquet.schema import BYTE_ARRAY, Element, SchemaNode, number_dtype, tensor_shape
+
+_BYTES_FEATURES = ("Audio", "Image", "Nifti", "Pdf", "Video")
+
+
+class ColumnField(msgspec.Struct, frozen=True):
+    """A field of the samples.
+
+    Attributes:
+        path: Path of the node that has its values.
+        classes: Names of the classes, where it is a label.
+        meanings: Of a nested field, "image", "bytes" or "json" by the path of a node in it, where the features say so.
+        is_named_only: Whether samples have it only where its name is among the wanted columns: the path beside the
+            bytes of a file.
+    """
+
+    name: str
+    kind: str
+    path: tuple[str, ...]
+    classes: tuple[str, ...] = ()
+    meanings: tuple[tuple[tuple[str, ...], str], ...] = ()
+    is_named_only: bool = False
+
+    def is_wanted(self, columns: Sequence[str]) -> bool:
+        """Whether it is one of the columns, or a part of one; all fields are wanted if there are none."""
+        return self.name in columns if self.is_named_only else is_wanted(self.name, columns)
+
+    @property
+    def spec(self) -> FieldSpec:
+        """The field as the manifest has it."""
+        return FieldSpec(self.name, self.kind)
+
+
+def features_of(metadata: str | bytes) -> object:
+    """Returns how Hugging Face's datasets describe the columns in their metadata; None if they do not."""
+    try:
+        return json.loads(metadata)["info"]["features"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def is_wanted(name: str, columns: Sequence[str]) -> bool:
+    """Whether a field is one of the columns, or a part of one; all fields are wanted if there are none."""
+    return not columns or any(name == column or name.startswith(f"{column}.") for column in columns)
+
+
+def list_fields(root: SchemaNode, features: object) -> list[ColumnField]:
+    """Returns the fields that samples may have, in the order of the columns; `features` are those of `features_of`."""
+    return [found for child in root.children for found in _fields(child, _part(features, child.element.name))]
+
+
+def select_fields(root: SchemaNode, features: object, columns: Sequence[str]) -> list[ColumnField]:
+    """Returns the fields of these columns, all if there are none; see `list_fields`."""
+    return [field for field in list_fields(root, features) if field.is_wanted(columns)]
+
+
+def _fields(node: SchemaNode, feature: object) -> list[ColumnField]:
+    name = ".".join(node.path)
+    details = feature if isinstance(feature, dict) else {}
+    kind = details.get("_type")
+    if kind in _BYTES_FEATURES and (content := node.child("bytes")) and _is_bytes(content):
+        path = node.child("path")
+        has_path = path is not None and _is_bytes(path) and path.element.meaning == "text"
+        paths = [ColumnField(f"{name}.path", "txt", path.path, is_named_only=True)] if path and has_path else []
+        return [ColumnField(name, "image" if kind == "Image" else "bytes", content.path), *paths]
+    if node.items() or node.is_map:
+        of_list = _list_kind(node, _lengths(feature)) if node.items() else NESTED
+        return [
+            ColumnField(name, of_list, node.path, meanings=tuple(_meanings(node, feature)) if of_list == NESTED else ())
+        ]
+    if not node.children:
+        # A text is the path of a file.
+        if kind in _BYTES_FEATURES and _is_bytes(node) and node.element.meaning != "text":
+            return [ColumnField(name, "image" if kind == "Image" else "bytes", node.path)]
+        if kind == "Json" and _is_bytes(node):
+            return [ColumnField(name, "json", node.path)]
+        names = details.get("names") if kind == "ClassLabel" else None
+        classes = tuple(map(str, names)) if isinstance(names, list) else ()
+        return [ColumnField(name, _primitive_kind(node.element), node.path, classes)]
+    return [found for child in node.children for found in _fields(child, _part(feature, child.element.name))]
+
+
+def _meanings(node: SchemaNode, feature: object, inside: bool = False) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yields what the features say of bytes in a nested value, and the paths of their nodes."""
+    details = feature if isinstance(feature, dict) else {}
+    kind = details.get("_type")
+    content = node.child("bytes") if node.children else node
+    if found := node.items(inside):
+        item = feature[0] if isinstance(feature, list) and feature else details.get("feature")
+        yield from _meanings(found[0], item, found[1])
+    elif kind in {*_BYTES_FEATURES, "Json"} and content and _is_bytes(content, inside):
+        yield node.path, {"Image": "image", "Json": "json"}.get(kind, "bytes")
+    else:
+        for child in node.children:
+            yield from _meanings(child, _part(feature, child.element.name))
+
+
+def _is_bytes(node: SchemaNode, inside: bool = False) -> bool:
+    return node.element.type == BYTE_ARRAY and (inside or not node.is_repeated)
+
+
+def has_nested(spec: FieldSpec, node: SchemaNode) -> bool:
+    """Whether the values of a field are nested; they are JSON in manifests of version 0.1."""
+    return spec.kind == NESTED or (spec.kind == "json" and node.is_nested)
+
+
+def _primitive_kind(element: Element) -> str:
+    if dtype := number_dtype(element):
+        return dtype
+    if element.type == BYTE_ARRAY:
+        return {"text": "txt", "json": "json"}.get(element.meaning, "")
+    return "bytes"
+
+
+def _list_kind(node: SchemaNode, lengths: tuple[int, ...]) -> str:
+    """Returns the kind of a list: of numbers "<f4[]", or "<f4[-1,4]" where only one length varies; else nested."""
+    depth = 0
+    inside = False
+    shaped = tensor_shape(node)
+    if shaped and (found := node.items()) and not found[0].is_nested and (dtype := number_dtype(found[0].element)):
+        return f"{dtype}[{','.join(map(str, shaped))}]"
+    while found := node.items(inside):
+        node, inside = found
+        depth += 1
+    dtype = "" if node.children or node.has_no_values else number_dtype(node.element)
+    shape = lengths if len(lengths) == depth else (-1,) * depth
+    if not dtype or shape.count(-1) > 1:
+        return NESTED
+    return f"{dtype}[]" if shape == (-1,) else f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def _lengths(feature: object) -> tuple[int, ...]:
+    """Returns the lengths of nested lists as datasets describe them; -1 if they are not the same for all."""
+    if not isinstance(feature, dict):
+        return ()
+    shape = feature.get("shape")
+    if str(feature.get("_type")).startswith("Array") and isinstance(shape, list):
+        return tuple(_length(length) for length in shape)
+    if feature.get("_type") in {"List", "LargeList", "Sequence"}:
+        return (_length(feature.get("length")), *_lengths(feature.get("feature")))
+    return ()
+
+
+def _length(given: object) -> int:
+    return given if type(given) is int and given >= 0 else -1
+
+
+def _part(feature: object, name: str) -> object:
+    """Returns the description of a part of a struct."""
+    if not isinstance(feature, dict):
+        return None
+    inner = feature.get("feature")
+    if feature.get("_type") == "Sequence" and isinstance(inner, dict) and "_type" not in inner:
+        # A list of structs, written as a struct of lists.
+        return {"_type": "List", "feature": inner.get(name), "length": feature.get("length")}
+    return feature.get(name)
+
+
+def classes_of(fields: Sequence[ColumnField]) -> tuple[str, ...]:
+    """Returns the names of the classes: those of the field "label", or of the only field that has any."""
+    labels = [found for found in fields if found.classes]
+    chosen = [found for found in labels if found.name == "label"] or labels
+    return chosen[0].classes if len(chosen) == 1 else ()
