@@ -28,12 +28,11 @@ from streamer.cache.chunk_cache import ChunkCache
 from streamer.cache.policy.answers import CacheLimits
 from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.config import EngineConfig, enough_bytes, format_bytes
+from streamer.engine.bring import Publisher, Sources, StoreSource
 from streamer.engine.collection import Collection
 from streamer.engine.corruption_reports import CorruptionReports
 from streamer.engine.datasets import Dataset, Datasets, Rights
-from streamer.engine.fetching.in_flight import InFlight
-from streamer.engine.fetching.publisher import Publisher
-from streamer.engine.fetching.sources import Sources, StoreSource
+from streamer.engine.in_flight import InFlight
 from streamer.engine.manifests.index_resources import Report
 from streamer.engine.manifests.manifests import Manifests
 from streamer.engine.processes.pool import FetchPool

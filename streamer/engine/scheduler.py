@@ -17,8 +17,8 @@ import numpy as np
 from streamer.cache.chunk_cache import ChunkCache
 from streamer.cache.policy.answers import Admit, Freed, Hit, Wait
 from streamer.cache.policy.cache_policy import CachePolicy
-from streamer.engine.fetching.fetches import Fetch, Waiter
-from streamer.engine.fetching.in_flight import InFlight
+from streamer.engine.bring import Fetch, Waiter
+from streamer.engine.in_flight import InFlight
 from streamer.engine.session import EngineSession
 from streamer.engine.session_progress import Use
 from streamer.errors import BrokenError, CacheError, CacheFullError, RecodeError, StreamerError

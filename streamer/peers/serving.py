@@ -11,9 +11,9 @@ import numpy as np
 from streamer.cache.policy.answers import Admit
 from streamer.cache.policy.sessions import SessionOpening
 from streamer.cache.policy.table import to_keys
+from streamer.engine.bring import Fetch
 from streamer.engine.datasets import Dataset
 from streamer.engine.engine import Engine
-from streamer.engine.fetching.fetches import Fetch
 from streamer.errors import CacheFullError, ManifestError, StreamerError
 from streamer.peers.messages import Availability
 from streamer.peers.protocol import WAIT_SECONDS, ChunkRequest

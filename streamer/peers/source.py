@@ -19,10 +19,8 @@ from numpy.typing import NDArray
 
 from streamer.base.concurrency import in_thread
 from streamer.cache.chunk_files import sample_checksums
+from streamer.engine.bring import Fetch, Publisher, StoreSource
 from streamer.engine.datasets import Dataset
-from streamer.engine.fetching.fetches import Fetch
-from streamer.engine.fetching.publisher import Publisher
-from streamer.engine.fetching.sources import StoreSource
 from streamer.engine.processes.process import SharedBytes
 from streamer.errors import IntegrityError
 from streamer.fetch.fetcher import Fetched
@@ -66,7 +64,7 @@ class PeerSource:
         self._found = Found()
 
     async def bring(self, fetch: Fetch) -> None:
-        """See `fetching.sources.Bring`."""
+        """See `engine.bring.Bring`."""
         late, ask = asyncio.Event(), self._route(fetch)
         brought = None
         if ask is not None:

@@ -22,8 +22,8 @@ from msgspec import structs
 
 from streamer.base.cgroup import usable_cores
 from streamer.config import CacheConfig, EngineConfig
+from streamer.engine.bring import Fetch
 from streamer.engine.engine import Engine
-from streamer.engine.fetching.fetches import Fetch
 from streamer.engine.processes import policy, pool
 from streamer.engine.processes.pool import FetchPool, Reading
 from streamer.engine.processes.process import FetchProcess, SharedBytes

@@ -31,3 +31,14 @@ def test_the_walk_to_the_first_batch_is_short():
     """A reader who follows a rank from the url to its first batch opens at most 20 files."""
     walk = TOUR.partition("### A dataset: from its url to the first batch")[2].partition("### ")[0]
     assert 10 < len(FILE.findall(walk)) <= 20
+
+
+def test_a_chunk_passes_six_stages_and_few_files():
+    """From wanted to leased a reader opens at most 16 files; the wings are a table of their own."""
+    walk = TOUR.partition("### A chunk: from wanted to leased")[2].partition("### ")[0]
+    trunk, _, wings = walk.partition("Through a wing:")
+    stages = re.findall(r"^\| (\d) \w+ \|", trunk, re.MULTILINE)
+    assert stages == ["1", "2", "3", "4", "5", "6"]
+    assert 12 < len(FILE.findall(trunk)) <= 16
+    assert not re.search(r"streamer/(peers|recode|engine/processes)/", trunk)
+    assert all(re.search(r"streamer/(peers|recode|engine/processes)/", name) for name in FILE.findall(wings))

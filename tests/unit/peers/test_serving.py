@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from streamer.config import CacheConfig, EngineConfig
+from streamer.engine.bring import Fetch
 from streamer.engine.engine import Engine
-from streamer.engine.fetching.fetches import Fetch
 from streamer.peers.protocol import ChunkRequest
 from streamer.peers.serving import Serving
 from streamer.wire.messages import GetManifest

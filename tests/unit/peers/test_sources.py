@@ -12,7 +12,7 @@ import pytest
 from streamer.cache.chunk_files import ChunkBytes, write_chunk
 from streamer.cache.folder import open_folder
 from streamer.config import FetchConfig
-from streamer.engine.fetching.fetches import Fetch
+from streamer.engine.bring import Fetch
 from streamer.fetch.fair_gate import WaitQueue
 from streamer.fetch.fetcher import Fetched
 from streamer.fetch.memory_budget import MemoryBudget

@@ -6,10 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
+from streamer.engine.bring import Fetch, Publisher, Sources, Waiter
 from streamer.engine.datasets import Dataset
-from streamer.engine.fetching.fetches import Fetch, Waiter
-from streamer.engine.fetching.publisher import Publisher
-from streamer.engine.fetching.sources import Sources
 from streamer.engine.session import EngineSession
 from streamer.errors import BrokenError, StreamerError
 

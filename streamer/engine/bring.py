@@ -1,0 +1,234 @@
+"""Brings chunks to the cache: from the store, or from peers in front of it, recoded where the format needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import weakref
+from collections.abc import Awaitable, Callable, Iterable
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.cache.chunk_cache import ChunkCache
+from streamer.cache.policy.answers import CacheLimits
+from streamer.engine.datasets import Dataset
+from streamer.engine.processes.messages import OpenDataset
+from streamer.engine.processes.pool import FetchPool, WantedChunk
+from streamer.engine.processes.process import LocalError, SharedBytes
+from streamer.engine.session import EngineSession
+from streamer.engine.url_allowlist import Fetchers
+from streamer.errors import CacheError, CacheFullError
+from streamer.fetch.fetcher import Fetched
+from streamer.formats import chunkfile
+from streamer.manifest.model import Chunk
+from streamer.recode.messages import RecodeJob
+from streamer.recode.pool import RecoderPool
+
+logger = logging.getLogger(__name__)
+
+# The key of a chunk that is about to be published, and the length of its file, which is not the planned one.
+OnResize = Callable[[bytes, int], object]
+
+
+class Waiter(msgspec.Struct):
+    """A session that waits for a fetch, and the step at which it needs the chunk."""
+
+    session: EngineSession
+    chunk: int
+    step: int
+
+    def shares_options(self, fetch: Fetch) -> bool:
+        """Whether the fetch reads with the storage options of this session."""
+        part, _ = self.session.collection.locate(self.chunk)
+        return self.session.collection.datasets[part] is fetch.dataset
+
+
+class Fetch(msgspec.Struct):
+    """One chunk between store and SSD.
+
+    Attributes:
+        chunk: its number in the dataset.
+        peer_due: when the first peer that waits for it needs it, on the loop's clock.
+        limits: the cache's new ones, where publishing changed them.
+    """
+
+    key: bytes
+    dataset: Dataset
+    chunk: int
+    waiters: list[Waiter] = msgspec.field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+    peer_due: float = math.inf
+    limits: CacheLimits | None = None
+
+    def owner(self) -> str:
+        """The job that needs it first; "" without waiters."""
+        first = min(self.waiters, key=lambda waiter: waiter.session.due_at(waiter.step), default=None)
+        return "" if first is None else first.session.owner
+
+    def due(self) -> float:
+        """Returns when the first session or peer that waits needs it, on the loop's clock; infinity without them."""
+        return min(self.peer_due, *(waiter.session.due_at(waiter.step) for waiter in self.waiters), math.inf)
+
+
+class Publisher:
+    """Publishes chunks, and removes the files that are evicted for them first. Owned by the engine, on its loop.
+
+    Args:
+        cache: takes the chunks.
+        recoders: for the chunks of blocked formats.
+        tasks: runs the removals.
+        on_resize: called with key and length where the file of a chunk has another length than planned.
+    """
+
+    def __init__(self, cache: ChunkCache, recoders: RecoderPool, tasks: asyncio.TaskGroup, on_resize: OnResize) -> None:
+        self._cache = cache
+        self._recoders = recoders
+        self._tasks = tasks
+        self._on_resize = on_resize
+        self._unlinking: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"Publisher(unlinking={len(self._unlinking)})"
+
+    def unlink(self, keys: Iterable[bytes]) -> None:
+        """Removes files in the background; nothing is written before they are gone."""
+        victims = list(keys)
+        if victims:
+            task = self._tasks.create_task(self._evict(victims))
+            self._unlinking.add(task)
+            task.add_done_callback(self._unlinking.discard)
+
+    def writes_to_disk(self, fetch: Fetch) -> bool:
+        """Whether the chunk goes to the disk, and does not pass through memory."""
+        return not self._cache.space.refused and self._cache.trusts_disk_with(fetch.key)
+
+    async def wait_for_unlinks(self) -> None:
+        """Waits until the files that were to be removed are gone."""
+        while self._unlinking:
+            await asyncio.wait(set(self._unlinking))
+
+    async def publish(self, fetch: Fetch, fetched: Fetched | SharedBytes) -> None:
+        """Publishes what the store sent, recoded where the format needs it."""
+        manifest = fetch.dataset.manifest
+        chunk = manifest.chunk(fetch.chunk)
+        if manifest.recoded:
+            await self._recode(fetch, chunk, fetched)
+        else:
+            await self._write(fetch, chunk, fetched.parts, manifest.sample_offsets(fetch.chunk))
+
+    async def publish_with(self, fetch: Fetch, write: Callable[[], Awaitable[object]]) -> None:
+        """Publishes a chunk whose file another process writes; `write` returns when the file is there."""
+        await self.wait_for_unlinks()
+        length = int(fetch.dataset.file_bytes[fetch.chunk])
+        digest = fetch.dataset.manifest.digest
+        await self._cache.publish_with(write, fetch.key, length, digest)
+
+    async def publish_samples(self, fetch: Fetch, content: memoryview, offsets: NDArray[np.int64]) -> None:
+        """Publishes the content of a peer's chunk file: its entries as they are stored, and their boundaries."""
+        chunk = fetch.dataset.manifest.chunk(fetch.chunk)
+        if fetch.dataset.manifest.recoded:
+            self._on_resize(fetch.key, chunkfile.file_bytes(len(content), len(offsets) - 1))
+        await self._write(fetch, chunk, [content], offsets)
+
+    async def _recode(self, fetch: Fetch, chunk: Chunk, fetched: Fetched | SharedBytes) -> None:
+        job = RecodeJob.make(fetch.dataset.manifest, chunk)
+        async with self._recoders.recode(job, chunk, fetched.content, due=fetch.due) as recoded:
+            self._on_resize(fetch.key, chunkfile.file_bytes(len(recoded.content), recoded.table.entries))
+            await self._write(fetch, chunk, [recoded.content], recoded.table.starts)
+
+    async def _write(self, fetch: Fetch, chunk: Chunk, parts: list[memoryview], offsets: NDArray[np.int64]) -> None:
+        await self.wait_for_unlinks()
+        before = self._cache.limits
+        digest = fetch.dataset.manifest.digest
+        try:
+            await self._cache.publish(fetch.key, parts, offsets, codec=chunk.codec, dataset=digest)
+        finally:
+            # A disk that refuses writes lowers the limit.
+            if self._cache.limits != before:
+                fetch.limits = self._cache.limits
+
+    async def _evict(self, keys: list[bytes]) -> None:
+        try:
+            await self._cache.evict(keys)
+        except CacheError as error:
+            logger.info("%s; their bytes stay counted", error)
+
+
+# Fetches a chunk and publishes it; raises a StreamerError where the chunk cannot be had, or the cache not be written.
+Bring = Callable[[Fetch], Awaitable[None]]
+
+
+class StoreSource:
+    """Fetches chunks from their stores: by fetch processes where there are some, else on the engine's loop."""
+
+    def __init__(self, fetchers: Fetchers, pool: FetchPool, publisher: Publisher) -> None:
+        self._fetchers = fetchers
+        self._pool = pool
+        self._publisher = publisher
+        # As long as the dataset is in use.
+        self._described: weakref.WeakKeyDictionary[Dataset, OpenDataset] = weakref.WeakKeyDictionary()
+
+    async def bring(self, fetch: Fetch) -> None:
+        """See `Bring`."""
+        if self._pool.ready and not fetch.dataset.manifest.recoded and self._publisher.writes_to_disk(fetch):
+            wanted = self._describe_chunk(fetch)
+            # What is wrong on this machine the loop tries itself: it makes a removed folder again, or writes to memory.
+            with contextlib.suppress(LocalError, CacheFullError):
+                await self._publisher.publish_with(fetch, lambda: self._pool.publish(wanted))
+                return
+        with contextlib.closing(await self.fetch(fetch)) as fetched:
+            await self._publisher.publish(fetch, fetched)
+
+    async def fetch(self, fetch: Fetch) -> Fetched | SharedBytes:
+        """Returns the bytes of a chunk as its store has them."""
+        if self._pool.ready:
+            with contextlib.suppress(LocalError):
+                return await self._pool.fetch(self._describe_chunk(fetch))
+        manifest = fetch.dataset.manifest
+        chunk = manifest.chunk(fetch.chunk)
+        async with self._fetchers.get_for_chunk(chunk, fetch.dataset.options) as fetcher:
+            return await fetcher.fetch(chunk, due=fetch.due, owner=fetch.owner, shared=manifest.recoded)
+
+    def _describe_chunk(self, fetch: Fetch) -> WantedChunk:
+        """Describes a chunk for a fetch process.
+
+        Raises:
+            AccessDeniedError: an object of the chunk is not served with the options of the dataset.
+        """
+        dataset = fetch.dataset
+        allowlist = self._fetchers.allowlist
+        if allowlist.restricted:
+            allowlist.check_chunk(dataset.manifest.chunk(fetch.chunk), dataset.options)
+        return WantedChunk(self._describe_dataset(dataset), fetch.chunk, dataset.requests, fetch.due, fetch.owner)
+
+    def _describe_dataset(self, dataset: Dataset) -> OpenDataset:
+        """Returns the dataset as processes know it: another object where its options have changed."""
+        known = self._described.get(dataset)
+        if known is None or known.options is not dataset.options:
+            known = OpenDataset(dataset.name, str(dataset.manifest.path), dataset.options)
+            self._described[dataset] = known
+        return known
+
+
+class Sources:
+    """The source of the moment: peers while the engine shares caches, else the store."""
+
+    def __init__(self, store: StoreSource) -> None:
+        self.store = store
+        self._by_peers: Bring | None = None
+
+    def __repr__(self) -> str:
+        return f"Sources(peers={self._by_peers is not None})"
+
+    def use_peers(self, bring: Bring | None) -> None:
+        """Sets how later fetches ask peers before the store; with None they do not."""
+        self._by_peers = bring
+
+    async def bring(self, fetch: Fetch) -> None:
+        """See `Bring`."""
+        fetch.dataset.check_key(fetch.chunk)
+        await (self._by_peers or self.store.bring)(fetch)
