@@ -143,7 +143,7 @@ class Source:
         """Returns the bytes of a chunk."""
         if self.pool.ready:
             return await self.pool.fetch(asked.wanted)
-        async with self.fetchers.of(self.options) as fetcher:
+        async with self.fetchers.use(self.options) as fetcher:
             return await fetcher.fetch(asked.chunk, due=asked.wanted.due)
 
     def statistics(self) -> FetchStatistics:
@@ -283,7 +283,7 @@ async def loading(
         ):
             while len(pool.pids) < processes:  # noqa: ASYNC110 - they announce nothing
                 await asyncio.sleep(0.01)
-            async with fetchers.of(listing_options or options) as fetcher:
+            async with fetchers.use(listing_options or options) as fetcher:
                 listings = {name: await _listed(fetcher, f"s3://{BUCKET}/{name}/") for name in ("tars", "bad", "raw")}
             source = Source(fetchers, pool, options)
             yield Load(data, source, listings, cache.path / "manifests")

@@ -303,7 +303,7 @@ class Rights:
 
     async def _read(self, dataset: Dataset, record: ObjectRecord) -> None:
         self._fetchers.allowlist.check_objects([record.url], dataset.options)
-        async with self._fetchers.of(dataset.options) as fetcher:
+        async with self._fetchers.use(dataset.options) as fetcher:
             try:
                 await fetcher.read(Extent(record, 0, 1))
             except ObjectChangedError:

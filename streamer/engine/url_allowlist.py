@@ -20,7 +20,7 @@ from streamer.fetch import Fetcher
 from streamer.fetch.fetcher_set import FetcherSet, ignore_notice
 from streamer.manifest.model import Chunk
 from streamer.store import ObjectStore, open_store
-from streamer.store.addresses.patterns import count_expanded, expand, one_of_all
+from streamer.store.addresses.patterns import count_urls, expand, one_of_all
 from streamer.store.addresses.urls import HTTP_SCHEMES, Address, shown, split
 from streamer.store.root import Root
 
@@ -97,7 +97,8 @@ class UrlAllowlist:
         """
         if self.restricted or not self.guarded:
             return ""
-        return "; ".join(sorted({named for url in urls if (named := Root.of(url, options).named_endpoint())}))
+        named = {Root.resolve(url, options).describe_chosen_endpoint() for url in urls}
+        return "; ".join(sorted(named - {""}))
 
     def has_one_owner(self, place: str, urls: Iterable[str]) -> bool:
         """Whether who may write at `place` may write these objects, too, as far as this engine knows.
@@ -154,7 +155,7 @@ class UrlAllowlist:
             inside = _comparable(folder).rstrip("/") + "/"
             if not any(entry.prefix.startswith(inside) for entry in self._entries):
                 return [one]
-        if (count := count_expanded(url)[0]) > _MOST_COMPARED:
+        if (count := count_urls(url)[0]) > _MOST_COMPARED:
             raise ConfigError(
                 f"{shown(url)[:500]} stands for {count:,} urls of several datasets or of local files; these "
                 f"are compared one by one, at most {_MOST_COMPARED:,}; name each folder in a url of its own",
@@ -232,7 +233,7 @@ class Fetchers(FetcherSet):
             AccessDeniedError: an object of the chunk is not served with them.
         """
         self.allowlist.check_chunk(chunk, options)
-        return self.of(options)
+        return self.use(options)
 
     def _open_store(self, options: Mapping[str, object], url: Address) -> ObjectStore:
         return open_store(url, options, client=self._client, guarded=self.allowlist.guarded)

@@ -101,7 +101,7 @@ class WindowControl:
         """Ratio of the duration of requests to that on an idle link; 1 if they are not slower, or if it is unknown."""
         return self.inflation if now < self._known_until else 1.0
 
-    def finished(self, now: float, seconds: float, length: int, *, contended: bool) -> None:
+    def record_request(self, now: float, seconds: float, length: int, *, contended: bool) -> None:
         """A request of `length` bytes took `seconds`; `contended`: others waited for its place."""
         if self._interval is None:
             self._interval = Interval(now - seconds)

@@ -14,7 +14,14 @@ from streamer.fetch.fair_gate import FairGate
 from streamer.fetch.hedge import HedgeBudget, Sampled
 from streamer.fetch.pacing import Pacing
 from streamer.fetch.presence_clock import Alarm, PresenceClock
-from streamer.fetch.retry import Outcomes, RetryBudget, denied_seconds, expired, is_credential_error, read_retry_after
+from streamer.fetch.retry import (
+    Outcomes,
+    RetryBudget,
+    is_credential_error,
+    is_expired,
+    max_denied_seconds,
+    read_retry_after,
+)
 from streamer.fetch.statistics import Tally
 from streamer.manifest.model import Extent
 from streamer.store.addresses.urls import shown
@@ -70,7 +77,7 @@ class OutageWatch:
             self._alarm.cancel()
             self._alarm = self._announced_since = None
 
-    def progressed(self, now: float) -> None:
+    def record_progress(self, now: float) -> None:
         """Records that the endpoint sent bytes of an object, or an answer other than a refusal."""
         self._progressed = now
         if self._announced_since is not None:
@@ -81,7 +88,7 @@ class OutageWatch:
         """Seconds for which the endpoint has served nothing although it was asked."""
         return self._clock.time() - self._progressed if self._waiters else 0.0
 
-    def failed(self, error: StreamerError) -> None:
+    def record_failure(self, error: StreamerError) -> None:
         """Records the failure of a try, which the report names if this goes on."""
         url = error.details.get("url")
         self._why = error.message.removeprefix(f"{url}: ")
@@ -145,7 +152,7 @@ class Endpoint:
         self.watch = OutageWatch(self.clock, shown(root), config.outage_seconds, notify)
         self.store = store
         self.control = WindowControl(config.window_start, config.window_min, config.window_max)
-        self.pacing = self._unpaced()
+        self.pacing = self._make_pacing()
         self.gate = FairGate(self.control.size)
         self.retries = RetryBudget()
         self.outcomes = Outcomes()
@@ -180,22 +187,22 @@ class Endpoint:
         """Times to first byte of a size class, or, while it has too few, of the best-known size class."""
         return own if own.quantiles is not None else max(self._first_byte.values(), key=_samples)
 
-    def succeeded(self, now: float, seconds: float, length: int) -> None:
+    def record_success(self, now: float, seconds: float, length: int) -> None:
         """Records a request that has just been served, at `now`, in `seconds`."""
         self.last_success = now
-        self.watch.progressed(now)
+        self.watch.record_progress(now)
         self.newest_served = max(self.newest_served, now - seconds)
         self.retries.give_back()
-        self.control.finished(now, seconds, length, contended=self.gate.contended)
-        self.pacing.served(now - seconds, now)
+        self.control.record_request(now, seconds, length, contended=self.gate.contended)
+        self.pacing.record_served(now - seconds, now)
         self._apply()
 
-    def failed(self, error: StreamerError, sent: float) -> None:
+    def record_failure(self, error: StreamerError, sent: float) -> None:
         """Records the failure of a request sent at `sent`. It may lower the rate, or stop all (Retry-After)."""
-        self.watch.failed(error)
+        self.watch.record_failure(error)
         if not isinstance(error, ThrottledError):
             return
-        self.pacing.refused(sent, self.time())
+        self.pacing.record_refused(sent, self.time())
         if pause := read_retry_after(error):
             self.gate.close_until(self.clock.loop.time() + pause)
         self._apply()
@@ -217,7 +224,7 @@ class Endpoint:
         """Whether requests in general take longer than on an idle link."""
         return self.control.inflation_at(self.time()) > LATENCY_INFLATION
 
-    def queued(self, started: float, within_seconds: float) -> bool:
+    def is_queued(self, started: float, within_seconds: float) -> bool:
         """Whether the store may have queued a request without a first byte: it serves others, but none sent later.
 
         If such a request were given up, it would be sent again to the end of the queue, and its answer would still fill
@@ -237,7 +244,7 @@ class Endpoint:
         """Whether waiting cannot help: no request was ever served, and the certificate is refused."""
         return self.last_success is None and bool(error.details.get("untrusted"))
 
-    def isolated(self, error: StreamerError, first_failure: float, served: float, earlier: Outcomes) -> bool:
+    def is_isolated(self, error: StreamerError, first_failure: float, served: float, earlier: Outcomes) -> bool:
         """Whether a failure concerns this request alone, not the endpoint.
 
         It does if other requests were sent and served between the first failure and this try, and few of them failed:
@@ -254,7 +261,7 @@ class Endpoint:
         """
         if isinstance(error, ThrottledError) or served <= first_failure:
             return False
-        return self.outcomes.since(earlier).ordinary
+        return self.outcomes.count_since(earlier).ordinary
 
     async def probe(self, tally: Tally) -> None:
         """Requests one byte of the object served last, at most once a second, to see whether the endpoint works.
@@ -270,13 +277,13 @@ class Endpoint:
         tally.requests += 1
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT_SECONDS):
-                await self.store.get(good.object, good.start, good.start + 1, tally.received)
+                await self.store.get(good.object, good.start, good.start + 1, tally.count_discarded)
         except (StreamerError, TimeoutError):
             self.outcomes.failed += 1
             return
         self.outcomes.served += 1
         self.last_success = self.time()
-        self.watch.progressed(self.last_success)
+        self.watch.record_progress(self.last_success)
         self.newest_served = max(self.newest_served, now)
 
     async def is_denied_for_good(self, error: AccessDeniedError, since: float, tally: Tally) -> bool:
@@ -289,8 +296,8 @@ class Endpoint:
             since: when the first refusal came.
             tally: the counts.
         """
-        most = denied_seconds(error, self._config, served=self.last_success is not None)
-        if self.time() - since >= most or (expired(error) and error.details.get("fixed")):
+        most = max_denied_seconds(error, self._config, served=self.last_success is not None)
+        if self.time() - since >= most or (is_expired(error) and error.details.get("fixed")):
             return True
         if not is_credential_error(error):
             await self.probe(tally)
@@ -306,10 +313,10 @@ class Endpoint:
 
     def pace_anew(self) -> None:
         """Forgets what rate the store permits, so that it is measured again."""
-        self.pacing = self._unpaced()
+        self.pacing = self._make_pacing()
         self._apply()
 
-    def _unpaced(self) -> Pacing:
+    def _make_pacing(self) -> Pacing:
         return Pacing(lambda: self.control.climbing, self.time())
 
     async def refresh(self) -> None:

@@ -96,7 +96,7 @@ class FairGate:
             The owner whose share was charged, for `release`.
         """
         if not self._queues and self._is_open and self._fits(amount):
-            return self._granted(amount, queue.owner())
+            return self._take_turn(amount, queue.owner())
         granted: asyncio.Future[str] = self._loop.create_future()
         self._join(queue, granted, amount)
         self._grant()
@@ -141,7 +141,7 @@ class FairGate:
     def _is_open(self) -> bool:
         return not self._not_before or self._loop.time() >= self._not_before
 
-    def _granted(self, amount: int, owner: str) -> str:
+    def _take_turn(self, amount: int, owner: str) -> str:
         """Takes `amount`, and its turn in the rate."""
         if self.per_second < math.inf:
             self._not_before = max(self._not_before, self._loop.time() - _CATCH_UP_SECONDS) + 1.0 / self.per_second
@@ -184,7 +184,7 @@ class FairGate:
             if not queue.waiters:
                 self._queues.remove(queue)
             if not granted.done():
-                granted.set_result(self._granted(amount, queue.owner()))
+                granted.set_result(self._take_turn(amount, queue.owner()))
 
     def _open(self) -> None:
         self._timer = None

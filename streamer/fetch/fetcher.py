@@ -143,7 +143,7 @@ class Fetcher:
             ClosedError: the fetcher is not open.
         """
         ranges = plan_ranges(chunk.extents, self._config.range_bytes)
-        due = due or _asked_now()
+        due = due or _due_now()
         length, reserved = (sum(extent.length for extent in each) for each in (chunk.extents, ranges))
         buffer, give_back = await self._budget.reserve(WaitQueue(due, owner), reserved, shared=shared)
         try:
@@ -161,7 +161,7 @@ class Fetcher:
         Raises:
             StoreError, ClosedError: as fetch.
         """
-        make_queue = partial(WaitQueue, due or _asked_now())
+        make_queue = partial(WaitQueue, due or _due_now())
         await self._memory.acquire(make_queue(), extent.length)
         try:
             ranges = plan_ranges([extent], self._config.range_bytes)
@@ -199,7 +199,7 @@ class Fetcher:
             found: list[Page] = []
             async with aclosing(_listing(endpoint.store, url, after)) as listing:
                 async for page in listing:
-                    call.progressed()
+                    call.record_progress()
                     found.append(page)
                     if enough(found):
                         break
@@ -316,7 +316,7 @@ class Fetcher:
         return self._last
 
 
-def _asked_now() -> Due:
+def _due_now() -> Due:
     """Due now: first come, first served."""
     moment = asyncio.get_running_loop().time()
     return lambda: moment

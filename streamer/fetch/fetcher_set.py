@@ -92,7 +92,7 @@ class FetcherSet:
         self.memory.buffers.clear()
 
     @asynccontextmanager
-    async def of(self, options: Mapping[str, object]) -> AsyncIterator[Fetcher]:
+    async def use(self, options: Mapping[str, object]) -> AsyncIterator[Fetcher]:
         """The fetcher for these storage options, open until the end of the block at least."""
         key = options_key(options)
         if key not in self._open:

@@ -134,7 +134,7 @@ class HedgeBudget(msgspec.Struct):
     requests: float = 1.0
     bytes: float = BURST_BYTES
 
-    def earned(self, length: int) -> None:
+    def earn(self, length: int) -> None:
         """Records that a first try of `length` bytes was sent."""
         self.requests = min(BURST_REQUESTS, self.requests + self.requests_share)
         self.bytes = min(float(BURST_BYTES), self.bytes + self.bytes_share * length)

@@ -42,18 +42,18 @@ class HedgedAttempt:
             StoreError: this try failed; the received bytes are good.
         """
         self._task = asyncio.current_task(self._spec.endpoint.clock.loop)
-        self._spec.endpoint.budget.earned(self._spec.extent.length)
+        self._spec.endpoint.budget.earn(self._spec.extent.length)
         try:
             await self._first.receive()
         except StreamerError as error:
             self._failure = error
         except asyncio.CancelledError:
-            if not self._overtaken():
+            if not self._is_overtaken():
                 raise
-            await self._duplicate_ended()
+            await self._wait_for_duplicate()
         finally:
             self._drop_duplicate()
-            await self._duplicate_ended()
+            await self._wait_for_duplicate()
         if self._failure is not None:
             raise self._failure
 
@@ -96,10 +96,10 @@ class HedgedAttempt:
         """Whether the duplicate delivers the body."""
         return self._winner is not None and self._winner is not self._first
 
-    def _overtaken(self) -> bool:
+    def _is_overtaken(self) -> bool:
         """Whether the cancellation just caught came from the duplicate, and only from it."""
         return self._leads() and self._task is not None and self._task.uncancel() == 0
 
-    async def _duplicate_ended(self) -> None:
+    async def _wait_for_duplicate(self) -> None:
         if self._duplicate is not None and not self._duplicate.done():
             await asyncio.wait([self._duplicate])

@@ -109,7 +109,7 @@ class BufferPool:
         """
         size = size_bytes(length)
         shared = shared and length >= SHARED_FROM_BYTES
-        buffer = self._fitting(size, shared) or self._mapped(size, shared)
+        buffer = self._find_fitting(size, shared) or self._map_memory(size, shared)
         buffer.begin_use(length)
         self._in_use += 1
         return buffer
@@ -132,7 +132,7 @@ class BufferPool:
         """Unmaps the free buffers."""
         self._shrink(0)
 
-    def _fitting(self, size: int, shared: bool) -> Buffer | None:
+    def _find_fitting(self, size: int, shared: bool) -> Buffer | None:
         """Returns a free buffer, the one used last, because it is the likeliest to be in some cache."""
         for number in range(len(self._free) - 1, -1, -1):
             buffer = self._free[number]
@@ -142,7 +142,7 @@ class BufferPool:
                 return buffer
         return None
 
-    def _mapped(self, size: int, shared: bool) -> Buffer:
+    def _map_memory(self, size: int, shared: bool) -> Buffer:
         self._shrink(self.most_bytes - size)
         buffer = Buffer(size, shared)
         self.mapped_bytes += size

@@ -86,7 +86,7 @@ class Tally(msgspec.Struct):
         """Number of answers of both kinds."""
         return self.served + self.refused
 
-    def served_lately(self, now: float) -> float:
+    def recent_rate(self, now: float) -> float:
         """Requests served per second since the last look: the time before may include a burst that the store allows."""
         if self.looked_at:
             return (self.served - self.served_then) / max(now - self.looked_at, 1e-3)
@@ -100,7 +100,7 @@ class Tally(msgspec.Struct):
         """Requests served per second of the time whose requests can have been answered by now."""
         return self.served / max(now - self.since - self._mean_seconds, 1e-3)
 
-    def refused_share(self, now: float) -> float:
+    def refusal_share(self, now: float) -> float:
         """Share of refused requests, from the answers of each kind per second in which they could be counted."""
         served = self._served_per_second(now)
         refused = self.refused / max(now - self.since - self.refused_seconds / max(1, self.refused), 1e-3)
@@ -174,14 +174,14 @@ class Pacing:
         """Whether the rate is limited."""
         return self.per_second < math.inf
 
-    def served(self, sent: float, now: float) -> None:
+    def record_served(self, sent: float, now: float) -> None:
         """Records that a request sent at `sent` ended well."""
         if sent >= self._tally.since:
             self._tally.served += 1
             self._tally.served_seconds += now - sent
             self._look(now)
 
-    def refused(self, sent: float, now: float) -> None:
+    def record_refused(self, sent: float, now: float) -> None:
         """Records that a request sent at `sent` was answered 429 or 503."""
         if sent >= self._tally.since:
             self._tally.refused += 1
@@ -202,7 +202,7 @@ class Pacing:
     def _watch(self, now: float) -> None:
         """Looks for refusals that chance does not explain; otherwise learns, and raises a rate that is due for it."""
         tally = self._tally
-        share = self._tally.refused_share(now)
+        share = self._tally.refusal_share(now)
         if self._chance.share > NOTICED_SHARE and now >= self._repeat_at and not self.limited:
             self._chance = Chance()
         excess = self._chance.excess(share, tally.answers)
@@ -220,7 +220,7 @@ class Pacing:
     def _try(self, share: float, now: float) -> None:
         """Starts a trial."""
         self._tried_share = share
-        self.per_second = max(TRIAL_FACTOR * self._tally.served_lately(now), LEAST_PER_SECOND)
+        self.per_second = max(TRIAL_FACTOR * self._tally.recent_rate(now), LEAST_PER_SECOND)
         self._tally = Tally(now)
 
     def _end_trial(self, before: float, now: float) -> None:
@@ -231,7 +231,7 @@ class Pacing:
             now: the moment.
         """
         tally = self._tally
-        share = self._tally.refused_share(now)
+        share = self._tally.refusal_share(now)
         predicted = (before - self._chance.share) * tally.answers
         excess = (share - self._chance.share) * tally.answers
         if max(predicted, excess) < NOTICED_REFUSALS:

@@ -165,7 +165,7 @@ class Deadline(Alarm):
         super().cancel()
         self._more = _none
 
-    def taken_back(self) -> bool:
+    def take_back(self) -> bool:
         """Whether the cancellation just caught came from here, and only from here; it is undone then."""
         return self.expired and self._task.uncancel() <= self._cancelling
 

@@ -100,8 +100,8 @@ class Request:
                 extent.object, extent.start, extent.stop, self._take, piece_bytes=spec.piece_bytes, fresh=spec.fresh
             )
         except asyncio.CancelledError as error:
-            if deadline.taken_back():
-                raise self._abandoned() from error
+            if deadline.take_back():
+                raise self._make_timeout() from error
             raise
         finally:
             deadline.cancel()
@@ -111,7 +111,7 @@ class Request:
             self._claim = _never  # breaks the reference cycle of attempt and request
             self._count()
         if not self._lost:
-            self._succeeded(spec.endpoint.time())
+            self._record_success(spec.endpoint.time())
 
     def _first_look(self) -> float:
         """Seconds until the first byte is late, for a duplicate or for giving up."""
@@ -132,13 +132,13 @@ class Request:
             late()
             if (left := self._started + spec.first_byte_seconds - spec.endpoint.time()) > 0.0:
                 return left
-        return QUEUED_SECONDS if spec.endpoint.queued(self._started, spec.first_byte_seconds) else 0.0
+        return QUEUED_SECONDS if spec.endpoint.is_queued(self._started, spec.first_byte_seconds) else 0.0
 
     def _take(self, piece: bytes | memoryview) -> None:
         """Stores a piece; called for each 16 KiB of the common store, so the common case comes first."""
         at = self.received
         stop = at + len(piece)
-        if (into := self._into) is None and (into := self._begun()) is None:
+        if (into := self._into) is None and (into := self._begin_body()) is None:
             return
         if stop > len(into):
             url = shown(self._spec.extent.object.url)
@@ -148,7 +148,7 @@ class Request:
         if stop - self._counted >= self._spec.piece_bytes and stop < len(into):
             self._watch()
 
-    def _begun(self) -> memoryview | None:
+    def _begin_body(self) -> memoryview | None:
         """The memory for the bytes, at the first of them; None if another request was first, which cancels this one."""
         spec = self._spec
         if self._lost or not self._is_first():
@@ -164,10 +164,10 @@ class Request:
         spec = self._spec
         now = self._spec.endpoint.time()
         self._first_byte_at = now
-        spec.endpoint.watch.progressed(now)
+        spec.endpoint.watch.record_progress(now)
         spec.endpoint.newest_answered = max(spec.endpoint.newest_answered, self._started)
         spec.first_byte.add(now - self._started)
-        spec.tally.answered(now - self._started)
+        spec.tally.record_first_byte(now - self._started)
         return True
 
     def _count(self) -> int:
@@ -194,7 +194,7 @@ class Request:
         assert deadline is not None, "set before the body begins"
         earned = self._count() / max(1, config.progress_floor_bytes_per_second)
         now = self._spec.endpoint.time()
-        self._spec.endpoint.watch.progressed(now)
+        self._spec.endpoint.watch.record_progress(now)
         self._due = min(now + config.progress_seconds, self._due + earned)
         if self._due < deadline.moment and not self._outpaced:
             deadline.move(self._due)
@@ -213,16 +213,16 @@ class Request:
             self._outpaced = True
             deadline.move(self._spec.endpoint.time())
 
-    def _succeeded(self, now: float) -> None:
+    def _record_success(self, now: float) -> None:
         endpoint = self._spec.endpoint
         length = self._spec.extent.length
         if length >= RATE_LEAST_BYTES and now > self._first_byte_at:
             endpoint.rates.add(length / (now - self._first_byte_at))
             endpoint.last_large = now
         endpoint.last_good = self._spec.extent
-        endpoint.succeeded(now, now - self._started, length)
+        endpoint.record_success(now, now - self._started, length)
 
-    def _abandoned(self) -> StoreTimeoutError:
+    def _make_timeout(self) -> StoreTimeoutError:
         spec = self._spec
         elapsed = self._spec.endpoint.time() - self._started
         spec.tally.outpaced += self._outpaced

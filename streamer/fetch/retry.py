@@ -41,7 +41,7 @@ def retryable(error: StreamerError) -> bool:
     )
 
 
-def expired(error: StreamerError) -> bool:
+def is_expired(error: StreamerError) -> bool:
     """Whether other credentials may help: S3 names the reason, Google and Azure answer an old token with 401."""
     return error.details.get("code") in (*EXPIRED_CODES, *OTHER_KEYS_CODES) or error.details.get("status") == 401
 
@@ -56,10 +56,10 @@ FIRST_SECONDS = 6.0
 def is_credential_error(error: StreamerError) -> bool:
     """Whether a refusal concerns the credentials, whatever is requested with them."""
     is_of_issuer = error.details.get("status", 0) is None
-    return expired(error) or error.details.get("code") == _SKEWED_CODE or is_of_issuer
+    return is_expired(error) or error.details.get("code") == _SKEWED_CODE or is_of_issuer
 
 
-def denied_seconds(error: AccessDeniedError, config: FetchConfig, *, served: bool) -> float:
+def max_denied_seconds(error: AccessDeniedError, config: FetchConfig, *, served: bool) -> float:
     """Seconds for which other credentials are looked up after a refusal of everything; 0 if the refusal is final.
 
     Keys are rotated, a sign-in is renewed, a policy is corrected, a clock is set after a virtual machine was resumed:
@@ -100,7 +100,7 @@ class Outcomes(msgspec.Struct):
     served: int = 0
     failed: int = 0
 
-    def since(self, earlier: Outcomes) -> Outcomes:
+    def count_since(self, earlier: Outcomes) -> Outcomes:
         """Those that were added after `earlier`."""
         return Outcomes(self.served - earlier.served, self.failed - earlier.failed)
 
@@ -117,7 +117,7 @@ class Failing(msgspec.Struct, frozen=True):
         tries: tries in a row that failed without keeping a byte.
         idle_seconds: time since the last byte was kept, or since the first try began.
         silent: whether the last try waited in vain for a store that answers others as quickly as ever.
-        isolated: whether the failure concerns this range only, see `Endpoint.isolated`.
+        isolated: whether the failure concerns this range only, see `Endpoint.is_isolated`.
         quiet_seconds: time for which the endpoint has served nothing although it was asked.
         permanent: whether the certificate of an endpoint that never served a request is refused: waiting does not help.
         stalls: tries of this range, with or without bytes, that ended in silence; 0 while no other range got a large

@@ -93,12 +93,12 @@ class Tally(msgspec.Struct):
     first_byte: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
     first_bytes: Histogram = msgspec.field(default_factory=Histogram)
 
-    def answered(self, seconds: float) -> None:
+    def record_first_byte(self, seconds: float) -> None:
         """Counts a request whose first byte came after this time."""
         self.first_byte.append(seconds)
         self.first_bytes.add(seconds)
 
-    def received(self, piece: bytes | memoryview) -> None:
+    def count_discarded(self, piece: bytes | memoryview) -> None:
         """Counts bytes that are discarded."""
         self.received_bytes += len(piece)
 

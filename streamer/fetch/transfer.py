@@ -19,8 +19,8 @@ from streamer.fetch.retry import (
     Outcomes,
     cap_to_deadline,
     describe_tries,
-    expired,
     gives_up,
+    is_expired,
     pause_seconds,
     read_retry_after,
     retryable,
@@ -194,11 +194,11 @@ class Transfer:
         self._endpoint.outcomes.failed += self._attempts == 1
         self._count_failure()
         self._count_stall(error)
-        self._endpoint.failed(error, self._sent)
+        self._endpoint.record_failure(error, self._sent)
         self._context.tally.throttled += isinstance(error, ThrottledError)
         # A refusal is an answer, so the connection works.
         self._fresh = not isinstance(error, ThrottledError)
-        if expired(error) and not self._refreshed:
+        if is_expired(error) and not self._refreshed:
             self._refreshed = True
             await self._endpoint.refresh()
             pause = 0.0
@@ -217,7 +217,7 @@ class Transfer:
 
     async def _is_last(self, error: StreamerError) -> bool:
         """Whether to give up. Without other requests a probe shows whether the object or the endpoint fails."""
-        failing = self._failing(error)
+        failing = self._describe_failure(error)
         if not failing.isolated and failing.tries >= SILENT_TRIES:
             await self._endpoint.probe(self._context.tally)
         return gives_up(failing, self._config)
@@ -241,7 +241,7 @@ class Transfer:
             self._first_stall = self._endpoint.time()
         self._stalls += 1
 
-    def _failing(self, error: StreamerError) -> Failing:
+    def _describe_failure(self, error: StreamerError) -> Failing:
         endpoint = self._endpoint
         return Failing(
             tries=self._failed_tries,
@@ -249,7 +249,7 @@ class Transfer:
             silent=self._is_silence(error),
             quiet_seconds=endpoint.watch.quiet_seconds(),
             stalls=self._stalls if endpoint.last_large > self._first_stall else 0,
-            isolated=endpoint.isolated(error, self._first_failure, self._served, self._outcomes),
+            isolated=endpoint.is_isolated(error, self._first_failure, self._served, self._outcomes),
             permanent=endpoint.is_permanent(error),
         )
 

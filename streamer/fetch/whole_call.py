@@ -15,8 +15,8 @@ from streamer.fetch.retry import (
     Failing,
     Outcomes,
     describe_tries,
-    expired,
     gives_up,
+    is_expired,
     pause_seconds,
     read_retry_after,
     retryable,
@@ -71,9 +71,9 @@ class WholeCall:
                 endpoint.watch.end()
             endpoint.clock.end()
 
-    def progressed(self) -> None:
+    def record_progress(self) -> None:
         """Records that a part of the answer has arrived."""
-        self._endpoint.watch.progressed(self._endpoint.time())
+        self._endpoint.watch.record_progress(self._endpoint.time())
 
     async def _recover(self, error: StreamerError, served: float) -> float:
         """Decides the pause before the next try; `served` is the endpoint's `newest_served` as the last one began.
@@ -81,10 +81,10 @@ class WholeCall:
         Raises:
             StoreError: there is no next one.
         """
-        self._endpoint.watch.failed(error)
+        self._endpoint.watch.record_failure(error)
         if self._tries == 1:
             self._first_failure, self._outcomes = self._endpoint.time(), copy(self._endpoint.outcomes)
-        if expired(error) and not self._refreshed:
+        if is_expired(error) and not self._refreshed:
             self._refreshed = True
             await self._endpoint.refresh()
             return 0.0
@@ -105,7 +105,7 @@ class WholeCall:
             idle_seconds=idle,
             silent=False,
             quiet_seconds=self._endpoint.watch.quiet_seconds(),
-            isolated=self._endpoint.isolated(error, self._first_failure, served, self._outcomes),
+            isolated=self._endpoint.is_isolated(error, self._first_failure, served, self._outcomes),
             permanent=self._endpoint.is_permanent(error),
         )
         return not retryable(error) or gives_up(failing, self._config)

@@ -91,7 +91,7 @@ async def manifest_of_source(
 async def _find_known(fetcher: Fetcher, source: DatasetSource, folder: Path) -> list[Manifest]:
     """Returns the manifests of earlier indexes."""
     places = [source.earlier] if source.earlier else []
-    if len(source.urls) == 1 and Pattern.of(source.urls[0]).single:
+    if len(source.urls) == 1 and Pattern.parse(source.urls[0]).single:
         places.append(f"{source.urls[0].rstrip('/')}/{BESIDE}")
     found = []
     for place in places:

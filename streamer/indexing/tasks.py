@@ -116,7 +116,7 @@ class TaskLister:
 
     async def list(self, url: str) -> AsyncIterator[Page]:
         """Lists as `ObjectStore.list` does, but the pages may come in another order."""
-        pattern = Pattern.of(url)
+        pattern = Pattern.parse(url)
         max_pages = _FIRST_PAGES if pattern.single and self._fetcher.lists_from(url) else None
         pages = await self._fetcher.list(url, enough=lambda found: len(found) == max_pages)
         if len(pages) == max_pages and not _has_sorted_keys(pages, pattern.folder):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from streamer.base.concurrency import in_thread
 from streamer.engine.engine import Engine
 from streamer.errors import StreamerError
-from streamer.peers.group import Group, joined
+from streamer.peers.group import Group, join_peers
 from streamer.peers.homes import Member
 from streamer.peers.lane_homes import LaneHomes, LaneReaders
 from streamer.peers.lookup import join_address
@@ -72,7 +72,7 @@ class JobPeers:
     async def _run(self, token: str, host: str, opened: asyncio.Future[Group]) -> None:
         config = replace(self._engine.config.peers, listen=join_address(host, 0))
         try:
-            async with joined(self._engine, config=config, token=token) as group:
+            async with join_peers(self._engine, config=config, token=token) as group:
                 opened.set_result(group)
                 await asyncio.Event().wait()  # until it is cancelled
         except StreamerError as error:

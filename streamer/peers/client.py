@@ -168,9 +168,9 @@ class PeerClient:
         peer = self._peers.get(address)
         return peer is not None and not peer.breaker.is_up
 
-    def rejected(self, member: Member) -> None:
+    def reject(self, member: Member) -> None:
         """Records a file with wrong key, lengths or checksums; a peer that sent thirty wrong answers is left out."""
-        self._wrong(self._peer(member.address))
+        self._count_wrong(self._peer(member.address))
 
     async def _ask(self, peer: Peer, asked: Asked, late: asyncio.Event, *, wait: bool) -> Fetched | Refusal | None:
         """Sends one request; returns None while the peer fetches the chunk."""
@@ -178,7 +178,7 @@ class PeerClient:
         path = chunk_path(asked.key, asked.dataset, wait=wait, held=not asked.fetch)
         lines = (*self._lines, f"{DUE_HEADER}: {int(1000 * min(due, 1e6))}")
         peer.count.peer_requests += 1
-        peer.budget.earned(0)
+        peer.budget.earn(0)
         fetched: Fetched | None = None
 
         async def make_room(length: int) -> memoryview:
@@ -192,12 +192,12 @@ class PeerClient:
         watch = Watch(self._clock, peer, transfer, late, due_seconds=due, waits=WAIT_SECONDS * wait)
         url = f"{self._scheme}://{peer.address}{path}"
         try:
-            status = await transfer.get(self._multi, url, lines, make_room, watch.received)
+            status = await transfer.get(self._multi, url, lines, make_room, watch.record_bytes)
         except asyncio.CancelledError:
             if fetched is not None:
                 fetched.close()
             if watch.end(cancelled=True):
-                self._goes_down(peer, "is silent")
+                self._take_down(peer, "is silent")
             raise
         finally:
             peer.count.peer_received_bytes += transfer.received
@@ -207,7 +207,7 @@ class PeerClient:
             if status == 200:
                 return fetched
             fetched.close()
-        self._warn_refused(peer.address, status, transfer.why)
+        self._warn_of_refusal(peer.address, status, transfer.why)
         return None if status == 202 else self._refusal(peer, watch.asked_at, status)
 
     def _refusal(self, peer: Peer, asked_at: float, status: int | Ending) -> Refusal:
@@ -219,14 +219,14 @@ class PeerClient:
         if status in (401, Ending.CUT_OFF, Ending.UNTRUSTED):
             peer.count.peer_failures += 1
             pause = PAUSE_SECONDS if status is Ending.CUT_OFF else _UNAUTHORIZED_SECONDS
-            if peer.breaker.failed(asked_at, self._loop.time(), pause_seconds=pause):
-                self._goes_down(peer, "has cut a connection off")
+            if peer.breaker.record_failure(asked_at, self._loop.time(), pause_seconds=pause):
+                self._take_down(peer, "has cut a connection off")
             return Refusal.DOWN
-        self._wrong(peer)
+        self._count_wrong(peer)
         return Refusal.WRONG
 
-    def _wrong(self, peer: Peer) -> None:
-        if peer.wrong():
+    def _count_wrong(self, peer: Peer) -> None:
+        if peer.count_wrong():
             self.warn(peer.address, f"has sent {peer.count.peer_wrong} wrong answers; it is left out until it restarts")
 
     # ------------------------------------------------------------ facts and manifests
@@ -253,7 +253,7 @@ class PeerClient:
             self.warn(address, f"runs streamer {facts.version}, whose peers are those of its own version: update one")
             return None
         if (peer := self._peers.get(address)) is not None:
-            peer.identified(facts)
+            peer.identify(facts)
         return facts
 
     async def manifest_file(self, member: Member, digest: str, name: str, most_bytes: int) -> bytes | None:
@@ -294,12 +294,12 @@ class PeerClient:
             status = Ending.CUT_OFF
         finally:
             transfer.close()
-        self._warn_refused(address, status, transfer.why)
+        self._warn_of_refusal(address, status, transfer.why)
         return status, bytes(content) if status == 200 else b""
 
     # ------------------------------------------------------------ all of them
 
-    def _goes_down(self, peer: Peer, why: str) -> None:
+    def _take_down(self, peer: Peer, why: str) -> None:
         logger.info("peer %s %s: the store is asked instead, and the peer again later", peer.address, why)
         self._probes[peer.address] = self._tasks.create_task(self._probe(peer), name=f"probe {peer.address}")
 
@@ -309,12 +309,12 @@ class PeerClient:
         while facts is None:
             await asyncio.sleep(peer.breaker.pause_seconds)
             facts = await self.facts(peer.address)
-            peer.breaker.probed(facts is not None, self._loop.time())
+            peer.breaker.record_probe(facts is not None, self._loop.time())
         logger.info("peer %s is up again", peer.address)
         if not self.recovered.full():
             self.recovered.put_nowait((peer.address, facts))
 
-    def _warn_refused(self, address: str, status: int | Ending, why: str) -> None:
+    def _warn_of_refusal(self, address: str, status: int | Ending, why: str) -> None:
         if status == 401:
             self.warn(address, "does not take the token of this engine; all of them need the same one")
         elif status is Ending.UNTRUSTED:

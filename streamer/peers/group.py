@@ -119,7 +119,7 @@ class Group:
 
 
 @contextlib.asynccontextmanager
-async def joined(
+async def join_peers(
     engine: Engine, *, config: PeersConfig | None = None, token: str | None = None
 ) -> AsyncIterator[Group]:
     """Asks peers before the store, and answers them, until the end of the block. Starts with those that answer now.
@@ -138,7 +138,7 @@ async def joined(
     engine.apply_limits(engine.cache.limits)
     me = Member(engine.cache.folder.root_id, config.listen, space.whole_limit_bytes)
     manifests = MissingManifests(engine)
-    serving = Serving(engine, manifests.missing)
+    serving = Serving(engine, manifests.record_missing)
     opening = open_peers(
         config,
         me=me,
@@ -156,7 +156,7 @@ async def joined(
                 tasks.create_task(serving.close_idle(), name="forget what peers asked for"),
                 tasks.create_task(manifests.take(peers.client, group.members), name="take missing manifests"),
             ]
-            if (views := peers.followed()) is not None:
+            if (views := peers.follow_members()) is not None:
                 known = asyncio.Event()
                 running.append(tasks.create_task(group.follow(views, known), name="follow the members"))
                 await known.wait()
@@ -199,9 +199,9 @@ class Peers:
     def __repr__(self) -> str:
         return f"Peers({self.server}, {self.client})"
 
-    def followed(self) -> AsyncIterator[tuple[Member, ...]] | None:
-        """Follows the members (see `followed`); None if a job names them."""
-        return None if self._lookup is None else followed(self._lookup, self.client, self._me)
+    def follow_members(self) -> AsyncIterator[tuple[Member, ...]] | None:
+        """Follows the members (see `follow_members`); None if a job names them."""
+        return None if self._lookup is None else follow_members(self._lookup, self.client, self._me)
 
     def statistics(self) -> dict[str, int]:
         """Returns the counters of the client (`peer.PeerCounts`) and of the server (`messages.Counts`)."""
@@ -234,7 +234,7 @@ async def open_peers(
         ConfigError: members, address, token or certificates cannot be used.
     """
     lookup = None if token is not None else await in_thread(None, parse_members, config.members)
-    token = _configured_token(config) if token is None else token
+    token = _read_configured_token(config) if token is None else token
     tls_folder = "" if config.tls_folder is None else str(config.tls_folder.absolute())
     if tls_folder:
         check(tls_folder)
@@ -245,7 +245,7 @@ async def open_peers(
         yield Peers(server, client, facts, lookup)
 
 
-def _configured_token(config: PeersConfig) -> str:
+def _read_configured_token(config: PeersConfig) -> str:
     if config.token_file is None:
         raise ConfigError(
             "[peers] members needs token_file: a file with the same secret for all peers, who can read all chunks",
@@ -262,7 +262,7 @@ def _configured_token(config: PeersConfig) -> str:
     return token
 
 
-async def followed(lookup: Lookup, client: PeerClient, me: Facts) -> AsyncIterator[tuple[Member, ...]]:
+async def follow_members(lookup: Lookup, client: PeerClient, me: Facts) -> AsyncIterator[tuple[Member, ...]]:
     """Yields the other members: first after one round of asking all addresses, then at each change."""
     time, roster = asyncio.get_running_loop().time, Roster(me, client.warn)
     begun = time()
@@ -270,15 +270,15 @@ async def followed(lookup: Lookup, client: PeerClient, me: Facts) -> AsyncIterat
 
     async def ask(address: str) -> None:
         if (facts := await client.facts(address)) is not None:
-            roster.answered(address, facts, time())
+            roster.record_answer(address, facts, time())
 
     while True:
         try:
-            roster.listed(await lookup(), time())
+            roster.record_list(await lookup(), time())
         except OSError as error:  # TimeoutError is one
             client.warn("list", f"cannot be looked up: {error!r}; the members stay as they were")
         async with asyncio.TaskGroup() as asked:
-            for address in roster.to_ask(time(), client.is_probed):
+            for address in roster.choose_due(time(), client.is_probed):
                 asked.create_task(ask(address))
         if (found := roster.members()) != known:
             for gone in {member.address for member in known or ()} - {member.address for member in found}:
@@ -289,4 +289,4 @@ async def followed(lookup: Lookup, client: PeerClient, me: Facts) -> AsyncIterat
         with suppress(TimeoutError):  # or until a peer is up again
             async with asyncio.timeout(_FIRST_ROUND_SECONDS if is_first else _ROUND_SECONDS):
                 address, facts = await client.recovered.get()
-                roster.answered(address, facts, time())
+                roster.record_answer(address, facts, time())

@@ -91,10 +91,10 @@ def first_members(members: Sequence[Member]) -> NDArray[np.uint16]:
     Returns:
         Shape (DEPTH or fewer, CELLS): indices of `members`.
     """
-    return first_of([member.word for member in members], [member.weight for member in members], np.arange(CELLS))
+    return rank_members([member.word for member in members], [member.weight for member in members], np.arange(CELLS))
 
 
-def first_of(members: Sequence[int], weights: Sequence[float], cells: NDArray[np.int64]) -> NDArray[np.uint16]:
+def rank_members(members: Sequence[int], weights: Sequence[float], cells: NDArray[np.int64]) -> NDArray[np.uint16]:
     """Returns the members that come first, for some cells.
 
     Args:
@@ -112,12 +112,12 @@ def first_of(members: Sequence[int], weights: Sequence[float], cells: NDArray[np
     order = np.zeros(shape, np.uint16)
     for index, member in enumerate(members):
         hashes = fold_each(states, np.full(len(cells), member, np.uint64))
-        scores = hashes if equal else _weighted(hashes, weights[index])
+        scores = hashes if equal else _weight_scores(hashes, weights[index])
         _insert(order, best, index, scores)
     return order
 
 
-def _weighted(hashes: Words, weight: float) -> NDArray[np.float64]:
+def _weight_scores(hashes: Words, weight: float) -> NDArray[np.float64]:
     """Returns scores of which the largest belongs to each member in proportion to its weight."""
     return np.log((hashes.astype(np.float64) + 0.5) / 2.0**64) / weight
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.base.splitmix import Words
-from streamer.peers.homes import Homes, Member, Place, cells, first_of
+from streamer.peers.homes import Homes, Member, Place, cells, rank_members
 
 Share = tuple[int, int]
 """Index of a member, and its share: samples of a lane that it reads, or bytes of it that it holds."""
@@ -68,7 +68,7 @@ class LaneHomes(Homes):
 
     def __init__(self, me: Member, others: Iterable[Member], datasets: Mapping[str, LaneReaders]) -> None:
         super().__init__(me, others)
-        self._chunks = [self._of(readers) for readers in datasets.values()]
+        self._chunks = [self._place(readers) for readers in datasets.values()]
 
     @property
     def share(self) -> float:
@@ -96,7 +96,7 @@ class LaneHomes(Homes):
         places[unknown] = super().places(words[unknown])
         return places
 
-    def _of(self, readers: LaneReaders) -> _Chunks:
+    def _place(self, readers: LaneReaders) -> _Chunks:
         ordered = np.argsort(readers.words, kind="stable")
         ordered = ordered[readers.lanes[ordered] >= 0]
         words = readers.words[ordered]
@@ -125,5 +125,5 @@ class LaneHomes(Homes):
 
     def _first_of(self, shares: Sequence[Share], at: NDArray[np.int64]) -> NDArray[np.int64]:
         indices, weights = zip(*shares, strict=True)
-        found = first_of([self.members[index].word for index in indices], [float(one) for one in weights], at)
+        found = rank_members([self.members[index].word for index in indices], [float(one) for one in weights], at)
         return np.array(indices)[found]

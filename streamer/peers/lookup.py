@@ -46,17 +46,17 @@ def parse_members(members: str) -> Lookup:
             of this job.
     """
     if members.startswith("dns:"):
-        return _named(*split_address(members.removeprefix("dns:")))
+        return _lookup_name(*split_address(members.removeprefix("dns:")))
     if members.startswith("slurm:"):
         _, port = split_address(members)
-        return _listed([join_address(host, port) for host in _slurm_hosts()])
+        return _lookup_list([join_address(host, port) for host in _slurm_hosts()])
     addresses = [address.strip() for address in members.split(",")]
     if not all(addresses):
         raise ConfigError(f"members={members!r} has an empty address", field="members")
-    return _listed([join_address(*split_address(address)) for address in addresses])
+    return _lookup_list([join_address(*split_address(address)) for address in addresses])
 
 
-def _listed(addresses: Sequence[str]) -> Lookup:
+def _lookup_list(addresses: Sequence[str]) -> Lookup:
     """Looks up a list that never changes."""
 
     async def lookup() -> Sequence[str]:
@@ -65,7 +65,7 @@ def _listed(addresses: Sequence[str]) -> Lookup:
     return lookup
 
 
-def _named(host: str, port: int) -> Lookup:
+def _lookup_name(host: str, port: int) -> Lookup:
     """Looks up all addresses of a name, such as that of a headless service."""
 
     async def lookup() -> Sequence[str]:

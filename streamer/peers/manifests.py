@@ -36,7 +36,7 @@ class MissingManifests:
         self._next: dict[str, float] = {}
         self._missing: asyncio.Queue[tuple[str, str]] = asyncio.Queue(_MOST_MISSING)
 
-    def missing(self, digest: str, member: str) -> None:
+    def record_missing(self, digest: str, member: str) -> None:
         """Records that the peer of this id asked for a chunk of a dataset that is not here."""
         now = self._engine.now()
         if now >= self._next.get(digest, now) and not self._missing.full():

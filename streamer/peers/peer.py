@@ -51,7 +51,7 @@ class Breaker(msgspec.Struct):
         """Seconds from the last failure to the next probe."""
         return pause_seconds(self._probes + 1, self._first_pause, _MOST_PAUSE_SECONDS, 1.0)
 
-    def failed(self, asked_at: float, now: float, *, pause_seconds: float = PAUSE_SECONDS) -> bool:
+    def record_failure(self, asked_at: float, now: float, *, pause_seconds: float = PAUSE_SECONDS) -> bool:
         """Records that a connection for a request of `asked_at` was refused, reset, or not made in time.
 
         Returns:
@@ -66,18 +66,22 @@ class Breaker(msgspec.Struct):
         self._probes = 0
         return True
 
-    def lost(self, asked_at: float, now: float) -> bool:
-        """Records that the store was faster while the peer sent next to nothing to any request; returns as `failed`."""
+    def record_loss(self, asked_at: float, now: float) -> bool:
+        """Records that the store was faster while the peer sent next to nothing to any request.
+
+        Returns:
+            Whether the peer is down now and was not before.
+        """
         if not self.is_up or asked_at < self.since:
             return False
         self._lost_since = min(self._lost_since, asked_at)
-        return now - self._lost_since >= _LOST_SECONDS and self.failed(asked_at, now)
+        return now - self._lost_since >= _LOST_SECONDS and self.record_failure(asked_at, now)
 
-    def answered(self) -> None:
+    def record_answer(self) -> None:
         """Records a request that the peer answered to its end."""
         self._lost_since = inf
 
-    def probed(self, answered: bool, now: float) -> None:
+    def record_probe(self, answered: bool, now: float) -> None:
         """Records the end of a probe."""
         if answered:
             self.is_up = True
@@ -156,13 +160,13 @@ class Peer:
         """Whether it sent wrong bytes too often."""
         return self._wrong >= _MOST_WRONG
 
-    def wrong(self) -> bool:
+    def count_wrong(self) -> bool:
         """Records wrong bytes; returns whether the peer is left out from now on."""
         self._wrong += 1
         self.count.peer_wrong += 1
         return self._wrong == _MOST_WRONG
 
-    def identified(self, facts: Facts) -> None:
+    def identify(self, facts: Facts) -> None:
         """Records its facts; an engine that was started again is trusted again."""
         if self._instance not in ("", facts.instance):
             self._wrong = 0

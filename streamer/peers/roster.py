@@ -59,7 +59,7 @@ class Roster:
         """Whether an address has never answered."""
         return any(address.facts is None for address in self._addresses.values())
 
-    def listed(self, addresses: Iterable[str], now: float) -> None:
+    def record_list(self, addresses: Iterable[str], now: float) -> None:
         """Records the addresses that are listed now."""
         for name in addresses:
             self._addresses.setdefault(name, Address(now)).listed_at = now
@@ -67,7 +67,7 @@ class Roster:
             if now - max(address.listed_at, address.answered_at) > GONE_SECONDS:
                 del self._addresses[name]
 
-    def to_ask(self, now: float, is_down: Callable[[str], bool]) -> list[str]:
+    def choose_due(self, now: float, is_down: Callable[[str], bool]) -> list[str]:
         """Returns the addresses to ask now: unknown, unlisted, or not asked for a minute.
 
         Args:
@@ -79,7 +79,7 @@ class Roster:
             self._addresses[name].asked_at = now
         return asked
 
-    def answered(self, name: str, facts: Facts, now: float) -> None:
+    def record_answer(self, name: str, facts: Facts, now: float) -> None:
         """Records the facts that an address answered."""
         address = self._addresses.get(name)
         if address is None:

@@ -321,7 +321,7 @@ class Sends:
             BusyError: the wait takes longer.
         """
         amount = max(length, self._least_bytes)
-        await self._granted(member, amount, due_seconds, most_seconds)
+        await self._wait_for_turn(member, amount, due_seconds, most_seconds)
         self.under_way += 1
         try:
             yield
@@ -329,7 +329,7 @@ class Sends:
             self.under_way -= 1
             self._gate.release(amount, member)
 
-    async def _granted(self, member: str, amount: int, due_seconds: float, most_seconds: float) -> None:
+    async def _wait_for_turn(self, member: str, amount: int, due_seconds: float, most_seconds: float) -> None:
         if self._waiting[member] >= _MOST_WAITING:
             raise BusyError
         due = asyncio.get_running_loop().time() + due_seconds

@@ -80,7 +80,7 @@ class PeerServerProcess:
         return None if self._child is None else self._child.pid
 
     async def __aenter__(self) -> Self:
-        self._listener = _bound(self._listen)
+        self._listener = _listen_at(self._listen)
         self.port = self._listener.getsockname()[1]
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
@@ -99,7 +99,7 @@ class PeerServerProcess:
 
     def statistics(self) -> dict[str, int]:
         """Returns the counts of all server processes since the start, and the sends under way."""
-        counts = msgspec.structs.asdict(_added(self._past, self._counts))
+        counts = msgspec.structs.asdict(_add(self._past, self._counts))
         return {**counts, "peer_server_restarts": self.restarts}
 
     # ------------------------------------------------------------ the process
@@ -129,7 +129,7 @@ class PeerServerProcess:
     async def _stop(self, grace_seconds: float) -> str:
         """Waits at most `grace_seconds` for the end of the process, then kills it; returns how it ended. Idempotent."""
         child = self._child
-        self._past = msgspec.structs.replace(_added(self._past, self._counts), sends=0)
+        self._past = msgspec.structs.replace(_add(self._past, self._counts), sends=0)
         self._counts = Counts()
         how = "not started" if child is None else describe_exit(await in_thread(None, child.end, grace_seconds))
         self._child = None
@@ -175,12 +175,12 @@ class PeerServerProcess:
                 logger.debug("the peer server was not told: %s", error)
 
 
-def _added(first: Counts, second: Counts) -> Counts:
+def _add(first: Counts, second: Counts) -> Counts:
     names = first.__struct_fields__
     return Counts(*(getattr(first, name) + getattr(second, name) for name in names))
 
 
-def _bound(listen: str) -> socket.socket:
+def _listen_at(listen: str) -> socket.socket:
     """Opens a socket that listens; a peer that connects before the server runs waits for it.
 
     Raises:

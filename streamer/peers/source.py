@@ -84,7 +84,7 @@ class PeerSource:
     def _route(self, fetch: Fetch) -> Ask | None:
         digest = fetch.dataset.manifest.digest
         found = self._found
-        return whom_to_ask(
+        return choose_peer(
             self._homes.order(fetch.key),
             self._homes.me,
             self._client.is_up,
@@ -107,17 +107,17 @@ class PeerSource:
         answer = await self._client.fetch_chunk(ask.member, asked, late)
         if not ask.fetch:
             found.record(ask.member, digest, not isinstance(answer, Refusal))
-        return None if isinstance(answer, Refusal) else await self._checked(fetch, ask, answer)
+        return None if isinstance(answer, Refusal) else await self._check(fetch, ask, answer)
 
-    async def _checked(self, fetch: Fetch, ask: Ask, file: Fetched) -> Received | None:
+    async def _check(self, fetch: Fetch, ask: Ask, file: Fetched) -> Received | None:
         where = f"chunk {fetch.chunk} from peer {ask.member.address}"
         try:
-            return await in_thread(None, checked, file, fetch.dataset, fetch.chunk, where)
+            return await in_thread(None, check_file, file, fetch.dataset, fetch.chunk, where)
         except BaseException as error:
             file.close()
             if not isinstance(error, IntegrityError):
                 raise
-            self._client.rejected(ask.member)
+            self._client.reject(ask.member)
             logger.warning("%s; it is read from the store", error)
             return None
 
@@ -192,7 +192,7 @@ class Ask(msgspec.Struct, frozen=True):
     fetch: bool
 
 
-def whom_to_ask(
+def choose_peer(
     order: Sequence[Member],
     me: Member,
     is_up: Callable[[Member], bool],
@@ -269,7 +269,7 @@ class Received(msgspec.Struct, frozen=True):
         self.file.close()
 
 
-def checked(file: Fetched, dataset: Dataset, chunk: int, where: str) -> Received:
+def check_file(file: Fetched, dataset: Dataset, chunk: int, where: str) -> Received:
     """Returns the content of a chunk file, if it is that of the chunk.
 
     Raises:

@@ -68,7 +68,7 @@ class Renewal:
     def __init__(self, context: ssl.SSLContext, folder: str) -> None:
         self._context = context
         self._certificate = Path(folder, CERTIFICATE)
-        self._read_at = self._written_at()
+        self._read_at = self._read_time()
 
     def look(self) -> None:
         """Reads the files if the certificate is another one; new connections use it.
@@ -76,13 +76,13 @@ class Renewal:
         Raises:
             ConfigError: they cannot be used, perhaps because only one is written so far; the next call tries again.
         """
-        if (written_at := self._written_at()) != self._read_at:
+        if (written_at := self._read_time()) != self._read_at:
             # A context that has failed to read a key has none.
             check(str(self._certificate.parent))
             _load(self._context, str(self._certificate.parent))
             self._read_at = written_at
 
-    def _written_at(self) -> int:
+    def _read_time(self) -> int:
         try:
             return self._certificate.stat().st_mtime_ns
         except OSError:

@@ -114,7 +114,7 @@ class Transfer:
             await ended
             return self._status if count is None or self.received == count else Ending.CUT_OFF
         except pycurl.error as error:
-            return self._failed(*error.args)
+            return self._explain_failure(*error.args)
         except WrongError:
             return Ending.WRONG
         finally:
@@ -124,7 +124,7 @@ class Transfer:
             self._length = self._body = None
             self._on_bytes = _ignore
 
-    def _failed(self, code: int, text: str) -> Ending:
+    def _explain_failure(self, code: int, text: str) -> Ending:
         if code in _WRONG:
             return Ending.WRONG
         if code not in _UNTRUSTED and _ALERT not in text:

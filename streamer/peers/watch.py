@@ -59,7 +59,7 @@ class Watch:
         self._mark()
         self._alarm = Alarm(clock, clock.time() + self._seconds + waits, self._look)
 
-    def received(self, count: int) -> None:
+    def record_bytes(self, count: int) -> None:
         """Records a line of the answer's head (0), or `count` bytes of the body."""
         peer = self._peer
         peer.sent_bytes += count
@@ -78,9 +78,9 @@ class Watch:
         self._alarm.cancel()
         self._clock.end()
         if not cancelled and self._has_answer:
-            self._peer.breaker.answered()
+            self._peer.breaker.record_answer()
         lost = cancelled and self._is_late and self._is_silent()
-        return lost and self._peer.breaker.lost(self.asked_at, self._clock.loop.time())
+        return lost and self._peer.breaker.record_loss(self.asked_at, self._clock.loop.time())
 
     def _look(self) -> None:
         self._looks += 1

@@ -280,9 +280,9 @@ def _join_peers(engine: Engine) -> contextlib.AbstractAsyncContextManager[object
     if not engine.config.peers.enabled:
         return contextlib.nullcontext()
     require("[peers]", "peers", "aiohttp", "pycurl", field="peers")
-    from streamer.peers.group import joined  # Only here: without peers nothing of it is imported.
+    from streamer.peers.group import join_peers  # Only here: without peers nothing of it is imported.
 
-    return joined(engine)
+    return join_peers(engine)
 
 
 # ---------------------------------------------------------------- the folder

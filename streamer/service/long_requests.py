@@ -19,7 +19,7 @@ from streamer.service.admission import SoleUser
 from streamer.service.client_connection import ClientConnection
 from streamer.service.limits import MAX_LONG_REQUESTS, MAX_READ_BYTES, MAX_REQUEST_URLS, ServiceLimits
 from streamer.service.sharing import CacheSharing
-from streamer.store.addresses.patterns import MAX_EXPANDED_LETTERS, MAX_URLS, count_expanded
+from streamer.store.addresses.patterns import MAX_EXPANDED_LETTERS, MAX_URLS, count_urls
 from streamer.wire.messages import (
     Advance,
     CacheShared,
@@ -200,7 +200,7 @@ def _count_letters(urls: Sequence[str]) -> int:
     count = 0
     letters = 0
     for url in urls:
-        more, size = count_expanded(url)
+        more, size = count_urls(url)
         count = count + more
         letters = letters + size
     if count > max(MAX_URLS, len(urls)) or letters > MAX_EXPANDED_LETTERS:

@@ -97,7 +97,7 @@ class Destination:
         if keeper is None:
             return ()
         try:
-            return await keeper.unfinished(self.url + job.prefix)
+            return await keeper.list_unfinished(self.url + job.prefix)
         except (StoreError, ConfigError) as error:
             logger.info(
                 "whether earlier packs have left parts of uploads at %s is not known: %s", shown(self.url), error

@@ -59,7 +59,7 @@ def open_store(
             serve it, or one that is not installed.
         AccessDeniedError: the url is guarded and of this machine.
     """
-    return open_root(Root.of(url, storage_options), client=client, guarded=guarded)
+    return open_root(Root.resolve(url, storage_options), client=client, guarded=guarded)
 
 
 def open_root(root: Root, *, client: Client = "auto", guarded: bool = False) -> ObjectStore:
@@ -131,7 +131,7 @@ def _open_native(root: Root, client: Client, *, guarded: bool) -> ObjectStore | 
         return ObstoreStore(root)
     from streamer.store.curl.store import CurlStore, GuardedStore
 
-    if guarded and (place := guard.chosen_place(root)) is not None:
+    if guarded and (place := guard.find_client_place(root)) is not None:
         return GuardedStore(root, place)
     return CurlStore(root)
 

@@ -28,19 +28,19 @@ class StoreStatistics:
     received_bytes: int
 
 
-class Counters(msgspec.Struct):
+class StoreCounters(msgspec.Struct):
     """Mutable counterpart of StoreStatistics; one owner, one loop."""
 
     requests: int = 0
     lists: int = 0
     received_bytes: int = 0
 
-    def received(self, piece: bytes | memoryview) -> int:
+    def count_received(self, piece: bytes | memoryview) -> int:
         """Counts a piece; returns its length."""
         self.received_bytes += len(piece)
         return len(piece)
 
-    def frozen(self) -> StoreStatistics:
+    def freeze(self) -> StoreStatistics:
         """The counts now."""
         return StoreStatistics(self.requests, self.lists, self.received_bytes)
 
@@ -159,7 +159,7 @@ class Upload(msgspec.Struct, frozen=True):
 class PartsKeeper(Protocol):
     """A store that keeps the parts of unfinished uploads until they are removed."""
 
-    async def unfinished(self, prefix: str) -> Sequence[Upload]:
+    async def list_unfinished(self, prefix: str) -> Sequence[Upload]:
         """Returns the uploads to urls with this prefix.
 
         Raises:

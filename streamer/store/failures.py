@@ -77,7 +77,7 @@ def sentence(text: str) -> str:
     return line if len(line) <= _MOST_OF_SENTENCE else line[: _MOST_OF_SENTENCE - 3] + "..."
 
 
-def asked_seconds(retry_after: str | None) -> float | None:
+def parse_retry_after(retry_after: str | None) -> float | None:
     """Retry-After in seconds. Its date form is ignored, because object stores do not use it."""
     try:
         seconds = float(retry_after) if retry_after else math.nan
@@ -171,7 +171,7 @@ def unreachable(url: str, reason: str) -> StoreError:
     )
 
 
-def redirected(url: str, status: int, host: str) -> StoreError:
+def make_redirect_error(url: str, status: int, host: str) -> StoreError:
     """The error for an S3 endpoint that redirects to a host that no option names."""
     return StoreError(
         f"{shown(url)}: the store redirects to {host}; if that is a server of the same cluster of caches, allow it: "
@@ -183,7 +183,7 @@ def redirected(url: str, status: int, host: str) -> StoreError:
     )
 
 
-def encoded(url: str, encoding: str) -> StoreError:
+def make_encoding_error(url: str, encoding: str) -> StoreError:
     """The error for an object that its store sends compressed or unpacked, as each request asks (Content-Encoding)."""
     return StoreError(
         f"{shown(url)}: the store sends it with Content-Encoding: {encoding}, so that neither its length nor its "
@@ -194,7 +194,7 @@ def encoded(url: str, encoding: str) -> StoreError:
     )
 
 
-def without_ranges(url: str) -> StoreError:
+def make_ranges_error(url: str) -> StoreError:
     """The error for a server that sends whole objects only."""
     return StoreError(f"{shown(url)}: the server serves no ranges, which streamer reads", url=shown(url), status=405)
 
@@ -280,17 +280,17 @@ def after_fork(root: str, opener: int) -> StoreError:
 
 
 @contextmanager
-def translating(mapper: Mapper, url: str, target: ObjectRecord | None = None) -> Iterator[None]:
+def translate_errors(mapper: Mapper, url: str, target: ObjectRecord | None = None) -> Iterator[None]:
     """Maps every foreign error of the block to one of streamer by the store's `mapper`."""
     try:
         yield
     except StreamerError:
         raise
     except Exception as error:  # noqa: BLE001 - the edge: whatever a library raises becomes ours
-        raise mapper(url, error, target) from redacted(error)
+        raise mapper(url, error, target) from redact(error)
 
 
-def redacted(error: BaseException) -> BaseException:
+def redact(error: BaseException) -> BaseException:
     """Returns the foreign error as a cause; a copy without secrets if its text may contain one."""
     text = str(error)
     clean = _SECRET.sub(r"\1***", text)

@@ -16,13 +16,13 @@ from streamer.store.addresses.urls import shown
 _STATUS_OF_ERRNO = {errno.ENOENT: 404, errno.EACCES: 403, errno.EPERM: 403, errno.EBUSY: 503}
 
 
-def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerError:
+def map_error(url: str, error: Exception, target: ObjectRecord | None) -> StreamerError:
     """Returns our error for a foreign one: by the HTTP answer in its chain, otherwise by type and errno."""
     from streamer.store.credentials import issuers  # local files need none of these
 
     if any(type(step).__name__ in _NO_CREDENTIALS for step in _chain(error)):
         return failures.no_credentials(url)
-    if (refusal := issuers.in_chain(shown(url), list(_chain(error)))) is not None:
+    if (refusal := issuers.find_issuer_error(shown(url), list(_chain(error)))) is not None:
         return refusal
     if isinstance(error, _FINAL) and not isinstance(error, _UNREADABLE):
         text = failures.sentence(str(error))
@@ -33,7 +33,7 @@ def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerE
         )
     answer = _answer(error)
     if answer.status == 412 and target is not None:
-        return versions.changed(target, None)
+        return versions.make_change_error(target, None)
     if answer.status is not None:
         return failures.error_of(url, answer)
     if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
@@ -65,19 +65,21 @@ def _http_answer(error: BaseException) -> failures.Answer | None:
         metadata = response["ResponseMetadata"]
         headers = metadata.get("HTTPHeaders", {})
         refusal = response.get("Error", {})
-        after = failures.asked_seconds(headers.get("retry-after"))
+        after = failures.parse_retry_after(headers.get("retry-after"))
         return failures.Answer(
             metadata.get("HTTPStatusCode"), str(refusal.get("Code", "")), after, str(refusal.get("Message", ""))
         )
     if isinstance(status := getattr(response, "status_code", None), int) and status >= 300:  # requests, httpx
-        return failures.Answer(status, "", failures.asked_seconds(getattr(response, "headers", {}).get("Retry-After")))
+        return failures.Answer(
+            status, "", failures.parse_retry_after(getattr(response, "headers", {}).get("Retry-After"))
+        )
     for name in ("status", "status_code", "code"):  # aiohttp, azure, gcsfs
         # aiohttp calls a truncated body "code 400" of its own making: `code` is a status only of gcsfs.
         is_status = name != "code" or type(error).__module__.startswith("gcsfs")
         status = getattr(error, name, None) if is_status else None
         if isinstance(status, int) and 300 <= status < 600:
             headers = getattr(error, "headers", None) or {}
-            return failures.Answer(status, "", failures.asked_seconds(headers.get("Retry-After")))
+            return failures.Answer(status, "", failures.parse_retry_after(headers.get("Retry-After")))
     return None
 
 

@@ -21,10 +21,10 @@ from streamer.errors import AccessDeniedError, ConfigError, ObjectNotFoundError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
 from streamer.store.addresses import patterns, urls
-from streamer.store.base import PIECE_BYTES, Counters, StoreStatistics, Take
-from streamer.store.credentials.web_login import basic_sign
-from streamer.store.failures import translating
-from streamer.store.fsspec_errors import mapped
+from streamer.store.base import PIECE_BYTES, StoreCounters, StoreStatistics, Take
+from streamer.store.credentials.web_login import encode_login
+from streamer.store.failures import translate_errors
+from streamer.store.fsspec_errors import map_error
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -71,7 +71,7 @@ class FsspecStore:
         self._login = login
         self._files: FileCalls | None = None
         self._retired: list[FileCalls] = []
-        self._counters = Counters()
+        self._counters = StoreCounters()
         self._has_warned = False
 
     def __repr__(self) -> str:
@@ -88,63 +88,63 @@ class FsspecStore:
         fresh: bool = False,
     ) -> None:
         """See ObjectStore.get; the range arrives as one piece."""
-        files = self._connected()
+        files = self._connect()
         self._counters.requests += 1
-        with translating(mapped, target.url, target):
+        with translate_errors(map_error, target.url, target):
             content = await files.read(target, start, stop)
         piece = memoryview(content)
-        self._counters.received(piece)
+        self._counters.count_received(piece)
         take(piece[: stop - start])
         if piece.nbytes != stop - start:
             raise failures.short_read(target.url, start, stop, piece.nbytes)
 
     async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
         """See ObjectStore.list."""
-        pattern = await patterns.parse(url)
+        pattern = await patterns.parse_pattern(url)
         self._counters.lists += 1
         try:
-            with translating(mapped, url):
-                found = await self._connected().find(url if pattern.single else pattern.folder)
+            with translate_errors(map_error, url):
+                found = await self._connect().find(url if pattern.single else pattern.folder)
         except AccessDeniedError as refusal:
             if not pattern.may_be_asked_for_each(refusal):
                 raise
-            found = await self._named(sorted(pattern.named))
+            found = await self._describe_each(sorted(pattern.named))
         records = [self._record(name, entry) for name, entry in sorted(found.items())]
         if not records and pattern.single:
             raise ObjectNotFoundError(
                 f"{urls.shown(url)}: nothing there; check the bucket and the prefix", url=urls.shown(url)
             )
-        kept = await pattern.kept(records)
+        kept = await pattern.filter_records(records)
         if pattern.named:
             await asyncio.to_thread(pattern.require, [record.url for record in kept])
         for first in range(0, len(kept), PAGE_OBJECTS):
             yield kept[first : first + PAGE_OBJECTS]
 
-    async def _named(self, every: Sequence[str]) -> dict[str, dict[str, object]]:
+    async def _describe_each(self, every: Sequence[str]) -> dict[str, dict[str, object]]:
         """What braces name, asked for one by one where the folder may be read but not listed."""
 
         async def describe(url: str) -> dict[str, object]:
-            with translating(mapped, url):
-                return await self._connected().describe(url)
+            with translate_errors(map_error, url):
+                return await self._connect().describe(url)
 
         return dict(zip(every, await map_concurrently(describe, every, HEADS_AT_ONCE), strict=True))
 
     async def put(self, url: str, content: bytes) -> None:
         """See ObjectStore.put."""
         self._counters.requests += 1
-        with translating(mapped, url):
-            await self._connected().pipe(url, content)
+        with translate_errors(map_error, url):
+            await self._connect().pipe(url, content)
 
     async def put_file(self, url: str, path: Path) -> ObjectRecord:
         """See ObjectStore.put_file; written under another name first if fsspec writes files step by step."""
         self._counters.requests += 1
-        with translating(mapped, url):
-            await self._connected().put(url, path)
-            return self._record(url, await self._connected().describe(url))
+        with translate_errors(map_error, url):
+            await self._connect().put(url, path)
+            return self._record(url, await self._connect().describe(url))
 
     def statistics(self) -> StoreStatistics:
         """See ObjectStore.statistics."""
-        return self._counters.frozen()
+        return self._counters.freeze()
 
     async def prepare(self) -> None:
         """Does nothing: fsspec's imports may take a second of the loop."""
@@ -161,7 +161,7 @@ class FsspecStore:
         while self._retired:
             await self._retired.pop().aclose()
 
-    def _connected(self) -> FileCalls:
+    def _connect(self) -> FileCalls:
         if self._files is None:
             filesystem = _filesystem(self._protocol, self._options, self._root, self._login)
             is_of_host = "host" in type(filesystem)._get_kwargs_from_urls(self._root)
@@ -171,11 +171,11 @@ class FsspecStore:
     def _record(self, name: str, entry: Mapping[str, object]) -> ObjectRecord:
         url = name
         if "://" not in name:  # names of sftp, ftp, smb and webhdfs are paths on the host in the url
-            base = self._root if self._connected().is_of_host else f"{self._protocol}:/"
+            base = self._root if self._connect().is_of_host else f"{self._protocol}:/"
             url = f"{base}/{name.lstrip('/')}"
         size = entry.get("size")
-        record = ObjectRecord(url, size if isinstance(size, int) else 0, versions.of_listing(entry))
-        if record == versions.by_size(record) and not self._has_warned:
+        record = ObjectRecord(url, size if isinstance(size, int) else 0, versions.read_version(entry))
+        if record == versions.pin_by_size(record) and not self._has_warned:
             self._has_warned = True
             _log.warning(
                 "%s tells neither version nor time of files (%s, for instance): a change of equal size is not seen",
@@ -209,7 +209,7 @@ def _filesystem(protocol: str, options: Mapping[str, object], root: str, login: 
         }
         options = {name: value for name, value in options.items() if name != "config_kwargs"}
     if protocol in urls.HTTP_SCHEMES:
-        options = _with_own_headers(_signed_in(options, login) if login else options)
+        options = _withhold_headers(_add_login(options, login) if login else options)
     elif login:
         root = root.replace("://", f"://{login}@", 1)
     if protocol != "memory":  # its files belong to the class; its instances hold nothing
@@ -223,15 +223,15 @@ def _filesystem(protocol: str, options: Mapping[str, object], root: str, login: 
         ) from error
 
 
-def _signed_in(options: Mapping[str, object], login: str) -> Mapping[str, object]:
+def _add_login(options: Mapping[str, object], login: str) -> Mapping[str, object]:
     """Returns the options with the header that logs in to a web server, unless they log in themselves."""
     headers = cast("Mapping[str, str]", options.get("headers") or {})
     if "auth" in options or any(name.lower() == "authorization" for name in headers):
         return options
-    return {**options, "headers": {**headers, "Authorization": basic_sign(login)}}
+    return {**options, "headers": {**headers, "Authorization": encode_login(login)}}
 
 
-def _with_own_headers(options: Mapping[str, object]) -> Mapping[str, object]:
+def _withhold_headers(options: Mapping[str, object]) -> Mapping[str, object]:
     """Returns options of fsspec's HTTP client with which no header of the user goes along to another origin.
 
     aiohttp itself withholds only Authorization. It gives the headers of the next request to the tracers of a redirect.
@@ -300,8 +300,8 @@ class FileCalls:
         content = await self._call("cat_file", target.url, start=start, end=stop)
         entry = await self.describe(target.url)
         if entry.get("size") != target.size:
-            raise versions.changed(target, f"{versions.of_listing(entry)} ({entry.get('size')} bytes)")
-        versions.require(target, versions.of_listing(entry))
+            raise versions.make_change_error(target, f"{versions.read_version(entry)} ({entry.get('size')} bytes)")
+        versions.require(target, versions.read_version(entry))
         return bytes(content)
 
     async def _read_s3(self, target: ObjectRecord, start: int, stop: int) -> bytes:
@@ -312,7 +312,7 @@ class FileCalls:
             "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **pin
         )
         async with answer["Body"] as body:
-            versions.require(target, versions.of_listing(answer))
+            versions.require(target, versions.read_version(answer))
             return bytes(await body.read())
 
     async def describe(self, url: str) -> dict[str, object]:

@@ -78,7 +78,7 @@ def check(root: Root, *, is_curl: bool) -> None:
         raise refusal(root.url, "the token in storage_options is a file")
     if root.chosen.ca_file:
         raise refusal(root.url, "verify in storage_options is a file")
-    place = chosen_place(root)
+    place = find_client_place(root)
     if place is None:
         return
     if not is_plain(place) or is_own(host_of(place)):
@@ -87,7 +87,7 @@ def check(root: Root, *, is_curl: bool) -> None:
         raise refusal(root.url, "libcurl does not read it, and its address is the client's choice")
 
 
-def chosen_place(root: Root) -> str | None:
+def find_client_place(root: Root) -> str | None:
     """Returns the place to which a client's url and options lead; None if the environment or the cloud decides."""
     if root.is_web:
         return root.url

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from streamer.manifest.model import ObjectRecord
 from streamer.store import versions
 from streamer.store.base import PIECE_BYTES, ObjectStore, StoreStatistics, Take
-from streamer.store.failures import translating
-from streamer.store.fsspec_errors import mapped
+from streamer.store.failures import translate_errors
+from streamer.store.fsspec_errors import map_error
 from streamer.store.fsspec_store import FsspecStore
 
 # The Hub's storage without commits.
@@ -58,19 +58,19 @@ class HubStore(FsspecStore):
         address = self._address(target)
         if address is None or self._web is None:
             async with self._finding:
-                with translating(mapped, target.url, target):
+                with translate_errors(map_error, target.url, target):
                     await asyncio.to_thread(self._find, target.url)
             address = self._address(target)
         assert address is not None, "found"
         assert self._web is not None, "found"
-        pinned = versions.by_size(ObjectRecord(address, target.size, ""))
+        pinned = versions.pin_by_size(ObjectRecord(address, target.size, ""))
         await self._web.get(pinned, start, stop, take, piece_bytes=piece_bytes, fresh=fresh)
 
     async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
         """See ObjectStore.list; never from HfFileSystem's own cache, and all pages as of one commit."""
-        self._connected().filesystem.invalidate_cache()
-        with translating(mapped, url):
-            repository, pinned = await asyncio.to_thread(self._as_of_now, url)
+        self._connect().filesystem.invalidate_cache()
+        with translate_errors(map_error, url):
+            repository, pinned = await asyncio.to_thread(self._resolve_commit, url)
         async for page in super().list(pinned + url.removeprefix(repository)):
             yield [replace(record, url=repository + record.url.removeprefix(pinned)) for record in page]
 
@@ -105,11 +105,11 @@ class HubStore(FsspecStore):
                 return f"{web}/resolve/{commit}/{quote(target.url.removeprefix(repository))}"
         return None
 
-    def _as_of_now(self, url: str) -> tuple[str, str]:
+    def _resolve_commit(self, url: str) -> tuple[str, str]:
         """Returns the url of the repository, and the one of its branch's present commit; twice "" for a bucket."""
         from huggingface_hub import HfApi
 
-        files = self._connected().filesystem
+        files = self._connect().filesystem
         if self._root == _BUCKETS:
             return "", ""
         found = files.resolve_path(url)
@@ -122,7 +122,7 @@ class HubStore(FsspecStore):
         """Finds, with one request of the library, which part of the url is the repository, and where its token is."""
         from huggingface_hub import constants, get_token
 
-        files = self._connected().filesystem
+        files = self._connect().filesystem
         found = files.resolve_path(url)
         web = f"{files.endpoint}/{constants.REPO_TYPES_URL_PREFIXES.get(found.repo_type, '')}{found.repo_id}"
         given = self._options.get("token")

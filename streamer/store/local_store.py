@@ -17,9 +17,9 @@ from streamer.manifest.beside import is_hidden, is_hidden_folder
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.store import failures, versions
 from streamer.store.addresses import patterns, urls
-from streamer.store.base import PIECE_BYTES, Counters, StoreStatistics, Take
-from streamer.store.failures import translating
-from streamer.store.fsspec_errors import mapped
+from streamer.store.base import PIECE_BYTES, StoreCounters, StoreStatistics, Take
+from streamer.store.failures import translate_errors
+from streamer.store.fsspec_errors import map_error
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class LocalStore:
     """The local file system. Reads and listings run in the loop's default threads."""
 
     def __init__(self) -> None:
-        self._counters = Counters()
+        self._counters = StoreCounters()
 
     def __repr__(self) -> str:
         return f"LocalStore({self._counters})"
@@ -51,10 +51,10 @@ class LocalStore:
     ) -> None:
         """See ObjectStore.get; the range arrives as one piece."""
         self._counters.requests += 1
-        with translating(mapped, target.url):
+        with translate_errors(map_error, target.url):
             piece = memoryview(bytearray(stop - start))
             piece = piece[: await asyncio.to_thread(_read_into, target, start, piece)]
-        self._counters.received(piece)
+        self._counters.count_received(piece)
         take(piece)
         if piece.nbytes != stop - start:
             raise failures.short_read(target.url, start, stop, piece.nbytes)
@@ -62,8 +62,8 @@ class LocalStore:
     async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
         """See ObjectStore.list."""
         self._counters.lists += 1
-        pattern = await patterns.parse(urls.split(url).key)
-        with translating(mapped, url):
+        pattern = await patterns.parse_pattern(urls.split(url).key)
+        with translate_errors(map_error, url):
             found = await asyncio.to_thread(_walk, urls.split(url).key, pattern)
         for first in range(0, len(found), PAGE_OBJECTS):
             yield found[first : first + PAGE_OBJECTS]
@@ -71,20 +71,20 @@ class LocalStore:
     async def put(self, url: str, content: bytes) -> None:
         """See ObjectStore.put; the file appears by rename."""
         self._counters.requests += 1
-        with translating(mapped, url):
+        with translate_errors(map_error, url):
             await asyncio.to_thread(_write, urls.split(url).key, content)
 
     async def put_file(self, url: str, path: Path) -> ObjectRecord:
         """See ObjectStore.put_file; the file is moved if both are on one file system."""
         self._counters.requests += 1
-        with translating(mapped, url):
+        with translate_errors(map_error, url):
             target = urls.split(url).key
             await asyncio.to_thread(_move, path, target)
             return _record(target)
 
     def statistics(self) -> StoreStatistics:
         """See ObjectStore.statistics."""
-        return self._counters.frozen()
+        return self._counters.freeze()
 
     async def prepare(self) -> None:
         """Does nothing: nothing is needed."""
@@ -106,7 +106,7 @@ def read_files(extents: Sequence[Extent], views: Sequence[memoryview]) -> None:
     """
     for extent, view in zip(extents, views, strict=True):
         url = extent.object.url
-        with translating(mapped, url):
+        with translate_errors(map_error, url):
             filled = _read_into(extent.object, extent.start, view)
         if filled != extent.length:
             raise failures.short_read(url, extent.start, extent.stop, filled)

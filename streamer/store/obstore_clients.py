@@ -135,7 +135,7 @@ def _make_s3(root: Root, ring: AnyRing | None, timeout: timedelta, retries: Retr
 
     place = root.find_place(None if ring is None else ring.issued.region)
     provider: S3CredentialProvider | None = None
-    keys = boto_keys.of_options(root.settings.config)
+    keys = boto_keys.find_in_options(root.settings.config)
     if keys is not None and keys.secret:
         # By a provider: to options alone obstore would add the environment's session token.
         provider = partial(_give_credential, Issued(keys))
@@ -233,11 +233,11 @@ _STATUS_OF_TYPE = {
 }
 
 
-def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerError:
+def map_error(url: str, error: Exception, target: ObjectRecord | None) -> StreamerError:
     """Returns our error for obstore's, by type first, then by the status in the first line of its text."""
     text = str(error).partition("\n\nDebug source")[0]
     if type(error).__name__ == "NotSupportedError":
-        return failures.without_ranges(url)
+        return failures.make_ranges_error(url)
     if type(error).__name__ in ("UnknownConfigurationKeyError", "InvalidPathError", "ValueError"):
         return ConfigError(f"{url}: obstore cannot take this url or option: {text}", field="url")
     answer = _answer(error, text)
@@ -246,13 +246,13 @@ def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerE
     if type(error).__name__ == "UnauthenticatedError" and answer.status is None:
         return failures.no_credentials(url)
     if answer.status == 412 and target is not None:
-        return versions.changed(target, None)
+        return versions.make_change_error(target, None)
     if answer.status is not None:
         return failures.error_of(url, answer)
     reason = next((reason for sign, reason in _REASONS.items() if sign in str(error)), "the request failed")
     if reason == failures.NO_LENGTH and url.startswith("gs://"):
         # Google unpacks what is stored with this header for each request that does not accept gzip.
-        return failures.encoded(url, "gzip")
+        return failures.make_encoding_error(url, "gzip")
     return failures.unreachable(url, reason)
 
 

@@ -28,9 +28,9 @@ from streamer.errors import (
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
 from streamer.store.addresses import patterns, urls
-from streamer.store.base import PIECE_BYTES, Counters, StoreStatistics, Take
-from streamer.store.failures import translating
-from streamer.store.obstore_clients import make_client, mapped
+from streamer.store.base import PIECE_BYTES, StoreCounters, StoreStatistics, Take
+from streamer.store.failures import translate_errors
+from streamer.store.obstore_clients import make_client, map_error
 from streamer.store.root import Root
 
 if TYPE_CHECKING:
@@ -63,13 +63,13 @@ class ObstoreStore:
     def __init__(self, root: Root) -> None:
         self._root = root
         # Credentials that must be looked for; without a ring the options have them, or obstore finds them by itself.
-        self._ring = root.make_ring()
+        self._ring = root.make_key_ring()
         self._is_located = False
         self._locating = asyncio.Lock()
         self._client: Client | None = None
         self._uploads: Client | None = None
         self._process = 0
-        self._counters = Counters()
+        self._counters = StoreCounters()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._root.label!r}, {self._counters})"
@@ -93,61 +93,61 @@ class ObstoreStore:
             result = await get_async(await self._ready(), self._root.key(target.url), options=options)
             _check(target, result.meta, result.range, (start, stop))
             if stop - start <= WHOLE_PIECES * piece_bytes:
-                received = self._counters.received(body := memoryview(await result.bytes_async()))
+                received = self._counters.count_received(body := memoryview(await result.bytes_async()))
                 take(body)
             else:
                 async for piece in result.stream(min_chunk_size=piece_bytes):
-                    received += self._counters.received(body := memoryview(piece))
+                    received += self._counters.count_received(body := memoryview(piece))
                     take(body)
         except ObjectChangedError as refusal:
-            raise await self._explained(target, refusal) from None
+            raise await self._explain_change(target, refusal) from None
         except StreamerError:
             raise
         except Exception as error:  # noqa: BLE001 - the edge: whatever obstore raises becomes ours
-            raise await self._failure(target, error) from failures.redacted(error)
+            raise await self._failure(target, error) from failures.redact(error)
         if received != stop - start:
             raise failures.short_read(target.url, start, stop, received)
 
-    def _mapped(self, url: str, error: Exception, target: ObjectRecord | None) -> StreamerError:
-        return self._root.explain(mapped(url, error, target))
+    def _map_error(self, url: str, error: Exception, target: ObjectRecord | None) -> StreamerError:
+        return self._root.explain(map_error(url, error, target))
 
     async def _failure(self, target: ObjectRecord, error: Exception) -> StreamerError:
         """Returns our error for obstore's; a refused version costs one HEAD, to name the version that the store has."""
-        failure = self._mapped(target.url, error, target)
-        return await self._explained(target, failure) if isinstance(failure, ObjectChangedError) else failure
+        failure = self._map_error(target.url, error, target)
+        return await self._explain_change(target, failure) if isinstance(failure, ObjectChangedError) else failure
 
-    async def _explained(self, target: ObjectRecord, refusal: ObjectChangedError) -> StoreError:
+    async def _explain_change(self, target: ObjectRecord, refusal: ObjectChangedError) -> StoreError:
         """Returns the error for 412, which Azurite answers for a missing object, too (3.35); the others answer 404."""
         try:
-            record = await self._required(target.url)
+            record = await self._require(target.url)
         except ObjectNotFoundError as gone:
             return gone
         except StoreError:
             return refusal
-        if record.version == target.version or await self._lists(target):
-            return versions.disagreeing(target, refusal.details.get("actual"))
+        if record.version == target.version or await self._is_listed(target):
+            return versions.make_disagreement(target, refusal.details.get("actual"))
         if refusal.details.get("actual"):
             return refusal
-        return versions.changed(target, f"{record.version} ({record.size} bytes)")
+        return versions.make_change_error(target, f"{record.version} ({record.size} bytes)")
 
-    async def _lists(self, target: ObjectRecord) -> bool:
+    async def _is_listed(self, target: ObjectRecord) -> bool:
         """Whether a listing still has the manifest's version, although heads and reads have another one."""
         return False
 
     async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
         """See ObjectStore.list; a plain web server cannot list, so it is asked for each url."""
-        async for page in self._listed(url):
-            yield self._pinned(page)
+        async for page in self._list_unpinned(url):
+            yield self._pin(page)
 
-    def _pinned(self, page: Sequence[ObjectRecord]) -> Sequence[ObjectRecord]:
-        return [versions.by_size(record) for record in page] if self._root.settings.sizes_only else page
+    def _pin(self, page: Sequence[ObjectRecord]) -> Sequence[ObjectRecord]:
+        return [versions.pin_by_size(record) for record in page] if self._root.settings.sizes_only else page
 
-    async def _listed(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
+    async def _list_unpinned(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
         if self._root.is_web:
-            for name in await asyncio.to_thread(patterns.expand, patterns.without_globs(url)):
-                yield [await self._on_the_web(name)]
+            for name in await asyncio.to_thread(patterns.expand, patterns.require_file_url(url)):
+                yield [await self._head_web_object(name)]
             return
-        pattern = await patterns.parse(url)
+        pattern = await patterns.parse_pattern(url)
         may_be_object = pattern.single and self._root.key(url) and not url.endswith("/")
         if may_be_object and (record := await self._head(url)) is not None:
             yield [record]
@@ -157,14 +157,14 @@ class ObstoreStore:
         try:
             async for page in self._pages(pattern.folder):
                 found = True
-                if kept := await pattern.kept(page):
+                if kept := await pattern.filter_records(page):
                     if pattern.named:
                         matched.update(record.url for record in kept)
                     yield kept
         except AccessDeniedError as refusal:
             if found or not pattern.may_be_asked_for_each(refusal):
                 raise
-            async for page in self._named(sorted(pattern.named)):
+            async for page in self._head_each(sorted(pattern.named)):
                 yield page
             return
         if pattern.named:
@@ -172,7 +172,7 @@ class ObstoreStore:
         if may_be_object and not found:
             raise failures.error_of(url, failures.Answer(404))
 
-    async def _named(self, every: Sequence[str]) -> AsyncGenerator[Page, None]:
+    async def _head_each(self, every: Sequence[str]) -> AsyncGenerator[Page, None]:
         """The objects that braces name, asked for one by one where the bucket may be read but not listed."""
         _log.info(
             "%s may not be listed: %d objects that the braces name are asked for one by one",
@@ -182,7 +182,7 @@ class ObstoreStore:
 
         async def require(url: str) -> ObjectRecord:
             try:
-                return await self._required(url)
+                return await self._require(url)
             except AccessDeniedError as error:
                 text = "where it may not be listed, a store answers so for a missing object, too"
                 raise type(error)(f"{error.message}; {text}", **error.details) from error
@@ -194,35 +194,35 @@ class ObstoreStore:
         """See OrderedLister.list_after; not for a web server."""
         async for page in self._pages(folder, self._root.key(after)):
             if kept := [record for record in page if not record.url.endswith("/")]:
-                yield self._pinned(kept)
+                yield self._pin(kept)
 
-    async def _on_the_web(self, url: str) -> ObjectRecord:
+    async def _head_web_object(self, url: str) -> ObjectRecord:
         """The record of a web server's object; a prefix, of which it has none, is answered 403 or 404."""
         try:
-            return await self._described(url)
+            return await self._describe(url)
         except (AccessDeniedError, ObjectNotFoundError) as error:
-            if (bucket := urls.of_web_address(urls.shown(url))) is None:
+            if (bucket := urls.find_bucket_url(urls.shown(url))) is None:
                 raise
             raise type(error)(f"{error.message}; a prefix of this bucket is {bucket}", **error.details) from error
 
-    async def _described(self, url: str) -> ObjectRecord:
+    async def _describe(self, url: str) -> ObjectRecord:
         """The record of an object, by a read of one byte if HEAD is refused or answered without a length."""
         try:
-            return await self._required(url)
+            return await self._require(url)
         except StoreError as error:
             if error.details.get("status") not in (405, 501) and failures.NO_LENGTH not in error.message:
                 raise
-        return await self._described_by_byte(url)
+        return await self._describe_by_byte(url)
 
-    async def _described_by_byte(self, url: str) -> ObjectRecord:
+    async def _describe_by_byte(self, url: str) -> ObjectRecord:
         self._counters.requests += 1
-        with translating(self._mapped, url):
+        with translate_errors(self._map_error, url):
             options: GetOptions = {"range": (0, 1)}
-            result = await in_time(get_async(await self._ready(), self._root.key(url), options=options), url)
-            await in_time(result.bytes_async(), url)
+            result = await await_answer(get_async(await self._ready(), self._root.key(url), options=options), url)
+            await await_answer(result.bytes_async(), url)
             return ObjectRecord(url, result.meta["size"], _version(result.meta))
 
-    async def _required(self, url: str) -> ObjectRecord:
+    async def _require(self, url: str) -> ObjectRecord:
         record = await self._head(url)
         if record is None:
             raise failures.error_of(url, failures.Answer(404))
@@ -230,16 +230,16 @@ class ObstoreStore:
 
     async def _pages(self, folder: str, after: str | None = None) -> AsyncGenerator[Page, None]:
         self._counters.lists += 1
-        with translating(self._mapped, folder):
+        with translate_errors(self._map_error, folder):
             prefix = self._root.key(folder) or None
             pages = aiter(list_pages(await self._ready(), prefix, offset=after, chunk_size=PAGE_OBJECTS))
-            while (page := await in_time(anext(pages, None), folder)) is not None:
+            while (page := await await_answer(anext(pages, None), folder)) is not None:
                 records = [
                     ObjectRecord(f"{self._root.url}/{meta['path']}", meta["size"], _version(meta)) for meta in page
                 ]
-                yield await self._without_markers(folder, records)
+                yield await self._drop_markers(folder, records)
 
-    async def _without_markers(self, folder: str, page: Page) -> Page:
+    async def _drop_markers(self, folder: str, page: Page) -> Page:
         """Drops folder markers: empty objects whose key ends in "/", which consoles create for "Create folder".
 
         obstore cuts the slash, so that a marker looks like an empty object. One with objects below it, or above the
@@ -254,8 +254,8 @@ class ObstoreStore:
     async def _head(self, url: str) -> ObjectRecord | None:
         self._counters.requests += 1
         try:
-            with translating(self._mapped, url):
-                meta = await in_time(head_async(await self._ready(), self._root.key(url)), url)
+            with translate_errors(self._map_error, url):
+                meta = await await_answer(head_async(await self._ready(), self._root.key(url)), url)
                 return ObjectRecord(url, meta["size"], _version(meta))
         except ObjectNotFoundError:
             return None
@@ -263,22 +263,22 @@ class ObstoreStore:
     async def put(self, url: str, content: bytes) -> None:
         """See ObjectStore.put."""
         self._counters.requests += 1
-        with translating(self._mapped, url):
+        with translate_errors(self._map_error, url):
             putting = put_async(await self._ready(), self._root.key(url), content, use_multipart=False)
-            await in_time(putting, url)
+            await await_answer(putting, url)
 
     async def put_file(self, url: str, path: Path) -> ObjectRecord:
         """See ObjectStore.put_file; a large file is sent in parts, several at once, and obstore repeats failed ones."""
         self._counters.requests += 1
-        with translating(self._mapped, url):
+        with translate_errors(self._map_error, url):
             key = self._root.key(url)
             part_bytes = _part_bytes(path)
             await put_async(await self._uploader(), key, path, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE)
-        return self._pinned([await self._required(url)])[0]
+        return self._pin([await self._require(url)])[0]
 
     def statistics(self) -> StoreStatistics:
         """See ObjectStore.statistics."""
-        return self._counters.frozen()
+        return self._counters.freeze()
 
     async def prepare(self) -> None:
         """See ObjectStore.prepare."""
@@ -309,15 +309,15 @@ class ObstoreStore:
                 if not self._is_located:
                     await self._locate()
                     self._is_located = True
-        return self._connected()
+        return self._connect()
 
     async def _locate(self) -> None:
         """Finds the bucket's region before the first request: obstore follows no answer of another region's host."""
         known = None if self._ring is None else self._ring.issued.region
         if await asyncio.to_thread(self._root.may_move, known):
-            self._moves(await asyncio.to_thread(self._root.ask_region, known), self._root.find_place(known).region)
+            self._move_to(await asyncio.to_thread(self._root.ask_region, known), self._root.find_place(known).region)
 
-    def _moves(self, region: str, here: str) -> bool:
+    def _move_to(self, region: str, here: str) -> bool:
         """Goes to the region that the store names, with one line in the log; returns whether it is another one."""
         if not region or region == here or not self._root.move(region):
             return False
@@ -331,7 +331,7 @@ class ObstoreStore:
         self._client = self._uploads = None
         return True
 
-    def _connected(self) -> Client:
+    def _connect(self) -> Client:
         if self._client is None:
             self._client = make_client(self._root, self._ring)
             self._process = os.getpid()
@@ -345,7 +345,7 @@ def _is_folder(folder: str, record: ObjectRecord, after: ObjectRecord | None) ->
     return record.url + "/" == folder or (after is not None and after.url.startswith(record.url + "/"))
 
 
-async def in_time(answer: Awaitable[T], url: str) -> T:
+async def await_answer(answer: Awaitable[T], url: str) -> T:
     """Awaits a small answer with its own timeout: the client's, of an hour, is for bodies.
 
     Raises:
@@ -375,13 +375,13 @@ def _options(target: ObjectRecord, start: int, stop: int) -> GetOptions:
 
 
 def _version(meta: ObjectMeta) -> str:
-    return versions.of_answer(meta["e_tag"], meta["version"], meta["size"], meta["last_modified"])
+    return versions.choose_version(meta["e_tag"], meta["version"], meta["size"], meta["last_modified"])
 
 
 def _check(target: ObjectRecord, meta: ObjectMeta, got: tuple[int, int], asked: tuple[int, int]) -> None:
     """Checks that the answer has the pinned version and begins where asked, whatever the server made of the headers."""
     if meta["size"] != target.size:
-        raise versions.changed(target, f"{_version(meta)} ({meta['size']} bytes)")
+        raise versions.make_change_error(target, f"{_version(meta)} ({meta['size']} bytes)")
     if not target.version.startswith(versions.VERSION):
         versions.require(target, _version(meta))
     if cast("tuple[int, int]", tuple(got)) != asked:

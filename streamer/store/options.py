@@ -92,7 +92,7 @@ def translate(address: Address, options: Options) -> Translation:
     kind = str(address.family)
     outcome.apply(_TABLES[kind], options)
     if kind == "az":
-        _azure_host(outcome, address.root.partition("@")[2])
+        _set_azure_host(outcome, address.root.partition("@")[2])
     elif kind == "s3" and address.root.endswith(_EXPRESS):
         outcome.unknown.append("S3 Express One Zone")
     return outcome
@@ -129,19 +129,19 @@ def _unless(*values: object) -> Setter:
     return put
 
 
-def _pin(outcome: Translation, name: str, value: object) -> None:
+def _set_pin(outcome: Translation, name: str, value: object) -> None:
     outcome.sizes_only = value == "size"
 
 
-def _redirects(outcome: Translation, name: str, value: object) -> None:
+def _set_redirects(outcome: Translation, name: str, value: object) -> None:
     outcome.redirects = tuple(str(host) for host in value) if isinstance(value, (list, tuple)) else ()
 
 
-def _profile(outcome: Translation, name: str, value: object) -> None:
+def _set_profile(outcome: Translation, name: str, value: object) -> None:
     outcome.profile = str(value)
 
 
-def _verify(outcome: Translation, name: str, value: object) -> None:
+def _set_verify(outcome: Translation, name: str, value: object) -> None:
     """Translates boto's `verify`: a CA file, or True; False has no counterpart and is left to fsspec."""
     if isinstance(value, str):
         outcome.ca_file = value
@@ -149,24 +149,24 @@ def _verify(outcome: Translation, name: str, value: object) -> None:
         outcome.unknown.append("verify")
 
 
-def _addressing(outcome: Translation, name: str, value: object) -> None:
+def _set_addressing(outcome: Translation, name: str, value: object) -> None:
     if value in ("virtual", "path"):
         outcome.config["virtual_hosted_style_request"] = value == "virtual"
 
 
-def _of_place(outcome: Translation, name: str, value: object) -> None:
+def _set_place(outcome: Translation, name: str, value: object) -> None:
     outcome.boto[name] = value
 
 
-def _of_s3_place(outcome: Translation, name: str, value: object) -> None:
+def _set_s3_place(outcome: Translation, name: str, value: object) -> None:
     outcome.boto["s3"] = {**cast("Options", outcome.boto.get("s3", {})), name: value}
 
 
-def _connect_timeout(outcome: Translation, name: str, value: object) -> None:
+def _set_connect_timeout(outcome: Translation, name: str, value: object) -> None:
     outcome.client["connect_timeout"] = f"{value}s"
 
 
-def _google_token(outcome: Translation, name: str, value: object) -> None:
+def _set_google_token(outcome: Translation, name: str, value: object) -> None:
     if value == "anon":
         outcome.config["skip_signature"] = True
     elif isinstance(value, Mapping) and value.get("type") == "service_account":
@@ -187,14 +187,14 @@ def _google_token(outcome: Translation, name: str, value: object) -> None:
         outcome.unknown.append("token")
 
 
-def _google_payer(outcome: Translation, name: str, value: object) -> None:
+def _set_google_payer(outcome: Translation, name: str, value: object) -> None:
     if isinstance(value, str):
         outcome.client["default_headers"] = {"x-goog-user-project": value}
     elif value:
         outcome.unknown.append("requester_pays")
 
 
-def _azure_connection(outcome: Translation, name: str, value: object) -> None:
+def _set_azure_connection(outcome: Translation, name: str, value: object) -> None:
     parts = dict(part.split("=", 1) for part in str(value).split(";") if "=" in part)
     outcome.apply(_AZURE_CONNECTION, {key: parts[key] for key in _AZURE_CONNECTION if key in parts})
     suffix = parts.get("EndpointSuffix", _AZURE_SUFFIX)
@@ -203,7 +203,7 @@ def _azure_connection(outcome: Translation, name: str, value: object) -> None:
         outcome.endpoint("endpoint", f"{scheme}://{parts['AccountName']}.blob.{suffix}")
 
 
-def _azure_host(outcome: Translation, host: str) -> None:
+def _set_azure_host(outcome: Translation, host: str) -> None:
     """Uses the host in a url such as `account.dfs.core.usgovcloudapi.net`: other clouds, private zones, OneLake.
 
     Source: Microsoft, "Use the Azure Data Lake Storage URI", "OneLake access and APIs", "Compare Azure Government and
@@ -220,18 +220,18 @@ def _azure_host(outcome: Translation, host: str) -> None:
         outcome.endpoint("endpoint", f"https://{host.replace('.dfs.', '.blob.', 1)}")
 
 
-def _azure_credential(outcome: Translation, name: str, value: object) -> None:
+def _set_azure_credential(outcome: Translation, name: str, value: object) -> None:
     if not isinstance(value, str):
         outcome.unknown.append("credential")
     else:
         outcome.config["sas_key" if "sig=" in value else "account_key"] = value.removeprefix("?")
 
 
-def _sas(outcome: Translation, name: str, value: object) -> None:
+def _set_sas(outcome: Translation, name: str, value: object) -> None:
     outcome.config["sas_key"] = str(value).removeprefix("?")
 
 
-def _headers(outcome: Translation, name: str, value: object) -> None:
+def _set_headers(outcome: Translation, name: str, value: object) -> None:
     if isinstance(value, Mapping):
         outcome.client["default_headers"] = {str(key): str(text) for key, text in value.items()}
 
@@ -243,16 +243,16 @@ def _headers(outcome: Translation, name: str, value: object) -> None:
 Table: TypeAlias = Mapping[str, "str | Setter | Table | None"]
 
 
-def _ignored(*names: str) -> dict[str, Setter]:
+def _ignore(*names: str) -> dict[str, Setter]:
     return dict.fromkeys(names, _no_effect)
 
 
 _OF_EVERY_FAMILY: Table = {
-    "pin": _pin,
-    **_ignored(LOGINS, "default_block_size", "default_cache_type", "default_fill_cache", "use_listings_cache"),
-    **_ignored("listings_expiry_time", "max_paths", "max_concurrency", "cache_regions", "asynchronous", "loop"),
-    **_ignored("skip_instance_cache", "project", "access", "consistency", "block_size", "cache_timeout", "use_ssl"),
-    **_ignored("version_aware", "fixed_upload_size", "local_expiry_check", "encoded", "size_policy"),
+    "pin": _set_pin,
+    **_ignore(LOGINS, "default_block_size", "default_cache_type", "default_fill_cache", "use_listings_cache"),
+    **_ignore("listings_expiry_time", "max_paths", "max_concurrency", "cache_regions", "asynchronous", "loop"),
+    **_ignore("skip_instance_cache", "project", "access", "consistency", "block_size", "cache_timeout", "use_ssl"),
+    **_ignore("version_aware", "fixed_upload_size", "local_expiry_check", "encoded", "size_policy"),
 }
 _CLIENT_KWARGS: Table = {
     "endpoint_url": _endpoint("endpoint"),
@@ -260,26 +260,26 @@ _CLIENT_KWARGS: Table = {
     "aws_access_key_id": "access_key_id",
     "aws_secret_access_key": "secret_access_key",
     "aws_session_token": "token",
-    "verify": _verify,
-    **_ignored("use_ssl"),
+    "verify": _set_verify,
+    **_ignore("use_ssl"),
     **dict.fromkeys(("api_version", "config", "aws_account_id")),
 }
 # The arguments of botocore's Config. Those that are ignored do not change a GET signed with Signature Version 4.
 _CONFIG_KWARGS: Table = {
-    "connect_timeout": _connect_timeout,
+    "connect_timeout": _set_connect_timeout,
     "region_name": "region",
     "signature_version": _unless("s3v4", "v4"),
     "proxies": _unless({}, ""),
-    **dict.fromkeys(("use_fips_endpoint", "use_dualstack_endpoint", "ignore_configured_endpoint_urls"), _of_place),
+    **dict.fromkeys(("use_fips_endpoint", "use_dualstack_endpoint", "ignore_configured_endpoint_urls"), _set_place),
     "s3": {
-        "addressing_style": _addressing,
-        **dict.fromkeys(("use_accelerate_endpoint", "use_dualstack_endpoint", "use_arn_region"), _of_s3_place),
-        "us_east_1_regional_endpoint": _of_s3_place,
-        **_ignored("payload_signing_enabled"),
+        "addressing_style": _set_addressing,
+        **dict.fromkeys(("use_accelerate_endpoint", "use_dualstack_endpoint", "use_arn_region"), _set_s3_place),
+        "us_east_1_regional_endpoint": _set_s3_place,
+        **_ignore("payload_signing_enabled"),
     },
-    **_ignored("retries", "max_pool_connections", "read_timeout", "tcp_keepalive", "parameter_validation"),
-    **_ignored("request_checksum_calculation", "response_checksum_validation", "disable_request_compression"),
-    **_ignored("request_min_compression_size_bytes", "user_agent", "user_agent_extra", "user_agent_appid"),
+    **_ignore("retries", "max_pool_connections", "read_timeout", "tcp_keepalive", "parameter_validation"),
+    **_ignore("request_checksum_calculation", "response_checksum_validation", "disable_request_compression"),
+    **_ignore("request_min_compression_size_bytes", "user_agent", "user_agent_extra", "user_agent_appid"),
     **dict.fromkeys(("proxies_config", "client_cert", "inject_host_prefix", "endpoint_discovery_enabled")),
     **dict.fromkeys(("defaults_mode", "account_id_endpoint_mode", "sigv4a_signing_region_set", "connector_args")),
     "http_session_cls": None,
@@ -287,7 +287,7 @@ _CONFIG_KWARGS: Table = {
 _AZURE_CONNECTION: Table = {
     "AccountName": "account_name",
     "AccountKey": "account_key",
-    "SharedAccessSignature": _sas,
+    "SharedAccessSignature": _set_sas,
     "BlobEndpoint": _endpoint("endpoint"),
 }
 _TABLES: dict[str, Table] = {
@@ -298,35 +298,35 @@ _TABLES: dict[str, Table] = {
         "anon": _flag("skip_signature"),
         "endpoint_url": _endpoint("endpoint"),
         "requester_pays": _flag("request_payer"),
-        "redirects": _redirects,
-        "profile": _profile,
+        "redirects": _set_redirects,
+        "profile": _set_profile,
         "client_kwargs": _CLIENT_KWARGS,
         "config_kwargs": _CONFIG_KWARGS,
         **_OF_EVERY_FAMILY,
         **dict.fromkeys(("s3_additional_kwargs", "session")),
     },
     "gs": {
-        "token": _google_token,
+        "token": _set_google_token,
         "endpoint_url": _endpoint("base_url"),
-        "requester_pays": _google_payer,
+        "requester_pays": _set_google_payer,
         **_OF_EVERY_FAMILY,
         **dict.fromkeys(("check_connection", "default_location", "finalize_on_close", "secure_serialize", "timeout")),
         **dict.fromkeys(("max_mrd_pool_cache_queue_size", "mrd_pool_cache_size", "session_kwargs")),
     },
     "az": {
         **{name: name for name in ("account_name", "account_key", "tenant_id", "client_id", "client_secret")},
-        "sas_token": _sas,
+        "sas_token": _set_sas,
         "anon": _flag("skip_signature"),
-        "connection_string": _azure_connection,
-        "credential": _azure_credential,
+        "connection_string": _set_azure_connection,
+        "credential": _set_azure_credential,
         "account_host": lambda outcome, name, value: outcome.endpoint("endpoint", f"https://{value}"),
         **_OF_EVERY_FAMILY,
         **dict.fromkeys(("assume_container_exists", "blocksize", "connection_timeout", "location_mode", "timeout")),
         **dict.fromkeys(("read_timeout", "request_session", "socket_timeout")),
     },
     "http": {
-        "headers": _headers,
-        "client_kwargs": {"headers": _headers},
+        "headers": _set_headers,
+        "client_kwargs": {"headers": _set_headers},
         **_OF_EVERY_FAMILY,
         **dict.fromkeys(("allow_redirects", "auth", "cache_options", "cache_type", "cookies", "get_client", "params")),
         **dict.fromkeys(("proxy", "proxy_auth", "proxy_headers", "same_scheme", "simple_links", "ssl", "timeout")),
@@ -363,7 +363,7 @@ def check_options(root: str, kind: str, given: Options, variables: Mapping[str, 
         ConfigError: names the option and the nearest one that exists, the missing half, or an endpoint that is not a
             url.
     """
-    for name, known in _named(kind, given):
+    for name, known in _list_named(kind, given):
         if name not in known:
             what = f"storage_options has {name!r}, which {_CLIENTS[kind]} does not have; {_nearest(name, kind, known)}"
             raise _refusal(root, name, what)
@@ -380,7 +380,7 @@ def _refusal(root: str, option: str, what: str) -> ConfigError:
     return ConfigError(f"{root}: {what}", field="storage_options", option=option)
 
 
-def _named(kind: str, given: Options) -> Iterator[tuple[str, Collection[str]]]:
+def _list_named(kind: str, given: Options) -> Iterator[tuple[str, Collection[str]]]:
     """Yields each option and the names that are possible in its place; those in nested mappings with their prefix."""
     for name, value in given.items():
         yield name, _TABLES[kind]

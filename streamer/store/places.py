@@ -93,20 +93,20 @@ def find_place(
     try:
         from botocore.session import Session
     except ImportError:
-        return _without_boto(root, translation, region, variables)
+        return _compute_place(root, translation, region, variables)
     try:
         session = Session(profile=translation.profile)
         region = region or session.get_config_variable("region") or variables.get("AWS_REGION")
         if _is_plain(session, root, translation, region, variables):
-            place = _without_boto(root, translation, region, variables)
+            place = _compute_place(root, translation, region, variables)
             return msgspec.structs.replace(place, ca_file=session.get_config_variable("ca_bundle"))
-        return _by_boto(session, root, translation, region)
+        return _ask_boto(session, root, translation, region)
     except Exception as error:  # noqa: BLE001 - the edge: whatever boto raises becomes ours
         raise ConfigError(
             f"{shown(root)}: options and AWS configuration make no address of this bucket "
             f"({type(error).__name__}: {failures.sentence(str(error))})",
             field="storage_options",
-        ) from failures.redacted(error)
+        ) from failures.redact(error)
 
 
 def _is_plain(
@@ -130,7 +130,7 @@ def _region(known: str | None, variables: Mapping[str, str]) -> str:
     return known or variables.get("AWS_REGION") or variables.get("AWS_DEFAULT_REGION") or _DEFAULT_REGION
 
 
-def _without_boto(root: str, translation: Translation, region: str | None, variables: Mapping[str, str]) -> Place:
+def _compute_place(root: str, translation: Translation, region: str | None, variables: Mapping[str, str]) -> Place:
     wanted = [name for name in _HOST_VARIABLES if variables.get(name, "").lower() == "true"]
     bucket = root.partition("://")[2]
     ca_file = variables.get("AWS_CA_BUNDLE")
@@ -156,7 +156,7 @@ def _without_boto(root: str, translation: Translation, region: str | None, varia
     return Place(base, region, ca_file)
 
 
-def _by_boto(session: Session, root: str, translation: Translation, region: str | None) -> Place:
+def _ask_boto(session: Session, root: str, translation: Translation, region: str | None) -> Place:
     from botocore.config import Config
 
     virtual = translation.config.get("virtual_hosted_style_request")
@@ -175,7 +175,7 @@ def _by_boto(session: Session, root: str, translation: Translation, region: str 
         config=Config(signature_version="s3v4", **{**translation.boto, "s3": of_s3 or None}),
     )
     try:
-        request = _unsent(client, root.partition("://")[2])
+        request = _prepare_request(client, root.partition("://")[2])
     finally:
         client.close()
     signed = request.headers["Authorization"]
@@ -183,7 +183,7 @@ def _by_boto(session: Session, root: str, translation: Translation, region: str 
     return Place(str(request.url).partition("?")[0].removesuffix("x"), found[1] if found else "", ca_file)
 
 
-def _unsent(client: BaseClient, bucket: str) -> AWSPreparedRequest:
+def _prepare_request(client: BaseClient, bucket: str) -> AWSPreparedRequest:
     """Returns the request that botocore would send for the key "x"."""
     from botocore.awsrequest import AWSResponse
 

@@ -64,7 +64,9 @@ class Root:
         self._moved: list[str] = []
 
     @classmethod
-    def of(cls, url: str | Address, options: Options | None = None, variables: Mapping[str, str] = os.environ) -> Root:
+    def resolve(
+        cls, url: str | Address, options: Options | None = None, variables: Mapping[str, str] = os.environ
+    ) -> Root:
         """Resolves the root of a url, which may have a login, or of its parts.
 
         Raises:
@@ -138,7 +140,7 @@ class Root:
         self._moved.append(region)
         return True
 
-    def named_endpoint(self, variables: Mapping[str, str] = os.environ) -> str:
+    def describe_chosen_endpoint(self, variables: Mapping[str, str] = os.environ) -> str:
         """Returns what the options say of the root's place; "" if the environment or the cloud decides.
 
         The same url is another object at another place, so a shared cache keeps this text with the manifest. It has no
@@ -170,20 +172,20 @@ class Root:
 
     # ------------------------------------------------------------ what signs its requests
 
-    def make_ring(self) -> AnyRing | None:
+    def make_key_ring(self) -> AnyRing | None:
         """Returns the ring of its credentials, or None if requests are not signed or the options have what signs them.
 
         It does not look for credentials yet.
         """
-        find = self.credentials_finder()
+        find = self.make_credentials_finder()
         return None if find is None else KeyRing(self.label, find)
 
-    def credentials_finder(self) -> Callable[[], Issued[Any]] | None:
+    def make_credentials_finder(self) -> Callable[[], Issued[Any]] | None:
         """Returns the function that looks for credentials once, or None as `make_ring` does."""
         settings = self.settings
         if settings.config.get("skip_signature"):
             return None
-        if self.family == "s3" and boto_keys.of_options(settings.config) is None:
+        if self.family == "s3" and boto_keys.find_in_options(settings.config) is None:
             return partial(boto_keys.find, self.label, settings.profile)
         # The others are imported when they are needed: 2 ms of an engine's start (2026-11-24).
         if self.family == "gs":
@@ -246,15 +248,15 @@ class Root:
 
 def _add_variables(address: Address, options: Options, variables: Mapping[str, str]) -> Options:
     """Adds what the environment says to the options of Google and Azure; obstore reads other variables by itself."""
-    # Imported here: see `Root.credentials_finder`.
+    # Imported here: see `Root.make_credentials_finder`.
     if address.family == "az" and "@" not in address.root:
-        from streamer.store.credentials.azure_tokens import with_variables
+        from streamer.store.credentials.azure_tokens import add_variables
 
-        return with_variables(options, variables)
+        return add_variables(options, variables)
     if address.family == "gs":
-        from streamer.store.credentials.google_tokens import with_emulator
+        from streamer.store.credentials.google_tokens import add_emulator
 
-        return with_emulator(options, variables)
+        return add_emulator(options, variables)
     return options
 
 

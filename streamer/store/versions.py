@@ -35,7 +35,7 @@ def nanoseconds(moment: datetime | float) -> int:
     return round(moment * 1e6) * 1000
 
 
-def of_answer(tag: str | None, version: str | None, size: int, modified: datetime | None) -> str:
+def choose_version(tag: str | None, version: str | None, size: int, modified: datetime | None) -> str:
     """The version that an object store reports: its ETag, otherwise its version id, otherwise size and time."""
     if tag:
         return etag_version(tag)
@@ -44,7 +44,7 @@ def of_answer(tag: str | None, version: str | None, size: int, modified: datetim
     return stat_version(size, nanoseconds(modified) if modified else 0)
 
 
-def of_listing(entry: Mapping[str, object]) -> str:
+def read_version(entry: Mapping[str, object]) -> str:
     """The version in an fsspec info, whatever the filesystem calls it."""
     for name in ("ETag", "etag", "e_tag"):
         if isinstance(etag := entry.get(name), str) and etag:
@@ -54,10 +54,10 @@ def of_listing(entry: Mapping[str, object]) -> str:
     if isinstance(commit := entry.get("last_commit"), Mapping):  # the Hugging Face Hub
         return f"{COMMIT}{commit['oid']}"
     size = entry.get("size")
-    return stat_version(size if isinstance(size, int) else 0, _modified_ns(entry))
+    return stat_version(size if isinstance(size, int) else 0, _read_time_ns(entry))
 
 
-def _modified_ns(entry: Mapping[str, object]) -> int:
+def _read_time_ns(entry: Mapping[str, object]) -> int:
     for name in _TIME_NAMES:
         if isinstance(moment := entry.get(name), (datetime, float, int)):
             return nanoseconds(moment)
@@ -79,22 +79,22 @@ def require(target: ObjectRecord, found: str) -> None:
     """
     if target.version == stat_version(target.size, 0):  # pinned by its size, which each store compares
         return
-    if found != target.version and _without_weakness(found) != _without_weakness(target.version):
-        raise changed(target, found)
+    if found != target.version and _strip_weakness(found) != _strip_weakness(target.version):
+        raise make_change_error(target, found)
 
 
-def _without_weakness(version: str) -> str:
+def _strip_weakness(version: str) -> str:
     """The tag for a weak comparison (RFC 9110 8.8.3.2): a proxy may weaken a tag and leave the bytes unchanged."""
     weak = ETAG + "W/"
     return ETAG + version.removeprefix(weak).strip('"') if version.startswith(weak) else version
 
 
-def by_size(record: ObjectRecord) -> ObjectRecord:
+def pin_by_size(record: ObjectRecord) -> ObjectRecord:
     """The record of an object that is pinned by its size alone."""
     return ObjectRecord(record.url, record.size, stat_version(record.size, 0))
 
 
-def disagreeing(target: ObjectRecord, read: object) -> ObjectChangedError:
+def make_disagreement(target: ObjectRecord, read: object) -> ObjectChangedError:
     """Returns the error for an unchanged object whose heads or listings name another version than its reads."""
     return ObjectChangedError(
         f"{shown(target.url)}: the store still lists the version that the manifest has, {target.version} "
@@ -108,7 +108,7 @@ def disagreeing(target: ObjectRecord, read: object) -> ObjectChangedError:
     )
 
 
-def changed(target: ObjectRecord, found: str | None) -> ObjectChangedError:
+def make_change_error(target: ObjectRecord, found: str | None) -> ObjectChangedError:
     """Returns the error for an object that is no longer the manifest's."""
     return ObjectChangedError(
         f"{shown(target.url)} changed since it was indexed: the manifest has {target.version} "

@@ -96,7 +96,7 @@ def _measure_link(arguments: argparse.Namespace, terminal: Terminal) -> int:
     from streamer.tools.doctor.reach import access_findings
     from streamer.tools.link import report as link_report
 
-    for finding in access_findings(Root.of(absolute(arguments.url), arguments.storage_options)):
+    for finding in access_findings(Root.resolve(absolute(arguments.url), arguments.storage_options)):
         terminal.line(f"{finding.subject}: {finding.fact}")
     figures = uvloop.run(_Bench(arguments, terminal).run())
     latency = figures.latency

@@ -166,7 +166,7 @@ async def test_what_is_no_listing(body: bytes, hosts: AwsHosts, monkeypatch: pyt
 
 
 def _place(url: str = "s3://bucket/x", **options: object) -> Place:
-    return Root.of(url, options).find_place(None)
+    return Root.resolve(url, options).find_place(None)
 
 
 _PLACES: list[tuple[dict[str, str], dict[str, object], str]] = [

@@ -182,7 +182,7 @@ async def test_unfinished_uploads_are_listed_and_removed() -> None:
     async with bucket() as (server, store):
         assert isinstance(store, PartsKeeper)
         server.script = script
-        found = await store.unfinished("s3://bucket/a/")
+        found = await store.list_unfinished("s3://bucket/a/")
         assert found == [Upload("s3://bucket/a/ü +", "i+/=1"), Upload("s3://bucket/a/b", "2")]
         await store.abort(found[0])
         assert [asked.path for asked in server.asked] == [
@@ -195,7 +195,7 @@ async def test_unfinished_uploads_are_listed_and_removed() -> None:
         await store.abort(found[1])
         server.says(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>")
         with pytest.raises(ConfigError, match="not a list of S3's uploads"):
-            await store.unfinished("s3://bucket/a/")
+            await store.list_unfinished("s3://bucket/a/")
 
 
 async def test_moto_takes_the_signature_and_no_other(moto_endpoint: str) -> None:
@@ -886,7 +886,7 @@ async def test_a_listing_of_other_folders_is_an_error() -> None:
 async def test_a_listing_that_goes_in_circles_is_an_error(monkeypatch: pytest.MonkeyPatch, tokens: list[str]) -> None:
     """A token that comes again: the listing was cut off there, or had no end."""
     pages = iter([ListedPage([_record(f"s3://bucket/{token}")], False, token) for token in tokens])
-    monkeypatch.setattr(listing, "page_of", lambda root, body: next(pages))
+    monkeypatch.setattr(listing, "parse_page", lambda root, body: next(pages))
     async with bucket() as (server, store):
         server.says(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\npage")
         with pytest.raises(StoreError, match="continues where an earlier one did"):

@@ -100,9 +100,9 @@ def test_the_doctor_names_whose_they_are(issuer: Issuer, tmp_path: Path, monkeyp
     """STS says it, and is asked for the keys of AWS's own endpoint only."""
     set_up("IRSA", issuer, tmp_path, monkeypatch)
     url = "s3://expiring/train/"
-    named = [finding.subject for finding in credential_findings(Root.of(url))]
+    named = [finding.subject for finding in credential_findings(Root.resolve(url))]
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
-    *_, identity = credential_findings(Root.of(url))
+    *_, identity = credential_findings(Root.resolve(url))
     assert named == ["credentials"]
     assert (identity.subject, identity.state, identity.fact) == ("identity", "ok", ARN)
 
@@ -218,6 +218,6 @@ def test_the_doctor_sends_keys_of_another_store_not_to_aws(
         f"[default]\nservices = own\n[services own]\ns3 =\n  endpoint_url = {issuer.url}\n"
     )
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    root = Root.of("s3://expiring/train/")
+    root = Root.resolve("s3://expiring/train/")
     found = [finding.subject for finding in credential_findings(root)]
     assert found == ["credentials"]

@@ -15,7 +15,7 @@ import pytest
 from streamer.errors import AccessDeniedError, ObjectNotFoundError, StoreError
 from streamer.fetch.retry import retryable
 from streamer.store import open_store
-from streamer.store.obstore_clients import mapped
+from streamer.store.obstore_clients import map_error
 from tests.contract.store_contract import listed, read
 from tests.contract.telling_server import RAMP, Asked, TellingServer, telling
 
@@ -140,10 +140,10 @@ async def test_a_web_server_that_sends_files_compressed(server: TellingServer, n
 def test_google_unpacks_what_is_stored_so() -> None:
     """It was waited for like an outage."""
     error = RuntimeError("Generic GCS error: Content-Length Header missing from response")
-    found = mapped("gs://b/a.txt", error, None)
+    found = map_error("gs://b/a.txt", error, None)
     assert "Content-Encoding: gzip" in str(found)
     assert not retryable(found)
-    assert retryable(mapped("https://h/a.txt", error, None))
+    assert retryable(map_error("https://h/a.txt", error, None))
 
 
 async def test_a_host_with_an_ipv6_address() -> None:

@@ -111,5 +111,5 @@ async def test_a_web_server_without_head(server: TellingServer, how: str) -> Non
 @pytest.mark.parametrize("error", [ModuleNotFoundError("No module named 'x'"), AttributeError("x"), TypeError("x")])
 def test_what_a_foreign_library_cannot_do_is_final(error: Exception) -> None:
     """It was waited for like an outage; what it could not parse is worth another try."""
-    assert isinstance(fsspec_errors.mapped("hdfs://h/x", error, None), ConfigError)
-    assert retryable(fsspec_errors.mapped("hdfs://h/x", UnicodeDecodeError("utf-8", b"", 0, 1, "x"), None))
+    assert isinstance(fsspec_errors.map_error("hdfs://h/x", error, None), ConfigError)
+    assert retryable(fsspec_errors.map_error("hdfs://h/x", UnicodeDecodeError("utf-8", b"", 0, 1, "x"), None))

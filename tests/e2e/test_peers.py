@@ -21,7 +21,7 @@ from streamer.engine.session import EngineSession
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import StreamerError
 from streamer.formats.chunkfile import HEADER_BYTES
-from streamer.peers.group import joined
+from streamer.peers.group import join_peers
 from streamer.service import metrics
 from streamer.service.metrics import DEFINITIONS, make_series
 from streamer.wire.messages import GetManifest, OpenSession
@@ -81,7 +81,7 @@ async def engines(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
             cache = CacheConfig(directory=tmp_path / f"cache{number}", limit_bytes=64 << 20, free_floor_bytes=0)
             config = EngineConfig(cache=cache, peers=peers, datasets=tuple(served[number]) if served else ())
             made.append(await stack.enter_async_context(Engine(config)))
-            await stack.enter_async_context(joined(made[-1]))
+            await stack.enter_async_context(join_peers(made[-1]))
         await until(lambda: all(engine_statistics(engine)["peer_members"] for engine in made))
         yield made
 

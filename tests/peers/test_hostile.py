@@ -53,7 +53,7 @@ async def test_thirty_wrong_answers_leave_a_peer_out(caplog):
         for _ in range(29):
             assert await fetch(b, member, asked(1, LENGTH)) is Refusal.WRONG
         assert b.client.is_up(member)
-        b.client.rejected(member)
+        b.client.reject(member)
         assert not b.client.is_up(member)
         assert b.client.table()[0]["state"] == "left out"
         assert sum("left out" in record.getMessage() for record in caplog.records) == 1

@@ -32,7 +32,7 @@ async def test_engines_find_each_other_and_one_that_comes_later(tmp_path):
     listed = ",".join(f"127.0.0.1:{port}" for port in ports)
     listens = [f"127.0.0.1:{port}" for port in ports]
     async with asyncio.timeout(60), node(tmp_path / "a", listed, listen=listens[0]) as a:
-        views = a.peers.followed()
+        views = a.peers.follow_members()
         async with node(tmp_path / "b", listed, listen=listens[1]) as b:
             # The server process of b may have started after the first round.
             while not (view := await anext(views)):
@@ -40,7 +40,7 @@ async def test_engines_find_each_other_and_one_that_comes_later(tmp_path):
             assert view == (b.member,)
             async with node(tmp_path / "c", listed, listen=listens[2]) as c:
                 assert set(await anext(views)) == {b.member, c.member}
-                assert c.member in await anext(b.peers.followed())
+                assert c.member in await anext(b.peers.follow_members())
             assert await a.client.facts(c.member.address) is None
         async with node(tmp_path / "c", listed, listen=listens[2]) as c:
             facts = None
@@ -56,7 +56,7 @@ async def test_a_name_is_looked_up(tmp_path):
         port = b.server.port
         assert f"127.0.0.1:{port}" in await parse_members(f"dns:localhost:{port}")()
         async with node(tmp_path / "a", f"dns:localhost:{port}") as a:
-            while not (view := await anext(a.peers.followed())):
+            while not (view := await anext(a.peers.follow_members())):
                 pass
             assert view == (b.member,)
         with pytest.raises(OSError):
@@ -130,7 +130,7 @@ async def test_a_peer_of_another_version_is_no_member(tmp_path, caplog, changes,
     body = b"hello" if changes is None else json.dumps({**facts, **changes}).encode()
     answer = sends(head(content_length=len(body)), body)
     async with peer(answer) as member, node(tmp_path / "a", member.address) as a:
-        views = a.peers.followed()
+        views = a.peers.follow_members()
         assert await anext(views) == ()
         await views.aclose()
         texts = [record.getMessage() for record in caplog.records if record.name.startswith("streamer.peers")]

@@ -44,7 +44,7 @@ async def test_chunks_and_members_over_tls(tmp_path, authority, folder):
         async with node(tmp_path / "b", a.member.address, tls_folder=other) as b:
             assert await fetch(b, a.member, asked(1, len(file))) == file
             assert await fetch(b, a.member, asked(2, len(file))) is Refusal.NOT_HERE
-            views = b.peers.followed()
+            views = b.peers.follow_members()
             assert await anext(views) == (a.member,)
             await views.aclose()
 

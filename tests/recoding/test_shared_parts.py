@@ -19,7 +19,7 @@ from streamer.errors import IntegrityError, RecodeError
 from streamer.fetch.fetcher import Fetched
 from streamer.formats.chunkfile import ChunkHeader
 from streamer.manifest.model import Codec
-from streamer.peers.source import checked
+from streamer.peers.source import check_file
 from streamer.wire.store_options import NO_OPTIONS
 from tests.recoding.blocked_format import CELL_BYTES
 from tests.recoding.conftest import indexed
@@ -112,13 +112,13 @@ async def test_chunk_files_of_peers(engine: Engine, data: Path) -> None:
     path = engine.cache.path(manifest.chunk_keys[1].tobytes())
     assert path is not None
     content, dataset = path.read_bytes(), Dataset(manifest, {})
-    taken = checked(Sent(content), dataset, 1, "a peer")
+    taken = check_file(Sent(content), dataset, 1, "a peer")
     assert len(taken.offsets) == ChunkHeader.decode(content[:64], "").samples + 1
     for place in [*range(64, len(content) - 400, 997), *range(len(content) - 400, len(content))]:
         wrong = bytearray(content)
         wrong[place] ^= 0x40
         with pytest.raises(IntegrityError, match="a peer"):
-            checked(Sent(bytes(wrong)), dataset, 1, "a peer")
+            check_file(Sent(bytes(wrong)), dataset, 1, "a peer")
 
 
 def _read_all(loader: StreamingDataLoader) -> list[bytes]:

@@ -188,12 +188,12 @@ class Manifests:
         # Threads do this: a client chooses how many urls these are, and a bucket how many objects.
         options = await in_thread(None, fetchers.allowlist.options, request.urls, offered)
         if request.format == ANNOTATIONS:
-            async with fetchers.of(options) as fetcher:
+            async with fetchers.use(options) as fetcher:
                 return await self._annotations(asked, fetcher, report)
         if not request.manifest:
-            async with fetchers.of(options) as fetcher:
+            async with fetchers.use(options) as fetcher:
                 return await self._build(asked, fetcher, report, warm=warm)
-        async with fetchers.of(fetchers.allowlist.options([request.manifest], offered)) as elsewhere:
+        async with fetchers.use(fetchers.allowlist.options([request.manifest], offered)) as elsewhere:
             try:
                 digest = await self._await_copy(request, elsewhere, report)
                 is_refused = False
@@ -208,7 +208,7 @@ class Manifests:
             if digest is None:
                 if not is_refused:  # before the data are read for it
                     fetchers.allowlist.check_writable(request.manifest)
-                async with fetchers.of(options) as fetcher:
+                async with fetchers.use(options) as fetcher:
                     digest = await self._build(asked, fetcher, report, warm=warm)
                 if not is_refused:
                     await write_manifest(Manifest.open(self._root / digest), request.manifest, elsewhere)

@@ -162,7 +162,7 @@ class Fetching:
         dataset = self._datasets[asked.dataset]
         manifest = dataset.open()
         chunk = manifest.chunk(asked.chunk)
-        async with self._fetchers.of(dataset.options) as fetcher:
+        async with self._fetchers.use(dataset.options) as fetcher:
             fetched = await fetcher.fetch(
                 chunk, due=lambda: asked.due, owner=lambda: asked.owner, shared=not asked.publish
             )

@@ -98,12 +98,12 @@ class Automaton:
         self._most = max(64, _MOST_REMEMBERED // (size + 64))
         self._remembered = 0
         self._states: dict[int, _State] = {}
-        self._start = self._state(self._closed(begin))
+        self._start = self._state(self._close(begin))
 
     def __repr__(self) -> str:
         return f"Automaton({len(self.globs)} globs, {len(self._states)} states)"
 
-    def accepted(self, text: str) -> int:
+    def find_matches(self, text: str) -> int:
         """Returns the bits of the globs that match the whole text; 0 if there are none."""
         state = self._start
         for letter in text:
@@ -112,9 +112,9 @@ class Automaton:
             state = state[letter]
         return state.bits & self._final
 
-    def unmatched(self, accepted: int) -> list[str]:
-        """Returns the globs whose bit is not among those that `accepted` returned."""
-        return [glob for glob, final in zip(self.globs, self._finals, strict=True) if not final & accepted]
+    def list_unmatched(self, find_matches: int) -> list[str]:
+        """Returns the globs whose bit is not among those that `find_matches` returned."""
+        return [glob for glob, final in zip(self.globs, self._finals, strict=True) if not final & find_matches]
 
     def follow(self, state: _State, letter: str) -> _State:
         """Computes the state behind a letter."""
@@ -123,7 +123,7 @@ class Automaton:
         if self._remembered >= self._most:
             self._forget()
         self._remembered += 1
-        following = state[letter] = self._state(self._closed((bits & self._fits(letter)) << 1 | stay))
+        following = state[letter] = self._state(self._close((bits & self._fits(letter)) << 1 | stay))
         return following
 
     # ------------------------------------------------------------ inside
@@ -158,7 +158,7 @@ class Automaton:
         self._skips[1 << place] = to
         self._skipping |= 1 << place
 
-    def _closed(self, bits: int) -> int:
+    def _close(self, bits: int) -> int:
         """Adds the places that are reached without a letter; they are all behind those that lead to them."""
         pending = bits & self._skipping
         while pending:
@@ -230,16 +230,18 @@ class GlobSet:
 
     def matches(self, url: str) -> bool:
         """Whether a glob matches the whole url."""
-        return any(automaton.accepted(rest) for _, automaton, rest in self._candidates(url))
+        return any(automaton.find_matches(rest) for _, automaton, rest in self._candidates(url))
 
-    def unmatched(self, urls: Iterable[str]) -> list[str]:
+    def list_unmatched(self, urls: Iterable[str]) -> list[str]:
         """Returns the globs that match none of the urls."""
         matched = dict.fromkeys(self._automata, 0)
         for url in urls:
             for stem, automaton, rest in self._candidates(url):
-                matched[stem] |= automaton.accepted(rest)
+                matched[stem] |= automaton.find_matches(rest)
         return [
-            stem + rest for stem, automaton in self._automata.items() for rest in automaton.unmatched(matched[stem])
+            stem + rest
+            for stem, automaton in self._automata.items()
+            for rest in automaton.list_unmatched(matched[stem])
         ]
 
     def _candidates(self, url: str) -> Iterator[tuple[str, Automaton, str]]:

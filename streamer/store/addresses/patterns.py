@@ -12,7 +12,7 @@ import msgspec
 from streamer.errors import AccessDeniedError, ConfigError, ObjectNotFoundError
 from streamer.manifest.model import ObjectRecord
 from streamer.store.addresses.globs import GLOB, Automaton, GlobSet
-from streamer.store.addresses.urls import of_web_address, shown, split
+from streamer.store.addresses.urls import find_bucket_url, shown, split
 
 _BRACE = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -37,11 +37,11 @@ def expand(url: str) -> list[str]:
     Raises:
         ConfigError: a range that runs backwards, more than a million urls or 256 MiB of them.
     """
-    count_expanded(url)
+    count_urls(url)
     return list(_expand(url, url))
 
 
-def count_expanded(url: str) -> tuple[int, int]:
+def count_urls(url: str) -> tuple[int, int]:
     """Returns how many urls the braces of a url stand for, and the most letters of all together, without making them.
 
     Raises:
@@ -61,11 +61,11 @@ def count_expanded(url: str) -> tuple[int, int]:
         if number >= _MOST_BRACES:
             raise _too_many(url, f"a product of more than {_MOST_BRACES} braces")
     if _BRACE.search(_BRACE.sub("", url)) is not None:
-        return _count_nested(url)
+        return _count_inner_braces(url)
     return count, count * letters
 
 
-def _count_nested(url: str) -> tuple[int, int]:
+def _count_inner_braces(url: str) -> tuple[int, int]:
     """Counts by expanding: what stands in outer braces is known when the inner ones are gone."""
     if url.count("{") > _MOST_BRACES:
         raise _too_many(url, f"a product of more than {_MOST_BRACES} braces")
@@ -84,7 +84,7 @@ def one_of_all(url: str) -> str | None:
 
     No choice makes a dot segment, another folder or an escaped letter.
     """
-    if count_expanded(url)[0] > 1 and any(letter in url for letter in "%?#\\\0"):
+    if count_urls(url)[0] > 1 and any(letter in url for letter in "%?#\\\0"):
         return None
     one = ""
     end = 0
@@ -100,17 +100,17 @@ def one_of_all(url: str) -> str | None:
 
 def _too_many(url: str, what: str) -> ConfigError:
     return ConfigError(
-        f"the braces of {_abridged(shown(url))} stand for {what}; a url names at most {MAX_URLS:,}, of "
+        f"the braces of {_abridge(shown(url))} stand for {what}; a url names at most {MAX_URLS:,}, of "
         f"{MAX_EXPANDED_LETTERS >> 20} MiB together: use * for whatever is there",
         field="url",
     )
 
 
-def _abridged(text: str) -> str:
+def _abridge(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
-def without_globs(url: str) -> str:
+def require_file_url(url: str) -> str:
     """Returns the url of a store that cannot list.
 
     Raises:
@@ -121,7 +121,7 @@ def without_globs(url: str) -> str:
     if mark and "*" not in path and "[" not in path:
         raise ConfigError(f"{shown(url)} with a query (?...): {_about_query(query)}", field="url")
     if GLOB.search(url, beginning) or url.endswith("/"):
-        bucket = of_web_address(shown(url))
+        bucket = find_bucket_url(shown(url))
         advice = (
             "name files, or use {000..127}" if bucket is None else f"this is the address of a bucket: write {bucket}"
         )
@@ -183,15 +183,15 @@ def _range(inside: str, whole: str) -> tuple[int, int, int] | None:
     first, last = (int(number[: _MOST_DIGITS + 1]) for number in digits)
     if not first <= last <= first + MAX_URLS or max(map(len, digits)) > _MOST_DIGITS:
         raise ConfigError(
-            f"{{{_abridged(inside)}}} in {_abridged(shown(whole))!r} must rise and name at most {MAX_URLS:,} urls",
+            f"{{{_abridge(inside)}}} in {_abridge(shown(whole))!r} must rise and name at most {MAX_URLS:,} urls",
             field="url",
         )
     return first, last, len(numbers[1]) if numbers[1].startswith("0") else 0
 
 
-async def parse(url: str) -> Pattern:
-    """Parses a url as `Pattern.of`, in a thread where braces may stand for many."""
-    return await asyncio.to_thread(Pattern.of, url) if "{" in url else Pattern.of(url)
+async def parse_pattern(url: str) -> Pattern:
+    """Parses a url as `Pattern.parse`, in a thread where braces may stand for many."""
+    return await asyncio.to_thread(Pattern.parse, url) if "{" in url else Pattern.parse(url)
 
 
 class Pattern(msgspec.Struct, frozen=True):
@@ -210,7 +210,7 @@ class Pattern(msgspec.Struct, frozen=True):
     globs: GlobSet | None = None
 
     @classmethod
-    def of(cls, url: str) -> Pattern:
+    def parse(cls, url: str) -> Pattern:
         """Parses a url with `*`, `?`, `**`, `[...]`, `{a,b}`, `{00..99}`."""
         special = re.search(r"[*?\[{]", url)
         if special is None:
@@ -234,7 +234,7 @@ class Pattern(msgspec.Struct, frozen=True):
             return self.globs.matches(url)
         return self.single or url in self.named
 
-    async def kept(self, records: Sequence[ObjectRecord]) -> list[ObjectRecord]:
+    async def filter_records(self, records: Sequence[ObjectRecord]) -> list[ObjectRecord]:
         """Returns the records that belong to the pattern; compares globs in a thread, because that may take long."""
         if self.globs is None:
             return [record for record in records if self.matches(record.url)]
@@ -247,7 +247,7 @@ class Pattern(msgspec.Struct, frozen=True):
             ObjectNotFoundError: objects that braces name are missing, or one of their globs matches nothing; names the
                 first of them.
         """
-        missing = sorted(self._missing(found))
+        missing = sorted(self._find_missing(found))
         if not missing:
             return
         what = "objects that the braces name are missing"
@@ -262,10 +262,10 @@ class Pattern(msgspec.Struct, frozen=True):
             named=len(self.named),
         )
 
-    def _missing(self, found: Iterable[str]) -> Iterable[str]:
+    def _find_missing(self, found: Iterable[str]) -> Iterable[str]:
         if self.globs is None:
             return self.named.difference(found)
-        return self.globs.unmatched(found) if self.named else []
+        return self.globs.list_unmatched(found) if self.named else []
 
 
 def brace_order(url: str) -> Callable[[str], int] | None:
@@ -300,7 +300,7 @@ def brace_order(url: str) -> Callable[[str], int] | None:
             return found
         for length in lengths:
             for place, automaton in globs.get(object_url[:length], ()):
-                if place < found and automaton.accepted(object_url[length:]):
+                if place < found and automaton.find_matches(object_url[length:]):
                     found = place
         return found
 

@@ -11,7 +11,7 @@ import msgspec
 from streamer.base.logins import shown, without_login
 from streamer.errors import ConfigError
 
-__all__ = ["Address", "of_web_address", "shown", "split", "without_login"]
+__all__ = ["Address", "find_bucket_url", "shown", "split", "without_login"]
 
 # The hosts of buckets' web addresses. Each part is what one label of a name may be, so that nothing is tried twice.
 _LABELS = r"(?:\.[\w-]+)*"
@@ -81,7 +81,7 @@ def split(url: str) -> Address:
     return _split_remote(url, scheme, without_login(url).partition("://")[2] if "@" in rest else rest)
 
 
-def of_web_address(url: str) -> str | None:
+def find_bucket_url(url: str) -> str | None:
     """The url of a bucket or container given by a web address that cannot list; None for other addresses."""
     scheme, _, rest = url.partition("://")
     host, slash, path = rest.partition("/")

@@ -23,7 +23,7 @@ _METADATA = "http://169.254.169.254"
 _TOKEN = "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=https://storage.azure.com/"
 
 
-def with_variables(options: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> Mapping[str, object]:
+def add_variables(options: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> Mapping[str, object]:
     """Adds the variables of the Azure CLI to the options where these have no value; obstore reads other variables.
 
     A key belongs to the account beside it: it is not sent to an account that the options name.
@@ -65,12 +65,12 @@ def find(root: str, config: Mapping[str, object], variables: Mapping[str, str] =
     if "client_id" in config:
         client["managed_identity_client_id"] = str(config["client_id"])
     tenant = str(config["tenant_id"]) if "tenant_id" in config else None
-    issuers.quiet("azure.identity")
+    issuers.silence_library("azure.identity")
     try:
         with DefaultAzureCredential(**client) as credential:
             token = credential.get_token(_SCOPE, tenant_id=tenant)
     except ClientAuthenticationError as error:  # the library and the ring retry anything else that fails
-        raise _failure(root, error, variables) from failures.redacted(error)
+        raise _failure(root, error, variables) from failures.redact(error)
     return Issued(token.token, datetime.fromtimestamp(token.expires_on, UTC), source="azure-identity")
 
 

@@ -46,14 +46,14 @@ class Keys(msgspec.Struct, frozen=True):
         return "Keys()"
 
 
-def of_environment(variables: Mapping[str, str] = os.environ) -> Keys | None:
+def find_in_environment(variables: Mapping[str, str] = os.environ) -> Keys | None:
     """The keys in AWS's own variables, which boto would find, too, if it is installed."""
     key = variables.get("AWS_ACCESS_KEY_ID")
     secret = variables.get("AWS_SECRET_ACCESS_KEY")
     return Keys(key, secret, variables.get("AWS_SESSION_TOKEN")) if key and secret else None
 
 
-def of_options(config: Mapping[str, object]) -> Keys | None:
+def find_in_options(config: Mapping[str, object]) -> Keys | None:
     """The keys in the translated options, with their own token or without one."""
     if "access_key_id" not in config:
         return None
@@ -74,11 +74,11 @@ def find(root: str, profile: str | None) -> Issued[Keys | None]:
         from botocore.config import Config
         from botocore.session import Session
     except ImportError:
-        return Issued(_without_boto(profile))
+        return Issued(_find_plain_keys(profile))
     from streamer.store.credentials import issuers
 
-    issuers.quiet("botocore.credentials")
-    with issuers.of_aws(root, profile):
+    issuers.silence_library("botocore.credentials")
+    with issuers.map_aws_errors(root, profile):
         session = Session(profile=profile)
         timeouts = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": _READ_SECONDS}
         session.set_default_client_config(Config(**timeouts, retries={"total_max_attempts": 1}))
@@ -126,13 +126,13 @@ def _refusal(text: str) -> str:
     return "" if code in (None, "Success") else str(code)
 
 
-def _without_boto(profile: str | None, variables: Mapping[str, str] = os.environ) -> Keys | None:
+def _find_plain_keys(profile: str | None, variables: Mapping[str, str] = os.environ) -> Keys | None:
     """The environment's keys. Refuses configuration that only boto reads: obstore would use the machine's role."""
     named = profile or variables.get("AWS_PROFILE")
-    if named is not None and (profile or of_environment(variables) is None):
+    if named is not None and (profile or find_in_environment(variables) is None):
         what = f"profile={named!r}" if profile else f"AWS_PROFILE={named!r}"
         raise ConfigError(f"{what} needs botocore; pip install 'streamer-data[aws]'", field="profile")
-    if (keys := of_environment(variables)) is not None or variables.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
+    if (keys := find_in_environment(variables)) is not None or variables.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
         return keys
     for name, file in (("AWS_SHARED_CREDENTIALS_FILE", "credentials"), ("AWS_CONFIG_FILE", "config")):
         path = Path(variables[name]) if variables.get(name) else find_in_home(".aws", file)

@@ -31,7 +31,7 @@ _IS_REFUSED = re.compile(r"invalid_\w+|unauthorized_client|unsupported_grant_typ
 _AWS = "aws:token-type:aws4_request"
 
 
-def with_emulator(options: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> Mapping[str, object]:
+def add_emulator(options: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> Mapping[str, object]:
     """Adds the emulator that STORAGE_EMULATOR_HOST names to options that have no endpoint; it gets no token.
 
     Source: Google, "google-cloud-storage" (Python): the endpoint, and anonymous credentials.
@@ -59,10 +59,10 @@ def find(
         StoreError: the issuer could not be reached; another try may succeed.
     """
     if user is not None:
-        return _of_user(root, user, variables)
+        return _find_user_token(root, user, variables)
     option = config.get("application_credentials")
     path = variables.get(_FILE)
-    kind = _type_of(str(option or path)) if option or path else ""
+    kind = _read_type(str(option or path)) if option or path else ""
     if "service_account_key" in config or any(map(variables.get, _OF_OBSTORE)) or kind == "service_account":
         return Issued(None)
     if option and kind not in ("", "authorized_user"):  # google-auth warns against files from untrusted sources
@@ -82,17 +82,17 @@ def find(
         return Issued(None)
     if option:
         return Issued(None)
-    with _mapped(root, path, variables):
-        issuers.quiet("google.auth")
+    with _map_errors(root, path, variables):
+        issuers.silence_library("google.auth")
         if path and kind == "external_account":
-            credentials = _federated(path)
+            credentials = _load_federated(path)
         else:
             credentials, _ = google.auth.default(scopes=_SCOPES)
         credentials.refresh(Request())  # type: ignore[no-untyped-call]
-    return _issued(credentials)
+    return _wrap_token(credentials)
 
 
-def _of_user(root: str, user: Mapping[str, str], variables: Mapping[str, str]) -> Issued[str | None]:
+def _find_user_token(root: str, user: Mapping[str, str], variables: Mapping[str, str]) -> Issued[str | None]:
     """The token of a user's sign-in in the options, from Google's issuer, whatever issuer the options name."""
     try:
         from google.auth.transport.requests import Request
@@ -101,19 +101,19 @@ def _of_user(root: str, user: Mapping[str, str], variables: Mapping[str, str]) -
         raise ConfigError(
             f"{root}: a user's sign-in as token needs google-auth; pip install 'streamer-data[gcs]'", field="token"
         ) from None
-    with _mapped(root, "token in storage_options", variables):
+    with _map_errors(root, "token in storage_options", variables):
         credentials = UserCredentials(None, token_uri=_USER_ISSUER, **user)  # type: ignore[no-untyped-call]
         credentials.refresh(Request())  # type: ignore[no-untyped-call]
-    return _issued(credentials)
+    return _wrap_token(credentials)
 
 
-def _issued(credentials: Credentials) -> Issued[str | None]:
+def _wrap_token(credentials: Credentials) -> Issued[str | None]:
     ends = credentials.expiry
     utc = None if ends is None else ends.replace(tzinfo=UTC)
     return Issued(str(credentials.token), utc, source=type(credentials).__module__.removeprefix("google."))
 
 
-def _type_of(path: str) -> str:
+def _read_type(path: str) -> str:
     """The type of a file of credentials; "" if it has none or cannot be read, which its reader reports."""
     try:
         content = json.loads(Path(path).read_bytes())
@@ -122,7 +122,7 @@ def _type_of(path: str) -> str:
     return str(content.get("type", "")) if isinstance(content, Mapping) else ""
 
 
-def _federated(path: str) -> Credentials:
+def _load_federated(path: str) -> Credentials:
     """Credentials of another cloud's identity. `google.auth.default` asks for their project as well, which may fail."""
     from google.auth import aws, identity_pool, pluggable
 
@@ -134,11 +134,11 @@ def _federated(path: str) -> Credentials:
 
 
 @contextmanager
-def _mapped(root: str, path: object, variables: Mapping[str, str]) -> Iterator[None]:
+def _map_errors(root: str, path: object, variables: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 - the edge: whatever the library raises becomes ours
-        raise _failure(root, error, path, variables) from failures.redacted(error)
+        raise _failure(root, error, path, variables) from failures.redact(error)
 
 
 def _failure(root: str, error: Exception, path: object, variables: Mapping[str, str]) -> StreamerError:

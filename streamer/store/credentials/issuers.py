@@ -35,7 +35,7 @@ _OPERATIONS = ("AssumeRole", "AssumeRoleWithWebIdentity", "AssumeRoleWithSAML", 
 _STATUS = re.compile(r"non 200 response (\d{3})")
 
 
-def quiet(library: str) -> None:
+def silence_library(library: str) -> None:
     """Silences the libraries, which log a page or a traceback for each failed look; the ring warns."""
     logger = logging.getLogger(library)
     if logger.level == logging.NOTSET:
@@ -43,28 +43,28 @@ def quiet(library: str) -> None:
 
 
 @contextmanager
-def of_aws(root: str, profile: str | None) -> Iterator[None]:
+def map_aws_errors(root: str, profile: str | None) -> Iterator[None]:
     """Maps the errors that boto raises while it looks for keys."""
     try:
         yield
     except StreamerError:
         raise
     except Exception as error:  # noqa: BLE001 - the edge: whatever boto raises becomes ours
-        raise _of_boto(root, profile, error) from failures.redacted(error)
+        raise _explain_boto(root, profile, error) from failures.redact(error)
 
 
-def in_chain(root: str, errors: Sequence[BaseException]) -> StreamerError | None:
+def find_issuer_error(root: str, errors: Sequence[BaseException]) -> StreamerError | None:
     """Returns the error if the issuer that s3fs asked for keys failed; None if the store did."""
     for error in errors:
         response = getattr(error, "response", None)
         if getattr(error, "operation_name", "") in _OPERATIONS and isinstance(response, Mapping):
-            return _answered(root, error, response)
+            return _explain_answer(root, error, response)
         if type(error).__name__ in _SIGN_IN:
-            return _of_boto(root, None, error)
+            return _explain_boto(root, None, error)
     return None
 
 
-def _of_boto(root: str, profile: str | None, error: BaseException) -> StreamerError:
+def _explain_boto(root: str, profile: str | None, error: BaseException) -> StreamerError:
     kind = type(error).__name__
     if kind in _WRONG:
         named = f"profile={profile!r}: " if profile is not None else ""
@@ -78,11 +78,11 @@ def _of_boto(root: str, profile: str | None, error: BaseException) -> StreamerEr
         return failures.refused_by_issuer(root, "the profile asks for a code of MFA, which a job cannot enter", advice)
     response = getattr(error, "response", None)
     if isinstance(response, Mapping):
-        return _answered(root, error, response)
-    return _unanswered(root, kind, error)
+        return _explain_answer(root, error, response)
+    return _explain_silence(root, kind, error)
 
 
-def _answered(root: str, error: BaseException, response: Mapping[str, Mapping[str, object]]) -> StreamerError:
+def _explain_answer(root: str, error: BaseException, response: Mapping[str, Mapping[str, object]]) -> StreamerError:
     code = str(response.get("Error", {}).get("Code", ""))
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     what = f"{getattr(error, 'operation_name', 'it')} was answered with {code}"
@@ -93,7 +93,7 @@ def _answered(root: str, error: BaseException, response: Mapping[str, Mapping[st
     return failures.refused_by_issuer(root, what, "check the role and its trust policy")
 
 
-def _unanswered(root: str, kind: str, error: BaseException) -> StreamerError:
+def _explain_silence(root: str, kind: str, error: BaseException) -> StreamerError:
     """Returns the error for a missing answer, or one that boto does not understand."""
     known = getattr(error, "kwargs", None)
     facts = known if isinstance(known, Mapping) else {}

@@ -144,12 +144,12 @@ class KeyRing(Generic[C]):
         if not self._looks:
             self._began = now
         self._looks += 1
-        self._next = now + (_clamped(left / 8, 2.0, _LATE_SECONDS) if left > 0.0 else _LATE_SECONDS)
+        self._next = now + (_clamp(left / 8, 2.0, _LATE_SECONDS) if left > 0.0 else _LATE_SECONDS)
         self._loop = asyncio.get_running_loop()
         try:
             Thread(target=self._look, args=(self._loop, now), name=THREAD_NAME, daemon=True).start()
         except RuntimeError as error:  # the limit of threads is reached
-            self._ended(failures.unobtainable(self._root, str(error)), now)
+            self._end_look(failures.unobtainable(self._root, str(error)), now)
 
     def _look(self, loop: asyncio.AbstractEventLoop, began: float) -> None:
         outcome: Issued[C] | StreamerError
@@ -159,20 +159,20 @@ class KeyRing(Generic[C]):
             outcome = error
         except Exception as error:  # noqa: BLE001 - the edge: whatever a library raises becomes ours
             outcome = failures.unobtainable(self._root, type(error).__name__)
-            outcome.__cause__ = failures.redacted(error)
+            outcome.__cause__ = failures.redact(error)
         with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(self._ended, outcome, began)
+            loop.call_soon_threadsafe(self._end_look, outcome, began)
 
-    def _ended(self, outcome: Issued[C] | StreamerError, began: float) -> None:
+    def _end_look(self, outcome: Issued[C] | StreamerError, began: float) -> None:
         self._looks -= 1
         if isinstance(outcome, StreamerError):
-            self._failed(outcome)
+            self._note_failure(outcome)
         elif began >= self._refused:
-            self._found(outcome)
+            self._accept(outcome)
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    def _found(self, issued: Issued[C]) -> None:
+    def _accept(self, issued: Issued[C]) -> None:
         left = issued.seconds_left()
         if not self._is_needed and self._issued is not None and left < self._issued.seconds_left():
             return  # from a look that took longer than one begun later
@@ -183,11 +183,11 @@ class KeyRing(Generic[C]):
         self._is_needed = False
         self._next = time.monotonic() + max(left - _RENEWAL_SECONDS, left / 2, 5.0)
 
-    def _failed(self, failure: StreamerError) -> None:
+    def _note_failure(self, failure: StreamerError) -> None:
         self._failure = failure
         now = time.monotonic()
         left = -math.inf if self._issued is None else self._issued.seconds_left()
-        pause = _AGAIN_SECONDS[0] if self._is_needed else _clamped(left / 16, *_AGAIN_SECONDS)
+        pause = _AGAIN_SECONDS[0] if self._is_needed else _clamp(left / 16, *_AGAIN_SECONDS)
         self._next = min(self._next, now + (min(pause, left) if left > 0.0 else pause))
         if not self._is_needed and self._issued is not None and now - self._warned >= _WARNING_SECONDS:
             self._warned = now
@@ -204,5 +204,5 @@ class KeyRing(Generic[C]):
 AnyRing = KeyRing[Any]
 
 
-def _clamped(seconds: float, least: float, most: float) -> float:
+def _clamp(seconds: float, least: float, most: float) -> float:
     return min(max(seconds, least), most)

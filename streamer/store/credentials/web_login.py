@@ -35,29 +35,29 @@ def sign_in(
     if any(name.lower() == "authorization" for name in headers):
         translation.login = "with the header Authorization of storage_options"
     elif login_text:
-        login = _parsed(login_text)
+        login = _parse_login(login_text)
         translation.login = "with the login of the url"
-    elif not guarded and (login := _in_netrc(root, variables)):
+    elif not guarded and (login := _find_in_netrc(root, variables)):
         translation.login = f"with the login {login[0]!r} of netrc"
     if login:
-        translation.client["default_headers"] = {**headers, "Authorization": _basic(login)}
+        translation.client["default_headers"] = {**headers, "Authorization": _encode_basic(login)}
 
 
-def basic_sign(login_text: str) -> str:
+def encode_login(login_text: str) -> str:
     """Returns the header's value for the login of a url."""
-    return _basic(_parsed(login_text))
+    return _encode_basic(_parse_login(login_text))
 
 
-def _parsed(login_text: str) -> Login:
+def _parse_login(login_text: str) -> Login:
     user, _, password = login_text.partition(":")
     return unquote(user), unquote(password)
 
 
-def _basic(login: Login) -> str:
+def _encode_basic(login: Login) -> str:
     return f"Basic {b64encode(':'.join(login).encode()).decode()}"
 
 
-def _in_netrc(root: str, variables: Mapping[str, str]) -> Login | None:
+def _find_in_netrc(root: str, variables: Mapping[str, str]) -> Login | None:
     """The login of the host. A file that cannot be read causes a warning: most servers ask for none."""
     named = variables.get("NETRC")
     path = Path(os.path.expanduser(named)) if named else find_in_home(".netrc")

@@ -78,7 +78,7 @@ class Access(Discreet, msgspec.Struct, frozen=True, kw_only=True):
         name = without_login(name) if "@" in name else name
         return quote(_NO_ESCAPE.sub("%25", name) if "%" in name else name, safe=_URL_SIGNS)
 
-    def signed(self, address: str, keys: Keys | None, method: str = "GET") -> Sequence[str]:
+    def sign(self, address: str, keys: Keys | None, method: str = "GET") -> Sequence[str]:
         """The header lines of a request, with a signature if there are keys."""
         return self.headers if self.signer is None or keys is None else self.signer.sign(address, keys, method)
 
@@ -93,7 +93,7 @@ def make_access(root: Root, issued: Issued[Keys | None] | None = None) -> Access
         return None
     settings = root.settings
     place = None if root.is_web else root.find_place(None if issued is None else issued.region)
-    bundle, folder = trusted()
+    bundle, folder = find_trusted_certificates()
     if ca_file := settings.ca_file or (place.ca_file if place is not None else None):
         certificates(ca_file)  # or reports that it cannot be read
         bundle = ca_file
@@ -107,7 +107,7 @@ def make_access(root: Root, issued: Issued[Keys | None] | None = None) -> Access
             connect_seconds=connect_seconds,
             proxy=_proxy(root.url),
         )
-    keys = boto_keys.of_options(settings.config)
+    keys = boto_keys.find_in_options(settings.config)
     headers = ("x-amz-request-payer: requester",) if settings.config.get("request_payer") else ()
     return Access(
         base=place.base,
@@ -138,7 +138,7 @@ def _proxy(url: str, variables: Mapping[str, str] = os.environ) -> str | None:
     return variables.get("http_proxy") or variables.get("HTTP_PROXY") if url.startswith("http://") else None
 
 
-def trusted(variables: Mapping[str, str] = os.environ) -> tuple[str | None, str | None]:
+def find_trusted_certificates(variables: Mapping[str, str] = os.environ) -> tuple[str | None, str | None]:
     """The file and the folder of certificates that this machine trusts.
 
     SSL_CERT_FILE and SSL_CERT_DIR take precedence over the variables of Python's other HTTP clients.

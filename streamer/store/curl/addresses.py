@@ -79,9 +79,9 @@ class Names:
             for family, *_, where in socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM):
                 found.append(f"[{where[0]}]" if family == socket.AF_INET6 else str(where[0]))
         with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(self._found, found)
+            loop.call_soon_threadsafe(self._keep_addresses, found)
 
-    def _found(self, addresses: list[str]) -> None:
+    def _keep_addresses(self, addresses: list[str]) -> None:
         self._addresses = addresses or self._addresses
         self._news.set()
 
@@ -102,7 +102,7 @@ class Targets:
     def __repr__(self) -> str:
         return f"Targets({len(self._known)} known)"
 
-    def of(self, url: str) -> str:
+    def find_target(self, url: str) -> str:
         """The address to read from; empty if none is known or it has expired."""
         address, until = self._known.get(url, ("", 0.0))
         return address if time.time() < until else ""
@@ -111,14 +111,14 @@ class Targets:
         """Keeps an address that says how long it is valid."""
         if len(self._known) >= _MOST:
             self._known.clear()
-        self._known[url] = (address, held_until(address) - _SPARE_SECONDS)
+        self._known[url] = (address, read_expiry(address) - _SPARE_SECONDS)
 
     def drop(self, url: str) -> None:
         """Drops the address after a refusal."""
         self._known.pop(url, None)
 
 
-def held_until(address: str) -> float:
+def read_expiry(address: str) -> float:
     """End of a signed address in seconds since 1970; 0 if it names none.
 
     Source: AWS, "Use signed URLs" (CloudFront: Expires) and "Authenticating Requests: Using Query Parameters" (S3).

@@ -127,13 +127,13 @@ class Handle:
         if self._sink is None:  # an answer without a body
             self._sink = self._begin()
         if self._sink == self._keep_answer:
-            return self._redirected()
+            return self._follow_redirect()
         start, stop = self._range
         if self.received != stop - start:
             raise failures.short_read(self._target.url, start, stop, self.received)
         return ""
 
-    def _redirected(self) -> str:
+    def _follow_redirect(self) -> str:
         found = self.easy.getinfo_raw(pycurl.REDIRECT_URL)
         if not found:
             raise self._refusal()
@@ -142,14 +142,14 @@ class Handle:
             status, headers = self._head()
             if b"x-amz-bucket-region" in headers:
                 raise self._refusal()
-            raise failures.redirected(self._target.url, status, host_of(address))
+            raise failures.make_redirect_error(self._target.url, status, host_of(address))
         if not self._redirects_left:
             raise failures.unreachable(self._target.url, "it redirects too often")
         self._redirects_left -= 1
         self._begin_again()
         return address
 
-    def failed(self, error: pycurl.error) -> BaseException:
+    def explain_failure(self, error: pycurl.error) -> BaseException:
         """Returns the error of a transfer that ended early."""
         if self.failure is not None:
             return self.failure
@@ -199,7 +199,7 @@ class Handle:
         target = self._target
         (start, stop) = self._range
         self._most = stop - start
-        if self._is_as_expected():
+        if self._is_expected_range():
             return self._take
         status, headers = self._head()
         is_page = headers.get(b"content-type", b"").lower().startswith(b"text/html")
@@ -218,7 +218,7 @@ class Handle:
         versions.require(target, version_of(target.size, headers))
         return self._take
 
-    def _is_as_expected(self) -> bool:
+    def _is_expected_range(self) -> bool:
         """Whether the head has the lines that most servers write; parsing it costs 4 us more."""
         lines = self._lines
         tag = self._tag
@@ -250,9 +250,9 @@ class Handle:
     def _refusal(self) -> StoreError:
         status, headers = self._head()
         if status == 412:
-            return versions.changed(self._target, None)
+            return versions.make_change_error(self._target, None)
         body = self._answer.decode("utf-8", "replace")
-        after = failures.asked_seconds(headers.get(b"retry-after", b"").decode("latin-1"))
+        after = failures.parse_retry_after(headers.get(b"retry-after", b"").decode("latin-1"))
         region = headers.get(b"x-amz-bucket-region", b"").decode("latin-1") or failures.word_of(body, "Region")
         answer = failures.Answer(status, failures.word_of(body, "Code"), after, failures.message_of(body), region)
         return failures.error_of(self._target.url, answer)
@@ -295,7 +295,7 @@ class Whole(Handle):
         encoding = self.headers.get(b"content-encoding", b"identity").decode("latin-1").lower()
         # Many servers name the compression that a file has by itself.
         if encoding not in ("", "identity") and not shown(url).lower().endswith(_COMPRESSED):
-            raise failures.encoded(url, encoding)
+            raise failures.make_encoding_error(url, encoding)
         if ranged is None and not length.isdigit():
             raise failures.unreachable(url, failures.NO_LENGTH)
         size = int(length) if ranged is None else int(ranged[3])
@@ -313,12 +313,12 @@ class Whole(Handle):
     def finish(self) -> str:
         """See Handle.finish; any body is accepted."""
         status, self.headers = self._head()
-        return "" if status in {200, 204, 206} else self._redirected()
+        return "" if status in {200, 204, 206} else self._follow_redirect()
 
     def _begin(self) -> Take:
         self._most = _MOST_BYTES
         if self._first_byte and self._head()[0] == 200:  # the whole object follows
-            raise failures.without_ranges(self._target.url)
+            raise failures.make_ranges_error(self._target.url)
         return self._keep_answer
 
 
@@ -355,7 +355,7 @@ def _check_range(target: ObjectRecord, asked: tuple[int, int], header: str) -> N
         return
     found = _RANGE.fullmatch(header)
     if found is not None and int(found[3]) != target.size:
-        raise versions.changed(target, f"an object of {found[3]} bytes")
+        raise versions.make_change_error(target, f"an object of {found[3]} bytes")
     raise failures.wrong_range(target.url, start, stop, header)
 
 
@@ -364,7 +364,7 @@ def version_of(size: int, headers: dict[bytes, bytes]) -> str:
     tag, version, moment = (
         headers.get(name, b"").decode("latin-1") for name in (b"etag", b"x-amz-version-id", b"last-modified")
     )
-    return versions.of_answer(tag, version, size, None if tag or version else _moment(moment))
+    return versions.choose_version(tag, version, size, None if tag or version else _moment(moment))
 
 
 def _moment(text: str) -> datetime | None:

@@ -39,7 +39,7 @@ class ListedPage(msgspec.Struct, frozen=True):
     token: str
 
 
-def query(prefix: str, after: str = "", token: str = "", most: int = 0) -> str:
+def build_query(prefix: str, after: str = "", token: str = "", most: int = 0) -> str:
     """Returns the query for a page of objects, escaped and in the order that a signature requires."""
     asked = {"continuation-token": token, "encoding-type": "url", "list-type": "2", "prefix": prefix}
     asked |= {"max-keys": str(most or ""), "start-after": "" if token else after}
@@ -57,7 +57,7 @@ def abort_query(upload: Upload) -> str:
     return _query({"uploadId": upload.id})
 
 
-def page_of(root: str, body: bytes) -> ListedPage:
+def parse_page(root: str, body: bytes) -> ListedPage:
     """Parses a page of objects.
 
     Raises:
@@ -73,10 +73,10 @@ def page_of(root: str, body: bytes) -> ListedPage:
             raise ValueError("no token")
         return ListedPage([record for record in found if not record.url.endswith("/")], not found, token)
 
-    return _parsed(root, body, ("ListBucketResult", "listing of S3, version 2"), parse)
+    return _parse(root, body, ("ListBucketResult", "listing of S3, version 2"), parse)
 
 
-def uploads_of(root: str, body: bytes) -> tuple[list[Upload], tuple[str, str]]:
+def parse_uploads(root: str, body: bytes) -> tuple[list[Upload], tuple[str, str]]:
     """Parses a page of uploads; returns them, and the `after` of the next page: empty texts if this is the last one.
 
     Raises:
@@ -94,7 +94,7 @@ def uploads_of(root: str, body: bytes) -> tuple[list[Upload], tuple[str, str]]:
         key, number = (tree.findtext(f"{space}Next{name}Marker") or "" for name in ("Key", "UploadId"))
         return found, (plain(key), number)
 
-    return _parsed(root, body, ("ListMultipartUploadsResult", "list of S3's uploads"), parse)
+    return _parse(root, body, ("ListMultipartUploadsResult", "list of S3's uploads"), parse)
 
 
 def _query(asked: Mapping[str, str], *bare: str) -> str:
@@ -102,7 +102,7 @@ def _query(asked: Mapping[str, str], *bare: str) -> str:
     return "&".join(sorted([*given, *bare]))
 
 
-def _parsed(root: str, body: bytes, names: tuple[str, str], parse: Callable[[ElementTree.Element, str], Page]) -> Page:
+def _parse(root: str, body: bytes, names: tuple[str, str], parse: Callable[[ElementTree.Element, str], Page]) -> Page:
     """Parses an answer, given the name of its root element, and of what it is for messages."""
     element, what = names
     try:
@@ -125,4 +125,4 @@ def _record(root: str, entry: ElementTree.Element, space: str, *, escaped: bool)
     tag = fields.get(f"{space}ETag", "")
     moment = None if tag else datetime.fromisoformat(fields[f"{space}LastModified"])
     url = f"{root}/{unquote_plus(key) if escaped else key}"
-    return ObjectRecord(url, size, versions.of_answer(tag, None, size, moment))
+    return ObjectRecord(url, size, versions.choose_version(tag, None, size, moment))

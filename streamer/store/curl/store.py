@@ -33,7 +33,7 @@ from streamer.store.curl.access import Access, make_access
 from streamer.store.curl.addresses import Names, Targets
 from streamer.store.curl.handle import Handle, Whole
 from streamer.store.curl.multi import Multi
-from streamer.store.obstore_store import ObstoreStore, Page, in_time
+from streamer.store.obstore_store import ObstoreStore, Page, await_answer
 from streamer.store.root import Root
 
 _log = logging.getLogger(__name__)
@@ -75,20 +75,20 @@ class CurlStore(ObstoreStore):
         if access is None or target.version.startswith(versions.VERSION):
             await super().get(target, start, stop, take, piece_bytes=piece_bytes)
             return
-        multi = self._running()
+        multi = self._open_multi()
         handle = self._free.pop() if self._free and not fresh else self._handle(access)
         self._counters.requests += 1
         handle.bind(target, (start, stop), take)
-        kept = self._targets.of(target.url)
+        kept = self._targets.find_target(target.url)
         address = kept or access.address(target.url if self._root.is_web else self._root.key(target.url))
-        headers = () if kept else access.signed(address, keys or access.keys)
+        headers = () if kept else access.sign(address, keys or access.keys)
         try:
             await self._transfer(multi, handle, target, address, headers, fresh=fresh)
         except pycurl.error as error:
-            failure = await self._broken(handle, target, error)
-            raise failure from (None if handle.failure else failures.redacted(error))
+            failure = await self._explain_broken(handle, target, error)
+            raise failure from (None if handle.failure else failures.redact(error))
         except ObjectChangedError as refusal:
-            raise await self._explained(target, refusal) from None
+            raise await self._explain_change(target, refusal) from None
         except StoreError as refusal:
             self._targets.drop(target.url)
             if not kept and not await self._is_elsewhere(refusal, access):
@@ -121,11 +121,11 @@ class CurlStore(ObstoreStore):
         if self._root.is_web and not address.startswith(self._root.prefix):
             self._targets.keep(target.url, address)
 
-    async def _broken(self, handle: Handle, target: ObjectRecord, error: pycurl.error) -> BaseException:
+    async def _explain_broken(self, handle: Handle, target: ObjectRecord, error: pycurl.error) -> BaseException:
         self._targets.drop(target.url)
-        failure = handle.failed(error)
+        failure = handle.explain_failure(error)
         if isinstance(failure, ObjectChangedError):
-            return await self._explained(target, failure)
+            return await self._explain_change(target, failure)
         return self._root.explain(failure) if isinstance(failure, StreamerError) else failure
 
     def _handle(self, access: Access) -> Handle:
@@ -143,9 +143,9 @@ class CurlStore(ObstoreStore):
         token = ""
         tokens = set[str]()
         while True:
-            asked = listing.query(prefix, after or "", token)
-            answer = await in_time(self._whole(folder, asked), folder)
-            listed = listing.page_of(self._root.url, answer.body)
+            asked = listing.build_query(prefix, after or "", token)
+            answer = await await_answer(self._whole(folder, asked), folder)
+            listed = listing.parse_page(self._root.url, answer.body)
             self._check_prefix(folder, prefix, listed.records)
             if not listed.is_empty:
                 yield listed.records
@@ -172,15 +172,15 @@ class CurlStore(ObstoreStore):
                 found=other,
             )
 
-    async def _lists(self, target: ObjectRecord) -> bool:
+    async def _is_listed(self, target: ObjectRecord) -> bool:
         """Whether a listing still has the version (see ObstoreStore); the object is the first below its own key."""
         if self._root.is_web or await self._find_access() is None:
             return False
         try:
-            answer = await in_time(
-                self._whole(target.url, listing.query(self._root.key(target.url), most=1)), target.url
+            answer = await await_answer(
+                self._whole(target.url, listing.build_query(self._root.key(target.url), most=1)), target.url
             )
-            return target in listing.page_of(self._root.url, answer.body).records
+            return target in listing.parse_page(self._root.url, answer.body).records
         except (StoreError, ConfigError):
             return False
 
@@ -189,21 +189,21 @@ class CurlStore(ObstoreStore):
             return await super()._head(url)
         self._counters.requests += 1
         try:
-            whole = await in_time(self._whole(url), url)
+            whole = await await_answer(self._whole(url), url)
         except ObjectNotFoundError:
             return None
-        return self._dated(whole.web_record(url)) if self._root.is_web else whole.record(url)
+        return self._warn_without_version(whole.web_record(url)) if self._root.is_web else whole.record(url)
 
-    async def _described_by_byte(self, url: str) -> ObjectRecord:
+    async def _describe_by_byte(self, url: str) -> ObjectRecord:
         """See ObstoreStore; libcurl asks web servers, since it takes all forms of dates, and proxies of any kind."""
         if await self._find_access() is None:
-            return await super()._described_by_byte(url)
+            return await super()._describe_by_byte(url)
         self._counters.requests += 1
-        return self._dated((await in_time(self._whole(url, first_byte=True), url)).web_record(url))
+        return self._warn_without_version((await await_answer(self._whole(url, first_byte=True), url)).web_record(url))
 
-    def _dated(self, record: ObjectRecord) -> ObjectRecord:
+    def _warn_without_version(self, record: ObjectRecord) -> ObjectRecord:
         """Returns a web server's object; warns once where nothing tells one version of it from another."""
-        if record == versions.by_size(record) and not self._has_warned and not self._root.settings.sizes_only:
+        if record == versions.pin_by_size(record) and not self._has_warned and not self._root.settings.sizes_only:
             self._has_warned = True
             _log.warning(
                 "%s tells neither an ETag nor the time of files (%s, for instance): a change of equal size is not seen",
@@ -212,16 +212,16 @@ class CurlStore(ObstoreStore):
             )
         return record
 
-    async def unfinished(self, prefix: str) -> list[Upload]:
-        """See PartsKeeper.unfinished; none of a web server."""
+    async def list_unfinished(self, prefix: str) -> list[Upload]:
+        """See PartsKeeper.list_unfinished; none of a web server."""
         if self._root.is_web or await self._find_access() is None:
             return []
         found = list[Upload]()
         after = ("", "")
         while True:
             asked = listing.uploads_query(self._root.key(prefix), after)
-            page, following = listing.uploads_of(
-                self._root.url, (await in_time(self._whole(prefix, asked), prefix)).body
+            page, following = listing.parse_uploads(
+                self._root.url, (await await_answer(self._whole(prefix, asked), prefix)).body
             )
             found += page
             if not any(following) or following == after:
@@ -231,7 +231,7 @@ class CurlStore(ObstoreStore):
     async def abort(self, upload: Upload) -> None:
         """See PartsKeeper.abort."""
         with suppress(ObjectNotFoundError):
-            await in_time(self._whole(upload.url, listing.abort_query(upload), method="DELETE"), upload.url)
+            await await_answer(self._whole(upload.url, listing.abort_query(upload), method="DELETE"), upload.url)
 
     async def _whole(
         self, url: str, query: str = "", *, method: str = "", of_bucket: bool = False, first_byte: bool = False
@@ -250,17 +250,17 @@ class CurlStore(ObstoreStore):
         address = access.address(name) + (f"?{query}" if query else "")
         whole = Whole(access, url, method, first_byte=first_byte)
         try:
-            headers = access.signed(address, keys or access.keys, method)
+            headers = access.sign(address, keys or access.keys, method)
             while address:
                 whole.prepare(address, headers)
-                await self._running().perform(whole.easy)
+                await self._open_multi().perform(whole.easy)
                 address = whole.finish()
                 if not self._root.is_web:
-                    headers = access.signed(address, keys or access.keys, method)
+                    headers = access.sign(address, keys or access.keys, method)
                 elif not address.startswith(self._root.prefix):
                     headers = ()  # see `_transfer`
         except pycurl.error as error:
-            failure = whole.failed(error)
+            failure = whole.explain_failure(error)
             raise (self._root.explain(failure) if isinstance(failure, StreamerError) else failure) from None
         except StoreError as refusal:
             if of_bucket or not await self._is_elsewhere(refusal, access):
@@ -276,10 +276,10 @@ class CurlStore(ObstoreStore):
             return False
         if access is not self._access:  # another request has found it meanwhile
             return True
-        region = str(refusal.details.get("region") or "") or await self._asked_region()
+        region = str(refusal.details.get("region") or "") or await self._ask_region()
         if access is not self._access:
             return True
-        if not self._moves(region, access.region):
+        if not self._move_to(region, access.region):
             return False
         self._forget()
         return True
@@ -289,10 +289,10 @@ class CurlStore(ObstoreStore):
         access = await self._find_access()
         if access is None:
             await super()._locate()
-        elif self._root.may_move(access.region) and self._moves(await self._asked_region(), access.region):
+        elif self._root.may_move(access.region) and self._move_to(await self._ask_region(), access.region):
             self._forget()
 
-    async def _asked_region(self) -> str:
+    async def _ask_region(self) -> str:
         """The region that AWS names in its answer to a HEAD of the bucket, whatever the status."""
         if self._root.has_own_endpoint:
             return ""
@@ -319,7 +319,7 @@ class CurlStore(ObstoreStore):
     def _make_access(self) -> Access | None:
         return make_access(self._root, None if self._ring is None else self._ring.issued)
 
-    def _running(self) -> Multi:
+    def _open_multi(self) -> Multi:
         if self._multi is None:
             self._multi = Multi(_IDLE_CONNECTIONS)
             self._opened_by = os.getpid()

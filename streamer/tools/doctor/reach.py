@@ -36,7 +36,7 @@ _PAGE = "docs/deploy/credentials.md"
 
 async def url_findings(url: str, options: Mapping[str, object]) -> list[Finding]:
     """Lists the first objects below a url and reads a byte of one."""
-    root = Root.of(url, options)
+    root = Root.resolve(url, options)
     found = access_findings(root)
     store = open_root(root)
     try:
@@ -68,7 +68,7 @@ def access_findings(root: Root) -> list[Finding]:
 
 def credential_findings(root: Root) -> Iterator[Finding]:
     """Yields the origin and the end of the credentials; their values are not shown."""
-    find = root.credentials_finder()
+    find = root.make_credentials_finder()
     if find is None:
         anonymous = root.settings.config.get("skip_signature")
         fact = "none: anonymous, as the storage options say" if anonymous else "of the options or the environment"

@@ -37,7 +37,10 @@ async def chunk_of(path: Path) -> Chunk:
 @pytest.mark.parametrize(("client", "kind"), [("auto", CurlStore), ("curl", CurlStore), ("obstore", ObstoreStore)])
 async def test_the_configured_client_reads(client: FetchClient, kind: type[ObjectStore]) -> None:
     """`client` in the section [fetch] decides what reads S3."""
-    async with Fetchers(FetchConfig(client=client), UrlAllowlist()) as fetchers, fetchers.of({"anon": True}) as fetcher:
+    async with (
+        Fetchers(FetchConfig(client=client), UrlAllowlist()) as fetchers,
+        fetchers.use({"anon": True}) as fetcher,
+    ):
         assert type(fetcher._endpoint("s3://bucket/key").store) is kind
 
 
@@ -53,8 +56,8 @@ async def test_all_credentials_share_one_budget(file: Path) -> None:
     wanted = await chunk_of(file)
     async with (
         Fetchers(FetchConfig(memory_bytes=1024 * KiB), UrlAllowlist()) as fetchers,
-        fetchers.of({"key": "ours"}) as ours,
-        fetchers.of({"key": "theirs"}) as theirs,
+        fetchers.use({"key": "ours"}) as ours,
+        fetchers.use({"key": "theirs"}) as theirs,
     ):
         assert ours is not theirs
         first = await ours.fetch(wanted)
@@ -74,7 +77,7 @@ async def test_fetchers_of_old_credentials_are_closed(file: Path) -> None:
     async with Fetchers(FetchConfig(memory_bytes=4096 * KiB), UrlAllowlist()) as fetchers:
         most = 0
         for number in range(100):
-            async with fetchers.of({"token": number}) as fetcher:
+            async with fetchers.use({"token": number}) as fetcher:
                 (await fetcher.fetch(wanted)).close()
             if number % 5 == 4:
                 fetchers.close_idle(set())
@@ -85,7 +88,7 @@ async def test_fetchers_of_old_credentials_are_closed(file: Path) -> None:
         for _ in range(2):
             fetchers.close_idle({options_key({"token": 99})})
         assert len(fetchers) == 1
-        async with fetchers.of({"token": 99}) as last:
+        async with fetchers.use({"token": 99}) as last:
             assert last is fetcher, "a session needs it"
 
 
@@ -93,7 +96,7 @@ async def test_a_fetcher_in_use_stays_open(file: Path) -> None:
     """However long its chunk takes."""
     wanted = await chunk_of(file)
     async with Fetchers(FetchConfig(memory_bytes=4096 * KiB), UrlAllowlist()) as fetchers:
-        async with fetchers.of({}) as fetcher:
+        async with fetchers.use({}) as fetcher:
             for _ in range(3):
                 fetchers.close_idle(set())
             (await fetcher.fetch(wanted)).close()
@@ -112,7 +115,7 @@ async def test_first_bytes_count_on_after_a_fetcher_is_gone(file: Path) -> None:
     async with Fetchers(FetchConfig(range_bytes=256 * KiB), UrlAllowlist()) as fetchers:
         counts = []
         for key in ("old", "new"):
-            async with fetchers.of({"key": key}) as fetcher:
+            async with fetchers.use({"key": key}) as fetcher:
                 (await fetcher.fetch(wanted)).close()
             fetchers.close_idle(())
             fetchers.close_idle(())
@@ -128,7 +131,7 @@ async def test_bounds_may_change_while_chunks_are_fetched(file: Path) -> None:
     wanted = await chunk_of(file)
     async with (
         Fetchers(FetchConfig(memory_bytes=4096 * KiB, window_max=256), UrlAllowlist()) as fetchers,
-        fetchers.of({}) as fetcher,
+        fetchers.use({}) as fetcher,
     ):
         held = await fetcher.fetch(wanted)
         assert fetchers.window == fetchers.statistics()["window"] > 2
@@ -145,7 +148,7 @@ async def test_bounds_may_change_while_chunks_are_fetched(file: Path) -> None:
 
 async def test_a_rate_that_was_found_can_be_forgotten(file: Path) -> None:
     """As where other processes cease to ask the same store."""
-    async with Fetchers(FetchConfig(), UrlAllowlist()) as fetchers, fetchers.of({}) as fetcher:
+    async with Fetchers(FetchConfig(), UrlAllowlist()) as fetchers, fetchers.use({}) as fetcher:
         (await fetcher.fetch(await chunk_of(file))).close()
         (endpoint,) = fetcher._endpoints.values()
         endpoint.pacing.per_second = endpoint.gate.per_second = 50.0

@@ -42,7 +42,7 @@ class Link:
             ends, began = heapq.heappop(self._running)
             self.now = ends
             self.received.append((ends, self.length))
-            self.control.finished(ends, ends - began, self.length, contended=window is None)
+            self.control.record_request(ends, ends - began, self.length, contended=window is None)
 
     def _start(self) -> None:
         first_byte = self.now + self.latency()
@@ -112,9 +112,9 @@ def test_an_inflation_is_known_for_a_while() -> None:
     control, now = WindowControl(8, 4, 64), 0.0
     while now < 1.0:
         now += 0.02
-        control.finished(now, 0.1, 1000, contended=True)
+        control.record_request(now, 0.1, 1000, contended=True)
     while now < 15.0:
         now += 0.5
-        control.finished(now, 2.0, 1000, contended=True)
+        control.record_request(now, 2.0, 1000, contended=True)
     assert control.inflation_at(20.0) > 2.0
     assert control.inflation_at(24.0) == 1.0

@@ -15,7 +15,7 @@ async def _waits(deadline: Deadline) -> str:
     try:
         await asyncio.sleep(3600)
     except asyncio.CancelledError:
-        if deadline.taken_back():
+        if deadline.take_back():
             return "late"
         raise
     finally:
@@ -78,7 +78,7 @@ async def test_move_after_the_end_does_nothing() -> None:
     deadline.move(asyncio.get_running_loop().time())
     with pytest.raises(asyncio.CancelledError):
         await asyncio.sleep(0)
-    assert deadline.taken_back()
+    assert deadline.take_back()
     await asyncio.sleep(2 * MS)
 
 
@@ -88,5 +88,5 @@ async def test_more_time_is_given_as_long_as_it_is_asked_for() -> None:
     deadline = Deadline(clock, clock.time(), lambda: answers.pop(0))
     with pytest.raises(asyncio.CancelledError):
         await asyncio.sleep(3600)
-    assert deadline.taken_back()
+    assert deadline.take_back()
     assert answers == []

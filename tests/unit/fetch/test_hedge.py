@@ -67,7 +67,7 @@ def test_budget_is_a_share_of_the_requests() -> None:
     budget = HedgeBudget(0.03, 0.03)
     taken = 0
     for sent in range(1, 2001):
-        budget.earned(8 << 20)
+        budget.earn(8 << 20)
         taken += budget.take(8 << 20)
         assert taken <= 1 + 0.03 * sent
     assert taken >= 0.03 * 2000 - 2
@@ -78,7 +78,7 @@ def test_budget_is_a_share_of_the_bytes() -> None:
     budget = HedgeBudget(0.5, 0.03, bytes=0.0)
     taken = 0
     for _ in range(2000):
-        budget.earned(100_000)
+        budget.earn(100_000)
         taken += budget.take(100_000)
     assert taken * 100_000 <= 0.03 * 2000 * 100_000
 
@@ -104,7 +104,7 @@ def test_two_percent_slow_requests_in_virtual_time(sigma: float, expected: float
         return 1.0 if draw.random() < 0.02 else 0.03 * draw.lognormvariate(0.0, sigma)
 
     for _ in range(8000):
-        budget.earned(1 << 20)
+        budget.earn(1 << 20)
         first, after = latency(), duplicate_after(found)
         if first > after and budget.take(1 << 20):
             hedges += 1

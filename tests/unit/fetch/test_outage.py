@@ -28,7 +28,7 @@ def test_a_quiet_endpoint_is_said_once(clock: PresenceClock, loop: SteeredLoop) 
     watch, said = watched(clock)
     watch.begin()
     loop.sleep(QUIET_SECONDS / 2)
-    watch.failed(ThrottledError("s3://bucket/x: the store answered 503 SlowDown", url="s3://bucket/x"))
+    watch.record_failure(ThrottledError("s3://bucket/x: the store answered 503 SlowDown", url="s3://bucket/x"))
     assert said == []
     loop.sleep(50.0)
     assert said == [
@@ -43,7 +43,7 @@ def test_an_endpoint_that_serves_is_not_said(clock: PresenceClock, loop: Steered
     watch.begin()
     for _ in range(10):
         loop.sleep(1.0)
-        watch.progressed(clock.time())
+        watch.record_progress(clock.time())
     watch.end()
     loop.sleep(100.0)
     assert said == []
@@ -57,7 +57,7 @@ def test_quiet_is_the_time_since_it_served_while_it_was_asked(clock: PresenceClo
     watch.begin()
     loop.sleep(5.0)
     assert watch.quiet_seconds() == pytest.approx(5.0)
-    watch.progressed(clock.time())
+    watch.record_progress(clock.time())
     loop.sleep(2.0)
     assert watch.quiet_seconds() == pytest.approx(2.0)
     watch.end()
@@ -69,7 +69,7 @@ def test_silence_without_a_failure_is_said(clock: PresenceClock, loop: SteeredLo
     watch, said = watched(clock)
     watch.begin()
     loop.sleep(1.0)
-    watch.progressed(clock.time())
+    watch.record_progress(clock.time())
     loop.sleep(3.0)
     assert len(said) == 1
     assert "no answer yet" in said[0]
@@ -84,11 +84,11 @@ def test_the_next_outage_is_said_again(
     with caplog.at_level("INFO", "streamer.fetch.endpoint"):
         for _ in range(5):
             loop.sleep(2.0)
-            watch.progressed(clock.time())
+            watch.record_progress(clock.time())
     assert len(said) == 1
     assert "serves again, after 2.0 s" in caplog.text
     loop.sleep(AGAIN_SECONDS)
-    watch.progressed(clock.time())
-    watch.failed(StoreTimeoutError("s3://bucket/x: timed out", url="s3://bucket/x"))
+    watch.record_progress(clock.time())
+    watch.record_failure(StoreTimeoutError("s3://bucket/x: timed out", url="s3://bucket/x"))
     loop.sleep(2.0)
     assert len(said) == 2

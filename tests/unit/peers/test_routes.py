@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamer.peers.homes import Member
-from streamer.peers.source import Ask, Found, whom_to_ask
+from streamer.peers.source import Ask, Found, choose_peer
 
 ME, HOME, SECOND = Member("me"), Member("home"), Member("second")
 FETCH, LOOK = True, False
@@ -37,7 +37,7 @@ def test_the_cases(order: list[Member], down: list[Member], may_have: bool, for_
     def is_up(member: Member) -> bool:
         return member not in down
 
-    assert whom_to_ask(order, ME, is_up, lambda _: may_have, for_peer=for_peer) == asked
+    assert choose_peer(order, ME, is_up, lambda _: may_have, for_peer=for_peer) == asked
 
 
 def test_a_member_without_the_chunks_is_soon_asked_rarely() -> None:

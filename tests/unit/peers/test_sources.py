@@ -45,7 +45,7 @@ class Parts:
     def is_up(self, member: Member) -> bool:
         return True
 
-    def rejected(self, member: Member) -> None:
+    def reject(self, member: Member) -> None:
         self.notes.append(f"rejected {member.id}")
 
     async def bring(self, fetch: Fetch) -> None:

@@ -29,7 +29,7 @@ class Asked:
 
     def arrives(self, count: int) -> None:
         self._transfer.received += count
-        self.watch.received(count)
+        self.watch.record_bytes(count)
 
     def waits_for_memory(self) -> None:
         self._transfer.is_waiting_for_memory = True

@@ -32,6 +32,6 @@ def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("path", ["/etc/shadow", "/no/such/file", "/dev/zero"])
 def test_a_client_names_no_files(path: str) -> None:
     """What a service answers does not depend on what there is."""
-    root = Root.of("s3://bucket/x/", {"key": "a", "secret": "b", "client_kwargs": {"verify": path}})
+    root = Root.resolve("s3://bucket/x/", {"key": "a", "secret": "b", "client_kwargs": {"verify": path}})
     with pytest.raises(AccessDeniedError, match="verify in storage_options is a file"):
         guard.check(root, is_curl=True)

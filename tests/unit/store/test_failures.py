@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamer.errors import AccessDeniedError, ConfigError, StoreError, ThrottledError
-from streamer.store.failures import Answer, error_of, redacted, short_read, translating
+from streamer.store.failures import Answer, error_of, redact, short_read, translate_errors
 
 
 def test_unknown_status_is_a_store_error() -> None:
@@ -41,21 +41,21 @@ def test_short_read_has_the_numbers() -> None:
 )
 def test_secrets_are_struck_out_of_causes(text: str) -> None:
     """The foreign text stays, without what unlocks the store."""
-    assert "hush" not in str(redacted(ValueError(text)))
-    assert "ValueError" in str(redacted(ValueError(text)))
+    assert "hush" not in str(redact(ValueError(text)))
+    assert "ValueError" in str(redact(ValueError(text)))
 
 
 def test_harmless_causes_stay_themselves() -> None:
     """Type and traceback are kept where nothing must be hidden."""
     error = OSError("no route")
-    assert redacted(error) is error
+    assert redact(error) is error
 
 
 def test_translating_leaves_ours_alone() -> None:
     """Our own errors pass; foreign ones become ours with the cause."""
-    with pytest.raises(ConfigError), translating(_mapper, "s3://b/k"):
+    with pytest.raises(ConfigError), translate_errors(_mapper, "s3://b/k"):
         raise ConfigError("mine")
-    with pytest.raises(ThrottledError) as caught, translating(_mapper, "s3://b/k"):
+    with pytest.raises(ThrottledError) as caught, translate_errors(_mapper, "s3://b/k"):
         raise OSError("theirs")
     assert isinstance(caught.value.__cause__, OSError)
 

@@ -8,7 +8,7 @@ import pytest
 from obstore.exceptions import GenericError, UnauthenticatedError
 
 from streamer.errors import AccessDeniedError, StoreError
-from streamer.store.obstore_clients import mapped
+from streamer.store.obstore_clients import map_error
 
 # As obstore 0.12.1 writes it against a server whose CA is unknown (2026-11-20), shortened.
 _TEXT = """Generic S3 error: Error performing GET https://127.0.0.1:4093/b/x in 4ms - HTTP error: error sending request
@@ -29,7 +29,7 @@ Generic {{ store: "S3", source: RetryError(RetryErrorImpl {{ inner: Http(HttpErr
 )
 def test_a_refused_certificate_is_not_just_no_connection(inner: str, expected: str) -> None:
     """The kind of refusal stands in the debug text only; each names its remedy."""
-    error = mapped("s3://b/x", GenericError(_TEXT.format(inner)), None)
+    error = map_error("s3://b/x", GenericError(_TEXT.format(inner)), None)
     assert re.search(expected, str(error))
 
 
@@ -65,7 +65,7 @@ _STATUS = "Server returned non-2xx status code: {} Whatever: <Error/>"
 )
 def test_an_issuer_is_not_the_store(url: str, text: str, kind: type[StoreError], said: str) -> None:
     """Of obstore's own chain, in the image without the clouds' libraries: those that are not well are waited for."""
-    error = mapped(url, GenericError(text), None)
+    error = map_error(url, GenericError(text), None)
     assert type(error) is kind
     assert said in str(error)
     assert "the store answered" not in str(error)
@@ -73,6 +73,6 @@ def test_an_issuer_is_not_the_store(url: str, text: str, kind: type[StoreError],
 
 def test_no_credentials_is_no_answer() -> None:
     """obstore's own refusal, without a status, is not "the store answered 401"."""
-    error = mapped("s3://b/x", UnauthenticatedError("The operation lacked valid authentication credentials"), None)
+    error = map_error("s3://b/x", UnauthenticatedError("The operation lacked valid authentication credentials"), None)
     assert isinstance(error, AccessDeniedError)
     assert error.details["status"] is None

@@ -105,5 +105,5 @@ def test_options_that_a_filesystem_of_fsspec_does_not_take(monkeypatch: pytest.M
     monkeypatch.setattr(fsspec, "get_filesystem_class", lambda protocol: Strict)
     store = open_store("strict://h", {"wrong": "hush"})
     with pytest.raises(ConfigError, match=r"Strict of fsspec does not take .* \['wrong'\].* 'wrong'") as caught:
-        store._connected()  # type: ignore[attr-defined]
+        store._connect()  # type: ignore[attr-defined]
     assert "hush" not in str(caught.value)

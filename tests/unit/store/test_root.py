@@ -14,7 +14,7 @@ from streamer.engine.url_allowlist import Fetchers, UrlAllowlist
 from streamer.errors import AccessDeniedError, ConfigError, StoreError
 from streamer.store import failures, open_store, options
 from streamer.store.addresses import urls
-from streamer.store.obstore_clients import mapped
+from streamer.store.obstore_clients import map_error
 from streamer.store.root import Root
 
 
@@ -36,7 +36,7 @@ def test_the_way_to_a_store(
     url: str, options: Mapping[str, object], variables: Mapping[str, str], credentials: str, endpoint: str
 ) -> None:
     """From the options and the environment."""
-    root = Root.of(url, options, {})
+    root = Root.resolve(url, options, {})
     said = [root.describe_credentials(variables)[0], root.describe_endpoint(variables)]
     assert credentials in said[0]
     assert endpoint in said[1]
@@ -45,7 +45,7 @@ def test_the_way_to_a_store(
 
 def test_a_refusal_says_with_which_credentials() -> None:
     """401 and 403 keep their advice; the type and the details stay."""
-    root = Root.of("s3://b", {"anon": True})
+    root = Root.resolve("s3://b", {"anon": True})
     refusal = root.explain(failures.error_of("s3://b/x", failures.Answer(403, "AccessDenied")))
     assert isinstance(refusal, AccessDeniedError)
     assert "answered 403 AccessDenied to a request without credentials" in str(refusal)
@@ -55,7 +55,7 @@ def test_a_refusal_says_with_which_credentials() -> None:
 
 def test_a_missing_connection_says_what_was_tried() -> None:
     """A host name that does not exist, a port that refuses; not a connection that broke later."""
-    root = Root.of("s3://b", {"endpoint_url": "http://nosuch:1"})
+    root = Root.resolve("s3://b", {"endpoint_url": "http://nosuch:1"})
     error = root.explain(failures.unreachable("s3://b/x", failures.UNRESOLVED))
     assert isinstance(error, StoreError)
     assert str(error).endswith("tried http://nosuch:1 (endpoint_url in storage_options)")
@@ -66,7 +66,7 @@ def test_a_missing_connection_says_what_was_tried() -> None:
 def test_no_credentials_at_all() -> None:
     """The refusal, or the silence, of the server for roles is none of the store."""
     text = "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 1 ms - HTTP error"
-    error = mapped("s3://b/x", RuntimeError(text), None)
+    error = map_error("s3://b/x", RuntimeError(text), None)
     assert isinstance(error, AccessDeniedError)
     assert "no credentials were found" in str(error)
 
@@ -76,7 +76,7 @@ def test_an_unknown_scheme_names_the_nearest(url: str, said: str) -> None:
     """As other programs call it, or by its letters."""
     store = open_store(url)
     with pytest.raises(ConfigError, match=said):
-        store._connected()  # type: ignore[attr-defined]
+        store._connect()  # type: ignore[attr-defined]
 
 
 _LISTING = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
@@ -111,7 +111,7 @@ async def test_a_url_is_split_and_its_options_are_translated_once(monkeypatch: p
     async with Fetchers(FetchConfig(), allowlist) as fetchers:
         found = ["s3://bucket/train/", "s3://bucket/val/"]
         assert allowlist.endpoint(found, allowlist.options(found, given)) == ""
-        async with fetchers.of(given) as fetcher:
+        async with fetchers.use(given) as fetcher:
             for url in found:
                 assert [record for page in await fetcher.list(url) for record in page] == []
     server.close()

@@ -8,7 +8,7 @@ import pytest
 
 from streamer.errors import ObjectChangedError
 from streamer.manifest.model import ObjectRecord
-from streamer.store.versions import etag_version, if_match, nanoseconds, of_listing, require
+from streamer.store.versions import etag_version, if_match, nanoseconds, read_version, require
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from streamer.store.versions import etag_version, if_match, nanoseconds, of_list
 )
 def test_version_of_an_info(entry: dict[str, object], expected: str) -> None:
     """The strongest that the store gives: ETag, then generation, then size and time."""
-    assert of_listing(entry) == expected
+    assert read_version(entry) == expected
 
 
 @pytest.mark.parametrize(

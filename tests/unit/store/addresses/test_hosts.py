@@ -244,7 +244,7 @@ def test_a_region_of_the_environment_is_checked(monkeypatch):
     monkeypatch.setenv("AWS_REGION", "x@evil.example/#")
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
     with pytest.raises(ConfigError, match="no region of AWS"):
-        Root.of("s3://bucket").find_place(None)
+        Root.resolve("s3://bucket").find_place(None)
 
 
 @pytest.mark.parametrize(
@@ -303,4 +303,4 @@ def test_translated_addresses_are_this_machine(host):
 def test_the_place_that_options_name(url, options, named):
     """What another client's url does not say; without logins."""
     variables = {"AZURE_STORAGE_ACCOUNT": "mine", "AWS_REGION": "eu-central-1"}
-    assert Root.of(url, options).named_endpoint(variables) == named
+    assert Root.resolve(url, options).describe_chosen_endpoint(variables) == named

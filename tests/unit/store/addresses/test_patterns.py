@@ -7,8 +7,8 @@ import time
 import pytest
 
 from streamer.errors import ConfigError
-from streamer.store.addresses.patterns import Pattern, brace_order, count_expanded, expand, without_globs
-from streamer.store.addresses.urls import of_web_address
+from streamer.store.addresses.patterns import Pattern, brace_order, count_urls, expand, require_file_url
+from streamer.store.addresses.urls import find_bucket_url
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_nonsense_ranges(url: str) -> None:
 )
 def test_what_a_pattern_keeps(pattern: str, yes: list[str], no: list[str]) -> None:
     """A star stays inside a folder, two stars do not; dots are dots."""
-    found = Pattern.of(pattern)
+    found = Pattern.parse(pattern)
     assert all(map(found.matches, yes))
     assert not any(map(found.matches, no))
 
@@ -64,15 +64,15 @@ def test_what_a_pattern_keeps(pattern: str, yes: list[str], no: list[str]) -> No
 )
 def test_what_is_listed(url: str, folder: str, single: bool) -> None:
     """The deepest folder that holds everything."""
-    assert (Pattern.of(url).folder, Pattern.of(url).single) == (folder, single)
+    assert (Pattern.parse(url).folder, Pattern.parse(url).single) == (folder, single)
 
 
 @pytest.mark.parametrize("url", ["https://h/a/*.tar", "https://h/a/"])
 def test_web_servers_cannot_be_listed(url: str) -> None:
     """The message says what to write instead."""
     with pytest.raises(ConfigError, match=r"000\.\.127"):
-        without_globs(url)
-    assert without_globs("https://h/a/{0..3}.tar") == "https://h/a/{0..3}.tar"
+        require_file_url(url)
+    assert require_file_url("https://h/a/{0..3}.tar") == "https://h/a/{0..3}.tar"
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_web_servers_cannot_be_listed(url: str) -> None:
 def test_the_web_address_of_a_bucket_is_named_as_a_url(url: str, bucket: str) -> None:
     """The address that a console shows cannot be listed; the bucket can."""
     with pytest.raises(ConfigError, match=f"this is the address of a bucket: write {bucket}"):
-        without_globs(url)
+        require_file_url(url)
 
 
 def test_a_signed_url_is_no_dataset():
     """It would end, and be kept on the disk; its signature is not shown."""
     with pytest.raises(ConfigError, match=r"https://h/a\.tar with a query .* signed url ends") as caught:
-        without_globs("https://h/a.tar?X-Amz-Signature=hush")
+        require_file_url("https://h/a.tar?X-Amz-Signature=hush")
     assert "hush" not in repr(caught.value)
 
 
@@ -126,7 +126,7 @@ def test_braces_are_counted_before_they_are_expanded(url: str) -> None:
 )
 def test_the_count_is_that_of_the_expansion(url: str) -> None:
     """Nothing is made for it."""
-    count, letters = count_expanded(url)
+    count, letters = count_urls(url)
     assert count == len(expand(url))
     assert letters >= sum(map(len, expand(url)))
 
@@ -143,18 +143,18 @@ def test_the_count_is_that_of_the_expansion(url: str) -> None:
 def test_no_web_address_takes_long(url: str) -> None:
     """A host that nearly is that of a bucket is compared once."""
     begun = time.process_time()
-    assert of_web_address(url) is None
+    assert find_bucket_url(url) is None
     assert time.process_time() - begun < 0.5
 
 
 def test_an_ipv6_host_is_no_glob() -> None:
     """Its address is in square brackets."""
     url = "http://[2001:db8::1]:9000/part-{000..003}.tar"
-    assert without_globs(url) == url
+    assert require_file_url(url) == url
     with pytest.raises(ConfigError, match="cannot be listed"):
-        without_globs("http://[::1]/part-[0-3].tar")
+        require_file_url("http://[::1]/part-[0-3].tar")
     with pytest.raises(ConfigError, match="with a query"):
-        without_globs("http://[::1]/a.tar?sig=x")
+        require_file_url("http://[::1]/a.tar?sig=x")
     place_of = brace_order(url)
     assert place_of is not None
     assert [place_of(one) for one in expand(url)] == [0, 1, 2, 3]
@@ -164,5 +164,5 @@ def test_an_ipv6_host_is_no_glob() -> None:
 def test_a_query_says_how_to_give_the_url(url: str) -> None:
     """It is no signature, so other advice helps."""
     with pytest.raises(ConfigError, match=r"Authorization.*redirects") as caught:
-        without_globs(url)
+        require_file_url(url)
     assert "signed" not in str(caught.value)

@@ -8,7 +8,7 @@ import pytest
 
 from streamer.errors import ConfigError
 from streamer.store import open_store
-from streamer.store.credentials.azure_tokens import has_secret, with_variables
+from streamer.store.credentials.azure_tokens import add_variables, has_secret
 
 KEY = {"AZURE_STORAGE_ACCOUNT": "mine", "AZURE_STORAGE_KEY": "a2V5"}
 
@@ -28,7 +28,7 @@ def test_variables_of_the_command_line(
     options: Mapping[str, object], variables: Mapping[str, str], expected: Mapping[str, object]
 ) -> None:
     """A connection string goes first; a key of one account is not sent to another."""
-    assert with_variables(options, variables) == expected
+    assert add_variables(options, variables) == expected
 
 
 @pytest.mark.parametrize("name", ["AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_ACCOUNT_KEY"])
@@ -45,8 +45,8 @@ def test_a_container_without_an_account(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.delenv(variable, raising=False)
     store = open_store("az://c", {"account_key": "a2V5"})
     with pytest.raises(ConfigError, match=r"no storage account is named: set account_name .*AZURE_STORAGE_ACCOUNT, or"):
-        store._connected()  # type: ignore[attr-defined]
+        store._connect()  # type: ignore[attr-defined]
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "mine")
     monkeypatch.setenv("AZURE_STORAGE_KEY", "a2V5")
     store = open_store("az://c", {"anon": False})
-    assert store._connected() is not None  # type: ignore[attr-defined]
+    assert store._connect() is not None  # type: ignore[attr-defined]

@@ -64,9 +64,9 @@ def test_the_environment_does_without_boto(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "botocore.session", None)
     assert boto_keys.find(ROOT, None).credentials is None
     pair = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
-    assert boto_keys.of_environment({"AWS_ACCESS_KEY_ID": "k"}) is None
-    assert boto_keys.of_environment(pair) == boto_keys.Keys("k", "s", None)
-    assert boto_keys.of_environment({**pair, "AWS_SESSION_TOKEN": "t"}) == boto_keys.Keys("k", "s", "t")
+    assert boto_keys.find_in_environment({"AWS_ACCESS_KEY_ID": "k"}) is None
+    assert boto_keys.find_in_environment(pair) == boto_keys.Keys("k", "s", None)
+    assert boto_keys.find_in_environment({**pair, "AWS_SESSION_TOKEN": "t"}) == boto_keys.Keys("k", "s", "t")
 
 
 def test_what_needs_boto_is_refused_without_it(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,7 @@ async def test_a_hanging_look_gets_others_beside_it(hanging: threading.Event) ->
     due(ring)
     await ring.keys()
     await ended(ring)
-    ring._found(issued("late", 700))
+    ring._accept(issued("late", 700))
     assert await ring.keys() == "second"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from streamer.errors import ConfigError
 from streamer.store.curl import access as curl_access
-from streamer.store.curl.access import Access, make_access, trusted
+from streamer.store.curl.access import Access, find_trusted_certificates, make_access
 from streamer.store.root import Root
 
 SECRET = "do-not-show"
@@ -37,7 +37,7 @@ def test_the_address_of_a_key() -> None:
 
 
 def _access(headers: dict[str, str]) -> Access | None:
-    return make_access(Root.of("http://h/x", {"headers": headers}))
+    return make_access(Root.resolve("http://h/x", {"headers": headers}))
 
 
 def test_headers_become_lines() -> None:
@@ -56,6 +56,6 @@ def test_trusted_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ca.pem").touch()
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
-    assert trusted() == (str(tmp_path / "ca.pem"), str(tmp_path))
+    assert find_trusted_certificates() == (str(tmp_path / "ca.pem"), str(tmp_path))
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
-    assert trusted()[0] in (None, *curl_access._BUNDLES)
+    assert find_trusted_certificates()[0] in (None, *curl_access._BUNDLES)
