@@ -23,6 +23,8 @@ from streamer.media.decode.decoder import MediaDecoder, check_seconds
 
 # How far apart places are looked for in files whose frames say where they are.
 _STRETCH_BYTES = 256 << 10
+# In WAV and AU, FFmpeg (8.0) takes their bits in another order than libsndfile.
+_G726 = frozenset(["g726", "g726le"])
 # 6 hours of 48 kHz in stereo.
 _MAX_WAVE_BYTES = 8 << 30
 
@@ -103,7 +105,14 @@ def _decode_file(content: memoryview) -> tuple[Wave, int]:
             raise ValueError(
                 "the FFmpeg of PyAV has no decoder of its audio: its head is damaged, or its codec unknown"
             )
+        if stream.codec_context.name in _G726:
+            raise ValueError(
+                "its audio is G.721, G.723 or G.726, of which FFmpeg makes other values than its encoders: convert it"
+            )
         stream.codec_context.thread_count = 1
+        if (file.format.name, stream.codec_context.name) == ("caf", "alac"):
+            # FFmpeg (8.0) drops samples of the last packet that it does not have (mRemainderFrames).
+            stream.codec_context.options = {"flags2": "skip_manual"}
         frames = []
         decoded_bytes = 0
         for frame in file.decode(stream):

@@ -80,6 +80,23 @@ def test_audio_of_8_channels_and_more_are_decoded(channels: int, layout: str, fa
     assert np.array_equal(np.concatenate([each["audio"] for each in windows], 1), whole)
 
 
+@pytest.mark.parametrize("samples", [4_000, 4_096, 4_097, 100])
+def test_all_samples_of_alac_in_caf(samples: int):
+    """Regression: FFmpeg leaves out as many of the last ones as the last packet lacks."""
+    numbers = sound(1, 2, 8_000)[:, :samples]
+    found = AudioClip()(encoded("alac", "caf", numbers, 8_000))["audio"]
+    assert np.array_equal(found, (numbers / 2**15).astype(np.float32))
+
+
+@pytest.mark.parametrize("container", ["wav", "au"])
+def test_bits_that_ffmpeg_takes_in_another_order_are_refused(container: str):
+    """G.726, which libsndfile calls G.721 and G.723."""
+    codec = "adpcm_g726" if container == "wav" else "adpcm_g726le"
+    content = encoded(codec, container, sound(1, 1, 8_000), 8_000)
+    with pytest.raises(ValueError, match=r"G\.721, G\.723 or G\.726.* convert it"):
+        AudioClip()(content)
+
+
 def test_a_change_of_the_rate_is_refused():
     """As where files of MP3 were joined; windows before it are delivered."""
     joined = mp3(16_000) + mp3(24_000)
