@@ -42,7 +42,7 @@ _PLAIN = re.compile(r"(training|train|testing|test|validation|valid|val|dev)(/|[
 # "trainA", "train2017", "imagenet-train", "TRAIN_images", "leftImg8bit", "JPEGImages".
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _NUMBERS = re.compile(r"\d+")
-_INPUTS = frozenset(["images", "image", "imgs", "img"])
+_INPUTS = frozenset(["images", "image", "imgs", "img", "photos", "rgb", "inputs", "input"])
 _TARGETS = frozenset(
     [
         *("masks", "mask", "labels", "label", "annotations", "annotation", "anns", "ann", "segmentations"),

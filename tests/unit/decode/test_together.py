@@ -361,3 +361,30 @@ def test_steps_of_torchvision_for_whole_samples():
     own = lambda fields: fields  # noqa: E731
     for unchanged in (None, jitter, own, type("Compose", (), {**kinds, "transforms": [own, flip]})()):
         assert check_whole_step("transform", unchanged) is unchanged
+
+
+def of_kornia(name: str, base: str, *children: object) -> object:
+    """Stands for a module of kornia, which is known by the names and modules of its classes."""
+    module = {"__module__": "kornia.augmentation"}
+    above = type(base, (), {"__module__": "kornia.augmentation._2d.base"})
+    return type(name, (above,), {**module, "children": lambda self: children, "__call__": lambda self, x: "moved"})()
+
+
+def test_steps_of_kornia():
+    """Regression: a dict's `boxes` stayed, because kornia moves `bbox`. Colours move nothing."""
+    flip = of_kornia("RandomHorizontalFlip", "GeometricAugmentationBase2D")
+    jitter = of_kornia("ColorJitter", "IntensityAugmentationBase2D")
+    colours = of_kornia("AugmentationSequential", "ImageSequential", jitter)
+    both = of_kornia("AugmentationSequential", "ImageSequential", jitter, flip)
+    assert [moves_pixels(step) for step in (flip, jitter, colours, both)] == [True, False, False, True]
+    assert check_whole_step("device_transform", colours) is colours
+    batch = {"image": FakeTensor(2, 3, 8, 8), "mask": FakeTensor(2, 1, 8, 8), "label": FakeTensor(2)}
+    for step in (flip, both):
+        assert check_whole_step("device_transform", step)(batch) == "moved"
+        assert check_whole_step("device_transform", step)(FakeTensor(2, 3, 8, 8)) == "moved"
+        with pytest.raises(ConfigError, match=r"device_transform: .* of kornia leaves boxes, seg\.png where they were"):
+            check_whole_step("device_transform", step)({**batch, "boxes": BOXES, "seg.png": MASK})
+        with pytest.raises(ConfigError, match=r"of kornia moves none of jpg, label"):
+            check_whole_step("device_transform", step)({"jpg": batch["image"], "label": batch["label"]})
+        with pytest.raises(ConfigError, match="boxes would stay"):
+            OnField("jpg", step)(annotated(), rng=rng())

@@ -130,6 +130,7 @@ def test_folders_of_images_and_masks_are_told_of(folders, are_pairs):
         (["VOC2012/JPEGImages/1.jpg", "VOC2012/SegmentationClass/1.png", "VOC2012/Annotations/1.xml"], "VOC2012/"),
         (["leftImg8bit/aachen/1.png", "gtFine/aachen/1.png"], "gtFine/, leftImg8bit/ are classes here"),
         (["img_dir/1.jpg", "ann_dir/1.png"], "ann_dir/, img_dir/ are classes here"),
+        (["office_rgb/1.png", "office_depth/1.png"], "office_depth/, office_rgb/ are classes here"),
         (["train_images/1.jpg", "train_masks/1.png"], "train_images/, train_masks/ are classes here"),
         (["training/image_2/1.png", "training/label_2/1.txt"], "training/image_2/, training/label_2/ hold files that"),
     ],
