@@ -25,7 +25,7 @@ from streamer.fetch.retry import (
 from streamer.fetch.statistics import Tally
 from streamer.manifest.model import Extent
 from streamer.store.addresses.urls import shown
-from streamer.store.base import ObjectStore
+from streamer.store.base import Get, ObjectStore
 
 logger = logging.getLogger(__name__)
 
@@ -277,7 +277,7 @@ class Endpoint:
         tally.requests += 1
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT_SECONDS):
-                await self.store.get(good.object, good.start, good.start + 1, tally.count_discarded)
+                await self.store.get(Get(good.object, good.start, good.start + 1), tally.count_discarded)
         except (StreamerError, TimeoutError):
             self.outcomes.failed += 1
             return

@@ -17,7 +17,7 @@ from streamer.fetch.presence_clock import Alarm, Deadline
 from streamer.fetch.statistics import Tally
 from streamer.manifest.model import Extent
 from streamer.store.addresses.urls import shown
-from streamer.store.base import PIECE_BYTES
+from streamer.store.base import PIECE_BYTES, Get
 
 # Returns the memory for all ranges of a fetch; called at a first byte.
 MakeView = Callable[[], memoryview]
@@ -96,9 +96,8 @@ class Request:
         deadline = Deadline(spec.endpoint.clock, self._started + self._first_look(), self._more_seconds)
         self._deadline = deadline
         try:
-            await spec.endpoint.store.get(
-                extent.object, extent.start, extent.stop, self._take, piece_bytes=spec.piece_bytes, fresh=spec.fresh
-            )
+            asked = Get(extent.object, extent.start, extent.stop, spec.piece_bytes, spec.fresh)
+            await spec.endpoint.store.get(asked, self._take)
         except asyncio.CancelledError as error:
             if deadline.take_back():
                 raise self._make_timeout() from error

@@ -45,6 +45,30 @@ class StoreCounters(msgspec.Struct):
         return StoreStatistics(self.requests, self.lists, self.received_bytes)
 
 
+class Get(msgspec.Struct, frozen=True):
+    """Asks for a range of an object in its version.
+
+    Attributes:
+        target: the object and its version.
+        start: first byte.
+        stop: end in bytes, exclusive.
+        piece_bytes: approximate size of a piece, if the client leaves the choice. Small pieces show sooner that a slow
+            body makes progress, and cost more.
+        fresh: whether to use a new connection, if the client leaves the choice, because the last one did not serve.
+    """
+
+    target: ObjectRecord
+    start: int
+    stop: int
+    piece_bytes: int = PIECE_BYTES
+    fresh: bool = False
+
+    @property
+    def length(self) -> int:
+        """Number of bytes."""
+        return self.stop - self.start
+
+
 @runtime_checkable
 class ObjectStore(Protocol):
     """Reads one kind of url. Lives on the event loop that created it; must be created after the process starts.
@@ -53,29 +77,15 @@ class ObjectStore(Protocol):
     compares size and Last-Modified. Nothing here retries.
     """
 
-    async def get(
-        self,
-        target: ObjectRecord,
-        start: int,
-        stop: int,
-        take: Take,
-        *,
-        piece_bytes: int = PIECE_BYTES,
-        fresh: bool = False,
-    ) -> None:
-        """Passes the bytes `[start, stop)` of `target` to `take` in order, in pieces as they arrive.
+    async def get(self, asked: Get, take: Take) -> None:
+        """Passes the bytes of a range to `take` in order, in pieces as they arrive.
 
         A task that is cancelled here abandons the request (a hedge that lost, a body that stalled), and so does a
         `take` that raises; nothing is taken afterwards.
 
         Args:
-            target: the object and its version.
-            start: first byte.
-            stop: end in bytes, exclusive.
+            asked: the range.
             take: called on the loop with each piece.
-            piece_bytes: approximate size of a piece, if the client leaves the choice. Small pieces show sooner that a
-                slow body makes progress, and cost more.
-            fresh: whether to use a new connection, if the client leaves the choice, because the last one did not serve.
 
         Raises:
             ObjectNotFoundError, ObjectChangedError: permanent.

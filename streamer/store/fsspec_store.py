@@ -21,7 +21,7 @@ from streamer.errors import AccessDeniedError, ConfigError, ObjectNotFoundError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
 from streamer.store.addresses import patterns, urls
-from streamer.store.base import PIECE_BYTES, StoreCounters, StoreStatistics, Take
+from streamer.store.base import Get, StoreCounters, StoreStatistics, Take
 from streamer.store.credentials.web_login import encode_login
 from streamer.store.failures import translate_errors
 from streamer.store.fsspec_errors import map_error
@@ -77,26 +77,17 @@ class FsspecStore:
     def __repr__(self) -> str:
         return f"FsspecStore({urls.shown(self._root)!r}, {self._protocol!r}, {self._counters})"
 
-    async def get(
-        self,
-        target: ObjectRecord,
-        start: int,
-        stop: int,
-        take: Take,
-        *,
-        piece_bytes: int = PIECE_BYTES,
-        fresh: bool = False,
-    ) -> None:
+    async def get(self, asked: Get, take: Take) -> None:
         """See ObjectStore.get; the range arrives as one piece."""
         files = self._connect()
         self._counters.requests += 1
-        with translate_errors(map_error, target.url, target):
-            content = await files.read(target, start, stop)
+        with translate_errors(map_error, asked.target.url, asked.target):
+            content = await files.read(asked.target, asked.start, asked.stop)
         piece = memoryview(content)
         self._counters.count_received(piece)
-        take(piece[: stop - start])
-        if piece.nbytes != stop - start:
-            raise failures.short_read(target.url, start, stop, piece.nbytes)
+        take(piece[: asked.length])
+        if piece.nbytes != asked.length:
+            raise failures.short_read(asked.target.url, asked.start, asked.stop, piece.nbytes)
 
     async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
         """See ObjectStore.list."""

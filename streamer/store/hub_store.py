@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from streamer.manifest.model import ObjectRecord
 from streamer.store import versions
-from streamer.store.base import PIECE_BYTES, ObjectStore, StoreStatistics, Take
+from streamer.store.base import Get, ObjectStore, StoreStatistics, Take
 from streamer.store.failures import translate_errors
 from streamer.store.fsspec_errors import map_error
 from streamer.store.fsspec_store import FsspecStore
@@ -41,19 +41,11 @@ class HubStore(FsspecStore):
         self._repositories: dict[str, str] = {}
         self._finding = asyncio.Lock()
 
-    async def get(
-        self,
-        target: ObjectRecord,
-        start: int,
-        stop: int,
-        take: Take,
-        *,
-        piece_bytes: int = PIECE_BYTES,
-        fresh: bool = False,
-    ) -> None:
+    async def get(self, asked: Get, take: Take) -> None:
         """See ObjectStore.get."""
+        target = asked.target
         if not target.version.startswith(versions.COMMIT):
-            await super().get(target, start, stop, take, piece_bytes=piece_bytes, fresh=fresh)
+            await super().get(asked, take)
             return
         address = self._address(target)
         if address is None or self._web is None:
@@ -64,7 +56,7 @@ class HubStore(FsspecStore):
         assert address is not None, "found"
         assert self._web is not None, "found"
         pinned = versions.pin_by_size(ObjectRecord(address, target.size, ""))
-        await self._web.get(pinned, start, stop, take, piece_bytes=piece_bytes, fresh=fresh)
+        await self._web.get(replace(asked, target=pinned), take)
 
     async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
         """See ObjectStore.list; never from HfFileSystem's own cache, and all pages as of one commit."""

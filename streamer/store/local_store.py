@@ -17,7 +17,7 @@ from streamer.manifest.beside import is_hidden, is_hidden_folder
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.store import failures, versions
 from streamer.store.addresses import patterns, urls
-from streamer.store.base import PIECE_BYTES, StoreCounters, StoreStatistics, Take
+from streamer.store.base import Get, StoreCounters, StoreStatistics, Take
 from streamer.store.failures import translate_errors
 from streamer.store.fsspec_errors import map_error
 
@@ -39,25 +39,16 @@ class LocalStore:
     def __repr__(self) -> str:
         return f"LocalStore({self._counters})"
 
-    async def get(
-        self,
-        target: ObjectRecord,
-        start: int,
-        stop: int,
-        take: Take,
-        *,
-        piece_bytes: int = PIECE_BYTES,
-        fresh: bool = False,
-    ) -> None:
+    async def get(self, asked: Get, take: Take) -> None:
         """See ObjectStore.get; the range arrives as one piece."""
         self._counters.requests += 1
-        with translate_errors(map_error, target.url):
-            piece = memoryview(bytearray(stop - start))
-            piece = piece[: await asyncio.to_thread(_read_into, target, start, piece)]
+        with translate_errors(map_error, asked.target.url):
+            piece = memoryview(bytearray(asked.length))
+            piece = piece[: await asyncio.to_thread(_read_into, asked.target, asked.start, piece)]
         self._counters.count_received(piece)
         take(piece)
-        if piece.nbytes != stop - start:
-            raise failures.short_read(target.url, start, stop, piece.nbytes)
+        if piece.nbytes != asked.length:
+            raise failures.short_read(asked.target.url, asked.start, asked.stop, piece.nbytes)
 
     async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
         """See ObjectStore.list."""

@@ -14,6 +14,7 @@ import pytest
 from streamer.errors import ObjectChangedError, ObjectNotFoundError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import ObjectStore
+from streamer.store.base import Get
 
 # Byte value = offset modulo 251: a misplaced byte names itself.
 RAMP = (bytes(range(251)) * (3_000_000 // 251 + 1))[:3_000_000]
@@ -47,7 +48,7 @@ async def listed(store: ObjectStore, url: str) -> dict[str, ObjectRecord]:
 async def read(store: ObjectStore, record: ObjectRecord, start: int, stop: int) -> bytes:
     """The bytes of one get."""
     found = bytearray()
-    await store.get(record, start, stop, found.extend)
+    await store.get(Get(record, start, stop), found.extend)
     return bytes(found)
 
 
@@ -196,7 +197,7 @@ class StoreContract:
             taken.append(len(piece))
             begun.set()
 
-        reading = asyncio.create_task(kind.store.get(record, 0, len(RAMP), take))
+        reading = asyncio.create_task(kind.store.get(Get(record, 0, len(RAMP)), take))
         await begun.wait()
         reading.cancel()
         with contextlib.suppress(asyncio.CancelledError):

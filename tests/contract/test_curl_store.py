@@ -38,7 +38,7 @@ from streamer.errors import (
 )
 from streamer.manifest.model import ObjectRecord
 from streamer.store import ObjectStore, open_store
-from streamer.store.base import PartsKeeper, Upload
+from streamer.store.base import Get, PartsKeeper, Upload
 from streamer.store.curl import listing
 from streamer.store.curl.listing import ListedPage
 from streamer.store.curl.store import CurlStore
@@ -425,7 +425,7 @@ async def test_what_does_not_end_is_ended(name: str) -> None:
     async with web() as (server, store, root):
         server.script = script
         with pytest.raises(error):
-            await asyncio.wait_for(store.get(_record(f"{root}/o"), 0, 10, taken.extend), 30)
+            await asyncio.wait_for(store.get(Get(_record(f"{root}/o"), 0, 10), taken.extend), 30)
         assert len(taken) <= 10
         assert store.statistics().received_bytes < 1_000_000
 
@@ -556,7 +556,7 @@ async def test_cancelled_while_connecting(turns: int, authority: trustme.CA, tmp
     """So many turns of the loop after it began, on the way to the TLS handshake's end."""
     async with secure(authority, tmp_path) as (_, store):
         assert await good(store)  # what is found once is found
-        reading = asyncio.create_task(store.get(_record("s3://bucket/o"), 0, 10, bytearray().extend, fresh=True))
+        reading = asyncio.create_task(store.get(Get(_record("s3://bucket/o"), 0, 10, fresh=True), bytearray().extend))
         for _ in range(turns):
             await asyncio.sleep(0)
         reading.cancel()
@@ -607,7 +607,7 @@ async def test_cancelled_by_the_very_piece(at: int, authority: trustme.CA, tmp_p
             if taken >= at:
                 reading.cancel()
 
-        reading = asyncio.create_task(store.get(_record("s3://bucket/o"), 0, len(RAMP), take))
+        reading = asyncio.create_task(store.get(Get(_record("s3://bucket/o"), 0, len(RAMP)), take))
         with pytest.raises(asyncio.CancelledError):
             await reading
         seen = taken
@@ -651,7 +651,7 @@ async def test_what_take_raises_arrives() -> None:
 
     async with bucket() as (_, store):
         with pytest.raises(OwnError) as caught:
-            await store.get(_record("s3://bucket/o"), 0, 100_000, take)
+            await store.get(Get(_record("s3://bucket/o"), 0, 100_000), take)
         assert caught.value.__cause__ is None
         assert await good(store)
 
@@ -713,7 +713,7 @@ async def test_connections_are_used_again_unless_a_fresh_one_is_asked_for() -> N
     """By the number that the server gives them."""
     async with bucket() as (server, store):
         for fresh in (False, False, True, False):
-            await store.get(_record("s3://bucket/o"), 0, 10, bytearray().extend, fresh=fresh)
+            await store.get(Get(_record("s3://bucket/o"), 0, 10, fresh=fresh), bytearray().extend)
         numbers = [asked.connection for asked in server.asked]
         assert numbers[:3] == [1, 1, 2]
         assert numbers[3] in (1, 2)
@@ -761,7 +761,7 @@ async def test_a_fork_neither_reads_nor_says_goodbye(authority: trustme.CA, tmp_
 def _in_the_child(store: ObjectStore) -> int:
     """0 where all is as it must be; no loop runs, each call ends before it would wait."""
     try:
-        store.get(_record("s3://bucket/o"), 0, 10, bytearray().extend).__await__().send(None)  # type: ignore[attr-defined]
+        store.get(Get(_record("s3://bucket/o"), 0, 10), bytearray().extend).__await__().send(None)  # type: ignore[attr-defined]
     except StoreError as error:
         refused = "after a fork" in str(error)
     else:

@@ -13,6 +13,7 @@ import pytest
 from streamer.errors import AccessDeniedError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import guard, open_store
+from streamer.store.base import Get
 
 CONTENT = b"what another service of this machine says"
 
@@ -62,7 +63,7 @@ async def read(url: str, *, guarded: bool, **options: object) -> bytes:
     pieces: list[bytes] = []
     try:
         record = ObjectRecord(url, len(CONTENT), "etag:1")
-        await store.get(record, 0, len(CONTENT), lambda piece: pieces.append(bytes(piece)))
+        await store.get(Get(record, 0, len(CONTENT)), lambda piece: pieces.append(bytes(piece)))
         return b"".join(pieces)
     finally:
         await store.aclose()
@@ -104,7 +105,7 @@ async def test_what_obstore_asks(port: int, tmp_path: Path) -> None:
             anext(aiter(store.list("s3://bucket/folder/"))),
             store.put(url, b"x"),
             store.put_file(url, tmp_path / "file"),
-            store.get(versioned, 0, len(CONTENT), lambda piece: None),
+            store.get(Get(versioned, 0, len(CONTENT)), lambda piece: None),
         ):
             with pytest.raises(AccessDeniedError, match=r"its address is 127\.0\.0\.1"):
                 await asked

@@ -13,8 +13,7 @@ from streamer.config import CacheConfig, EngineConfig, FetchConfig
 from streamer.engine import url_allowlist
 from streamer.engine.engine import Engine
 from streamer.engine.session import EngineSession
-from streamer.manifest.model import ObjectRecord
-from streamer.store.base import Take
+from streamer.store.base import Get, Take
 from streamer.store.local_store import LocalStore
 from streamer.wire.messages import GetManifest, OpenSession
 from streamer.wire.schedule import EpochSchedule
@@ -33,10 +32,8 @@ class Counted(LocalStore):
         self.sent_bytes = 0
         self._random = np.random.default_rng(7)
 
-    async def get(
-        self, target: ObjectRecord, start: int, stop: int, take: Take, *, piece_bytes: int = 1, fresh: bool = False
-    ) -> None:
-        self.asked[target.url, start, stop] += 1
+    async def get(self, asked: Get, take: Take) -> None:
+        self.asked[asked.target.url, asked.start, asked.stop] += 1
         for _ in range(int(self._random.integers(0, 20))):
             await asyncio.sleep(0)
 
@@ -44,7 +41,7 @@ class Counted(LocalStore):
             self.sent_bytes += len(piece)
             take(piece)
 
-        await super().get(target, start, stop, counted)
+        await super().get(asked, counted)
 
 
 class Rank:

@@ -18,8 +18,7 @@ from streamer.config import CacheConfig, EngineConfig, FetchConfig
 from streamer.engine import url_allowlist
 from streamer.engine.engine import Engine
 from streamer.engine.session import EngineSession
-from streamer.manifest.model import ObjectRecord
-from streamer.store.base import Take
+from streamer.store.base import Get, Take
 from streamer.store.local_store import LocalStore
 from streamer.wire.messages import GetManifest, OpenSession
 from streamer.wire.schedule import EpochSchedule
@@ -42,14 +41,12 @@ class Link(LocalStore):
         self.open = True
         self.queue: deque[asyncio.Future[None]] = deque()
 
-    async def get(
-        self, target: ObjectRecord, start: int, stop: int, take: Take, *, piece_bytes: int = 1, fresh: bool = False
-    ) -> None:
+    async def get(self, asked: Get, take: Take) -> None:
         if not self.open:
             ticket = asyncio.get_running_loop().create_future()
             self.queue.append(ticket)
             await ticket
-        await super().get(target, start, stop, take)
+        await super().get(asked, take)
 
     def serve(self, count: int) -> None:
         waiting = [ticket for ticket in self.queue if not ticket.done()]  # not those of duplicates that lost

@@ -14,8 +14,7 @@ from streamer.engine import url_allowlist
 from streamer.engine.engine import Engine
 from streamer.engine.session import EngineSession
 from streamer.errors import AccessDeniedError, StreamerError, ThrottledError
-from streamer.manifest.model import ObjectRecord
-from streamer.store.base import Take
+from streamer.store.base import Get, Take
 from streamer.store.local_store import LocalStore
 from streamer.wire.messages import GetManifest, OpenSession, Part
 from streamer.wire.schedule import EpochSchedule
@@ -34,15 +33,14 @@ class Bucket(LocalStore):
         self._key = options.get("key")
         self._refuses = refuses
 
-    async def get(
-        self, target: ObjectRecord, start: int, stop: int, take: Take, *, piece_bytes: int = 1, fresh: bool = False
-    ) -> None:
-        name = Path(target.url).parts[-3]
+    async def get(self, asked: Get, take: Take) -> None:
+        url = asked.target.url
+        name = Path(url).parts[-3]
         if KEYS[name]["key"] != self._key:
-            raise AccessDeniedError(f"{target.url}: the store refuses the credentials", url=target.url, status=403)
+            raise AccessDeniedError(f"{url}: the store refuses the credentials", url=url, status=403)
         if self._refuses(name):
-            raise ThrottledError(f"{target.url}: 503 SlowDown", url=target.url)
-        await super().get(target, start, stop, take)
+            raise ThrottledError(f"{url}: 503 SlowDown", url=url)
+        await super().get(asked, take)
 
 
 class World:

@@ -25,7 +25,7 @@ from streamer.manifest.model import ObjectRecord
 async def main():
     store = open_store("http://streamer-silent.test/", {}, client="curl")
     record = ObjectRecord("http://streamer-silent.test/o", 9, "etag:x")
-    reading = asyncio.ensure_future(store.get(record, 0, 9, print))
+    reading = asyncio.ensure_future(store.get(Get(record, 0, 9), print))
     await asyncio.sleep(0.5)
     assert not reading.done()
     longest = 0.0

@@ -20,8 +20,7 @@ from streamer.engine.engine import Engine
 from streamer.errors import StreamerError
 from streamer.formats import reading
 from streamer.indexing import container_rows as containers
-from streamer.manifest.model import ObjectRecord
-from streamer.store.base import Take
+from streamer.store.base import Get, Take
 from streamer.store.local_store import LocalStore
 from streamer.wire.messages import GetManifest, OpenSession
 from streamer.wire.schedule import EpochSchedule
@@ -42,15 +41,13 @@ class Told(LocalStore):
         self.phase = "index"
         self._halt = halt
 
-    async def get(
-        self, target: ObjectRecord, start: int, stop: int, take: Take, *, piece_bytes: int = 1, fresh: bool = False
-    ) -> None:
-        path = Path(target.url)
-        if self._halt and int(path.stem) % 2 and start >= target.size // 2:
+    async def get(self, asked: Get, take: Take) -> None:
+        path = Path(asked.target.url)
+        if self._halt and int(path.stem) % 2 and asked.start >= asked.target.size // 2:
             say("halted", path.name)
             await asyncio.Event().wait()
-        say(self.phase, path.name, start, stop)
-        await super().get(target, start, stop, take)
+        say(self.phase, path.name, asked.start, asked.stop)
+        await super().get(asked, take)
 
 
 async def train(engine: Engine, digest: str) -> None:

@@ -16,7 +16,7 @@ from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, guard, versions
 from streamer.store.addresses.hosts import host_of
 from streamer.store.addresses.urls import shown
-from streamer.store.base import Take
+from streamer.store.base import Get, Take
 from streamer.store.curl.access import Access
 
 # Size of one read from a socket.
@@ -80,10 +80,11 @@ class Handle:
         if access.guarded:
             self.easy.setopt(pycurl.OPENSOCKETFUNCTION, self._open_socket)
 
-    def bind(self, target: ObjectRecord, asked: tuple[int, int], take: Take) -> None:
+    def bind(self, asked: Get, take: Take) -> None:
         """Starts a request, which ends with `unbind`."""
+        target = asked.target
         self._target = target
-        self._range = asked
+        self._range = (asked.start, asked.stop)
         self._take = take
         self._redirects_left = self._redirects.most
         tag = versions.if_match(target.version)
@@ -268,7 +269,7 @@ class Whole(Handle):
         self.method = method
         self._first_byte = first_byte
         self.headers: dict[bytes, bytes] = {}
-        self.bind(ObjectRecord(url, 0, ""), (0, 0), self._keep_answer)
+        self.bind(Get(ObjectRecord(url, 0, ""), 0, 0), self._keep_answer)
         if method == "HEAD":
             self.easy.setopt(pycurl.NOBODY, 1)
         elif method != "GET":

@@ -27,7 +27,7 @@ from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, guard, versions
 from streamer.store.addresses.hosts import host_of
 from streamer.store.addresses.urls import shown
-from streamer.store.base import PIECE_BYTES, Take, Upload
+from streamer.store.base import Get, Take, Upload
 from streamer.store.curl import listing
 from streamer.store.curl.access import Access, make_access
 from streamer.store.curl.addresses import Names, Targets
@@ -59,31 +59,23 @@ class CurlStore(ObstoreStore):
         self._targets = Targets()
         self._has_warned = False
 
-    async def get(
-        self,
-        target: ObjectRecord,
-        start: int,
-        stop: int,
-        take: Take,
-        *,
-        piece_bytes: int = PIECE_BYTES,
-        fresh: bool = False,
-    ) -> None:
+    async def get(self, asked: Get, take: Take) -> None:
         """See ObjectStore.get; pieces are of 16 KiB, libcurl's own choice."""
         keys = None if self._ring is None else await self._ring.keys()
         access = self._access if self._is_found else await self._find_access()
+        target = asked.target
         if access is None or target.version.startswith(versions.VERSION):
-            await super().get(target, start, stop, take, piece_bytes=piece_bytes)
+            await super().get(asked, take)
             return
         multi = self._open_multi()
-        handle = self._free.pop() if self._free and not fresh else self._handle(access)
+        handle = self._free.pop() if self._free and not asked.fresh else self._handle(access)
         self._counters.requests += 1
-        handle.bind(target, (start, stop), take)
+        handle.bind(asked, take)
         kept = self._targets.find_target(target.url)
         address = kept or access.address(target.url if self._root.is_web else self._root.key(target.url))
         headers = () if kept else access.sign(address, keys or access.keys)
         try:
-            await self._transfer(multi, handle, target, address, headers, fresh=fresh)
+            await self._transfer(multi, handle, asked, address, headers)
         except pycurl.error as error:
             failure = await self._explain_broken(handle, target, error)
             raise failure from (None if handle.failure else failures.redact(error))
@@ -93,7 +85,7 @@ class CurlStore(ObstoreStore):
             self._targets.drop(target.url)
             if not kept and not await self._is_elsewhere(refusal, access):
                 raise self._root.explain(refusal) from None
-            await self.get(target, start, stop, take, piece_bytes=piece_bytes, fresh=fresh)
+            await self.get(asked, take)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if multi.closed and task is not None and not task.cancelling():
@@ -107,19 +99,17 @@ class CurlStore(ObstoreStore):
             else:  # a refresh or the end came in between
                 handle.easy.close()
 
-    async def _transfer(
-        self, multi: Multi, handle: Handle, target: ObjectRecord, address: str, headers: Sequence[str], *, fresh: bool
-    ) -> None:
+    async def _transfer(self, multi: Multi, handle: Handle, asked: Get, address: str, headers: Sequence[str]) -> None:
         """Makes one read, following its redirects; a web server's redirect is kept for the next read."""
         onward = address
         while onward:
             address = onward
-            handle.prepare(address, headers, fresh=fresh)
+            handle.prepare(address, headers, fresh=asked.fresh)
             await multi.perform(handle.easy)
             if (onward := handle.finish()) and not onward.startswith(self._root.prefix):
                 headers = ()  # the user's are for this host: libcurl would withhold only Authorization
         if self._root.is_web and not address.startswith(self._root.prefix):
-            self._targets.keep(target.url, address)
+            self._targets.keep(asked.target.url, address)
 
     async def _explain_broken(self, handle: Handle, target: ObjectRecord, error: pycurl.error) -> BaseException:
         self._targets.drop(target.url)
@@ -375,20 +365,12 @@ class GuardedStore(CurlStore):
         access = super()._make_access()
         return None if access is None else replace(access, guarded=True)
 
-    async def get(
-        self,
-        target: ObjectRecord,
-        start: int,
-        stop: int,
-        take: Take,
-        *,
-        piece_bytes: int = PIECE_BYTES,
-        fresh: bool = False,
-    ) -> None:
+    async def get(self, asked: Get, take: Take) -> None:
         """See ObjectStore.get."""
-        if target.version.startswith(versions.VERSION) or await self._find_access() is None:  # obstore will read it
+        # obstore will read it.
+        if asked.target.version.startswith(versions.VERSION) or await self._find_access() is None:
             await self._check_address()
-        await super().get(target, start, stop, take, piece_bytes=piece_bytes, fresh=fresh)
+        await super().get(asked, take)
 
     async def put(self, url: str, content: bytes) -> None:
         """See ObjectStore.put."""

@@ -16,6 +16,7 @@ from streamer.config import format_bytes
 from streamer.errors import StreamerError
 from streamer.store import open_root
 from streamer.store.addresses.urls import shown
+from streamer.store.base import Get
 from streamer.store.credentials.boto_keys import Keys
 from streamer.store.credentials.key_ring import Issued
 from streamer.store.root import Root
@@ -181,7 +182,7 @@ async def _objects(store: ObjectStore, url: str) -> list[Finding]:
     found = [Finding("ok", "url", fact)]
     if record.size:
         started = time.monotonic()
-        await store.get(record, 0, 1, lambda piece: None)
+        await store.get(Get(record, 0, 1), lambda piece: None)
         read = time.monotonic() - started
         name = shown(record.url)
         found.append(Finding("ok", "read", f"{name} ({format_bytes(record.size)}): first byte after {read:.3f} s"))

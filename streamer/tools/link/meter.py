@@ -14,6 +14,7 @@ from streamer.config import MiB
 from streamer.errors import ConfigError, ObjectNotFoundError, StoreError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import ObjectStore
+from streamer.store.base import Get
 
 # A range that every store sends at once: its time is that of the round trip and of the store itself.
 _PROBE_BYTES = 1024
@@ -218,7 +219,7 @@ class _Meter:
             target, start, stop = next(self._walk)
             self.requests += 1
             try:
-                await self._store.get(target, start, stop, self._count)
+                await self._store.get(Get(target, start, stop), self._count)
             except (ObjectNotFoundError, PermissionError):
                 raise
             except StoreError as error:
@@ -235,5 +236,5 @@ class _Meter:
 async def _one_byte(store: ObjectStore, target: ObjectRecord) -> float:
     started = time.perf_counter()
     moments: list[float] = []
-    await store.get(target, 0, min(_PROBE_BYTES, target.size), lambda piece: moments.append(time.perf_counter()))
+    await store.get(Get(target, 0, min(_PROBE_BYTES, target.size)), lambda piece: moments.append(time.perf_counter()))
     return moments[0] - started

@@ -16,7 +16,7 @@ from streamer.config import FetchConfig, MiB
 from streamer.errors import AccessDeniedError, ConfigError, ThrottledError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import Client, open_store
-from streamer.store.base import Take
+from streamer.store.base import Get, Take
 from streamer.store.local_store import LocalStore
 from streamer.tools.bench_command import _Bench, add_arguments, client_of, endpoint_of, move_to_endpoint
 from streamer.tools.link.meter import Cell, Latency, Way, combine_cells, find_objects, measure_cell, ranges
@@ -81,9 +81,7 @@ class _Refusing(LocalStore):
         super().__init__()
         self.error = error
 
-    async def get(
-        self, target: ObjectRecord, start: int, stop: int, take: Take, *, piece_bytes: int = 1, fresh: bool = False
-    ) -> None:
+    async def get(self, asked: Get, take: Take) -> None:
         raise self.error
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from streamer.manifest.model import Extent, ObjectRecord
-from streamer.store.base import PIECE_BYTES, Take
+from streamer.manifest.model import Extent
+from streamer.store.base import Get, Take
 from streamer.store.local_store import LocalStore
 
 
@@ -20,15 +20,6 @@ class AnsweringStore(LocalStore):
         super().__init__()
         self._answer = answer
 
-    async def get(
-        self,
-        target: ObjectRecord,
-        start: int,
-        stop: int,
-        take: Take,
-        *,
-        piece_bytes: int = PIECE_BYTES,
-        fresh: bool = False,
-    ) -> None:
+    async def get(self, asked: Get, take: Take) -> None:
         """See ObjectStore.get."""
-        await self._answer(Extent(target, start, stop), take)
+        await self._answer(Extent(asked.target, asked.start, asked.stop), take)

@@ -17,11 +17,10 @@ from streamer.engine.manifests.index_resources import KeptChunks
 from streamer.engine.manifests.manifest_store import LocatedRequest
 from streamer.errors import CacheFullError, ManifestError
 from streamer.formats.table import layouts
-from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import IndexedChunk
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import export_files
-from streamer.store.base import PIECE_BYTES, Take
+from streamer.store.base import Get, Take
 from streamer.store.local_store import LocalStore
 from streamer.wire.messages import GetManifest
 from tests.tars import tar_of
@@ -66,21 +65,12 @@ class TogetherStore(LocalStore):
         super().__init__()
         self._waiting, self._together = 0, asyncio.Event()
 
-    async def get(
-        self,
-        target: ObjectRecord,
-        start: int,
-        stop: int,
-        take: Take,
-        *,
-        piece_bytes: int = PIECE_BYTES,
-        fresh: bool = False,
-    ) -> None:
+    async def get(self, asked: Get, take: Take) -> None:
         self._waiting += 1
         if self._waiting == 24:
             self._together.set()
         await self._together.wait()
-        await super().get(target, start, stop, take, piece_bytes=piece_bytes, fresh=fresh)
+        await super().get(asked, take)
 
 
 async def test_an_index_asks_for_as_much_as_the_link_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
