@@ -204,8 +204,9 @@ class EngineConfig:
     fetch_processes: int | None = None
     # The datasets that a service serves, and their credentials; empty: any url, with the options that the client sends.
     datasets: tuple[DatasetConfig, ...] = ()
-    # Clients may not name what is of this machine: a service without datasets, whose clients have other rights.
-    guarded: bool = False
+    # Refuses local files, loopback, link-local and metadata addresses in urls that clients choose: set for a service
+    # without datasets, whose clients have other rights.
+    refuse_local: bool = False
     # Files that were read for datasets and service besides the configuration itself: one that changes is read again.
     secret_files: tuple[Path, ...] = ()
     service: ServiceConfig = field(default_factory=ServiceConfig)

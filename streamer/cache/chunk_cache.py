@@ -119,12 +119,12 @@ class ChunkCache:
         return CatalogChanges(found.added, found.removed, set(), found.forgotten)
 
     async def resize(self, limit_bytes: int) -> None:
-        """Sets another limit for the whole folder. `limits` follow: tell the policy and evict its victims."""
+        """Sets another limit for the whole folder. Afterwards the caller passes `limits` to the policy."""
         self.space.resize(limit_bytes)
         await self.measure()
 
     async def measure(self) -> None:
-        """Measures manifests and free space; `limits` follow."""
+        """Measures manifests and free space, from which `limits` follow."""
         self.restore()
         try:
             await in_thread(self._files, self.space.measure)
@@ -138,7 +138,8 @@ class ChunkCache:
 
     async def _remove_leftovers(self) -> None:
         """Tries again to remove files; one whose chunk was fetched again was replaced by a new file."""
-        before, failed = self._leftovers, dict[bytes, OSError]()
+        before = self._leftovers
+        failed: dict[bytes, OSError] = {}
         paths = {key: self.folder.chunk_path(key) for key in before if key not in self._chunks}
         await in_thread(self._files, unlink_all, paths, failed)
         self._keep_leftovers({key: n for key, n in self._leftovers.items() if key in failed or key not in before})
@@ -262,11 +263,11 @@ class ChunkCache:
 
         Returns:
             Where the chunk is: in the cache folder, or in memory if the disk refused it. In that case `limits` are
-            lower: tell the policy and evict its victims.
+            lower, and the caller tells the policy and evicts its victims.
 
         Raises:
-            CacheFullError: it does not fit within the limit; evict, then try again.
-            CacheError: neither the disk nor memory accepted it; evict, then try again.
+            CacheFullError: it does not fit within the limit. The caller evicts, then tries again.
+            CacheError: neither the disk nor memory accepted it. The caller evicts, then tries again.
         """
         self._check_open()
         chunk = ChunkBytes(key, parts, sample_offsets, codec)
@@ -290,7 +291,7 @@ class ChunkCache:
                 return await self._publish_in_memory(chunk, length, error.errno)
 
     async def publish_with(self, write: Write, key: bytes, length: int, dataset: str) -> None:
-        """As `publish`, where another process writes the file: the bytes are reserved before it begins.
+        """Does as `publish`, where another process writes the file: the bytes are reserved before it begins.
 
         Args:
             write: returns when the file is there. It may take as long as a fetch.
@@ -299,8 +300,8 @@ class ChunkCache:
             dataset: the manifest's digest, for the catalog.
 
         Raises:
-            CacheFullError: no room within the limit; evict, then try again.
-            Exception: what `write` raises; there is no file then.
+            CacheFullError: there is no room within the limit. The caller evicts, then tries again.
+            Exception: what `write` raises. There is no file then.
         """
         self._check_open()
         async with self._key_locks.hold([key]):
@@ -362,10 +363,10 @@ class ChunkCache:
             self._warn(f"the cache folder {self.root} refuses writes ({reason}): chunks pass through memory meanwhile")
 
     async def evict(self, keys: Iterable[bytes]) -> None:
-        """Unlinks chunks in one thread job; ignores unknown keys. `path` stops finding them at once.
+        """Unlinks chunks in one thread job, without those of unknown keys. `path` stops finding them at once.
 
         Raises:
-            CacheError: a file could not be unlinked; its bytes stay counted.
+            CacheError: a file could not be unlinked. Its bytes stay counted.
         """
         self._check_open()
         failed: dict[bytes, OSError] = {}
@@ -412,8 +413,8 @@ class ChunkCache:
         """Reads the whole chunk and compares it with its checksums.
 
         Returns:
-            False if it is corrupt, unreadable or missing (counted; `evict` it and fetch it again); True also if this
-            process has no descriptor left to look.
+            False if it is corrupt, unreadable or missing, which is counted: `evict` it and fetch it again. True also if
+            this process has no descriptor left to look.
         """
         if (path := self.path(key)) is None:
             return False

@@ -17,7 +17,7 @@ from streamer.cache.chunk_files import verify_file
 from streamer.cache.folder import CacheFolder
 from streamer.errors import IntegrityError
 
-# After this many damaged copies of one chunk the disk is at fault, not the network.
+# The disk is at fault, and not the network, after this many damaged copies of one chunk.
 MAX_DISK_COPIES = 2
 # Files in a row that could not be read, until others are looked at: one bad sector is no bad disk.
 SUSPECT_FILES = 4

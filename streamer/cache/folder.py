@@ -65,7 +65,7 @@ class Permissions(msgspec.Struct, frozen=True):
         os.fchmod(descriptor, self.file_mode)
 
     @classmethod
-    def of(cls, group: str | None) -> Permissions:
+    def make(cls, group: str | None) -> Permissions:
         """Permissions for a group's name or number; None means the owner alone.
 
         Raises:
@@ -117,7 +117,7 @@ def open_folder(path: Path, group: str | None = None) -> CacheFolder:
         CacheVersionError: written by another version of the layout, or not a cache folder.
         ConfigError: the group does not exist.
     """
-    permissions = Permissions.of(group)
+    permissions = Permissions.make(group)
     try:
         path.mkdir(parents=True, exist_ok=True, mode=permissions.folder_mode)
         _refuse_network(path)
@@ -127,11 +127,20 @@ def open_folder(path: Path, group: str | None = None) -> CacheFolder:
         _make_subfolders(path, permissions)
         root_id = _read_root_id(path, permissions, secrets.token_hex(16))
         remove_contents(path / "tmp")
-        _remove_leftovers(path)
+        # Markers, probes and sockets that an engine was making when it was killed.
+        for entry in path.iterdir():
+            if _UNFINISHED.fullmatch(entry.name):
+                entry.unlink(missing_ok=True)
     except (CacheError, ConfigError):
         raise
     except OSError as error:
-        raise _cannot_use(path, error) from error
+        where = f" ({error.filename})" if error.filename else ""
+        raise CacheError(
+            f"cannot use the cache folder {path}: {error.strerror}{where}; choose another cache_dir, or free space or "
+            "correct its permissions there",
+            where=str(path),
+            errno=error.errno,
+        ) from error
     return CacheFolder(path, root_id, permissions)
 
 
@@ -193,18 +202,8 @@ def holds_no_cache(path: Path) -> bool:
         raise CacheError(f"cannot read the cache folder {path}: {error.strerror}", where=str(path)) from error
 
 
-def _cannot_use(path: Path, error: OSError) -> CacheError:
-    where = f" ({error.filename})" if error.filename else ""
-    return CacheError(
-        f"cannot use the cache folder {path}: {error.strerror}{where}; choose another cache_dir, or free space or "
-        "correct its permissions there",
-        where=str(path),
-        errno=error.errno,
-    )
-
-
 def filesystem_type(path: Path, mountinfo: str | None = None) -> str:
-    """The type of the filesystem under a path, from the longest mount point above it; "" if unknown."""
+    """Returns the type of the filesystem under a path, from the longest mount point above it, or "" if unknown."""
     text = linux.mountinfo() if mountinfo is None else mountinfo
     real = os.path.realpath(path)
     best = ""
@@ -215,7 +214,8 @@ def filesystem_type(path: Path, mountinfo: str | None = None) -> str:
         mount = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), before.split(" ")[4])
         inside = real == mount or real.startswith(mount.rstrip("/") + "/")
         if inside and len(mount) >= len(best):
-            best, kind = mount, after.split()[0]
+            best = mount
+            kind = after.split()[0]
     return kind
 
 
@@ -262,15 +262,8 @@ def is_fresh(path: Path) -> bool:
 
 
 def _is_harmless(name: str) -> bool:
-    """Whether a folder holds only leftovers of a fresh disk or of a kill during the first start."""
+    """Whether an entry of this name is a leftover of a fresh disk or of a kill during the first start."""
     return name == "lost+found" or name.startswith(MARKER + ".")
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Removes markers, probes and sockets that an engine was making when it was killed."""
-    for entry in path.iterdir():
-        if _UNFINISHED.fullmatch(entry.name):
-            entry.unlink(missing_ok=True)
 
 
 def _check_version(path: Path, text: str) -> None:
@@ -312,7 +305,7 @@ def _make_subfolders(path: Path, permissions: Permissions) -> None:
 
 
 def _read_root_id(path: Path, permissions: Permissions, new: str) -> str:
-    """The folder's id, or `new` if it has none."""
+    """Returns the folder's id, which is `new` if it had none."""
     file = path / ROOT_ID
     if not file.exists():
         _write_once(file, new + "\n")
@@ -375,9 +368,13 @@ def read_header(folder: CacheFolder, key: bytes, length: int) -> ChunkHeader:
 
 
 def measure_usage(path: Path, *, chunks: bool = True) -> int:
-    """Bytes a folder, or a file, occupies on the disk (`st_blocks`), folders included; without chunk files if asked.
+    """Returns the bytes that a folder or a file occupies on the disk (`st_blocks`), folders included.
 
     Files that are renamed or removed meanwhile do not count, such as a manifest that another request has just built.
+
+    Args:
+        path: the folder or file.
+        chunks: whether chunk files count.
     """
     total = 0
     stack = [path]

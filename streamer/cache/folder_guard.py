@@ -110,7 +110,7 @@ class FolderGuard:
 
     def __init__(self, folder: CacheFolder) -> None:
         self._folder = folder
-        # Of a folder that was made again.
+        # Holds the locks of a folder that was made again.
         self._locks = ExitStack()
         self._is_foreign = False
         self._restored_at = self._restored_before = float("-inf")

@@ -74,7 +74,9 @@ def stat(path: Path) -> FolderStatistics:
         name = rows[key].dataset if key in rows else ""
         count, size = datasets.get(name, (0, 0))
         datasets[name] = (count + 1, size + length)
-    return FolderStatistics(chunks, total, measure_usage(path), datasets, folder.root_id)
+    return FolderStatistics(
+        chunks=chunks, chunk_bytes=total, used_bytes=measure_usage(path), datasets=datasets, root_id=folder.root_id
+    )
 
 
 def check(path: Path, *, repair: bool = False, progress: Progress | None = None) -> CheckReport:

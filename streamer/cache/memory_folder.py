@@ -218,16 +218,14 @@ def find_cache(config: CacheConfig, memory: Path = MEMORY_FOLDER) -> tuple[Cache
     Raises:
         ConfigError: files of this process may not be longer than `ulimit -f` allows.
     """
+    name = "at-" + hashlib.blake2b(os.fsencode(os.path.realpath(config.directory)), digest_size=8).hexdigest()
     remove_leftover_folders(memory)
     try:
         _probe_disk(config.directory, config.group)
     except OSError as error:
         if (limit := limit_error(error)) is not None and error.errno not in REFUSALS:
             raise limit from error
-        if (
-            error.errno not in REFUSALS
-            or (substitute := _make_substitute(memory, make_folder_name(_name_substitute(config.directory)))) is None
-        ):
+        if error.errno not in REFUSALS or (substitute := _make_substitute(memory, make_folder_name(name))) is None:
             return config, ""
         found = os.statvfs(memory)
         room = min(FALLBACK_BYTES, found.f_bavail * found.f_frsize // 4)
@@ -246,16 +244,12 @@ def remove_substitute(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _name_substitute(directory: Path) -> str:
-    return "at-" + hashlib.blake2b(os.fsencode(os.path.realpath(directory)), digest_size=8).hexdigest()
-
-
 def _probe_disk(directory: Path, group: str | None) -> None:
     """Writes a file to a cache folder that has no chunks; raises the OSError of a disk that refuses it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if os.statvfs(directory).f_flag & os.ST_RDONLY:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-    if any(list_chunk_files(CacheFolder(directory, "", Permissions.of(group)))):
+    if any(list_chunk_files(CacheFolder(directory, "", Permissions.make(group)))):
         return
     found = os.statvfs(directory)
     if found.f_files and found.f_favail < _INODES:

@@ -49,7 +49,7 @@ _KEPT_RECORDS = _KEPT_BYTES
 # How often a file is read that cannot be read, or is wrong. Of a disk that fails at 1 % of all calls, three in a row
 # fail at 3e-5 of the reads of a sample, which takes three calls.
 _TRIES = 3
-# What this process lacks, and no other copy of the chunk would mend.
+# Errors of what this process lacks, which no other copy of the chunk would mend.
 _OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 T = TypeVar("T")
@@ -170,7 +170,7 @@ class ChunkReader:
             for run in _group_runs(wanted):
                 _read_run(descriptor, path, lengths[0], table, run)
         except IntegrityError:
-            # They may be the wrong part.
+            # The kept tables may be what is wrong.
             if (wrong := self._tables.pop(chunk, None)) is not None:
                 self._tables_left += _ENTRY_BYTES + len(wrong)
             if (known := self._records.pop(key, None)) is not None:
@@ -252,7 +252,7 @@ class ChunkReader:
                 continue
             if not root.startswith(_SHARED_BY_ALL) or os.fstat(descriptor).st_uid == os.stat(self._roots[0]).st_uid:
                 return descriptor, f"{root}/{name}"
-            os.close(descriptor)  # of another user than the cache: not the engine's
+            os.close(descriptor)  # it is of another user than the cache: not the engine's
         raise failure
 
 
@@ -312,7 +312,7 @@ def _group_runs(wanted: Iterable[_Target]) -> Iterator[list[_Target]]:
     """Groups adjacent samples, as many as one call reads."""
     run: list[_Target] = []
     begin = stop = pieces = sample = 0
-    # One loop without calls: with them everything but the copy (22 us) and the checksum (18) took 5.3 us for a MiB of
+    # A loop without calls: with them everything but the copy (22 us) and the checksum (18) took 5.3 us for a MiB of
     # samples of 100 KB, now 3.4 (2026-11-20).
     for one in wanted:
         item, parts = one

@@ -38,7 +38,7 @@ class Connection:
         path: path of the engine's socket.
         job: job of this process.
         token: token that the engine asks for.
-        timeout_seconds: for each answer to a send; None: 30 s, and 10 s for the hello.
+        timeout_seconds: time for each answer to a send; None means 30 s, and 10 s for the hello.
         protocol: version that the client speaks.
         external: whether the path was configured, and not made up from the user's number; see `check_server`.
 
@@ -70,7 +70,7 @@ class Connection:
                 folder = open_socket_folder(path.parent, on_exit, external=external)
                 self._socket.connect(linux.address_in(folder, path))
                 check_server(self._socket, folder, path, external=external)
-            # Not a timeout of its own: Python asks with poll(2) before each call whether it would wait.
+            # A timeout of its own would cost: Python asks with poll(2) before each call whether it would wait.
             self._socket.setblocking(False)
             self.welcome = self._hello(job, token, timeout_seconds or _HELLO_SECONDS)
         except StreamerError:
@@ -147,7 +147,7 @@ class Connection:
 
     def _wait(self, event: int, timeout_seconds: float | None) -> bool:
         """Waits until the socket can be read or written; returns False after the timeout (None: for ever)."""
-        # Not select(2): it fails for descriptors above 1023, and a trainer may have that many.
+        # select(2) fails for descriptors above 1023, and a trainer may have that many.
         poll = select.poll()
         poll.register(self._socket, event)
         return bool(poll.poll(None if timeout_seconds is None else timeout_seconds * 1000))

@@ -127,17 +127,29 @@ class EngineClient:
         return session
 
     def read(self, dataset: str, chunk: int, start: int, stop: int, *, boundaries: bool = False) -> bytes:
-        """Reads the chunk-local bytes [start, stop) for single looks, or other things, at most 64 MiB; see `Read`."""
+        """Reads the chunk-local bytes [start, stop) of one chunk for one-off reads (`dataset[i]`), at most 64 MiB.
+
+        Args:
+            dataset: digest of the manifest.
+            chunk: number of the chunk.
+            start: first byte.
+            stop: end of the bytes.
+            boundaries: whether the boundaries of the samples of a recoded chunk are asked for instead; see `Read`.
+        """
         options = self.settings.encode_options()
-        answer = self.ask(lambda number: Read(number, dataset, chunk, start, stop, options, boundaries), Content)
-        return answer.content
+        wanted = Read(0, dataset=dataset, chunk=chunk, start=start, stop=stop, options=options, boundaries=boundaries)
+        return self.ask(lambda number: replace(wanted, request=number), Content).content
 
     def statistics(self) -> dict[str, object]:
-        """The engine's counters; see `streamer.engine.statistics` for the names."""
+        """Returns the engine's counters; see `streamer.engine.statistics` for the names."""
         return dict(self.ask(GetStatistics, Statistics).values)
 
     def roots(self) -> list[Path]:
-        """The cache folder as this process sees it, then the read-only layers."""
+        """Returns the cache folder as this process sees it, then the read-only layers.
+
+        Raises:
+            EngineUnavailableError: this process sees the folder neither where the engine does nor in its settings.
+        """
         welcome = self._connect().welcome
         for candidate in (self.settings.cache_dir, Path(welcome.root)):
             with contextlib.suppress(OSError):
@@ -151,7 +163,7 @@ class EngineClient:
 
     @property
     def fallback_dir(self) -> Path:
-        """The folder of what is made of this cache's manifests where theirs is read-only for this process."""
+        """Folder in which selections are written if the manifests' folder is read-only for this process."""
         return self.settings.runtime_dir / "selections" / self.welcome.root_id
 
     @property
@@ -222,7 +234,7 @@ class EngineClient:
 
     @property
     def closed(self) -> bool:
-        """Whether it cannot be used any more."""
+        """Whether `close` or `shut_down` was called."""
         return self._closed
 
     @property
@@ -248,7 +260,7 @@ class EngineClient:
 
     def _check_open(self) -> None:
         if self._closed:
-            # Not after `shut_down`: the descriptor would be readable for ever and keep a selector busy.
+            # A descriptor that is kept after `shut_down` would be readable for ever and keep a selector busy.
             self._drop()
             raise ClosedError(
                 "this connection to the engine is closed: its dataset (or client) was closed while it was in use"
@@ -296,23 +308,17 @@ class EngineClient:
                 pause_before_restart(self.settings, self._restarts)
                 connection = self._connect()
             except EngineUnavailableError as error:
-                self._end_sessions(error)
+                # A later connection must not wait for these sessions.
+                for session in self._sessions.values():
+                    session.handle_error(error)
+                self._sessions.clear()
                 raise
             with contextlib.suppress(DisconnectedError):
-                self._reopen_sessions(connection)
+                for session in self._sessions.values():
+                    for message in session.reopen_messages():
+                        connection.send(message)
                 reopened = True
         logger.info("connected again after %.2f s", time.monotonic() - begun)
-
-    def _reopen_sessions(self, connection: Connection) -> None:
-        for session in self._sessions.values():
-            for message in session.reopen_messages():
-                connection.send(message)
-
-    def _end_sessions(self, error: EngineUnavailableError) -> None:
-        """Fails all open sessions, so that a later connection does not wait for them."""
-        for session in self._sessions.values():
-            session.handle_error(error)
-        self._sessions.clear()
 
     def _drop(self) -> None:
         if self._connection is not None:

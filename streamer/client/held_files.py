@@ -43,7 +43,10 @@ class HeldFiles:
     def restore(self) -> None:
         """Writes files that another program has removed, once the engine had the time to do so itself."""
         deadline = time.monotonic() + ENGINE_SECONDS
-        while (missing := self._missing()) and time.monotonic() < deadline:
+        missing = list(self._content)
+        while missing := [path for path in missing if not path.exists()]:
+            if time.monotonic() >= deadline:
+                break
             time.sleep(_POLL_SECONDS)
         for path in missing:
             try:
@@ -52,13 +55,10 @@ class HeldFiles:
             except OSError as error:
                 logger.warning("%s was removed, and cannot be written again: %s", path, error)
 
-    def _missing(self) -> list[Path]:
-        return [path for path in self._content if not path.exists()]
-
 
 def _write(path: Path, content: memoryview) -> None:
     """Writes a file that appears as a whole; another process may write the same one."""
-    # Without a name until it is complete: a kill leaves nothing.
+    # The file has no name until it is complete: a kill leaves nothing.
     if hasattr(os, "O_TMPFILE"):
         with contextlib.suppress(OSError):
             descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o644)
@@ -66,10 +66,10 @@ def _write(path: Path, content: memoryview) -> None:
                 file.write(content)
                 file.flush()
                 with contextlib.suppress(FileExistsError):
-                    # With a folder it is linkat(2), which follows the link of /proc.
+                    # A folder makes it linkat(2), which follows the link of /proc.
                     os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor)
             return
-    # A file system without nameless files.
+    # This file system has no nameless files.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         temporary.write_bytes(content)

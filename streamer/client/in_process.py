@@ -17,7 +17,8 @@ from typing import Protocol
 from streamer.base.child import prevent_forks
 from streamer.client.settings import ClientSettings
 
-# By name: the trainer's packages import nothing of the engine's side unless the user wants the engine in their process.
+# It is imported by name: the trainer's packages import nothing of the engine's side unless the user wants the engine in
+# their process.
 _ENGINE = "streamer.service.inline"
 
 

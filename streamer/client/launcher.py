@@ -146,7 +146,12 @@ def _connect_or_start(settings: ClientSettings, restarts: Restarts) -> Connectio
             with contextlib.suppress(DisconnectedError):
                 return _connect_once(settings)
             remove_leftovers(settings.runtime_dir)
-            started = _start_here(settings) if settings.inline else _start_process(settings)
+            if settings.inline:
+                start_engine(_make_configuration(settings))
+                logger.info("engine started for %s in this process", settings.cache_dir)
+                started = True
+            else:
+                started = _start_process(settings)
         if started:
             with contextlib.suppress(DisconnectedError):
                 return _connect_once(settings)
@@ -168,7 +173,7 @@ def _connect_once(settings: ClientSettings) -> Connection:
             external=settings.external and settings.is_configured,
         )
     except DisconnectedError:
-        # Through links: no link is followed after this.
+        # Links are resolved here: none is followed after this.
         path = Path(os.path.realpath(settings.cache_dir)) / CACHE_SOCKET_NAME
         if settings.external or not _is_own_socket(path):
             raise
@@ -212,7 +217,7 @@ def _connect_when_up(settings: ClientSettings) -> Connection:
 def _make_runtime_dir(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Not by its name: a link may lead somewhere else at each look.
+        # Its name says nothing: a link may lead somewhere else at each look.
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         status = os.fstat(descriptor)
         os.close(descriptor)
@@ -249,7 +254,8 @@ def _spawn_lock(settings: ClientSettings) -> Iterator[None]:
     try:
         yield
     finally:
-        # Before the lock is released: a process that waits for it finds that the file is gone, and makes another one.
+        # It goes before the lock is released: a process that waits for it finds that the file is gone, and makes
+        # another one.
         path.unlink(missing_ok=True)
         # Closing is not enough: a child forked meanwhile would keep it locked.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -286,12 +292,6 @@ def _start_process(settings: ClientSettings) -> bool:
             finally:
                 os.close(ready_write)
         return _await_ready(ready_read, process, settings)
-
-
-def _start_here(settings: ClientSettings) -> bool:
-    start_engine(_make_configuration(settings))
-    logger.info("engine started for %s in this process", settings.cache_dir)
-    return True
 
 
 def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
@@ -343,13 +343,12 @@ def _await_ready(descriptor: int, process: subprocess.Popen[bytes], settings: Cl
         logger.info("engine started for %s, log %s", settings.cache_dir, find_log(settings))
         return True
     if "kind" in line:
-        raise errors.from_wire(str(line["kind"]), str(line["message"]), _details(line.get("details")))
+        details = line.get("details")
+        raise errors.from_wire(
+            str(line["kind"]), str(line["message"]), dict(details) if isinstance(details, dict) else {}
+        )
     logger.warning("the engine of %s ended before it listened; log %s", settings.cache_dir, find_log(settings))
     return False
-
-
-def _details(found: object) -> dict[str, errors.Detail]:
-    return {str(k): v for k, v in found.items()} if isinstance(found, dict) else {}
 
 
 def _read_line(descriptor: int, process: subprocess.Popen[bytes], settings: ClientSettings) -> dict[str, object]:
@@ -360,12 +359,12 @@ def _read_line(descriptor: int, process: subprocess.Popen[bytes], settings: Clie
     """
     received = b""
     deadline = time.monotonic() + START_SECONDS
-    # Not select(2), which knows descriptors below 1,024 only.
+    # select(2) knows descriptors below 1,024 only.
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     while len(received) < _READY_LINE_BYTES and not received.endswith(b"\n"):
         if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
-            # With its fork, which has the same process group.
+            # The signal reaches its fork as well, which has the same process group.
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise EngineUnavailableError(

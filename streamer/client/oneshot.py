@@ -28,10 +28,13 @@ def read_statistics(settings: ClientSettings, timeout_seconds: float) -> Mapping
     try:
         with contextlib.closing(_connect(settings, timeout_seconds)) as connection:
             connection.send(GetStatistics(1))
-            return _await_statistics(connection, deadline)
+            while (left_seconds := deadline - time.monotonic()) > 0:
+                for event in connection.receive(left_seconds):
+                    if isinstance(event, Statistics):
+                        return dict(event.values)
     except (DisconnectedError, StreamerError) as error:
         logger.debug("no answer of the engine of %s: %s", settings.cache_dir, error)
-        return None
+    return None
 
 
 def report(
@@ -68,11 +71,3 @@ def _connect(settings: ClientSettings, timeout_seconds: float) -> Connection:
         timeout_seconds,
         external=settings.external and settings.is_configured,
     )
-
-
-def _await_statistics(connection: Connection, deadline: float) -> Mapping[str, object] | None:
-    while (left := deadline - time.monotonic()) > 0:
-        for event in connection.receive(left):
-            if isinstance(event, Statistics):
-                return dict(event.values)
-    return None

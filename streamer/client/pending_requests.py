@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,7 +85,8 @@ class ManifestAsk(NamedTuple):
 
     def make_ask(self, options: StoreOptions) -> Ask:
         """Returns the request as it is sent: with the options, and the number that it gets."""
-        return Ask(partial(_number, self.request, options), self.progress)
+        asked = replace(self.request, options=options)
+        return Ask(lambda number: replace(asked, request=number), self.progress)
 
     def take_answer(self, answer: ManifestReady, root: Path) -> Path:
         """Passes its notes on; returns the manifest's folder.
@@ -109,7 +109,3 @@ class ManifestAsk(NamedTuple):
                 path=str(folder),
             )
         return folder
-
-
-def _number(request: GetManifest, options: StoreOptions, number: int) -> Message:
-    return replace(request, request=number, options=options)

@@ -61,7 +61,7 @@ def remove_leftovers(folder: Path) -> None:
             if path.lstat().st_uid != os.geteuid():
                 continue
             if found := _SOCKET_NAME.fullmatch(path.name):
-                # One that is being made is bound before it listens, under a name with its process.
+                # A socket that is being made is bound before it listens, under a name with its process.
                 if not is_listening(path) and not (found[1] and os.path.exists(f"/proc/{found[1]}")):
                     path.unlink()
             elif _LOCK_NAME.fullmatch(path.name):

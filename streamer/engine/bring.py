@@ -51,9 +51,9 @@ class Fetch(msgspec.Struct):
     """One chunk between store and SSD.
 
     Attributes:
-        chunk: its number in the dataset.
-        peer_due: when the first peer that waits for it needs it, on the loop's clock.
-        limits: the cache's new ones, where publishing changed them.
+        chunk: number of the chunk in the dataset.
+        peer_due: time at which the first peer that waits for it needs it, on the loop's clock.
+        limits: set if publishing changed the limits of the cache, of which the policy must be told.
     """
 
     key: bytes
@@ -65,7 +65,7 @@ class Fetch(msgspec.Struct):
     limits: CacheLimits | None = None
 
     def owner(self) -> str:
-        """The job that needs it first; "" without waiters."""
+        """Returns the job that needs it first, or "" without waiters."""
         first = min(self.waiters, key=lambda waiter: waiter.session.due_at(waiter.step), default=None)
         return "" if first is None else first.session.owner
 
@@ -115,10 +115,13 @@ class Publisher:
         """Publishes what the store sent, recoded where the format needs it."""
         manifest = fetch.dataset.manifest
         chunk = manifest.chunk(fetch.chunk)
-        if manifest.recoded:
-            await self._recode(fetch, chunk, fetched)
-        else:
+        if not manifest.recoded:
             await self._write(fetch, chunk, fetched.parts, manifest.sample_offsets(fetch.chunk))
+            return
+        job = RecodeJob.make(manifest, chunk)
+        async with self._recoders.recode(job, chunk, fetched.content, due=fetch.due) as recoded:
+            self._on_resize(fetch.key, chunkfile.file_bytes(len(recoded.content), recoded.table.entries))
+            await self._write(fetch, chunk, [recoded.content], recoded.table.starts)
 
     async def publish_with(self, fetch: Fetch, write: Callable[[], Awaitable[object]]) -> None:
         """Publishes a chunk whose file another process writes; `write` returns when the file is there."""
@@ -133,12 +136,6 @@ class Publisher:
         if fetch.dataset.manifest.recoded:
             self._on_resize(fetch.key, chunkfile.file_bytes(len(content), len(offsets) - 1))
         await self._write(fetch, chunk, [content], offsets)
-
-    async def _recode(self, fetch: Fetch, chunk: Chunk, fetched: Fetched | SharedBytes) -> None:
-        job = RecodeJob.make(fetch.dataset.manifest, chunk)
-        async with self._recoders.recode(job, chunk, fetched.content, due=fetch.due) as recoded:
-            self._on_resize(fetch.key, chunkfile.file_bytes(len(recoded.content), recoded.table.entries))
-            await self._write(fetch, chunk, [recoded.content], recoded.table.starts)
 
     async def _write(self, fetch: Fetch, chunk: Chunk, parts: list[memoryview], offsets: NDArray[np.int64]) -> None:
         await self.wait_for_unlinks()
@@ -169,14 +166,14 @@ class StoreSource:
         self._fetchers = fetchers
         self._pool = pool
         self._publisher = publisher
-        # As long as the dataset is in use.
+        # Descriptions live as long as the dataset is in use.
         self._described: weakref.WeakKeyDictionary[Dataset, OpenDataset] = weakref.WeakKeyDictionary()
 
     async def bring(self, fetch: Fetch) -> None:
-        """See `Bring`."""
+        """Fetches a chunk and publishes it; see `Bring`."""
         if self._pool.ready and not fetch.dataset.manifest.recoded and self._publisher.writes_to_disk(fetch):
             wanted = self._describe_chunk(fetch)
-            # What is wrong on this machine the loop tries itself: it makes a removed folder again, or writes to memory.
+            # The loop itself tries what is wrong on this machine: it makes a removed folder again, or writes to memory.
             with contextlib.suppress(LocalError, CacheFullError):
                 await self._publisher.publish_with(fetch, lambda: self._pool.publish(wanted))
                 return
@@ -190,7 +187,7 @@ class StoreSource:
                 return await self._pool.fetch(self._describe_chunk(fetch))
         manifest = fetch.dataset.manifest
         chunk = manifest.chunk(fetch.chunk)
-        async with self._fetchers.get_for_chunk(chunk, fetch.dataset.options) as fetcher:
+        async with self._fetchers.use_for_chunk(chunk, fetch.dataset.options) as fetcher:
             return await fetcher.fetch(chunk, due=fetch.due, owner=fetch.owner, shared=manifest.recoded)
 
     def _describe_chunk(self, fetch: Fetch) -> WantedChunk:
@@ -203,7 +200,13 @@ class StoreSource:
         allowlist = self._fetchers.allowlist
         if allowlist.restricted:
             allowlist.check_chunk(dataset.manifest.chunk(fetch.chunk), dataset.options)
-        return WantedChunk(self._describe_dataset(dataset), fetch.chunk, dataset.requests, fetch.due, fetch.owner)
+        return WantedChunk(
+            dataset=self._describe_dataset(dataset),
+            chunk=fetch.chunk,
+            requests=dataset.requests,
+            due=fetch.due,
+            owner=fetch.owner,
+        )
 
     def _describe_dataset(self, dataset: Dataset) -> OpenDataset:
         """Returns the dataset as processes know it: another object where its options have changed."""
@@ -229,6 +232,6 @@ class Sources:
         self._by_peers = bring
 
     async def bring(self, fetch: Fetch) -> None:
-        """See `Bring`."""
+        """Fetches a chunk from the source of the moment and publishes it; see `Bring`."""
         fetch.dataset.check_key(fetch.chunk)
         await (self._by_peers or self.store.bring)(fetch)

@@ -35,8 +35,8 @@ class Collection:
     """One dataset, or the parts of a mix. Two parts of one dataset have numbers of their own and equal keys.
 
     Args:
-        datasets: of the parts, in order; at least one.
-        names: of the parts, for people; "" of a lone dataset.
+        datasets: datasets of the parts, in order; at least one.
+        names: names of the parts, for people; "" for a lone dataset.
 
     Attributes:
         file_bytes: int64 (chunks,): the length of each chunk's file; of recoded chunks as planned.
@@ -117,16 +117,16 @@ class Parts:
     """The values that a session keeps of each of its parts.
 
     Args:
-        name: the session's.
+        name: name of the session.
         collection: the datasets.
-        requests: of the parts; a lone dataset is one without a name.
+        requests: what the client has said of each part; a lone dataset is one without a name.
 
     Attributes:
-        names: of the policy's sessions, one for each part.
-        values: of the running epoch.
-        running_pass: the pass that each part's reader is in; None: not begun.
+        names: names of the policy's sessions, one for each part.
+        values: values of the parts in the running epoch.
+        running_pass: the pass that each part's reader is in, or None if it has not begun.
         counts: needs and hits since the session began; of a lone dataset they are not counted.
-        mean_bytes: of a chunk's file, each chunk counted as often as an epoch needs it.
+        mean_bytes: mean length of a chunk's file, each chunk counted as often as an epoch needs it.
     """
 
     def __init__(self, name: str, collection: Collection, requests: Sequence[Part]) -> None:
@@ -136,7 +136,7 @@ class Parts:
         self.counts = [UseCount() for _ in requests]
         self.mean_bytes = collection.mean_bytes(self.values)
         self._collection = collection
-        # By the epoch that they begin with.
+        # Values by the epoch that they begin with.
         self._next_values: dict[int, tuple[float, ...]] = {}
 
     def __repr__(self) -> str:

@@ -29,7 +29,7 @@ from streamer.wire.messages import UNREADABLE
 
 logger = logging.getLogger(__name__)
 
-# After this many corrupt copies there is an error. Readers give up after as many (`contracts.REREADS`).
+# A session gets an error after this many corrupt copies. Readers give up after as many (`contracts.REREADS`).
 MAX_COPIES = 3
 # Unfounded reports that one session may send about one chunk.
 MAX_UNFOUNDED = 3
@@ -39,14 +39,10 @@ MAX_UNFOUNDED_SHARE = 0.1
 # A chunk found intact is not read again for this long. Reports in this time do not count where a corrupt copy was
 # dropped before: several workers of a rank report it, the last of them when the next copy is there already.
 VERIFIED_SECONDS = 0.25
-# For this long after a corrupt copy was dropped, reports may still be about that copy.
+# Reports may still be about a corrupt copy for this long after it was dropped.
 REPLACED_SECONDS = 1.0
 # Wrong chunks come in numbers: one warning in this time.
 WARNING_SECONDS = 60.0
-
-
-def _ignore(text: str) -> None:
-    """Ignores a warning: there are no clients."""
 
 
 class _Report(msgspec.Struct):
@@ -80,7 +76,7 @@ class CorruptionReports:
         now: Callable[[], float],
         tasks: asyncio.TaskGroup,
         *,
-        warn: Callable[[str], None] = _ignore,
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.dropped: Counter[bytes] = Counter()
         self.unfounded = 0
@@ -103,7 +99,7 @@ class CorruptionReports:
         )
 
     def report(self, session: EngineSession, chunk: int, reason: str) -> None:
-        """A reader found a chunk corrupt. `acknowledge` of its session follows once the engine has checked it.
+        """Takes a reader's report of a corrupt chunk; `acknowledge` of its session follows once it has been checked.
 
         Raises:
             ManifestError: there is no such chunk.
@@ -201,8 +197,8 @@ class CorruptionReports:
         session.unfounded[chunk] += 1
         times = session.unfounded[chunk]
         label = session.collection.label(chunk)
-        most = max(MAX_UNFOUNDED_IN_ALL, int(MAX_UNFOUNDED_SHARE * len(session.collection.file_bytes)))
-        if session.unfounded.total() > most or times > MAX_UNFOUNDED:
+        max_reports = max(MAX_UNFOUNDED_IN_ALL, int(MAX_UNFOUNDED_SHARE * len(session.collection.file_bytes)))
+        if session.unfounded.total() > max_reports or times > MAX_UNFOUNDED:
             session.fail(
                 IntegrityError(
                     f"{session.request.consumer} found {label} wrong {times} times ({report.reason}), but the "

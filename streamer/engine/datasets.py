@@ -40,9 +40,9 @@ from streamer.store.addresses.urls import split
 from streamer.wire.store_options import StoreOptions
 
 # Pairs of a manifest and options: 300 bytes each. The oldest is proven again.
-_MOST = 50_000
+_MAX_RIGHTS = 50_000
 
-# Comes from clients, becomes part of a path.
+# A digest comes from clients and becomes part of a path.
 _DIGEST = re.compile("[0-9a-zA-Z]{1,64}")
 # Roots that are taken out by columns; the urls of further ones are looked at one by one.
 _MOST_ROOTS = 16
@@ -92,7 +92,7 @@ class Dataset:
     Attributes:
         name: unique in the engine: datasets of one manifest differ in their options.
         file_bytes: int64 (chunks,): the length of each chunk's file; of recoded chunks as planned.
-        mean_bytes: of a chunk's file.
+        mean_bytes: mean length of a chunk's file.
         options: storage options with which its objects are read.
         touched: it was used since the last `Datasets.drop_idle`.
     """
@@ -164,10 +164,10 @@ class Datasets:
     def __init__(self, root: Path, allowlist: UrlAllowlist) -> None:
         self._root = root
         self._allowlist = allowlist
-        # By digest and key of options.
+        # Datasets by digest and key of options.
         self._open: dict[str, dict[str, Dataset]] = {}
         self._expected: dict[str, Manifest] = {}
-        # Of an object of each root, by digest.
+        # Urls of an object of each root, by digest.
         self._urls: dict[str, list[str]] = {}
         self._numbers = itertools.count(1)
 
@@ -278,14 +278,14 @@ class Rights:
 
     def grant(self, digest: str, options: StoreOptions) -> None:
         """Records that a manifest was found with these options."""
-        if self._fetchers.allowlist.guarded:
-            if len(self._known) >= _MOST:
+        if self._fetchers.allowlist.refuse_local:
+            if len(self._known) >= _MAX_RIGHTS:
                 del self._known[next(iter(self._known))]
             self._known[digest, options.key] = None
 
     def has(self, digest: str, options: StoreOptions) -> bool:
         """Whether these options are known to be good; always where the service has its own, or one user."""
-        return not self._fetchers.allowlist.guarded or (digest, options.key) in self._known
+        return not self._fetchers.allowlist.refuse_local or (digest, options.key) in self._known
 
     async def prove(self, digest: str, options: StoreOptions) -> None:
         """Reads a byte of the objects unless the options are known to be good; a restarted engine knows none.
@@ -298,21 +298,16 @@ class Rights:
             return
         dataset = self._datasets.get(digest, options.mapping)
         for record in _find_examples(dataset.manifest):
-            await self._read(dataset, record)
+            self._fetchers.allowlist.check_objects([record.url], dataset.options)
+            # If the object has changed, the store has answered: readers get this error, or the bytes of the cache.
+            async with self._fetchers.use(dataset.options) as fetcher:
+                with suppress(ObjectChangedError):
+                    await fetcher.read(Extent(record, 0, 1))
         self.grant(digest, options)
-
-    async def _read(self, dataset: Dataset, record: ObjectRecord) -> None:
-        self._fetchers.allowlist.check_objects([record.url], dataset.options)
-        async with self._fetchers.use(dataset.options) as fetcher:
-            try:
-                await fetcher.read(Extent(record, 0, 1))
-            except ObjectChangedError:
-                # The store has answered: readers get this error, or the bytes of the cache.
-                return
 
 
 def _find_examples(manifest: Manifest) -> list[ObjectRecord]:
-    """An object that has bytes, of each bucket or server; of the first one if all are in one folder."""
+    """Returns an object that has bytes of each bucket or server, or of the first one if all are in one folder."""
     found: dict[str, ObjectRecord] = {}
     one = manifest.content.base.count("/") > 2
     for number in range(manifest.objects):

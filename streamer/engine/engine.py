@@ -56,9 +56,11 @@ class Engine:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.cache = ChunkCache(config.cache)
-        self.fetchers = Fetchers(config.fetch, UrlAllowlist(config.datasets, guarded=config.guarded), self._notify)
+        self.fetchers = Fetchers(
+            config.fetch, UrlAllowlist(config.datasets, refuse_local=config.refuse_local), self._notify
+        )
         self.recoders = RecoderPool(config.fetch.memory_bytes)
-        # Called with the key of storage options and a sentence for the sessions that have them; "": for all.
+        # Called with the key of storage options and a sentence for the sessions that have them; the key "" means all.
         self.on_notice: Callable[[str, str], None] | None = None
         self.sessions: dict[str, EngineSession] = {}
         # Errors that reached a consumer, by kind.
@@ -66,7 +68,7 @@ class Engine:
         self.peer_statistics: Callable[[], dict[str, Any]] | None = None
         self._stack = AsyncExitStack()
         self._numbers = itertools.count(1)
-        # Of `manifests.written`.
+        # The value of `manifests.written` when the folder was measured last.
         self._measured = 0
         self._measuring = asyncio.Lock()
 
@@ -76,18 +78,19 @@ class Engine:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             self._loop = asyncio.get_running_loop()
-            self.cache.on_lost, self.cache.on_warning = self._replace_lost, self.warn
+            self.cache.on_lost = self._replace_lost
+            self.cache.on_warning = self.warn
             self.cache.is_used = lambda: bool(self.sessions)
             await stack.enter_async_context(self.cache)
             await stack.enter_async_context(self.fetchers)
             await stack.enter_async_context(self.recoders)
             self.fetch_pool = FetchPool(
-                self.config.fetch,
-                self.config.fetch_processes,
-                self.fetchers,
-                self.cache.folder,
-                self._notify,
-                guarded=self.config.guarded,
+                config=self.config.fetch,
+                processes=self.config.fetch_processes,
+                fetchers=self.fetchers,
+                folder=self.cache.folder,
+                notify=self._notify,
+                refuse_local=self.config.refuse_local,
             )
             await stack.enter_async_context(self.fetch_pool)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
@@ -99,9 +102,15 @@ class Engine:
             in_flight = InFlight(self.sources, self.publisher, tasks, self.scheduler.end_fetch)
             self.in_flight = self.scheduler.in_flight = in_flight
             self.rights = Rights(self.datasets, self.fetchers)
-            self.manifests = Manifests(self.cache.root / "manifests", self.fetchers, self, self.recoders, self.datasets)
+            self.manifests = Manifests(
+                root=self.cache.root / "manifests",
+                fetchers=self.fetchers,
+                target=self,
+                recoders=self.recoders,
+                datasets=self.datasets,
+            )
             self.corruption_reports = CorruptionReports(
-                self.cache, self._forget, self.wake, self.now, tasks, warn=self.warn
+                cache=self.cache, forget=self._forget, wake=self.wake, now=self.now, tasks=tasks, warn=self.warn
             )
             self._looked_at = RecodedChunks(self.cache, self.recoders)
             self._restore()
@@ -143,7 +152,7 @@ class Engine:
         await self.rights.prove(digest, options)
         wanted = (dataset := self.datasets.get(digest, options.mapping)).chunk(chunk)
         dataset.check_key(chunk)
-        async with self.fetchers.get_for_chunk(wanted, dataset.options) as fetcher:
+        async with self.fetchers.use_for_chunk(wanted, dataset.options) as fetcher:
             if dataset.manifest.recoded:
                 return (await self._looked_at.get(dataset.manifest, wanted, fetcher)).read(span)
             return b"".join([await fetcher.read(piece) for piece in wanted.extents_of(*(span or (0, 0)))])
@@ -157,15 +166,15 @@ class Engine:
             logger.warning("%d chunks were not fetched after %.0f s: their bytes are fetched again", left, seconds)
 
     async def reload(self, config: EngineConfig) -> None:
-        """Applies another limit and other datasets; everything else needs a new engine.
+        """Applies another limit and other datasets. Everything else needs a new engine.
 
         Raises:
-            ConfigError: the limit is below what is open; nothing has changed then.
+            ConfigError: the limit is below what is open. Nothing has changed then.
         """
         limit = config.cache.limit_bytes
         if limit is not None and limit != self.config.cache.limit_bytes:
             await self._resize(limit)
-        self.fetchers.allowlist = UrlAllowlist(config.datasets, guarded=config.guarded)
+        self.fetchers.allowlist = UrlAllowlist(config.datasets, refuse_local=config.refuse_local)
         self.datasets.reload(self.fetchers.allowlist)
         self.config = config
         self.wake()
@@ -194,13 +203,13 @@ class Engine:
     async def make_room(self, share: float) -> None:
         """Evicts this share of the chunks, but none that is open; manifests go before chunks on a full disk."""
         state = self.policy.statistics()
-        self.apply_limits(CacheLimits.of(int((1 - share) * (state.kept_bytes + state.transit_bytes))))
+        self.apply_limits(CacheLimits.make(int((1 - share) * (state.kept_bytes + state.transit_bytes))))
         await self.publisher.wait_for_unlinks()
         await self.cache.measure()
         self.apply_limits(self.cache.limits)
 
     def adopt(self, digest: str, kept: Mapping[bytes, int]) -> None:
-        """Chunks that were published without a session (key: file bytes) belong to the policy from here on."""
+        """Gives chunks that were published without a session (key: file bytes) to the policy."""
         self.policy.local(list(kept), list(kept.values()), digest)
         self.scheduler.apply_evictions(self.policy.fit())
 
@@ -209,7 +218,7 @@ class Engine:
     def open_session(
         self, request: OpenSession, on_ready: Callable[[int, int], None], on_error: Callable[[StreamerError], None]
     ) -> EngineSession:
-        """A consumer begins.
+        """Opens the session of a consumer.
 
         Raises:
             ManifestError: a dataset is not here.
@@ -222,22 +231,24 @@ class Engine:
         for dataset in collection.datasets:
             self.cache.use(dataset.manifest.digest)
         name = f"{next(self._numbers)} {request.consumer}"
-        session = EngineSession(self, name, request, collection, (on_ready, on_error))
+        session = EngineSession(
+            host=self, name=name, request=request, collection=collection, callbacks=(on_ready, on_error)
+        )
         self.sessions[name] = session
         self._settling.end_soon()
         return session
 
     def connect(self, job: str) -> None:
-        """A connection of the job began: its datasets stay live between its sessions (validation between epochs)."""
+        """Records a connection of a job: its datasets stay live between its sessions (validation between epochs)."""
         self.policy.connect(job)
 
     def disconnect(self, job: str) -> None:
-        """A connection of the job ended; its sessions are closed."""
+        """Records the end of a connection of a job, whose sessions are closed."""
         self.policy.disconnect(job)
         self.wake()
 
     def close_session(self, session: EngineSession) -> None:
-        """All leases of the session end; idempotent."""
+        """Ends all leases of the session; idempotent."""
         if self.sessions.pop(session.name, None) is None:
             return
         self.in_flight.leave(session)
@@ -249,8 +260,8 @@ class Engine:
         """Registers a session with the policy once its first complete schedule shows how much it has open at once."""
         if session.admitted or session.failed is not None:
             return
-        # Of all live data: a small validation set would fit alone, and took the room of the training's chunks for a
-        # look-ahead over all of it.
+        # The bytes of all live data count: a small validation set would fit alone, and took the room of the training's
+        # chunks for a look-ahead over all of it.
         live_bytes = self.policy.live_bytes({part.dataset for part in session.request.all_parts})
         affordable_bytes = affordable_lookahead(self.config.lookahead_bytes, self.cache.space.most_bytes, live_bytes)
         openings = session.plan(schedule, affordable_bytes, len(self.sessions))
@@ -276,11 +287,11 @@ class Engine:
         return self.sessions.get(session.name) is session
 
     def reject(self, session: EngineSession, chunk: int, reason: str) -> None:
-        """A session's reader found a chunk corrupt; see `corruption_reports`."""
+        """Takes a report that a session's reader found a chunk corrupt; see `corruption_reports`."""
         self.corruption_reports.report(session, chunk, reason)
 
     def count_error(self, error: StreamerError) -> None:
-        """An error reaches a consumer."""
+        """Counts an error that reaches a consumer."""
         self.errors[type(error).__name__] += 1
 
     def _notify(self, key: str, text: str) -> None:
@@ -295,7 +306,7 @@ class Engine:
     # ------------------------------------------------------------ room
 
     def _collection(self, parts: Sequence[Part]) -> Collection:
-        """The datasets of a session; equal ones share the columns, which take 8 bytes a chunk."""
+        """Returns the datasets of a session; equal ones share the columns, which take 8 bytes a chunk."""
         datasets = tuple(map(self._dataset, parts))
         names = tuple(part.name for part in parts)
         known = (session.collection for session in self.sessions.values())
@@ -314,7 +325,7 @@ class Engine:
             raise error.of_member(part.name) from error
 
     def _too_small(self, session: EngineSession, error: CacheFullError) -> CacheFullError:
-        """The policy's refusal with what would be enough."""
+        """Returns the policy's refusal with the limit that would be enough."""
         space = self.cache.space
         request = session.request
         present = sum(one.request.job == request.job for one in self.sessions.values())
@@ -344,15 +355,15 @@ class Engine:
         self.wake()
 
     def warn(self, text: str) -> None:
-        """A sentence about the cache, for the logs of all who use it."""
+        """Passes a sentence about the cache to the logs of all who use it."""
         self._notify("", text)
 
     def _replace_lost(self, keys: list[bytes]) -> None:
-        """The cache folder was removed and made again: chunks are gone, and manifests and annotations in use."""
+        """Asks again for chunks, and writes manifests again, after the cache folder was removed and made again."""
         for key in keys:
             self.policy.forget(key)
         self.scheduler.ask_again_for(keys)
-        # Only here: an engine whose folder stays starts sooner.
+        # Imported late: an engine whose folder stays starts sooner.
         from streamer.annotations.table import publish_table_again
         from streamer.indexing.publish import publish_again
 
@@ -374,7 +385,7 @@ class Engine:
         return known
 
     def apply_limits(self, limits: CacheLimits) -> None:
-        """The limit has changed: manifests were added, or other programs fill or free the disk."""
+        """Tells the policy of other limits: manifests were added, or other programs fill or free the disk."""
         self.scheduler.apply_evictions(self.policy.set_limit(limits))
 
     def forget_datasets(self) -> None:
@@ -401,10 +412,10 @@ def make_too_small_error(
 
     Args:
         root: the folder.
-        limit_bytes: what chunk files may take.
+        limit_bytes: limit of the chunk files.
         whole_bytes: the limit of the whole folder.
-        overhead_bytes: what manifests, the catalog and what is being sent to peers take of it.
-        wanted_bytes: what one consumer has open, and one more chunk.
+        overhead_bytes: bytes of it that manifests, the catalog and chunks on their way to peers take.
+        wanted_bytes: bytes that one consumer has open, and of one more chunk.
         others_bytes: the same of the sessions that are open.
         to_come: consumers of the same job on this machine that have no session yet.
     """

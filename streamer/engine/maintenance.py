@@ -33,7 +33,7 @@ SILENCE_CHECK_SECONDS = 5.0
 LATE_SECONDS = 1.0
 # Validation between two epochs, a new job of the same user: within minutes.
 LOOK_SECONDS = 300.0
-# Of the limit, for manifests that no session has open; a manifest takes 0.01 to 0.1 % of its data.
+# Manifests that no session has open may take this share of the limit; a manifest takes 0.01 to 0.1 % of its data.
 IDLE_MANIFESTS_SHARE = 1 / 16
 
 
@@ -44,7 +44,7 @@ async def maintain(engine: Engine) -> AsyncIterator[None]:
         silence = SilenceWatch(engine, asyncio.get_running_loop())
         works: dict[str, Callable[[], Awaitable[None]]] = {
             "free space": partial(watch_free_space, engine.cache, engine.apply_limits),
-            "scrub": partial(scrub, engine.cache, engine.corruption_reports.drop_chunk, partial(_is_held, engine)),
+            "scrub": partial(scrub, engine.cache, engine.corruption_reports.drop_chunk, partial(_is_in_use, engine)),
             "unused": partial(remove_idle, engine),
         }
         running = [tasks.create_task(repeat_after_errors(name, work), name=name) for name, work in works.items()]
@@ -69,13 +69,13 @@ async def repeat_after_errors(
         await asyncio.sleep(retry_seconds)
 
 
-def _is_held(engine: Engine, key: bytes) -> bool:
+def _is_in_use(engine: Engine, key: bytes) -> bool:
     """Whether some session has the chunk in look-ahead or open."""
     return any(key in session.keys for session in engine.sessions.values())
 
 
 class SilenceWatch:
-    """A consumer that hangs while others wait loses the protection of its look-ahead."""
+    """Takes the protection of its look-ahead from a consumer that hangs while others wait."""
 
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
         self._engine = engine
@@ -91,18 +91,15 @@ class SilenceWatch:
         late_seconds = self._loop.time() - self._timer.when()
         self._timer = self._loop.call_later(SILENCE_CHECK_SECONDS, self._look)
         if late_seconds > LATE_SECONDS:
-            self._forgive(late_seconds)
+            # Time in which this process did not run is no silence of its consumers.
+            for session in engine.sessions.values():
+                session.last_message_at = min(engine.now(), session.last_message_at + late_seconds)
         elif any(session.progress.has_requests() for session in engine.sessions.values()):
             for session in engine.sessions.values():
                 if session.admitted and session.silent:
                     for part in session.parts.names:
                         engine.scheduler.apply_evictions(engine.policy.silence(part))
             engine.wake()
-
-    def _forgive(self, absent_seconds: float) -> None:
-        """Does not count time in which this process did not run as silence of its consumers."""
-        for session in self._engine.sessions.values():
-            session.last_message_at = min(self._engine.now(), session.last_message_at + absent_seconds)
 
 
 async def remove_idle(engine: Engine, every_seconds: float = LOOK_SECONDS) -> None:

@@ -185,7 +185,7 @@ class Scheduler:
         self._wake_pending = False
         self._steps_left = STEPS_PER_TURN
         live = [session for session in self._sessions.values() if session.admitted and session.failed is None]
-        # Only of sessions that can progress: a failed one keeps its requests until its reader closes it.
+        # Sessions that can progress count: a failed one keeps its requests until its reader closes it.
         self._asking = {session.owner for session in live if session.progress.has_requests()}
         # First every finished use of every session: otherwise a blocked reader got the error that everything is open,
         # while finished uses of another were not released yet (2 in 11 runs with the smallest cache, 2026-11-20).
@@ -193,7 +193,7 @@ class Scheduler:
             self._contain_errors(self._release_uses, session)
         if not self._may_go_on():  # or a blocked reader would be told that all is open, as above
             return
-        # Not by how much a session asks for: one that asks for everything would always come first.
+        # How much a session asks for does not count: one that asks for everything would always come first.
         for session in sorted(live, key=lambda one: (not one.waits, one.fill)):
             if session.failed is None:
                 self._contain_errors(self._schedule, session)
@@ -289,7 +289,7 @@ class Scheduler:
 
     def _wait_for(self, session: EngineSession, chunk: int, key: bytes, answer: Admit | Wait) -> bool:
         """Starts the fetch of a chunk, or joins it. Returns False if there is no room now."""
-        # Not for hits: to find the first need took a fifth of the engine's time in a warm epoch (2026-11-23).
+        # Hits need none: to find the first need took a fifth of the engine's time in a warm epoch (2026-11-23).
         waiter = Waiter(session, chunk, session.progress.find_first_step(chunk))
         if isinstance(answer, Admit):
             self.ask_again_for(answer.victims)
@@ -363,7 +363,7 @@ class Scheduler:
         logger.warning("%s of %s is tried again: %s", label, session.request.consumer, error)
         if pause is None:
             session.deferred.add(chunk)
-            # What cannot be recoded now cannot be later: it is tried once more when its reader needs it.
+            # A chunk that cannot be recoded now cannot be later: it is tried once more when its reader needs it.
             if not isinstance(error, RecodeError):
                 self._loop.call_later(LOOKAHEAD_RETRY_SECONDS, self._retry, session, chunk)
         else:

@@ -252,7 +252,7 @@ class EngineSession:
                 open_bytes=max(part.open_bytes, needed_bytes),
                 lookahead_bytes=int(rates[index] * self.lookahead_bytes),
                 value=values[name],
-                # Without value nothing is kept: what an earlier session has left would go before it is asked for.
+                # A part without value keeps nothing: what an earlier session has left would go before it is asked for.
                 ahead=_NONE if values[name] else chunk - np.uint32(collection.starts[index]),
             )
 

@@ -34,7 +34,7 @@ class Use(msgspec.Struct, frozen=True, order=True):
     """One entry of the schedule; ordered by first need. `number` counts the session's uses.
 
     Attributes:
-        pass_number: of its part; the epoch, where each epoch is one pass.
+        pass_number: number of the pass of its part; the epoch, where each epoch is one pass.
     """
 
     first: int
@@ -107,7 +107,7 @@ class EpochUses:
         if self._by_chunk is None:  # else each part of a mix would look at the uses of all: 3 s of 4,096 parts
             self._by_chunk = np.argsort(self.chunk, kind="stable").astype(np.uint32)
             self._sorted = self.chunk[self._by_chunk]
-        # Of the same type: for numbers of another one numpy would copy all of the column.
+        # The span has the column's type: for numbers of another one numpy would copy all of the column.
         first, stop = np.searchsorted(self._sorted, np.array(span, np.uint32))
         uses = np.sort(self._by_chunk[first:stop])
         uses = uses[np.searchsorted(uses, np.uint32(self.cursor)) :]

@@ -56,9 +56,9 @@ Values = dict[str, Scalar | list[Table]]
 
 # Letters of a client's name that are repeated.
 _SHOWN_LETTERS = 120
-# Of all sessions, at 0.4 KB each: an answer that a client leaves unread may take 4 MiB.
+# Members of all sessions that are listed, at 0.4 KB each: an answer that a client leaves unread may take 4 MiB.
 _SHOWN_MEMBERS = 4096
-# As many of every job as there is room for: one job with 10,000 does not hide the others.
+# Sessions that are listed, as many of every job as there is room for: one with 10,000 does not hide the others.
 _SHOWN_SESSIONS = 2000
 # The fields of `PackedRows` as columns of a session.
 _ROW_COLUMNS = {name: f"row_{name}" for name in PackedRows.__struct_fields__}

@@ -28,7 +28,7 @@ Options = Mapping[str, object]
 # Urls that braces may stand for where each has to be compared: 0.05 s.
 _MOST_COMPARED = 10_000
 
-# Between two segments of a path, for some server or other, and before what follows it.
+# Separators of the segments of a path, for some server or other, and what begins what follows it.
 _SEGMENTS = re.compile(r"[/\\?#]")
 
 
@@ -40,7 +40,7 @@ class _AllowedUrl(msgspec.Struct, frozen=True):
     writable: bool = False
 
     def __repr__(self) -> str:
-        # Not the options: they may be secret.
+        # The options may be secret.
         return f"_AllowedUrl({shown(self.prefix)!r})"
 
 
@@ -49,11 +49,12 @@ class UrlAllowlist:
 
     Args:
         datasets: what is served; empty: everything, with the options that clients send.
-        guarded: everything but what is of this machine (`store.guard`).
+        refuse_local: whether to refuse local files, loopback, link-local and metadata addresses in urls that clients
+            choose (`store.guard`).
     """
 
-    def __init__(self, datasets: Sequence[DatasetConfig] = (), *, guarded: bool = False) -> None:
-        self.guarded = guarded
+    def __init__(self, datasets: Sequence[DatasetConfig] = (), *, refuse_local: bool = False) -> None:
+        self.refuse_local = refuse_local
         entries = [_AllowedUrl(_comparable(one.url), one.storage_options, one.writable) for one in datasets]
         self._entries = sorted(entries, key=lambda entry: len(entry.prefix), reverse=True)
 
@@ -68,7 +69,7 @@ class UrlAllowlist:
     @property
     def decides(self) -> bool:
         """Whether it depends on urls what is served, or with which options."""
-        return self.restricted or self.guarded
+        return self.restricted or self.refuse_local
 
     def options(self, urls: Iterable[str], offered: Options) -> Options:
         """Returns the storage options for urls that are read together: those of the service, or what a client offers.
@@ -95,7 +96,7 @@ class UrlAllowlist:
 
         Where an engine has one user, or its own options, the same url is the same object for all.
         """
-        if self.restricted or not self.guarded:
+        if self.restricted or not self.refuse_local:
             return ""
         named = {Root.resolve(url, options).describe_chosen_endpoint() for url in urls}
         return "; ".join(sorted(named - {""}))
@@ -107,7 +108,7 @@ class UrlAllowlist:
         """
         if self.restricted:
             return {self._entry(url).prefix for url in urls} == {self._entry(place).prefix}
-        return not self.guarded or {split(url).root for url in urls} == {split(place).root}
+        return not self.refuse_local or {split(url).root for url in urls} == {split(place).root}
 
     def check_writable(self, url: str) -> None:
         """Checks that a client may have something written, with the keys of the service.
@@ -169,7 +170,7 @@ class UrlAllowlist:
 
     def _entry(self, url: str) -> _AllowedUrl:
         wanted = _comparable(url)
-        # What a server makes of a query only the operator knows, who has written this one or none.
+        # The operator alone knows what a server makes of a query, and has written this one or none.
         has_query = "?" in url and split(url).scheme in HTTP_SCHEMES
         for entry in self._entries:
             is_below = not has_query and wanted.startswith(entry.prefix.rstrip("/") + "/")
@@ -226,7 +227,7 @@ class Fetchers(FetcherSet):
         self.allowlist = allowlist
         self._client = config.client
 
-    def get_for_chunk(self, chunk: Chunk, options: Mapping[str, object]) -> AbstractAsyncContextManager[Fetcher]:
+    def use_for_chunk(self, chunk: Chunk, options: Mapping[str, object]) -> AbstractAsyncContextManager[Fetcher]:
         """The fetcher for a chunk of a dataset with these options.
 
         Raises:
@@ -236,4 +237,4 @@ class Fetchers(FetcherSet):
         return self.use(options)
 
     def _open_store(self, options: Mapping[str, object], url: Address) -> ObjectStore:
-        return open_store(url, options, client=self._client, guarded=self.allowlist.guarded)
+        return open_store(url, options, client=self._client, refuse_local=self.allowlist.refuse_local)

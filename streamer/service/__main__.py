@@ -11,12 +11,12 @@ from streamer.service.startup_timing import StartupTiming
 
 def main() -> int:
     """Runs the engine in a child of this process; see `embedded`."""
-    timing = StartupTiming.of_process()
+    timing = StartupTiming.begin_with_process()
     timing.end("interpreter")
-    # What the trainer ignores or blocks, this process waits for, and is ended by.
+    # Signals that the trainer ignores or blocks reach this process.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    # Before the other imports: a fork copies the table of each page that is mapped by then.
+    # The fork comes before the other imports: it copies the table of each page that is mapped by then.
     if os.fork():
         # The client waits only for this half; the engine is then a child of init, never a zombie of a trainer.
         os._exit(0)

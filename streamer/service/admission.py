@@ -15,7 +15,7 @@ from streamer.cache.folder import group_id
 from streamer.config import CacheConfig, ServiceConfig, read_token
 from streamer.errors import AccessDeniedError, EngineUnavailableError
 
-# From <asm-generic/socket.h>; Linux 4.13. Python's socket module does not have it.
+# The number is in <asm-generic/socket.h>; Linux 4.13. Python's socket module does not have it.
 SO_PEERGROUPS = 59
 # NGROUPS_MAX of Linux; a longer answer is an error of getsockopt.
 _MOST_GROUPS = 65536
@@ -33,7 +33,7 @@ class Credentials(msgspec.Struct, frozen=True):
         return f"pid {self.pid} uid {self.uid}"
 
     @classmethod
-    def of(cls, connection: socket.socket) -> Credentials | None:
+    def read(cls, connection: socket.socket) -> Credentials | None:
         """Credentials of a connected unix socket; None on systems other than Linux."""
         if (found := linux.peer_credentials(connection)) is None:
             return None

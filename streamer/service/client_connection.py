@@ -25,7 +25,7 @@ from streamer.wire.messages import (
 
 logger = logging.getLogger(__name__)
 
-# What a reader may leave unread besides the contents it asked for: 100,000 small events. More would hold the
+# Bytes that a reader may leave unread besides the contents it asked for: 100,000 small events. More would hold the
 # engine's memory; the client reconnects and continues where it was.
 MAX_UNREAD_BYTES = 4 << 20
 # A connection that says nothing for this long after connecting is closed.
@@ -91,7 +91,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=0)
         self._drained.set()
         connection = self._transport.get_extra_info("socket")
-        self.credentials = None if connection is None else Credentials.of(connection)
+        self.credentials = None if connection is None else Credentials.read(connection)
         if not self._handler.add_client(self):
             self._transport.abort()
             return

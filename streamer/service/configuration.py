@@ -45,7 +45,9 @@ _SECTIONS: dict[str, type[object]] = {
     "peers": PeersConfig,
 }
 # Fields of EngineConfig that have their own section, or no meaning for a service.
-_ELSEWHERE = frozenset(["cache", "fetch", "datasets", "service", "peers", "grace_seconds", "guarded", "secret_files"])
+_ELSEWHERE = frozenset(
+    ["cache", "fetch", "datasets", "service", "peers", "grace_seconds", "refuse_local", "secret_files"]
+)
 # The field that a variable of `Environment.service`, or an option of the command line, sets.
 _PLACES = {
     "cache_dir": ("cache", "directory"),
@@ -114,7 +116,9 @@ def read_trainer_config(path: Path, engine: EngineConfig) -> EngineConfig:
         tables["cache"]["limit_bytes"] = engine.cache.limit_bytes
     tables["engine"]["socket_path"] = engine.socket_path
     file = _assemble(tables, ())
-    return replace(file, service=engine.service, peers=engine.peers, guarded=False, grace_seconds=engine.grace_seconds)
+    return replace(
+        file, service=engine.service, peers=engine.peers, refuse_local=False, grace_seconds=engine.grace_seconds
+    )
 
 
 def _assemble(tables: _Tables, datasets: tuple[DatasetConfig, ...]) -> EngineConfig:
@@ -128,7 +132,7 @@ def _assemble(tables: _Tables, datasets: tuple[DatasetConfig, ...]) -> EngineCon
         service=_make_section(ServiceConfig, tables["service"], "[service]"),
         peers=_make_section(PeersConfig, tables["peers"], "[peers]"),
         datasets=datasets,
-        guarded=not datasets,
+        refuse_local=not datasets,
         grace_seconds=None,
     )
 

@@ -100,7 +100,7 @@ class InlineEngine:
 
 
 _engines: list[InlineEngine] = []
-# Those of the process that this one is a fork of: their threads are not here, and nothing of theirs may be closed.
+# Engines of the process that this one is a fork of: their threads are not here, and nothing of theirs may be closed.
 _of_parents: list[InlineEngine] = []
 
 

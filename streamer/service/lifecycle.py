@@ -76,7 +76,7 @@ class EngineService:
         guest: bool = False,
     ) -> None:
         if timing is None:
-            timing = StartupTiming.of_process()
+            timing = StartupTiming.begin_with_process()
             timing.end("program")
         self._timing = timing
         self._config = config
@@ -134,7 +134,7 @@ class EngineService:
         self._in_memory = cache if warning else None
         config = replace(config, cache=cache)
         _make_cache_dir(config.cache.directory)
-        if config.guarded:
+        if config.refuse_local:
             logger.warning(_OPEN_TO_ALL)
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(thread_count(), "streamer-work"))
         if config.cache.group is not None:
@@ -157,7 +157,7 @@ class EngineService:
                 server = self._server = Server(
                     config, engine, tasks, self._leave.set, warnings=warnings.entries, cache_notice=warning
                 )
-                # Also where the engine fails: its thread ends, and no process that would close them.
+                # They are closed also where the engine fails: its thread ends, and no process that would close them.
                 with contextlib.closing(server):
                     await self._serve(config, engine, server, tasks)
             self._notifier.close()
@@ -201,7 +201,7 @@ class EngineService:
         """The first signal ends the service in order; a second one ends it at once."""
         seconds = self._config.service.drain_seconds
         if self._config.grace_seconds is not None:  # no connection, or the embedded engine was told to leave
-            # Its clients are gone: a listing that waited for its store held engine and folder for 60 s, an index
+            # The clients are gone: a listing that waited for its store held engine and folder for 60 s, an index
             # longer (2026-11-23). What was read of an index is in its log.
             await server.finish(0.0)
             return

@@ -45,7 +45,7 @@ class ServiceLimits(msgspec.Struct, frozen=True):
     strangers: int = 16
 
     @classmethod
-    def of(cls, config: ServiceConfig, memory_bytes: int | None = None) -> ServiceLimits:
+    def make(cls, config: ServiceConfig, memory_bytes: int | None = None) -> ServiceLimits:
         """Derives them from the cgroup's memory (a quarter, see `fetch.memory_budget`) and the open-files limit."""
         budget = memory_bytes or budget_bytes()
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

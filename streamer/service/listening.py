@@ -162,7 +162,7 @@ def bind_socket(path: Path, config: EngineConfig) -> tuple[socket.socket, int]:
         listener.setblocking(False)
         listener.bind(linux.address_of(temporary, on_exit))
         on_error.callback(temporary.unlink, missing_ok=True)
-        # Before it has its name: who connects then waits for the loop, and is not refused.
+        # It listens before it has its name: who connects then waits for the loop, and is not refused.
         listener.listen(_BACKLOG)
         _set_mode(temporary, config)
         identity = os.stat(temporary).st_ino

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 # 64 MiB through a unix socket take 0.1 s; a reader that takes this long has stopped.
 ANSWER_SECONDS = 10.0
-# Of all sessions that wait, with the schedules that their clients have sent meanwhile.
+# Bytes of all sessions that wait, with the schedules that their clients have sent meanwhile.
 _MOST_WAITING_BYTES = 64 << 20
 
 Step: TypeAlias = Extend | Advance | Reject
@@ -69,7 +69,7 @@ class LongRequests:
         self._answers = FairGate(limits.answer_bytes)
         self._running: set[asyncio.Task[None]] = set()
         self._sharing = CacheSharing(engine, tasks)
-        self.sole_user = SoleUser(applies=engine.fetchers.allowlist.guarded)
+        self.sole_user = SoleUser(applies=engine.fetchers.allowlist.refuse_local)
 
     def __repr__(self) -> str:
         return (

@@ -207,7 +207,15 @@ def _definitions() -> Iterator[Definition]:
             kind: Kind = "counter" if name.endswith("_total") else "gauge"
             kind = "histogram" if table == _BUCKETS else kind
             stability: Stability = "experimental" if name in _EXPERIMENTAL else "stable"
-            yield Definition(f"streamer_{name}", kind, stability, source, text, table, labels)
+            yield Definition(
+                name=f"streamer_{name}",
+                kind=kind,
+                stability=stability,
+                source=source,
+                help=text,
+                table=table,
+                labels=labels,
+            )
 
 
 DEFINITIONS = tuple(_definitions())

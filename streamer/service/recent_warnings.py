@@ -86,5 +86,5 @@ class JobErrors:
         if fresh:
             who = f"job {job}" if job else "a job without a name"
             reader = f", {consumer}" if consumer else ""
-            # Of each job, the page shows the last one.
+            # The page shows the last one of each job.
             logger.error("%s%s got %s", who, reader, key[1], extra={"kind": job})

@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 # A reason with a path and two numbers; a name of a rank and its worker.
 _MOST_LETTERS = 500
-# Of job, order, stream and dataset of a session together.
+# Letters of job, order, stream and dataset of a session together.
 _MOST_NAME_LETTERS = 64 << 10
 # Exact as a floating-point number; bytes, samples and steps of nothing are more.
 _MOST_NUMBER = 1 << 53
@@ -97,7 +97,7 @@ class Server:
         self._engine = engine
         self._leave = leave
         self._admission = Admission(config.cache, config.service)
-        self._limits = limits or ServiceLimits.of(config.service)
+        self._limits = limits or ServiceLimits.make(config.service)
         self._warnings = warnings
         self._cache_notices = [Notice(0, one_line(cache_notice))] if cache_notice else []
         self._errors = JobErrors()
@@ -106,7 +106,7 @@ class Server:
         self._clients: dict[ClientConnection, _ClientState] = {}
         # Bytes of a frame whose end has not arrived; those that began first come first.
         self._unfinished: dict[ClientConnection, int] = {}
-        # Of users who may not connect.
+        # Connections of users who may not connect.
         self._strangers: dict[ClientConnection, None] = {}
         self._grace: asyncio.TimerHandle | None = None
         self._begun = engine.now()
@@ -274,7 +274,9 @@ class Server:
             client,
             number,
             wanted.all_parts,
-            opened=lambda steps: self._begin_session(client, state, number, wanted, steps),
+            opened=lambda steps: self._begin_session(
+                client=client, state=state, number=number, wanted=wanted, steps=steps
+            ),
             failed=lambda error: self._fail(client, error, session=number, consumer=consumer),
         )
 

@@ -51,7 +51,7 @@ class CacheSharing:
         from streamer.peers.lane_homes import LaneReaders
 
         host = _check_address(request.host)
-        # Before other engines ask for its chunks.
+        # It is opened before other engines ask for its chunks.
         dataset = self._engine.datasets.get(request.dataset, options.mapping)
         members = [Member(one.id, one.address, one.limit_bytes) for one in request.sharers]
         readers = {}

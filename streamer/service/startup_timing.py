@@ -31,7 +31,7 @@ class StartupTiming:
         self.seconds: dict[str, float] = {}
 
     @classmethod
-    def of_process(cls) -> StartupTiming:
+    def begin_with_process(cls) -> StartupTiming:
         """Begins with the start of this process, or now if there is no /proc."""
         if not _STAT.exists():
             return cls(time.monotonic(), time.monotonic)

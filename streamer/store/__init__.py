@@ -44,7 +44,7 @@ def open_store(
     storage_options: Mapping[str, object] | None = None,
     *,
     client: Client = "auto",
-    guarded: bool = False,
+    refuse_local: bool = False,
 ) -> ObjectStore:
     """Opens the store that serves the bucket, container, host or file system of a url.
 
@@ -52,17 +52,18 @@ def open_store(
         url: any url below the root, or the parts of one; only its root matters.
         storage_options: the options that fsspec takes, and the logins of urls; see `base.logins`.
         client: the client for S3 and web servers; see `open_root`.
-        guarded: whether a client has chosen url and options, and must not reach this machine.
+        refuse_local: whether to refuse local files, loopback, link-local and metadata addresses, because a client has
+            chosen url and options.
 
     Raises:
         ConfigError: an empty url, one without a bucket, an option that the store does not have, a `client` that cannot
             serve it, or one that is not installed.
-        AccessDeniedError: the url is guarded and of this machine.
+        AccessDeniedError: the url is of this machine, and `refuse_local` is set.
     """
-    return open_root(Root.resolve(url, storage_options), client=client, guarded=guarded)
+    return open_root(Root.resolve(url, storage_options), client=client, refuse_local=refuse_local)
 
 
-def open_root(root: Root, *, client: Client = "auto", guarded: bool = False) -> ObjectStore:
+def open_root(root: Root, *, client: Client = "auto", refuse_local: bool = False) -> ObjectStore:
     """Opens the store of a root.
 
     Does no I/O: connections are opened at the first request, on the loop that makes it.
@@ -72,7 +73,7 @@ def open_root(root: Root, *, client: Client = "auto", guarded: bool = False) -> 
         client: the client for S3 and web servers. "auto": libcurl on Linux, elsewhere obstore; fsspec (with a line in
             the log) if an option has no counterpart. "curl" or "obstore": that one, or a ConfigError if it cannot serve
             the url. "fsspec": for every url but files. Google and Azure are read by obstore, other urls by fsspec.
-        guarded: see `open_store`.
+        refuse_local: see `open_store`.
 
     Raises:
         ConfigError, AccessDeniedError: as `open_store`.
@@ -81,13 +82,13 @@ def open_root(root: Root, *, client: Client = "auto", guarded: bool = False) -> 
         raise ConfigError(f"client={client!r} is not one of {', '.join(get_args(Client))}", field="client")
     if root.family is not None and not root.is_web:
         check_names(root.url, root.family, root.chosen.config)
-    if guarded:
+    if refuse_local:
         guard.check(root, is_curl=root.family in _CURL_FAMILIES and _is_curl(client))
     if root.scheme == "file":
         return LocalStore()
     if root.family is not None:
         check_options(root.label, root.family, root.options)
-        if client != "fsspec" and (store := _open_native(root, client, guarded=guarded)) is not None:
+        if client != "fsspec" and (store := _open_native(root, client, refuse_local=refuse_local)) is not None:
             return store
     _refuse_redirects(root)
     options = {name: value for name, value in root.options.items() if name != "pin"}
@@ -108,7 +109,7 @@ def open_root(root: Root, *, client: Client = "auto", guarded: bool = False) -> 
     return FsspecStore(root.url, root.scheme, options, root.login)
 
 
-def _open_native(root: Root, client: Client, *, guarded: bool) -> ObjectStore | None:
+def _open_native(root: Root, client: Client, *, refuse_local: bool) -> ObjectStore | None:
     """Opens the store by libcurl or obstore; returns None if fsspec must serve it."""
     is_curl = root.family in _CURL_FAMILIES and _is_curl(client)
     unknown = list(root.settings.unknown)
@@ -116,7 +117,7 @@ def _open_native(root: Root, client: Client, *, guarded: bool) -> ObjectStore | 
         from streamer.store.credentials.web_login import sign_in
 
         # The login of the url becomes a header.
-        sign_in(root.url, root.login, root.settings, guarded=guarded)
+        sign_in(root.url, root.login, root.settings, refuse_local=refuse_local)
         if not is_curl:
             unknown += own_headers(cast("dict[str, str]", root.settings.client.get("default_headers", {})))
     if unknown:
@@ -131,7 +132,7 @@ def _open_native(root: Root, client: Client, *, guarded: bool) -> ObjectStore | 
         return ObstoreStore(root)
     from streamer.store.curl.store import CurlStore, GuardedStore
 
-    if guarded and (place := guard.find_client_place(root)) is not None:
+    if refuse_local and (place := guard.find_client_place(root)) is not None:
         return GuardedStore(root, place)
     return CurlStore(root)
 

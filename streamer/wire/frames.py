@@ -23,7 +23,7 @@ _LENGTH = struct.Struct(">I")
 MAX_REQUEST_BYTES = 8 << 20
 # A Hello has a name of a job and a token; who sends it may not be allowed to send anything.
 MAX_HELLO_BYTES = 64 << 10
-# One `Content` of 64 MiB.
+# Room for a `Content` of 64 MiB.
 MAX_EVENT_BYTES = 65 << 20
 # The first fields of Hello and Welcome, in the same places in every version of the protocol.
 _GREETINGS = {1: (), 64: ("", "")}

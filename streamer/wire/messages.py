@@ -104,7 +104,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     open_bytes: Count = 0
 
     def __repr__(self) -> str:
-        # Without the options, which may be secret.
+        # The options may be secret.
         return f"Part({self.name!r}, dataset={self.dataset}, value={self.value})"
 
 
@@ -144,7 +144,7 @@ class OpenSession(Message, tag=3, frozen=True):
     @property
     def all_parts(self) -> tuple[Part, ...]:
         """The parts; a lone dataset is one without a name."""
-        return self.parts or (Part(self.dataset, "", self.options, 1.0, self.open_bytes),)
+        return self.parts or (Part(self.dataset, options=self.options, open_bytes=self.open_bytes),)
 
 
 class Extend(Message, tag=4, frozen=True):

@@ -44,7 +44,14 @@ class EpochSchedule(msgspec.Struct, frozen=True):
         """Returns the schedule from `step` on."""
         ahead = self.last >= step
         passes = None if self.passes is None else self.passes[ahead]
-        return EpochSchedule(self.epoch, self.chunk[ahead], self.first[ahead], self.last[ahead], passes, self.values)
+        return EpochSchedule(
+            epoch=self.epoch,
+            chunk=self.chunk[ahead],
+            first=self.first[ahead],
+            last=self.last[ahead],
+            passes=passes,
+            values=self.values,
+        )
 
     def cut(self, session: int) -> Iterator[Extend]:
         """Yields the messages that send the schedule for the session of this number; the last one completes it."""

@@ -59,8 +59,7 @@ class InProcessSession:
             self._news.notify_all()
 
     def extend(self, schedule: EpochSchedule) -> None:
-        columns, passes, values = (schedule.chunk, schedule.first, schedule.last), schedule.passes, schedule.values
-        self._source.call(lambda: self._session.extend(schedule.epoch, columns, True, passes=passes, values=values))
+        self._source.call(lambda: self._session.extend(schedule, True))
 
     def want(self, step: int) -> None:
         self._want = max(self._want, step)

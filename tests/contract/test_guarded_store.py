@@ -1,4 +1,4 @@
-"""A guarded store connects to no address of this machine, whatever names and redirects lead there."""
+"""A store for urls of clients connects to no address of this machine, whatever names and redirects lead there."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def port() -> Iterator[int]:
     server.server_close()
 
 
-async def read(url: str, *, guarded: bool, **options: object) -> bytes:
+async def read(url: str, *, refuse_local: bool, **options: object) -> bytes:
     """The content of an object at a url; its listing is not asked."""
-    store = open_store(url, options, guarded=guarded)
+    store = open_store(url, options, refuse_local=refuse_local)
     pieces: list[bytes] = []
     try:
         record = ObjectRecord(url, len(CONTENT), "etag:1")
@@ -73,10 +73,10 @@ async def read(url: str, *, guarded: bool, **options: object) -> bytes:
 async def test_names_of_this_machine(host: str, port: int) -> None:
     """No literal address, but they resolve to one: refused before a connection is made, and not tried again."""
     url = f"http://{host}:{port}/a"
-    assert await read(url, guarded=False) == CONTENT
+    assert await read(url, refuse_local=False) == CONTENT
     Neighbour.seen.clear()
     with pytest.raises(AccessDeniedError, match=r"its address is (127\.0\.0\.1|0\.0\.0\.0)"):
-        await read(url, guarded=True)
+        await read(url, refuse_local=True)
     assert Neighbour.seen == []
 
 
@@ -84,12 +84,12 @@ async def test_a_redirect_to_this_machine(port: int, monkeypatch: pytest.MonkeyP
     """A web server elsewhere may send its clients here. 127.0.0.1 plays it: only 127.0.0.2 counts as ours."""
     monkeypatch.setattr(guard, "_OWN_NETWORKS", (ip_network("127.0.0.2/32"),))
     url = f"http://127.0.0.1:{port}/away"
-    assert await read(url, guarded=False) == CONTENT
+    assert await read(url, refuse_local=False) == CONTENT
     Neighbour.seen.clear()
     with pytest.raises(AccessDeniedError, match=r"its address is 127\.0\.0\.2"):
-        await read(url, guarded=True)
+        await read(url, refuse_local=True)
     assert Neighbour.seen == ["GET 127.0.0.1"]
-    assert await read(f"http://127.0.0.1:{port}/a", guarded=True) == CONTENT
+    assert await read(f"http://127.0.0.1:{port}/a", refuse_local=True) == CONTENT
 
 
 async def test_what_obstore_asks(port: int, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ async def test_what_obstore_asks(port: int, tmp_path: Path) -> None:
     options = {"key": "k", "secret": "s", "endpoint_url": f"http://127.1:{port}"}
     url = "s3://bucket/a"
     (tmp_path / "file").write_bytes(CONTENT)
-    store = open_store(url, options, guarded=True)
+    store = open_store(url, options, refuse_local=True)
     versioned = ObjectRecord(url, len(CONTENT), "version:1")
     try:
         for asked in (

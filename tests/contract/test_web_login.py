@@ -169,17 +169,17 @@ def test_whose_login_it_is(tmp_path: Path) -> None:
     file.write_text("machine h login anna password hush\n")
     variables = {"NETRC": str(file)}
 
-    def header(root: str, options: dict[str, object], *, guarded: bool = False) -> object:
+    def header(root: str, options: dict[str, object], *, refuse_local: bool = False) -> object:
         (root,), options = take_logins([root], options)
         translation = translate(split(root), options)
-        sign_in(root, logins_of(options).get(root, ""), translation, guarded=guarded, variables=variables)
+        sign_in(root, logins_of(options).get(root, ""), translation, refuse_local=refuse_local, variables=variables)
         given = translation.client.get("default_headers", {})
         assert isinstance(given, dict)
         return given.get("Authorization")
 
     assert header("https://h", {}) == "Basic " + b64encode(b"anna:hush").decode()
     assert header("https://other", {}) is None
-    assert header("https://h", {}, guarded=True) is None
+    assert header("https://h", {}, refuse_local=True) is None
     assert header("https://u:p@h", {"headers": {"Authorization": "Bearer t"}}) == "Bearer t"
     file.write_text("machine h loggin anna")
     assert header("https://h", {}) is None

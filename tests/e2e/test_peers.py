@@ -25,6 +25,7 @@ from streamer.peers.group import join_peers
 from streamer.service import metrics
 from streamer.service.metrics import DEFINITIONS, make_series
 from streamer.wire.messages import GetManifest, OpenSession
+from streamer.wire.schedule import EpochSchedule
 
 pytestmark = pytest.mark.process
 NAMED = {definition.name: definition for definition in DEFINITIONS}
@@ -52,7 +53,7 @@ class Reader:
         """The content of each chunk, by its number; or only of some of them."""
         order = np.random.default_rng(seed).permutation(self.manifest.chunks)[:most]
         steps = np.arange(len(order))
-        self.session.extend(0, (order.astype(np.uint32), steps, steps), True)
+        self.session.extend(EpochSchedule(0, order.astype(np.uint32), steps, steps), True)
         found = [b""] * self.manifest.chunks
         for step, chunk in enumerate(order.tolist()):
             self.session.advance(step, min(step + 8, len(order) - 1))

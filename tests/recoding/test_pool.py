@@ -93,7 +93,7 @@ async def test_long_samples_arrive_through_the_engine(engine: Engine, write: Cal
     samples = [[os.urandom(1 << 20), b"second"]]
     manifest = await indexed(engine, write(samples))
     chunk = manifest.chunk(0)
-    async with engine.fetchers.get_for_chunk(chunk, {}) as fetcher:
+    async with engine.fetchers.use_for_chunk(chunk, {}) as fetcher:
         with await fetcher.fetch(chunk, shared=True) as found:
             assert isinstance(found.content, int)
             async with engine.recoders.recode(

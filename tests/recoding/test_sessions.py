@@ -21,6 +21,7 @@ from streamer.errors import CacheFullError, IntegrityError, RecodeError, Streame
 from streamer.formats import chunkfile
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import OpenSession
+from streamer.wire.schedule import EpochSchedule
 from streamer.wire.store_options import NO_OPTIONS
 from tests.recoding.conftest import indexed
 
@@ -65,7 +66,7 @@ class Rank:
         """The samples of an epoch."""
         order = list(range(self._manifest.chunks)) if chunks is None else chunks
         steps = np.arange(self._step, self._step + len(order))
-        self.session.extend(number, (np.array(order, np.uint32), steps, steps), True)
+        self.session.extend(EpochSchedule(number, np.array(order, np.uint32), steps, steps), True)
         found: list[bytes] = []
         for step, chunk in zip(steps.tolist(), order, strict=True):
             self.session.advance(step, step)
@@ -242,7 +243,7 @@ async def test_flipped_bits(engine: Engine, write: Callable[..., Path], place: s
     path.write_bytes(content)
     with pytest.raises(IntegrityError):
         read(engine, manifest, 1)
-    rank.session.extend(1, (np.array([1], np.uint32), np.array([2]), np.array([2])), True)
+    rank.session.extend(EpochSchedule(1, np.array([1], np.uint32), np.array([2]), np.array([2])), True)
     rank.session.advance(2, 2)
     rank.session.reject(1, "a flipped bit")
     while engine.recoders.count.recoded_chunks < 3 or engine.cache.path(key) is None:

@@ -34,7 +34,7 @@ SECTIONS = {
     "peers": PeersConfig,
 }
 # Sections of their own, and what only an engine that a trainer starts has.
-NO_SETTINGS = {"cache", "fetch", "service", "peers", "datasets", "grace_seconds", "guarded", "secret_files"}
+NO_SETTINGS = {"cache", "fetch", "service", "peers", "datasets", "grace_seconds", "refuse_local", "secret_files"}
 # Their defaults come from the environment.
 PLACES = {"directory", "socket_path"}
 TYPES = {

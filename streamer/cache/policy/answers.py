@@ -66,7 +66,7 @@ class CacheLimits(msgspec.Struct, frozen=True):
     most_bytes: int
 
     @classmethod
-    def of(cls, limit: CacheLimits | int) -> CacheLimits:
+    def make(cls, limit: CacheLimits | int) -> CacheLimits:
         """Limits of a disk that no other program fills."""
         return cls(limit, limit, limit) if isinstance(limit, int) else limit
 

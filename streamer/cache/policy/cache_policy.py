@@ -90,7 +90,7 @@ class CachePolicy:
     """
 
     def __init__(self, limit: CacheLimits | int, *, settling: bool = False) -> None:
-        self._partitions = Partitions(CacheLimits.of(limit))
+        self._partitions = Partitions(CacheLimits.make(limit))
         self._partitions.settling = settling
         self._table = self._partitions.table
         self._sessions: dict[str, PolicySession] = {}
@@ -142,7 +142,7 @@ class CachePolicy:
 
     def set_limit(self, limit: CacheLimits | int) -> Freed:
         """Sets another limit, because a manifest was added or the disk fills up; may evict chunks that are not open."""
-        self._partitions.limits = CacheLimits.of(limit)
+        self._partitions.limits = CacheLimits.make(limit)
         self._plan()
         return self._make_room(Outcome())
 
@@ -154,7 +154,7 @@ class CachePolicy:
         """Adds datasets; idempotent. Chunks found by key in another dataset are shared with it.
 
         Args:
-            datasets: of each the manifest's digest; (M,) lengths of the chunks' files, as far as they are known
+            datasets: the manifest's digest of each; (M,) lengths of the chunks' files, as far as they are known
                 (`chunkfile.file_bytes`); (M,) or (M, 16) keys, 16 bytes each. Each call sorts all known chunks.
         """
         found = {name: (self._table.group(name), lengths, to_keys(keys)) for name, lengths, keys in datasets}
@@ -245,7 +245,7 @@ class CachePolicy:
 
     def open_sessions(self, job: str, openings: Sequence[SessionOpening]) -> Freed:
         """Opens all sessions of a consumer of several datasets, or none of them."""
-        opened = [PolicySession.of(job, one, self._table.group(one.dataset_id)) for one in openings]
+        opened = [PolicySession.make(job, one, self._table.group(one.dataset_id)) for one in openings]
         for session in opened:
             if session.name in self._sessions or not len(session.group.rows):
                 raise CacheError(f"session {session.name!r}: name taken, or dataset {session.group.name} not added")

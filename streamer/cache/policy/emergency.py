@@ -11,7 +11,7 @@ from streamer.cache.policy.table import ChunkState, ChunkTable
 # Number of victims that one pass over the table finds, so that passes (1 ms per million chunks) are rare.
 BATCH = 256
 
-# For each session the rows of its look-ahead in order of use: the first is its next use.
+# The rows of each session's look-ahead in order of use: the first is its next use.
 Queues = list[list[int]]
 
 

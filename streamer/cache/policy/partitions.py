@@ -116,7 +116,7 @@ class Partitions:
     def resize(self, row: int, file_bytes: int) -> bool:
         """Changes the bytes of a chunk that is being fetched. Returns whether the quotas have to be planned again."""
         state = self.table.state[row]
-        # Only in the sums of its owner: other datasets with this chunk learn it at the next start.
+        # The sums of its owner alone change: other datasets with this chunk learn it at the next start.
         group = self.table.groups[self.table.owner[row]]
         change = charge(file_bytes) - int(self.table.cost[row])
         self.table.cost[row] += change

@@ -58,7 +58,7 @@ class PolicySession(msgspec.Struct):
     counted: bool = True
 
     @classmethod
-    def of(cls, job: str, opening: SessionOpening, group: ChunkGroup) -> PolicySession:
+    def make(cls, job: str, opening: SessionOpening, group: ChunkGroup) -> PolicySession:
         """Makes a session that has not begun an epoch."""
         sums = (opening.open_bytes, opening.lookahead_bytes)
         scheduled = np.zeros(len(group.rows), np.bool_)

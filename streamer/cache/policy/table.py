@@ -20,7 +20,7 @@ from streamer.base.unique import unique, unique_inverse
 
 KEY_BYTES = 16
 BLOCK_BYTES = 4096
-# One row of the catalog with its index (240 B), one directory entry (56 B), and for one file in ten a block of the
+# A row of the catalog with its index (240 B), one directory entry (56 B), and for one file in ten a block of the
 # extent tree (ext4, 4 KiB): measured on ext4 with 2,000 files of 64 KiB, 2026-11-20; rounded up.
 CHUNK_ALLOWANCE_BYTES = 1024
 RANK_BITS = 31
@@ -246,7 +246,7 @@ class ChunkTable:
             setattr(self, name, np.concatenate([column, np.zeros(count, column.dtype)]))
 
     def place(self, places: Places | None) -> None:
-        """Ranks chunks, also those added later, by their place among peers; None: there are no peers."""
+        """Ranks chunks, also those added later, by their place among peers; None if there are no peers."""
         self._places_of = places
         self.rank = draw_ranks(self.keys, places)
         for group in self.groups:

@@ -35,9 +35,9 @@ class IndexCost:
     """Follows one index.
 
     Args:
-        url: the first of the dataset, for the message.
+        url: first url of the dataset, for the message.
         limit_seconds: an index that would take longer is refused.
-        report: takes a text, bytes done and all bytes.
+        report: called with a text, bytes done and all bytes.
         now: a clock, in seconds.
     """
 
@@ -78,7 +78,7 @@ class IndexCost:
             self._measure(step)
 
     def _measure(self, step: BuildProgress) -> None:
-        # From the first window on: the pause until it arrives, or an outage of the store, says nothing of the rate.
+        # Measured from the first window on: the pause until it arrives, or an outage, says nothing of the rate.
         if self._first is None:
             self._first = self._now(), step.bytes_done
         seconds = self._now() - self._first[0]
@@ -87,7 +87,7 @@ class IndexCost:
             return
         self._measured = True
         rate = done / seconds
-        # Without what an earlier manifest knows.
+        # What an earlier manifest knows is not read.
         rest = step.total_bytes - self._known_bytes
         whole = rest / rate
         size = format_bytes(rest)
@@ -119,7 +119,7 @@ class IndexMemory:
     """Bounds the metadata that all indexes of an engine hold at once. Lives on its loop.
 
     Args:
-        limit_bytes: of the metadata as they are in their objects; what is parsed of them takes a few times that.
+        limit_bytes: limit of the metadata as they are in their objects; what is parsed of them takes a few times that.
     """
 
     def __init__(self, limit_bytes: int) -> None:

@@ -21,10 +21,10 @@ from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import check_sizes, export_files, select_files, verify_and_settle
 from streamer.store.addresses.urls import shown
 
-# Among the details of an error.
+# A value of `rule` among the details of an error.
 OWNER_RULE = "manifests of blocks lie with their objects"
 
-# What is in memory of a table; requests of 4 MiB reach the rate of a link.
+# Bytes of a table that are in memory at once; requests of 4 MiB reach the rate of a link.
 _PIECE_BYTES = 4 * MiB
 
 

@@ -45,7 +45,8 @@ QUIET_SECONDS = 300.0
 _FILE_RULES = "files 4"
 # An index that was given up: its request never came again.
 LOG_SECONDS = 7 * 86400.0
-# Each member of a mix may have its own. They take no memory, and no room on the disk after they are removed.
+# Tables that are kept mapped: each member of a mix may have its own. They take no memory, and no room on the disk after
+# they are removed.
 _MOST_TABLES = 64
 
 
@@ -117,7 +118,7 @@ class LocatedRequest(msgspec.Struct, frozen=True):
 
 
 class ManifestStore:
-    """See above. Owned by the engine's `Manifests`, which looks for no manifest during `remove_idle`.
+    """Keeps the manifests of a cache folder. Owned by the engine's `Manifests`, which looks for none in `remove_idle`.
 
     Attributes:
         tables: the annotations that were asked for last, by digest; mapped, so that they can be written again.
@@ -182,7 +183,7 @@ class ManifestStore:
         return []
 
     def remember(self, request: tuple[object, ...], listing: str, digest: str, notes: Sequence[str] = ()) -> None:
-        """This is the answer from now on: the same listing is not read again."""
+        """Keeps the answer to a request: the same listing is not read again."""
         source = self._source(request)
         source.parent.mkdir(exist_ok=True)
         temporary = source.with_suffix(".new")
@@ -204,12 +205,12 @@ class ManifestStore:
         with suppress(OSError):  # of a layout or a disk that is not ours to change: it is used nevertheless
             os.utime(self._root / digest)
 
-    def remove_idle(self, used: Collection[str], most_bytes: int, now: float) -> list[str]:
+    def remove_idle(self, used: Collection[str], max_bytes: int, now: float) -> list[str]:
         """Removes superseded manifests, and those unused for longest while all unused ones exceed their share.
 
         Args:
             used: digests that are open.
-            most_bytes: what the unused ones may take.
+            max_bytes: limit of the unused ones.
             now: seconds since 1970.
 
         Returns:
@@ -220,7 +221,9 @@ class ManifestStore:
         """
         sweep(self._root)
         sweep_leftovers(self._root)
-        self._remove_old_logs(now)
+        for folder in self._logs.glob("*"):
+            if now - folder.stat().st_mtime > LOG_SECONDS:
+                shutil.rmtree(folder)
         named = self._list_answers() | self._list_join_parts()
         for digest in used:
             self.use(digest)
@@ -233,7 +236,7 @@ class ManifestStore:
             for folder in idle
             if folder.name in named
         }
-        surplus = sum(sizes.values()) - most_bytes
+        surplus = sum(sizes.values()) - max_bytes
         for folder, size in sizes.items():
             if surplus > 0 and remove_unread(folder):
                 gone.append(folder.name)
@@ -247,11 +250,6 @@ class ManifestStore:
     def digests(self) -> set[str]:
         """Digests of the manifests on the disk."""
         return {folder.name for folder in self._oldest_first()}
-
-    def _remove_old_logs(self, now: float) -> None:
-        for folder in self._logs.glob("*"):
-            if now - folder.stat().st_mtime > LOG_SECONDS:
-                shutil.rmtree(folder)
 
     def _oldest_first(self) -> list[Path]:
         with suppress(FileNotFoundError):
@@ -267,7 +265,7 @@ class ManifestStore:
         """The manifests from which joins read their rows: they stay with the tables of these."""
         found = set[str]()
         for path in self._root.glob("*.join"):
-            # Only here: an engine without joins does not load it.
+            # Imported late: an engine without joins does not load it.
             from streamer.manifest.joined import JoinHead
             from streamer.manifest.keys import read_head
 

@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 2.0
 # Raised when other files of annotations are refused: those that were parsed before are parsed again.
 _TABLE_RULES = "tables-2"
-# Of the chunks, before the second and the last try to write a manifest on a full disk.
+# Shares of the chunks that are removed before the second and the last try to write a manifest on a full disk.
 _EVICTED_SHARES = (0.25, 1.0)
 _MOST_PLACED = 1024
 
@@ -119,7 +119,7 @@ class Manifests:
             note for source in (asked.file_source, asked.container_source) for note in self.store.notes(source, digest)
         ]
 
-    async def remove_idle(self, used: Collection[str], most_bytes: int) -> list[str]:
+    async def remove_idle(self, used: Collection[str], max_bytes: int) -> list[str]:
         """Calls `ManifestStore.remove_idle` in a thread; does nothing while a request runs.
 
         Raises:
@@ -128,21 +128,21 @@ class Manifests:
         if self._asking:
             return []
         async with self._removing:
-            return await in_thread(None, self.store.remove_idle, used, most_bytes, time.time())
+            return await in_thread(None, self.store.remove_idle, used, max_bytes, time.time())
 
     def _locate(self, request: GetManifest) -> LocatedRequest:
         endpoint = self._fetchers.allowlist.endpoint(request.urls, request.options.mapping)
         return LocatedRequest.make(request, endpoint)
 
     async def _answer(self, asked: LocatedRequest, report: Report, asked_at: float) -> str:
-        # What one client may read says nothing of another one, who has other options.
+        # The options are a part of it: what one client may read says nothing of another one.
         identity = (*asked.identity, asked.message.options.key)
         lock = self._locks.setdefault(identity, asyncio.Lock())
         async with lock:
             found_at, digest = self._found.get(identity, (-1.0, ""))
             if found_at < asked_at:  # what was found after this request came is fresh enough for it
                 digest = await self._place(await self._find_with_room(asked, report), asked)
-                # Only for requests that wait meanwhile.
+                # Answers are kept for requests that wait meanwhile.
                 self._found = {known: self._found[known] for known in self._locks if known in self._found}
                 self._found[identity] = (time.monotonic(), digest)
             self.store.use(digest)
@@ -158,7 +158,7 @@ class Manifests:
             manifest = Manifest.open(self._root / digest)
             if manifest.content.endpoint == endpoint:
                 return digest
-            # Only here: see `_build`.
+            # Imported late: see `_build`.
             from streamer.indexing.publish import publish_at
 
             placed = (await in_thread(None, publish_at, manifest, self._root, endpoint)).name
@@ -244,7 +244,7 @@ class Manifests:
         if not owned.is_one:
             logger.info("the columns beside the manifest at %s are not used: its objects are elsewhere", shown(url))
             return manifest.digest
-        # Only here: see `_build`.
+        # Imported late: see `_build`.
         from streamer.manifest.column_files import COLUMN_SUFFIX, ColumnFiles
 
         columns = {record.url.rpartition("/")[2]: record for record in records if record.url.endswith(COLUMN_SUFFIX)}
@@ -263,7 +263,7 @@ class Manifests:
         listing = await in_thread(None, lister.digest, asked)
         if (known := self._find_answer(asked, listing)) is not None:
             return known
-        # Only here: an engine that finds its manifests starts 8 ms sooner.
+        # Imported late: an engine that finds its manifests starts 8 ms sooner.
         from streamer.formats import AUTO
         from streamer.formats.detect import bare_file, check_bare_file, chooser
         from streamer.indexing.build import MEMORY_BYTES, BuildOptions, build
@@ -335,7 +335,7 @@ class Manifests:
         listing = f"{lister.digest(asked)}-{_TABLE_RULES}"
         if (known := self.store.find_table(asked.container_source, listing)) is not None:
             return known
-        # Only here: see `_build`.
+        # Imported late: see `_build`.
         from streamer.annotations.options import TableOptions
         from streamer.recode.annotations import build_table
 

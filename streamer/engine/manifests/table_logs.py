@@ -24,7 +24,7 @@ async def refuse_tables_around(
     Raises:
         ManifestError: there is such a log.
     """
-    # Only here: an engine that finds its manifests starts sooner.
+    # Imported late: an engine that finds its manifests starts sooner.
     from streamer.formats import AUTO
     from streamer.formats.registry import find_format
     from streamer.formats.table.layouts import has_data, logs_around, refuse_table, table_log
@@ -36,7 +36,7 @@ async def refuse_tables_around(
     # Threads look: a million names take 0.3 s.
     if not await in_thread(None, has_data, urls):
         return
-    # What was listed may have one, too: the index sees nothing of hidden folders, such as Hudi's.
+    # The listing itself may have one: the index sees nothing of hidden folders, such as Hudi's.
     if found := await in_thread(None, table_log, urls):
         raise ManifestError(refuse_table(*found), url=found[1])
     objects = set(urls)

@@ -38,7 +38,6 @@ from streamer.errors import BrokenError, Discreet, ManifestError, StreamerError
 from streamer.fetch import Fetched
 from streamer.fetch.fetcher_set import FetcherSet
 from streamer.fetch.statistics import COUNTS
-from streamer.manifest.model import Chunk
 from streamer.manifest.table import Manifest
 from streamer.store import ObjectStore, open_store
 from streamer.store.addresses.urls import Address
@@ -47,7 +46,8 @@ logger = logging.getLogger(__name__)
 
 _FILE_THREADS = 2
 _REPORT_SECONDS = 1.0
-# What was not used for so long is closed: credentials are renewed every few hours, and each renewal is another set.
+# A fetcher that was not used for so long is closed: credentials are renewed every few hours, and each renewal is
+# another set.
 _IDLE_SECONDS = 300.0
 
 
@@ -124,7 +124,7 @@ class Fetching:
                     fetched.close()
             case Cancel():
                 if (task := self._requests.get(message.number)) is not None:
-                    # After its first step: a task that is cancelled before that answers nothing.
+                    # The task takes its first step before: one that is cancelled earlier answers nothing.
                     asyncio.get_running_loop().call_soon(task.cancel)
             case OpenDataset():
                 self._datasets[message.dataset] = _NamedDataset(Path(message.path), message.options)
@@ -168,14 +168,11 @@ class Fetching:
             )
         if asked.publish:
             with fetched:
-                length = await self._publish(manifest, chunk, fetched)
+                content = ChunkBytes(chunk.key, fetched.parts, manifest.sample_offsets(chunk.index), int(chunk.codec))
+                length = await in_thread(self._files, write_chunk, content, self._folder)
             self._send(Brought(asked.number, length, self._counts(), self._window()))
         else:
             self._hand_out(asked.number, chunk.fetch_bytes, fetched)
-
-    async def _publish(self, manifest: Manifest, chunk: Chunk, fetched: Fetched) -> int:
-        content = ChunkBytes(chunk.key, fetched.parts, manifest.sample_offsets(chunk.index), int(chunk.codec))
-        return await in_thread(self._files, write_chunk, content, self._folder)
 
     def _hand_out(self, number: int, length: int, fetched: Fetched) -> None:
         """Sends the fetched bytes as a file in memory: the buffer itself until it is given back, or a copy if short."""
@@ -193,12 +190,12 @@ class Fetching:
             os.close(descriptor)
 
     def _fail(self, asked: Bring, error: BaseException, *, local: bool) -> None:
-        self._send(BringFailed.of(asked.number, error, self._counts(), local=local))
+        self._send(BringFailed.make(asked.number, error, self._counts(), local=local))
 
     # ------------------------------------------------------------ the rest
 
     def _open_store(self, options: Mapping[str, object], url: Address) -> ObjectStore:
-        return open_store(url, options, client=self._setup.fetch.client, guarded=self._setup.guarded)
+        return open_store(url, options, client=self._setup.fetch.client, refuse_local=self._setup.refuse_local)
 
     def _notify(self, options_key: str, text: str) -> None:
         self._send(StoreNotice(options_key, text))
@@ -214,12 +211,12 @@ class Fetching:
         fetchers = self._fetchers
         found = self._fetchers.first_bytes()
         return Report(
-            fetchers.statistics(),
-            found.counts,
-            found.sum_seconds,
-            time.process_time(),
-            self._window(),
-            fetchers.refused_by_chance,
+            statistics=fetchers.statistics(),
+            first_byte_counts=found.counts,
+            first_byte_seconds=found.sum_seconds,
+            cpu_seconds=time.process_time(),
+            window=self._window(),
+            by_chance=fetchers.refused_by_chance,
         )
 
     async def _close_idle(self) -> None:

@@ -29,7 +29,7 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag=0):
         root_id: id of the cache folder.
         permissions: modes and group of the chunk files.
         fetch: bounds and budgets of the fetcher; `FetchLimits` changes the bounds.
-        guarded: see `UrlAllowlist`.
+        refuse_local: see `UrlAllowlist`.
     """
 
     environment: dict[bytes, bytes]
@@ -37,10 +37,10 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag=0):
     root_id: str
     permissions: Permissions
     fetch: FetchConfig
-    guarded: bool
+    refuse_local: bool
 
     def __repr__(self) -> str:
-        # Not the environment: it may be secret.
+        # The environment may be secret.
         return f"Setup({self.folder!r})"
 
     def open_folder(self) -> CacheFolder:
@@ -144,10 +144,17 @@ class BringFailed(msgspec.Struct, frozen=True, array_like=True, tag=1):
     counts: list[int]
 
     @classmethod
-    def of(cls, number: int, error: BaseException, counts: list[int], *, local: bool) -> BringFailed:
+    def make(cls, number: int, error: BaseException, counts: list[int], *, local: bool) -> BringFailed:
         """Makes the message for an error."""
         details = error.details if isinstance(error, StreamerError) else {}
-        return cls(number, type(error).__name__, str(error)[:MOST_TEXT], details, local, counts)
+        return cls(
+            number=number,
+            kind=type(error).__name__,
+            message=str(error)[:MOST_TEXT],
+            details=details,
+            local=local,
+            counts=counts,
+        )
 
     def error(self) -> StreamerError:
         """Returns the typed error."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-# Below four cores the trainer's workers and the loop have use for all of them; above, the rest decodes.
+# Cores for each process: the trainer's workers and the loop have use for the first four; the rest decodes.
 CORES_EACH = 4
 # 8 GB/s, which is more than the loop can schedule with chunks of 2 MB.
 MOST_PROCESSES = 8
@@ -14,14 +14,14 @@ MOST_PROCESSES = 8
 BUSY_SHARE = 0.5
 BUSY_SECONDS = 3.0
 IDLE_SECONDS = 60.0
-# Of windows and memory, what the engine's own fetcher keeps, for indexes and single samples.
+# The share of windows and memory that the engine's own fetcher keeps, for indexes and single samples.
 LOOP_SHARE = 1 / 8
 # Refusals (429, 503) within one look that may be more than chance; see `fetch.pacing`. Known chance counts twice: a
 # look has a hundred requests, of which it may refuse some more.
 REFUSED_SHARE = 0.02
 LEAST_REFUSED = 8
 CHANCE_FACTOR = 2.0
-# One process alone, whose pacing finds chance in less, shares with the others again if it finds nothing in this time.
+# A process alone, whose pacing finds chance in less, shares with the others again if it finds nothing in this time.
 TRIAL_SECONDS = 5.0
 # Known chance is forgotten after this long: the trial may have been wrong.
 REPEAT_SECONDS = 30.0
@@ -54,7 +54,7 @@ class ProcessCount:
     """Decides how many processes there are.
 
     Args:
-        fixed: number of processes at all times; None: the load decides.
+        fixed: number of processes at all times, or None if the load decides.
         most: largest number where the load decides.
     """
 

@@ -42,13 +42,13 @@ HANDED_WINDOWS = 2
 # The order of the waiting chunks may be this old: a chunk that is handed out waits behind others anyway. With 0.05 s,
 # ordering 250 of them was half of the loop's work (2026-11-26).
 QUEUE_FRESH_SECONDS = 0.25
-# After this many processes ended while they had a chunk, the engine's loop fetches it. From the second try on such
+# The engine's loop fetches a chunk after this many processes ended while they had it. From the second try on such
 # chunks are handed out one by one, from the third on to a process that has no other chunk.
 MOST_CRASHES = 6
 CRASHES_IN_COMPANY = 2
-# After this many processes crashed over a chunk that they had alone, it is blamed and fails: it would crash the engine.
+# A chunk over which this many processes crashed that had no other is blamed and fails: it would crash the engine.
 MAX_ISOLATED_CRASHES = 2
-# After this many failed starts in a row the engine's loop fetches.
+# The engine's loop fetches after this many failed starts in a row.
 MOST_FAILED_STARTS = 3
 
 
@@ -99,11 +99,11 @@ class FetchPool:
 
     Args:
         config: the bounds of all processes and the engine's own fetchers together.
-        processes: number of processes; None: the load decides.
+        processes: number of processes, or None if the load decides.
         fetchers: the engine's own fetchers, which get their part of the bounds.
         folder: the cache folder, in which chunks are published.
         notify: called with the key of storage options and a sentence, when a store has served nothing for a while.
-        guarded: whether stores refuse what is of this machine; see `engine.url_allowlist.UrlAllowlist`.
+        refuse_local: whether stores refuse what is of this machine; see `engine.url_allowlist.UrlAllowlist`.
 
     Attributes:
         crashes: number of processes that ended by themselves, or were killed because they did not answer.
@@ -118,7 +118,7 @@ class FetchPool:
         folder: CacheFolder,
         notify: Callable[[str, str], None],
         *,
-        guarded: bool = False,
+        refuse_local: bool = False,
     ) -> None:
         self.crashes = 0
         self.loop_share = 0.0
@@ -126,7 +126,7 @@ class FetchPool:
         self._fetchers = fetchers
         self._folder = folder
         self._notify = notify
-        self._guarded = guarded
+        self._refuse_local = refuse_local
         self._bounds = Bounds(config.window_max, fetchers.memory.gate.limit)
         self._count = ProcessCount(processes, most_processes(usable_cores()))
         self._refusals = Refusals()
@@ -211,16 +211,13 @@ class FetchPool:
                             f"{error}; see the engine's log"
                         ) from error
                     if crashes == MOST_CRASHES or self._pauses.useless >= MOST_FAILED_STARTS:
-                        self._warn_of_fallback(error)
+                        text = (
+                            f"fetch processes end again and again (the last one: {error}): the engine fetches by "
+                            "itself until they do not; see the engine's log"
+                        )
+                        logger.warning("%s", text)
+                        self._pass_notice("", text)
                         raise LocalError(f"fetch processes end again and again: {error}") from error
-
-    def _warn_of_fallback(self, error: ProcessEndedError) -> None:
-        text = (
-            f"fetch processes end again and again (the last one: {error}): the engine fetches by itself until they do "
-            "not; see the engine's log"
-        )
-        logger.warning("%s", text)
-        self._pass_notice("", text)
 
     async def _try(self, wanted: WantedChunk, publish: bool, *, isolated: bool) -> SharedBytes:
         weight = min([wanted.requests, *(process.window for process in self._find_active())])
@@ -233,7 +230,12 @@ class FetchPool:
                 taking = self._find_active() or await self._wait_for_start()
                 process = min(taking, key=lambda one: one.load / one.window)
             asked = Bring(
-                next(self._numbers), wanted.dataset.dataset, wanted.chunk, wanted.due(), wanted.owner(), publish
+                number=next(self._numbers),
+                dataset=wanted.dataset.dataset,
+                chunk=wanted.chunk,
+                due=wanted.due(),
+                owner=wanted.owner(),
+                publish=publish,
             )
             return await process.bring(asked, wanted.dataset, weight)
         finally:
@@ -346,8 +348,8 @@ class FetchPool:
     def _start(self, count: int) -> None:
         """Starts one of `count` processes."""
         bounds = self._bounds.divide(count)
-        # With a whole one each, four processes held 560 instead of 80 MB of buffers at a start, and took at least 1.4
-        # times the page faults (tars from a near store, 2026-11-26).
+        # A whole window each would be too much: four processes held 560 instead of 80 MB of buffers at a start, and
+        # took at least 1.4 times the page faults (tars from a near store, 2026-11-26).
         window_start = max(self._config.window_min, self._config.window_start // count)
         setup = Setup(
             environment=dict(os.environb),
@@ -355,7 +357,7 @@ class FetchPool:
             root_id=self._folder.root_id,
             permissions=self._folder.permissions,
             fetch=replace(self._config, window_start=window_start, **bounds._asdict()),
-            guarded=self._guarded,
+            refuse_local=self._refuse_local,
         )
         process = FetchProcess(setup, self._pass_notice)
         self._processes.append(process)
@@ -372,16 +374,13 @@ class FetchPool:
         self._past_cpu_seconds += process.report.cpu_seconds
         self._divide()
         if not process.retired:
-            self._note_end(process, how)
-
-    def _note_end(self, process: FetchProcess, how: str) -> None:
-        self.crashes += 1
-        self._not_before = self._loop.time() + self._pauses.count_end(useful=process.answers > 0)
-        self._changed.set()
-        logger.warning("a fetch process has ended (%s); another one takes its chunks", how)
+            self.crashes += 1
+            self._not_before = self._loop.time() + self._pauses.count_end(useful=process.answers > 0)
+            self._changed.set()
+            logger.warning("a fetch process has ended (%s); another one takes its chunks", how)
 
     def _divide(self) -> None:
-        """A process has come or gone: divides the bounds anew."""
+        """Divides the bounds anew, since a process has come or gone."""
         count = sum(process.ready for process in self._processes)
         for process in self._processes:
             memory_bytes = self._bounds.divide(count).memory_bytes

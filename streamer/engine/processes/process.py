@@ -40,8 +40,15 @@ from streamer.recode.shared import map_memory
 
 logger = logging.getLogger(__name__)
 
-_NO_REPORT = Report({}, Histogram().counts, 0.0, 0.0, 0, False)
-# One thread for numpy's libraries, which it does not use.
+_NO_REPORT = Report(
+    statistics={},
+    first_byte_counts=Histogram().counts,
+    first_byte_seconds=0.0,
+    cpu_seconds=0.0,
+    window=0,
+    by_chance=False,
+)
+# numpy's libraries get one thread, which they do not use.
 _SETTINGS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
@@ -73,7 +80,7 @@ class SharedBytes:
         content: descriptor of the file, which begins with the bytes; valid until `close`.
 
     Args:
-        descriptor: descriptor of the file; None: there is no file, because the chunk is published.
+        descriptor: descriptor of the file, or None if the chunk is published and there is no file.
         length: number of bytes.
         give_back: called by `close`, when the bytes are not used any more.
     """
@@ -206,7 +213,10 @@ class FetchProcess:
             await in_thread(None, self._remove_temporary, child.pid)
             return how
         finally:
-            self._fail_all(how)
+            requests, self._requests = self._requests, {}
+            for request in requests.values():
+                if not request.answered.done():
+                    request.answered.set_exception(ProcessEndedError(how, crashed=self._crashed))
 
     def _start(self) -> ConnectedChild:
         """Starts the process on a thread of the loop's pool, which ends with the engine (`linux.end_with_parent`)."""
@@ -224,12 +234,6 @@ class FetchProcess:
     def _remove_temporary(self, pid: int) -> None:
         with suppress(OSError):  # the folder is gone, or read-only
             self._setup.open_folder().remove_temporary(pid)
-
-    def _fail_all(self, how: str) -> None:
-        requests, self._requests = self._requests, {}
-        for request in requests.values():
-            if not request.answered.done():
-                request.answered.set_exception(ProcessEndedError(how, crashed=self._crashed))
 
     def end(self) -> None:
         """Ends the process now; `run` returns then. Idempotent."""
@@ -250,7 +254,7 @@ class FetchProcess:
     # ------------------------------------------------------------ chunks
 
     async def bring(self, asked: Bring, dataset: OpenDataset, weight: int) -> SharedBytes:
-        """Lets the process bring a chunk; returns its bytes, or none if the chunk was published.
+        """Lets the process bring a chunk. Returns its bytes, or none if the chunk was published.
 
         Args:
             asked: the message that names the chunk.

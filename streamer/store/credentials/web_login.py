@@ -19,7 +19,12 @@ Login = tuple[str, str]
 
 
 def sign_in(
-    root: str, login_text: str, translation: Translation, *, guarded: bool, variables: Mapping[str, str] = os.environ
+    root: str,
+    login_text: str,
+    translation: Translation,
+    *,
+    refuse_local: bool,
+    variables: Mapping[str, str] = os.environ,
 ) -> None:
     """Adds the header that logs in to a web server, unless the user's headers do. The url takes precedence over netrc.
 
@@ -27,7 +32,7 @@ def sign_in(
         root: root of the server.
         login_text: the login of its url; "" if it had none.
         translation: its options; receives the header, and its description for messages.
-        guarded: whether a client has chosen the url: then it gets no login from the service's files.
+        refuse_local: whether a client has chosen the url: then it gets no login from the service's files.
         variables: the environment; NETRC names the file, as for curl and requests.
     """
     headers = cast("dict[str, str]", translation.client.get("default_headers", {}))
@@ -37,7 +42,7 @@ def sign_in(
     elif login_text:
         login = _parse_login(login_text)
         translation.login = "with the login of the url"
-    elif not guarded and (login := _find_in_netrc(root, variables)):
+    elif not refuse_local and (login := _find_in_netrc(root, variables)):
         translation.login = f"with the login {login[0]!r} of netrc"
     if login:
         translation.client["default_headers"] = {**headers, "Authorization": _encode_basic(login)}

@@ -56,7 +56,7 @@ class Access(Discreet, msgspec.Struct, frozen=True, kw_only=True):
         keys: keys from the options; None: there are none, or a ring has them.
         bundle, folder: file and folder of trusted certificates.
         proxy: url of the proxy; None: libcurl reads the environment.
-        guarded: whether connections to this machine are refused; see `store.guard`.
+        refuse_local: whether connections to this machine are refused; see `store.guard`.
     """
 
     base: str = ""
@@ -69,7 +69,7 @@ class Access(Discreet, msgspec.Struct, frozen=True, kw_only=True):
     connect_seconds: float = _CONNECT_SECONDS
     redirects: Redirects = OF_WEB_SERVERS
     proxy: str | None = None
-    guarded: bool = False
+    refuse_local: bool = False
 
     def address(self, name: str) -> str:
         """The url of an object, from its key or its url."""

@@ -77,7 +77,7 @@ class Handle:
             self.easy.setopt(pycurl.RESOLVE, list(addresses))
         self.easy.setopt(pycurl.HEADERFUNCTION, self._lines.append)
         self.easy.setopt(pycurl.WRITEFUNCTION, self._write)
-        if access.guarded:
+        if access.refuse_local:
             self.easy.setopt(pycurl.OPENSOCKETFUNCTION, self._open_socket)
 
     def bind(self, asked: Get, take: Take) -> None:

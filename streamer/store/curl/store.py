@@ -363,7 +363,7 @@ class GuardedStore(CurlStore):
 
     def _make_access(self) -> Access | None:
         access = super()._make_access()
-        return None if access is None else replace(access, guarded=True)
+        return None if access is None else replace(access, refuse_local=True)
 
     async def get(self, asked: Get, take: Take) -> None:
         """See ObjectStore.get."""

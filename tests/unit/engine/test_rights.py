@@ -137,7 +137,7 @@ def store(stores: list[S3], objects: dict[str, bytes], **keys: str) -> S3:
 
 def engine_in(folder: Path, *datasets: DatasetConfig) -> Engine:
     cache = CacheConfig(directory=folder, limit_bytes=64 << 20)
-    return Engine(EngineConfig(cache=cache, settle_seconds=0.0, guarded=not datasets, datasets=datasets))
+    return Engine(EngineConfig(cache=cache, settle_seconds=0.0, refuse_local=not datasets, datasets=datasets))
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ def test_the_kernel_says_who_is_there():
     """Process, user and all groups of the other end."""
     here, there = socket.socketpair(socket.AF_UNIX)
     with here, there:
-        found = Credentials.of(here)
+        found = Credentials.read(here)
     assert (found.pid, found.uid) == (os.getpid(), os.getuid())
     assert found.groups == {os.getgid(), *os.getgroups()}
 

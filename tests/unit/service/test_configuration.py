@@ -71,7 +71,7 @@ def test_an_engine_of_a_trainer_reads_the_same_file(tmp_path):
     assert (config.cache.directory, config.cache.limit_bytes, config.cache.group) == (tmp_path, 7, "2000")
     assert (config.fetch.window_max, config.fetch.hedge) == (32, False)
     assert (config.socket_path, config.grace_seconds) == (tmp_path / "s", 2)
-    assert (config.service, config.peers, config.datasets, config.guarded) == (own.service, own.peers, (), False)
+    assert (config.service, config.peers, config.datasets, config.refuse_local) == (own.service, own.peers, (), False)
     unlimited = replace(own, cache=CacheConfig(directory=tmp_path))
     assert read_trainer_config(file, unlimited).cache.limit_bytes == 200 * 10**9
 

@@ -21,10 +21,10 @@ def test_phases_follow_each_other() -> None:
 def test_a_process_knows_when_it_began() -> None:
     """From the kernel's table: before this test, after the boot, and the same each time."""
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
-    timing = StartupTiming.of_process()
+    timing = StartupTiming.begin_with_process()
     timing.end("all")
     assert 0 < timing.seconds["all"] <= before + 60
-    again = StartupTiming.of_process()
+    again = StartupTiming.begin_with_process()
     again.end("all")
     assert again.seconds["all"] >= timing.seconds["all"]
 

@@ -65,7 +65,7 @@ def test_addresses_of_this_machine(host: str, own: bool) -> None:
 def test_clients_cannot_name_the_machine(url: str, options: dict[str, object], why: str) -> None:
     """Neither by a url nor by an option; the error says what to do, and shows no password."""
     with pytest.raises(AccessDeniedError, match=r"\[\[datasets\]\]") as refused:
-        open_store(url, options, guarded=True)
+        open_store(url, options, refuse_local=True)
     assert why in str(refused.value)
     assert "password@" not in str(refused.value)
 
@@ -84,23 +84,23 @@ def test_clients_cannot_name_the_machine(url: str, options: dict[str, object], w
 )
 def test_other_stores_are_opened(url: str, options: dict[str, object]) -> None:
     """Buckets, and servers elsewhere."""
-    assert open_store(url, options, guarded=True) is not None
+    assert open_store(url, options, refuse_local=True) is not None
 
 
 def test_a_login_that_ends_a_host_is_refused() -> None:
     """Where one library reads a host before the backslash, and another one after it."""
     with pytest.raises(ConfigError, match="a sign that ends a host's name"):
-        open_store(r"http://127.0.0.1\@example.org/a", {}, guarded=True)
+        open_store(r"http://127.0.0.1\@example.org/a", {}, refuse_local=True)
 
 
 def test_an_endpoint_that_the_operator_names_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the service's environment: clients have not chosen it."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9000")
-    assert type(open_store("s3://bucket/a", S3, guarded=True)).__name__ == "CurlStore"
+    assert type(open_store("s3://bucket/a", S3, refuse_local=True)).__name__ == "CurlStore"
 
 
 def test_what_obstore_reads_is_refused_where_the_client_names_its_address() -> None:
     """obstore cannot be asked before it connects."""
-    assert open_store("s3://bucket/a", S3, client="obstore", guarded=True) is not None
+    assert open_store("s3://bucket/a", S3, client="obstore", refuse_local=True) is not None
     with pytest.raises(AccessDeniedError, match="libcurl does not read it"):
-        open_store("https://example.org/a", {}, client="obstore", guarded=True)
+        open_store("https://example.org/a", {}, client="obstore", refuse_local=True)

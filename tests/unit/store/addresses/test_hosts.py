@@ -125,7 +125,7 @@ def reached(proxy: Proxy, url: str, options: dict[str, object]) -> list[str]:
 
     async def first_page() -> None:
         with contextlib.suppress(StreamerError):
-            store = open_store(url, options, guarded=True)
+            store = open_store(url, options, refuse_local=True)
             async for _ in store.list(url):
                 return
 
@@ -224,11 +224,11 @@ def test_strings_of_azure(behind, text):
         ("gs://b/", {"token": {"type": "service_account", "gcs_base_url": "https://h"}}, "gcs_base_url"),
     ],
 )
-@pytest.mark.parametrize("guarded", [False, True])
-def test_names_follow_the_grammar_of_their_cloud(url, options, what, guarded):
+@pytest.mark.parametrize("refuse_local", [False, True])
+def test_names_follow_the_grammar_of_their_cloud(url, options, what, refuse_local):
     """In every engine; the error names what is wrong, and no login."""
     with pytest.raises(ConfigError, match=what.replace(".", r"\.")):
-        open_store(url, options, guarded=guarded)
+        open_store(url, options, refuse_local=refuse_local)
 
 
 def test_a_login_before_a_bucket_is_not_shown():
@@ -278,7 +278,7 @@ def test_translated_addresses_are_this_machine(host):
         open_store(
             "s3://b",
             {"key": "A", "secret": "S", "endpoint_url": f"http://{f'[{host}]' if ':' in host else host}:1"},
-            guarded=True,
+            refuse_local=True,
         )
 
 
