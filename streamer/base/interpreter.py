@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import sysconfig
+from collections.abc import Iterator
 
 from streamer.errors import ConfigError
 
@@ -37,6 +39,18 @@ def _no_interpreter(reason: str) -> ConfigError:
         "none, or set sys.executable to a Python that has streamer",
         field="sys.executable",
     )
+
+
+@contextlib.contextmanager
+def leave_undebugged() -> Iterator[None]:
+    """Starts interpreters of this package without pydevd, which would put itself before them (debugpy, PyCharm).
+
+    An engine forks and lives on without the trainer: under a debugger it waited for a session that never came.
+    """
+    pydevd = sys.modules.get("_pydev_bundle.pydev_monkey")
+    skip = getattr(pydevd, "skip_subprocess_arg_patch", contextlib.nullcontext)
+    with skip():
+        yield
 
 
 def open_standard_descriptors() -> None:

@@ -118,6 +118,25 @@ def require_proc() -> None:
         raise ConfigError("/proc is not mounted here, which streamer needs: mount -t proc proc /proc", field="platform")
 
 
+def require_poll() -> None:
+    """Checks that this process can wait for descriptors.
+
+    Raises:
+        ConfigError: a library for green threads has taken `select.poll` away.
+    """
+    if sys.platform == "linux" and not hasattr(select, "poll"):
+        raise ConfigError(f"select.poll is not there: {_patcher()}", field="platform")
+
+
+def _patcher() -> str:
+    """Returns which library has replaced calls of the system in this process, and what to do about it."""
+    name = next((name for name in ("eventlet", "gevent") if name in sys.modules), "")
+    if not name:
+        return "another library has replaced calls of the system in this process"
+    call = "monkey_patch" if name == "eventlet" else "monkey.patch_all"
+    return f"{name} has patched this process; patch it with {call}(select=False, thread=False), or train in another one"
+
+
 def mountinfo() -> str:
     """The mounted file systems (proc_pid_mountinfo(5)); "" on other systems."""
     with suppress(FileNotFoundError):
@@ -158,6 +177,10 @@ def epoll() -> Epoll:
                 "SystemCallFilter=), or use num_workers=0",
                 field="num_workers",
             ) from error
+    if sys.platform == "linux":
+        raise ConfigError(
+            f"workers need select.epoll, which is not there: {_patcher()}, or use num_workers=0", field="num_workers"
+        )
     raise ConfigError("workers need epoll, which only Linux has: use num_workers=0", field="num_workers")
 
 

@@ -46,6 +46,7 @@ class Connection:
         DisconnectedError: no engine answers at `path`.
         EngineUnavailableError: another user answers there, or the engine admits this one not.
         ProtocolVersionError: the engine speaks another version.
+        ConfigError: this process cannot wait for descriptors.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Connection:
         protocol: int = PROTOCOL,
         external: bool = False,
     ) -> None:
+        linux.require_poll()
         self.pid = os.getpid()
         self._protocol = protocol
         self._decoder = event_decoder()

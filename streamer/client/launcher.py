@@ -24,7 +24,7 @@ from pathlib import Path
 from streamer import errors
 from streamer.base import linux
 from streamer.base.child import import_paths, prevent_forks
-from streamer.base.interpreter import find_interpreter, open_standard_descriptors
+from streamer.base.interpreter import find_interpreter, leave_undebugged, open_standard_descriptors
 from streamer.base.logs import join_trainer
 from streamer.base.system_limits import limit_error
 from streamer.client.connection import Connection, DisconnectedError
@@ -299,16 +299,17 @@ def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
     with _name_folder_in_errors(settings.runtime_dir):
         log = os.open(find_log(settings), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        process = subprocess.Popen(
-            [find_interpreter(), "-m", "streamer.service", str(ready)],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            pass_fds=(ready,),
-            start_new_session=True,
-            cwd="/",
-            env=_engine_environment(),
-        )
+        with leave_undebugged():
+            process = subprocess.Popen(
+                [find_interpreter(), "-m", "streamer.service", str(ready)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=(ready,),
+                start_new_session=True,
+                cwd="/",
+                env=_engine_environment(),
+            )
     finally:
         os.close(log)
     assert process.stdin is not None

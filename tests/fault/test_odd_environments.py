@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -136,6 +137,29 @@ def test_a_python_without_ssl(data: Path) -> None:
     assert code == 1
     assert "ConfigError: the engine cannot start with" in told
     assert "lacks _ssl" in told
+
+
+@pytest.mark.slow
+def test_a_mount_whose_name_is_not_utf8(data: Path) -> None:
+    """The check for network file systems reads the names of all mounts."""
+    inside = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+    mount = r'd=$(printf "donn\351es"); mkdir "$d" && mount -t tmpfs none "$d" && exec "$0" "$@"'
+    if subprocess.run([*inside, "mount -t tmpfs none /tmp"], capture_output=True, check=False).returncode:
+        pytest.skip("no user namespaces")
+    code, told = run(data, "train(1)\n", (*inside, mount))
+    assert code == 0, told
+
+
+@pytest.mark.slow
+def test_a_debugger_that_listens(data: Path) -> None:
+    """debugpy attaches itself to every child; the start of an engine was waited for without an end."""
+    pytest.importorskip("debugpy")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    begin = f"import debugpy\ndebugpy.listen(('127.0.0.1', {port}))\n"
+    code, told = run(data, f"{begin}train(2)\n", PYDEVD_DISABLE_FILE_VALIDATION="1")
+    assert code == 0, told
 
 
 REMOVED = """

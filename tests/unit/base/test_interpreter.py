@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import types
+from collections.abc import Iterator
 
 import pytest
 
-from streamer.base.interpreter import find_interpreter
+from streamer.base.interpreter import find_interpreter, leave_undebugged
 from streamer.errors import ConfigError
 
 
@@ -30,6 +33,26 @@ def test_an_embedded_interpreter_is_looked_for(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(sys, "exec_prefix", "/nowhere")
     with pytest.raises(ConfigError, match=r"set sys\.executable"):
         find_interpreter()
+
+
+def test_a_debugger_is_kept_out_of_what_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pydevd puts itself before every Python that a process starts, unless it is told otherwise on this thread."""
+    with leave_undebugged():
+        pass
+    skipped = []
+
+    @contextlib.contextmanager
+    def skip() -> Iterator[None]:
+        skipped.append("begun")
+        yield
+        skipped.append("ended")
+
+    pydevd = types.ModuleType("_pydev_bundle.pydev_monkey")
+    pydevd.skip_subprocess_arg_patch = skip  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, pydevd.__name__, pydevd)
+    with leave_undebugged():
+        assert skipped == ["begun"]
+    assert skipped == ["begun", "ended"]
 
 
 @pytest.mark.process

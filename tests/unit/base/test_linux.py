@@ -9,6 +9,8 @@ import mmap
 import os
 import select
 import socket
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,19 @@ def test_calls_that_a_sandbox_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "isdir", lambda _: False)
     with pytest.raises(ConfigError, match=r"/proc is not mounted"):
         linux.require_proc()
+
+
+@pytest.mark.parametrize("library", ["gevent", "eventlet"])
+def test_a_process_that_green_threads_have_patched(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gevent removes epoll, eventlet poll as well: the error named Linux, or no module."""
+    linux.require_poll()
+    monkeypatch.setitem(sys.modules, library, types.ModuleType(library))
+    monkeypatch.delattr(select, "epoll")
+    with pytest.raises(ConfigError, match=rf"{library} has patched this process; .*\(select=False, thread=False\)"):
+        linux.epoll()
+    monkeypatch.delattr(select, "poll")
+    with pytest.raises(ConfigError, match=rf"select.poll is not there: {library} has patched this process"):
+        linux.require_poll()
 
 
 def test_a_wakeup_is_readable_from_a_signal_on(here: bool) -> None:
