@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +22,12 @@ from streamer.batches.samples.opened import Members
 from streamer.batches.skipping import OnError, Skipped, SkipRules, StoreBudget
 from streamer.config import RankConfig
 from streamer.errors import Detail, StateError, StreamerError
-from streamer.loader.kinds.kind import MemberCount
 from streamer.loader.options.arguments import Skip, skip_rules
 from streamer.order.audit.tallies import Record
 from streamer.order.plan import LastBatch, batch_count, check_last_batch
+
+if TYPE_CHECKING:  # it imports torch, which workers do without
+    from streamer.loader.kinds.kind import MemberCount
 
 # (epoch, ordinal) -> sample
 MakeSample = Callable[[int, int], object]
