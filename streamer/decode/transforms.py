@@ -76,7 +76,6 @@ class OnField:
                 field="transform",
             )
         self._arguments = [(is_albumentations(step), takes(step, "rng"), takes(step, "out")) for step in steps]
-        self._has_warned = False
         # Functions of the user's, whose results show what they do.
         self._is_unknown = [
             not (moving or arguments[0] or together.is_of_library(step, "torchvision", "kornia"))
@@ -139,8 +138,7 @@ class OnField:
                 move = RESIZES if is_resized else before.find_move(moved) if before is not None else ""
                 if move and move != MAY_MOVE:
                     self._refuse_apart(step, made, left)
-                elif move and not self._has_warned:
-                    self._has_warned = True
+                elif move:
                     warn_of_move(step, move, name, left)
             made[self.field] = moved
         return made

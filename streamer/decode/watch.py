@@ -31,6 +31,8 @@ _ALIKE = 0.5
 _MOVED = 0.9
 # Samples with boxes or masks that are looked at: a function that mirrors one in two is seen at once.
 _SAMPLES = 200
+# Functions of which a line was said.
+_warned_of = set[int]()
 _OTHER_NAMES = ("image", "img", "pixel_values")
 # Packages whose images are told.
 _PACKAGES = frozenset(["numpy", "torch", "torchvision", "PIL", "kornia"])
@@ -96,7 +98,10 @@ def _read_pixels(image: Image) -> NDArray[Any] | None:
 
 
 def warn_of_move(function: object, move: str, field: str, behind: Iterable[str]) -> None:
-    """Logs that a function leaves fields behind."""
+    """Logs that a function leaves fields behind, once in a process."""
+    if id(function) in _warned_of:
+        return
+    _warned_of.add(id(function))
     logger.warning(
         "transform: %r %s the image %r of a sample, and leaves %s as before: boxes, keypoints and masks have to move "
         "with it, unless they are shares of its sides. A function of the sample can move all of them, and so does "

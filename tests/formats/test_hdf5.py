@@ -185,7 +185,7 @@ GOOD = dataset()
         (written(_many, libver="latest"), "dense links"),
         (dataset(version="latest", chunks=(2, 8, 6), maxshape=(None, None, 6)), "grow along several axes"),
         (
-            dataset(version="latest", chunks=(5, 8, 6), compression="gzip").replace(b"\4\2\0\4", b"\4\2\1\4"),
+            dataset(version="latest", chunks=(5, 8, 6), compression="gzip").replace(b"\5\2\0\4", b"\5\2\1\4"),
             "chunks at its edges that are not filtered",
         ),
         (b"", "is damaged"),
