@@ -34,7 +34,7 @@ from collections.abc import Callable
 Detail = str | int | float | bool | None
 
 # Signs of a name that a terminal obeys, or that change the order in which text is shown.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb]")
 _LINE_STARTS = re.compile(r"\n(?=\S)")
 # The part before an @ in these urls is a container, a branch or a namespace.
 _WITHOUT_LOGINS = frozenset(

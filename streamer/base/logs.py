@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from streamer.config import Environment
-from streamer.errors import without_secrets
+from streamer.errors import printable, without_secrets
 from streamer.version import VERSION
 
 # OpenTelemetry, logs data model, "Mapping of SeverityNumber": the lowest number of each range.
@@ -61,11 +61,14 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Writes a record as text, without logins and signatures of urls that another library may quote."""
+    """Writes a record as text, without logins and signatures of urls that another library may quote.
+
+    Control characters in names of strangers are written out, and further lines indented: none looks like a record.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the lines without their end."""
-        return without_secrets(super().format(record))
+        return printable(without_secrets(super().format(record)))
 
 
 def severity_number(level: int) -> int:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from streamer.errors import DecodeError, StreamerError
+from streamer.errors import DecodeError, StreamerError, printable
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -70,7 +70,7 @@ class Skipped:
         return f"sample {f'{self.member}/' if self.member else ''}{self.ordinal} ({self.key})"
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.cause}"
+        return printable(f"{self.place}: {self.cause}")
 
 
 class Stop(msgspec.Struct, frozen=True):

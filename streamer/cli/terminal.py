@@ -80,6 +80,8 @@ class Terminal:
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()) -> None:
         """Writes aligned columns; the first is text, the others are numbers unless their headers are among `words`."""
+        # Names in it may be a stranger's: each cell stays on its line.
+        rows = [[_on_one_line(cell) for cell in row] for row in rows]
         if self.out.isatty() and find_spec("rich") is not None:
             _rich_table(headers, rows, words, self.out)
         else:
@@ -136,6 +138,10 @@ def _printable(text: str) -> str:
     return without_secrets(text).encode("utf-8", "backslashreplace").decode()
 
 
+def _on_one_line(text: str) -> str:
+    return without_controls(text).replace("\n", "\\n")
+
+
 def amount(count: float, unit: str) -> str:
     """A count with its unit: 1.4 GB, 2,000 images."""
     from streamer.config import format_bytes
@@ -168,7 +174,8 @@ class _PlainProgress:
         if now < self._next and done != total:
             return
         self._next = now + PLAIN_INTERVAL_SECONDS
-        self._terminal.note(f"{self._title}: {progress_text(done, total, self._unit, text)}")
+        shown = progress_text(done, total, self._unit, text)
+        self._terminal.note(_on_one_line(f"{self._title}: {shown}"))
 
 
 class _RichProgress:
@@ -181,13 +188,13 @@ class _RichProgress:
 
         self._unit = unit
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
-            TextColumn("{task.fields[text]}"),
+            TextColumn("{task.fields[text]}", markup=False),
             TimeRemainingColumn(),
         )
         self._bars = Bars(*columns, console=Console(file=err))
-        self._task = self._bars.add_task(title, total=None, text="")
+        self._task = self._bars.add_task(_on_one_line(title), total=None, text="")
 
     def __enter__(self) -> _RichProgress:
         self._bars.start()
@@ -197,7 +204,8 @@ class _RichProgress:
         self._bars.stop()
 
     def update(self, done: float, total: float | None, text: str = "") -> None:
-        self._bars.update(self._task, completed=done, total=total, text=progress_text(done, total, self._unit, text))
+        shown = progress_text(done, total, self._unit, _on_one_line(text))
+        self._bars.update(self._task, completed=done, total=total, text=shown)
 
     def line_above(self, text: str) -> None:
         """Writes a line that the bar will not overwrite."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from streamer.errors import ManifestError
+from streamer.errors import ManifestError, printable
 from streamer.wire.messages import GetManifest, IndexProgress, ManifestReady, Message
 from streamer.wire.store_options import StoreOptions
 
@@ -100,7 +100,7 @@ class ManifestAsk(NamedTuple):
         """
         if self.on_note is not None:
             for note in answer.notes:
-                self.on_note(note)
+                self.on_note(printable(note))
         folder = root / "manifests" / answer.digest
         if not folder.is_dir():
             raise ManifestError(

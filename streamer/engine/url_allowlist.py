@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from unicodedata import normalize
 from urllib.parse import unquote
 
 import msgspec
@@ -30,6 +31,16 @@ _MOST_COMPARED = 10_000
 
 # Separators of the segments of a path, for some server or other, and what begins what follows it.
 _SEGMENTS = re.compile(r"[/\\?#]")
+# What ends a segment for a server that has parameters, or that is written in C.
+_END_OF_SEGMENT = re.compile(r"[;\0]")
+# Servers decode once or twice; a name that is encoded more often has no other use than to pass them.
+_MAX_DECODINGS = 4
+# Spellings of a dot and of a slash that decoders have taken for them: UTF-8 of too many bytes, and Microsoft's %u.
+_LONG_DOT = re.compile(r"%(?:c0%[ae]e|e0%80%ae|f0%80%80%ae|u002e|uff0e)", re.IGNORECASE)
+_LONG_SLASH = re.compile(r"%(?:c0%af|e0%80%af|f0%80%80%af|u002f|u005c|u221[56]|uff0f|uff3c)", re.IGNORECASE)
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# A last segment that each server and file system reads in the same way.
+_ORDINARY = re.compile(r"(?!\.+\Z)[\w.=+,-]+", re.ASCII)
 
 
 class _AllowedUrl(msgspec.Struct, frozen=True):
@@ -80,16 +91,15 @@ class UrlAllowlist:
         """
         if not self.restricted:
             return offered
-        every = (one for url in urls for one in self._expand(url))
-        found: list[tuple[str, Options]] = [(url, self._find_options(url)) for url in every]
-        for url, options in found[1:]:
-            if options != found[0][1]:
+        found = self._find_entries(one for url in urls for one in self._expand(url))
+        for url, entry in found[1:]:
+            if entry.options != found[0][1].options:
                 raise ConfigError(
                     f"{shown(found[0][0])} and {shown(url)} have different storage options in the service's "
                     "configuration; one dataset is read with one set of them",
                     field="storage_options",
                 )
-        return found[0][1] if found else {}
+        return found[0][1].options if found else {}
 
     def endpoint(self, urls: Iterable[str], options: Options) -> str:
         """Returns the place of the objects that a client of a shared engine has named by its options; "" if none has.
@@ -107,7 +117,7 @@ class UrlAllowlist:
         What comes from there and cannot be computed again is used for these objects only then.
         """
         if self.restricted:
-            return {self._entry(url).prefix for url in urls} == {self._entry(place).prefix}
+            return {entry.prefix for _, entry in self._find_entries(urls)} == {self._entry(place).prefix}
         return not self.refuse_local or {split(url).root for url in urls} == {split(place).root}
 
     def check_writable(self, url: str) -> None:
@@ -131,8 +141,8 @@ class UrlAllowlist:
             AccessDeniedError: one is not.
         """
         if self.restricted:
-            for url in urls:
-                if self._find_options(url) != options:
+            for url, entry in self._find_entries(urls):
+                if entry.options != options:
                     raise _make_refusal(url)
 
     def check_chunk(self, chunk: Chunk, options: Options) -> None:
@@ -165,8 +175,40 @@ class UrlAllowlist:
         # A url with braces names what they stand for: "{a,..}" is not a dot segment yet.
         return expand(url)
 
-    def _find_options(self, url: str) -> Options:
-        return self._entry(url).options
+    def _find_entries(self, urls: Iterable[str]) -> list[tuple[str, _AllowedUrl]]:
+        """Returns the entries above urls, each with the first of its urls.
+
+        A folder is compared once for all ordinary names in it: of 10^5 objects one by one it took 1.1 s (2026-11-28).
+
+        Raises:
+            AccessDeniedError: a url is not served here.
+        """
+        found: dict[str, tuple[str, _AllowedUrl]] = {}
+        # Those above whose ordinary names one entry stands, with their path where they are local.
+        folders: dict[str, str] = {}
+        for url in urls:
+            folder, _, name = url.rpartition("/")
+            is_ordinary = _ORDINARY.fullmatch(name) is not None
+            if is_ordinary and folder in folders:
+                path = folders[folder]
+                # A link may lead anywhere.
+                if not path or not os.path.islink(f"{path}/{name}"):
+                    continue
+            entry = self._entry(url)
+            found.setdefault(entry.prefix, (url, entry))
+            if is_ordinary and folder not in folders and self._has_one_entry(folder, entry):
+                address = split(f"{folder}/")
+                folders[folder] = os.path.realpath(address.key) if address.scheme == "file" else ""
+        return list(found.values())
+
+    def _has_one_entry(self, folder: str, entry: _AllowedUrl) -> bool:
+        """Whether this entry stands above each ordinary name in a folder."""
+        is_whole = folder.startswith("/") or folder.partition("://")[2] != ""
+        if not is_whole or any(letter in folder for letter in "?#{}"):
+            return False
+        inside = _comparable(f"{folder}/").rstrip("/") + "/"
+        is_below = inside.startswith(entry.prefix.rstrip("/") + "/")
+        return is_below and not any(one.prefix.startswith(inside) for one in self._entries)
 
     def _entry(self, url: str) -> _AllowedUrl:
         wanted = _comparable(url)
@@ -199,16 +241,39 @@ def _comparable(url: str) -> str:
     if address.scheme == "file":
         # A link in a served folder must not lead out of it.
         return "file://" + os.path.realpath(address.key)
-    if has_dots(address.key) or (address.scheme in HTTP_SCHEMES and not url.isprintable()):
+    is_web = address.scheme in HTTP_SCHEMES
+    # As it is sent: the key of a web server is decoded.
+    if has_dots(url.partition("://")[2].partition("/")[2] if is_web else address.key):
+        raise _make_refusal(url)
+    if is_web and (not url.isprintable() or _CONTROLS.search(address.key)):
         raise _make_refusal(url)
     return f"{address.root}/{address.key}".rstrip("/")
 
 
 def has_dots(key: str) -> bool:
-    """Whether a key has a dot segment in any reading of it: servers decode it once or twice, and cut parameters."""
-    once = unquote(key)
-    parts = (part for text in {key, once, unquote(once)} for part in _SEGMENTS.split(text))
-    return any(part.partition(";")[0] in (".", "..") for part in parts)
+    """Whether a key has a dot segment in any reading of it.
+
+    Servers decode it once or more often, cut parameters, blanks, and what follows a NUL, and some take other letters
+    for a dot or a slash.
+    """
+    readings = {key}
+    for _ in range(_MAX_DECODINGS):
+        decoded = unquote(key)
+        if decoded == key:
+            break
+        key = decoded
+        readings.add(key)
+    else:
+        return True
+    readings |= {_LONG_SLASH.sub("/", _LONG_DOT.sub(".", text)) for text in readings if "%" in text}
+    readings |= {normalize("NFKC", text) for text in readings if not text.isascii()}
+    return any(_is_dots(part) for text in readings for part in _SEGMENTS.split(text))
+
+
+def _is_dots(segment: str) -> bool:
+    """Whether a segment is one dot, or several, for a server that drops blanks at its end."""
+    name = _END_OF_SEGMENT.split(segment, maxsplit=1)[0].rstrip(" \t")
+    return name != "" and not name.strip(".")
 
 
 class Fetchers(FetcherSet):

@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from streamer.base.cgroup import usable_memory_bytes
 from streamer.config import FetchConfig
-from streamer.errors import ClosedError
+from streamer.errors import ClosedError, ConfigError
 from streamer.fetch.endpoint import Endpoint, Notify, ignore_notice
 from streamer.fetch.fair_gate import Due, Owner, WaitQueue, no_owner
 from streamer.fetch.memory_budget import ChunkBuffer, MemoryBudget
@@ -22,8 +23,12 @@ from streamer.fetch.statistics import FetchStatistics, Histogram, Tally
 from streamer.fetch.transfer import FetchContext, Transfer
 from streamer.fetch.whole_call import WholeCall
 from streamer.manifest.model import Chunk, Extent, ObjectRecord
-from streamer.store.addresses.urls import Address, split
+from streamer.store.addresses.urls import Address, shown, split
 from streamer.store.base import ObjectStore, OrderedLister, PartsKeeper
+
+# A listing of so many fits into any memory; of more the memory is asked. Urls and versions of 100 letters.
+_FEW_OBJECTS = 1_000_000
+_OBJECT_BYTES = 400
 
 # Opens the store of the root of a url, which is split already.
 OpenStore = Callable[[Address], ObjectStore]
@@ -197,10 +202,14 @@ class Fetcher:
 
         async def pages() -> list[Page]:
             found: list[Page] = []
+            count = 0
             async with aclosing(_listing(endpoint.store, url, after)) as listing:
                 async for page in listing:
                     call.record_progress()
                     found.append(page)
+                    count += len(page)
+                    if count > _FEW_OBJECTS:
+                        _check_memory_for(count, url)
                     if enough(found):
                         break
             return found
@@ -314,6 +323,21 @@ class Fetcher:
             self._endpoints[address.root] = Endpoint(address.root, store, self._config, self._notify)
         self._last = self._endpoints[address.root]
         return self._last
+
+
+def _check_memory_for(count: int, url: str) -> None:
+    """Refuses a listing that takes half of the memory: a store that lies may list without an end.
+
+    Raises:
+        ConfigError: names the number of objects; another try would not end either.
+    """
+    if count * _OBJECT_BYTES > usable_memory_bytes() // 2:
+        raise ConfigError(
+            f"{shown(url)}: the store lists more than {count:,} objects, which take half of this machine's memory; "
+            "name a part of them, or put many into one file (streamer pack)",
+            field="url",
+            objects=count,
+        )
 
 
 def _due_now() -> Due:

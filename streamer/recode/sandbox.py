@@ -35,6 +35,7 @@ _IF_ANY_BIT = 0x45
 _RETURN = 0x06
 _NUMBER_AT = 0
 _ARCHITECTURE_AT = 4
+_FIRST_ARGUMENT_AT = 16
 _SECOND_ARGUMENT_AT = 24
 _THIRD_ARGUMENT_AT = 32
 _X32 = 0x40000000
@@ -56,23 +57,38 @@ _MACHINES: dict[str, tuple[int, int, int | None, int]] = {
 # socket, connect, accept, accept4, bind, listen; execve, execveat; ptrace, process_vm_readv, process_vm_writev, kill,
 # tkill, rt_sigqueueinfo, rt_tgsigqueueinfo; rename.., unlink.., mkdir.., link.., symlink.., mknod.., chmod.., chown..,
 # truncate, utime.., ..xattr; mount, umount2, pivot_root, chroot, setns, unshare; bpf, perf_event_open, userfaultfd,
-# keyctl, add_key, request_key, open_by_handle_at, modules, kexec_load, reboot, swapon, swapoff.
+# keyctl, add_key, request_key, open_by_handle_at, modules, kexec_load, kexec_file_load, reboot, swapon, swapoff, acct,
+# syslog, vhangup, quotactl; settimeofday, clock_settime, adjtimex, clock_adjtime, sethostname, setdomainname; iopl,
+# ioperm; ioprio_set; shm.., sem.., msg.., mq_open, mq_unlink: memory and queues by number or name are of all processes.
 _REFUSED = {
     "x86_64": (
         *(41, 42, 43, 288, 49, 50, 59, 322, 101, 310, 311, 62, 200, 129, 297),
         *(82, 264, 316, 87, 263, 84, 83, 258, 86, 265, 88, 266, 133, 259, 85, 90, 91, 268, 92, 94, 93, 260),
         *(76, 280, 132, 235, 261, 188, 189, 190, 197, 198, 199, 165, 166, 155, 161, 308, 272),
-        *(321, 298, 323, 250, 248, 249, 304, 175, 313, 176, 246, 169, 167, 168),
+        *(321, 298, 323, 250, 248, 249, 304, 175, 313, 176, 246, 320, 169, 167, 168, 163, 103, 153, 179),
+        *(164, 227, 159, 305, 170, 171, 172, 173, 251),
+        *(29, 30, 31, 64, 65, 66, 220, 68, 69, 70, 71, 240, 241),
     ),
     "aarch64": (
         *(198, 203, 202, 242, 200, 201, 221, 281, 117, 270, 271, 129, 130, 138, 240),
         *(38, 276, 35, 34, 37, 36, 33, 52, 53, 55, 54),
         *(45, 88, 5, 6, 7, 14, 15, 16, 40, 39, 41, 51, 268, 97),
-        *(280, 241, 282, 219, 217, 218, 265, 105, 273, 106, 104, 142, 224, 225),
+        *(280, 241, 282, 219, 217, 218, 265, 105, 273, 106, 104, 294, 142, 224, 225, 89, 116, 58, 60),
+        *(170, 112, 171, 266, 161, 162, 30),
+        *(194, 196, 195, 190, 193, 191, 192, 186, 189, 188, 187, 180, 181),
     ),
 }
-# pidfd_send_signal, io_uring.., open_tree, move_mount, fsopen.., pidfd_open, pidfd_getfd, mount_setattr, fchmodat2.
-_REFUSED_EVERYWHERE = (424, 425, 426, 427, 428, 429, 430, 431, 432, 433, 434, 438, 442, 452)
+# pidfd_send_signal, io_uring.., open_tree, move_mount, fsopen.., pidfd_open, pidfd_getfd, process_madvise,
+# mount_setattr, quotactl_fd, process_mrelease, fchmodat2.
+_REFUSED_EVERYWHERE = (424, 425, 426, 427, 428, 429, 430, 431, 432, 433, 434, 438, 440, 442, 443, 448, 452)
+# Calls whose first argument is a process, which must be this one or 0: tgkill, prlimit64, sched_setaffinity,
+# sched_setscheduler, sched_setparam, sched_setattr. A limit of CPU time ends the engine as a signal does.
+_OF_PROCESSES = {"x86_64": (234, 302, 203, 144, 142, 314), "aarch64": (131, 261, 122, 119, 118, 274)}
+# Its second argument is the process if the first one says so, and that is 0; others name groups and users.
+_SETPRIORITY = {"x86_64": 141, "aarch64": 140}
+# F_SETOWN, F_SETSIG, F_SETOWN_EX: any signal for any process of this user, when a pipe has bytes.
+_FCNTL = {"x86_64": 72, "aarch64": 25}
+_FCNTL_SIGNALS = (8, 10, 15)
 # A filter does not see its flags, which are in memory.
 _OPENAT2 = 437
 
@@ -251,8 +267,13 @@ def _filter_calls() -> bool:
 
 
 def _instructions(machine: str) -> list[tuple[int, int, int, int]]:
-    """Returns the filter: refuses other architectures, the listed calls, and opening for writing."""
+    """Returns the filter: refuses other architectures, the listed calls, and opening for writing.
+
+    Each jump says how many instructions are left out if its comparison is true, and if it is false.
+    """
     architecture, _, open_call, openat_call = _MACHINES[machine]
+    own = os.getpid()
+    allow = (_RETURN, 0, 0, _ALLOW)
     refuse = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
     made = [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),
@@ -267,14 +288,16 @@ def _instructions(machine: str) -> list[tuple[int, int, int, int]]:
     made += [(_IF_EQUAL, 0, 1, _OPENAT2), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
     for opening, flags_at in ((open_call, _SECOND_ARGUMENT_AT), (openat_call, _THIRD_ARGUMENT_AT)):
         if opening is not None:
-            made += [
-                (_IF_EQUAL, 0, 4, opening),
-                (_LOAD, 0, 0, flags_at),
-                (_IF_ANY_BIT, 0, 1, _WRITES),
-                refuse,
-                (_RETURN, 0, 0, _ALLOW),
-            ]
-    return [*made, (_RETURN, 0, 0, _ALLOW)]
+            made += [(_IF_EQUAL, 0, 4, opening), (_LOAD, 0, 0, flags_at), (_IF_ANY_BIT, 0, 1, _WRITES), refuse, allow]
+    for number in _OF_PROCESSES[machine]:
+        made += [(_IF_EQUAL, 0, 5, number), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT)]
+        made += [(_IF_EQUAL, 1, 0, 0), (_IF_EQUAL, 0, 1, own), allow, refuse]
+    made += [(_IF_EQUAL, 0, 7, _SETPRIORITY[machine]), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT), (_IF_EQUAL, 0, 4, 0)]
+    made += [(_LOAD, 0, 0, _SECOND_ARGUMENT_AT), (_IF_EQUAL, 1, 0, 0), (_IF_EQUAL, 0, 1, own), allow, refuse]
+    made += [(_IF_EQUAL, 0, 1 + 2 * len(_FCNTL_SIGNALS), _FCNTL[machine]), (_LOAD, 0, 0, _SECOND_ARGUMENT_AT)]
+    for command in _FCNTL_SIGNALS:
+        made += [(_IF_EQUAL, 0, 1, command), refuse]
+    return [*made, allow]
 
 
 def _call(number: int, *arguments: object) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import msgspec
@@ -50,9 +51,14 @@ Fail = Callable[[ClientConnection, StreamerError, int], None]
 
 
 class ClientRequests(msgspec.Struct):
-    """The unanswered requests of one client."""
+    """The unanswered requests of one client.
 
-    running: int = 0
+    Attributes:
+        tasks: the tasks that answer them, and whether they go on without the client.
+        reading: held by the one read that is being answered.
+    """
+
+    tasks: dict[asyncio.Task[None], bool] = msgspec.field(default_factory=dict)
     reading: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
     warned_about_options: bool = False
 
@@ -68,6 +74,8 @@ class LongRequests:
         self._request_bytes = 0
         self._answers = FairGate(limits.answer_bytes)
         self._running: set[asyncio.Task[None]] = set()
+        # Of clients that have gone; that which was left first comes first.
+        self._left: dict[asyncio.Task[None], None] = {}
         self._sharing = CacheSharing(engine, tasks)
         self.sole_user = SoleUser(applies=engine.fetchers.allowlist.refuse_local)
 
@@ -89,24 +97,41 @@ class LongRequests:
         except ConfigError as error:
             self._fail(client, error, request.request)
             return
-        if requests.running >= MAX_LONG_REQUESTS:
+        if len(requests.tasks) >= MAX_LONG_REQUESTS:
             raise ProtocolError(f"more than {MAX_LONG_REQUESTS} long requests at once")
         if self._request_bytes + size > max(size, self._limits.request_bytes):
             busy = ServiceError(f"{self._request_bytes} bytes of urls are in requests already; try again later")
             client.fail(busy, request=request.request)
             return
+        answer: Callable[[], Awaitable[None]]
         match request:
             case GetManifest():
-                answer = self._manifest(client, requests, request)
+                answer = partial(self._manifest, client, requests, request)
             case Read():
-                answer = self._read(client, requests, request)
+                answer = partial(self._read, client, requests, request)
             case ShareCache():
-                answer = self._share(client, requests, request)
-        requests.running += 1
+                answer = partial(self._share, client, requests, request)
         self._request_bytes += size
         task = self._tasks.create_task(self._send_answer(client, request.request, answer))
         self._running.add(task)
+        requests.tasks[task] = isinstance(request, GetManifest) and request.build
         task.add_done_callback(lambda done: self._end_request(done, requests, size))
+
+    def leave(self, requests: ClientRequests) -> None:
+        """Ends what a client that has gone had asked for.
+
+        Indexes go on, so that who asks again finds them further on; of all clients together only so many, because a
+        client can ask and go again and again.
+        """
+        for task, goes_on in list(requests.tasks.items()):
+            if goes_on:
+                self._left[task] = None
+            else:
+                task.cancel()
+        while len(self._left) > MAX_LONG_REQUESTS:
+            first = next(iter(self._left))
+            del self._left[first]
+            first.cancel()
 
     async def finish(self, seconds: float) -> None:
         """Waits at most `seconds` for running requests, then cancels them: clients send them to the next engine."""
@@ -136,12 +161,13 @@ class LongRequests:
 
     def _end_request(self, task: asyncio.Task[None], requests: ClientRequests, size: int) -> None:
         self._running.discard(task)
-        requests.running -= 1
+        self._left.pop(task, None)
+        requests.tasks.pop(task, None)
         self._request_bytes -= size
 
-    async def _send_answer(self, client: ClientConnection, number: int, answer: Awaitable[None]) -> None:
+    async def _send_answer(self, client: ClientConnection, number: int, answer: Callable[[], Awaitable[None]]) -> None:
         try:
-            await answer
+            await answer()
         except StreamerError as error:
             self._fail(client, error, number)
         except Exception as error:
@@ -226,6 +252,7 @@ class SessionProofs:
         self._rights = rights
         self._tasks = tasks
         self._waiting: dict[tuple[ClientConnection, int], list[Step]] = {}
+        self._asking: dict[tuple[ClientConnection, int], asyncio.Task[None]] = {}
         self._bytes = 0
 
     def __repr__(self) -> str:
@@ -248,8 +275,10 @@ class SessionProofs:
         failed: Callable[[StreamerError], None],
     ) -> None:
         """Asks the stores; then calls `opened` with the messages that have come meanwhile, or `failed`."""
-        self._waiting[client, session] = []
-        self._tasks.create_task(self._prove((client, session), parts, opened, failed), name="prove a right")
+        key = (client, session)
+        self._waiting[key] = []
+        proof = self._prove(key, parts, opened, failed)
+        self._asking[key] = self._tasks.create_task(proof, name="prove a right")
 
     def keep(self, client: ClientConnection, step: Step) -> None:
         """Keeps a message of a session that waits.
@@ -266,10 +295,12 @@ class SessionProofs:
         """Forgets a session that is closed, or all of a client."""
         for key in list(self._waiting):
             if key[0] is client and session in (None, key[1]):
+                self._asking[key].cancel()  # or a client that comes and goes would have any number of requests
                 self._take(key)
 
     def _take(self, key: tuple[ClientConnection, int]) -> list[Step] | None:
         steps = self._waiting.pop(key, None)
+        self._asking.pop(key, None)
         self._bytes -= sum(map(_bytes, steps or ()))
         return steps
 
@@ -290,13 +321,21 @@ class SessionProofs:
                     raise (refusal.of_member(part.name) if part.name else refusal) from refusal
         except StreamerError as refusal:
             error = refusal
+        except Exception as failure:
+            # The engine would end with it, and options of any kind have come from a client.
+            logger.exception("the right to session %d of %s was not proven", key[1], key[0])
+            error = BrokenError(f"the engine failed over a session: {failure!r}; see its log")
         if self._waiting.get(key) is not waiting:  # closed meanwhile, perhaps opened again
             return
         steps = self._take(key) or []
         if error is None:
-            opened(steps)
-        else:
-            failed(error)
+            try:
+                opened(steps)
+                return
+            except Exception as failure:
+                logger.exception("session %d of %s was not opened", key[1], key[0])
+                error = BrokenError(f"the engine failed over a session: {failure!r}; see its log")
+        failed(error)
 
 
 def _bytes(step: Step) -> int:

@@ -161,6 +161,7 @@ class Server:
         """Handles the end of a connection: its leases end with it."""
         state = self._clients.pop(client, _ClientState())
         self._proofs.drop(client)
+        self._long_requests.leave(state.requests)
         self._unfinished.pop(client, None)
         self._strangers.pop(client, None)
         for session in state.sessions.values():
@@ -376,7 +377,7 @@ class Server:
         for client, state in self._clients.items():
             datasets = (dataset for one in state.sessions.values() for dataset in one.collection.datasets)
             keys = {options_key(dataset.options) for dataset in datasets}
-            if (key and state.requests.running) or key in keys or (not key and keys):
+            if (key and state.requests.tasks) or key in keys or (not key and keys):
                 client.send(notice)
 
     def _own_statistics(self, now: float) -> Values:

@@ -183,6 +183,31 @@ def make_redirect_error(url: str, status: int, host: str) -> StoreError:
     )
 
 
+def make_endless_error(folder: str, pages: int, empty_pages: int) -> StoreError:
+    """Returns the error for a listing that goes in circles after so many pages, or of which so many are empty."""
+    what = (
+        f"{empty_pages:,} pages in a row are empty"
+        if empty_pages
+        else f"page {pages} continues where an earlier one did"
+    )
+    return StoreError(
+        f"the listing of {folder} has no end: {what}; the store does not list as S3 does: name the objects by a list "
+        "of urls, or report it to the store",
+        url=folder,
+        pages=pages,
+    )
+
+
+def make_upload_error(url: str, status: int, host: str) -> StoreError:
+    """The error for a web server that answers an upload by a redirect after which clients do not upload."""
+    return StoreError(
+        f"{shown(url)}: the server answers an upload with {status}, a redirect to {host or 'no host'} that clients "
+        "follow without the bytes; nothing was written: name the address where it takes uploads",
+        url=shown(url),
+        status=status,
+    )
+
+
 def make_encoding_error(url: str, encoding: str) -> StoreError:
     """The error for an object that its store sends compressed or unpacked, as each request asks (Content-Encoding)."""
     return StoreError(

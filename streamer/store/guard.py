@@ -24,13 +24,20 @@ _OWN_NETWORKS = tuple(
             *("0.0.0.0/8", "::/128"),  # Linux connects them to loopback
             *("169.254.0.0/16", "fe80::/10"),
             "fd00:ec2::/32",  # metadata of AWS by IPv6 (EC2 user guide, "Use the Instance Metadata Service")
+            "fd20:ce::254/128",  # metadata of Google Cloud by IPv6 (Compute Engine docs, "Access VM metadata")
+            "fd00:42::42/128",  # metadata of Scaleway by IPv6
+            "192.0.0.192/32",  # metadata of Oracle Cloud's older machines
             "168.63.129.16/32",  # Azure's host (Azure docs, "What is IP address 168.63.129.16?")
             "100.100.100.200/32",  # metadata of Alibaba Cloud (ECS user guide, "Instance metadata")
         ),
     )
 )
-# Addresses that end in one of IPv4: NAT64 (RFC 6052, RFC 8215) and the compatible ones (RFC 4291, 2.5.5.1).
-_TRANSLATED = tuple(map(ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))
+# Addresses that end in one of IPv4: NAT64 (RFC 6052, RFC 8215), the compatible ones (RFC 4291, 2.5.5.1), and those of
+# SIIT (RFC 2765).
+_TRANSLATED = tuple(map(ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96", "::ffff:0:0:0/96")))
+# Of this network a site chooses how long the prefix before the address of IPv4 is (RFC 8215; RFC 6052, 2.2).
+_OF_SITE = ip_network("64:ff9b:1::/48")
+_PREFIX_BYTES = (6, 7, 8)
 
 
 def is_own(host: str) -> bool:
@@ -47,7 +54,11 @@ def _readings(address: IPv4Address | IPv6Address) -> list[IPv4Address | IPv6Addr
         return [address]
     others = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
     if any(address in network for network in _TRANSLATED):
-        others.append(IPv4Address(int(address) & 0xFFFFFFFF))
+        others += [IPv4Address(end)] if (end := int(address) & 0xFFFFFFFF) or address not in _OF_SITE else []
+    if address in _OF_SITE:
+        # The byte between the halves is none of the address. What begins with zeros is read with a longer prefix.
+        behind = [address.packed[start:8] + address.packed[9:] for start in _PREFIX_BYTES]
+        others += [IPv4Address(part[:4]) for part in behind if part[0]]
     return [address, *(other for other in others if other is not None)]
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
 
-from streamer.errors import ObjectNotFoundError, StoreError
+from streamer.errors import ObjectNotFoundError, StoreError, printable
 from streamer.manifest.beside import is_hidden, is_hidden_folder
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.store import failures, versions
@@ -104,7 +104,8 @@ def read_files(extents: Sequence[Extent], views: Sequence[memoryview]) -> None:
 
 
 def _read_into(target: ObjectRecord, start: int, view: memoryview) -> int:
-    descriptor = os.open(urls.split(target.url).key, os.O_RDONLY | os.O_CLOEXEC)
+    # A manifest may name any file, and a pipe waits for its writer: it would hold the thread for ever.
+    descriptor = os.open(urls.split(target.url).key, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _require(target, descriptor)
         filled = 0
@@ -118,6 +119,8 @@ def _read_into(target: ObjectRecord, start: int, view: memoryview) -> int:
 
 def _require(target: ObjectRecord, descriptor: int) -> None:
     status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise StoreError(f"{target.url} is not a regular file any more; index the data again", url=target.url)
     versions.require(target, versions.stat_version(status.st_size, status.st_mtime_ns))
 
 
@@ -157,7 +160,7 @@ def files_below(start: str) -> Iterator[str]:
             found = _identity(entry.path)
             if entry.is_symlink():
                 if found in above:
-                    logger.warning("%s is a link to a folder that it is in, and is not followed", entry.path)
+                    logger.warning("%s is a link to a folder that it is in, and is not followed", printable(entry.path))
                     continue
                 visits[found] += 1
                 if visits[found] > MOST_VISITS:
@@ -212,7 +215,7 @@ def _record_if_there(path: str, start: str) -> ObjectRecord | None:
         raise _broken_link(path) from error
     if not stat.S_ISREG(status.st_mode):
         # To open a pipe would wait for its writer.
-        logger.warning("%s is neither a file nor a folder, and is left out", path)
+        logger.warning("%s is neither a file nor a folder, and is left out", printable(path))
         return None
     return ObjectRecord(path, status.st_size, versions.stat_version(status.st_size, status.st_mtime_ns))
 

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from streamer.base.logins import LOGINS, logins_of, take_logins
@@ -149,8 +149,11 @@ class Root:
         Raises:
             ConfigError: a name in url or options is not one.
         """
-        if not self.options or self.family is None or self.is_web:
+        if not self.options or self.family is None:
             return ""
+        if self.is_web:  # one server has the sites of many, and this header says whose
+            headers = cast("dict[str, str]", self.chosen.client.get("default_headers", {}))
+            return next((f"host {text.lower()}" for name, text in headers.items() if name.lower() == "host"), "")
         config = self.chosen.config
         check_names(self.url, self.family, config)
         chosen: dict[str, object] = {}

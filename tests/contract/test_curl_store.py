@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import itertools
 import json
 import os
 import random
@@ -27,6 +28,7 @@ from botocore.utils import percent_encode
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from streamer.config import FetchConfig
 from streamer.errors import (
     AccessDeniedError,
     ClosedError,
@@ -36,10 +38,12 @@ from streamer.errors import (
     StoreError,
     ThrottledError,
 )
+from streamer.fetch import Fetcher, fetcher
 from streamer.manifest.model import ObjectRecord
 from streamer.store import ObjectStore, open_store
 from streamer.store.base import Get, PartsKeeper, Upload
 from streamer.store.curl import listing
+from streamer.store.curl import store as curl_store
 from streamer.store.curl.listing import ListedPage
 from streamer.store.curl.store import CurlStore
 from tests.contract.store_contract import read
@@ -892,3 +896,33 @@ async def test_a_listing_that_goes_in_circles_is_an_error(monkeypatch: pytest.Mo
         with pytest.raises(StoreError, match="continues where an earlier one did"):
             async for _ in store.list("s3://bucket/"):
                 pass
+
+
+async def test_a_listing_of_empty_pages_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of which names another one: nothing would be said, and nothing done."""
+    numbers = itertools.count()
+    monkeypatch.setattr(curl_store, "_MAX_EMPTY_PAGES", 50)
+    monkeypatch.setattr(listing, "parse_page", lambda root, body: ListedPage([], True, str(next(numbers))))
+    async with bucket() as (server, store):
+        server.says(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\npage")
+        with pytest.raises(StoreError, match="51 pages in a row are empty"):
+            async for _ in store.list("s3://bucket/"):
+                pass
+
+
+async def test_a_listing_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it fills the memory: each page has other objects, and names another page."""
+    numbers = itertools.count()
+    monkeypatch.setattr(fetcher, "_FEW_OBJECTS", 100)
+    monkeypatch.setattr(fetcher, "usable_memory_bytes", lambda: 2 * 400 * 1000)
+
+    def parse_page(root: str, body: bytes) -> ListedPage:
+        number = next(numbers)
+        return ListedPage([_record(f"s3://bucket/{number}-{each}") for each in range(10)], False, str(number))
+
+    monkeypatch.setattr(listing, "parse_page", parse_page)
+    async with bucket() as (server, store):
+        server.says(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\npage")
+        async with Fetcher(FetchConfig(), lambda root: store) as fetching:
+            with pytest.raises(ConfigError, match="lists more than 1,010 objects, which take half"):
+                await fetching.list("s3://bucket/")

@@ -25,7 +25,7 @@ class Neighbour(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.seen.append(f"{self.command} {self.headers['Host'].partition(':')[0]}")
-        if self.path == "/away":
+        if self.path.partition("?")[0] in ("/away", "/bucket/away"):
             self.send_response(302)
             self.send_header("Location", f"http://127.0.0.2:{self.server.server_address[1]}/a")
             self.end_headers()
@@ -90,6 +90,20 @@ async def test_a_redirect_to_this_machine(port: int, monkeypatch: pytest.MonkeyP
         await read(url, refuse_local=True)
     assert Neighbour.seen == ["GET 127.0.0.1"]
     assert await read(f"http://127.0.0.1:{port}/a", refuse_local=True) == CONTENT
+
+
+async def test_a_version_is_not_read_through_a_redirect(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest may pin an object by its version id; only obstore reads those, and follows its server anywhere."""
+    monkeypatch.setattr(guard, "_OWN_NETWORKS", (ip_network("127.0.0.2/32"),))
+    options = {"key": "k", "secret": "s", "endpoint_url": f"http://127.0.0.1:{port}"}
+    target = ObjectRecord("s3://bucket/away", len(CONTENT), "version:1")
+    store = open_store(target.url, options, refuse_local=True)
+    try:
+        with pytest.raises(AccessDeniedError, match="only obstore reads versions"):
+            await store.get(Get(target, 0, len(CONTENT)), lambda piece: None)
+    finally:
+        await store.aclose()
+    assert Neighbour.seen == []
 
 
 async def test_what_obstore_asks(port: int, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from streamer.base.logins import logins_of, take_logins
-from streamer.errors import AccessDeniedError, ConfigError
+from streamer.errors import AccessDeniedError, ConfigError, StoreError
 from streamer.manifest.model import ObjectRecord
-from streamer.store import open_store
+from streamer.store import guard, open_store
 from streamer.store.addresses.urls import split
 from streamer.store.credentials.web_login import sign_in
 from streamer.store.options import translate
 from tests.contract.store_contract import listed, read
 from tests.contract.telling_server import RAMP, Asked, TellingServer, answer, telling
+from tests.serving import serving
 
 pytestmark = [pytest.mark.usefixtures("warm_runtime"), pytest.mark.process]
 
@@ -152,6 +154,101 @@ async def test_another_origin_gets_no_header(client: str, by: str, head: str) ->
     assert all("hush" in asked.head.decode() for asked in server.asked)
     assert other.asked
     assert [asked.head.decode() for asked in other.asked if "hush" in asked.head.decode()] == []
+
+
+class WebFolder:
+    """A server that takes uploads: what it has been sent, by path."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.heads: list[str] = []
+        self.onward: dict[str, tuple[int, str]] = {}
+        self.folders = {"/"}
+        self.asks_for_folders = False
+        self.port = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        while head := (await reader.readuntil(b"\r\n\r\n")).decode("latin-1"):
+            self.heads.append(head)
+            method, path, _ = head.split(" ", 2)
+            length = next((line[16:] for line in head.split("\r\n") if line.lower().startswith("content-length:")), "0")
+            body = await reader.readexactly(int(length))
+            answered = ""
+            status = 201
+            if path in self.onward:
+                status, to = self.onward[path]
+                answered = f"Location: {to}\r\n"
+            elif method == "MKCOL":
+                status = 405 if path in self.folders else 201
+                self.folders.add(path)
+            elif method == "PUT" and self.asks_for_folders and path.rpartition("/")[0] + "/" not in self.folders:
+                status = 409
+            elif method == "PUT":
+                self.files[path] = body
+            elif path in self.files:
+                status = 200
+                answered = 'ETag: "x"\r\n'
+            else:
+                status = 404
+            size = len(self.files[path]) if status == 200 else 0
+            writer.write(f"HTTP/1.1 {status} X\r\n{answered}Content-Length: {size}\r\n\r\n".encode())
+
+
+@contextlib.asynccontextmanager
+async def web_folder() -> AsyncIterator[WebFolder]:
+    """A running one."""
+    made = WebFolder()
+    async with serving(made.serve) as port:
+        made.port = port
+        yield made
+
+
+@pytest.mark.parametrize("size", [3, 9 << 20])
+@pytest.mark.parametrize("guarded", [False, True])
+async def test_an_upload_takes_no_header_to_another_origin(
+    size: int, guarded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes go where the server says by 307, the user's headers to its own origin only."""
+    monkeypatch.setattr(guard, "_OWN_NETWORKS", ())
+    secret = {"X-Api-Key": "hush", "PRIVATE-TOKEN": "hush", "Authorization": "hush", "Cookie": "a=hush"}
+    content = bytes(range(256)) * (size // 256) + b"end"
+    (tmp_path / "file").write_bytes(content)
+    async with web_folder() as server, web_folder() as other:
+        server.onward = {
+            "/a/x": (308, "/b/x"),
+            "/b/x": (307, f"http://127.0.0.1:{other.port}/c/x"),
+            "/old": (302, f"http://127.0.0.1:{other.port}/c/x"),
+        }
+        root = f"http://127.0.0.1:{server.port}"
+        store = open_store(root, {"headers": secret}, refuse_local=guarded)
+        try:
+            await store.put(f"{root}/a/x", content[:1000])
+            assert other.files == {"/c/x": content[:1000]}
+            record = await store.put_file(f"{root}/d/x", tmp_path / "file")
+            assert record == ObjectRecord(f"{root}/d/x", len(content), "etag:x")
+            assert server.files == {"/d/x": content}
+            with pytest.raises(StoreError, match=r"answers an upload with 302, a redirect to 127\.0\.0\.1"):
+                await store.put(f"{root}/old", b"x")
+        finally:
+            await store.aclose()
+    assert all("hush" in head for head in server.heads)
+    assert other.heads
+    assert [head for head in other.heads if "hush" in head] == []
+
+
+async def test_folders_of_an_upload_are_made() -> None:
+    """Where the server asks for them, as WebDAV does."""
+    async with web_folder() as server:
+        server.asks_for_folders = True
+        root = f"http://127.0.0.1:{server.port}"
+        store = open_store(root, {})
+        try:
+            await store.put(f"{root}/a/b/x", b"one")
+            await store.put(f"{root}/a/c/y", b"two")
+        finally:
+            await store.aclose()
+        assert server.files == {"/a/b/x": b"one", "/a/c/y": b"two"}
 
 
 def test_a_client_that_would_send_headers_on_is_refused() -> None:

@@ -46,6 +46,7 @@ from streamer.manifest.arrow_ipc.writer import write_table
 from streamer.manifest.columns import BinaryColumn
 from streamer.manifest.layout import ManifestContent, ManifestPart, TableRun, decode_root, encode_root, file_name
 from streamer.manifest.model import Codec
+from streamer.store.curl.listing import parse_page, parse_uploads
 from streamer.wire.frames import encode, event_decoder, request_decoder
 from streamer.wire.messages import Failed, Welcome
 from tests.formats.cases import Case, Found, block_bytes, contents_of, facts_of, find, recode
@@ -265,12 +266,38 @@ def make_chunk_files() -> Target:
     return Target(seeds, read, (IntegrityError, ValueError))
 
 
+def make_listings() -> Target:
+    """Returns what an S3 answers to a list: of objects, and of uploads that were begun."""
+    entry = b"<Contents><Key>a%20b</Key><Size>7</Size><ETag>&quot;x&quot;</ETag></Contents>"
+    dated = b"<Contents><Key>c</Key><Size>0</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+    upload = b"<Upload><Key>a</Key><UploadId>1</UploadId></Upload>"
+    space = b'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+    more = b"<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>"
+    uploads = (
+        b"<NextKeyMarker>k</NextKeyMarker><NextUploadIdMarker>u</NextUploadIdMarker><IsTruncated>true</IsTruncated>"
+    )
+    seeds = [
+        ("objects", space + b"<EncodingType>url</EncodingType>" + entry + dated + more + b"</ListBucketResult>"),
+        ("objects", b"<ListBucketResult>" + entry * 20 + b"</ListBucketResult>"),
+        ("uploads", b"<ListMultipartUploadsResult>" + upload + uploads + b"</ListMultipartUploadsResult>"),
+    ]
+
+    def read(label: str, body: bytes) -> None:
+        if label == "objects":
+            assert all(0 <= record.size < 1 << 53 for record in parse_page("s3://b", body).records)
+        else:
+            parse_uploads("s3://b", body)
+
+    return Target(seeds, read, (ConfigError,))
+
+
 TARGETS: Mapping[str, Callable[[], Target]] = {
     "annotations": make_annotations,
     "chunk_files": make_chunk_files,
     "fields": make_fields,
     "frames": make_frames,
     "hints": make_hints,
+    "listings": make_listings,
     "manifest": make_manifest,
     **{name: functools.partial(make_format, name) for name in format_classes()},
 }

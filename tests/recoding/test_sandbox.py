@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -193,6 +194,157 @@ def test_the_filter_ends_with_permission() -> None:
                 assert at + 1 + max(true, false) < len(made)
         assert made[-1] == (sandbox._RETURN, 0, 0, sandbox._ALLOW)
         assert len(made) < 4096
+
+
+# What harms other processes of the user without a file or a socket: tried with the filter of calls alone.
+HARMS = """
+os.kill(parent, 0)
+os.kill(parent, signal.SIGTERM)
+call(tgkill, parent, parent, 0)
+resource.prlimit(parent, resource.RLIMIT_CPU, (1, 1))
+os.sched_setaffinity(parent, {0})
+os.sched_setscheduler(parent, os.SCHED_BATCH, os.sched_param(0))
+os.setpriority(os.PRIO_PROCESS, parent, 19)
+os.setpriority(os.PRIO_USER, 0, 19)
+os.setpriority(os.PRIO_PGRP, 0, 19)
+fcntl.fcntl(pipe, F_SETOWN, parent)
+fcntl.fcntl(pipe, F_SETSIG, signal.SIGKILL)
+fcntl.fcntl(pipe, F_SETOWN_EX, struct.pack("ii", 1, parent))
+call(shmget, 1, 4096, 0o1600)
+call(ioprio_set, 1, parent, 0)
+"""
+FILTER_ALONE = f"""
+import ctypes, fcntl, os, resource, signal, struct, sys
+from streamer.recode import sandbox
+parent = int(sys.argv[1])
+tgkill, shmget, ioprio_set = {{"x86_64": (234, 29, 251), "aarch64": (131, 194, 30)}}[os.uname().machine]
+F_SETOWN, F_SETSIG, F_SETOWN_EX = 8, 10, 15
+pipe = os.pipe()[0]
+def call(*numbers):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(*map(ctypes.c_long, numbers)) < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+sandbox._restrict_paths = lambda: False
+assert sandbox.enter() == "reading files", sandbox.enter()
+for text in {HARMS!r}.strip().splitlines():
+    try:
+        exec(text)
+    except PermissionError:
+        continue
+    except Exception as error:
+        print(f"{{text}}: {{error!r}}")
+    else:
+        print(f"{{text}}: permitted")
+# Of this process they are permitted.
+got = []
+signal.signal(signal.SIGUSR1, lambda *_: got.append(1))
+signal.raise_signal(signal.SIGUSR1)
+assert got == [1]
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.prlimit(os.getpid(), resource.RLIMIT_CORE)
+os.sched_setaffinity(0, os.sched_getaffinity(0))
+os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0))
+fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_NONBLOCK)
+"""
+
+
+@needs_all
+@pytest.mark.process
+def test_other_processes_are_safe_without_landlock() -> None:
+    """Limits, priorities and signals by other calls than kill: Landlock scopes signals from version 6 only."""
+    victim = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        command = [sys.executable, "-c", FILTER_ALONE, str(victim.pid)]
+        environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+        assert victim.poll() is None
+    finally:
+        victim.communicate(b"\n")
+
+
+def _table(text: str) -> dict[str, int]:
+    pairs = (entry.split() for entry in text.split(";") if entry.strip())
+    return {name: int(number) for name, number in pairs}
+
+
+# Linux 6.1, include/uapi/asm-generic/unistd.h, which arch/arm64/include/uapi/asm/unistd.h includes. Newer calls, from
+# 424 on, have the same number on every machine (fchmodat2 is of Linux 6.6).
+OF_AARCH64 = _table(
+    """
+    setxattr 5; lsetxattr 6; fsetxattr 7; removexattr 14; lremovexattr 15; fremovexattr 16; fcntl 25; ioprio_set 30;
+    mknodat 33; mkdirat 34; unlinkat 35; symlinkat 36; linkat 37; renameat 38; umount2 39; mount 40; pivot_root 41;
+    truncate 45; chroot 51; fchmod 52; fchmodat 53; fchownat 54; fchown 55; openat 56; vhangup 58; quotactl 60;
+    utimensat 88; acct 89; unshare 97; kexec_load 104; init_module 105; delete_module 106; clock_settime 112;
+    syslog 116; ptrace 117; sched_setparam 118; sched_setscheduler 119; sched_setaffinity 122; kill 129; tkill 130;
+    tgkill 131; rt_sigqueueinfo 138; setpriority 140; reboot 142; sethostname 161; setdomainname 162;
+    settimeofday 170; adjtimex 171; mq_open 180; mq_unlink 181; msgget 186; msgctl 187; msgrcv 188; msgsnd 189;
+    semget 190; semctl 191; semtimedop 192; semop 193; shmget 194; shmctl 195; shmat 196; socket 198; bind 200;
+    listen 201; accept 202; connect 203; add_key 217; request_key 218; keyctl 219; execve 221; swapon 224;
+    swapoff 225; rt_tgsigqueueinfo 240; perf_event_open 241; accept4 242; prlimit64 261; open_by_handle_at 265;
+    clock_adjtime 266; setns 268; process_vm_readv 270; process_vm_writev 271; finit_module 273; sched_setattr 274;
+    renameat2 276; seccomp 277; bpf 280; execveat 281; userfaultfd 282; kexec_file_load 294;
+    """
+)
+OF_ALL = _table(
+    """
+    pidfd_send_signal 424; io_uring_setup 425; io_uring_enter 426; io_uring_register 427; open_tree 428;
+    move_mount 429; fsopen 430; fsconfig 431; fsmount 432; fspick 433; pidfd_open 434; openat2 437; pidfd_getfd 438;
+    process_madvise 440; mount_setattr 442; quotactl_fd 443; landlock_create_ruleset 444; landlock_add_rule 445;
+    landlock_restrict_self 446; process_mrelease 448; fchmodat2 452;
+    """
+)
+
+
+def test_the_numbers_of_aarch64_are_those_of_the_kernel() -> None:
+    """Where the filter was never run: each of its numbers is one of the kernel's table, and none is missing."""
+    machine = "aarch64"
+    _, seccomp_call, open_call, openat_call = sandbox._MACHINES[machine]
+    assert (seccomp_call, open_call, openat_call) == (OF_AARCH64["seccomp"], None, OF_AARCH64["openat"])
+    other = {"seccomp", "openat", "setpriority", "fcntl"}
+    of_processes = ("tgkill", "prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr")
+    assert sandbox._OF_PROCESSES[machine] == tuple(OF_AARCH64[name] for name in of_processes)
+    assert sandbox._SETPRIORITY[machine] == OF_AARCH64["setpriority"]
+    assert sandbox._FCNTL[machine] == OF_AARCH64["fcntl"]
+    refused = {number for name, number in OF_AARCH64.items() if name not in other.union(of_processes)}
+    assert set(sandbox._REFUSED[machine]) == refused
+    landlock = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self")
+    assert tuple(OF_ALL[name] for name in landlock) == sandbox._LANDLOCK
+    assert OF_ALL["openat2"] == sandbox._OPENAT2
+    assert set(sandbox._REFUSED_EVERYWHERE) == set(OF_ALL.values()) - {OF_ALL["openat2"], *sandbox._LANDLOCK}
+
+
+@pytest.mark.parametrize(
+    ("machine", "header"),
+    [
+        ("aarch64", "/usr/include/asm-generic/unistd.h"),
+        ("x86_64", "/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
+    ],
+)
+def test_both_machines_refuse_the_same_calls(machine: str, header: str) -> None:
+    """By the names that the kernel's headers give the numbers, where they are installed."""
+    if not Path(header).is_file():
+        pytest.skip("the kernel's headers are not installed")
+    found = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", Path(header).read_text())
+    names = {int(number): name for name, number in found}
+    refused = {names[number] for number in sandbox._REFUSED[machine]}
+    if machine == "x86_64":  # which has older calls beside these, and ports
+        refused -= {
+            "rename",
+            "unlink",
+            "rmdir",
+            "mkdir",
+            "link",
+            "symlink",
+            "mknod",
+            "creat",
+            "chmod",
+            "chown",
+            "lchown",
+        }
+        refused -= {"utime", "utimes", "futimesat", "iopl", "ioperm"}
+    other = {"seccomp", "openat", "setpriority", "fcntl", "tgkill", "prlimit64", "sched_setaffinity"}
+    assert refused == set(OF_AARCH64) - other - {"sched_setscheduler", "sched_setparam", "sched_setattr"}
 
 
 def test_packages_that_are_installed_in_place_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import pickle
+import re
+import sys
 
 import pytest
 
+from streamer.base.logs import TextFormatter
+from streamer.batches.skipping import Skipped
 from streamer.cli.terminal import Terminal
 from streamer.errors import ManifestError, StoreError, describe_undecoded, from_wire
 from streamer.store.addresses.urls import shown
 
-NAMES = ["\x1b]0;pwned\x07", "\x1b[31m", "\x9b31m", "a\rb", "a\x7f", "\u202egpj.exe", "\x00"]
+NAMES = ["\x1b]0;pwned\x07", "\x1b[31m", "\x9b31m", "a\rb", "a\x7f", "\u202egpj.exe", "\x00", "\u061c", "\ufff9\ufffb"]
 FORGED = "x\n2026-01-01 00:00:00,000 streamer.service INFO forged line"
 
 
@@ -34,6 +39,49 @@ def test_a_name_makes_no_line_of_a_log():
     """Further lines of a message are indented; a url is on one line."""
     assert not [line for line in str(StoreError(FORGED)).splitlines()[1:] if not line.startswith("    ")]
     assert len(shown(f"s3://b/{FORGED}").splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", [*NAMES, FORGED, "[/bold]", "[link=file:///etc/passwd]x[/link]"])
+@pytest.mark.parametrize("is_tty", [False, True])
+def test_tables_and_bars_write_control_characters_out(name, is_tty):
+    """On a terminal rich draws them, which passes escapes on and takes brackets for markup."""
+
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return is_tty
+
+    out, err = Screen(), Screen()
+    terminal = Terminal(out, err)
+    terminal.table(["name", "bytes"], [[name, "1"], ["other", name]], words=["bytes"])
+    with terminal.progress("read", "bytes") as bar:
+        for done in range(3):
+            bar.update(done, 3, f"of {name}")
+    with terminal.progress(name, "bytes") as bar:
+        bar.update(1, 1, "")
+    # What moves the bar is rich's own.
+    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Zhlm]|\r", "", err.getvalue()) if is_tty else err.getvalue()
+    assert not [line for line in (out.getvalue() + drawn).splitlines() if line.startswith("2026-01-01")]
+    marks = set("\x1b\x07\x9b\r\x7f\u202e\x00\u061c\ufff9\ufffb")
+    assert not marks & set(drawn)
+    assert not marks & set(re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()) if is_tty else out.getvalue())
+    if "[31m" in name:
+        assert "\x1b[31m" not in out.getvalue() + err.getvalue()
+
+
+@pytest.mark.parametrize("name", [*NAMES, FORGED])
+def test_records_of_a_log_write_control_characters_out(name, tmp_path):
+    """Also where a module writes a name as it is, and in what another library raised."""
+    formatter = TextFormatter("%(asctime)s %(name)s %(levelname)s %(message)s")
+    record = logging.makeLogRecord({"name": "streamer.store", "msg": "%s is no file", "args": (name,)})
+    try:
+        raise ValueError(name)
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    text = formatter.format(record)
+    assert "ValueError" in text
+    assert all(line.isprintable() for line in text.splitlines())
+    assert not [line for line in text.splitlines()[1:] if not line.startswith("  ")]
+    assert str(Skipped(1, name, name)).replace("\n", "").isprintable()
 
 
 def test_other_texts_stay():

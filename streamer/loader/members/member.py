@@ -26,7 +26,7 @@ from streamer.client.pending_requests import ManifestAsk
 from streamer.config import Environment, RankConfig
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.transforms import make_transform
-from streamer.errors import ConfigError, StreamerError
+from streamer.errors import ConfigError, StreamerError, printable
 from streamer.formats.registry import find_codecs
 from streamer.loader.agreement.agreement import ParentRank, agree, detect, gather_for
 from streamer.loader.agreement.epoch_cell import EpochCell
@@ -146,7 +146,8 @@ class Member:
                     manifest = self.settled() or self.found(self._listed())
             self._began = self._began or tuple(spec.name for spec in manifest.facts.fields)
             if added := ", ".join(sorted(new_fields(manifest, self._began))):
-                logger.warning("%s has new fields (%s), left out until the job begins anew", self.options.place, added)
+                text = "%s has new fields (%s), left out until the job begins anew"
+                logger.warning(text, self.options.place, printable(added))
             joined = self._join(manifest)
             place = self._fallback_dir
             if place.is_dir():

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from streamer.client.engine_client import EngineClient
-from streamer.errors import AccessDeniedError, ManifestError
+from streamer.errors import AccessDeniedError, ManifestError, printable
 from streamer.formats.registry import restore_format
 from streamer.manifest.columns import BinaryColumn, encode_text
 from streamer.manifest.table import Manifest
@@ -55,6 +55,7 @@ def narrow_manifest(
     narrow = restore_format(manifest).narrow(manifest.facts, fields)
     if narrow is None:
         return manifest
+    names = printable(", ".join(fields))
     options = msgspec.json.encode(narrow.options)
     asked = msgspec.structs.replace(
         request, format=narrow.name, format_options=options, manifest="", build=True, chunk_bytes=0
@@ -64,10 +65,10 @@ def narrow_manifest(
     except (ManifestError, AccessDeniedError) as error:
         # An array of which no chunk was written is no dataset, and credentials may read objects and not list them.
         reason = error.message
-        logger.warning("%s: read with all other fields, because alone they cannot be: %s", ", ".join(fields), reason)
+        logger.warning("%s: read with all other fields, because alone they cannot be: %s", names, reason)
         return manifest
     if not _is_part(found, manifest):
-        logger.warning("%s: read with all other fields, because the objects have changed", ", ".join(fields))
+        logger.warning("%s: read with all other fields, because the objects have changed", names)
         return manifest
     return found
 

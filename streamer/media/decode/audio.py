@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +24,8 @@ Wave = NDArray[np.float32]
 # PyAV looks for the planes of a frame up to a pointer that is 0; behind the eighth there is none, and to_ndarray reads
 # other memory (18.1).
 _MAX_PLANES = 8
+# 6 hours of 48 kHz in stereo. A frame of 40 bytes of FLAC may be 2 MB of zeros.
+_MAX_WAVE_BYTES = 8 << 30
 
 
 class WindowAudio(MediaDecoder):
@@ -86,12 +88,33 @@ def decode_packets(packets: Sequence[memoryview], audio: Codec) -> Wave:
 
     assert isinstance(context, av.AudioCodecContext)
     deadline = Deadline(sum(map(len, packets)))
+
+    def decode() -> Iterator[AudioFrame]:
+        for packet in packets:
+            deadline.check()
+            yield from context.decode(packet_of(packet))
+        yield from context.decode(None)
+
+    return join_frames(take_frames(decode(), deadline), audio.channels, audio.rate)
+
+
+def take_frames(decoded: Iterable[AudioFrame], deadline: Deadline) -> list[AudioFrame]:
+    """Takes frames as they are decoded.
+
+    Raises:
+        ValueError: they take too much time or memory.
+    """
     frames = []
-    for packet in packets:
+    decoded_bytes = 0
+    for frame in decoded:
         deadline.check()
-        frames += context.decode(packet_of(packet))
-    frames += context.decode(None)
-    return join_frames(frames, audio.channels, audio.rate)
+        frames.append(frame)
+        decoded_bytes += frame.samples * frame.layout.nb_channels * np.dtype(np.float32).itemsize
+        if decoded_bytes > _MAX_WAVE_BYTES:
+            raise ValueError(
+                f"its audio takes more than {_MAX_WAVE_BYTES >> 30} GiB when it is decoded: cut it into files"
+            )
+    return frames
 
 
 def join_frames(frames: Sequence[AudioFrame], channels: int, rate: int | None = None) -> Wave:

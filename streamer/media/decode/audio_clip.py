@@ -15,7 +15,7 @@ from streamer.manifest.protocols import Source
 from streamer.media.audio.index import read_recording
 from streamer.media.audio.recode import record_of
 from streamer.media.containers.clips import draw_numbers
-from streamer.media.decode.audio import Wave, WindowAudio, join_frames
+from streamer.media.decode.audio import Wave, WindowAudio, join_frames, take_frames
 from streamer.media.decode.containers import open_container
 from streamer.media.decode.contexts import check_library
 from streamer.media.decode.deadline import Deadline
@@ -25,8 +25,6 @@ from streamer.media.decode.decoder import MediaDecoder, check_seconds
 _STRETCH_BYTES = 256 << 10
 # In WAV and AU, FFmpeg (8.0) takes their bits in another order than libsndfile.
 _G726 = frozenset(["g726", "g726le"])
-# 6 hours of 48 kHz in stereo.
-_MAX_WAVE_BYTES = 8 << 30
 
 
 @dataclass(frozen=True)
@@ -113,16 +111,7 @@ def _decode_file(content: memoryview) -> tuple[Wave, int]:
         if (file.format.name, stream.codec_context.name) == ("caf", "alac"):
             # FFmpeg (8.0) drops samples of the last packet that it does not have (mRemainderFrames).
             stream.codec_context.options = {"flags2": "skip_manual"}
-        frames = []
-        decoded_bytes = 0
-        for frame in file.decode(stream):
-            deadline.check()
-            frames.append(frame)
-            decoded_bytes += frame.samples * frame.layout.nb_channels * np.dtype(np.float32).itemsize
-            if decoded_bytes > _MAX_WAVE_BYTES:
-                raise ValueError(
-                    f"its audio takes more than {_MAX_WAVE_BYTES >> 30} GiB when it is decoded: cut it into files"
-                )
+        frames = take_frames(file.decode(stream), deadline)
         if not frames and stream.duration != 0:
             raise ValueError("no packet of its audio can be decoded: its header is damaged, or it is cut off")
         # The head of AAC may say half the rate of what is decoded.

@@ -23,6 +23,8 @@ _MOST_BRACES = 64
 _MOST_NESTED = 10_000
 # Of the ends of a range.
 _MOST_DIGITS = 18
+# A choice of a brace that is a part of a name for each server, whatever stands beside it.
+_PART_OF_NAME = re.compile(r"[\w.=+*~@-]*")
 # Names of the parameters of signatures: AWS, Google, Azure, CloudFront, tokens of other services.
 _SIGNED = re.compile(r"sig|token|credential|expires|policy|key|auth", re.IGNORECASE)
 _MISSING_SHOWN = 5
@@ -90,7 +92,7 @@ def one_of_all(url: str) -> str | None:
     end = 0
     for found in _BRACE.finditer(url):
         choices = ["0"] if _range(found[1], url) is not None else found[1].split(",")
-        if any("/" in choice or not choice.strip(".") for choice in choices):
+        if any(_PART_OF_NAME.fullmatch(choice) is None or not choice.strip(".") for choice in choices):
             return None
         one += url[end : found.start()] + choices[0]
         end = found.end()

@@ -45,6 +45,7 @@ _URL_SIGNS = "%/:=&?~+!$,;'@()*[]"
 _PLAIN = re.compile(r"[A-Za-z0-9/_.~-]*")
 _NO_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CONNECT_SECONDS = 5.0
+_MAX_CONNECT_SECONDS = 86400.0
 
 
 class Access(Discreet, msgspec.Struct, frozen=True, kw_only=True):
@@ -97,8 +98,7 @@ def make_access(root: Root, issued: Issued[Keys | None] | None = None) -> Access
     if ca_file := settings.ca_file or (place.ca_file if place is not None else None):
         certificates(ca_file)  # or reports that it cannot be read
         bundle = ca_file
-    seconds = str(settings.client.get("connect_timeout", "")).removesuffix("s")
-    connect_seconds = float(seconds) if seconds else _CONNECT_SECONDS
+    connect_seconds = _connect_seconds(root)
     if place is None:
         return Access(
             headers=_header_lines(root),
@@ -121,6 +121,22 @@ def make_access(root: Root, issued: Issued[Keys | None] | None = None) -> Access
         redirects=Redirects(MOST_IN_CLUSTER, settings.redirects),
         proxy=_proxy(place.base),
     )
+
+
+def _connect_seconds(root: Root) -> float:
+    """The time for a connection; refuses what is none, as a client of a service may send it."""
+    text = str(root.settings.client.get("connect_timeout", _CONNECT_SECONDS)).removesuffix("s")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < _MAX_CONNECT_SECONDS:
+        raise ConfigError(
+            f"{root.label}: connect_timeout={text[:40]!r} is not a number of seconds",
+            field="storage_options",
+            option="config_kwargs",
+        )
+    return seconds
 
 
 def _header_lines(root: Root) -> tuple[str, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from typing import BinaryIO
 from urllib.parse import quote
 
 import pycurl
@@ -27,11 +29,13 @@ _ERROR_BODY_BYTES = 64 * 1024
 _MOST_BYTES = 16 << 20
 # Other characters in the address of a redirect are escaped.
 _ASCII = bytes(range(0x21, 0x7F)).decode()
+# An upload that sends nothing for so long is given up.
+_SILENT_UPLOAD_SECONDS = 300
 # The object of a handle without a request.
 _NOTHING = ObjectRecord("", 0, "")
 # Ends of names of files that are compressed, so that a Content-Encoding says nothing else.
 _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".br", ".z", ".deflate")
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 
 
 class Handle:
@@ -260,17 +264,31 @@ class Handle:
 
 
 class Whole(Handle):
-    """One request whose answer is kept: a head, a page of a list, the first byte, or the end of an upload."""
+    """One request whose answer is kept: a head, a page of a list, the first byte, an upload or its end.
 
-    __slots__ = ("_first_byte", "headers", "method")
+    Args:
+        content: bytes that a PUT sends; sent again from the beginning to where the server redirects.
+    """
 
-    def __init__(self, access: Access, url: str, method: str, *, first_byte: bool = False) -> None:
+    __slots__ = ("_content", "_first_byte", "headers", "method")
+
+    def __init__(
+        self, access: Access, url: str, method: str, *, first_byte: bool = False, content: BinaryIO | None = None
+    ) -> None:
         super().__init__(access)
         self.method = method
         self._first_byte = first_byte
+        self._content = content
         self.headers: dict[bytes, bytes] = {}
         self.bind(Get(ObjectRecord(url, 0, ""), 0, 0), self._keep_answer)
-        if method == "HEAD":
+        if content is not None:
+            self.easy.setopt(pycurl.UPLOAD, 1)
+            self.easy.setopt(pycurl.READFUNCTION, content.read)
+            self.easy.setopt(pycurl.SEEKFUNCTION, self._rewind)
+            self.easy.setopt(pycurl.INFILESIZE_LARGE, content.seek(0, os.SEEK_END))
+            self.easy.setopt(pycurl.LOW_SPEED_LIMIT, 1)
+            self.easy.setopt(pycurl.LOW_SPEED_TIME, _SILENT_UPLOAD_SECONDS)
+        elif method == "HEAD":
             self.easy.setopt(pycurl.NOBODY, 1)
         elif method != "GET":
             self.easy.setopt(pycurl.CUSTOMREQUEST, method)
@@ -297,7 +315,7 @@ class Whole(Handle):
         # Many servers name the compression that a file has by itself.
         if encoding not in ("", "identity") and not shown(url).lower().endswith(_COMPRESSED):
             raise failures.make_encoding_error(url, encoding)
-        if ranged is None and not length.isdigit():
+        if ranged is None and not (length.isdigit() and len(length) < 20):
             raise failures.unreachable(url, failures.NO_LENGTH)
         size = int(length) if ranged is None else int(ranged[3])
         # A listing of a web server, or an earlier index, has no version of S3.
@@ -307,14 +325,31 @@ class Whole(Handle):
     def prepare(self, address: str, headers: Sequence[str], *, fresh: bool = False) -> None:
         """Sets address and headers."""
         self.easy.setopt(pycurl.URL, address)
+        if self._content is not None:
+            self._content.seek(0)
+            headers = [*headers, "Expect:"]  # libcurl would wait a second for an answer before the bytes
         # An empty list would leave those of the last request.
         self.easy.unsetopt(pycurl.HTTPHEADER)
         self.easy.setopt(pycurl.HTTPHEADER, [*headers, "Range: bytes=0-0"] if self._first_byte else list(headers))
 
     def finish(self) -> str:
-        """See Handle.finish; any body is accepted."""
+        """See Handle.finish; any body is accepted.
+
+        Only 307 and 308 redirect an upload: of the others, which are old, clients make a GET.
+        """
         status, self.headers = self._head()
-        return "" if status in {200, 204, 206} else self._follow_redirect()
+        if status in {200, 201, 204, 206}:
+            return ""
+        if self._content is not None and status in {301, 302, 303}:
+            onward = self.easy.getinfo_raw(pycurl.REDIRECT_URL) or b""
+            raise failures.make_upload_error(self._target.url, status, host_of(onward.decode("latin-1")))
+        return self._follow_redirect()
+
+    def _rewind(self, offset: int, origin: int) -> int:
+        """Called by libcurl where a connection that it kept had ended, and the bytes go over another one."""
+        assert self._content is not None, "set with the content"
+        self._content.seek(offset, origin)
+        return int(pycurl.SEEKFUNC_OK)
 
     def _begin(self) -> Take:
         self._most = _MOST_BYTES

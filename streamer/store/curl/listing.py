@@ -24,6 +24,13 @@ from streamer.store.base import Upload
 
 Page = TypeVar("Page")
 
+# A page of 1,000 objects has 20,000; each costs 100 bytes when it is parsed.
+_MAX_TAGS = 200_000
+# Those of S3 have 200; each is compared with all that follow.
+_MAX_TOKEN_LETTERS = 16 << 10
+# Exact as a floating-point number; no object is as long.
+_MAX_SIZE = 1 << 53
+
 
 class ListedPage(msgspec.Struct, frozen=True):
     """One page of a listing.
@@ -69,7 +76,7 @@ def parse_page(root: str, body: bytes) -> ListedPage:
         found = [_record(root, entry, space, escaped=escaped) for entry in tree.iterfind(f"{space}Contents")]
         more = tree.findtext(f"{space}IsTruncated") == "true"
         token = (tree.findtext(f"{space}NextContinuationToken") or "") if more else ""
-        if more and not token:
+        if more and not 0 < len(token) <= _MAX_TOKEN_LETTERS:
             raise ValueError("no token")
         return ListedPage([record for record in found if not record.url.endswith("/")], not found, token)
 
@@ -106,6 +113,9 @@ def _parse(root: str, body: bytes, names: tuple[str, str], parse: Callable[[Elem
     """Parses an answer, given the name of its root element, and of what it is for messages."""
     element, what = names
     try:
+        # Entities of a document type stand for any number of letters. Other encodings would hide both.
+        if b"<!DOCTYPE" in body or b"\0" in body or body.count(b"<") > _MAX_TAGS:
+            raise ValueError("no answer of S3")
         tree = ElementTree.fromstring(body)
         space = tree.tag.removesuffix(element)
         if space == tree.tag:
@@ -122,6 +132,8 @@ def _record(root: str, entry: ElementTree.Element, space: str, *, escaped: bool)
     fields = {child.tag: child.text or "" for child in entry}
     key = fields[f"{space}Key"]
     size = int(fields[f"{space}Size"])
+    if not 0 <= size < _MAX_SIZE:
+        raise ValueError(size)
     tag = fields.get(f"{space}ETag", "")
     moment = None if tag else datetime.fromisoformat(fields[f"{space}LastModified"])
     url = f"{root}/{unquote_plus(key) if escaped else key}"

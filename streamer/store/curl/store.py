@@ -5,8 +5,8 @@ against 140 of obstore, with TLS 105 against 170; ranges of 8 MiB: 0.35 s/GB aga
 the thread of the event loop. With the whole engine around it that thread carries 1.04 GB/s, 0.82 with TLS (2026-11-24);
 fetch processes have one each. obstore has its own threads and takes 30 us and 0.17 s/GB of that thread.
 
-obstore does puts and uploads; unfinished uploads, which it does not
-look for, are listed and removed here.
+obstore does puts and uploads to buckets; unfinished uploads, which it does not look for, are listed and removed here.
+To web servers libcurl writes: obstore sends the user's headers on to any server that it is redirected to.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import os
 import socket
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
+from typing import BinaryIO
 
 import pycurl
 from msgspec.structs import replace
@@ -33,6 +35,7 @@ from streamer.store.curl.access import Access, make_access
 from streamer.store.curl.addresses import Names, Targets
 from streamer.store.curl.handle import Handle, Whole
 from streamer.store.curl.multi import Multi
+from streamer.store.curl.uploads import upload
 from streamer.store.obstore_store import ObstoreStore, Page, await_answer
 from streamer.store.root import Root
 
@@ -40,6 +43,8 @@ _log = logging.getLogger(__name__)
 
 # Idle connections to all hosts; the window is smaller.
 _IDLE_CONNECTIONS = 1024
+# In a row. S3 has some where very many objects were deleted and their versions stay.
+_MAX_EMPTY_PAGES = 100_000
 # Answers of S3 to a request that belongs to another region (botocore's S3RegionRedirectorv2 has the same).
 _ELSEWHERE = (301, 307, 400)
 
@@ -132,22 +137,19 @@ class CurlStore(ObstoreStore):
         prefix = self._root.key(folder)
         token = ""
         tokens = set[str]()
+        empty_pages = 0
         while True:
             asked = listing.build_query(prefix, after or "", token)
             answer = await await_answer(self._whole(folder, asked), folder)
             listed = listing.parse_page(self._root.url, answer.body)
             self._check_prefix(folder, prefix, listed.records)
+            empty_pages = empty_pages + 1 if listed.is_empty else 0
             if not listed.is_empty:
                 yield listed.records
             if not listed.token:
                 return
-            if listed.token in tokens:
-                raise StoreError(
-                    f"the listing of {folder} has no end: page {len(tokens) + 1} continues where an earlier one did; "
-                    "the store does not list as S3 does: name the objects by a list of urls, or report it to the store",
-                    url=folder,
-                    pages=len(tokens) + 1,
-                )
+            if listed.token in tokens or empty_pages > _MAX_EMPTY_PAGES:
+                raise failures.make_endless_error(folder, len(tokens) + 1, 0 if listed.token in tokens else empty_pages)
             token = listed.token
             tokens.add(token)
 
@@ -202,6 +204,21 @@ class CurlStore(ObstoreStore):
             )
         return record
 
+    async def put(self, url: str, content: bytes) -> None:
+        """See ObjectStore.put."""
+        if not self._root.is_web:
+            await super().put(url, content)
+            return
+        await await_answer(upload(url, self._root.prefix, BytesIO(content), self._whole), url)
+
+    async def put_file(self, url: str, path: Path) -> ObjectRecord:
+        """See ObjectStore.put_file."""
+        if not self._root.is_web:
+            return await super().put_file(url, path)
+        with path.open("rb") as file:
+            await upload(url, self._root.prefix, file, self._whole)
+        return self._pin([await self._require(url)])[0]
+
     async def list_unfinished(self, prefix: str) -> list[Upload]:
         """See PartsKeeper.list_unfinished; none of a web server."""
         if self._root.is_web or await self._find_access() is None:
@@ -224,11 +241,19 @@ class CurlStore(ObstoreStore):
             await await_answer(self._whole(upload.url, listing.abort_query(upload), method="DELETE"), upload.url)
 
     async def _whole(
-        self, url: str, query: str = "", *, method: str = "", of_bucket: bool = False, first_byte: bool = False
+        self,
+        url: str,
+        query: str = "",
+        *,
+        method: str = "",
+        of_bucket: bool = False,
+        first_byte: bool = False,
+        content: BinaryIO | None = None,
     ) -> Whole:
         """Requests a page of a list, a head of an object or bucket, or an upload's end, from the bucket's region.
 
-        With `first_byte` it requests the first byte of an object, whose answer describes it as well.
+        With `first_byte` it requests the first byte of an object, whose answer describes it as well. With `content` it
+        sends these bytes to a web server.
         """
         keys = None if self._ring is None else await self._ring.keys()
         access = await self._find_access()
@@ -238,7 +263,8 @@ class CurlStore(ObstoreStore):
         if not self._root.is_web:
             name = "" if of_bucket or (method == "GET" and not first_byte) else self._root.key(url)
         address = access.address(name) + (f"?{query}" if query else "")
-        whole = Whole(access, url, method, first_byte=first_byte)
+        self._counters.requests += content is not None
+        whole = Whole(access, url, method, first_byte=first_byte, content=content)
         try:
             headers = access.sign(address, keys or access.keys, method)
             while address:
@@ -350,7 +376,7 @@ class GuardedStore(CurlStore):
     """A CurlStore for a url that a client of a service without [[datasets]] has chosen: it never reaches this machine.
 
     Names are refused by the addresses that they resolve to. libcurl asks before each connection, including those of
-    redirects. obstore cannot ask, so the name is resolved before each of its requests.
+    redirects. obstore cannot ask and follows redirects: it reads nothing here, and writes after the name was resolved.
 
     Args:
         root: the root.
@@ -363,13 +389,16 @@ class GuardedStore(CurlStore):
 
     def _make_access(self) -> Access | None:
         access = super()._make_access()
-        return None if access is None else replace(access, refuse_local=True)
+        if access is None:
+            raise guard.refusal(self._root.url, "only obstore finds its credentials, and follows redirects anywhere")
+        return replace(access, refuse_local=True)
 
     async def get(self, asked: Get, take: Take) -> None:
         """See ObjectStore.get."""
-        # obstore will read it.
-        if asked.target.version.startswith(versions.VERSION) or await self._find_access() is None:
+        if asked.target.version.startswith(versions.VERSION):
             await self._check_address()
+            what = "only obstore reads versions of objects, and follows redirects anywhere"
+            raise guard.refusal(asked.target.url, what)
         await super().get(asked, take)
 
     async def put(self, url: str, content: bytes) -> None:

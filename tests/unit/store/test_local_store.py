@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
 
 from streamer.errors import ObjectNotFoundError, StoreError
+from streamer.manifest.model import Extent, ObjectRecord
 from streamer.store import local_store
-from streamer.store.local_store import LocalStore
+from streamer.store.base import Get
+from streamer.store.local_store import LocalStore, read_files
 
 
 async def listed(url: Path | str) -> list[str]:
@@ -91,6 +94,17 @@ async def test_pipes_are_left_out(tmp_path: Path, caplog) -> None:
     os.mkfifo(tmp_path / "1.jpg")
     assert await listed(tmp_path) == [f"{tmp_path}/0.jpg"]
     assert "1.jpg is neither a file nor a folder" in caplog.text
+
+
+async def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    """A manifest names any file, and one that was indexed may be replaced: a thread would wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    store = LocalStore()
+    record = ObjectRecord(str(tmp_path / "pipe"), 10, "stat:10:1")
+    with pytest.raises(StoreError, match="not a regular file any more"):
+        await asyncio.wait_for(store.get(Get(record, 0, 10), lambda piece: None), 10)
+    with pytest.raises(StoreError, match="not a regular file any more"):
+        read_files([Extent(record, 0, 10)], [memoryview(bytearray(10))])
 
 
 async def test_a_mounted_configmap_has_each_file_once(tmp_path: Path) -> None:

@@ -268,12 +268,19 @@ def test_addresses_end_with_the_suffix_of_a_cloud(url, of_aws, of_azure):
 
 
 @pytest.mark.parametrize(
-    "host", ["64:ff9b::7f00:1", "64:ff9b:1::a9fe:a9fe", "::ffff:127.0.0.1", "2002:7f00:1::", "::127.0.0.1", "127.1.2.3"]
+    "host",
+    [
+        *("64:ff9b::7f00:1", "64:ff9b:1::a9fe:a9fe", "::ffff:127.0.0.1", "2002:7f00:1::", "::127.0.0.1", "127.1.2.3"),
+        # SIIT; a prefix of 48, 56 and 64 bits before 169.254.169.254 and 127.0.0.1.
+        *("::ffff:0:7f00:1", "64:ff9b:1:a9fe:a9:fe00::", "64:ff9b:1:7f:0:100::", "64:ff9b:1:0:7f:0:100:0"),
+    ],
 )
 def test_translated_addresses_are_this_machine(host):
-    """NAT64, 6to4, mapped and compatible addresses of loopback and of the metadata server."""
+    """NAT64, SIIT, 6to4, mapped and compatible addresses of loopback and of the metadata server."""
     assert guard.is_own(host)
     assert not guard.is_own("64:ff9b::808:808")
+    assert not guard.is_own("64:ff9b:1::808:808")
+    assert not guard.is_own("64:ff9b:1:808:8:800::")
     with pytest.raises(AccessDeniedError):
         open_store(
             "s3://b",
@@ -297,6 +304,8 @@ def test_translated_addresses_are_this_machine(host):
         ("abfs://c@acct.dfs.core.windows.net/x", {"sas_token": "s"}, ""),
         ("gs://b", {"endpoint_url": "http://h"}, "endpoint http://h"),
         ("https://h/x", {"headers": {"a": "b"}}, ""),
+        ("https://h/x", {"headers": {"hOST": "Other.example"}}, "host other.example"),
+        ("https://h/x", {"client_kwargs": {"headers": {"Host": "o"}}}, "host o"),
         ("/data", {}, ""),
     ],
 )
