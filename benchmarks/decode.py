@@ -79,7 +79,7 @@ class Ours:
 
     def __call__(self) -> None:
         for number in range(self._batches):
-            packed = self._maker.pack(self._maker.load(0, number, memory=self._slot))
+            packed = self._maker.lay_out(self._maker.load(0, number, memory=self._slot))
             packed.write(self._slot)
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from streamer.batches.skipping import OnError, Skipped, SkipRules, StoreBudget
 from streamer.config import RankConfig
 from streamer.errors import Detail, StateError, StreamerError
 from streamer.loader.options.arguments import Skip, skip_rules
-from streamer.order.audit.tallies import Record
+from streamer.order.audit import Record
 from streamer.order.plan import LastBatch, batch_count, check_last_batch
 
 if TYPE_CHECKING:  # it imports torch, which workers do without

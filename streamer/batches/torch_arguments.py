@@ -7,7 +7,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from streamer.batches.removed import refuse_removed
+from streamer.batches.checks import refuse_removed
 from streamer.errors import ConfigError
 
 Pin = Literal["auto", "required", "off"]

@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.base.system_limits import name_limits
-from streamer.batches.checks import at_least, flag, function, saved_state, seconds
+from streamer.batches.checks import at_least, flag, function, refuse_method, saved_state, seconds
 from streamer.batches.checks import epoch as check_epoch
 from streamer.batches.contracts import Collate
-from streamer.batches.removed import refuse_method
 from streamer.batches.skipping import SkipLedger
 from streamer.batches.torch_arguments import check_torch_arguments
 from streamer.batches.workers.fork_server import fork_server

@@ -13,11 +13,11 @@ import cloudpickle  # type: ignore[import-untyped]
 from streamer.annotations.options import Annotations
 from streamer.base.logins import shown
 from streamer.batches import checks
-from streamer.batches.removed import refuse_unknown
+from streamer.batches.checks import refuse_unknown
 from streamer.batches.rows.balance import Balance, as_balance
 from streamer.batches.rows.options import Buckets, Packing, as_packing
 from streamer.batches.samples.maker import Transform
-from streamer.batches.samples.sent_main import send_main_by_value
+from streamer.batches.samples.sent_code import send_main_by_value
 from streamer.batches.skipping import OnError
 from streamer.decode.rule import Decode, DecodeRule
 from streamer.errors import ConfigError

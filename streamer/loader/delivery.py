@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from streamer.batches.batch.buffers import Bytes
 from streamer.batches.causes import Trace
-from streamer.order.audit.tallies import Tally
+from streamer.order.audit import Tally
 
 
 class Delivery(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
 from streamer.batches import checks
-from streamer.batches.removed import refuse_method, refuse_unknown
+from streamer.batches.checks import refuse_method, refuse_unknown
 from streamer.batches.skipping import OnError
 from streamer.errors import ConfigError
 from streamer.loader.agreement.agreement import ParentRank

@@ -16,9 +16,8 @@ from streamer.base.unique import unique
 from streamer.order.epoch import EpochOrder
 from streamer.order.hashing import TAG_LEVEL, TAG_TURN, Flags, Integers, fold, fold_each
 from streamer.order.level import MOST_ROWS, BalanceSpec, level, level_members, superwindow
-from streamer.order.padding import real_positions
 from streamer.order.protocol import Batches, Needs
-from streamer.order.rank_split import RankSplit
+from streamer.order.rank_split import RankSplit, real_positions
 from streamer.order.row_order import OuterOrder, RowOrder
 
 if TYPE_CHECKING:

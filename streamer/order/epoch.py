@@ -13,9 +13,8 @@ from streamer.order.cut import LaneCut, cut_lanes, epoch_state, lane_starts
 from streamer.order.deal import Deal
 from streamer.order.decode import LaneDecoder, OrdinalsTogether
 from streamer.order.hashing import TAG_GROUP, TAG_PIECE, Chunks, Flags, Integers, Words, fold, fold_each
-from streamer.order.padding import real_positions
 from streamer.order.protocol import ALL_POSITIONS, Batches, Needs
-from streamer.order.rank_split import RankSplit
+from streamer.order.rank_split import RankSplit, real_positions
 from streamer.order.schedule import piece_runs, run_needs
 from streamer.order.spec import OrderSpec
 

@@ -10,9 +10,8 @@ import numpy as np
 from streamer.base.unique import unique
 from streamer.errors import ConfigError
 from streamer.order.hashing import Flags, Integers
-from streamer.order.lane_split import LaneRun, LaneSplit
 from streamer.order.protocol import Batches, Needs, Order
-from streamer.order.rank_split import RankSplit
+from streamer.order.rank_split import LaneRun, LaneSplit, RankSplit
 from streamer.order.schedule import Schedule, merge
 
 # Cells of the (batches, lanes) matrix of a block: 1 MB.

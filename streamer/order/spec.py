@@ -173,7 +173,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
         return row_spec_of(self.rows).counted_only
 
     def code_ranges(self, epoch: int, own: Callable[[], int]) -> list[tuple[int, int]]:
-        """Returns, for each member, the codes of a pass and of an epoch; see `streamer.order.audit.tallies.Codes`.
+        """Returns, for each member, the codes of a pass and of an epoch; see `streamer.order.audit.Codes`.
 
         Args:
             epoch: its number.

@@ -16,7 +16,7 @@ import torch
 from streamer import MixedDataset, Order, StreamingDataLoader, StreamingDataset, Weights
 from streamer.base.logs import JsonFormatter
 from streamer.cli.main import main
-from streamer.order.audit.tallies import Record, Tally, read_records, tallies, write_records
+from streamer.order.audit import Record, Tally, read_records, tallies, write_records
 
 SAMPLES, BATCH = 101, 8
 

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as npst
 from torch.utils.data import default_collate
 
 from streamer.batches.batch.collate import collate
-from streamer.batches.batch.packing import BatchReader, PackedBatch
+from streamer.batches.batch.slot_layout import BatchReader, WritableBatch
 from streamer.errors import ConfigError
 
 
@@ -87,7 +87,7 @@ def alike(buffer: st.SearchStrategy[object]) -> st.SearchStrategy[list[object]]:
 
 
 def through_a_slot(batch: object) -> object:
-    packed = PackedBatch(batch)
+    packed = WritableBatch(batch)
     memory = np.full(packed.nbytes + 64, 0xDB, np.uint8)
     packed.write(memory[: packed.nbytes])
     assert (memory[packed.nbytes :] == 0xDB).all()
@@ -172,6 +172,6 @@ def test_samples_of_different_fields_are_named() -> None:
 
 def test_a_slot_too_small_is_seen() -> None:
     """Writing needs exactly what was announced, not a byte less."""
-    packed = PackedBatch(collate([np.ones(100)] * 3))
+    packed = WritableBatch(collate([np.ones(100)] * 3))
     with pytest.raises(ValueError):
         packed.write(np.zeros(packed.nbytes - 1, np.uint8))

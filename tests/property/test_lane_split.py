@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.order import EpochOrder, OrderSpec, RankPlan
-from streamer.order.lane_split import lane_runs, split_lanes
+from streamer.order.rank_split import lane_runs, split_lanes
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ WORDS = {
     ("annotations/options.py", "parquet"): "ending of a file of annotations",
     ("annotations/parse.py", "parquet"): "ending of a file of annotations",
     ("batches/rows/table.py", "tokens"): "a column of the table of rows",
-    ("batches/rows/token_field.py", "tokens"): "a field",
+    ("batches/rows/assemble.py", "tokens"): "a field",
     ("cli/cache_command.py", "folder"): "an argument of the command",
     ("cli/packing/pack_command.py", "parquet"): "an output of a pack, in the help, which loads no output",
     ("cli/packing/pack_command.py", "tokens"): "an output of a pack, in the help, which loads no output",

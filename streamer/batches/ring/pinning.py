@@ -1,4 +1,4 @@
-"""Registers the slots of the ring with CUDA, so that copies to the device read them directly."""
+"""Registers the slots of the ring with CUDA, so that copies to the device read them directly; fences behind copies."""
 
 from __future__ import annotations
 
@@ -7,12 +7,32 @@ import threading
 from typing import TYPE_CHECKING
 
 from streamer.batches.batch.buffers import Bytes, address
-from streamer.batches.ring.fence import Fence
 from streamer.batches.torch_arguments import Pin
 from streamer.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
+
+
+class Fence:
+    """A point in the work of a device: work before it may still read memory that the host wants to reuse.
+
+    Args:
+        event: recorded on a stream of the device; None: there is nothing to wait for.
+    """
+
+    def __init__(self, event: torch.cuda.Event | None = None) -> None:
+        self.event = event
+
+    def done(self) -> bool:
+        """Whether the device has passed it."""
+        return self.event is None or bool(self.event.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        """Blocks until the device has passed it."""
+        if self.event is not None:
+            self.event.synchronize()
+
 
 logger = logging.getLogger(__name__)
 

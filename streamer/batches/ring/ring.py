@@ -18,8 +18,7 @@ import msgspec
 
 from streamer.batches.batch.buffers import Bytes
 from streamer.batches.ring import shared_memory
-from streamer.batches.ring.fence import Fence
-from streamer.batches.ring.pinning import Pinner
+from streamer.batches.ring.pinning import Fence, Pinner
 from streamer.config import format_bytes
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The documents of some rows: which tokens of each are in which row."""
+"""The documents of some rows: which tokens of each are in which row, and their counts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,29 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamer.batches.rows.counts import PackedCounts
 from streamer.batches.rows.options import Packing
+
+
+class PackedCounts(msgspec.Struct, frozen=True, array_like=True):
+    """Counts of a batch of rows.
+
+    Attributes:
+        documents: documents and pieces of documents. cut: pieces.
+        tokens: tokens of all of them.
+        places: tokens that the rows have room for.
+        cost: of all rows, as `Balance` has it.
+        estimated: tokens that were estimated of the documents; 0: the tokens are exact.
+        overflowed: tokens that had no room in their rows.
+    """
+
+    documents: int
+    cut: int
+    tokens: int
+    places: int
+    cost: int
+    estimated: int
+    overflowed: int
+
 
 Integers = npt.NDArray[np.int64]
 

@@ -15,10 +15,9 @@ import numpy.typing as npt
 from streamer.batches.batch.placement import NO_SLOT, Rows
 from streamer.batches.rows.options import ROW_COST
 from streamer.batches.samples.cached_bytes import CachedBytes
-from streamer.batches.samples.codes import StreamCodes
 from streamer.batches.samples.maker import Integers, RowSource, SampleLocation, SampleMaker
 from streamer.batches.samples.opened import Members
-from streamer.batches.samples.plans import BatchRecipe, Plans
+from streamer.batches.samples.plans import BatchRecipe, Plans, StreamCodes
 from streamer.batches.samples.row_reader import RowReader
 from streamer.client.chunk_reader import ChunkReader
 from streamer.order.kinds import find_orders

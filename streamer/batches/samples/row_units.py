@@ -10,8 +10,8 @@ from streamer.batches.contracts import Collate
 from streamer.batches.rows.assemble import Document
 from streamer.batches.rows.bucket import Assembler, assembler_of
 from streamer.batches.rows.collate import collate_row_buffers, collate_rows
-from streamer.batches.rows.counts import PackedCounts
 from streamer.batches.rows.options import Buckets, Packing
+from streamer.batches.rows.pieces import PackedCounts
 from streamer.batches.samples.recipe import StreamReader
 from streamer.batches.samples.units import BatchUnits, Integers, UnitMaker
 

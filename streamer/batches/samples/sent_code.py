@@ -1,4 +1,4 @@
-"""Notices that user code has changed since it was sent to worker processes, which keep what they received."""
+"""Sends user code to worker processes, and notices that it has changed since: workers keep what they received."""
 
 from __future__ import annotations
 
@@ -10,8 +10,21 @@ import sysconfig
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from streamer.batches.samples.generators import is_generator
-from streamer.batches.samples.sent_main import send_main_by_value
+from streamer.batches.samples.seeding import is_generator
+
+# What `__main__` is called in a process of mp.spawn, where it is imported again.
+_SPAWNED_MAIN = "__mp_main__"
+
+
+def send_main_by_value() -> None:
+    """Makes cloudpickle send what the script defines by value, as it does by itself for a module called `__main__`.
+
+    A worker is another process, which has no module of that name.
+    """
+    module = sys.modules.get(_SPAWNED_MAIN)
+    if module is not None and _SPAWNED_MAIN not in cloudpickle.list_registry_pickle_by_value():
+        cloudpickle.register_pickle_by_value(module)
+
 
 logger = logging.getLogger(__name__)
 

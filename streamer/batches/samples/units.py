@@ -14,8 +14,8 @@ from streamer.batches.batch.collate import collate, collate_by_torch
 from streamer.batches.batch.placement import Rows
 from streamer.batches.batch.ragged import collate_ragged, join_ragged
 from streamer.batches.contracts import Collate
-from streamer.batches.rows.counts import PackedCounts
 from streamer.batches.rows.options import AnyPacking
+from streamer.batches.rows.pieces import PackedCounts
 from streamer.batches.samples.recipe import StreamReader
 
 Integers = npt.NDArray[np.int64]

@@ -17,18 +17,18 @@ import numpy.typing as npt
 from streamer.batches.batch.buffers import Bytes
 from streamer.batches.batch.collate import collate_by_torch
 from streamer.batches.batch.mismatch import check_fields, explain
-from streamer.batches.batch.packing import PackedBatch
 from streamer.batches.batch.placement import NO_SLOT, PredictedLayout, Rows
+from streamer.batches.batch.slot_layout import WritableBatch
 from streamer.batches.causes import Stages
 from streamer.batches.contracts import ChunkUnreadableError, Collate
-from streamer.batches.rows.counts import PackedCounts
 from streamer.batches.rows.options import NO_PACKING, AnyPacking
+from streamer.batches.rows.pieces import PackedCounts
 from streamer.batches.samples.recipe import StreamReader
 from streamer.batches.samples.seeding import SeededCode, collate_seed, sample_seeds
 from streamer.batches.samples.units import BatchUnits, find_units
 from streamer.batches.skipping import OnError, may_skip
 from streamer.errors import ConfigError, WorkerError
-from streamer.order.audit.tallies import Tally, tallies
+from streamer.order.audit import Tally, tallies
 
 
 class SampleFailedError(Exception):
@@ -169,10 +169,10 @@ class BatchMaker:
         loaded.tallies = tallies(epoch, codes[~repeated], filled if filled.any() else None)
         return loaded
 
-    def pack(self, loaded: Loaded) -> PackedBatch:
+    def lay_out(self, loaded: Loaded) -> WritableBatch:
         """Collates the samples, and assigns their buffers to offsets; arrays in rows stay in place."""
         structure = self.collate(loaded)
-        packed = PackedBatch(structure, loaded.rows)
+        packed = WritableBatch(structure, loaded.rows)
         if self._predicted is not None:
             self._layout(self._predicted, loaded.members).learn(structure, loaded.rows, packed.claimed)
         return packed

@@ -11,8 +11,7 @@ from streamer.batches.causes import BatchTimeline
 from streamer.batches.ring.ring import Slot
 from streamer.batches.workers.fork_server import ForkedProcess
 from streamer.batches.workers.process import SpawnedProcess
-from streamer.batches.workers.protocol import NO_SLOT, Channel, Forget, Message, Open, Task
-from streamer.batches.workers.status_page import Doing
+from streamer.batches.workers.protocol import NO_SLOT, Channel, Doing, Forget, Message, Open, Task
 
 # A worker may finish its batch in this time after its channel is closed; then it is killed.
 _EXIT_SECONDS = 0.5

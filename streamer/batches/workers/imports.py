@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from streamer.batches.samples.generators import nested_code
-from streamer.batches.samples.sent_main import send_main_by_value
+from streamer.batches.samples.seeding import nested_code
+from streamer.batches.samples.sent_code import send_main_by_value
 
 LIBRARIES = tuple(filter(None, map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))))
 # A fork server has these anyway, or must not import them.

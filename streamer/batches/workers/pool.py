@@ -13,14 +13,13 @@ import msgspec
 from streamer.base.child import describe_exit
 from streamer.batches.ring import shared_memory as memory
 from streamer.batches.samples.recipe import SampleRecipe
-from streamer.batches.samples.sent_main import send_main_by_value
+from streamer.batches.samples.sent_code import send_main_by_value
 from streamer.batches.torch_arguments import WorkerStart
 from streamer.batches.workers.batch_maker import MakerRules
 from streamer.batches.workers.fork_server import ForkedPool, fork_server
 from streamer.batches.workers.handle import ExitReport, WorkerHandle, WorkerProcess
 from streamer.batches.workers.process import SpawnedProcess
-from streamer.batches.workers.protocol import Channel
-from streamer.batches.workers.status_page import NOTHING, Doing, StatusPage
+from streamer.batches.workers.protocol import NOTHING, Channel, Doing, StatusPage
 from streamer.batches.workers.worker import run
 from streamer.client.held_files import HeldFiles
 from streamer.errors import ConfigError

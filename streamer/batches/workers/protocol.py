@@ -2,16 +2,83 @@
 
 A worker's socket is a SOCK_SEQPACKET pair: a message arrives whole or not at all, so a worker that is
 killed at any moment leaves no partial message and holds no lock. Memory is passed as a descriptor beside the message.
+The current task and sample of each worker are in a page of shared memory, which is readable after a crash of the
+worker. Errors come with their tracebacks. Free of torch.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import pickle
+import struct
+import time
+import traceback
+
+import cloudpickle  # type: ignore[import-untyped]
 import msgspec
 
 from streamer.base.message_socket import MessageSocket
 from streamer.batches.causes import Stages
-from streamer.batches.rows.counts import PackedCounts
-from streamer.order.audit.tallies import Tally
+from streamer.batches.ring import shared_memory as memory
+from streamer.batches.rows.pieces import PackedCounts
+from streamer.errors import WorkerError
+from streamer.order.audit import Tally
+
+# task, ordinal (-1: none), monotonic nanoseconds at which it began. A cache line per worker.
+_ROW = struct.Struct("<qqq")
+_ROW_BYTES = 64
+
+
+class Doing(msgspec.Struct, frozen=True):
+    """One worker's row.
+
+    Attributes:
+        task: number of the task.
+        ordinal: the sample being loaded; -1 between samples.
+        since: CLOCK_MONOTONIC, nanoseconds.
+    """
+
+    task: int
+    ordinal: int
+    since: int
+
+
+# Between two tasks.
+NOTHING = Doing(0, -1, 0)
+
+
+class StatusPage:
+    """The rows of all workers; each is written by its worker and read by the rank.
+
+    Args:
+        workers: number of rows.
+        descriptor: memory of an existing page, or None to create one.
+    """
+
+    def __init__(self, workers: int, descriptor: int | None = None) -> None:
+        count = memory.page_aligned(workers * _ROW_BYTES)
+        self.descriptor = memory.create_sealed("streamer-status-page", count) if descriptor is None else descriptor
+        self._mapping = memory.map_shared(self.descriptor, count)
+
+    def begin(self, row: int, task: int, ordinal: int, since: int) -> None:
+        """The worker of this row begins a sample; `since` is the current `time.monotonic_ns`."""
+        _ROW.pack_into(self._mapping, row * _ROW_BYTES, task, ordinal, since)
+
+    def idle(self, row: int) -> None:
+        """The worker of this row is between samples."""
+        _ROW.pack_into(self._mapping, row * _ROW_BYTES, 0, -1, time.monotonic_ns())
+
+    def doing(self, row: int) -> Doing:
+        """The last task and sample of the worker of this row."""
+        return Doing(*_ROW.unpack_from(self._mapping, row * _ROW_BYTES))
+
+    def close(self) -> None:
+        """Closes the descriptor; the mapping ends with the object, which a worker thread may still hold."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
 
 # Stands for no slot: the batch gets memory of its own.
 NO_SLOT = -1
@@ -178,3 +245,40 @@ class Channel:
     def close(self) -> None:
         """Closes this end."""
         self._end.close()
+
+
+logger = logging.getLogger(__name__)
+
+
+class RemoteTracebackError(Exception):
+    """A worker's traceback as text: the cause of an error that was raised there."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n{self.text}"
+
+
+def serialize_error(error: BaseException, limit: int) -> bytes:
+    """Serializes an error with its traceback; one that cannot be pickled becomes a WorkerError with its text."""
+    text = "".join(traceback.format_exception(error))[-limit // 4 :]
+    for candidate in (error, WorkerError(f"{type(error).__name__}: {str(error)[: limit // 8]}")):
+        try:
+            data: bytes = cloudpickle.dumps((candidate, text))
+            pickle.loads(data)  # noqa: S301 - made one line above; some errors cannot be unpickled
+        except Exception:
+            logger.debug("an error of type %s does not pickle", type(error).__name__, exc_info=True)
+        else:
+            if len(data) <= limit:
+                return data
+    return cloudpickle.dumps((WorkerError(f"{type(error).__name__}: its text is too long"), text))  # type: ignore[no-any-return]
+
+
+def deserialize_error(data: bytes) -> BaseException:
+    """Returns the error; its cause is the worker's traceback as text."""
+    error, text = pickle.loads(data)  # noqa: S301 - from this trainer's own worker (docs/architecture.md, rule 7)
+    error.__cause__ = RemoteTracebackError(text)
+    assert isinstance(error, BaseException)
+    return error

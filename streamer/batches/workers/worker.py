@@ -12,7 +12,7 @@ import numpy as np
 
 from streamer.base.message_socket import MESSAGE_BYTES
 from streamer.batches.batch.buffers import Bytes
-from streamer.batches.batch.packing import PackedBatch
+from streamer.batches.batch.slot_layout import WritableBatch
 from streamer.batches.causes import Stages
 from streamer.batches.contracts import ChunkUnreadableError
 from streamer.batches.ring import shared_memory as memory
@@ -28,11 +28,11 @@ from streamer.batches.workers.protocol import (
     Ready,
     Report,
     Skipped,
+    StatusPage,
     Task,
     Unreadable,
+    serialize_error,
 )
-from streamer.batches.workers.remote_errors import serialize_error
-from streamer.batches.workers.status_page import StatusPage
 
 Opened = tuple[StreamReader, MakerRules]
 
@@ -99,7 +99,7 @@ class SlotMemory:
 class _Work:
     """A batch that is made and not yet written."""
 
-    def __init__(self, packed: PackedBatch, stages: Stages, faults: int, loaded: Loaded) -> None:
+    def __init__(self, packed: WritableBatch, stages: Stages, faults: int, loaded: Loaded) -> None:
         self.packed = packed
         self._stages = stages
         self._faults = faults
@@ -198,7 +198,7 @@ class Worker:
             self._send(Skipped(task.number, ordinal, cause[:_CAUSE_CHARACTERS]))
         # Their tracebacks refer to the list, a cycle that would keep the memory of the samples.
         loaded.skipped.clear()
-        packed = self._maker.pack(loaded)
+        packed = self._maker.lay_out(loaded)
         stages = Stages(stages.load, stages.read, stages.decode, stages.transform, watch.lap())
         return _Work(packed, stages, faults, loaded)
 

@@ -13,8 +13,7 @@ from contextlib import suppress
 from streamer.base import linux
 from streamer.base.process_memory import keep_free_memory
 from streamer.batches.workers.fork_protocol import ProcessContext, read_memory_file
-from streamer.batches.workers.protocol import Channel, Open
-from streamer.batches.workers.status_page import StatusPage
+from streamer.batches.workers.protocol import Channel, Open, StatusPage
 from streamer.batches.workers.worker import Opened, run
 
 # More than the samples of a batch take, so that the next batch reuses the freed memory.

@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from streamer.batches.ring.fence import Fence
+from streamer.batches.ring.pinning import Fence
 from streamer.loader.device.contiguous import Packed, map_tensors
 
 BatchTransform = Callable[[object], object]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from streamer.batches.checks import function
-from streamer.batches.ring.fence import Fence
+from streamer.batches.ring.pinning import Fence
 from streamer.decode.together import check_whole_step
 from streamer.errors import ConfigError
 from streamer.loader.device.contiguous import map_tensors

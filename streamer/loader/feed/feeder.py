@@ -25,8 +25,15 @@ from streamer.batches.workers import failures
 from streamer.batches.workers.batch_maker import MakerRules
 from streamer.batches.workers.handle import ExitReport, Pending, WorkerHandle
 from streamer.batches.workers.pool import WorkerConfig
-from streamer.batches.workers.protocol import FailedTask, Made, Message, NotOpened, Skipped, Unreadable
-from streamer.batches.workers.remote_errors import deserialize_error
+from streamer.batches.workers.protocol import (
+    FailedTask,
+    Made,
+    Message,
+    NotOpened,
+    Skipped,
+    Unreadable,
+    deserialize_error,
+)
 from streamer.batches.workers.supervisor import Supervisor
 from streamer.batches.workers.timeouts import SampleTimeouts
 from streamer.errors import BrokenError, ManifestCorruptError, StreamerError

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from streamer.batches.batch.buffers import Bytes
-from streamer.batches.batch.packing import BatchReader
+from streamer.batches.batch.slot_layout import BatchReader
 from streamer.batches.causes import MADE, NETWORK, WORK, BatchTimeline, Trace
 from streamer.batches.contracts import REREADS, ChunkUnreadableError
 from streamer.batches.ring.shared_memory import map_shared, window

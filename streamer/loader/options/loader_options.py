@@ -12,7 +12,7 @@ from streamer.base.cgroup import usable_memory_bytes
 from streamer.batches.checks import at_least, one_of
 from streamer.batches.contracts import Collate
 from streamer.batches.ring.ring import HELD_SLOTS, Limits
-from streamer.batches.samples.generators import warn_of_generators
+from streamer.batches.samples.seeding import warn_of_generators
 from streamer.batches.torch_arguments import Pin, WorkerStart
 from streamer.batches.workers.imports import needed_modules
 from streamer.batches.workers.pool import WorkerConfig

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from streamer.batches.skipping import Skipped
 from streamer.loader.delivery import Delivery
 from streamer.loader.rank.rank_stream import RankStream
-from streamer.order.audit.tallies import LOG_MARK, Record, read_records, write_records
+from streamer.order.audit import LOG_MARK, Record, read_records, write_records
 
 logger = logging.getLogger(__name__)
 

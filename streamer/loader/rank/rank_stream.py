@@ -16,10 +16,9 @@ import numpy.typing as npt
 
 from streamer.annotations.join import table_digest
 from streamer.batches.rows.options import AnyPacking
-from streamer.batches.samples.codes import StreamCodes
 from streamer.batches.samples.maker import sample_key
 from streamer.batches.samples.opened import Members
-from streamer.batches.samples.plans import Plans
+from streamer.batches.samples.plans import Plans, StreamCodes
 from streamer.batches.samples.recipe import SampleRecipe, StreamMaker
 from streamer.batches.skipping import Skipped, SkipRules, StoreBudget
 from streamer.client.engine_client import EngineClient
@@ -30,7 +29,7 @@ from streamer.loader.kinds.kind import MemberCount, Ordering
 from streamer.loader.kinds.step_session import Identity, Integers, Share, StepSession, open_bytes
 from streamer.loader.members.connections import EngineConnections
 from streamer.loader.stall.growth import GrowingStats
-from streamer.order.audit.tallies import Record
+from streamer.order.audit import Record
 from streamer.order.plan import RankPlan, sample_count
 from streamer.order.state import AnySpec, Resume, State
 from streamer.wire.messages import OpenSession, Part
@@ -266,7 +265,7 @@ class RankStream:
         return self._recipe.start(epoch) + batch * self.global_batch
 
     def record(self, epoch: int, batch: int) -> Record:
-        """The record of what is delivered from a batch on, still empty; see `streamer.order.audit.tallies`."""
+        """The record of what is delivered from a batch on, still empty; see `streamer.order.audit`."""
         only = self.members.each[0]
         place = (self.rank_config.rank, self.rank_config.world_size)
         dense = self.spec.each_once and only.rows.are_dense(only)

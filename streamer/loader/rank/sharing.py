@@ -27,7 +27,7 @@ from streamer.config import RankConfig, counted
 from streamer.errors import ConfigError
 from streamer.loader.agreement.agreement import Gather, exchange
 from streamer.manifest.table import Manifest
-from streamer.order.lane_split import LaneRun, lane_runs, split_lanes
+from streamer.order.rank_split import LaneRun, lane_runs, split_lanes
 from streamer.wire.messages import CacheShared, ShareCache, Sharer
 
 logger = logging.getLogger(__name__)

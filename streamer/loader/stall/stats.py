@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from streamer.batches.causes import DEVICE, HANDOFF, Ledger, Recent, Trace
-from streamer.batches.rows.counts import PackedCounts
+from streamer.batches.rows.pieces import PackedCounts
 from streamer.loader.stall.growth import GrowingStats
 from streamer.wire.messages import ReportFinding
 

@@ -10,9 +10,8 @@ from streamer.order.decode import LaneDecoder
 from streamer.order.growing.cohorts import Cohorts, Pieces
 from streamer.order.growing.log import Round, Rounds, rounds_between
 from streamer.order.hashing import Flags, Integers, fold, fold_each
-from streamer.order.padding import real_positions
 from streamer.order.protocol import Batches, Needs
-from streamer.order.rank_split import RankSplit
+from streamer.order.rank_split import RankSplit, real_positions
 from streamer.order.schedule import piece_runs
 
 TAG_ROUND_LANE = 41

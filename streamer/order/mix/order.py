@@ -15,9 +15,8 @@ from streamer.order.mix.needs import Draw, member_needs
 from streamer.order.mix.places import Places, epoch_places, lane_ends, lane_quotas
 from streamer.order.mix.spec import MixSpec
 from streamer.order.mix.streams import MemberChunks, MemberStream
-from streamer.order.padding import real_positions
 from streamer.order.protocol import ALL_POSITIONS, Batches, Needs
-from streamer.order.rank_split import RankSplit
+from streamer.order.rank_split import RankSplit, real_positions
 
 
 class MixOrder:

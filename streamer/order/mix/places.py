@@ -1,15 +1,258 @@
-"""The places of an epoch of a mix, chosen by its batching; see `windows.py`."""
+"""The places of an epoch of a mix: which member, and which of its samples in the lane, is at which place of a lane.
+
+T batches form a window. The tree (`tree.py`) says how many samples each member has in the window; inside, they are
+split evenly over the batches ("stratified") or not at all ("random"), and the places of a lane are permuted. Every
+window can be computed on its own, so any place costs one window, wherever it is.
+"""
 
 from __future__ import annotations
 
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 
-from streamer.order.hashing import Integers
+from streamer.base.unique import unique
+from streamer.order.bijection import permute
+from streamer.order.hashing import Integers, Words, fold, fold_each
+from streamer.order.mix.halving import split_evenly
 from streamer.order.mix.spec import MixSpec
 from streamer.order.mix.tree import LaneShares
-from streamer.order.mix.windows import GroupWindows, LaneWindows
+
+TAG_SPLIT = 33
+TAG_PLACE = 34
+
+# Counts or places of windows that are computed together: 1 MB, more does not stay in the processor's cache.
+_CELLS = 1 << 17
+# How far the first parts of a window may be from an even split, see `split_evenly`.
+_SLACK = 2
+
+
+class _Windows(msgspec.Struct, frozen=True, eq=False):
+    """The places of some windows of one size in some lanes; a part is a batch if stratified, else the window.
+
+    Attributes:
+        first: (V,) first batch of each window, ascending.
+        lanes: (K,) lanes, ascending.
+        members: (V, P, K, S) the member at each place of a part.
+        counts: (V, P, K, S) its count in the lane.
+    """
+
+    first: Integers
+    lanes: Integers
+    members: Integers
+    counts: Integers
+
+    def has(self, first: Integers, lanes: Integers) -> bool:
+        """Whether it has these windows and lanes."""
+        return bool(np.isin(first, self.first).all() and np.isin(lanes, self.lanes).all())
+
+
+class LaneWindows:
+    """The windows of one epoch.
+
+    Args:
+        shares: the counts of the lanes.
+        shape: W, places of a lane in a batch; T, batches of a window, a power of two.
+        place: seed of the mix, and the epoch.
+        stratified: whether each batch of a window has every member's share.
+
+    Attributes:
+        lane_samples: (L,) places of each lane.
+    """
+
+    def __init__(self, shares: LaneShares, shape: tuple[int, int], place: tuple[int, int], *, stratified: bool) -> None:
+        slots, window = shape
+        seed, epoch = place
+        self._shares = shares
+        self.lane_samples: Integers = shares.lane_samples
+        self._slots = slots
+        self._window = window
+        self._stratified = stratified
+        self._split = fold(seed, TAG_SPLIT, epoch)
+        self._states = fold(seed, TAG_PLACE, epoch)
+        # The last window of an epoch is cut into 8, 4, 2, 1 batches as needed, and an incomplete batch.
+        self._batches = int(shares.lane_samples.min()) // slots
+        whole = self._batches // window * window
+        rest = self._batches - whole
+        sizes = [size for size in (1 << bit for bit in range(window.bit_length() - 1, -1, -1)) if rest & size]
+        self._tail_sizes = np.array([*sizes, 1], np.int64)
+        self._tail_first = whole + np.cumsum([0, *sizes])
+        self._kept: dict[int, _Windows] = {}
+        self._cells = max(shares.quotas.size, slots * len(shares.lane_samples))
+
+    def find(self, lanes: Integers, slots: Integers) -> tuple[Integers, Integers]:
+        """Returns the member and its count in the lane at some places, both (N,)."""
+        members = np.empty(len(lanes), np.int64)
+        counts = np.empty(len(lanes), np.int64)
+        first, size = self._window_of(slots)
+        for batches in unique(size).tolist():
+            for mine in self._groups(np.flatnonzero(size == batches), first):
+                windows = self._open(unique(first[mine]), unique(lanes[mine]), batches)
+                at = self._index(windows, first[mine], lanes[mine], slots[mine])
+                members[mine], counts[mine] = windows.members[at], windows.counts[at]
+        return members, counts
+
+    def counts(self, slots: Integers) -> Integers:
+        """Returns the samples of each member among the first (L,) `slots` of the lanes: (M, L)."""
+        begun = self._window_of(slots)[0] * self._slots
+        found = self._shares.counts(begun)
+        open_slots = slots - begun
+        lanes = np.repeat(np.arange(len(slots)), open_slots)
+        inside = np.arange(len(lanes)) - np.repeat(np.cumsum(open_slots) - open_slots, open_slots)
+        members, _ = self.find(lanes, begun[lanes] + inside)
+        np.add.at(found, (members, lanes), 1)
+        return found
+
+    def span(self, member: int, lanes: Integers, begin: Integers, end: Integers) -> tuple[Integers, Integers]:
+        """Returns half-open counts of a member in lanes, (N,), that include all in a run of places: whole windows."""
+        first, _ = self._window_of(begin)
+        last, size = self._window_of(np.maximum(end - 1, begin))
+        stops = self._stops(lanes, last, size)
+        return self._shares.count(member, lanes, first * self._slots), self._shares.count(member, lanes, stops)
+
+    def bounds(self, member: int, lanes: Integers, counts: Integers) -> tuple[Integers, Integers]:
+        """Returns the first and the last possible place of a member's c-th sample of a lane, (N,), both inclusive."""
+        first, size = self._window_of(self._shares.slots(member, lanes, counts))
+        stops = self._stops(lanes, first, size)
+        if not self._stratified:
+            return first * self._slots, stops - 1
+        before = self._shares.count(member, lanes, first * self._slots)
+        many = self._shares.count(member, lanes, stops) - before
+        rank = counts - before
+        low = first + np.maximum(0, (rank - _SLACK) * size // many)
+        high = first + np.minimum(size, (rank + _SLACK) * size // many + 1)
+        return low * self._slots, np.minimum(np.where(first < self._batches, high * self._slots, stops), stops) - 1
+
+    def _window_of(self, slots: Integers) -> tuple[Integers, Integers]:
+        """Returns the first batch of the window that each place lies in, and its batches."""
+        batch = np.minimum(slots // self._slots, self._batches)
+        first = batch // self._window * self._window
+        size = np.full(len(slots), self._window)
+        tail = np.flatnonzero(batch >= self._tail_first[0])
+        which = np.searchsorted(self._tail_first, batch[tail], side="right") - 1
+        first[tail], size[tail] = self._tail_first[which], self._tail_sizes[which]
+        return first, size
+
+    def _stops(self, lanes: Integers, first: Integers, size: Integers) -> Integers:
+        """Returns one past the last place of windows in lanes; the incomplete batch ends with its lane."""
+        return np.where(first < self._batches, (first + size) * self._slots, self.lane_samples[lanes])
+
+    def _groups(self, mine: Integers, first: Integers) -> list[Integers]:
+        """Cuts places so that those of each part lie in few enough windows to be computed together."""
+        most = max(1, _CELLS // (self._window * self._cells))
+        group = np.searchsorted(unique(first[mine]), first[mine]) // most
+        return [mine] if group.max() == 0 else [mine[group == number] for number in range(int(group.max()) + 1)]
+
+    def _index(self, windows: _Windows, first: Integers, lanes: Integers, slots: Integers) -> tuple[Integers, ...]:
+        place = slots - first * self._slots
+        part = place // self._slots if self._stratified else np.zeros_like(place)
+        return (
+            np.searchsorted(windows.first, first),
+            part,
+            np.searchsorted(windows.lanes, lanes),
+            place - part * self._slots,
+        )
+
+    def _open(self, first: Integers, lanes: Integers, size: int) -> _Windows:
+        kept = self._kept.get(size)
+        if kept is None or not kept.has(first, lanes):
+            before, parts = self._parts(first, size)
+            kept = self._kept[size] = self._place(first, lanes, before, parts)
+        return kept
+
+    def _parts(self, first: Integers, size: int) -> tuple[Integers, Integers]:
+        """Counts (V, P, M, L) of each part of some windows, and those of the lanes before it."""
+        begin, lane = np.broadcast_arrays(first[:, None], np.arange(len(self.lane_samples)))
+        before = self._shares.counts(begin * self._slots)
+        counts = (self._shares.counts(self._stops(lane, begin, np.full_like(begin, size))) - before).swapaxes(0, 1)
+        parts = split_evenly(counts, size, fold_each(self._split, first)) if self._stratified else counts[:, None]
+        return before.swapaxes(0, 1)[:, None] + np.cumsum(parts, axis=1) - parts, parts
+
+    def _place(self, first: Integers, lanes: Integers, before: Integers, parts: Integers) -> _Windows:
+        """Deals the counts of each part of a lane to its places, at random; a member's samples stay in their order."""
+        # One line of runs: of the first window, part and lane the first member, the second one, and so on.
+        runs = parts[..., lanes].swapaxes(2, 3)
+        sizes = runs.sum(axis=3)
+        keys = fold_each(fold_each(self._states, first)[:, None, None], np.arange(sizes.shape[1])[:, None])
+        cells, place, run = _drawn_runs(runs.reshape(-1, runs.shape[3]), fold_each(keys, lanes).ravel())
+        members, counts = np.zeros((2, sizes.size, int(sizes.max())), np.int64)
+        members[cells, place] = run % runs.shape[3]
+        # Sorted by run the places follow the line again, those of a run in their order.
+        arranged = _sort(cells, members[cells, place])
+        ahead = before[..., lanes].swapaxes(2, 3) - (np.cumsum(runs).reshape(runs.shape) - runs)
+        counts[cells[arranged], place[arranged]] = np.arange(len(cells)) + ahead.ravel()[run[arranged]]
+        shape = (*sizes.shape, -1)
+        return _Windows(first, lanes, members.reshape(shape), counts.reshape(shape))
+
+
+def _drawn_runs(runs: Integers, keys: Words) -> tuple[Integers, Integers, Integers]:
+    """Permutes the places of each cell, and counts them through the runs of the cell.
+
+    Args:
+        runs: (C, M) samples.
+        keys: (C,) of the permutations.
+
+    Returns:
+        Cell, place in the cell, and run on the line of all runs, of each sample.
+    """
+    sizes = runs.sum(axis=1)
+    cells = np.repeat(np.arange(len(sizes)), sizes)
+    starts = np.cumsum(sizes) - sizes
+    place = np.arange(len(cells)) - starts[cells]
+    drawn = starts[cells] + permute(place, sizes[cells], keys[cells])
+    return cells, place, np.searchsorted(np.cumsum(runs), drawn, side="right")
+
+
+def _sort(cells: Integers, members: Integers) -> Integers:
+    """Arranges by cell, then by member, else as it was; 16-bit words are sorted by radix, faster than longer ones."""
+    order = np.argsort(members.astype(np.uint16), kind="stable")
+    cell = cells[order]
+    return order[np.argsort(cell.astype(np.uint16) if cells[-1] < 1 << 16 else cell, kind="stable")]
+
+
+class GroupWindows:
+    """The places of an epoch whose batches consist of groups of one member each.
+
+    Args:
+        groups: of the epoch; each group of a batch is a place in a lane of its own.
+        width: lanes of the mix in each group.
+        slots: W, places of a lane of the mix in a batch.
+    """
+
+    def __init__(self, groups: LaneWindows, width: int, slots: int) -> None:
+        self._groups = groups
+        self._width = width
+        self._slots = slots
+        self.lane_samples = np.repeat(groups.lane_samples * slots, width)
+
+    def find(self, lanes: Integers, slots: Integers) -> tuple[Integers, Integers]:
+        """See `LaneWindows`."""
+        batch, inside = np.divmod(slots, self._slots)
+        members, counts = self._groups.find(lanes // self._width, batch)
+        return members, counts * self._slots + inside
+
+    def counts(self, slots: Integers) -> Integers:
+        """See `LaneWindows`."""
+        batches, inside = np.divmod(slots, self._slots)
+        whole = [self._groups.counts(batches[lane :: self._width]) for lane in range(self._width)]
+        found = np.stack(whole, axis=2).reshape(len(whole[0]), len(slots)) * self._slots
+        running = np.flatnonzero(inside)
+        members, _ = self._groups.find(running // self._width, batches[running])
+        found[members, running] += inside[running]
+        return found
+
+    def span(self, member: int, lanes: Integers, begin: Integers, end: Integers) -> tuple[Integers, Integers]:
+        """See `LaneWindows`."""
+        ends = (begin // self._slots, -(-end // self._slots))
+        low, high = self._groups.span(member, lanes // self._width, *ends)
+        return low * self._slots, high * self._slots
+
+    def bounds(self, member: int, lanes: Integers, counts: Integers) -> tuple[Integers, Integers]:
+        """See `LaneWindows`."""
+        low, high = self._groups.bounds(member, lanes // self._width, counts // self._slots)
+        return low * self._slots, (high + 1) * self._slots - 1
+
 
 Places: TypeAlias = LaneWindows | GroupWindows
 

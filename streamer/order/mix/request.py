@@ -10,9 +10,8 @@ import numpy as np
 from streamer.errors import ConfigError, ManifestError
 from streamer.order.hashing import Integers
 from streamer.order.level import BalanceSpec, check_lanes, level_of
-from streamer.order.mix.quotas import Stage
 from streamer.order.mix.shares import Amount, Shares, whole_passes_as_weights
-from streamer.order.mix.spec import MOST_MEMBERS, Batching, MixMember, MixSpec
+from streamer.order.mix.spec import MOST_MEMBERS, Batching, MixMember, MixSpec, Stage
 from streamer.order.rows.spec import RowSpec
 from streamer.order.spec import Cut, OrderSpec, Shuffle, auto_lanes, auto_window
 

@@ -13,10 +13,18 @@ import msgspec
 import numpy as np
 
 from streamer.order.hashing import TAG_COMPANION, TAG_PACKED, Integers, Words, fold, fold_each
-from streamer.order.rows.best_fit import best_fit, best_fit_in, spread, stable_order
-from streamer.order.rows.buckets import buckets
-from streamer.order.rows.concat import concat
-from streamer.order.rows.items import Items, items_of, kept_costs, padded
+from streamer.order.rows.items import (
+    Items,
+    best_fit,
+    best_fit_in,
+    buckets,
+    concat,
+    items_of,
+    kept_costs,
+    padded,
+    spread,
+    stable_order,
+)
 from streamer.order.rows.sets import Sets
 from streamer.order.rows.spec import RowSpec
 

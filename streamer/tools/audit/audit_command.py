@@ -13,7 +13,7 @@ from streamer.cli.options import add_cache_dir
 from streamer.cli.terminal import Terminal
 
 if TYPE_CHECKING:
-    from streamer.order.audit.tallies import Record
+    from streamer.order.audit import Record
     from streamer.order.state import State
 
 HELP = "prove from states and logs that each sample came exactly once"
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Prints the result for each epoch of each order."""
-    from streamer.order.audit.epoch_audit import audit_epoch, shown
+    from streamer.order.audit import audit_epoch, shown
     from streamer.tools.audit.expected import StateOrder
 
     orders, without = _records(arguments.files)
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 def _records(files: Sequence[Path]) -> tuple[dict[str, tuple[State, dict[int, list[Record]]]], int]:
     """The records of each order by epoch, with a state of the order; and the number of states without any."""
-    from streamer.order.audit.tallies import read_records
+    from streamer.order.audit import read_records
     from streamer.order.state import State
     from streamer.tools.audit.states import states_in
 

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from streamer.batches.samples.codes import StreamCodes
 from streamer.batches.samples.opened import Members, OpenedDataset
-from streamer.batches.samples.plans import BatchRecipe, Plans
+from streamer.batches.samples.plans import BatchRecipe, Plans, StreamCodes
 from streamer.config import Environment
 from streamer.errors import ManifestError
 from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
-from streamer.order.audit.tallies import Codes, Tallies, added, tallies
+from streamer.order.audit import Codes, Tallies, added, tallies
 from streamer.order.state import State
 
 # Positions whose samples are computed together.

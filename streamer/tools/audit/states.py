@@ -9,7 +9,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 
 from streamer.errors import ConfigError
-from streamer.order.audit.tallies import LOG_MARK
+from streamer.order.audit import LOG_MARK
 
 _FIELDS = {"format", "order_id", "epoch", "position"}
 

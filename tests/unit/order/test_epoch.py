@@ -10,7 +10,7 @@ import pytest
 
 from streamer.errors import ConfigError, ManifestError
 from streamer.order import EpochOrder, OrderSpec
-from streamer.order.padding import real_positions
+from streamer.order.rank_split import real_positions
 from streamer.order.spec import Cut
 
 SPEC = OrderSpec("m", 17, "block", 8, 32)

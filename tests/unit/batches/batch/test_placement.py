@@ -7,8 +7,8 @@ import pytest
 
 from streamer.batches.batch.buffers import ALIGN, aligned
 from streamer.batches.batch.collate import collate
-from streamer.batches.batch.packing import BatchReader, PackedBatch
 from streamer.batches.batch.placement import NO_SLOT, PredictedLayout, Rows, RowShape
+from streamer.batches.batch.slot_layout import BatchReader, WritableBatch
 
 PICTURE = RowShape(np.dtype("u1"), (20, 30, 3))
 SIGNAL = RowShape(np.dtype("<f4"), (700,))
@@ -52,7 +52,7 @@ def test_what_does_not_fit_gets_no_rows(slot):
 def test_arrays_in_place_are_not_written(slot):
     """A batch of rows is packed around them; what is read back is the rows themselves."""
     rows = Rows(slot, {"a": PICTURE, "b": SIGNAL}, 5)
-    packed = PackedBatch(collate(samples_in(rows, 5)), rows)
+    packed = WritableBatch(collate(samples_in(rows, 5)), rows)
     assert packed.claimed == {"a", "b"}
     # Keys and classes, 5 ends and 5 letters, 5 numbers, and the description: no array.
     assert packed.nbytes - rows.end < 1024
@@ -80,7 +80,7 @@ def test_arrays_from_elsewhere_are_copied(slot, odd):
     else:
         del made[0]["a"], made[1]["a"], made[2]["a"]
     expected = [sample["a"].copy() for sample in made if "a" in sample]
-    packed = PackedBatch(collate(made), rows)
+    packed = WritableBatch(collate(made), rows)
     assert packed.claimed == set()
     packed.write(slot)
     batch = BatchReader(slot).read(packed.description)
@@ -91,7 +91,7 @@ def test_arrays_from_elsewhere_are_copied(slot, odd):
 def test_a_field_twice_is_two_tensors(slot):
     """The same array under two names: changing one tensor must not change the other."""
     rows = Rows(slot, {"a": PICTURE}, 3)
-    packed = PackedBatch(collate([{**sample, "b": sample["a"]} for sample in samples_in(rows, 3)]), rows)
+    packed = WritableBatch(collate([{**sample, "b": sample["a"]} for sample in samples_in(rows, 3)]), rows)
     packed.write(slot)
     batch = BatchReader(slot).read(packed.description)
     batch["a"].zero_()
@@ -101,7 +101,7 @@ def test_a_field_twice_is_two_tensors(slot):
 def test_compact_leaves_nothing_free(slot):
     """For other memory: everything is written, from the beginning on."""
     rows = Rows(slot, {"a": PICTURE}, 3)
-    packed = PackedBatch(collate(samples_in(rows, 3)), rows)
+    packed = WritableBatch(collate(samples_in(rows, 3)), rows)
     whole = packed.compact()
     elsewhere = np.zeros(whole.nbytes, np.uint8)
     whole.write(elsewhere)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamer.batches.ring.fence import Fence
+from streamer.batches.ring.pinning import Fence
 from tests.unit.loader.fake_event import FakeEvent
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from streamer.batches.batch.buffers import ArrayBuffer
-from streamer.batches.batch.packing import BatchReader, PackedBatch
+from streamer.batches.batch.slot_layout import BatchReader, WritableBatch
 from streamer.batches.ring import shared_memory as memory
 from streamer.batches.ring.ring import POISON, Limits, Ring, Slot
 
@@ -65,7 +65,7 @@ def take(ring: Ring, nbytes: int = 8192) -> Slot:
 
 
 def put(slot: Slot, value: float) -> tuple[int, int]:
-    packed = PackedBatch({"x": ArrayBuffer(np.full((8, 16), value, np.float32)), "y": ArrayBuffer(np.arange(4))})
+    packed = WritableBatch({"x": ArrayBuffer(np.full((8, 16), value, np.float32)), "y": ArrayBuffer(np.arange(4))})
     packed.write(slot.window())
     return packed.description
 

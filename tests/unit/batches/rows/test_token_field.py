@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from streamer.batches.batch.ragged import Ragged
+from streamer.batches.rows.assemble import find_token_field
 from streamer.batches.rows.collate import collate_row_buffers, collate_rows
 from streamer.batches.rows.options import BOUNDS, DOCUMENTS, LONGEST, POSITIONS
-from streamer.batches.rows.token_field import find_token_field
 from streamer.errors import DecodeError
 
 IDS, MASK = np.arange(3), np.ones(3, np.int64)

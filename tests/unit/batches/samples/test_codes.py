@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from streamer.batches.rows.order_rows import SampleRows
-from streamer.batches.samples.codes import StreamCodes
 from streamer.batches.samples.opened import Members
+from streamer.batches.samples.plans import StreamCodes
 from streamer.order.growing import GrowingSpec
 from streamer.order.kinds.kind import Uses
 from streamer.order.mix import MixSpec

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from streamer import StreamingDataLoader
-from streamer.batches.samples.generators import OwnGenerators, warn_of_generators
-from streamer.batches.samples.seeding import SeededCode
+from streamer.batches.samples.seeding import OwnGenerators, SeededCode, warn_of_generators
 from tests.fake_dataset import FakeDataset
 
 

@@ -283,7 +283,7 @@ def test_what_is_left_out_is_not_read_with_the_others(make_dataset, fake_engine,
     maker = BatchMaker(batches.reader, MakerRules(17), lambda task, ordinal, since: begun.append(ordinal))
     for batch in range(3):  # the first says what it looks like, the second where
         loaded = maker.load(0, batch, memory=np.zeros(1 << 17, np.uint8))
-        maker.pack(loaded)
+        maker.lay_out(loaded)
     ordinals = batches.reader.batch(0, 3)[0].tolist()
     del begun[:]
     loaded = maker.load(0, 3, left_out=frozenset(ordinals[2:3]), memory=np.zeros(1 << 17, np.uint8))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from torch.utils.data import default_collate
 
-from streamer.batches.batch.packing import BatchReader
+from streamer.batches.batch.slot_layout import BatchReader
 from streamer.batches.contracts import ChunkUnreadableError
 from streamer.batches.samples.cached_bytes import CachedBytes
 from streamer.batches.workers.batch_maker import BatchMaker, MakerRules
@@ -53,7 +53,7 @@ class Batches:
         self.written = 0
 
     def make(self, number: int, left_out: frozenset[int] = frozenset()) -> object:
-        packed = self.maker.pack(self.maker.load(0, number, left_out=left_out, memory=self.slot))
+        packed = self.maker.lay_out(self.maker.load(0, number, left_out=left_out, memory=self.slot))
         assert packed.nbytes <= SLOT_BYTES
         packed.write(self.slot)
         self.written = sum(buffer.nbytes for buffer, _ in packed._buffers)
@@ -118,9 +118,9 @@ def test_a_slot_that_is_too_small_for_the_headers(make_dataset, fake_engine, tmp
     batches = Batches(make_dataset(tars(tmp_path / "tars"), decode=None), fake_engine)
     batches.make(0)
     expected = batches.expected(1)
-    packed = batches.maker.pack(batches.maker.load(0, 1))
+    packed = batches.maker.lay_out(batches.maker.load(0, 1))
     batches.slot = batches.slot[: packed.nbytes]
-    packed = batches.maker.pack(batches.maker.load(0, 1, memory=batches.slot))
+    packed = batches.maker.lay_out(batches.maker.load(0, 1, memory=batches.slot))
     packed.write(batches.slot)
     assert packed.nbytes == len(batches.slot)
     assert BatchReader(batches.slot).read(packed.description) == expected
@@ -211,7 +211,7 @@ def test_raw_bytes_beside_an_array_that_is_in_its_row(make_dataset, fake_engine,
     (root / "0.tar").write_bytes(tar_of(entries))
     batches = Batches(make_dataset(root, decode={"bin": ArrayDecoder("<f4", (1000,))}), fake_engine)
     for number in (0, 1, 2, 0, 1, 2):
-        packed = batches.maker.pack(batches.maker.load(0, number, memory=batches.slot))
+        packed = batches.maker.lay_out(batches.maker.load(0, number, memory=batches.slot))
         packed.write(batches.slot)
         found, expected = BatchReader(batches.slot.copy()).read(packed.description), batches.expected(number)
         assert isinstance(found, dict)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from streamer.batches.batch import packing as slots
-from streamer.batches.batch.packing import PackedBatch
+from streamer.batches.batch import slot_layout as slots
 from streamer.batches.batch.placement import NO_SLOT
+from streamer.batches.batch.slot_layout import WritableBatch
 from streamer.batches.workers.batch_maker import BatchMaker
 from streamer.decode.images import ImageDecoder
 from streamer.decode.transforms import CentreCrop, HorizontalFlip, OnField, RandomResizedCrop
@@ -52,14 +52,14 @@ def in_old_slots(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def claims(monkeypatch: pytest.MonkeyPatch) -> list[frozenset[object]]:
     """Which fields stood in their rows, for each batch that was packed with rows."""
     found: list[frozenset[object]] = []
-    make = PackedBatch.__init__
+    make = WritableBatch.__init__
 
     def noted(self, structure, rows=NO_SLOT):
         make(self, structure, rows)
         if rows.shapes:
             found.append(self.claimed)
 
-    monkeypatch.setattr(slots.PackedBatch, "__init__", noted)
+    monkeypatch.setattr(slots.WritableBatch, "__init__", noted)
     return found
 
 

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from streamer.batches.workers.pool import Pool
-from streamer.batches.workers.status_page import Doing
+from streamer.batches.workers.protocol import Doing
 from streamer.batches.workers.timeouts import LATE_SECONDS, SampleTimeouts
 
 LIMIT_SECONDS = 10.0

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from streamer.batches.batch.collate import collate
-from streamer.batches.batch.packing import BatchReader, PackedBatch
 from streamer.batches.batch.ragged import Ragged
+from streamer.batches.batch.slot_layout import BatchReader, WritableBatch
 from streamer.loader.delivery import Delivery
 from streamer.loader.device.contiguous import Packed, map_tensors
 
@@ -20,7 +20,7 @@ SAMPLES = [
 
 
 def delivery(structure: object) -> Delivery:
-    packed = PackedBatch(structure)
+    packed = WritableBatch(structure)
     memory = np.frombuffer(bytearray(packed.nbytes + 100), np.uint8)  # of its own, as the ring lends it
     packed.write(memory)
     content = BatchReader(memory).read(packed.description)

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from streamer.errors import StateError
-from streamer.order.audit.epoch_audit import audit_epoch, shown
-from streamer.order.audit.tallies import (
+from streamer.order.audit import (
     Codes,
     Record,
     Tally,
     added,
+    audit_epoch,
     differences,
     read_records,
+    shown,
     tallies,
     whole_epoch,
     write_records,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from streamer.order.mix import Stage
-from streamer.order.mix.quotas import drawn_units
+from streamer.order.mix.spec import drawn_units
 from tests.mixes import request, sources
 
 

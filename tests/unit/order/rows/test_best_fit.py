@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.order.rows.best_fit import best_fit, best_fit_in, spread
+from streamer.order.rows.items import best_fit, best_fit_in, spread
 
 LENGTH = 64
 _sizes = st.lists(st.integers(1, LENGTH), max_size=120).map(lambda sizes: np.array(sizes, np.int64))

@@ -100,7 +100,7 @@ class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.persistent_id = finder.persistent_id
 
 
-class PackedBatch:
+class WritableBatch:
     """A batch ready to be written: buffers with their offsets, and the description.
 
     Args:
@@ -122,9 +122,9 @@ class PackedBatch:
         self.description = aligned(finder.end), len(description)
         self.nbytes = sum(self.description)
 
-    def compact(self) -> PackedBatch:
+    def compact(self) -> WritableBatch:
         """Returns the same batch for other memory: without rows and without gaps."""
-        return PackedBatch(self._structure)
+        return WritableBatch(self._structure)
 
     def write(self, memory: Bytes) -> None:
         """Writes everything that is not in place yet; `memory` has at least `nbytes` bytes."""

@@ -10,7 +10,7 @@ import torch
 
 from streamer.batches.batch.buffers import ALIGN, ArrayBuffer, StackBuffer, StringsBuffer
 from streamer.batches.batch.collate import collate
-from streamer.batches.batch.packing import BatchReader, PackedBatch
+from streamer.batches.batch.slot_layout import BatchReader, WritableBatch
 
 
 @dataclass
@@ -20,8 +20,8 @@ class Batch:
     extra: dict[str, np.ndarray]
 
 
-def round_trip(structure: object) -> tuple[object, PackedBatch]:
-    packed = PackedBatch(structure)
+def round_trip(structure: object) -> tuple[object, WritableBatch]:
+    packed = WritableBatch(structure)
     memory = np.zeros(packed.nbytes, np.uint8)
     packed.write(memory)
     return BatchReader(memory).read(packed.description), packed
@@ -39,7 +39,7 @@ def test_nothing_large_is_pickled():
     """A batch of 38.5 MB buffers less than 512 bytes to pickle, the strings' bytes included."""
     images = [np.zeros((224, 224, 3), np.uint8)] * 256
     keys = StringsBuffer([f"key-{n:06d}" for n in range(256)])
-    packed = PackedBatch({"jpg": StackBuffer(images), "cls": ArrayBuffer(np.arange(256)), "__key__": keys})
+    packed = WritableBatch({"jpg": StackBuffer(images), "cls": ArrayBuffer(np.arange(256)), "__key__": keys})
     assert packed.nbytes > 38_500_000
     assert packed.description[1] < 512
 
