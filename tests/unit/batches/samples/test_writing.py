@@ -37,14 +37,14 @@ def pictures(tmp_path: Path) -> Path:
 def in_old_slots(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Batches whose slot had memory when they were made; how many depends on when the trainer takes batches."""
     found: list[int] = []
-    pack = BatchMaker.pack
+    lay_out = BatchMaker.lay_out
 
     def noted(self, loaded):
         if loaded.rows.known:
             found.append(loaded.task)
-        return pack(self, loaded)
+        return lay_out(self, loaded)
 
-    monkeypatch.setattr(BatchMaker, "pack", noted)
+    monkeypatch.setattr(BatchMaker, "lay_out", noted)
     return found
 
 
