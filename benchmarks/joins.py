@@ -187,7 +187,7 @@ def run_order(kind: str, order: str, samples: int, folder: Path) -> dict[str, An
         (join,) = joined._member.opened.joins
         cost = join_cost(join, joined._member.opened)
         chunk_bytes = float(join.manifest.chunk_local_bytes.mean())
-        said, _ = cost.expected(min(1.0, cache_bytes / cost.local_bytes))
+        said, _ = cost.estimate(min(1.0, cache_bytes / cost.local_bytes))
         found = {"kB": chunk_bytes / 1e3, "uses": cost.uses, "said": said / cost.row_bytes}
         try:
             sent, requests = one_epoch(buckets, joined, samples)

@@ -42,7 +42,7 @@ class Mix:
 
     def request(self) -> MixRequest:
         names = [f"m{i}" for i in range(len(self.samples))]
-        return MixRequest(Shares.of(names, weights=dict(zip(names, self.weights, strict=True))), 17)
+        return MixRequest(Shares.from_arguments(names, weights=dict(zip(names, self.weights, strict=True))), 17)
 
     def spec(self) -> MixSpec:
         return self.request().spec(self.members(), self.batch)
@@ -133,7 +133,7 @@ def _cost_row(mix: Mix, samples: int) -> str:
 
 def _deviation_row(name: str, weights: tuple[float, ...], lanes: int, batch: int, windows: int) -> str:
     names = [f"m{i}" for i in range(len(weights))]
-    shares = Shares.of(
+    shares = Shares.from_arguments(
         names, weights=Weights(dict(zip(names, weights, strict=True)), epoch_samples=batch * 16 * windows)
     )
     sources = [MixSource(name, "0" * 32, np.full(1000, 1000), 17) for name in names]
@@ -141,7 +141,7 @@ def _deviation_row(name: str, weights: tuple[float, ...], lanes: int, batch: int
     worst, spread = 0.0, 0.0
     for seed in range(3):
         order = MixOrder(MixRequest(shares, seed, lanes=lanes).spec(sources, batch), mix.chunks(), 0)
-        counts = [order.drawn(at * batch) for at in range(16 * windows + 1)]
+        counts = [order.count_drawn(at * batch) for at in range(16 * windows + 1)]
         strayed = np.diff(counts, axis=0) - batch * np.array(weights) / sum(weights)
         worst, spread = max(worst, float(np.abs(strayed).max())), max(spread, float(strayed.std(axis=0).max()))
     return f"{name:<20} {lanes:>5} {batch:>6} {worst:>8.2f} {spread:>6.2f}"

@@ -112,7 +112,7 @@ def _measured_vif(spec: OrderSpec, sizes: np.ndarray, batch: int, epochs: int) -
     row = np.repeat(np.arange(batches) * chunks, batch)
     squares = 0.0
     for epoch in range(epochs):
-        drawn = order.at(epoch).ordinals(np.arange(batches * batch))
+        drawn = order.open_epoch(epoch).ordinals(np.arange(batches * batch))
         counts = np.unique(row + chunk_of[drawn], return_counts=True)[1]
         squares += float((counts.astype(float) ** 2).sum()) / batches
     return (squares / epochs / batch - batch / chunks) / (1 - 1 / chunks)
@@ -144,7 +144,7 @@ def _correlation_rows(epochs: int) -> Iterator[str]:
         order = EpochOrder(OrderSpec("0" * 32, 17, "block", 8, 64), np.full(chunks, 20), 0)
         means = np.empty((epochs, chunks))
         for epoch in range(epochs):
-            position = np.argsort(order.at(epoch).ordinals(np.arange(chunks * 20)))
+            position = np.argsort(order.open_epoch(epoch).ordinals(np.arange(chunks * 20)))
             means[epoch] = position.reshape(chunks, 20).mean(axis=1)
         off_diagonal = np.abs(np.atleast_2d(np.corrcoef(means))[np.triu_indices(epochs, 1)])
         yield f"{chunks:>6} {epochs:>6} {off_diagonal.max():>12.4f} {4 / np.sqrt(chunks):>11.4f}"

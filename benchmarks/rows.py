@@ -118,7 +118,7 @@ def estimated_row(safety: float, scatter: float, documents: int, length: int = 8
     items = rows.items
     pieces = Pieces(items.document, items.begin, items.size, costs[items.document], rows.first)
     found = dict(enumerate(tokens[items.document].tolist()))
-    settled, whole = pieces.settled(found, packing), pieces.settled(found, Packing(1 << 24))
+    settled, whole = pieces.settle(found, packing), pieces.settle(found, Packing(1 << 24))
     long = np.add.reduceat(whole.size, rows.first[:-1]) > length
     kept = int(settled.size.sum())
     return (

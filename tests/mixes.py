@@ -33,7 +33,7 @@ def request(names: Sequence[str], **said: object) -> MixRequest:
         said["weights"] = Weights(said.get("weights"), **length)  # type: ignore[arg-type]
     own = {name: said.pop(name) for name in ("batching", "lanes", "window", "group") if name in said}
     seed = said.pop("seed", 17)
-    return MixRequest(Shares.of(names, **said), seed, **own)  # type: ignore[arg-type]
+    return MixRequest(Shares.from_arguments(names, **said), seed, **own)  # type: ignore[arg-type]
 
 
 def member_chunks(members: Sequence[MixSource]) -> list[MemberChunks]:

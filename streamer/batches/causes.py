@@ -92,14 +92,14 @@ class BatchTimeline:
         """Adds time to a cause."""
         self.spent[cause] = self.spent.get(cause, 0) + nanoseconds
 
-    def until(self, now: int) -> dict[str, int]:
+    def sum_until(self, now: int) -> dict[str, int]:
         """The time in each state, including the current one; any thread."""
         spent = dict(self.spent)
         state = self.state
         spent[state] = spent.get(state, 0) + max(0, now - self.since)
         return spent
 
-    def crashed(self) -> None:
+    def record_crash(self) -> None:
         """Its worker has crashed: the time of its work is lost."""
         self.enter(LOST)
         self.add(LOST, self.spent.pop(WORK, 0))
@@ -153,7 +153,7 @@ class Tail(Generic[Item]):
     count: int = 0
     values: Sequence[Item] = ()
 
-    def since(self, count: int) -> Sequence[Item]:
+    def values_after(self, count: int) -> Sequence[Item]:
         """The values after the first `count`, as far as they are kept."""
         fresh = min(max(0, self.count - count), len(self.values))
         return self.values[len(self.values) - fresh :]
@@ -244,7 +244,7 @@ def so_far(timeline: BatchTimeline | None, waited: int, now: int) -> dict[str, i
         waited: nanoseconds so far.
         now: perf_counter nanoseconds.
     """
-    spent = timeline.until(now) if timeline is not None else {}
+    spent = timeline.sum_until(now) if timeline is not None else {}
     found = {}
     left = waited
     for cause in DELAYS:

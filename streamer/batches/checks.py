@@ -90,7 +90,7 @@ def mapping(name: str, value: Mapping[str, object] | None) -> dict[str, object]:
     return dict(value or {})
 
 
-def saved_state(value: object) -> Mapping[str, object]:
+def check_state(value: object) -> Mapping[str, object]:
     """Returns the state of a loader or dataset as it was given.
 
     Raises:

@@ -119,7 +119,7 @@ class StoreBudget:
             record = {"step": stop.step, "message": f"rank {self._rank}: {stop.message}"}
             self._store.set(f"{self._place}/stop", json.dumps(record))
 
-    def stopped(self) -> Stop | None:
+    def find_stop(self) -> Stop | None:
         """The recorded stop, if there is one."""
         if not self._store.check([f"{self._place}/stop"]):
             return None
@@ -175,7 +175,7 @@ class SkipLedger:
             DecodeError: the budget is spent; on all ranks at the same step. Names samples and causes.
         """
         if self._stop is None and self._shared is not None:
-            self._stop = self._shared.stopped()
+            self._stop = self._shared.find_stop()
         if self._stop is not None and step >= self._stop.step:
             raise DecodeError(self._stop.message, step=step)
 
@@ -187,4 +187,4 @@ class SkipLedger:
             logger.error("%s; all ranks stop before batch %d of this loader", message, self._stop.step)
             self._shared.stop(self._stop)
             # Another rank may have been faster; its record counts for all.
-            self._stop = self._shared.stopped()
+            self._stop = self._shared.find_stop()

@@ -22,7 +22,7 @@ AGAIN_SECONDS = 60.0
 T = TypeVar("T")
 
 
-class Notice:
+class WaitNotice:
     """Waits, and says what for. Used by one thread.
 
     Args:
@@ -57,7 +57,7 @@ class Notice:
 
 
 @contextmanager
-def watched(logger: logging.Logger, what: Callable[[], str]) -> Iterator[None]:
+def watch_wait(logger: logging.Logger, what: Callable[[], str]) -> Iterator[None]:
     """Says what the block waits for, from a thread of its own, for calls that take no timeout.
 
     Args:

@@ -272,7 +272,7 @@ def _plan_rows(manifest: Manifest, arguments: argparse.Namespace) -> str:
     cost = Estimate(cost) if isinstance(cost, float) else cost
     rows = data.plan_rows(Packing(arguments.packing, cost=cost), manifest.path.parent, shuffle=True)
     if arguments.explain is None:
-        return rows.in_words()
+        return rows.describe()
     _check_batch(arguments.explain, arguments.nodes)
     return explain_rows(rows, data.stored_bytes, arguments.explain, arguments.seed)
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.base.system_limits import name_limits
-from streamer.batches.checks import at_least, flag, function, refuse_method, saved_state, seconds
+from streamer.batches.checks import at_least, check_state, flag, function, refuse_method, seconds
 from streamer.batches.checks import epoch as check_epoch
 from streamer.batches.contracts import Collate
 from streamer.batches.skipping import SkipLedger
@@ -253,7 +253,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
                 on all of them.
         """
         self._check_usable()
-        saved_state(state)
+        check_state(state)
         self._end_supply()
         self._compared, self._resumed, self._failure = False, True, None
         self._last = self._loaded = None

@@ -14,8 +14,8 @@ from streamer.annotations.options import Annotations
 from streamer.base.logins import shown
 from streamer.batches import checks
 from streamer.batches.checks import refuse_unknown
-from streamer.batches.rows.balance import Balance, as_balance
-from streamer.batches.rows.options import Buckets, Packing, as_packing
+from streamer.batches.rows.balance import Balance, read_balance
+from streamer.batches.rows.options import Buckets, Packing, read_packing
 from streamer.batches.samples.maker import Transform
 from streamer.batches.samples.sent_code import send_main_by_value
 from streamer.batches.skipping import OnError
@@ -32,7 +32,7 @@ from streamer.loader.members.single_reads import SlowReads
 from streamer.loader.options.arguments import Index, Order, Skip, Url, given_or_default
 from streamer.loader.options.dataset_options import DatasetOptions, FixedArguments, as_urls
 from streamer.loader.rank.opening import Opening
-from streamer.order.growing import Growing, as_growing
+from streamer.order.growing import Growing, read_growing
 
 if TYPE_CHECKING:
     from streamer.batches.samples.joins import How
@@ -136,9 +136,9 @@ class StreamingDataset(FixedArguments, EpochDataset):
             seed=seed,
             order=given_or_default("order", order, Order),
             batch_size=batch_size,
-            growing=as_growing(growing),
-            packing=as_packing(packing),
-            balance=as_balance(balance),
+            growing=read_growing(growing),
+            packing=read_packing(packing),
+            balance=read_balance(balance),
             decode=Decode.from_rule(decode),
             transform=transform,
             annotations=Annotations.parse(annotations),

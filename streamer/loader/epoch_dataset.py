@@ -69,7 +69,7 @@ class EpochDataset(IterableDataset[object]):
         if self._opening.options.batch_size is None:
             message = "repeated(step) needs the batches: give the dataset the batch_size of the DataLoader"
             raise ConfigError(message, field="batch_size")
-        return self._plain().plan(max(0, self.epoch - 1)).repeated(step)
+        return self._plain().plan(max(0, self.epoch - 1)).find_repeats(step)
 
     def state_dict(self) -> dict[str, object]:
         """The position of the last `iter()` of this process, or the start of the next one.
@@ -92,7 +92,7 @@ class EpochDataset(IterableDataset[object]):
         Raises:
             StateError: it is not a dict, or holds the state of an object of the trainer.
         """
-        checks.saved_state(state)
+        checks.check_state(state)
         self._resume = dict(state)
         self._resume_strict = strict
 

@@ -158,7 +158,7 @@ class SupplyOwner:
     def _build_feeder(self) -> Feeder:
         s = self.settings
         assert s.workers is not None
-        self._pinner = Pinner.for_mode(s.pin, fencing=s.device is None)
+        self._pinner = Pinner.from_mode(s.pin, fencing=s.device is None)
         plan = FeedPlan(
             workers=s.workers,
             span=s.span,

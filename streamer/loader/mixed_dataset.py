@@ -78,7 +78,7 @@ class MixedDataset(EpochDataset):
         refuse_linear(weights.values if isinstance(weights, Weights) else weights)
         options = MixOptions(
             names=names,
-            shares=Shares.of(names, weights=weights, repeat=repeat, choose=choose),
+            shares=Shares.from_arguments(names, weights=weights, repeat=repeat, choose=choose),
             batching=batching,
             seed=seed,
             source_key=source_key,

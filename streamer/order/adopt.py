@@ -10,7 +10,7 @@ import numpy as np
 from streamer.errors import StateError
 from streamer.order.kinds.leveling import find_level
 from streamer.order.mix.places import epoch_places, lane_ends, lane_quotas
-from streamer.order.mix.request import MixRequest, MixSource, Place, Start
+from streamer.order.mix.request import MixRequest, MixSource, MixStart, StreamPlace
 from streamer.order.mix.spec import MixSpec
 from streamer.order.spec import OrderSpec
 from streamer.order.state import State
@@ -40,7 +40,7 @@ class _Left(msgspec.Struct, frozen=True):
 
     order: OrderSpec
     samples: int
-    place: Place
+    place: StreamPlace
     beyond: int = 0
 
     @property
@@ -73,37 +73,37 @@ def adopt(saved: Mapping[str, object], request: MixRequest, sources: Sequence[Mi
     left = _LEFT_BY.get(state.spec.kind, _left_by_dataset)(state, sources)
     # Inside a pass the order must stay as it is; from the next one on a member may have another window.
     windows = {name: one.order.window for name, one in left.items() if one.inside}
-    start = Start(epoch, lanes, windows=windows)
+    start = MixStart(epoch, lanes, windows=windows)
     orders = {member.name: member.order for member in request.spec_from(sources, batch_size, start).members}
     places = {}
     notes = []
     for source in sources:
-        places[source.name], note = _continued(source, left.get(source.name), orders[source.name])
+        places[source.name], note = _continue_member(source, left.get(source.name), orders[source.name])
         notes.append(f"member {source.name} {note}")
     notes += [f"member {name} is left out from now on" for name in left if name not in orders]
     start = msgspec.structs.replace(start, places=places)
     return Adopted(request.spec_from(sources, batch_size, start), tuple(notes))
 
 
-def _continued(source: MixSource, left: _Left | None, order: OrderSpec) -> tuple[Place, str]:
+def _continue_member(source: MixSource, left: _Left | None, order: OrderSpec) -> tuple[StreamPlace, str]:
     """Returns where a member begins, and a sentence about it."""
     if left is None:
-        return Place(), "is new: it begins with its first pass"
+        return StreamPlace(), "is new: it begins with its first pass"
     if left.inside and order != left.order:
         number = left.place.origin // left.samples + 1
         changed = [part for part, value in order.parts().items() if value != left.order.parts()[part]]
-        return Place(number * source.samples), f"begins pass {number} anew: {', '.join(changed)} changed"
+        return StreamPlace(number * source.samples), f"begins pass {number} anew: {', '.join(changed)} changed"
     number, place = divmod(left.place.origin, left.samples)
     again = f"; {left.beyond} samples come again" if left.beyond else ""
     if not left.inside:
-        return Place(number * source.samples), f"goes on with pass {number}{again}"
+        return StreamPlace(number * source.samples), f"goes on with pass {number}{again}"
     return left.place, f"goes on in pass {number} after {place} of {left.samples} samples{again}"
 
 
 def _left_by_mix(state: State, sources: Sequence[MixSource]) -> dict[str, _Left]:
     spec = state.spec_of(MixSpec)
     epoch = state.epoch
-    drawn = spec.drawn(epoch)
+    drawn = spec.stream_starts(epoch)
     quotas = spec.quotas(epoch)
     if state.position >= spec.samples(epoch):
         least = used = list(quotas)
@@ -117,7 +117,7 @@ def _left_by_mix(state: State, sources: Sequence[MixSource]) -> dict[str, _Left]
         used = counts.sum(axis=1).tolist()
     turns = spec.turns(epoch)
     return {
-        member.name: _Left(member.order, member.samples, Place(start + low, turn), many - low)
+        member.name: _Left(member.order, member.samples, StreamPlace(start + low, turn), many - low)
         for member, start, turn, low, many in zip(spec.members, drawn, turns, least, used, strict=True)
     }
 
@@ -130,7 +130,7 @@ def _left_by_dataset(state: State, sources: Sequence[MixSource]) -> dict[str, _L
             if 0 < state.position < source.samples:
                 find_level(spec.balance).check_inside()
             origin = state.epoch * source.samples + min(state.position, source.samples)
-            place = Place(origin, -state.epoch * source.samples % spec.lanes)
+            place = StreamPlace(origin, -state.epoch * source.samples % spec.lanes)
             return {source.name: _Left(spec, source.samples, place)}
     raise StateError(
         f"the state is of a dataset with manifest {spec.manifest_digest} and seed {spec.seed}, which is no "

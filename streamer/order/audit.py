@@ -93,7 +93,7 @@ def tallies(epoch: int, codes: Integers, skipped: Flags | None = None) -> tuple[
     return tuple(map(Tally, members[starts].tolist(), *columns))
 
 
-def added(*groups: Tallies) -> dict[int, Tally]:
+def add_tallies(*groups: Tallies) -> dict[int, Tally]:
     """The sums of tallies, by member."""
     total: dict[int, Tally] = {}
     for group in groups:
@@ -134,7 +134,7 @@ class Record(msgspec.Struct, kw_only=True):
     def add(self, stop: int, more: tuple[Tally, ...], skipped: list[str]) -> None:
         """Adds a batch that ends at a position."""
         self.stop = stop
-        self.tallies = list(added({t.member: t for t in self.tallies}, {t.member: t for t in more}).values())
+        self.tallies = list(add_tallies({t.member: t for t in self.tallies}, {t.member: t for t in more}).values())
         self.skipped += skipped
 
     @property
@@ -179,7 +179,7 @@ class Codes(msgspec.Struct, frozen=True):
 
 def whole_epoch(epoch: int, samples: int) -> dict[int, Tally]:
     """The tally of the codes 0 to samples-1."""
-    return added(*({0: tallies(epoch, block)[0]} for block in _blocks(0, samples)))
+    return add_tallies(*({0: tallies(epoch, block)[0]} for block in _blocks(0, samples)))
 
 
 def differences(epoch: int, expected: Tallies, found: Tallies, codes: Sequence[Codes]) -> Iterator[tuple[int, str]]:
@@ -199,10 +199,10 @@ def differences(epoch: int, expected: Tallies, found: Tallies, codes: Sequence[C
             more = (had[1] - wanted[1]) & _MASK
             known = codes[member] if member < len(codes) else Codes(1, 0)
             hashes = _all_hashes(epoch, member, known.count if known.count <= _SEARCHED else 0)
-            yield member, _named(hashes, had[0] - wanted[0], more, known.samples)
+            yield member, _name_samples(hashes, had[0] - wanted[0], more, known.samples)
 
 
-def _named(hashes: Words, count: int, digest: int, samples: int) -> str:
+def _name_samples(hashes: Words, count: int, digest: int, samples: int) -> str:
     """The samples that a difference of digests is made of, where they are one, or one in place of another.
 
     Args:
@@ -267,7 +267,7 @@ class EpochAudit(msgspec.Struct, frozen=True, kw_only=True):
     skipped: list[str]
 
 
-class _Run(msgspec.Struct):
+class _JointRun(msgspec.Struct):
     """The records of the ranks that delivered the same positions together."""
 
     start: int
@@ -311,7 +311,7 @@ def audit_epoch(
     faults = [fault for run in runs for fault in run.faults]
     gaps = _gaps(runs, chain, samples)
     if chain:
-        had = added(*(record.by_member for run in chain for record in run.ranks.values()))
+        had = add_tallies(*(record.by_member for run in chain for record in run.ranks.values()))
         whole = reached == samples and records[0].dense
         wanted = whole_epoch(epoch, samples) if whole else expected(reached)
         if isinstance(wanted, str):
@@ -330,7 +330,7 @@ def audit_epoch(
     )
 
 
-def shown(found: EpochAudit) -> list[str]:
+def describe_audit(found: EpochAudit) -> list[str]:
     """The lines for an epoch."""
     head = "FAULT" if found.faults else "not proven" if found.gaps else "each once"
     more = len(found.skipped) - _NAMED
@@ -342,27 +342,27 @@ def shown(found: EpochAudit) -> list[str]:
     ]
 
 
-def _runs(records: Sequence[Record]) -> list[_Run]:
-    runs: dict[tuple[int, int, int], _Run] = {}
+def _runs(records: Sequence[Record]) -> list[_JointRun]:
+    runs: dict[tuple[int, int, int], _JointRun] = {}
     for record in records:
         place = record.start, record.stop, record.world_size
-        runs.setdefault(place, _Run(*place)).add(record)
+        runs.setdefault(place, _JointRun(*place)).add(record)
     return sorted(runs.values(), key=lambda run: (run.start, run.stop))
 
 
-def _chain(runs: Sequence[_Run]) -> list[_Run]:
+def _chain(runs: Sequence[_JointRun]) -> list[_JointRun]:
     """The runs that follow each other from position 0 as far as possible."""
-    begin: dict[int, list[_Run]] = defaultdict(list)
+    begin: dict[int, list[_JointRun]] = defaultdict(list)
     for run in runs:
         begin[run.start].append(run)
-    reached: dict[int, list[_Run]] = {0: []}
+    reached: dict[int, list[_JointRun]] = {0: []}
     for position in sorted({run.start for run in runs} | {0}):
         for run in begin[position] if position in reached else []:
             reached.setdefault(run.stop, [*reached[position], run])
     return reached[max(reached)]
 
 
-def _gaps(runs: Sequence[_Run], chain: Sequence[_Run], samples: int) -> list[str]:
+def _gaps(runs: Sequence[_JointRun], chain: Sequence[_JointRun], samples: int) -> list[str]:
     """What the chain does not have."""
     reached = chain[-1].stop if chain else 0
     found = []

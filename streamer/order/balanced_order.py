@@ -57,9 +57,9 @@ class BalancedOrder(OuterOrder["RowOrder | EpochOrder | MixOrder"]):
     def __repr__(self) -> str:
         return f"BalancedOrder({self.inner!r}, {self._spec}, {self._turns} batches together)"
 
-    def at(self, epoch: int) -> BalancedOrder:
+    def open_epoch(self, epoch: int) -> BalancedOrder:
         """Returns the order of another epoch."""
-        return BalancedOrder(self.inner.at(epoch), self._spec, self._cost)
+        return BalancedOrder(self.inner.open_epoch(epoch), self._spec, self._cost)
 
     @property
     def window(self) -> int:
@@ -80,25 +80,25 @@ class BalancedOrder(OuterOrder["RowOrder | EpochOrder | MixOrder"]):
 
         The rows of a rank's lanes stay in these lanes, so that no other chunks are needed.
         """
-        low, high = self._widened(np.array([run.first_position]), np.array([run.stop_position - 1]))
+        low, high = self._widen(np.array([run.first_position]), np.array([run.stop_position - 1]))
         begin, end = (int(low[0]) - run.origin) // run.size, (int(high[0]) - run.origin) // run.size + 1
         wide = Batches(run.origin, run.size, begin, end)
-        return [self._as_wide(needs, run) for needs in self.inner.needs(split, wide)]
+        return [self._widen_needs(needs, run) for needs in self.inner.needs(split, wide)]
 
     def chunk_lanes(self, chunks: int) -> Integers:
         """Returns the lane of each chunk in one dataset, (M,): that of the inner order."""
         return cast("RowOrder | EpochOrder", self.inner).chunk_lanes(chunks)
 
-    def drawn(self, position: int) -> Integers:
-        """Returns the rows of each member of a mix among the first positions; see `MixOrder.drawn`."""
-        return cast("RowOrder | MixOrder", self.inner).drawn(position)
+    def count_drawn(self, position: int) -> Integers:
+        """Returns the rows of each member of a mix among the first positions; see `MixOrder.count_drawn`."""
+        return cast("RowOrder | MixOrder", self.inner).count_drawn(position)
 
-    def _as_wide(self, needs: Needs, run: Batches) -> Needs:
-        first, last = self._widened(run.origin + needs.first * run.size, run.origin + (needs.last + 1) * run.size - 1)
+    def _widen_needs(self, needs: Needs, run: Batches) -> Needs:
+        first, last = self._widen(run.origin + needs.first * run.size, run.origin + (needs.last + 1) * run.size - 1)
         used = (first < run.stop_position) & (last >= run.first_position)
         return Needs(needs.chunk[used], run.number(first[used]), run.number(last[used]), needs.passes[used])
 
-    def _widened(self, first: Integers, last: Integers) -> tuple[Integers, Integers]:
+    def _widen(self, first: Integers, last: Integers) -> tuple[Integers, Integers]:
         """Returns the first and last position of the superwindows around some positions, which may be negative."""
         whole = self._batches * self._spec.batch
         low = np.where(first < whole, first // self.window * self.window, first)
@@ -124,10 +124,10 @@ class BalancedOrder(OuterOrder["RowOrder | EpochOrder | MixOrder"]):
         if key not in self._kept:
             while len(self._kept) >= _KEPT * self.lanes:
                 self._kept.popitem(last=False)
-            self._kept[key] = self._leveled(lane, window)
+            self._kept[key] = self._level_lane(lane, window)
         return self._kept[key]
 
-    def _leveled(self, lane: int, window: int) -> Integers:
+    def _level_lane(self, lane: int, window: int) -> Integers:
         first = window * self._turns
         turns = min(self._turns, self._batches - first)
         index = np.arange(first * self._rows, (first + turns) * self._rows)

@@ -77,7 +77,7 @@ def cut_lanes(
     if spec.cut == "by_key":
         order = _common_order(chunks, chunk_words)
     else:
-        order = hashed_order(fold(spec.seed, TAG_CUT, *((epoch,) if spec.cut == "redrawn" else ())), chunks)
+        order = sort_by_hash(fold(spec.seed, TAG_CUT, *((epoch,) if spec.cut == "redrawn" else ())), chunks)
     return _cut(order, spec.lanes, chunk_samples, shift)
 
 
@@ -119,6 +119,6 @@ def epoch_state(spec: OrderSpec, epoch: int) -> int:
     return fold(spec.seed, TAG_LANE, epoch)
 
 
-def hashed_order(state: int, chunks: Chunks) -> Chunks:
+def sort_by_hash(state: int, chunks: Chunks) -> Chunks:
     """Sorts chunk numbers by their hash; there are no ties, so any sort gives the same order."""
     return chunks[np.argsort(fold_each(state, chunks))]

@@ -137,7 +137,7 @@ class LaneDecoder:
         first, last = np.split(self._deal.find(np.tile(lanes, 2), ends), 2)
         counts = last - first + 1
         lanes = np.repeat(lanes, counts)
-        groups = np.repeat(first, counts) + _counting(counts)
+        groups = np.repeat(first, counts) + _count_up(counts)
         # Two runs may share a group.
         fresh = np.append(True, (np.diff(lanes) != 0) | (np.diff(groups) != 0))
         return lanes[fresh], groups[fresh]
@@ -157,7 +157,7 @@ class LaneDecoder:
         return ordinals
 
 
-def _counting(counts: Integers) -> Integers:
+def _count_up(counts: Integers) -> Integers:
     """Returns 0..c-1 for each count c, one after the other."""
     ends = np.cumsum(counts)
     return np.arange(ends[-1], dtype=np.int64) - np.repeat(ends - counts, counts)
@@ -169,7 +169,7 @@ def _split_runs(
     """Cuts runs of places (both ends inclusive) at the starts of the lanes."""
     last = np.searchsorted(starts, tails, side="right") - 1
     counts = last - lanes + 1
-    lanes = np.repeat(lanes, counts) + _counting(counts)
+    lanes = np.repeat(lanes, counts) + _count_up(counts)
     heads = np.maximum(np.repeat(heads, counts), starts[lanes])
     tails = np.minimum(np.repeat(tails, counts), starts[lanes + 1] - 1)
     filled = heads <= tails

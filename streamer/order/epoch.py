@@ -74,7 +74,7 @@ class EpochOrder:
             f"lanes={spec.lanes}, window={spec.window}, order_id={spec.order_id})"
         )
 
-    def at(self, epoch: int, shift: int = 0) -> EpochOrder:
+    def open_epoch(self, epoch: int, shift: int = 0) -> EpochOrder:
         """The order of another epoch, sharing what does not change from epoch to epoch."""
         first = self.chunk_first
         words = self._chunk_words
@@ -98,7 +98,7 @@ class EpochOrder:
         """Samples of the chunks that are open together in a lane, on average."""
         return self.spec.lane_window * self.samples // max(1, int(np.count_nonzero(self.chunk_samples)))
 
-    def known(self, position: int) -> tuple[int, int]:
+    def find_known(self, position: int) -> tuple[int, int]:
         """All positions: nothing is decided later."""
         return ALL_POSITIONS
 
@@ -144,7 +144,7 @@ class EpochOrder:
         """The chunks that a rank uses in a run of batches, by lane; never narrower than the truth."""
         if self.spec.shuffle == "none":
             share = slice(split.rank * split.per_rank, (split.rank + 1) * split.per_rank)
-            return [self._as_needs(*run_needs(self.chunk_first, share, run, self.samples))]
+            return [self._make_needs(*run_needs(self.chunk_first, share, run, self.samples))]
         lanes = split.rank_lanes(run.first_position)
         self.fill(lanes)
         return [need for lane in lanes.tolist() for need in self._lane_needs(lane, run)]
@@ -166,9 +166,9 @@ class EpochOrder:
         if begin < end:
             pieces, first, stop = piece_runs(self.deal, lane, (begin, end))
             batches = (run.number(lane + lanes * first), run.number(lane + lanes * (stop - 1)))
-            yield self._as_needs(self.piece_chunks[pieces], *batches)
+            yield self._make_needs(self.piece_chunks[pieces], *batches)
 
-    def _as_needs(self, chunks: Chunks, first: Integers, last: Integers) -> Needs:
+    def _make_needs(self, chunks: Chunks, first: Integers, last: Integers) -> Needs:
         return Needs(chunks, first, last, np.full(len(chunks), self.epoch, dtype=np.int64))
 
     # -------------------------------------------------------------- tables of the epoch

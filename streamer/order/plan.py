@@ -111,7 +111,7 @@ class RankPlan:
             ordinals = ordinals[real]
         return BatchIndex(positions, ordinals, self.order.repeats(positions))
 
-    def repeated(self, batch: int) -> Flags:
+    def find_repeats(self, batch: int) -> Flags:
         """Returns which samples of this rank's batch only fill it up, without computing the samples.
 
         Raises:
@@ -158,7 +158,7 @@ class RankPlan:
     def _block_of(self, batch: int) -> range:
         """The batches that are computed together with this one: it may be alone in its round."""
         count = max(1, min(self.order.block_samples // self.rank_split.per_rank, _BLOCK_CELLS // self.rank_split.lanes))
-        begin, end = self.order.known(self.position(batch))
+        begin, end = self.order.find_known(self.position(batch))
         size = self.rank_split.global_batch
         block = batch - batch % count
         first = max(block, -(-(begin - self.start) // size))

@@ -10,7 +10,7 @@ import numpy as np
 from streamer.order.hashing import Chunks, Flags, Integers
 from streamer.order.rank_split import RankSplit
 
-# What `Order.known` returns where nothing is decided later.
+# What `Order.find_known` returns where nothing is decided later.
 ALL_POSITIONS = 0, 1 << 62
 
 
@@ -86,11 +86,11 @@ class Order(Protocol):
         """Positions that one call of `ordinals` should have, so that its fixed cost does not count."""
         ...
 
-    def at(self, epoch: int) -> Order:
+    def open_epoch(self, epoch: int) -> Order:
         """The order of another epoch, sharing what does not change from epoch to epoch."""
         ...
 
-    def known(self, position: int) -> tuple[int, int]:
+    def find_known(self, position: int) -> tuple[int, int]:
         """The half-open positions around one whose samples are fixed whenever those of it are; see `ALL_POSITIONS`."""
         ...
 

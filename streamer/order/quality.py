@@ -45,7 +45,7 @@ def vif_bound(spec: OrderSpec, chunk_samples: Integers, global_batch: int, *, co
     return 1.0 + correlation * min(max(0.0, alike), float(chunk_samples.max()) - 1)
 
 
-def bound_holds(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> bool:
+def is_bound_checked(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> bool:
     """Whether B is at most half of the samples of K chunks, where `vif_bound` was checked."""
     mean = float(chunk_samples.sum()) / max(1, int(np.count_nonzero(chunk_samples)))
     return global_batch <= spec.lanes * spec.lane_window * mean / 2
@@ -84,7 +84,7 @@ class LaneSpread(msgspec.Struct, frozen=True):
         )
 
 
-def shared_lanes(spec: OrderSpec, global_batch: int, nodes: int) -> str:
+def describe_shared_lanes(spec: OrderSpec, global_batch: int, nodes: int) -> str:
     """The warning if several nodes fetch the chunks of one lane; "" if none do, or the batch cannot be split."""
     if nodes == 1 or global_batch % nodes:
         return ""
@@ -146,19 +146,19 @@ def explain(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_b
         nodes: number of machines.
     """
     order = f"{spec.order_id}: seed {spec.seed}, shuffle {spec.shuffle}, {spec.cut} cut"
-    rows = {"order": order, "dataset": _dataset_row(chunk_samples, total_bytes)}
+    rows = {"order": order, "dataset": _describe_dataset(chunk_samples, total_bytes)}
     if spec.shuffle != "none":
         rows["lanes"] = f"{spec.lanes}: {global_batch / spec.lanes:g} samples of a batch from each"
-        rows["window"] = _window_row(spec, chunk_samples, total_bytes)
-        rows["mixing"] = _mixing_row(spec, chunk_samples, global_batch)
-        if advice := _advice(spec, chunk_samples, global_batch, total_bytes):
+        rows["window"] = _describe_window(spec, chunk_samples, total_bytes)
+        rows["mixing"] = _describe_mixing(spec, chunk_samples, global_batch)
+        if advice := _advise(spec, chunk_samples, global_batch, total_bytes):
             rows["advice"] = advice
     if nodes > 1:
         rows["nodes"] = str(lane_spread(spec, global_batch, nodes))
     return "\n".join(f"{name:<8} {text}" for name, text in rows.items())
 
 
-def _dataset_row(chunk_samples: Integers, total_bytes: int) -> str:
+def _describe_dataset(chunk_samples: Integers, total_bytes: int) -> str:
     samples = int(chunk_samples.sum())
     chunks = max(1, int(np.count_nonzero(chunk_samples)))
     return (
@@ -167,7 +167,7 @@ def _dataset_row(chunk_samples: Integers, total_bytes: int) -> str:
     )
 
 
-def _window_row(spec: OrderSpec, chunk_samples: Integers, total_bytes: int) -> str:
+def _describe_window(spec: OrderSpec, chunk_samples: Integers, total_bytes: int) -> str:
     chunks = max(1, int(np.count_nonzero(chunk_samples)))
     opened = min(spec.lanes * spec.lane_window, chunks)
     return (
@@ -176,9 +176,9 @@ def _window_row(spec: OrderSpec, chunk_samples: Integers, total_bytes: int) -> s
     )
 
 
-def _mixing_row(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> str:
+def _describe_mixing(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> str:
     worst, mild = (vif_bound(spec, chunk_samples, global_batch, correlation=rho) for rho in (1.0, 0.1))
-    checked = bound_holds(spec, chunk_samples, global_batch)
+    checked = is_bound_checked(spec, chunk_samples, global_batch)
     caution = "" if checked else " (a guess: the batch exceeds half of the open samples)"
     return (
         f"variance of a batch's mean at most {worst:.2f} x a full shuffle's with chunks sorted by "
@@ -186,12 +186,14 @@ def _mixing_row(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> 
     )
 
 
-def _advice(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_bytes: int) -> str:
+def _advise(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_bytes: int) -> str:
     """Describes the options for a better mixture, and their cost; "" if the mixture is good."""
-    if vif_bound(spec, chunk_samples, global_batch) <= WELL_MIXED and bound_holds(spec, chunk_samples, global_batch):
+    if vif_bound(spec, chunk_samples, global_batch) <= WELL_MIXED and is_bound_checked(
+        spec, chunk_samples, global_batch
+    ):
         return ""
     chunks = max(1, int(np.count_nonzero(chunk_samples)))
-    window = mixing_window(spec, chunk_samples, global_batch)
+    window = find_mixing_window(spec, chunk_samples, global_batch)
     if window is None:
         dataset = f"{counted(int(chunk_samples.sum()), 'samples')} in {counted(chunks, 'chunks')}"
         return (
@@ -205,14 +207,14 @@ def _advice(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_b
     )
 
 
-def mixing_window(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> int | None:
+def find_mixing_window(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> int | None:
     """The smallest window in whole chunks per lane that mixes well; None if there are too few chunks or samples."""
     lane_chunks = -(-int(np.count_nonzero(chunk_samples)) // spec.lanes)
     lane_window = spec.lane_window
     # The bound falls with every additional chunk.
     while (lane_window := 2 * lane_window) <= lane_chunks:
         wider = msgspec.structs.replace(spec, window=spec.lanes * lane_window)
-        if vif_bound(wider, chunk_samples, global_batch) <= WELL_MIXED and bound_holds(
+        if vif_bound(wider, chunk_samples, global_batch) <= WELL_MIXED and is_bound_checked(
             wider, chunk_samples, global_batch
         ):
             return wider.window

@@ -103,10 +103,10 @@ class RankSplit(msgspec.Struct, frozen=True):
         used = np.zeros(self.lanes, dtype=np.bool_)
         # If L does not divide B the ranks' lanes move, with a period of L / gcd(L, B) batches.
         for turn in range(self.lanes // gcd(self.lanes, self.global_batch)):
-            used |= self._drawn(start + turn * self.global_batch)
+            used |= self._find_drawn(start + turn * self.global_batch)
         return np.flatnonzero(used).astype(np.int64)
 
-    def _drawn(self, start: int) -> Flags:
+    def _find_drawn(self, start: int) -> Flags:
         _, counts = self._lane_runs(np.array([start], dtype=np.int64))
         stop = np.cumsum(counts[0])
         low, high = self.rank * self.per_rank, (self.rank + 1) * self.per_rank

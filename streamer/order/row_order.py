@@ -60,9 +60,9 @@ class OuterOrder(Generic[Inner]):
         """Positions that one call of `ordinals` should have."""
         return self.inner.block_samples
 
-    def known(self, position: int) -> tuple[int, int]:
+    def find_known(self, position: int) -> tuple[int, int]:
         """Returns all positions; of a growing dataset those of the round."""
-        return self.inner.known(position)
+        return self.inner.find_known(position)
 
     def ordinals(self, positions: Integers) -> Integers:
         """Returns the rows at some positions, (N,); of a mix their codes."""
@@ -92,13 +92,13 @@ class RowOrder(OuterOrder["EpochOrder | MixOrder | GrowingOrder"]):
     def __repr__(self) -> str:
         return f"RowOrder({self.inner!r}, {len(self._sets)} sets)"
 
-    def at(self, epoch: int) -> RowOrder:
+    def open_epoch(self, epoch: int) -> RowOrder:
         """Returns the order of another epoch."""
-        return RowOrder(self.inner.at(epoch), self._sets)
+        return RowOrder(self.inner.open_epoch(epoch), self._sets)
 
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
         """Returns the chunks that a rank uses in a run of batches: all chunks of a set for each of its rows."""
-        return [self._expanded(needs) for needs in self.inner.needs(split, run)]
+        return [self._expand(needs) for needs in self.inner.needs(split, run)]
 
     def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
         """Returns the chunks of some rows and the passes of their uses, both (N',): several for each row."""
@@ -114,16 +114,16 @@ class RowOrder(OuterOrder["EpochOrder | MixOrder | GrowingOrder"]):
         lanes[members] = self.inner.chunk_lanes(len(self._sets))[place]
         return lanes
 
-    def drawn(self, position: int) -> Integers:
-        """Returns the rows of each member of a mix among the first positions; see `MixOrder.drawn`."""
-        return cast("MixOrder", self.inner).drawn(position)
+    def count_drawn(self, position: int) -> Integers:
+        """Returns the rows of each member of a mix among the first positions; see `MixOrder.count_drawn`."""
+        return cast("MixOrder", self.inner).count_drawn(position)
 
-    def _expanded(self, needs: Needs) -> Needs:
+    def _expand(self, needs: Needs) -> Needs:
         chunks, place = self._sets.expand(needs.chunk.astype(np.int64))
         return Needs(chunks, needs.first[place], needs.last[place], needs.passes[place])
 
 
-def joined_sets(members: list[tuple[Sets, int]]) -> Sets:
+def join_sets(members: list[tuple[Sets, int]]) -> Sets:
     """Returns the sets of a mix: those of each member, whose chunks are numbered from a base on."""
     chunks: list[Chunks] = [(sets.all_chunks + base).astype(np.uint32) for sets, base in members]
     counts = np.concatenate([np.diff(sets.first) for sets, _ in members])

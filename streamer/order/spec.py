@@ -83,8 +83,8 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
             raise ConfigError(f"seed={self.seed} is not in 0..2**64-1", field="seed")
         if self.cut not in get_args(Cut):
             raise ConfigError(f'cut={self.cut!r} must be "fixed", "by_key" or "redrawn"', field="cut")
-        _at_least_one("lanes", self.lanes)
-        _at_least_one("shuffle_window", self.window)
+        _check_positive("lanes", self.lanes)
+        _check_positive("shuffle_window", self.window)
         if self.shuffle == "none" and (self.lanes, self.window, self.cut) != (1, 1, "fixed"):
             raise ConfigError(
                 f"lanes={self.lanes}, shuffle_window={self.window} and cut={self.cut!r} have no meaning with "
@@ -129,7 +129,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
             ConfigError: a value outside its rule.
             ManifestError: no samples.
         """
-        _at_least_one("batch_size", batch_size)
+        _check_positive("batch_size", batch_size)
         mode = shuffle_mode(shuffle)
         chunks = int(np.count_nonzero(chunk_samples))
         if chunks == 0:
@@ -213,7 +213,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
         }
 
 
-def stored_cut(stored: str) -> str:
+def read_cut(stored: str) -> str:
     """The cut that a state has stored."""
     return "by_key" if stored == _STORED_BY_KEY else stored
 
@@ -233,6 +233,6 @@ def auto_window(chunks: int, batch_size: int) -> int:
     return min(max(batch_size, 64), 1024, max(1, chunks // 16))
 
 
-def _at_least_one(name: str, value: int) -> None:
+def _check_positive(name: str, value: int) -> None:
     if value < 1:
         raise ConfigError(f"{name}={value} must be at least 1", field=name)

@@ -12,7 +12,7 @@ from streamer.errors import ConfigError, StateError
 from streamer.order.level import BalanceSpec
 from streamer.order.plan import LastBatch, batch_count
 from streamer.order.rows.spec import RowSpec
-from streamer.order.spec import OrderSpec, stored_cut
+from streamer.order.spec import OrderSpec, read_cut
 from streamer.version import VERSION
 
 if TYPE_CHECKING:
@@ -150,7 +150,8 @@ class State(msgspec.Struct, frozen=True):
         fix = _FIXES.get(part.partition(".")[0], "pass the members and proportions the run began with")
         fix += self.spec.advice
         raise StateError(
-            f"state does not fit: {name} was {_shown(saved)} when it was saved and is {_shown(found)} now; {fix}",
+            f"state does not fit: {name} was {_show_part(saved)} when it was saved and is {_show_part(found)} now; "
+            f"{fix}",
             field=name,
             saved=saved,
             found=found,
@@ -196,7 +197,7 @@ def check_format(saved: Mapping[str, object]) -> None:
         )
 
 
-def _shown(part: str | int | None) -> str:
+def _show_part(part: str | int | None) -> str:
     """A part as users write it."""
     return "not set" if part is None else {"block": "True", "none": "False"}.get(str(part), repr(part))
 
@@ -234,7 +235,7 @@ def _convert(parts: object, kind: type[S], words: str, field: str) -> S:
 def _order(saved: Mapping[str, object]) -> OrderSpec:
     """Reads the order of one dataset."""
     fields = {name: _field(saved, name, kind) for name, kind in _PARTS.items()}
-    fields["cut"] = stored_cut(str(fields["cut"]))
+    fields["cut"] = read_cut(str(fields["cut"]))
     try:
         more = {"rows": _spec(saved, "packing", RowSpec), "balance": _spec(saved, "balance", BalanceSpec)}
         return OrderSpec(*fields.values(), **more)  # type: ignore[arg-type]

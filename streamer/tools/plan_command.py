@@ -274,9 +274,9 @@ def _assumptions(figures: _Figures) -> Iterator[str]:
         f"{format_bytes(link.bytes_per_second)}/s, {link.first_byte_seconds * 1e3:.0f} ms to the first byte"
     )
     for join in data.joins:
-        from streamer.batches.samples.join_cost import in_words
+        from streamer.batches.samples.join_cost import describe_join
 
-        yield in_words(join, data, setting.cache_bytes)
+        yield describe_join(join, data, setting.cache_bytes)
     cold = figures.plan.epochs[0]
     processes = setting.engine.fetch_processes
     carried = cold.fetched_bytes / setting.engine.seconds(cold.fetched_bytes, cold.requests)

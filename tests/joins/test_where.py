@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamer import MixedDataset, StreamingDataLoader, StreamingDataset
-from streamer.batches.samples.join_cost import in_words, join_cost
+from streamer.batches.samples.join_cost import describe_join, join_cost
 from streamer.cli.main import main
 from streamer.errors import ConfigError
 from tests.joins import sides
@@ -106,7 +106,7 @@ def test_an_index_of_the_right_side(data: Path, closing: Closing):
     assert np.count_nonzero(first._member.opened.chunk_samples) == 1
     # What is said before counts the chosen samples only.
     (join,), chosen = first._member.opened.joins, first._member.opened
-    assert f": {chosen.samples} of {chosen.samples} samples have rows;" in in_words(join, chosen, 1 << 30)
+    assert f": {chosen.samples} of {chosen.samples} samples have rows;" in describe_join(join, chosen, 1 << 30)
     all_bytes = join_cost(join, whole._member.opened).fetched_bytes
     assert 0 < join_cost(join, chosen).fetched_bytes < all_bytes / (sides.SHARDS - 1)
 

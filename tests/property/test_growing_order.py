@@ -91,7 +91,7 @@ def test_uses_are_level_after_every_round_and_inside_it(log: AdmissionLog) -> No
     uses, seen = np.zeros(samples, int), set()
     for number in range(len(log)):
         of = log[number]
-        least, most = log.used(of.start)
+        least, most = log.bound_uses(of.start)
         assert least <= uses.min()
         assert uses.max() <= most <= least + reuse
         codes = trained(log, number)
@@ -163,7 +163,7 @@ def test_a_worker_needs_the_rounds_of_its_batch_only(log: AdmissionLog, seed: in
     assert np.array_equal(found, expected)
     for outside in (rounds[0].start - 1, rounds[-1].stop):
         with pytest.raises(IndexError, match=f"position {outside} is in none"):
-            known.at(outside)
+            known.find_round(outside)
 
 
 @QUICK
@@ -183,7 +183,7 @@ def test_ranks_have_their_chunks_admitted_before_they_need_them(
     order = GrowingOrder(log, mine, log.stop, 0)
     positions = split.positions(np.array([start]))[0]
     chunks = set(order.chunks(order.ordinals(positions))[0].tolist())
-    first, last = log.at(start), log.at(start + batch - 1)
+    first, last = log.find_round(start), log.find_round(start + batch - 1)
     admitted = log.cohorts.chunks(mine, first.begin, last.end, earlier=True).chunk.tolist()
     assert chunks <= set(admitted)
     needed = {chunk for need in order.needs(split, Batches(start, batch, 0, 1)) for chunk in need.chunk.tolist()}
@@ -240,7 +240,7 @@ def test_sets_are_admitted_whole(case: tuple[AdmissionLog, Rows], seed: int) -> 
     own = np.searchsorted(np.cumsum(rows.counts), codes % log.cohorts.samples, side="right")
     chunks = {chunk for number in own.tolist() for chunk in rows.sets.chunks(number).tolist()}
     assert set(order.chunks(codes)[0].tolist()) == chunks
-    first, last = log.at(start), log.at(start + lanes - 1)
+    first, last = log.find_round(start), log.find_round(start + lanes - 1)
     admitted = log.cohorts.chunks(every, first.begin, last.end, earlier=True).chunk.tolist()
     needed = {chunk for need in order.needs(split, Batches(start, lanes, 0, 1)) for chunk in need.chunk.tolist()}
     assert chunks <= needed <= set(admitted)

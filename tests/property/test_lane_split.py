@@ -92,7 +92,7 @@ def test_every_table_gives_the_same_batches(fleet: Fleet) -> None:
         ]
         assert len(whole[1]) == fleet.batch
         assert whole[0] == whole[1]
-        assert all((plan.repeated(number) == part.repeated).all() for plan, part in zip(dealt, after, strict=True))
+        assert all((plan.find_repeats(number) == part.repeated).all() for plan, part in zip(dealt, after, strict=True))
     for plan in dealt:
         schedule = plan.schedule()
         told = {

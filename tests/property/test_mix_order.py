@@ -112,13 +112,13 @@ def test_every_epoch_goes_on_with_each_member_where_the_last_one_ended(case: Cas
     """Each epoch has its quotas, all samples are used equally often or once more, any place can be asked first."""
     uses, mixed = Uses(case), case.order(0)
     for epoch in range(EPOCHS):
-        mixed = mixed.at(epoch)
+        mixed = mixed.open_epoch(epoch)
         codes = mixed.ordinals(np.arange(mixed.samples))
         real = ~mixed.repeats(np.arange(mixed.samples))
         uses.add(mixed, codes[real])
         assert len(np.unique(codes)) == real.sum()
         assert uses.are_fair()
-        assert [int(counts.sum()) for counts in uses.counts] == list(case.spec.drawn(epoch + 1))
+        assert [int(counts.sum()) for counts in uses.counts] == list(case.spec.stream_starts(epoch + 1))
         some = np.random.default_rng(epoch).integers(0, mixed.samples, 40)
         assert np.array_equal(case.order(epoch).ordinals(some), codes[some])
 
@@ -136,7 +136,7 @@ def test_whole_passes_are_exact_in_every_epoch(case: Case, x: int) -> None:
     plans = [RankPlan(mixed, case.batch, world, rank) for rank in range(world)]
     uses, batches = Uses(case), [plan.batch(number) for plan in plans for number in range(plan.batches)]
     for plan in plans:
-        assert all((plan.repeated(number) == plan.batch(number).repeated).all() for number in range(plan.batches))
+        assert all((plan.find_repeats(number) == plan.batch(number).repeated).all() for number in range(plan.batches))
     for batch in batches:
         uses.add(mixed, batch.ordinals[~batch.repeated])
     for name, counts in zip(case.names, uses.counts, strict=True):
@@ -170,7 +170,7 @@ def test_drawn_counts_what_was_delivered(case: Case, place: int) -> None:
     position = place % (mixed.samples + 1)
     delivered = np.flatnonzero(~mixed.repeats(np.arange(position)))
     members = mixed.codes.members(mixed.ordinals(delivered))
-    assert mixed.drawn(position).tolist() == np.bincount(members, minlength=len(case.members)).tolist()
+    assert mixed.count_drawn(position).tolist() == np.bincount(members, minlength=len(case.members)).tolist()
 
 
 # ------------------------------------------------------------------ schedules
@@ -244,7 +244,7 @@ def test_a_changed_mix_goes_on_in_the_middle_of_an_epoch(case: Case, place: int)
     uses.add_epoch(mixed, position)
     saved = State(case.spec, 0, position, case.batch).to_dict()
     spec = adopt(saved, request(case.names, **case.said), case.members, case.batch).spec
-    beyond = mixed.drawn(position) - [member.origin for member in spec.members]
+    beyond = mixed.count_drawn(position) - [member.origin for member in spec.members]
     assert beyond.min() >= 0
     assert case.said["batching"] != "stratified" or beyond.max() <= 4 * case.spec.lanes
     changed = order(spec, case.members, spec.origin_epoch)

@@ -201,7 +201,7 @@ def test_all_ranks_together_see_each_sample_once(g: Geometry) -> None:
         plans = g.plans(world)
         batches = [p.batch(i) for p in plans for i in range(p.batches)]
         assert sum(p.samples for p in plans) == sum(len(b.ordinals) for b in batches)
-        masks = [p.repeated(i) for p in plans for i in range(p.batches)]
+        masks = [p.find_repeats(i) for p in plans for i in range(p.batches)]
         assert all(np.array_equal(mask, b.repeated) for mask, b in zip(masks, batches, strict=True))
         fresh = [o for b in batches for o in b.ordinals[~b.repeated].tolist()]
         assert len(fresh) == len(set(fresh))

@@ -13,7 +13,7 @@ from streamer.order import EpochOrder, OrderSpec, RankPlan, State
 from streamer.order.balanced_order import BalancedOrder
 from streamer.order.level import BalanceSpec
 from streamer.order.mix import MixSource
-from streamer.order.row_order import RowOrder, joined_sets, row_window
+from streamer.order.row_order import RowOrder, join_sets, row_window
 from streamer.order.rows.content import RowContent, row_counts
 from streamer.order.rows.sets import chunks_per_set, make_sets
 from streamer.order.rows.spec import RowSpec
@@ -187,7 +187,7 @@ def test_shares_of_a_mix_are_shares_of_tokens():
 def test_the_sets_of_a_mix_have_the_chunks_of_its_members():
     """Chunks count through all members."""
     one, other = make_sets(np.full(8, 3), 4, shuffle=False), make_sets(np.full(5, 3), 4, shuffle=False)
-    sets = joined_sets([(one, 0), (other, 8)])
+    sets = join_sets([(one, 0), (other, 8)])
     assert [sets.chunks(number).tolist() for number in range(len(sets))] == [
         [0, 1, 2, 3],
         [4, 5, 6, 7],

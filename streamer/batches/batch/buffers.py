@@ -29,7 +29,7 @@ _RANGE_BYTES = 16
 PLAIN_KINDS = frozenset("biufcmMSU")
 
 
-def aligned(offset: int) -> int:
+def align_up(offset: int) -> int:
     """The next offset at which a buffer may begin."""
     return -(-offset // ALIGN) * ALIGN
 
@@ -143,7 +143,7 @@ class InPlaceStringsBuffer(Buffer):
 
     def write(self, memory: Bytes) -> None:
         """See `Buffer`."""
-        starts = self._addresses - address(memory)
+        starts = self._addresses - find_address(memory)
         _write_ranges(memory, starts, starts + np.array([len(part) for part in self._parts]))
 
 
@@ -160,7 +160,7 @@ def _bytes_of(item: str | bytes | Raw) -> bytes | memoryview:
     return item.encode("utf-8", "surrogatepass") if isinstance(item, str) else item
 
 
-def address(memory: Bytes | memoryview) -> int:
+def find_address(memory: Bytes | memoryview) -> int:
     """The address in this process."""
     # `.ctypes.data` takes twice as long, 2.7 us (2026-11-20).
     found: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]

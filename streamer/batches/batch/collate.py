@@ -38,7 +38,7 @@ def collate(samples: Samples) -> object:
     if isinstance(first, (str, bytes, Raw)):
         return _strings(samples)
     if isinstance(first, (np.ndarray, np.generic, float, int)) or _is_tensor(first):
-        return _by_torch(samples)
+        return _collate_others(samples)
     if isinstance(first, Mapping):
         return _mapping(first, samples)
     if isinstance(first, tuple) and hasattr(first, "_fields"):
@@ -46,7 +46,7 @@ def collate(samples: Samples) -> object:
         return kind(*map(collate, _columns(samples)))
     if isinstance(first, Sequence):
         return _sequence(first, samples)
-    return _by_torch(samples)
+    return _collate_others(samples)
 
 
 def _is_tensor(item: object) -> bool:
@@ -165,7 +165,7 @@ def _clone_sequence(first: Sequence[object], columns: list[object]) -> object:
     return clone
 
 
-def _by_torch(samples: Samples) -> object:
+def _collate_others(samples: Samples) -> object:
     from torch.utils.data import default_collate
 
     batch: object = default_collate(samples)  # type: ignore[arg-type]

@@ -20,17 +20,17 @@ _FIX = "make the transforms agree, pass collate_fn, or batching='homogeneous'"
 
 def explain(samples: Sequence[object]) -> ConfigError | None:
     """Returns the error that names field and samples, or None if nothing is found."""
-    names = [_name_of(sample, number) for number, sample in enumerate(samples)]
-    message = _cause("", samples, names)
+    names = [_name_sample(sample, number) for number, sample in enumerate(samples)]
+    message = _find_cause("", samples, names)
     return None if message is None else ConfigError(message, field="collate_fn")
 
 
-def _name_of(sample: object, number: int) -> str:
+def _name_sample(sample: object, number: int) -> str:
     key = sample.get("__key__") if isinstance(sample, Mapping) else None
     return f"sample {number} of the batch" if key is None else repr(key)
 
 
-def _cause(place: str, values: Sequence[object], names: Sequence[str]) -> str | None:
+def _find_cause(place: str, values: Sequence[object], names: Sequence[str]) -> str | None:
     """Returns the cause at a place inside the samples, or below it, or None if these values make a batch."""
     try:
         collate(values)
@@ -39,13 +39,13 @@ def _cause(place: str, values: Sequence[object], names: Sequence[str]) -> str | 
     else:
         return None
     if all(isinstance(value, Mapping) for value in values):
-        return _of_mappings(place, values, names) or _unknown(place, values, failure)  # type: ignore[arg-type]
+        return _compare_mappings(place, values, names) or _describe_failure(place, values, failure)  # type: ignore[arg-type]
     if all(isinstance(value, Sequence) and not isinstance(value, str | bytes) for value in values):
-        return _of_sequences(place, values, names) or _unknown(place, values, failure)  # type: ignore[arg-type]
-    return _of_values(place, values, names) or _unknown(place, values, failure)
+        return _compare_sequences(place, values, names) or _describe_failure(place, values, failure)  # type: ignore[arg-type]
+    return _compare_values(place, values, names) or _describe_failure(place, values, failure)
 
 
-def _of_mappings(place: str, samples: Sequence[Mapping[object, object]], names: Sequence[str]) -> str | None:
+def _compare_mappings(place: str, samples: Sequence[Mapping[object, object]], names: Sequence[str]) -> str | None:
     if any(field not in sample for field in samples[0] for sample in samples):
         fields = [sorted(map(str, sample)) for sample in samples]
         advice = "return the same fields for every sample in the transform"
@@ -57,21 +57,21 @@ def _of_mappings(place: str, samples: Sequence[Mapping[object, object]], names: 
         what = f"a batch has samples of different fields{f' at {place!r}' if place else ''}"
         return _text(what, [", ".join(some) for some in fields], names, advice)
     columns = ((field, [sample[field] for sample in samples]) for field in samples[0])
-    found = (_cause(f"{place}[{field!r}]" if place else str(field), column, names) for field, column in columns)
+    found = (_find_cause(f"{place}[{field!r}]" if place else str(field), column, names) for field, column in columns)
     return next(filter(None, found), None)
 
 
-def _of_sequences(place: str, samples: Sequence[Sequence[object]], names: Sequence[str]) -> str | None:
+def _compare_sequences(place: str, samples: Sequence[Sequence[object]], names: Sequence[str]) -> str | None:
     if len(set(map(len, samples))) > 1:
         lengths = [str(len(sample)) for sample in samples]
         what = f"{_field(place)} has different lengths in a batch"
         return _text(what, lengths, names, "pad or cut it to one length in the transform")
     columns = enumerate(zip(*samples, strict=True))
-    found = (_cause(f"{place}[{number}]", column, names) for number, column in columns)
+    found = (_find_cause(f"{place}[{number}]", column, names) for number, column in columns)
     return next(filter(None, found), None)
 
 
-def _of_values(place: str, values: Sequence[object], names: Sequence[str]) -> str | None:
+def _compare_values(place: str, values: Sequence[object], names: Sequence[str]) -> str | None:
     if len(set(map(type, values))) > 1:
         kinds = [type(value).__name__ for value in values]
         what = f"{_field(place)} has different types in a batch"
@@ -85,7 +85,7 @@ def _of_values(place: str, values: Sequence[object], names: Sequence[str]) -> st
     return _text(f"{_field(place)} has different shapes in a batch", list(map(str, shapes)), names, advice)
 
 
-def _unknown(place: str, values: Sequence[object], failure: Exception) -> str:
+def _describe_failure(place: str, values: Sequence[object], failure: Exception) -> str:
     kind = type(values[0])
     return (
         f"{_field(place)} cannot make a batch ({kind.__module__}.{kind.__qualname__}: {failure}): return arrays, "
@@ -123,20 +123,20 @@ def check_fields(samples: Sequence[object], first: Mapping[str, int], ragged: Se
     """
     (name, index), *others = first.items()
     for other_name, other in others:
-        found = _difference(samples[index], samples[other], ragged)
+        found = _find_difference(samples[index], samples[other], ragged)
         if found:
             raise ConfigError(f"members {name} and {other_name} differ in {found}: {_FIX}", field="transform")
 
 
-def _difference(first: object, other: object, ragged: Sequence[str]) -> str:
+def _find_difference(first: object, other: object, ragged: Sequence[str]) -> str:
     if not isinstance(first, Mapping) or not isinstance(other, Mapping):
-        return _values("", first, other)
+        return _compare_forms("", first, other)
     if first.keys() != other.keys():
         names = [sorted(map(str, one.keys() - two.keys())) for one, two in ((first, other), (other, first))]
         only = [", ".join(each) or "none" for each in names]
         return f"their fields (only in the first: {only[0]}; only in the second: {only[1]})"
     different = (key for key in first if key not in ragged and not _alike(first[key], other[key]))
-    return next(filter(None, (_values(f"field {key!r}", first[key], other[key]) for key in different)), "")
+    return next(filter(None, (_compare_forms(f"field {key!r}", first[key], other[key]) for key in different)), "")
 
 
 def _alike(first: object, other: object) -> bool:
@@ -148,12 +148,12 @@ def _alike(first: object, other: object) -> bool:
     )
 
 
-def _values(what: str, first: object, other: object) -> str:
-    forms = _form(first), _form(other)
+def _compare_forms(what: str, first: object, other: object) -> str:
+    forms = _describe_form(first), _describe_form(other)
     return "" if forms[0] == forms[1] else f"{what or 'what their transforms return'}: {forms[0]} and {forms[1]}"
 
 
-def _form(value: object) -> str:
+def _describe_form(value: object) -> str:
     """Type and shape of an array or a tensor; the kind of another value."""
     torch = sys.modules.get("torch")
     if isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor)):

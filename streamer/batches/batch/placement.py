@@ -19,8 +19,8 @@ from streamer.batches.batch.buffers import (
     JoinedBuffer,
     StackBuffer,
     StringsBuffer,
-    address,
-    aligned,
+    align_up,
+    find_address,
 )
 from streamer.decode.arrays import Array, Row
 
@@ -40,7 +40,7 @@ class RowShape(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, array: Array) -> RowShape:
+    def from_array(cls, array: Array) -> RowShape:
         """Dtype and shape of an array."""
         return cls(array.dtype, array.shape)
 
@@ -74,7 +74,7 @@ class Rows:
         self._starts: dict[Key, int] = {}
         self._columns: dict[Key, list[Array]] = {}
         for key, shape in shapes.items():
-            start = aligned(self.end)
+            start = align_up(self.end)
             if start + samples * shape.nbytes <= len(memory):
                 block = np.ndarray((samples, *shape.shape), shape.dtype, buffer=memory, offset=start)
                 self.shapes[key] = shape
@@ -103,32 +103,32 @@ class Rows:
 
     def reserve(self, count: int) -> Bytes | None:
         """Reserves memory behind the rows for bytes of samples, or None if there is not enough."""
-        start = aligned(self.end)
+        start = align_up(self.end)
         if start + count > len(self._memory):
             return None
         self.end = start + count
         memory = self._memory[start : self.end]
         if count:  # in a mix each member reserves a part
-            self._reserved = self._reserved[0] or address(memory), address(memory) + count
+            self._reserved = self._reserved[0] or find_address(memory), find_address(memory) + count
         return memory
 
-    def in_place(self, buffer: StringsBuffer) -> InPlaceStringsBuffer | None:
+    def place_strings(self, buffer: StringsBuffer) -> InPlaceStringsBuffer | None:
         """Returns a buffer for strings in the reserved memory, or None if one is elsewhere or a copy costs less."""
         start, stop = self._reserved
         if start == stop or buffer.nbytes < _LEAST_BYTES * len(buffer.parts):
             return None
-        addresses = np.array([address(part) if len(part) else start for part in buffer.parts], np.int64)  # type: ignore[arg-type]
+        addresses = np.array([find_address(part) if len(part) else start for part in buffer.parts], np.int64)  # type: ignore[arg-type]
         return InPlaceStringsBuffer(buffer, addresses) if start <= addresses.min() <= addresses.max() < stop else None
 
-    def joined(self, buffer: JoinedBuffer) -> int | None:
+    def find_joined(self, buffer: JoinedBuffer) -> int | None:
         """Returns the offset of arrays that follow each other in the reserved memory, or None if they do not."""
         start, stop = self._reserved
         parts = [part for part in buffer.parts if part.nbytes]
-        if start == stop or not parts or not start <= address(parts[0].data) < stop:
+        if start == stop or not parts or not start <= find_address(parts[0].data) < stop:
             return None
-        addresses = np.array([address(part.data) for part in parts])
+        addresses = np.array([find_address(part.data) for part in parts])
         ends = addresses + np.array([part.nbytes for part in parts])
-        return int(addresses[0]) - address(self._memory) if (addresses[1:] == ends[:-1]).all() else None
+        return int(addresses[0]) - find_address(self._memory) if (addresses[1:] == ends[:-1]).all() else None
 
 
 class UnknownRows(Rows):
@@ -163,7 +163,7 @@ class PredictedLayout:
 
     def learn(self, structure: object, rows: Rows, claimed: Iterable[Key]) -> None:
         """Records the layout of a batch, the rows offered, and the fields that used them; others get none later."""
-        found = dict(_stacks(structure))
+        found = dict(_list_stacks(structure))
         used = set(claimed)
         for key, shape in rows.shapes.items():
             if key in used:
@@ -173,7 +173,7 @@ class PredictedLayout:
         self._shapes = {key: shape for key, shape in found.items() if self._unused.get(key, 0) < _MAX_UNUSED}
 
 
-def _stacks(structure: object) -> Iterable[tuple[Key, RowShape]]:
+def _list_stacks(structure: object) -> Iterable[tuple[Key, RowShape]]:
     """The fields of a batch that are stacks of arrays."""
     fields: Iterable[tuple[Key, object]] = ()
     if type(structure) is dict:
@@ -182,6 +182,6 @@ def _stacks(structure: object) -> Iterable[tuple[Key, RowShape]]:
         fields = enumerate(structure)
     for key, buffer in fields:
         if isinstance(buffer, StackBuffer) and isinstance(key, (str, int)):
-            shape = RowShape.of(buffer.rows[0])
+            shape = RowShape.from_array(buffer.rows[0])
             if shape.nbytes >= _LEAST_BYTES:
                 yield key, shape

@@ -45,7 +45,7 @@ def collate_ragged(samples: Samples, fields: Sequence[str]) -> dict[object, obje
     Raises:
         ConfigError: the samples do not have a field, or its values cannot be joined.
     """
-    mappings = _mappings(samples, fields)
+    mappings = _check_mappings(samples, fields)
     rest = collate([{key: value for key, value in sample.items() if key not in fields} for sample in mappings])
     assert isinstance(rest, dict)
     return {key: _ragged(key, mappings) if key in fields else rest[key] for key in mappings[0]}
@@ -56,31 +56,33 @@ def join_ragged(samples: Samples, fields: Sequence[str]) -> dict[object, object]
     import torch
     from torch.utils.data import default_collate
 
-    mappings = _mappings(samples, fields)
+    mappings = _check_mappings(samples, fields)
     rest = default_collate([{key: value for key, value in sample.items() if key not in fields} for sample in mappings])
 
     def tensors(field: str) -> Ragged:
-        parts, offsets, encoded = _parts(field, [sample[field] for sample in mappings])
+        parts, offsets, encoded = _split_values(field, [sample[field] for sample in mappings])
         return Ragged(torch.from_numpy(np.concatenate(parts)), torch.from_numpy(offsets), encoded)
 
     return {key: tensors(key) if key in fields else rest[key] for key in mappings[0]}
 
 
 def _ragged(field: str, samples: Sequence[Mapping[str, object]]) -> object:
-    parts, offsets, encoded = _parts(field, [sample[field] for sample in samples])
+    parts, offsets, encoded = _split_values(field, [sample[field] for sample in samples])
     # When it is read from the slot, both are tensors.
     return Ragged(JoinedBuffer(parts), ArrayBuffer(offsets), encoded)  # type: ignore[arg-type]
 
 
-def _parts(field: str, values: Sequence[Any]) -> tuple[list[npt.NDArray[np.generic]], npt.NDArray[np.int64], bool]:
+def _split_values(
+    field: str, values: Sequence[Any]
+) -> tuple[list[npt.NDArray[np.generic]], npt.NDArray[np.int64], bool]:
     """The values as arrays, where each begins, and whether they are bytes."""
     encoded = isinstance(values[0], bytes | Raw)
     try:
         parts: list[npt.NDArray[np.generic]] = [_bytes_of(value) if encoded else np.asarray(value) for value in values]
     except TypeError as error:
-        raise _refusal(field, f"has values of {type(values[0]).__name__} and others in a batch") from error
+        raise _make_error(field, f"has values of {type(values[0]).__name__} and others in a batch") from error
     except ValueError as error:
-        raise _refusal(field, "has lists of arrays of several shapes; make them alike in a transform") from error
+        raise _make_error(field, "has lists of arrays of several shapes; make them alike in a transform") from error
     first = next((part for part in parts if part.size), parts[0])
     empty = first[:0] if first.ndim else first
     parts = [
@@ -91,7 +93,7 @@ def _parts(field: str, values: Sequence[Any]) -> tuple[list[npt.NDArray[np.gener
         if not (part.ndim and alike and part.dtype.kind in "biufc"):
             shapes = f"{first.dtype} {first.shape} and {part.dtype} {part.shape}"
             advice = f"decode={{{field!r}: None}} gives encoded bytes"
-            raise _refusal(field, f"has {shapes} in a batch, which cannot be joined along the first axis; {advice}")
+            raise _make_error(field, f"has {shapes} in a batch, which cannot be joined along the first axis; {advice}")
     return parts, np.cumsum([0, *map(len, parts)], dtype=np.int64), encoded
 
 
@@ -99,14 +101,14 @@ def _bytes_of(value: bytes | Raw) -> Bytes:
     return np.frombuffer(value.content if isinstance(value, Raw) else value, np.uint8)
 
 
-def _mappings(samples: Samples, fields: Sequence[str]) -> Sequence[dict[str, object]]:
+def _check_mappings(samples: Samples, fields: Sequence[str]) -> Sequence[dict[str, object]]:
     for sample in samples:
         missing = fields if not isinstance(sample, dict) else [field for field in fields if field not in sample]
         if missing:
             found = ", ".join(map(str, sample)) if isinstance(sample, dict) else type(sample).__name__
-            raise _refusal(missing[0], f"is not in a sample, which has {found}")
+            raise _make_error(missing[0], f"is not in a sample, which has {found}")
     return samples  # type: ignore[return-value]
 
 
-def _refusal(field: str, what: str) -> ConfigError:
+def _make_error(field: str, what: str) -> ConfigError:
     return ConfigError(f"ragged=: field {field!r} {what}", field="ragged")

@@ -30,7 +30,7 @@ from streamer.batches.batch.buffers import (
     Pid,
     StackBuffer,
     StringsBuffer,
-    aligned,
+    align_up,
     tensor_buffer,
 )
 from streamer.batches.batch.placement import NO_SLOT, Key, Rows
@@ -61,7 +61,7 @@ class _Finder:
         if buffer is None:
             return None
         if isinstance(buffer, StringsBuffer):
-            buffer = self._rows.in_place(buffer) or buffer
+            buffer = self._rows.place_strings(buffer) or buffer
         pid = *buffer.entry, self._place(buffer)
         self._known[id(item)] = item, pid
         return pid
@@ -69,20 +69,20 @@ class _Finder:
     def _place(self, buffer: Buffer) -> int:
         """The offset of a buffer that is in place, else a new one."""
         if isinstance(buffer, StackBuffer):
-            return self._in_place(buffer)
-        found = self._rows.joined(buffer) if isinstance(buffer, JoinedBuffer) else None
-        return self._behind(buffer) if found is None else found
+            return self._find_stack(buffer)
+        found = self._rows.find_joined(buffer) if isinstance(buffer, JoinedBuffer) else None
+        return self._append(buffer) if found is None else found
 
-    def _in_place(self, buffer: StackBuffer) -> int:
+    def _find_stack(self, buffer: StackBuffer) -> int:
         """The offset of a stack that is in place, for its first use; else a new one: two tensors never share memory."""
         found = self._rows.find(buffer.rows)
         if found is None or found[0] in self.claimed:
-            return self._behind(buffer)
+            return self._append(buffer)
         self.claimed.add(found[0])
         return found[1]
 
-    def _behind(self, buffer: Buffer) -> int:
-        offset = aligned(self.end)
+    def _append(self, buffer: Buffer) -> int:
+        offset = align_up(self.end)
         self.end = offset + buffer.nbytes
         self.buffers.append((buffer, offset))
         return offset
@@ -119,7 +119,7 @@ class WritableBatch:
         self._buffers = finder.buffers
         self._text = description
         self.claimed = frozenset(finder.claimed)
-        self.description = aligned(finder.end), len(description)
+        self.description = align_up(finder.end), len(description)
         self.nbytes = sum(self.description)
 
     def compact(self) -> WritableBatch:

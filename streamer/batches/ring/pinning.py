@@ -6,7 +6,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from streamer.batches.batch.buffers import Bytes, address
+from streamer.batches.batch.buffers import Bytes, find_address
 from streamer.batches.torch_arguments import Pin
 from streamer.errors import ConfigError
 
@@ -104,7 +104,7 @@ class Pinner:
         self._lock = threading.Lock()
 
     @classmethod
-    def for_mode(cls, mode: Pin, fencing: bool = True) -> Pinner | None:
+    def from_mode(cls, mode: Pin, fencing: bool = True) -> Pinner | None:
         """Returns the pinner for `pin_memory=`, or None if memory is not pinned.
 
         Raises:
@@ -127,7 +127,7 @@ class Pinner:
             ConfigError: it failed, and pinning was required.
         """
         if not self._failed:
-            code = self._runtime.host_register(address(memory), memory.nbytes, _PORTABLE)
+            code = self._runtime.host_register(find_address(memory), memory.nbytes, _PORTABLE)
             if code == 0:
                 with self._lock:
                     self._registered[slot] = memory
@@ -141,7 +141,7 @@ class Pinner:
         with self._lock:
             memory = self._registered.pop(slot, None)
         if memory is not None:
-            self._runtime.host_unregister(address(memory))
+            self._runtime.host_unregister(find_address(memory))
 
     def fence(self) -> Fence:
         """Returns a fence behind the copies that the trainer has begun so far."""
@@ -151,7 +151,7 @@ class Pinner:
         """Unregisters everything; no copy runs any more."""
         with self._lock:
             for memory in self._registered.values():
-                self._runtime.host_unregister(address(memory))
+                self._runtime.host_unregister(find_address(memory))
             self._registered.clear()
             self.pinned = False
 

@@ -202,7 +202,7 @@ class Ring:
             for slot in self._fenced.popleft()[1]:
                 self.put_back(slot)
         while self._released and not self.fencing:
-            self.put_back(self._next_released())
+            self.put_back(self._take_released())
 
     def fence(self, make: Callable[[], Fence]) -> None:
         """Puts a fence behind all slots released so far: a copy that began earlier may still read them.
@@ -211,7 +211,7 @@ class Ring:
         """
         slots = []
         while self._released:
-            slots.append(self._next_released())
+            slots.append(self._take_released())
         if slots:
             self._fenced.append((make(), slots))
         if self._fenced:
@@ -231,7 +231,7 @@ class Ring:
                 os.close(slot.descriptor)
                 slot.descriptor = -1
 
-    def _next_released(self) -> Slot:
+    def _take_released(self) -> Slot:
         view = self._released.popleft()
         assert isinstance(view, SlotView)
         view.slot.view = None

@@ -18,7 +18,7 @@ from streamer.errors import ConfigError
 _PAGE = mmap.PAGESIZE
 
 
-def page_aligned(count: int) -> int:
+def align_to_page(count: int) -> int:
     """The next multiple of the page size."""
     return -(-count // _PAGE) * _PAGE
 

@@ -71,16 +71,16 @@ class RowAssembler:
         Raises:
             DecodeError: the sample is not a dict, or has another number of tokens.
         """
-        fields = fields_of(sample)
-        if self._estimated and (tokens := self._tokens(fields)) == 0:
+        fields = check_fields_of(sample)
+        if self._estimated and (tokens := self._count_tokens(fields)) == 0:
             return Document({}, {})
-        if (quick := self._as_before(fields, tokens)) is not None:
+        if (quick := self._match_last(fields, tokens)) is not None:
             return quick
         named = self._packing.fields
         names = list(fields) if named is None else list(named)
         if missing := [name for name in names if name not in fields]:
             raise DecodeError(f"packing: field {missing[0]!r} is not in the sample, which has {', '.join(fields)}")
-        arrays = {name: array for name in names if (array := _one_for_each(fields[name])) is not None}
+        arrays = {name: array for name in names if (array := _read_array(fields[name])) is not None}
         found = {name: array for name, array in arrays.items() if len(array) == tokens}
         if not found or (named is not None and len(found) < len(names)):
             raise self._other_length(arrays, tokens)
@@ -90,15 +90,15 @@ class RowAssembler:
         self._known = list(fields), list(found)
         return Document(found, {name: value for name, value in fields.items() if name not in found})
 
-    def _tokens(self, fields: Mapping[str, object]) -> int:
+    def _count_tokens(self, fields: Mapping[str, object]) -> int:
         """Returns the number of tokens of a document with an estimate only, or -1 if no field has any values."""
         values = [fields.get(name) for name in self._packing.fields or self._known[1] or fields]
-        lengths = [len(array) for value in values if (array := _one_for_each(value)) is not None]
+        lengths = [len(array) for value in values if (array := _read_array(value)) is not None]
         if any(lengths):
             return next(filter(None, lengths))
         return 0 if lengths or [] in values else -1
 
-    def settled(self, made: dict[int, Document], pieces: Pieces) -> tuple[dict[int, Document], Pieces]:
+    def settle(self, made: dict[int, Document], pieces: Pieces) -> tuple[dict[int, Document], Pieces]:
         """Returns the documents that are in rows, and their pieces: all, as planned, unless tokens were estimated.
 
         Args:
@@ -108,10 +108,10 @@ class RowAssembler:
         if not self._estimated:
             return made, pieces
         tokens = {at: len(next(iter(document.tokens.values()), ())) for at, document in made.items()}
-        found = pieces.settled(tokens, self._packing)
+        found = pieces.settle(tokens, self._packing)
         return {at: document for at, document in made.items() if found.size[at]}, found
 
-    def _as_before(self, sample: dict[str, object], tokens: int) -> Document | None:
+    def _match_last(self, sample: dict[str, object], tokens: int) -> Document | None:
         """Returns the document if it has the fields of the last one, all arrays, or None if it needs a closer look."""
         names, of_tokens = self._known
         if list(sample) != names:
@@ -147,7 +147,7 @@ class RowAssembler:
         spans = list(pairwise(pieces.first.tolist()))
         begin = pieces.begin.tolist()
         size = pieces.size.tolist()
-        memory = out or self._memory_of(len(spans))
+        memory = out or self._make_memory(len(spans))
         return [
             self._row([(made[at], begin[at], size[at]) for at in range(*span) if at in made], row)
             for span, row in zip(spans, memory, strict=True)
@@ -162,10 +162,10 @@ class RowAssembler:
         documents = list(made.values())
         if documents:
             first = documents[0]
-            if (other := with_other_fields(documents)) is not None:
+            if (other := find_other_fields(documents)) is not None:
                 raise DecodeError(
-                    f"packing: documents of one batch have different fields: one has {_described(first)}, another "
-                    f"{_described(other)}; name those with one value for each token: Packing(fields=...)"
+                    f"packing: documents of one batch have different fields: one has {_describe(first)}, another "
+                    f"{_describe(other)}; name those with one value for each token: Packing(fields=...)"
                 )
             names = tuple(first.tokens)
             self._dtypes = {name: np.result_type(*{one.tokens[name].dtype for one in documents}) for name in names}
@@ -175,7 +175,7 @@ class RowAssembler:
         if not self._dtypes:
             raise WorkerError("all documents of the first batch failed: there is nothing to make a row of")
 
-    def _memory_of(self, rows: int) -> list[Row]:
+    def _make_memory(self, rows: int) -> list[Row]:
         """Returns memory of the arrays of rows: one block for each field, which `collate_rows` takes without a copy."""
         made: dict[str, npt.DTypeLike] = {**self._dtypes, POSITIONS: np.int32, DOCUMENTS: np.int32}
         if self._packing.labels is not None:
@@ -259,7 +259,7 @@ class RowAssembler:
         )
 
 
-def fields_of(sample: object) -> dict[str, object]:
+def check_fields_of(sample: object) -> dict[str, object]:
     """Returns what the transform has returned, which must be a dict.
 
     Raises:
@@ -272,14 +272,14 @@ def fields_of(sample: object) -> dict[str, object]:
     return sample
 
 
-def with_other_fields(documents: Sequence[Document]) -> Document | None:
+def find_other_fields(documents: Sequence[Document]) -> Document | None:
     """Returns the first document that has other fields than the first of all, or None if all have the same."""
     tokens = documents[0].tokens.keys()
     others = documents[0].others.keys()
     return next((one for one in documents if one.tokens.keys() != tokens or one.others.keys() != others), None)
 
 
-def _one_for_each(value: object) -> Array | None:
+def _read_array(value: object) -> Array | None:
     """Returns an array of one dimension, a list of numbers or a tensor as an array, or None if it is something else."""
     if isinstance(value, np.ndarray):
         return value if value.ndim == 1 and value.dtype.kind in "biuf" else None
@@ -300,7 +300,7 @@ def _memory(out: Row, name: str, dtype: np.dtype[np.generic], length: int) -> Ar
     return np.empty(length, dtype)
 
 
-def _described(document: Document) -> str:
+def _describe(document: Document) -> str:
     others = f", and besides {', '.join(map(str, document.others))}" if document.others else ""
     return f"{', '.join(document.tokens)} for each token{others}"
 

@@ -124,7 +124,7 @@ NO_BALANCE = NoBalance()
 AnyBalance: TypeAlias = Balance | NoBalance
 
 
-def as_balance(given: object) -> AnyBalance:
+def read_balance(given: object) -> AnyBalance:
     """Returns the balance of an argument, which may be left out.
 
     Raises:

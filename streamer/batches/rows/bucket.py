@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from streamer.batches.rows.assemble import Array, Document, RowAssembler, fields_of, with_other_fields
+from streamer.batches.rows.assemble import Array, Document, RowAssembler, check_fields_of, find_other_fields
 from streamer.batches.rows.options import LENGTHS, Buckets, Packing
 from streamer.batches.rows.pieces import Pieces
 from streamer.decode.arrays import Row
@@ -34,9 +34,9 @@ class BucketAssembler:
         Raises:
             DecodeError: the sample is not a dict, has no such field, or fields of several lengths.
         """
-        fields = fields_of(sample)
+        fields = check_fields_of(sample)
         named = self._packing.fields
-        arrays = {name: array for name in named or fields if (array := _along_first_axis(fields.get(name))) is not None}
+        arrays = {name: array for name in named or fields if (array := _read_array(fields.get(name))) is not None}
         if named is None:
             arrays = {name: array for name, array in arrays.items() if len(array) == tokens}
         missing = [name for name in named or () if name not in arrays]
@@ -50,8 +50,8 @@ class BucketAssembler:
             )
         return Document(arrays, {name: value for name, value in fields.items() if name not in arrays})
 
-    def settled(self, made: dict[int, Document], pieces: Pieces) -> tuple[dict[int, Document], Pieces]:
-        """Returns them: all are as planned; see `RowAssembler.settled`."""
+    def settle(self, made: dict[int, Document], pieces: Pieces) -> tuple[dict[int, Document], Pieces]:
+        """Returns them: all are as planned; see `RowAssembler.settle`."""
         return made, pieces
 
     def rows(self, made: Mapping[int, Document], pieces: Pieces, out: Sequence[Row] = ()) -> list[dict[str, object]]:
@@ -78,17 +78,19 @@ class BucketAssembler:
         if not documents:
             raise WorkerError("all samples of a bucket failed")
         first = documents[0]
-        if (other := with_other_fields(documents)) is not None:
+        if (other := find_other_fields(documents)) is not None:
             raise DecodeError(
                 f"packing: documents of a bucket have different fields: one pads {', '.join(first.tokens)}, "
                 f"another {', '.join(other.tokens)}; name those that are padded: Buckets(fields=...)"
             )
         lengths = np.array([len(next(iter(document.tokens.values()))) for document in documents], np.int32)
-        padded = {name: self._padded(name, [document.tokens[name] for document in documents]) for name in first.tokens}
+        padded = {
+            name: self._pad_arrays(name, [document.tokens[name] for document in documents]) for name in first.tokens
+        }
         others = {name: [document.others[name] for document in documents] for name in first.others}
         return {**padded, LENGTHS: lengths, **others}
 
-    def _padded(self, name: str, arrays: Sequence[Array]) -> Array:
+    def _pad_arrays(self, name: str, arrays: Sequence[Array]) -> Array:
         longest = max(map(len, arrays))
         inner = arrays[0].shape[1:]
         if any(array.shape[1:] != inner for array in arrays):
@@ -103,12 +105,12 @@ class BucketAssembler:
 Assembler: TypeAlias = RowAssembler | BucketAssembler
 
 
-def assembler_of(packing: Packing | Buckets) -> Assembler:
+def make_assembler(packing: Packing | Buckets) -> Assembler:
     """Returns what makes rows, or buckets."""
     return BucketAssembler(packing) if isinstance(packing, Buckets) else RowAssembler(packing)
 
 
-def _along_first_axis(value: object) -> Array | None:
+def _read_array(value: object) -> Array | None:
     """Returns a value as an array with an axis, at least, or None if it is something else."""
     if isinstance(value, np.ndarray):
         return value if value.ndim and value.dtype.kind in "biufc" else None
@@ -121,5 +123,5 @@ def _along_first_axis(value: object) -> Array | None:
 
 
 def _length(value: object) -> str:
-    array = _along_first_axis(value)
+    array = _read_array(value)
     return "no length" if array is None else str(len(array))

@@ -33,7 +33,7 @@ def collate_rows(rows: Sequence[Row]) -> dict[str, object]:
     from torch.utils.data import default_collate
 
     def stack(values: Sequence[object]) -> object:
-        block = _block(values)
+        block = _find_block(values)
         if block is not None:
             return torch.from_numpy(block)
         first = values[0]
@@ -41,15 +41,15 @@ def collate_rows(rows: Sequence[Row]) -> dict[str, object]:
             return {name: stack([row[name] for row in cast("Sequence[Row]", values)]) for name in first}
         return default_collate(list(values))
 
-    return _joined(rows, stack, lambda values, field: join_ragged(values, [field]), torch.from_numpy)
+    return _collate(rows, stack, lambda values, field: join_ragged(values, [field]), torch.from_numpy)
 
 
 def collate_row_buffers(rows: Sequence[Row]) -> dict[str, object]:
     """Makes the same batch with buffers in place of tensors, for the workers of `StreamingDataLoader`."""
-    return _joined(rows, collate, lambda values, field: collate_ragged(values, [field]), ArrayBuffer)
+    return _collate(rows, collate, lambda values, field: collate_ragged(values, [field]), ArrayBuffer)
 
 
-def _joined(
+def _collate(
     rows: Sequence[Row],
     stack: Callable[[Any], Any],
     join: Callable[[list[object], str], Mapping[Any, object]],
@@ -71,7 +71,7 @@ def _joined(
     batch[BOUNDS] = as_tensor(_joined_bounds(rows, len(first[DOCUMENTS])))
     batch[LONGEST] = max(row[LONGEST] for row in rows)
     for name in first.keys() - batch.keys():
-        batch[name] = _of_documents(name, [value for row in rows for value in row[name]], stack, join)
+        batch[name] = _join_values(name, [value for row in rows for value in row[name]], stack, join)
     return {name: batch[name] for name in first}
 
 
@@ -81,14 +81,14 @@ def _bucket(
     join: Callable[[list[object], str], Mapping[Any, object]],
     as_tensor: Callable[[npt.NDArray[Any]], object],
 ) -> dict[str, object]:
-    """Makes the batch of a bucket, which is alone in it; arguments as of `_joined`."""
+    """Makes the batch of a bucket, which is alone in it; arguments as of `_collate`."""
     return {
-        name: as_tensor(value) if isinstance(value, np.ndarray) else _of_documents(name, value, stack, join)
+        name: as_tensor(value) if isinstance(value, np.ndarray) else _join_values(name, value, stack, join)
         for name, value in bucket.items()
     }
 
 
-def _of_documents(
+def _join_values(
     name: str,
     values: list[object],
     stack: Callable[[Any], Any],
@@ -103,17 +103,17 @@ def _of_documents(
     if isinstance(first, np.ndarray):
         same = {(value.dtype, value.shape[1:]) if isinstance(value, np.ndarray) else None for value in values}
         joinable = len(same) == 1 and first.ndim > 0 and first.dtype.kind in "biufc"
-        return join([{name: value} for value in values], name)[name] if joinable else _as_given(values, stack)
+        return join([{name: value} for value in values], name)[name] if joinable else _stack_alike(values, stack)
     if isinstance(first, Mapping):
         keys = first.keys()
         if all(isinstance(value, Mapping) and value.keys() == keys for value in values):
             rows = cast("list[Row]", values)
-            return {key: _of_documents(f"{name}.{key}", [row[key] for row in rows], stack, join) for key in keys}
+            return {key: _join_values(f"{name}.{key}", [row[key] for row in rows], stack, join) for key in keys}
         return values
-    return _as_given(values, stack)
+    return _stack_alike(values, stack)
 
 
-def _as_given(values: list[object], stack: Callable[[Any], Any]) -> object:
+def _stack_alike(values: list[object], stack: Callable[[Any], Any]) -> object:
     """Returns what torch makes of numbers, texts, or arrays of one shape; of all else the list."""
     if not values:
         return []
@@ -125,7 +125,7 @@ def _as_given(values: list[object], stack: Callable[[Any], Any]) -> object:
     return stack(values) if len(shapes) == 1 and next(iter(shapes))[1] is not None else values
 
 
-def _block(values: Sequence[object]) -> npt.NDArray[Any] | None:
+def _find_block(values: Sequence[object]) -> npt.NDArray[Any] | None:
     """Returns the array whose rows these values are, all of them and in order, or None if they are something else."""
     block = getattr(values[0], "base", None)
     if not isinstance(block, np.ndarray) or len(block) != len(values):

@@ -42,14 +42,14 @@ class DocumentCosts:
     def __init__(self, manifest: Manifest, measured: str | Estimate | None, fields: tuple[str, ...] = ()) -> None:
         self._manifest = manifest
         self._measured = measured
-        self._column = _opened(measured, manifest) if isinstance(measured, str) else None
+        self._column = _map_file(measured, manifest) if isinstance(measured, str) else None
         self._token_bytes = 0.0
         self._constant = 0
         if isinstance(measured, Estimate):
             _check_bytes(manifest)
             self._token_bytes = measured.bytes_per_token
         elif measured is None:
-            self._token_bytes, self._constant = _known(manifest, fields)
+            self._token_bytes, self._constant = _find_known(manifest, fields)
 
     def __repr__(self) -> str:
         known = f"{self._constant} tokens" if self._constant else f"{self._token_bytes} bytes a token"
@@ -76,7 +76,7 @@ class DocumentCosts:
                 kept.write(name, partial(Path.write_text, data=found))
         return found
 
-    def of(self, ordinals: Integers) -> Integers:
+    def count_tokens(self, ordinals: Integers) -> Integers:
         """Returns the tokens of samples, by their ordinals in the manifest: (N,)."""
         if self._column is not None:
             counts = self._column[ordinals]
@@ -105,7 +105,7 @@ def _read_digest(path: Path) -> str:
     return text
 
 
-def _known(manifest: Manifest, fields: tuple[str, ...]) -> tuple[int, int]:
+def _find_known(manifest: Manifest, fields: tuple[str, ...]) -> tuple[int, int]:
     """Returns the bytes of a token, or the tokens of every sample; the other is 0."""
     kinds = {spec.name: _NUMBERS.fullmatch(spec.kind) for spec in manifest.facts.fields}
     named = {name: kinds.get(name) for name in fields} or kinds
@@ -136,7 +136,7 @@ def _check_bytes(manifest: Manifest) -> None:
         )
 
 
-def _opened(path: str, manifest: Manifest) -> npt.NDArray[np.integer]:
+def _map_file(path: str, manifest: Manifest) -> npt.NDArray[np.integer]:
     """Maps the numbers of a file."""
     try:
         column = np.load(Path(path), mmap_mode="r", allow_pickle=False)

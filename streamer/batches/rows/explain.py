@@ -33,7 +33,7 @@ def explain_rows(planned: PlannedRows, stored_bytes: int, global_batch: int, see
         seed: Seed of the order.
     """
     lines = [
-        f"rows     {planned.in_words()}",
+        f"rows     {planned.describe()}",
         f"sets     {_local(planned, stored_bytes, global_batch, seed)}",
         "balance  the dearest rank of a step by the mean of all; n tokens of a document cost {} n + {} n^2".format(
             *ROW_COST

@@ -358,7 +358,7 @@ NO_PACKING = NoPacking()
 AnyPacking: TypeAlias = RowOption | NoPacking
 
 
-def as_packing(given: object) -> AnyPacking:
+def read_packing(given: object) -> AnyPacking:
     """Returns the packing of an argument, which may be left out, or a mapping of its fields, as a file has it.
 
     Raises:

@@ -131,7 +131,7 @@ class OrderRows(ABC):
         return self.recipe.spec
 
     @abstractmethod
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Returns a description, for the log."""
 
     @abstractmethod
@@ -246,7 +246,7 @@ class SampleRows(OrderRows):
         """See `OrderRows`."""
         raise ConfigError("rows is for a dataset with packing=; this one has samples", field="packing")
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """See `OrderRows`."""
         return "samples, which are not packed"
 
@@ -280,7 +280,7 @@ class SampleRows(OrderRows):
         """See `OrderRows`."""
         assert data.lengths is not None, "costs are asked for where samples are balanced"
         # So that the sum of a superwindow fits 63 bits, see `BalanceSpec`.
-        length = data.lengths.of(data.to_manifest(numbers)).clip(0, MOST_LENGTH)
+        length = data.lengths.count_tokens(data.to_manifest(numbers)).clip(0, MOST_LENGTH)
         cost: Integers = coefficients[0] * length + coefficients[1] * length**2
         return cost
 

@@ -68,7 +68,7 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
         total = int((cost[0] * sizes + cost[1] * sizes**2).sum())
         return PackedCounts(len(made), cut, int(sizes.sum()), places, total, self.estimated, self.overflowed)
 
-    def settled(self, tokens: Mapping[int, int], packing: Packing) -> Pieces:
+    def settle(self, tokens: Mapping[int, int], packing: Packing) -> Pieces:
         """Returns the pieces of documents whose tokens were estimated, now that these are known.
 
         A piece is the same share of its document. What has no room in its row is left out; documents that were not
@@ -98,7 +98,7 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
         return Pieces(self.document, begin, fits, found, self.first, estimated, overflowed)
 
     @classmethod
-    def joined(cls, parts: list[Pieces]) -> Pieces:
+    def join(cls, parts: list[Pieces]) -> Pieces:
         """Joins those of several runs of rows, one run after the other."""
         document, begin, size, tokens = (
             np.concatenate([getattr(part, name) for part in parts]) for name in cls.__struct_fields__[:4]

@@ -21,8 +21,8 @@ from streamer.batches.rows.table import Documents, Integers, RowTable
 from streamer.config import counted
 from streamer.order.level import BalanceSpec, level_of
 from streamer.order.protocol import Order
-from streamer.order.row_order import RowOrder, joined_sets, row_window
-from streamer.order.rows.content import RowContent, Rows
+from streamer.order.row_order import RowOrder, join_sets, row_window
+from streamer.order.rows.content import RowContent, SetRows
 from streamer.order.rows.sets import Sets
 from streamer.order.rows.spec import RowSpec
 from streamer.order.spec import OrderSpec, auto_lanes
@@ -37,7 +37,7 @@ Narrow = npt.NDArray[np.uint32] | Integers
 _KEPT_ITEMS = 1 << 22
 
 
-class _Open(msgspec.Struct, frozen=True, eq=False):
+class _OpenSet(msgspec.Struct, frozen=True, eq=False):
     """A set that is open in an epoch, in 16 bytes for each document.
 
     Attributes:
@@ -58,7 +58,9 @@ class _Open(msgspec.Struct, frozen=True, eq=False):
     shift: Integers
 
     @classmethod
-    def of(cls, rows: Rows, costs: Integers, documents: Documents, chunks: npt.NDArray[np.uint32]) -> _Open:
+    def make_from(
+        cls, rows: SetRows, costs: Integers, documents: Documents, chunks: npt.NDArray[np.uint32]
+    ) -> _OpenSet:
         items = rows.items
         ends = np.cumsum(documents.chunk_samples[chunks])
         return cls(
@@ -131,7 +133,7 @@ class PlannedRows(OrderRows):
         self.left_out = int(table.left_out.sum())
         self.first: Integers = np.append(0, np.cumsum(table.counts))
         self.documents = documents
-        self._open: OrderedDict[tuple[int, int, int], _Open] = OrderedDict()
+        self._open: OrderedDict[tuple[int, int, int], _OpenSet] = OrderedDict()
         self._items = 0
 
     def __repr__(self) -> str:
@@ -156,7 +158,7 @@ class PlannedRows(OrderRows):
         """Number of rows of an epoch, over all ranks."""
         return int(self.first[-1])
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Describes the rows, for the log."""
         spec = self.recipe.spec
         packing = self.recipe.packing
@@ -179,7 +181,7 @@ class PlannedRows(OrderRows):
             epoch: Epoch of the order; for a member of a mix its pass.
         """
         number = int(np.searchsorted(self.first, row, side="right")) - 1
-        opened = self._opened(number, seed, epoch)
+        opened = self._open_set(number, seed, epoch)
         at = row - int(self.first[number])
         part = slice(int(opened.first[at]), int(opened.first[at + 1]))
         begin, size, tokens = (column[part].astype(np.int64) for column in (opened.begin, opened.size, opened.tokens))
@@ -218,7 +220,7 @@ class PlannedRows(OrderRows):
     def map_to_chunks(self, order: Order, members: Sequence[OrderRows], first_chunks: Sequence[int]) -> Order:
         """See `OrderRows`."""
         sets = [cast("PlannedRows", rows).sets for rows in members]
-        return RowOrder(cast("EpochOrder", order), joined_sets(list(zip(sets, first_chunks, strict=False))))
+        return RowOrder(cast("EpochOrder", order), join_sets(list(zip(sets, first_chunks, strict=False))))
 
     def geometry(
         self, data: SampleSource, global_batch: int, level: BalanceSpec | UnsetType, given: Geometry
@@ -231,7 +233,7 @@ class PlannedRows(OrderRows):
 
     def explain(self, spec: OrderSpec, data: SampleSource, global_batch: int, nodes: int) -> str:
         """See `OrderRows`."""
-        return f"{self.in_words()}; order {spec.order_id}, {counted(spec.lanes, 'lanes')}"
+        return f"{self.describe()}; order {spec.order_id}, {counted(spec.lanes, 'lanes')}"
 
     def costs(self, rows: Integers, seed: int, epoch: int, coefficients: tuple[int, int]) -> Integers:
         """Returns the cost of some rows, (N,): the sum over their documents.
@@ -245,14 +247,14 @@ class PlannedRows(OrderRows):
         sets = np.searchsorted(self.first, rows, side="right") - 1
         found = np.empty(len(rows), np.int64)
         for number in unique(sets).tolist():
-            opened = self._opened(number, seed, epoch)
+            opened = self._open_set(number, seed, epoch)
             mine = sets == number
             tokens = opened.size.astype(np.int64)
             own = np.add.reduceat(coefficients[0] * tokens + coefficients[1] * tokens**2, opened.first[:-1])
             found[mine] = own[rows[mine] - self.first[number]]
         return found
 
-    def _opened(self, number: int, seed: int, epoch: int) -> _Open:
+    def _open_set(self, number: int, seed: int, epoch: int) -> _OpenSet:
         """Opens a set in an epoch; the sets used last are kept."""
         key = number, seed, epoch
         if key in self._open:
@@ -260,11 +262,11 @@ class PlannedRows(OrderRows):
             return self._open[key]
         documents = self.documents
         chunks = self.sets.chunks(number)
-        numbers = documents.of_chunks(chunks)
+        numbers = documents.list_documents(chunks)
         content = RowContent(self.recipe.spec, seed if documents.shuffle else None)
         costs = documents.costs(numbers)
         rows = content.rows(costs, numbers, epoch, int(self.counts[number]))
-        opened = self._open[key] = _Open.of(rows, costs, documents, chunks)
+        opened = self._open[key] = _OpenSet.make_from(rows, costs, documents, chunks)
         self._items += len(opened.document)
         while self._items > _KEPT_ITEMS and len(self._open) > 1:
             _, closed = self._open.popitem(last=False)

@@ -20,7 +20,7 @@ from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
 from streamer.manifest.arrow_ipc.reader import map_table
 from streamer.manifest.kept import KeptFiles, hash_question
 from streamer.order.rows.content import row_counts
-from streamer.order.rows.items import kept_costs
+from streamer.order.rows.items import limit_costs
 from streamer.order.rows.sets import Sets, chunks_per_set, make_sets
 from streamer.order.rows.spec import RowSpec
 
@@ -64,7 +64,7 @@ class Documents(msgspec.Struct, frozen=True, eq=False):
     shuffle: bool
     reopen: Callable[[], Documents] | None = None
 
-    def of_chunks(self, chunks: npt.NDArray[np.uint32]) -> Integers:
+    def list_documents(self, chunks: npt.NDArray[np.uint32]) -> Integers:
         """Returns the numbers of the documents of some chunks, chunk after chunk: (D,)."""
         firsts = self.chunk_first[chunks]
         counts = self.chunk_samples[chunks]
@@ -96,10 +96,10 @@ class RowTable(msgspec.Struct, frozen=True, eq=False):
             ManifestError: no document has a token.
             ConfigError: a document is longer than a row, and overflow="error"; or all are, and overflow="drop".
         """
-        with _running(documents) as run:
-            of_chunks = np.hstack(run(partial(_tokens_of_chunks, spec), _cut(len(documents.chunk_samples))))
+        with _start_runner(documents) as run:
+            of_chunks = np.hstack(run(partial(_sum_tokens, spec), _cut(len(documents.chunk_samples))))
             if (tokens := int(of_chunks[0].sum())) == 0:
-                raise _without_rows(spec, int(documents.chunk_first[-1]), int(of_chunks[1].sum()))
+                raise _explain_no_rows(spec, int(documents.chunk_first[-1]), int(of_chunks[1].sum()))
             per_set = chunks_per_set(documents.chunk_samples, tokens, spec.length, spec.set_rows)
             sets = make_sets(documents.chunk_samples, per_set, shuffle=documents.shuffle)
             counts = np.concatenate(run(partial(_counts, spec), [sets.part(*ends) for ends in _cut(len(sets))]))
@@ -129,7 +129,7 @@ class RowTable(msgspec.Struct, frozen=True, eq=False):
         write_table(path, dict(zip(_SCHEMA, columns, strict=True)))
 
 
-def _without_rows(spec: RowSpec, documents: int, tokens: int) -> ManifestError | ConfigError:
+def _explain_no_rows(spec: RowSpec, documents: int, tokens: int) -> ManifestError | ConfigError:
     """The error of documents of which none is in a row, although they have `tokens`."""
     if not tokens:
         return ManifestError(f"none of the {documents} documents has a token for a row of {spec.length}")
@@ -148,7 +148,7 @@ def _cut(count: int) -> list[tuple[int, int]]:
 
 
 @contextmanager
-def _running(
+def _start_runner(
     documents: Documents,
 ) -> Iterator[Callable[[Callable[[Documents, Task], Integers], Sequence[Task]], list[Integers]]]:
     """Yields what runs tasks over documents: in this process, or where there are many in one for each core."""
@@ -162,18 +162,20 @@ def _running(
     pool = Processes(cores)
     reopen = documents.reopen
     try:
-        yield lambda work, tasks: list(pool.map(partial(_reopened, reopen, work), tasks))
+        yield lambda work, tasks: list(pool.map(partial(_reopen_and_run, reopen, work), tasks))
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _reopened(reopen: Callable[[], Documents], work: Callable[[Documents, Task], Integers], task: Task) -> Integers:
+def _reopen_and_run(
+    reopen: Callable[[], Documents], work: Callable[[Documents, Task], Integers], task: Task
+) -> Integers:
     return work(reopen(), task)
 
 
 def _counts(spec: RowSpec, documents: Documents, sets: Sets) -> Integers:
     """Returns the rows of some sets."""
-    return row_counts(spec, sets, lambda number: documents.costs(documents.of_chunks(sets.chunks(number))))
+    return row_counts(spec, sets, lambda number: documents.costs(documents.list_documents(sets.chunks(number))))
 
 
 def _check_counts(costs: Integers, first: int) -> None:
@@ -186,7 +188,7 @@ def _check_counts(costs: Integers, first: int) -> None:
         )
 
 
-def _tokens_of_chunks(spec: RowSpec, documents: Documents, chunks: tuple[int, int]) -> Integers:
+def _sum_tokens(spec: RowSpec, documents: Documents, chunks: tuple[int, int]) -> Integers:
     """Returns the tokens of each chunk of a run, (2, M): those that go to rows, and all.
 
     Raises:
@@ -200,7 +202,7 @@ def _tokens_of_chunks(spec: RowSpec, documents: Documents, chunks: tuple[int, in
         costs = documents.costs(numbers)
         if spec.costs:
             _check_counts(costs, first)
-        sums = total + np.cumsum([kept_costs(costs, spec), np.maximum(costs, 0)], axis=1)
+        sums = total + np.cumsum([limit_costs(costs, spec), np.maximum(costs, 0)], axis=1)
         here = slice(*np.searchsorted(ends, [first, first + len(numbers)], side="right"))
         before[:, here] = sums[:, ends[here] - first - 1]
         total = sums[:, -1:]

@@ -41,7 +41,7 @@ class JoinCost(msgspec.Struct, frozen=True, kw_only=True):
     uses: float
     runs: float
 
-    def expected(self, kept: float) -> tuple[int, int]:
+    def estimate(self, kept: float) -> tuple[int, int]:
         """Bytes and requests where this share of the right side is kept, and each use of the rest is fetched."""
         passing = 1.0 - kept
         return (
@@ -73,14 +73,14 @@ def join_cost(join: OpenedJoin, left: OpenedDataset) -> JoinCost:
     )
 
 
-def in_words(join: OpenedJoin, left: OpenedDataset, cache_bytes: int) -> str:
+def describe_join(join: OpenedJoin, left: OpenedDataset, cache_bytes: int) -> str:
     """What is said before the training, with a cache of this size."""
     cost = join_cost(join, left)
     found = join.table.found
     having = found if left.selection is None else found[left.selection.ordinals]
     # What is kept of the right side saves more than what is kept of the left one, which comes after it.
     kept = min(1.0, cache_bytes / max(1, cost.local_bytes))
-    fetched_bytes, requests = cost.expected(kept)
+    fetched_bytes, requests = cost.estimate(kept)
     text = (
         f"join     {join.recipe.name}: {np.count_nonzero(having):,} of {left.samples:,} samples have rows; "
         f"an epoch fetches {format_bytes(fetched_bytes)} in {requests:,} requests for them, "

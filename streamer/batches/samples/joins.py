@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamer.batches.samples.maker import ByteSource, SampleLocation, located
+from streamer.batches.samples.maker import ByteSource, SampleLocation, locate_samples
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.rule import DecodeRule
 from streamer.errors import DecodeError
@@ -136,7 +136,7 @@ class JoinReader:
         Raises:
             ChunkUnreadableError: as of `values`.
         """
-        self._batch = list(zip(ordinals.tolist(), self._located(ordinals), strict=True))
+        self._batch = list(zip(ordinals.tolist(), self._locate_rows(ordinals), strict=True))
         self._index = {ordinal: at for at, (ordinal, _) in enumerate(self._batch)}
         self._read = {}
 
@@ -163,17 +163,17 @@ class JoinReader:
         """The name in the right side of a field of samples."""
         return next((field for field, to in self._joined.recipe.columns or () if to == name), name)
 
-    def _located(self, ordinals: Integers) -> Iterator[list[SampleLocation]]:
+    def _locate_rows(self, ordinals: Integers) -> Iterator[list[SampleLocation]]:
         """The places of the rows of each sample."""
         owner, rows = self._table.rows_of(ordinals)
-        places = iter(starmap(SampleLocation, zip(*located(self._manifest, self._content, rows), strict=True)))
+        places = iter(starmap(SampleLocation, zip(*locate_samples(self._manifest, self._content, rows), strict=True)))
         return (list(islice(places, count)) for count in np.bincount(owner, minlength=len(ordinals)).tolist())
 
     def _read_from(self, ordinal: int) -> None:
         """Reads the rows of a sample, and of those after it in the batch as long as these are short."""
         at = self._index.get(ordinal)
         if at is None:
-            return self._take([(ordinal, next(self._located(np.array([ordinal], np.int64))))])
+            return self._take([(ordinal, next(self._locate_rows(np.array([ordinal], np.int64))))])
         lengths = (sum(place.stop - place.start for place in places) for _, places in islice(self._batch, at, None))
         short = sum(1 for _ in takewhile(_AHEAD_BYTES.__ge__, accumulate(lengths)))
         try:
@@ -190,7 +190,7 @@ class JoinReader:
         try:
             found, fields = self._opener.open(content, name)
             key = str(row) if found is None else found
-            sample = self._decoder(key, self._wanted(key, fields), raw=raw)
+            sample = self._decoder(key, self._select_fields(key, fields), raw=raw)
         except DecodeError as error:
             raise DecodeError(f"{error.message} (row {row} of the join with {self._joined.recipe.name})") from error
         if self._columns is not None:
@@ -198,7 +198,7 @@ class JoinReader:
         del sample[_KEY]
         return sample
 
-    def _wanted(self, key: str, fields: Sequence[Field]) -> list[Field]:
+    def _select_fields(self, key: str, fields: Sequence[Field]) -> list[Field]:
         """The fields of a row that samples get."""
         if self._columns is None:
             return [field for field in fields if field.name not in (_KEY, self._joined.recipe.key)]
@@ -212,7 +212,7 @@ class JoinReader:
         return found
 
 
-def joined_schedule(schedule: EpochSchedule, joins: Sequence[tuple[OpenedJoin, tuple[int, int], int]]) -> EpochSchedule:
+def join_schedule(schedule: EpochSchedule, joins: Sequence[tuple[OpenedJoin, tuple[int, int], int]]) -> EpochSchedule:
     """Adds the chunks of the right sides to a schedule.
 
     Args:
@@ -228,7 +228,7 @@ def joined_schedule(schedule: EpochSchedule, joins: Sequence[tuple[OpenedJoin, t
         owner, used = joined.table.uses_of(schedule.chunk[mine].astype(np.int64) - start)
         entry = mine[owner]
         number = np.zeros(len(entry), np.uint32) if schedule.passes is None else schedule.passes[entry]
-        chunk, first, last, number = merged(used + base, schedule.first[entry], schedule.last[entry], number)
+        chunk, first, last, number = merge_uses(used + base, schedule.first[entry], schedule.last[entry], number)
         chunks.append(chunk.astype(np.uint32))
         firsts.append(first)
         lasts.append(last)
@@ -245,7 +245,7 @@ def joined_schedule(schedule: EpochSchedule, joins: Sequence[tuple[OpenedJoin, t
     )
 
 
-def merged(
+def merge_uses(
     chunk: Integers, first: Integers, last: Integers, passes: npt.NDArray[np.uint32]
 ) -> tuple[Integers, Integers, Integers, npt.NDArray[np.uint32]]:
     """Joins uses of one chunk whose steps overlap to one use; the others stay apart, so that it may leave meanwhile."""

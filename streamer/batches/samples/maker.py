@@ -162,7 +162,7 @@ class SampleMaker:
         Raises:
             ChunkUnreadableError: a recoded chunk, which says itself where its samples are, is missing or wrong.
         """
-        columns = located(self._manifest, self._content, ordinals)
+        columns = locate_samples(self._manifest, self._content, ordinals)
         numbers = columns[3] if codes is None else codes.tolist()
         return [SampleLocation(*row) for row in zip(*columns, numbers, runs, repeat(member), strict=False)]
 
@@ -258,9 +258,9 @@ class SampleMaker:
                 look(content, fields)
             sample = self.build(place, key, fields, row, raw=raw)
         except DecodeError as error:
-            raise self._located(error, place) from error
+            raise self._add_place(error, place) from error
         except SystemExit as error:
-            raise self._exited(error, "decoder", place, "") from error
+            raise self._refuse_exit(error, "decoder", place, "") from error
         self.spent(1, started)
         return sample
 
@@ -290,7 +290,7 @@ class SampleMaker:
         Raises:
             DecodeError: a field does not have the type of its name.
         """
-        draws = partial(self._clip_draws.at, place.run, place.ordinal)
+        draws = partial(self._clip_draws.find_generator, place.run, place.ordinal)
         sample = self.decoder(key, fields, row, in_place, raw=raw, draws=draws)
         if (label := self._name(place.ordinal).label) >= 0:
             _refuse_field(sample, "label", "the number of its class folder; name the folder of the files as the url")
@@ -299,7 +299,7 @@ class SampleMaker:
             self._joiner.check_apart(sample.keys())
             sample |= self._joiner.values(key, fields)
         for join in self._joins:
-            sample |= checked_apart(sample, join.values(place.ordinal, raw), join.field_of)
+            sample |= refuse_shared_fields(sample, join.values(place.ordinal, raw), join.field_of)
         if self._rules.source_key is not None:
             _refuse_field(sample, self._rules.source_key, "the name of its dataset; source_key= names another field")
             sample[self._rules.source_key] = self._rules.member
@@ -321,7 +321,7 @@ class SampleMaker:
             return sample
         arguments: dict[str, object] = {}
         if self._takes_rng:
-            arguments["rng"] = self._draws.at(place.run, place.ordinal)
+            arguments["rng"] = self._draws.find_generator(place.run, place.ordinal)
         if self._takes_out:
             arguments["out"] = row
         # The function may change the sample.
@@ -331,7 +331,7 @@ class SampleMaker:
         try:
             made = transform(sample, **arguments)
         except SystemExit as error:
-            raise self._exited(error, "transform", place, key) from error
+            raise self._refuse_exit(error, "transform", place, key) from error
         except Exception as error:
             fields = f"; its fields are {', '.join(sample)}" if isinstance(error, KeyError) else ""
             error.add_note(f"raised by the transform for {self._text(place, key)}{fields}")
@@ -361,7 +361,7 @@ class SampleMaker:
         member = f"[{self._rules.member!r}]" if self._rules.member else ""
         return f"dataset{member}[{self._number(ordinal)}]"
 
-    def _located(self, error: DecodeError, place: SampleLocation) -> DecodeError:
+    def _add_place(self, error: DecodeError, place: SampleLocation) -> DecodeError:
         where = _where(self._manifest, place.ordinal)
         number = self._number(place.ordinal)
         return DecodeError(
@@ -369,7 +369,7 @@ class SampleMaker:
             **{**error.details, "ordinal": place.ordinal, "number": number, "object": where},
         )
 
-    def _exited(self, error: SystemExit, what: str, place: SampleLocation, key: object) -> WorkerError:
+    def _refuse_exit(self, error: SystemExit, what: str, place: SampleLocation, key: object) -> WorkerError:
         return WorkerError(
             f"the {what} has called sys.exit({error.code!r}) for {self._text(place, key)}; raise an exception to "
             "refuse a sample, and on_error='skip' replaces it",
@@ -389,7 +389,9 @@ def _refuse_field(sample: Sample, name: str, what: str) -> None:
         raise DecodeError(f"the sample has a field {name!r} of its own, and so would be called {what}")
 
 
-def checked_apart(sample: Sample, joined: Mapping[str, object], field_of: Callable[[str], str]) -> Mapping[str, object]:
+def refuse_shared_fields(
+    sample: Sample, joined: Mapping[str, object], field_of: Callable[[str], str]
+) -> Mapping[str, object]:
     """Returns the fields of a join; raises DecodeError where the sample has one of that name."""
     if twice := sample.keys() & joined.keys():
         name = min(twice)
@@ -400,7 +402,7 @@ def checked_apart(sample: Sample, joined: Mapping[str, object], field_of: Callab
     return joined
 
 
-def located(manifest: Manifest, content: ByteSource, ordinals: Integers) -> list[list[int]]:
+def locate_samples(manifest: Manifest, content: ByteSource, ordinals: Integers) -> list[list[int]]:
     """Locates samples: their numbers in their chunks, starts, stops, ordinals and chunks; errors as of `places`."""
     chunks, starts, stops = manifest.locate(ordinals)
     samples = ordinals - manifest.chunk_first[chunks]
@@ -412,7 +414,7 @@ def located(manifest: Manifest, content: ByteSource, ordinals: Integers) -> list
     return [column.tolist() for column in (samples, starts, stops, ordinals, chunks)]
 
 
-def sample_key(manifest: Manifest, ordinal: int) -> str:
+def describe_key(manifest: Manifest, ordinal: int) -> str:
     """A readable name of a sample: its path below the url; for samples in containers, object and byte range."""
     if manifest.whole_objects:
         return manifest.name(ordinal).object_key

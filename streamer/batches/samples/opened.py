@@ -133,7 +133,7 @@ class OpenedDataset:
             digest=self.digest,
             chunk_samples=self.chunk_samples,
             chunk_first=self.chunk_first,
-            costs=lambda numbers: costs.of(self.to_manifest(numbers)),
+            costs=lambda numbers: costs.count_tokens(self.to_manifest(numbers)),
             shuffle=shuffle,
             reopen=partial(_documents_of, self.manifest.path, self.selection_file, packing, shuffle),
         )
@@ -353,12 +353,12 @@ class Members:
         """Adds what the joins need to the schedule of the members."""
         if not self.joins:
             return schedule
-        from streamer.batches.samples.joins import joined_schedule
+        from streamer.batches.samples.joins import join_schedule
 
         first = self.first_chunks
         starts = self.first_chunks_of_parts[len(self.each) :]
         spans = [(first[number], first[number + 1]) for number, _ in self.joins]
-        return joined_schedule(schedule, list(zip([join for _, join in self.joins], spans, starts, strict=False)))
+        return join_schedule(schedule, list(zip([join for _, join in self.joins], spans, starts, strict=False)))
 
 
 def _documents_of(path: Path, selection: tuple[str, Path] | None, packing: RowOption, shuffle: bool) -> Documents:

@@ -44,7 +44,7 @@ class StreamCodes:
         self._book = find_orders(spec).codes(members.each)
         self._seeds = [order.seed for order in spec.orders]
 
-    def of(self, ordinals: Integers) -> Integers:
+    def encode(self, ordinals: Integers) -> Integers:
         """The codes of what the order calls its samples; of rows, what the order calls them."""
         return self._members.each[0].rows.codes(self._book, ordinals)
 
@@ -65,7 +65,7 @@ class StreamCodes:
             pieces.append(part := self._members.each[member].rows.pieces(number, self._seeds[member], run))
             same = np.ones_like(part.document)
             found.append(self._book.encode(member * same, turn * same, part.document))
-        return np.concatenate(found), Pieces.joined(pieces)
+        return np.concatenate(found), Pieces.join(pieces)
 
     def costs(self, epoch: int, rows: Integers, coefficients: tuple[int, int]) -> Integers:
         """Returns the costs of some rows, or samples that are not packed: (N,).
@@ -168,7 +168,7 @@ class Plans:
     def _build(self, epoch: int) -> RankPlan:
         recipe = self._recipe
         # From the order of the last epoch, which has computed the parts that are equal in all epochs.
-        self._order = order = self._order.at(epoch)
+        self._order = order = self._order.open_epoch(epoch)
         geometry = recipe.global_batch, recipe.world_size, recipe.rank, recipe.last_batch
         return RankPlan(order, *geometry, start=order.origin + recipe.start(epoch), runs=recipe.runs)
 
@@ -176,9 +176,9 @@ class Plans:
         """Returns each chunk's lane in one dataset, (M,); -1: no sample of it is selected. Not for a redrawn cut."""
         return cast("EpochOrder | RowOrder | BalancedOrder", self._order).chunk_lanes(self._chunks)
 
-    def drawn(self, epoch: int, position: int) -> Integers:
+    def count_drawn(self, epoch: int, position: int) -> Integers:
         """Returns a mix's samples by member among the first `position` positions of an epoch: (members,)."""
-        return cast("MixOrder | RowOrder", self.plan(epoch).order).drawn(position)
+        return cast("MixOrder | RowOrder", self.plan(epoch).order).count_drawn(position)
 
 
 def _first_order(recipe: BatchRecipe, members: Members, rounds: Rounds | NoRounds) -> Order:

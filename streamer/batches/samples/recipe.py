@@ -47,17 +47,17 @@ class StreamMaker:
         self._readers: dict[int, RowReader] = {}
         self._reading = 0
 
-    def of(self, member: int) -> RowReader:
+    def open_reader(self, member: int) -> RowReader:
         """Returns the reader of one member."""
         if member not in self._readers:
             own = self._members.each[member]
             content = CachedBytes(own.manifest, self._chunks, self._members.first_chunks[member])
             rules = self._recipe.members[member].rules
-            joins = self._joins(member)
+            joins = self._open_joins(member)
             self._readers[member] = RowReader(SampleMaker(own.manifest, content, rules, own.number, joins), content)
         return self._readers[member]
 
-    def _joins(self, member: int) -> list[RowSource]:
+    def _open_joins(self, member: int) -> list[RowSource]:
         """What reads the fields that samples of a member get from other datasets."""
         starts = self._members.first_chunks_of_parts[len(self._members.each) :]
         return [
@@ -68,9 +68,9 @@ class StreamMaker:
 
     def every(self) -> list[SampleMaker]:
         """The makers of all members."""
-        return [self.of(number).maker for number in range(len(self._recipe.members))]
+        return [self.open_reader(number).maker for number in range(len(self._recipe.members))]
 
-    def spent_reading(self, started: int) -> None:
+    def add_reading_time(self, started: int) -> None:
         """Adds the nanoseconds since `started` to the time of reading."""
         self._reading += time.perf_counter_ns() - started
 
@@ -89,16 +89,18 @@ class StreamMaker:
         every = self.codes.uses(epoch, codes)
         if len(every) == 1:
             # They are in the order of the codes.
-            return self.of(every[0].member).maker.places(every[0].ordinals, codes, every[0].runs, every[0].member)
+            return self.open_reader(every[0].member).maker.places(
+                every[0].ordinals, codes, every[0].runs, every[0].member
+            )
         found: dict[int, SampleLocation] = {}
         for uses in every:
-            places = self.of(uses.member).maker.places(uses.ordinals, codes[uses.rows], uses.runs, uses.member)
+            places = self.open_reader(uses.member).maker.places(uses.ordinals, codes[uses.rows], uses.runs, uses.member)
             found |= zip(uses.rows.tolist(), places, strict=True)
         return [found[index] for index in range(len(codes))]
 
     def make(self, place: SampleLocation) -> object:
         """Reads, opens, decodes and transforms one sample; see `SampleMaker.make`."""
-        return self.of(place.member).maker.make(place)
+        return self.open_reader(place.member).maker.make(place)
 
 
 class StreamReader:
@@ -130,7 +132,7 @@ class StreamReader:
     def batch(self, epoch: int, batch: int) -> tuple[Integers, npt.NDArray[np.bool_]]:
         """This rank's samples of one batch: codes, and which are repeats."""
         index = self._plans.plan(epoch).batch(batch)
-        return self._maker.codes.of(index.ordinals), index.repeated
+        return self._maker.codes.encode(index.ordinals), index.repeated
 
     @property
     def row_cost(self) -> tuple[int, int]:
@@ -186,17 +188,17 @@ class StreamReader:
         """
         started = time.perf_counter_ns()
         self._places = self._maker.places(epoch, ordinals)
-        by_member = self._by_member()
+        by_member = self._group_by_member()
         for member, places in by_member.items():
-            reader = self._maker.of(member)
+            reader = self._maker.open_reader(member)
             if documents:
                 reader.begin_apart(places, at)
             else:
                 reader.begin(places, rows if places else NO_SLOT, at)
-        self._readers = {member: self._maker.of(member) for member, places in by_member.items() if places}
-        self._maker.spent_reading(started)
+        self._readers = {member: self._maker.open_reader(member) for member, places in by_member.items() if places}
+        self._maker.add_reading_time(started)
 
-    def _by_member(self) -> Mapping[int, dict[int, SampleLocation]]:
+    def _group_by_member(self) -> Mapping[int, dict[int, SampleLocation]]:
         """The samples of the batch by member, with their indices. One without any ends the batch before."""
         if len(self._recipe.members) == 1:
             return {0: dict(enumerate(self._places))}

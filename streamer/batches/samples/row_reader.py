@@ -72,7 +72,7 @@ class WholeReader:
         for index in read_by_chunk(self._source, targets, at):
             self._contents[index] = targets[index][1][0]
 
-    def held(self, index: int) -> memoryview | None:
+    def find(self, index: int) -> memoryview | None:
         """The bytes of the sample at an index, if it was read."""
         return self._contents.get(index)
 
@@ -133,18 +133,18 @@ class RowReader:
             place: of the sample; not necessarily the one that `begin` got for the index.
             index: in the batch.
         """
-        if not self._rows.known and (content := self._held(place, index)) is not None:
+        if not self._rows.known and (content := self._find_content(place, index)) is not None:
             return self.maker.transform(place, self.maker.decode(place, content))
         row = self._rows.row(index)
         if not self.maker.decodes_into_rows:
             return self.maker.transform(place, self.maker.sample(place), row)
-        return self._in_place(place, index) or self._untransformed(place, index, row)
+        return self._make_in_place(place, index) or self._make_untransformed(place, index, row)
 
-    def _untransformed(self, place: SampleLocation, index: int, row: Row) -> Sample:
+    def _make_untransformed(self, place: SampleLocation, index: int, row: Row) -> Sample:
         if not self._rows.known:  # user code may keep its arguments
             return self.maker.sample(place, row)
         maker = self.maker
-        content = self._held(place, index)
+        content = self._find_content(place, index)
         if content is None:
             sample = maker.sample(place, row, self._scatter.learn, raw=Raw)
         else:
@@ -152,19 +152,19 @@ class RowReader:
         self._whole.learn(place, sample)
         return sample
 
-    def _held(self, place: SampleLocation, index: int) -> memoryview | None:
+    def _find_content(self, place: SampleLocation, index: int) -> memoryview | None:
         """The bytes of a sample, if they were read for its index."""
-        return self._whole.held(index) if place is self._places.get(index) else None
+        return self._whole.find(index) if place is self._places.get(index) else None
 
-    def _in_place(self, place: SampleLocation, index: int) -> Sample | None:
+    def _make_in_place(self, place: SampleLocation, index: int) -> Sample | None:
         """The sample whose arrays are already in their rows; None: it must be read."""
-        held = self._scatter.held(index, place.ordinal)
+        held = self._scatter.find(index, place.ordinal)
         if held is None:
             return None
         started = time.perf_counter_ns()
         try:
             key, fields = self.maker.open(place, held.content)
-            arrays = held.in_place(fields)
+            arrays = held.find_arrays(fields)
             if arrays is None:
                 return None
             # Copied: the next sample uses the same memory.

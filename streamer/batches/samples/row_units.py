@@ -8,7 +8,7 @@ from typing import cast
 from streamer.batches.batch.placement import NO_SLOT, Rows
 from streamer.batches.contracts import Collate
 from streamer.batches.rows.assemble import Document
-from streamer.batches.rows.bucket import Assembler, assembler_of
+from streamer.batches.rows.bucket import Assembler, make_assembler
 from streamer.batches.rows.collate import collate_row_buffers, collate_rows
 from streamer.batches.rows.options import Buckets, Packing
 from streamer.batches.rows.pieces import PackedCounts
@@ -41,7 +41,7 @@ class RowsOfBatch(BatchUnits):
     ) -> tuple[dict[int, object], PackedCounts]:
         """See `BatchUnits`: documents that are missing are left out of their rows."""
         out = rows.all(self._count)
-        documents, pieces = self._assembler.settled(cast("dict[int, Document]", made), self._pieces)
+        documents, pieces = self._assembler.settle(cast("dict[int, Document]", made), self._pieces)
         packed = self._assembler.rows(documents, pieces, out)
         counts = pieces.counts(list(documents), self._assembler.places(packed), self._source.row_cost)
         return dict(enumerate(packed)), counts
@@ -58,7 +58,7 @@ class RowUnitMaker(UnitMaker):
 
     def __init__(self, packing: Packing | Buckets) -> None:
         super().__init__(packing)
-        self._assembler = assembler_of(packing)
+        self._assembler = make_assembler(packing)
 
     def begin_batch(self, source: StreamReader, epoch: int, codes: Integers) -> RowsOfBatch:
         """See `UnitMaker`."""

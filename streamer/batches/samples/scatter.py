@@ -16,7 +16,7 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
-from streamer.batches.batch.buffers import Bytes, address
+from streamer.batches.batch.buffers import Bytes, find_address
 from streamer.batches.batch.placement import NO_SLOT, Key, Rows, RowShape
 from streamer.batches.samples.cached_bytes import CachedBytes
 from streamer.batches.samples.maker import SampleLocation
@@ -81,14 +81,16 @@ class Template(msgspec.Struct, frozen=True, dict=True):
         return sum(stop - start for start, stop in self.edges)
 
     @classmethod
-    def of(cls, content: memoryview, fields: Sequence[Field], decoder: SampleDecoder, rows: Rows) -> Template | None:
+    def from_sample(
+        cls, content: memoryview, fields: Sequence[Field], decoder: SampleDecoder, rows: Rows
+    ) -> Template | None:
         """The template of a sample; None: it has no array with a row, or too many other bytes."""
         holes = [hole for field in fields if (hole := _hole(content, field, decoder, rows)) is not None]
         share = sum(hole.shape.nbytes for hole in holes) / max(1, len(content))
         return cls(len(content), tuple(sorted(holes, key=lambda hole: hole.start))) if share >= _LEAST_SHARE else None
 
 
-class Held(msgspec.Struct, frozen=True):
+class HeldSample(msgspec.Struct, frozen=True):
     """A sample that was read around its holes.
 
     Attributes:
@@ -100,7 +102,7 @@ class Held(msgspec.Struct, frozen=True):
     _row: Row
     _count_in_place: Callable[[], None]
 
-    def in_place(self, fields: Sequence[Field]) -> Row | None:
+    def find_arrays(self, fields: Sequence[Field]) -> Row | None:
         """The arrays in their rows, by field; None: this sample does not match the template."""
         found = self._found(fields)
         if found is not None:
@@ -162,7 +164,7 @@ class ScatterReader:
         if alike:
             self._read(template, alike, rows, at)
 
-    def held(self, index: int, ordinal: int) -> Held | None:
+    def find(self, index: int, ordinal: int) -> HeldSample | None:
         """The sample at an index, if it was read; valid until the next call."""
         template = self._template
         rows = self._rows
@@ -173,14 +175,14 @@ class ScatterReader:
             self._whole[start:stop] = self._edges[index, at : at + stop - start]
             at += stop - start
         # Read-only: decoders would use a writable buffer in place, and the next sample uses the same memory.
-        return Held(self._whole.data.toreadonly(), template, rows.row(index), self._count_in_place)
+        return HeldSample(self._whole.data.toreadonly(), template, rows.row(index), self._count_in_place)
 
     def learn(self, content: memoryview, fields: Sequence[Field]) -> None:
         """Makes the template for the next batch from a sample that was read in the ordinary way, once per batch."""
         if not self._learning:
             return
         self._learning = False
-        template = Template.of(content, fields, self._decoder, self._rows)
+        template = Template.from_sample(content, fields, self._decoder, self._rows)
         if template is not None and not self._ordinals:
             self._template = template
 
@@ -263,4 +265,4 @@ def _hole(content: memoryview, field: Field, decoder: SampleDecoder, rows: Rows)
 
 def _offset(content: memoryview, field: Field) -> int:
     """Returns the offset of a field in the bytes of its sample."""
-    return address(field.content) - address(content)
+    return find_address(field.content) - find_address(content)

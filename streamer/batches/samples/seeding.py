@@ -51,11 +51,11 @@ class OwnGenerators:
     def __init__(self, user_code: Iterable[object]) -> None:
         self.found: list[Seed] = []
         self.refused: list[str] = []
-        for thing in _held(user_code):
+        for thing in _walk_objects(user_code):
             if is_generator(thing):
-                self._add(_name(thing), _seed_of(thing))
-            elif method := _seeding_method(thing):
-                self._add(f"{_name(thing)}.{method}", _seed_by(thing, method))
+                self._add(_describe_type(thing), _make_seed(thing))
+            elif method := _find_seeding_method(thing):
+                self._add(f"{_describe_type(thing)}.{method}", _make_seed_by(thing, method))
 
     def seed(self, mixed: int) -> None:
         """Seeds each of them differently from 64 bits."""
@@ -99,15 +99,15 @@ def is_generator(thing: object) -> bool:
     return torch is not None and isinstance(thing, torch.Generator)
 
 
-def nested_code(code: types.CodeType) -> Iterator[types.CodeType]:
+def walk_code(code: types.CodeType) -> Iterator[types.CodeType]:
     """Yields the code of a function, and of the functions in its body."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from nested_code(constant)
+            yield from walk_code(constant)
 
 
-def _held(roots: Iterable[object]) -> Iterator[object]:
+def _walk_objects(roots: Iterable[object]) -> Iterator[object]:
     """Yields the roots and what they hold, each once, in the same order in every process.
 
     Not the global generators, which are seeded as such, and not what an object holds that has a method to seed it.
@@ -124,7 +124,7 @@ def _held(roots: Iterable[object]) -> Iterator[object]:
                 continue
             seen[id(thing)] = thing
             yield thing
-            if not is_generator(thing) and _seeding_method(thing) is None:
+            if not is_generator(thing) and _find_seeding_method(thing) is None:
                 parts += islice(_parts(thing), _MOST_ITEMS)
         level = parts
 
@@ -136,7 +136,7 @@ def _parts(thing: object) -> Iterator[object]:
         for cell in thing.__closure__ or ():
             with contextlib.suppress(ValueError):  # not assigned yet
                 yield cell.cell_contents
-        names = dict.fromkeys(name for code in nested_code(thing.__code__) for name in code.co_names)
+        names = dict.fromkeys(name for code in walk_code(thing.__code__) for name in code.co_names)
         yield from (thing.__globals__[name] for name in names if name in thing.__globals__)
     elif isinstance(thing, functools.partial):
         yield from (thing.func, *thing.args, *thing.keywords.values())
@@ -153,17 +153,17 @@ def _parts(thing: object) -> Iterator[object]:
         yield vars(type(thing)).get("__call__")
 
 
-def _name(thing: object) -> str:
+def _describe_type(thing: object) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
-def _seeding_method(thing: object) -> str | None:
+def _find_seeding_method(thing: object) -> str | None:
     """The method with which albumentations, MONAI and others set the generators of a transform."""
     names = ("set_random_state", "set_random_seed")
     return next((name for name in names if callable(getattr(type(thing), name, None))), None)
 
 
-def _seed_by(thing: object, method: str) -> Seed | None:
+def _make_seed_by(thing: object, method: str) -> Seed | None:
     """The way to seed by a method; None: it needs other arguments."""
     setter = getattr(thing, method)
     parameters = list(inspect.signature(setter).parameters)
@@ -171,7 +171,7 @@ def _seed_by(thing: object, method: str) -> Seed | None:
         # One pair for all steps: albumentations 2.0.8 gives each step the same number in `set_random_seed`, so that two
         # flips would always agree.
         numpy, python = np.random.Generator(np.random.PCG64(0)), random.Random(0)
-        seeds = list(filter(None, map(_seed_of, (numpy, python))))
+        seeds = list(filter(None, map(_make_seed, (numpy, python))))
         return lambda mixed: ([seed(mixed) for seed in seeds], setter(numpy, python))
     try:
         inspect.signature(setter).bind(0)
@@ -180,10 +180,10 @@ def _seed_by(thing: object, method: str) -> Seed | None:
     return lambda mixed: setter(mixed & _LOW)
 
 
-def _seed_of(generator: object) -> Seed | None:
+def _make_seed(generator: object) -> Seed | None:
     """The way to seed a generator in place; None: there is none."""
     if isinstance(generator, np.random.Generator):
-        return _seed_of(generator.bit_generator)
+        return _make_seed(generator.bit_generator)
     if isinstance(generator, np.random.BitGenerator):
         bits, kind = generator, type(generator)
         is_numpys = kind.__module__.startswith("numpy.")
@@ -262,7 +262,7 @@ class SampleDraws:
     def _generator(self) -> np.random.Generator:
         return np.random.Generator(self._bits)
 
-    def at(self, epoch: int, ordinal: int) -> np.random.Generator:
+    def find_generator(self, epoch: int, ordinal: int) -> np.random.Generator:
         """The generator of one sample in one epoch; valid until the next call."""
         if epoch != self._epoch:
             self._epoch = epoch
@@ -273,7 +273,7 @@ class SampleDraws:
 
 
 @contextmanager
-def kept_globals() -> Iterator[None]:
+def keep_globals() -> Iterator[None]:
     """Restores the global generators afterwards: samples made in the trainer's process must not change their state."""
     python = random.getstate()
     numpy = np.random.get_state()

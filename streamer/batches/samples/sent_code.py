@@ -39,14 +39,14 @@ class SentCode:
 
     def __init__(self, contents: object) -> None:
         self._contents = contents
-        self._digest = _digest_of(contents)
+        self._digest = _digest_code(contents)
 
     def __repr__(self) -> str:
         return f"SentCode(compared={self._digest is not None})"
 
     def compare(self) -> None:
         """Warns, once, if a global, an attribute or another variable of it is no longer what it was."""
-        if self._digest is None or _digest_of(self._contents) in (self._digest, None):
+        if self._digest is None or _digest_code(self._contents) in (self._digest, None):
             return
         self._digest = None
         logger.warning(
@@ -56,12 +56,12 @@ class SentCode:
         )
 
 
-def _digest_of(contents: object) -> bytes | None:
+def _digest_code(contents: object) -> bytes | None:
     """Returns the digest of a pickle; None: it cannot be compared."""
     send_main_by_value()
     target = _Digest()
     try:
-        _Pickler(target, protocol=5).dump(contents)
+        _DigestPickler(target, protocol=5).dump(contents)
     except Exception:  # noqa: BLE001 - too large, or an object that has since opened a file or a connection
         return None
     return target.digest.digest()
@@ -81,7 +81,7 @@ class _Digest:
         self.digest.update(content)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _DigestPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Leaves out what changes by being used: generators, and objects of installed libraries (albumentations)."""
 
     _objects = 0

@@ -15,7 +15,7 @@ _MAX_CRASHES_IN_A_ROW = 20
 _MAX_START_CRASHES = 3
 
 
-def unopened(error: BaseException) -> BaseException:
+def explain_unopened(error: BaseException) -> BaseException:
     """Adds a hint to the error of a worker that cannot open the dataset."""
     error.add_note(
         "raised when a worker opened the dataset. Objects that a script defines are sent to workers by value, except "
@@ -24,20 +24,20 @@ def unopened(error: BaseException) -> BaseException:
     return error
 
 
-def located(error: BaseException, pending: Pending, ordinal: int) -> BaseException:
+def add_place(error: BaseException, pending: Pending, ordinal: int) -> BaseException:
     """Adds epoch and batch to an error that a worker reported."""
     where = "a sample" if ordinal >= 0 else "the collate function"
     error.add_note(f"raised in a worker by {where} of epoch {pending.epoch}, batch {pending.batch}")
     return error
 
 
-def crashed_too_often(pending: Pending, report: ExitReport) -> bool:
+def count_crash(pending: Pending, report: ExitReport) -> bool:
     """Counts the crash of a worker on a batch; returns whether the batch is not made again in the same way."""
     doing = report.doing
     return doing.task == pending.task and pending.count_crash(doing.ordinal) >= MAX_CRASHES_PER_SAMPLE
 
 
-def repeated_crash(pending: Pending, what: str, report: ExitReport, timeout_seconds: float) -> WorkerError:
+def explain_crashes(pending: Pending, what: str, report: ExitReport, timeout_seconds: float) -> WorkerError:
     """The error for a sample, or a batch, on which every worker crashes or exceeds the timeout."""
     where = f"{what}, epoch {pending.epoch}, batch {pending.batch},"
     if report.timed_out:
@@ -62,7 +62,7 @@ def repeated_crash(pending: Pending, what: str, report: ExitReport, timeout_seco
     )
 
 
-def overdue(what: str, ordinal: int, timeout_seconds: float) -> WorkerError:
+def explain_overdue(what: str, ordinal: int, timeout_seconds: float) -> WorkerError:
     """The error for a sample that exceeds the timeout in a worker thread, which cannot be killed."""
     return WorkerError(
         f"{what} has taken longer than timeout={timeout_seconds:g} s in a worker thread, which cannot be "
@@ -97,7 +97,7 @@ class CrashStreak:
         )
 
 
-def unreadable(pending: Pending, chunk: int, reason: str) -> IntegrityError:
+def explain_unreadable(pending: Pending, chunk: int, reason: str) -> IntegrityError:
     """The error for a chunk that is still wrong after several new leases."""
     return IntegrityError(
         f"epoch {pending.epoch}, batch {pending.batch}: chunk {chunk} cannot be read after {REREADS} new leases: "

@@ -54,7 +54,7 @@ class Connect(msgspec.Struct, frozen=True, tag=True):
     """Serve another pool; its socket and a memory file with its `ProcessContext` come along (control socket)."""
 
 
-class Start(msgspec.Struct, frozen=True, tag=True):
+class StartWorker(msgspec.Struct, frozen=True, tag=True):
     """Fork a worker; its channel and its status page come with the message.
 
     Attributes:
@@ -108,7 +108,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 Control = Import | Connect
-Request = Start | Kill
+Request = StartWorker | Kill
 Reply = Started | Exited | Refused
 CONTROL: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
 REQUEST: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

@@ -29,8 +29,8 @@ from streamer.batches.workers.fork_protocol import (
     Refused,
     Reply,
     Settings,
-    Start,
     Started,
+    StartWorker,
     memory_file,
     receive,
     send,
@@ -146,10 +146,10 @@ class ForkedPool:
         """Requests a worker; it is forked as soon as the server has imported all modules."""
         self._count += 1
         process = self._processes[self._count] = ForkedProcess(self, self._count)
-        self.request(Start(self._count, number, workers), descriptors)
+        self.request(StartWorker(self._count, number, workers), descriptors)
         return process
 
-    def request(self, message: Start | Kill, descriptors: list[int] | None = None) -> None:
+    def request(self, message: StartWorker | Kill, descriptors: list[int] | None = None) -> None:
         """Sends a request; the end of the server is noticed by the end of the socket."""
         send(self._end, message, descriptors)
 

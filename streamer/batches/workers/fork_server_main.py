@@ -35,8 +35,8 @@ from streamer.batches.workers.fork_protocol import (
     Refused,
     Reply,
     Settings,
-    Start,
     Started,
+    StartWorker,
     read_memory_file,
     receive,
     send,
@@ -47,7 +47,7 @@ from streamer.batches.workers.fork_protocol import (
 _ALWAYS = ("numpy.random", "streamer.batches.samples.recipe")
 
 
-class Pool:
+class ForkedGroup:
     """The workers of one loader.
 
     Attributes:
@@ -125,13 +125,13 @@ def _sockets() -> int:
     return found
 
 
-class ForkServer:
+class ForkServerLoop:
     """Serves one rank until its control socket ends."""
 
     def __init__(self, control: MessageSocket, imports: Imports) -> None:
         self._control = control
         self._imports = imports
-        self._pools: dict[int, Pool] = {}
+        self._pools: dict[int, ForkedGroup] = {}
         # Readable when a child has ended.
         self._finish, self._wakeup = linux.pipe()
         self._poll = select.poll()
@@ -163,14 +163,14 @@ class ForkServer:
             self._imports.probe()
         elif isinstance(message, Connect):
             end, context = descriptors
-            pool = Pool(
+            pool = ForkedGroup(
                 MessageSocket.adopt(end), msgspec.msgpack.decode(read_memory_file(context), type=ProcessContext)
             )
             self._pools[end] = pool
             self._poll.register(end, select.POLLIN)
         return True
 
-    def _handle_pool(self, pool: Pool) -> None:
+    def _handle_pool(self, pool: ForkedGroup) -> None:
         """Handles a message of a pool; ends its workers when its socket is closed."""
         if (received := receive(pool.end, REQUEST)) is None:
             self._poll.unregister(pool.end)
@@ -179,14 +179,14 @@ class ForkServer:
             pool.end.close()
             return
         message, descriptors = received
-        if isinstance(message, Start):
+        if isinstance(message, StartWorker):
             self._start(pool, message, descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
         elif isinstance(message, Kill):
             pool.kill([message.process])
 
-    def _start(self, pool: Pool, start: Start, descriptors: list[int]) -> None:
+    def _start(self, pool: ForkedGroup, start: StartWorker, descriptors: list[int]) -> None:
         if self._imports.unsafe:
             pool.reply(Refused(start.process, self._imports.unsafe))
             return
@@ -216,7 +216,7 @@ class ForkServer:
                 del pool.pids[number]
                 pool.reply(Exited(number, os.waitstatus_to_exitcode(status), usage.ru_maxrss << 10))
 
-    def _become_worker(self, server: int, context: ProcessContext, start: Start, descriptors: list[int]) -> None:
+    def _become_worker(self, server: int, context: ProcessContext, start: StartWorker, descriptors: list[int]) -> None:
         """Runs the worker. Never returns: no code of the server may run after it."""
         code = 1
         try:
@@ -271,7 +271,7 @@ def main() -> None:
     imports = Imports()
     imports.add([*_ALWAYS, *config.modules])
     imports.probe()
-    ForkServer(MessageSocket.adopt(control), imports).serve()
+    ForkServerLoop(MessageSocket.adopt(control), imports).serve()
 
 
 if __name__ == "__main__":

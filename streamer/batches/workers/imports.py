@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from streamer.batches.samples.seeding import nested_code
+from streamer.batches.samples.seeding import walk_code
 from streamer.batches.samples.sent_code import send_main_by_value
 
 LIBRARIES = tuple(filter(None, map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))))
@@ -18,7 +18,7 @@ LIBRARIES = tuple(filter(None, map(sysconfig.get_path, ("stdlib", "platstdlib", 
 _EXCLUDED = frozenset(["__main__", "__mp_main__", "builtins", "sys"])
 
 
-def needed_modules(objects: Iterable[object]) -> list[str]:
+def find_needed_modules(objects: Iterable[object]) -> list[str]:
     """Finds the modules that the objects need where they are unpickled and called.
 
     Considers only modules that this process has imported. Finds the modules and attributes that the pickle refers to,
@@ -37,9 +37,9 @@ def needed_modules(objects: Iterable[object]) -> list[str]:
         words.update(_words(thing))
     # The code of these modules is part of each pickle, so no process has to import them.
     sent = tuple(f"{name}." for name in cloudpickle.list_registry_pickle_by_value())
-    referred = {name for name in _imported(words) if not f"{name}.".startswith(sent)}
-    inside = {word for name in referred if not _is_library(name) for word in _imported_by_functions(name)}
-    names = {name for name in referred | _imported(inside) if not name.startswith("streamer.")}
+    referred = {name for name in _find_importable(words) if not f"{name}.".startswith(sent)}
+    inside = {word for name in referred if not _is_library(name) for word in _list_used_names(name)}
+    names = {name for name in referred | _find_importable(inside) if not name.startswith("streamer.")}
     order = {name: at for at, name in enumerate(sys.modules)}
     return sorted(names - _EXCLUDED, key=order.__getitem__)
 
@@ -56,7 +56,7 @@ def _words(thing: object) -> Iterator[str]:
             yield from argument.split(" ") if opcode.name == "GLOBAL" else (argument,)
 
 
-def _imported(words: Iterable[str]) -> set[str]:
+def _find_importable(words: Iterable[str]) -> set[str]:
     """The words that are names of modules which can be imported elsewhere."""
     modules = ((word, sys.modules.get(word)) for word in words)
     return {word for word, module in modules if getattr(module, "__spec__", None) is not None}
@@ -67,7 +67,7 @@ def _is_library(name: str) -> bool:
     return not file or file.startswith(LIBRARIES)
 
 
-def _imported_by_functions(name: str) -> Iterator[str]:
+def _list_used_names(name: str) -> Iterator[str]:
     """The names that the functions and methods of a module use, including their imports."""
     for value in list(vars(sys.modules[name]).values()):
         for code in _codes(value, name):
@@ -79,7 +79,7 @@ def _codes(value: object, module: str) -> Iterator[types.CodeType]:
     if getattr(value, "__module__", None) != module:
         return
     if isinstance(value, types.FunctionType):
-        yield from nested_code(value.__code__)
+        yield from walk_code(value.__code__)
     elif isinstance(value, type):
         for member in list(vars(value).values()):
             yield from _codes(member, module)

@@ -45,7 +45,7 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     modules: tuple[str, ...] = ()
 
 
-class Pool:
+class WorkerPool:
     """All workers.
 
     Attributes:
@@ -132,15 +132,15 @@ class Pool:
         code, peak = handle.reap()
         # Workers that end with their fork server did not crash on their sample.
         ended_with_server = handle.process is not None and handle.process.ended_with_server
-        doing = NOTHING if ended_with_server else self.doing(handle)
+        doing = NOTHING if ended_with_server else self.find_doing(handle)
         self._status_page.idle(handle.number)
         del self.workers[handle.number]
         cause = "killed after its timeout" if handle.timed_out else describe_exit(code)
         return ExitReport(cause, max(0, -code), peak, doing, handle.ready, handle.timed_out)
 
-    def doing(self, handle: WorkerHandle) -> Doing:
+    def find_doing(self, handle: WorkerHandle) -> Doing:
         """The current task and sample of a worker."""
-        return self._status_page.doing(handle.number)
+        return self._status_page.read(handle.number)
 
     def close(self) -> None:
         """Ends all workers. Idempotent."""

@@ -57,7 +57,7 @@ class StatusPage:
     """
 
     def __init__(self, workers: int, descriptor: int | None = None) -> None:
-        count = memory.page_aligned(workers * _ROW_BYTES)
+        count = memory.align_to_page(workers * _ROW_BYTES)
         self.descriptor = memory.create_sealed("streamer-status-page", count) if descriptor is None else descriptor
         self._mapping = memory.map_shared(self.descriptor, count)
 
@@ -69,7 +69,7 @@ class StatusPage:
         """The worker of this row is between samples."""
         _ROW.pack_into(self._mapping, row * _ROW_BYTES, 0, -1, time.monotonic_ns())
 
-    def doing(self, row: int) -> Doing:
+    def read(self, row: int) -> Doing:
         """The last task and sample of the worker of this row."""
         return Doing(*_ROW.unpack_from(self._mapping, row * _ROW_BYTES))
 
@@ -187,7 +187,7 @@ class Unreadable(_Message, frozen=True):
     reason: str
 
 
-class Skipped(_Message, frozen=True):
+class SkippedSample(_Message, frozen=True):
     """Another sample replaces one that cannot be made; the task continues."""
 
     number: int
@@ -196,7 +196,7 @@ class Skipped(_Message, frozen=True):
 
 
 Request = Open | Task | Forget
-Report = Ready | NotOpened | Made | FailedTask | Unreadable | Skipped
+Report = Ready | NotOpened | Made | FailedTask | Unreadable | SkippedSample
 Message = Request | Report
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _encode = msgspec.msgpack.Encoder().encode

@@ -10,7 +10,7 @@ from itertools import islice
 
 from streamer.base.cgroup import usable_cores
 from streamer.batches.workers.handle import ExitReport, WorkerHandle
-from streamer.batches.workers.pool import Pool, WorkerConfig
+from streamer.batches.workers.pool import WorkerConfig, WorkerPool
 from streamer.batches.workers.protocol import Message, Ready
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Supervisor:
         received: Callable[[WorkerHandle, Message, int], None],
         ended: Callable[[WorkerHandle, ExitReport], bool],
     ) -> None:
-        self.pool = Pool(config)
+        self.pool = WorkerPool(config)
         self._selector = selector
         self._received = received
         self._finish = ended

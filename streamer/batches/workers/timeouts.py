@@ -6,7 +6,7 @@ import logging
 import time
 
 from streamer.batches.workers.handle import WorkerHandle
-from streamer.batches.workers.pool import Pool
+from streamer.batches.workers.pool import WorkerPool
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class SampleTimeouts:
         limit_seconds: a sample may take this long; 0: any time.
     """
 
-    def __init__(self, pool: Pool, limit_seconds: float) -> None:
+    def __init__(self, pool: WorkerPool, limit_seconds: float) -> None:
         self._pool = pool
         self.limit_seconds = limit_seconds
         self._resumed_at = 0
@@ -37,7 +37,7 @@ class SampleTimeouts:
         # A worker that has not yet begun its task is checked again after a full timeout.
         return max(0.0, self.limit_seconds - max(self._spent_seconds(handle) for handle in busy))
 
-    def stuck(self) -> list[WorkerHandle]:
+    def find_stuck(self) -> list[WorkerHandle]:
         """The workers whose sample has exceeded the timeout."""
         found: list[WorkerHandle] = []
         if self._was_stopped():
@@ -55,15 +55,15 @@ class SampleTimeouts:
 
     def ordinal(self, handle: WorkerHandle) -> int:
         """The ordinal of the worker's current sample."""
-        return self._pool.doing(handle).ordinal
+        return self._pool.find_doing(handle).ordinal
 
     def _was_stopped(self) -> bool:
         """Whether this check is late, for the first time for the current samples."""
-        begun = [doing.since for doing in map(self._pool.doing, self._pool.workers.values()) if doing.task]
+        begun = [doing.since for doing in map(self._pool.find_doing, self._pool.workers.values()) if doing.task]
         if not begun or self.limit_seconds <= 0 or min(begun) <= self._resumed_at:
             return False
         return (time.monotonic_ns() - min(begun)) / 1e9 > self.limit_seconds + LATE_SECONDS
 
     def _spent_seconds(self, handle: WorkerHandle) -> float:
-        doing = self._pool.doing(handle)
+        doing = self._pool.find_doing(handle)
         return (time.monotonic_ns() - max(doing.since, self._resumed_at)) / 1e9 if doing.task else 0.0

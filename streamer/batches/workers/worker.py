@@ -27,7 +27,7 @@ from streamer.batches.workers.protocol import (
     NotOpened,
     Ready,
     Report,
-    Skipped,
+    SkippedSample,
     StatusPage,
     Task,
     Unreadable,
@@ -88,7 +88,7 @@ class SlotMemory:
     def make(self, slot: int, nbytes: int) -> tuple[Bytes, int]:
         """Makes new memory for a slot, or for NO_SLOT; returns it with its descriptor."""
         spare = nbytes // _SPARE_SHARE if slot != NO_SLOT else 0
-        count = memory.page_aligned(nbytes + spare)
+        count = memory.align_to_page(nbytes + spare)
         descriptor = memory.create_sealed("streamer-batch", count)
         mapping = memory.map_shared(descriptor, count)
         if slot != NO_SLOT:
@@ -195,7 +195,7 @@ class Worker:
         self._status_page.begin(self._row, task.number, -1, time.monotonic_ns())
         for ordinal, error in loaded.skipped:
             cause = f"{type(error).__name__}: {error}".encode(errors="replace").decode()
-            self._send(Skipped(task.number, ordinal, cause[:_CAUSE_CHARACTERS]))
+            self._send(SkippedSample(task.number, ordinal, cause[:_CAUSE_CHARACTERS]))
         # Their tracebacks refer to the list, a cycle that would keep the memory of the samples.
         loaded.skipped.clear()
         packed = self._maker.lay_out(loaded)

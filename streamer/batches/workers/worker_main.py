@@ -33,7 +33,7 @@ def serve(number: int, workers: int, status_page: int, channel: int) -> None:
     keep_free_memory(_KEPT_BYTES)
     end = Channel.adopt(channel)
     try:
-        run(number, end, StatusPage(workers, status_page), lambda: _opened(end))
+        run(number, end, StatusPage(workers, status_page), lambda: _open_source(end))
     except BaseException:  # noqa: BLE001 - the rank notices the end of the process
         traceback.print_exc()
         leave(1)
@@ -41,7 +41,7 @@ def serve(number: int, workers: int, status_page: int, channel: int) -> None:
     end.close()
 
 
-def _opened(channel: Channel) -> Opened | None:
+def _open_source(channel: Channel) -> Opened | None:
     received = channel.receive()
     if received is None:
         return None

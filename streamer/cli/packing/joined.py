@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from streamer import StreamingDataset
-from streamer.batches.samples.join_cost import in_words
+from streamer.batches.samples.join_cost import describe_join
 from streamer.cli.dataset import JoinOptions, choose_format
 from streamer.decode.rule import StoredFields
 from streamer.errors import ConfigError, PackError
@@ -56,7 +56,7 @@ def costs_of(dataset: StreamingDataset) -> list[str]:
     """What is fetched of each right side, in words."""
     left = dataset._member.opened
     with dataset._member.connections.for_requests() as connection:
-        return [in_words(join, left, connection.welcome.limit_bytes) for join in left.joins]
+        return [describe_join(join, left, connection.welcome.limit_bytes) for join in left.joins]
 
 
 def samples_of(dataset: StreamingDataset, output: str, fields: Mapping[str, str] | None) -> Iterator[dict[str, object]]:

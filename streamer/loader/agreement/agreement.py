@@ -18,7 +18,7 @@ import msgspec
 from torch.utils.data import get_worker_info
 
 from streamer import errors
-from streamer.batches.waiting import Notice, watched
+from streamer.batches.waiting import WaitNotice, watch_wait
 from streamer.config import Environment, RankConfig
 from streamer.errors import ConfigError, Detail, StateError, StreamerError
 
@@ -191,7 +191,7 @@ def _gather(text: str) -> list[str | None]:
         texts = pack(_collect(store, [f"{place}/{other}" for other in range(size)]))
         store.set(f"{place}/all", texts)  # type: ignore[arg-type]  # it takes bytes, too
     # Rank 0 answers in any case, so the others wait longer than it does.
-    with watched(logger, lambda: _first_missing(rank)):
+    with watch_wait(logger, lambda: _first_missing(rank)):
         store.wait([f"{place}/all"], timedelta(seconds=_WAIT_SECONDS + 60))
     return unpack(store.get(f"{place}/all"))
 
@@ -216,7 +216,7 @@ def unpack(packed: bytes) -> list[str | None]:
 def _collect(store: Store, keys: list[str]) -> list[str | None]:
     """Lets rank 0 read for all: with R ranks that is R requests, not R squared."""
     try:
-        Notice(logger).wait(partial(_wait_all, store, keys), lambda: _missing(store, keys))
+        WaitNotice(logger).wait(partial(_wait_all, store, keys), lambda: _missing(store, keys))
     except RuntimeError:  # torch's timeout; `check` finds the missing ranks
         return [store.get(key).decode() if store.check([key]) else None for key in keys]
     return [store.get(key).decode() for key in keys]

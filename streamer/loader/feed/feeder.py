@@ -30,7 +30,7 @@ from streamer.batches.workers.protocol import (
     Made,
     Message,
     NotOpened,
-    Skipped,
+    SkippedSample,
     Unreadable,
     deserialize_error,
 )
@@ -212,7 +212,7 @@ class Feeder:
         waits = (self._timeouts.remaining_seconds, self._run_state.poll_seconds) if self._run_state.open else ()
         for key, _ in self._selector.select(min((wait for wait in waits if wait is not None), default=None)):
             key.data()
-        for handle in self._timeouts.stuck() if self._run_state.open else ():
+        for handle in self._timeouts.find_stuck() if self._run_state.open else ():
             self._end_stuck(handle)
 
     def _change_run(self, run: Run) -> None:
@@ -285,7 +285,7 @@ class Feeder:
     def _received(self, handle: WorkerHandle, message: Message, descriptor: int) -> None:
         if isinstance(message, Made):
             self._made(handle, message, descriptor)
-        elif isinstance(message, Skipped):
+        elif isinstance(message, SkippedSample):
             _task_of(handle, message.number).skipped[message.ordinal] = message.cause
         elif isinstance(message, NotOpened):
             self._open_again(handle, deserialize_error(message.error))
@@ -299,7 +299,7 @@ class Feeder:
             logger.warning("a worker could not open the dataset, whose files are written again: %s", error)
             handle.has_reported = True
             return
-        self._run_state.stop(failures.unopened(error))
+        self._run_state.stop(failures.explain_unopened(error))
 
     def _made(self, handle: WorkerHandle, made: Made, descriptor: int) -> None:
         pending = _finish_task(handle, made.number)
@@ -338,7 +338,7 @@ class Feeder:
             self._reread(pending, message.chunk, message.reason)
         else:
             error = deserialize_error(message.error)
-            self._fail(pending, failures.located(error, pending, message.ordinal))
+            self._fail(pending, failures.add_place(error, pending, message.ordinal))
 
     def _ended(self, handle: WorkerHandle, report: ExitReport) -> bool:
         """Lets other workers make its batches."""
@@ -350,10 +350,10 @@ class Feeder:
         return self._run_state.open
 
     def _requeue(self, pending: Pending, report: ExitReport) -> None:
-        pending.timeline.crashed()
+        pending.timeline.record_crash()
         if pending.abandoned:
             self._release(pending)
-        elif failures.crashed_too_often(pending, report):
+        elif failures.count_crash(pending, report):
             self._give_up(pending, report)
         else:
             self._run_state.window.repeat(pending)
@@ -362,7 +362,7 @@ class Feeder:
         """Fails the batch of a sample that ends every worker, or leaves the sample out."""
         assert self._configured is not None
         ordinal = report.doing.ordinal
-        error = failures.repeated_crash(pending, self._what(ordinal), report, self._plan.timeout_seconds)
+        error = failures.explain_crashes(pending, self._what(ordinal), report, self._plan.timeout_seconds)
         if ordinal < 0 or self._configured[1].on_error != "skip":
             self._fail(pending, error)
             return
@@ -378,7 +378,9 @@ class Feeder:
     def _end_stuck(self, handle: WorkerHandle) -> None:
         if handle.process is None:
             what = self._what(self._timeouts.ordinal(handle))
-            self._run_state.stop(failures.overdue(what, self._timeouts.ordinal(handle), self._plan.timeout_seconds))
+            self._run_state.stop(
+                failures.explain_overdue(what, self._timeouts.ordinal(handle), self._plan.timeout_seconds)
+            )
             return
         handle.timed_out = True
         handle.kill()
@@ -387,7 +389,7 @@ class Feeder:
     def _reread(self, pending: Pending, chunk: int, reason: str) -> None:
         self.counters.rereads += 1
         if pending.count_reread(chunk) > REREADS:
-            self._fail(pending, failures.unreadable(pending, chunk, reason))
+            self._fail(pending, failures.explain_unreadable(pending, chunk, reason))
             return
         self._run_state.reject(chunk, reason)
         self._run_state.window.repeat(pending)

@@ -19,9 +19,9 @@ from streamer.batches.batch.slot_layout import BatchReader
 from streamer.batches.causes import MADE, NETWORK, WORK, BatchTimeline, Trace
 from streamer.batches.contracts import REREADS, ChunkUnreadableError
 from streamer.batches.ring.shared_memory import map_shared, window
-from streamer.batches.samples.seeding import kept_globals
+from streamer.batches.samples.seeding import keep_globals
 from streamer.batches.samples.units import find_units
-from streamer.batches.waiting import Notice
+from streamer.batches.waiting import WaitNotice
 from streamer.batches.workers.batch_maker import BatchMaker, Loaded, MakerRules, SampleFailedError, Stopwatch
 from streamer.batches.workers.protocol import Made
 from streamer.errors import IntegrityError
@@ -100,7 +100,7 @@ class FedSupply(Supply):
         self.feeder = feeder
         self.counters = feeder.counters
         self._run: Run | None = None
-        self._notice = Notice(logger, who)
+        self._notice = WaitNotice(logger, who)
         # The batch that was opened and is not taken yet.
         self._opened: tuple[Run, Finished, Delivery] | None = None
         # The final error, and its original traceback.
@@ -224,7 +224,7 @@ class InlineSupply(Supply):
         collate_fn = rules.collate_fn or find_units(rules.packing).torch_collate(rules.ragged)
         self._maker = BatchMaker(source, msgspec.structs.replace(rules, collate_fn=collate_fn))
         self._session: StepSession | None = None
-        self._notice = Notice(logger, who(prepared))
+        self._notice = WaitNotice(logger, who(prepared))
         self._epoch = self._batch = 0
         self._timeline: BatchTimeline | None = None
         # The batch that was made and is not taken yet.
@@ -266,7 +266,7 @@ class InlineSupply(Supply):
         clock = self._maker.clock()
         self._timeline = BatchTimeline()
         try:
-            with kept_globals():
+            with keep_globals():
                 loaded, watch = self._load(epoch, batch, self._timeline)
                 stages = self._maker.stages(watch.lap(), clock)
                 content = self._maker.collate(loaded)

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from streamer.batches import causes
 from streamer.batches.workers.handle import Pending, WorkerHandle
-from streamer.batches.workers.pool import Pool
+from streamer.batches.workers.pool import WorkerPool
 from streamer.loader.rank.rank_stream import RankStream
 
 # Modules of the user's that are named.
 _MOST_NAMES = 4
 
 
-def waited_for(head: Pending | None, pool: Pool, modules: Sequence[str], work_name: Callable[[int], str]) -> str:
+def waited_for(head: Pending | None, pool: WorkerPool, modules: Sequence[str], work_name: Callable[[int], str]) -> str:
     """Describes what a batch that is not made yet waits for.
 
     Args:
@@ -68,17 +68,17 @@ def _starting(modules: Sequence[str]) -> str:
     return f"they start, and import the modules of your code first ({named})"
 
 
-def _at_work(head: Pending, pool: Pool, work_name: Callable[[int], str]) -> str:
+def _at_work(head: Pending, pool: WorkerPool, work_name: Callable[[int], str]) -> str:
     handle = _worker_of(head, pool)
     if handle is None:
         return "a worker will make it"
-    doing = pool.doing(handle)
+    doing = pool.find_doing(handle)
     if not doing.task:
         return f"worker {handle.number} has it and has not begun"
     return f"worker {handle.number} is at it, now at {work_name(doing.ordinal)}"
 
 
-def _worker_of(head: Pending, pool: Pool) -> WorkerHandle | None:
+def _worker_of(head: Pending, pool: WorkerPool) -> WorkerHandle | None:
     # Copies: the feeder's thread changes both meanwhile.
     for handle in list(pool.workers.values()):
         if head in list(handle.tasks):

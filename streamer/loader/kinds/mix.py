@@ -25,7 +25,7 @@ from streamer.order.adopt import adopt
 from streamer.order.mix import MemberSize, MixOrder, MixRequest, MixSource, MixSpec
 from streamer.order.mix.explain import cautions, explain
 from streamer.order.plan import RankPlan
-from streamer.order.quality import shared_lanes
+from streamer.order.quality import describe_shared_lanes
 from streamer.order.spec import shuffle_mode
 from streamer.order.state import State
 from streamer.wire.schedule import EpochSchedule
@@ -68,7 +68,7 @@ class MixOrdering(Ordering):
             *cautions(self.spec, global_batch, self._options.shares.epoch_samples),
             *_in_step(self.spec),
             *_across_groups(self.spec, global_batch, local_batch),
-            *filter(None, [shared_lanes(self.spec.members[0].order, global_batch, nodes)]),
+            *filter(None, [describe_shared_lanes(self.spec.members[0].order, global_batch, nodes)]),
         ]
 
     # ------------------------------------------------------------ states
@@ -120,7 +120,7 @@ class MixOrdering(Ordering):
         plan = plans(epoch)
         position = min(plan.position(batch), self.spec.samples(epoch))
         # Whatever is wrapped around it, it is the order of a mix.
-        counts = np.array(self.spec.drawn(epoch), np.int64) + cast("MixOrder", plan.order).drawn(position)
+        counts = np.array(self.spec.stream_starts(epoch), np.int64) + cast("MixOrder", plan.order).count_drawn(position)
         return {
             member.name: MemberCount(count, member.samples)
             for member, count in zip(self.spec.members, counts.tolist(), strict=True)

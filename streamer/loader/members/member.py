@@ -19,7 +19,7 @@ from streamer.annotations.table import AnnotationTable
 from streamer.batches.samples.maker import SampleMaker, SampleRules
 from streamer.batches.samples.opened import MemberRecipe, OpenedDataset
 from streamer.batches.scan import KEY
-from streamer.batches.waiting import Announcer, watched
+from streamer.batches.waiting import Announcer, watch_wait
 from streamer.client.engine_client import EngineClient
 from streamer.client.launcher import find_log
 from streamer.client.pending_requests import ManifestAsk
@@ -142,7 +142,7 @@ class Member:
         """The manifest and the selected samples; the first use does the I/O."""
         if self._opened is None:
             if (manifest := self._found) is None:
-                with watched(logger, self.waited_for):
+                with watch_wait(logger, self.waited_for):
                     manifest = self.settled() or self.found(self._listed())
             self._began = self._began or tuple(spec.name for spec in manifest.facts.fields)
             if added := ", ".join(sorted(new_fields(manifest, self._began))):
@@ -195,7 +195,7 @@ class Member:
         failure = None
         try:
             # A rank that has not opened the manifest takes part too: another one may have opened it for len().
-            with watched(logger, self.waited_for):
+            with watch_wait(logger, self.waited_for):
                 digest = self._digests() if self._opened is None else self._current()
         except StreamerError as error:
             failure = error
@@ -291,7 +291,7 @@ class Member:
             return None
         folder = manifest.path.parent / self.shared.annotations
         if not self.shared.annotations or not folder.is_dir():
-            with watched(logger, self.waited_for):
+            with watch_wait(logger, self.waited_for):
                 if (table := self._table(given)) is None:
                     return None
             folder = table.with_name(self.shared.settle_annotations(table.name))
@@ -314,7 +314,7 @@ class Member:
 
         request = self.options.manifest_request(self.rank_config())
         fallback_dir = self._fallback_dir
-        with watched(logger, lambda: "columns to be read"):
+        with watch_wait(logger, lambda: "columns to be read"):
             yield Columns(manifest, joined, fallback_dir, self.connections, request)
 
     def _find_columns(self, names: Sequence[str]) -> list[ColumnValues | None]:

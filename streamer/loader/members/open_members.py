@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from streamer.batches.samples.opened import OpenedDataset
-from streamer.batches.waiting import watched
+from streamer.batches.waiting import watch_wait
 from streamer.client.settings import ClientSettings
 from streamer.config import Environment
 from streamer.errors import StreamerError
@@ -85,7 +85,7 @@ def _find(members: Sequence[tuple[str, Member]], connections: EngineConnections)
     def waited_for() -> str:
         return unknown[0][1].waited_for() if unknown else ""
 
-    with watched(logger, waited_for), connections.for_requests() as connection:
+    with watch_wait(logger, waited_for), connections.for_requests() as connection:
         folders = connection.manifests(asks)
         while unknown:
             name, member = unknown[0]

@@ -179,9 +179,9 @@ class Opening:
         logger.info("%s", ordering.describe(members, global_batch, nodes))
         for member, join in members.joins:
             # Only here: a dataset without joins does not load it.
-            from streamer.batches.samples.join_cost import in_words
+            from streamer.batches.samples.join_cost import describe_join
 
-            logger.info("%s", in_words(join, members.each[member], self._limit_bytes()))
+            logger.info("%s", describe_join(join, members.each[member], self._limit_bytes()))
         for caution in cautions:
             logger.warning("%s", caution)
 

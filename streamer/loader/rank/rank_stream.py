@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from streamer.annotations.join import table_digest
 from streamer.batches.rows.options import AnyPacking
-from streamer.batches.samples.maker import sample_key
+from streamer.batches.samples.maker import describe_key
 from streamer.batches.samples.opened import Members
 from streamer.batches.samples.plans import Plans, StreamCodes
 from streamer.batches.samples.recipe import SampleRecipe, StreamMaker
@@ -109,7 +109,7 @@ class RankStream:
 
     def ordinals(self, epoch: int, batch: int) -> Integers:
         """This rank's samples of a batch, or its rows, by their codes."""
-        return self._codes.of(self.plan(epoch).batch(batch).ordinals)
+        return self._codes.encode(self.plan(epoch).batch(batch).ordinals)
 
     @property
     def packing(self) -> AnyPacking:
@@ -135,7 +135,7 @@ class RankStream:
         """A readable name of a sample: its path below the url of its dataset, or container and byte range."""
         number, index = self._codes.locate(ordinal)
         member = self.members.each[number]
-        return sample_key(member.manifest, int(member.to_manifest(np.array([index], np.int64))[0]))
+        return describe_key(member.manifest, int(member.to_manifest(np.array([index], np.int64))[0]))
 
     def sample_label(self, ordinal: int) -> str:
         """The number of a sample for messages; in a mix with the name of its dataset."""

@@ -18,7 +18,7 @@ from streamer.batches.rows.options import AnyPacking, Buckets, Packing
 from streamer.batches.samples.maker import SampleLocation
 from streamer.batches.samples.recipe import StreamMaker
 from streamer.batches.skipping import SkipLedger, may_skip
-from streamer.batches.waiting import Notice
+from streamer.batches.waiting import WaitNotice
 from streamer.errors import ClosedError, StateError
 from streamer.loader.kinds.step_session import Integers, Share, StepSession
 from streamer.loader.rank.rank_stream import RankStream
@@ -84,7 +84,7 @@ class SampleIterator(Iterator[object]):
         self._ledger = ledger
         self._resumed = resumed
         rank = prepared.rank_config
-        self._notice = Notice(logger, f"rank {rank.rank}: " if rank.world_size > 1 else "")
+        self._notice = WaitNotice(logger, f"rank {rank.rank}: " if rank.world_size > 1 else "")
         self.progress = progress
         self._enter()
 
@@ -251,10 +251,10 @@ class _RowTaker(_Taker):
 
     def __init__(self, maker: StreamMaker, packing: AnyPacking) -> None:
         # Imported here, since datasets without packing do not need it.
-        from streamer.batches.rows.bucket import assembler_of
+        from streamer.batches.rows.bucket import make_assembler
 
         self._maker = maker
-        self._assembler = assembler_of(cast("Packing | Buckets", packing))
+        self._assembler = make_assembler(cast("Packing | Buckets", packing))
         self._epoch = 0
         self._codes: Integers = np.empty(0, np.int64)
 
@@ -276,7 +276,7 @@ class _RowTaker(_Taker):
                 if not iterator.may_skip(error):
                     raise
                 iterator.skip(place, error)
-        return self._assembler.rows(*self._assembler.settled(made, pieces))[0]
+        return self._assembler.rows(*self._assembler.settle(made, pieces))[0]
 
 
 _TAKERS: dict[str, type[_Taker]] = {"samples": _SampleTaker, "rows": _RowTaker, "buckets": _RowTaker}

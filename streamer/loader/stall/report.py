@@ -203,7 +203,7 @@ def compare(before: Snapshot, after: Snapshot) -> StallReport:
     waiting = {cause: _grown(before.seconds(cause), after.seconds(cause)) for cause in (*causes.ALL, causes.WORK)}
     waited, step = sum(waiting.values()), _grown(b.step_seconds, a.step_seconds)
     batches = int(_grown(b.batches, a.batches))
-    timings = after.timings.since(before.timings.count)
+    timings = after.timings.values_after(before.timings.count)
     share = waited / (waited + step) if waited + step > 0 else 0.0
     shares = {cause: seconds / waited for cause, seconds in waiting.items() if waited > 0 and seconds > 0}
     slowest = slow_worker(timings)
@@ -225,8 +225,8 @@ def compare(before: Snapshot, after: Snapshot) -> StallReport:
         batches=batches,
         samples=int(_grown(b.samples, a.samples)),
         waiting_seconds=waited,
-        wait=Spread.of(waited, after.waits.since(before.waits.count), batches),
-        step=Spread.of(step, after.steps.since(before.steps.count), batches),
+        wait=Spread.of(waited, after.waits.values_after(before.waits.count), batches),
+        step=Spread.of(step, after.steps.values_after(before.steps.count), batches),
         share=share,
         waiting=dict(sorted(shares.items(), key=lambda item: -item[1])),
         bottleneck=bottleneck,

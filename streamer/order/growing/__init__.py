@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from streamer.order.growing.cohorts import CohortChunks, Cohorts
     from streamer.order.growing.log import AdmissionLog, KnownRounds, Round, Rounds, rounds_between
-    from streamer.order.growing.options import NOT_GROWING, AnyGrowing, Growing, as_growing
+    from streamer.order.growing.options import NOT_GROWING, AnyGrowing, Growing, read_growing
     from streamer.order.growing.order import GrowingOrder
     from streamer.order.growing.spec import GrowingSpec
 
@@ -31,7 +31,7 @@ __all__ = [
     "KnownRounds",
     "Round",
     "Rounds",
-    "as_growing",
+    "read_growing",
     "rounds_between",
 ]
 
@@ -39,7 +39,7 @@ __all__ = [
 _MODULES = {
     "cohorts": ("CohortChunks", "Cohorts"),
     "log": ("AdmissionLog", "KnownRounds", "Round", "Rounds", "rounds_between"),
-    "options": ("NOT_GROWING", "AnyGrowing", "Growing", "as_growing"),
+    "options": ("NOT_GROWING", "AnyGrowing", "Growing", "read_growing"),
     "order": ("GrowingOrder",),
     "spec": ("GrowingSpec",),
 }

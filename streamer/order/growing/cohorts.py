@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from streamer.errors import ConfigError
-from streamer.order.cut import hashed_order
+from streamer.order.cut import sort_by_hash
 from streamer.order.hashing import TAG_CUT, Chunks, Integers, fold, fold_each
 from streamer.order.rows.sets import Sets
 from streamer.order.spec import OrderSpec
@@ -20,7 +20,7 @@ _LEAST_COHORTS = 32
 _PASSES_KEPT = 2
 
 
-class Pieces(NamedTuple):
+class CohortPieces(NamedTuple):
     """Runs of samples inside chunks.
 
     Attributes:
@@ -115,21 +115,21 @@ class Cohorts:
         """Returns the fewest cohorts, at most a pass of them, that have this many samples."""
         return min(self.per_pass, max(1, -(-samples // (self.size * self.spec.lanes))))
 
-    def pieces(self, lane: int, begin: int, end: int) -> Pieces:
+    def pieces(self, lane: int, begin: int, end: int) -> CohortPieces:
         """Returns the pieces of a lane in the cohorts begin..end-1, without the rest."""
         found = []
         for turn, low, high in self._runs(begin, end):
-            chunk, offset, size = self._lane(turn, lane).cut(self._bound(low), self._bound(high))
-            found.append(Pieces(chunk, offset, size, np.full(len(chunk), turn, np.int64)))
-        return Pieces._make(map(np.concatenate, zip(*found, strict=True)))
+            chunk, offset, size = self._lane(turn, lane).cut(self._samples_before(low), self._samples_before(high))
+            found.append(CohortPieces(chunk, offset, size, np.full(len(chunk), turn, np.int64)))
+        return CohortPieces._make(map(np.concatenate, zip(*found, strict=True)))
 
-    def rests(self, begin: int, end: int) -> Pieces:
+    def rests(self, begin: int, end: int) -> CohortPieces:
         """Returns the single samples of the rest, once for each last cohort of a pass among begin..end-1."""
         turns = np.arange(begin // self.per_pass, end // self.per_pass, dtype=np.int64)
         chunk, offset = self._rest
         repeat = len(turns)
         ones = np.ones(len(chunk) * len(turns), np.int64)
-        return Pieces(np.tile(chunk, repeat), np.tile(offset, repeat), ones, np.repeat(turns, len(chunk)))
+        return CohortPieces(np.tile(chunk, repeat), np.tile(offset, repeat), ones, np.repeat(turns, len(chunk)))
 
     def chunks(self, lanes: Integers, begin: int, end: int, *, earlier: bool = False) -> CohortChunks:
         """Returns the chunks whose first sample is in the cohorts begin..end-1 of some lanes, and those of the rest.
@@ -137,7 +137,7 @@ class Cohorts:
         With `earlier` also those that begin in an earlier cohort and go on in these.
         """
         runs = self._runs(begin, end)
-        found = [self._begun(lane, *run, earlier and run is runs[0]) for lane in lanes.tolist() for run in runs]
+        found = [self._list_begun(lane, *run, earlier and run is runs[0]) for lane in lanes.tolist() for run in runs]
         rest = self.rests(begin, end)
         last = (rest.turn + 1) * self.per_pass - 1
         found.append(CohortChunks(rest.chunk.astype(np.uint32), last, last))
@@ -161,17 +161,17 @@ class Cohorts:
         turns = range(begin // per_pass, -(-end // per_pass))
         return [(turn, max(begin - turn * per_pass, 0), min(end - turn * per_pass, per_pass)) for turn in turns]
 
-    def _bound(self, cohort: int) -> int:
+    def _samples_before(self, cohort: int) -> int:
         """Returns the number of samples of a lane before a cohort of a pass."""
         return self.lane_samples if cohort == self.per_pass else cohort * self.size
 
-    def _begun(self, lane: int, turn: int, begin: int, end: int, earlier: bool) -> CohortChunks:
+    def _list_begun(self, lane: int, turn: int, begin: int, end: int, earlier: bool) -> CohortChunks:
         pieces = self._lane(turn, lane)
         start = pieces.start
         stop = pieces.stop
-        low = self._bound(begin)
+        low = self._samples_before(begin)
         first = np.searchsorted(stop, low, side="right") if earlier else np.searchsorted(start, low)
-        run = slice(int(first), int(np.searchsorted(start, self._bound(end))))
+        run = slice(int(first), int(np.searchsorted(start, self._samples_before(end))))
         base = turn * self.per_pass
         most = self.per_pass - 1
         cohorts = (base + np.minimum(sample // self.size, most) for sample in (start[run], stop[run] - 1))
@@ -192,7 +192,7 @@ class Cohorts:
     def _hashed(self) -> _Sequence:
         """The chunks in hashed order, as an epoch cuts them."""
         sizes = np.diff(self.chunk_first)
-        order = hashed_order(fold(self.spec.seed, TAG_CUT), np.flatnonzero(sizes).astype(np.uint32))
+        order = sort_by_hash(fold(self.spec.seed, TAG_CUT), np.flatnonzero(sizes).astype(np.uint32))
         return _Sequence(order, np.broadcast_to(np.int64(0), len(order)), np.cumsum(sizes[order]))
 
     @cached_property

@@ -78,7 +78,7 @@ class AdmissionLog:
         if not 0 <= number < len(self):
             raise IndexError(f"round {number} of {len(self)}")
         start, stop = self._starts[number : number + 2]
-        return Round(number, start, stop, self._at(number - self.reuse), self._at(number))
+        return Round(number, start, stop, self._admitted_by(number - self.reuse), self._admitted_by(number))
 
     @property
     def last(self) -> Round:
@@ -93,14 +93,14 @@ class AdmissionLog:
     @property
     def next_begin(self) -> int:
         """The first cohort of the round after the known ones."""
-        return self._at(len(self) - self.reuse)
+        return self._admitted_by(len(self) - self.reuse)
 
     @property
     def admitted(self) -> list[int]:
         """Number of cohorts that each known round has added, from round 0."""
         return [after - before for before, after in zip([0, *self._admitted], self._admitted, strict=False)]
 
-    def at(self, position: int) -> Round:
+    def find_round(self, position: int) -> Round:
         """Returns the round of a position of the stream.
 
         Raises:
@@ -123,13 +123,13 @@ class AdmissionLog:
         """Returns the position up to which rounds train only the first `cohorts` cohorts."""
         return self._starts[bisect_right(self._admitted, cohorts)]
 
-    def used(self, position: int) -> tuple[int, int]:
+    def bound_uses(self, position: int) -> tuple[int, int]:
         """Returns bounds of the uses of any sample when the round of a position begins, at most `reuse` apart."""
         number = min(bisect_right(self._starts, position) - 1, len(self) - 1)
         per_pass = self.cohorts.per_pass
         least = 0
         most = 0
-        for first in range(0, self._at(number - 1), per_pass):
+        for first in range(0, self._admitted_by(number - 1), per_pass):
             # Uses fall from cohort to cohort of a pass.
             least += self._uses(first + per_pass - 1, number)
             most += self._uses(first, number)
@@ -154,9 +154,9 @@ class AdmissionLog:
     @property
     def _end(self) -> int:
         """One past the last admitted cohort."""
-        return self._at(len(self) - 1)
+        return self._admitted_by(len(self) - 1)
 
-    def _at(self, number: int) -> int:
+    def _admitted_by(self, number: int) -> int:
         """Returns a(r); 0 before round 0."""
         return self._admitted[number] if number >= 0 else 0
 
@@ -172,7 +172,7 @@ class KnownRounds:
         """Sets the rounds of the next batch, each as the fields of `Round`."""
         self._rounds = [Round(*fields) for fields in rounds]
 
-    def at(self, position: int) -> Round:
+    def find_round(self, position: int) -> Round:
         """Returns the round of a position of the stream.
 
         Raises:
@@ -193,7 +193,7 @@ def rounds_between(rounds: Rounds, first: int, last: int) -> list[Round]:
     Raises:
         IndexError: one of them is not known.
     """
-    found = [rounds.at(first)]
+    found = [rounds.find_round(first)]
     while found[-1].stop <= last:
-        found.append(rounds.at(found[-1].stop))
+        found.append(rounds.find_round(found[-1].stop))
     return found

@@ -142,7 +142,7 @@ NOT_GROWING = NotGrowing()
 AnyGrowing: TypeAlias = Growing | NotGrowing
 
 
-def as_growing(given: object) -> AnyGrowing:
+def read_growing(given: object) -> AnyGrowing:
     """Returns how a dataset grows, from an argument that may be left out.
 
     Raises:

@@ -7,7 +7,7 @@ import numpy as np
 from streamer.base.unique import unique
 from streamer.order.deal import Deal
 from streamer.order.decode import LaneDecoder
-from streamer.order.growing.cohorts import Cohorts, Pieces
+from streamer.order.growing.cohorts import CohortPieces, Cohorts
 from streamer.order.growing.log import Round, Rounds, rounds_between
 from streamer.order.hashing import Flags, Integers, fold, fold_each
 from streamer.order.protocol import Batches, Needs
@@ -74,17 +74,17 @@ class RoundTables:
                 found.append(Needs(self.chunk[pieces].astype(np.uint32), *numbers, self._turn[pieces]))
         return found
 
-    def _lane_pieces(self, lane: int) -> Pieces:
+    def _lane_pieces(self, lane: int) -> CohortPieces:
         """Returns the pieces of a lane in the round's own order."""
         cohorts = self._cohorts
         of = self._round
         rests = cohorts.rests(of.begin, of.end)
         mine = slice((lane - of.start) % self._lanes, None, self._lanes)
         both = zip(cohorts.pieces(lane, of.begin, of.end), (column[mine] for column in rests), strict=True)
-        pieces = Pieces._make(map(np.concatenate, both))
+        pieces = CohortPieces._make(map(np.concatenate, both))
         state = fold_each(fold(cohorts.spec.seed, TAG_ROUND_LANE, of.number), pieces.chunk)
         arranged = np.argsort(fold_each(state, pieces.turn << 32 | pieces.offset))
-        return Pieces._make(column[arranged] for column in pieces)
+        return CohortPieces._make(column[arranged] for column in pieces)
 
 
 class GrowingOrder:
@@ -119,19 +119,19 @@ class GrowingOrder:
     def __repr__(self) -> str:
         return f"GrowingOrder(epoch={self.epoch}, {self._rounds!r})"
 
-    def at(self, epoch: int) -> GrowingOrder:
+    def open_epoch(self, epoch: int) -> GrowingOrder:
         """Returns the order of another epoch, with the same tables."""
         other = GrowingOrder(self._rounds, self._lanes, self._epoch_samples, epoch)
         other._tables = self._tables
         return other
 
-    def known(self, position: int) -> tuple[int, int]:
+    def find_known(self, position: int) -> tuple[int, int]:
         """Returns the positions of its round, half-open: the next one may not be decided.
 
         Raises:
             IndexError: the round is not known.
         """
-        of = self._rounds.at(position)
+        of = self._rounds.find_round(position)
         return of.start, of.stop
 
     def ordinals(self, positions: Integers) -> Integers:

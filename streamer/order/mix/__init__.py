@@ -14,7 +14,7 @@ explain.py  the mix in words
 """
 
 from streamer.order.mix.codes import SampleCodes
-from streamer.order.mix.explain import MemberSize, cautions, explain, hit_bound, kept_bytes
+from streamer.order.mix.explain import MemberSize, cautions, explain, hit_bound, share_cache
 from streamer.order.mix.order import MixOrder
 from streamer.order.mix.request import MixRequest, MixSource
 from streamer.order.mix.shares import Shares, Weights
@@ -38,5 +38,5 @@ __all__ = [
     "cautions",
     "explain",
     "hit_bound",
-    "kept_bytes",
+    "share_cache",
 ]

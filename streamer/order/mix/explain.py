@@ -21,7 +21,7 @@ class MemberSize(msgspec.Struct, frozen=True):
     bytes: int
 
 
-def kept_bytes(values: Sequence[float], sizes: Sequence[int], cache_bytes: int) -> list[int]:
+def share_cache(values: Sequence[float], sizes: Sequence[int], cache_bytes: int) -> list[int]:
     """Bytes of each member that are best kept: members by value, the highest first.
 
     A byte that stays saves as many bytes of fetches per epoch as its member makes passes, so filling a cache is a
@@ -41,8 +41,8 @@ def kept_bytes(values: Sequence[float], sizes: Sequence[int], cache_bytes: int) 
 
 
 def hit_bound(values: Sequence[float], sizes: Sequence[int], cache_bytes: int) -> float:
-    """Returns a bound of the share of used bytes that a cache can supply; arguments as for `kept_bytes`."""
-    kept = kept_bytes(values, sizes, cache_bytes)
+    """Returns a bound of the share of used bytes that a cache can supply; arguments as for `share_cache`."""
+    kept = share_cache(values, sizes, cache_bytes)
     used = sum(value * size for value, size in zip(values, sizes, strict=True))
     return sum(value * part for value, part in zip(values, kept, strict=True)) / used if used else 0.0
 
@@ -133,7 +133,7 @@ def _open_row(member: MixMember, size: MemberSize) -> str:
 
 
 def _cache_row(spec: MixSpec, passes: Sequence[float], sizes: Sequence[int], cache_bytes: int) -> str:
-    kept = kept_bytes(passes, sizes, cache_bytes)
+    kept = share_cache(passes, sizes, cache_bytes)
     parts = ", ".join(
         f"{member.name} {'all' if part == size else f'{part / size:.0%}'}"
         for member, part, size in zip(spec.members, kept, sizes, strict=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from streamer.order.hashing import Chunks, Integers
 from streamer.order.mix.places import Places
-from streamer.order.mix.streams import MemberStream, Pieces
+from streamer.order.mix.streams import LanePieces, MemberStream
 from streamer.order.protocol import Batches, Needs
 
 # From this number of passes on, a member whose chunks are all open at once has one entry per chunk.
@@ -47,7 +47,7 @@ class Draw(msgspec.Struct, frozen=True, eq=False):
         """Returns the samples of the epoch in some lanes: (N,)."""
         return (self.start + self.quota - self.lane_starts(lanes) + self.stream.lanes - 1) // self.stream.lanes
 
-    def until(self, lanes: Integers, ends: Integers) -> Integers:
+    def last_counts(self, lanes: Integers, ends: Integers) -> Integers:
         """Returns the last counts that read the samples before some counts, (N,): padding repeats a lane's last one."""
         if self.places == self.quota:
             return ends - 1
@@ -88,10 +88,12 @@ def member_needs(draw: Draw, places: Places, lanes: Integers, run: Batches) -> N
         chunks = draw.stream.all_chunks(lanes)
         every = np.full(len(chunks), run.begin), np.full(len(chunks), run.end - 1)
         return draw.needs(chunks, *every, np.full(len(chunks), first))
-    return _located(draw, places, list(_uses(draw, range(first, last + 1), lanes, begin, end)), run)
+    return _locate_uses(draw, places, list(_list_uses(draw, range(first, last + 1), lanes, begin, end)), run)
 
 
-def _uses(draw: Draw, passes: range, lanes: Integers, begin: Integers, end: Integers) -> Iterator[tuple[int, Pieces]]:
+def _list_uses(
+    draw: Draw, passes: range, lanes: Integers, begin: Integers, end: Integers
+) -> Iterator[tuple[int, LanePieces]]:
     """The chunks that half-open counts of the member use in some lanes, pass by pass, with the counts of each."""
     stream = draw.stream
     stride = draw.stream.lanes
@@ -109,14 +111,14 @@ def _uses(draw: Draw, passes: range, lanes: Integers, begin: Integers, end: Inte
             yield number, msgspec.structs.replace(found, begin=found.begin + ahead, end=found.end + ahead)
 
 
-def _located(draw: Draw, places: Places, uses: Sequence[tuple[int, Pieces]], run: Batches) -> Needs:
+def _locate_uses(draw: Draw, places: Places, uses: Sequence[tuple[int, LanePieces]], run: Batches) -> Needs:
     """Converts counts to the batches of the run."""
     passes = np.repeat([number for number, _ in uses], [len(pieces.chunk) for _, pieces in uses])
     lanes, chunks, begin, end = (
-        np.concatenate([getattr(pieces, name) for _, pieces in uses]) for name in Pieces.__struct_fields__
+        np.concatenate([getattr(pieces, name) for _, pieces in uses]) for name in LanePieces.__struct_fields__
     )
     first = lanes + draw.stream.lanes * places.bounds(draw.member, lanes, begin)[0]
-    last = lanes + draw.stream.lanes * places.bounds(draw.member, lanes, draw.until(lanes, end))[1]
+    last = lanes + draw.stream.lanes * places.bounds(draw.member, lanes, draw.last_counts(lanes, end))[1]
     inside = (first < run.stop_position) & (last >= run.first_position)
     return draw.needs(chunks[inside], run.number(first[inside]), run.number(last[inside]), passes[inside])
 

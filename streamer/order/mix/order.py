@@ -56,7 +56,7 @@ class MixOrder:
         self.epoch = epoch
         self.codes = SampleCodes([member.samples for member in spec.members])
         self._streams = streams
-        self._starts = np.array(spec.drawn(epoch), np.int64)
+        self._starts = np.array(spec.stream_starts(epoch), np.int64)
         self._quotas = np.array(spec.quotas(epoch), np.int64)
         self._member_places = spec.places(epoch)
         self._turns = np.array(spec.turns(epoch), np.int64)
@@ -70,7 +70,7 @@ class MixOrder:
             f"{self.spec.batching}, lanes={self.lanes}, order_id={self.spec.order_id})"
         )
 
-    def at(self, epoch: int) -> MixOrder:
+    def open_epoch(self, epoch: int) -> MixOrder:
         """The order of another epoch, sharing what does not change from epoch to epoch; for the same thread."""
         other = object.__new__(MixOrder)
         other._set(self.spec, self._streams, epoch)
@@ -93,7 +93,7 @@ class MixOrder:
         shares = zip(opened, self._member_places, strict=True)
         return min(own * self.samples // places for own, places in shares if places)
 
-    def known(self, position: int) -> tuple[int, int]:
+    def find_known(self, position: int) -> tuple[int, int]:
         """All positions: nothing is decided later."""
         return ALL_POSITIONS
 
@@ -158,7 +158,7 @@ class MixOrder:
             found[mine] = chunks.base + np.searchsorted(chunks.first, own[mine], side="right") - 1
         return found, passes
 
-    def drawn(self, position: int) -> Integers:
+    def count_drawn(self, position: int) -> Integers:
         """Returns the samples of each member among the first `position` positions of the epoch, exact: (M,)."""
         counts = self._places.counts(lane_ends(min(position, self.samples), self.lanes))
         drawn: Integers = np.minimum(counts, lane_quotas(self.spec, self.epoch)).sum(axis=1)

@@ -175,7 +175,7 @@ class LaneWindows:
         runs = parts[..., lanes].swapaxes(2, 3)
         sizes = runs.sum(axis=3)
         keys = fold_each(fold_each(self._states, first)[:, None, None], np.arange(sizes.shape[1])[:, None])
-        cells, place, run = _drawn_runs(runs.reshape(-1, runs.shape[3]), fold_each(keys, lanes).ravel())
+        cells, place, run = _draw_runs(runs.reshape(-1, runs.shape[3]), fold_each(keys, lanes).ravel())
         members, counts = np.zeros((2, sizes.size, int(sizes.max())), np.int64)
         members[cells, place] = run % runs.shape[3]
         # Sorted by run the places follow the line again, those of a run in their order.
@@ -186,7 +186,7 @@ class LaneWindows:
         return _Windows(first, lanes, members.reshape(shape), counts.reshape(shape))
 
 
-def _drawn_runs(runs: Integers, keys: Words) -> tuple[Integers, Integers, Integers]:
+def _draw_runs(runs: Integers, keys: Words) -> tuple[Integers, Integers, Integers]:
     """Permutes the places of each cell, and counts them through the runs of the cell.
 
     Args:
@@ -273,7 +273,7 @@ def epoch_places(spec: MixSpec, epoch: int) -> Places:
 def lane_quotas(spec: MixSpec, epoch: int) -> Integers:
     """Samples of each member in each lane of an epoch, (M, L); its other places there repeat the last of them."""
     quotas, starts, turns = (
-        np.array(column)[:, None] for column in (spec.quotas(epoch), spec.drawn(epoch), spec.turns(epoch))
+        np.array(column)[:, None] for column in (spec.quotas(epoch), spec.stream_starts(epoch), spec.turns(epoch))
     )
     found: Integers = (quotas + spec.lanes - 1 - (np.arange(spec.lanes) - starts - turns) % spec.lanes) // spec.lanes
     return found

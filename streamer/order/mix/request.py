@@ -55,14 +55,14 @@ class MixSource(msgspec.Struct, frozen=True, eq=False):
         return int(np.count_nonzero(self.chunk_samples))
 
 
-class Place(msgspec.Struct, frozen=True):
+class StreamPlace(msgspec.Struct, frozen=True):
     """The place of a member in its stream; see `MixMember`."""
 
     origin: int = 0
     turn: int = 0
 
 
-class Start(msgspec.Struct, frozen=True):
+class MixStart(msgspec.Struct, frozen=True):
     """The values that a mix takes over from a run that it continues.
 
     Attributes:
@@ -78,18 +78,18 @@ class Start(msgspec.Struct, frozen=True):
     lanes: int = 0
     slots: int = 0
     windows: dict[str, int] = {}
-    places: dict[str, Place] = {}
+    places: dict[str, StreamPlace] = {}
     weighted: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, spec: MixSpec) -> Start:
+    def from_spec(cls, spec: MixSpec) -> MixStart:
         """Returns the start that continues a mix unchanged."""
         return cls(
             spec.origin_epoch,
             spec.lanes,
             spec.slots,
             {member.name: member.order.window for member in spec.members},
-            {member.name: Place(member.origin, member.turn) for member in spec.members},
+            {member.name: StreamPlace(member.origin, member.turn) for member in spec.members},
             frozenset(member.name for member in spec.members if not member.passes),
         )
 
@@ -128,12 +128,12 @@ class MixRequest(msgspec.Struct, frozen=True):
             ConfigError: a value outside its rule; names the member.
             ManifestError: a member without samples.
         """
-        return self.spec_from(sources, batch_size, Start() if like is None else Start.of(like))
+        return self.spec_from(sources, batch_size, MixStart() if like is None else MixStart.from_spec(like))
 
-    def spec_from(self, sources: Sequence[MixSource], batch_size: int, start: Start) -> MixSpec:
+    def spec_from(self, sources: Sequence[MixSource], batch_size: int, start: MixStart) -> MixSpec:
         """Does the same as `spec`, from a given start."""
         _check_sources(sources, batch_size)
-        ordered = _ordered(sources)
+        ordered = _is_ordered(sources)
         lanes = self._lanes(sources, batch_size, start, ordered)
         slots = start.slots if start.slots and start.lanes == lanes else max(1, batch_size // lanes)
         if self.batching == "homogeneous":
@@ -147,7 +147,7 @@ class MixRequest(msgspec.Struct, frozen=True):
         stages = tuple(_stage(amount, unit, lanes * slots) for amount in amounts)
         windows = [1] * len(sources) if ordered else self._windows(sources, all_amounts, batch_size, lanes, start)
         members = (
-            _member(source, lanes, window, passes, start.places.get(source.name, Place()))
+            _member(source, lanes, window, passes, start.places.get(source.name, StreamPlace()))
             for source, window, passes in zip(sources, windows, amounts[0].passes, strict=True)
         )
         window = _window(len(sources), lanes)
@@ -155,7 +155,7 @@ class MixRequest(msgspec.Struct, frozen=True):
         place = window, start.epoch, groups, balance
         return MixSpec(tuple(members), stages, self.seed, self.batching, lanes, slots, *place)
 
-    def _lanes(self, sources: Sequence[MixSource], batch_size: int, start: Start, ordered: bool) -> int:
+    def _lanes(self, sources: Sequence[MixSource], batch_size: int, start: MixStart, ordered: bool) -> int:
         if ordered and (self.lanes, self.window) != (None, None):
             raise ConfigError(
                 f"lanes={self.lanes} and shuffle_window={self.window} have no meaning with shuffle=False; leave them "
@@ -187,14 +187,14 @@ class MixRequest(msgspec.Struct, frozen=True):
             )
         return groups
 
-    def _amounts(self, sources: Sequence[MixSource], start: Start) -> list[Amount]:
+    def _amounts(self, sources: Sequence[MixSource], start: MixStart) -> list[Amount]:
         """All stages. Whole passes need a place at which a pass begins."""
         stages = self.shares.amounts(
             {source.name: source.samples for source in sources},
             {source.name: source.samples if source.size is None else source.size for source in sources},
         )
         partial = [
-            start.places.get(source.name, Place()).origin % source.samples > 0
+            start.places.get(source.name, StreamPlace()).origin % source.samples > 0
             or (self.batching == "homogeneous" and source.name in start.weighted)
             for source in sources
         ]
@@ -202,7 +202,7 @@ class MixRequest(msgspec.Struct, frozen=True):
         return [whole_passes_as_weights(stage, sizes, partial) for stage in stages]
 
     def _windows(
-        self, sources: Sequence[MixSource], amounts: Sequence[Amount], batch_size: int, lanes: int, start: Start
+        self, sources: Sequence[MixSource], amounts: Sequence[Amount], batch_size: int, lanes: int, start: MixStart
     ) -> list[int]:
         """Returns K of each member: its share of the chunks that the mix has open, at least one per lane.
 
@@ -242,7 +242,7 @@ def _stage(amount: Amount, unit: int, batch: int) -> Stage:
     return Stage(amount.epoch, amount.weights, batches * batch // unit)
 
 
-def _member(source: MixSource, lanes: int, window: int, passes: int, place: Place) -> MixMember:
+def _member(source: MixSource, lanes: int, window: int, passes: int, place: StreamPlace) -> MixMember:
     try:
         order = OrderSpec(source.manifest_digest, source.seed, source.shuffle, lanes, window, source.cut, source.rows)
     except ConfigError as error:
@@ -257,7 +257,7 @@ def _window(members: int, lanes: int) -> int:
     return window
 
 
-def _ordered(sources: Sequence[MixSource]) -> bool:
+def _is_ordered(sources: Sequence[MixSource]) -> bool:
     """Whether no member is shuffled."""
     unshuffled = [source.name for source in sources if source.shuffle == "none"]
     if unshuffled and len(unshuffled) < len(sources):

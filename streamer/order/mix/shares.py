@@ -106,7 +106,7 @@ class Shares(msgspec.Struct, frozen=True):
     unit: Unit = "samples"
 
     @classmethod
-    def of(
+    def from_arguments(
         cls,
         names: Sequence[str],
         *,
@@ -142,8 +142,8 @@ class Shares(msgspec.Struct, frozen=True):
         if isinstance(repeat, int | float):
             repeat = dict.fromkeys(names, float(repeat))
         return cls(
-            repeat=_checked("repeat", names, repeat),
-            choose={name: int(value) for name, value in _checked("choose", names, choose).items()},
+            repeat=_check_shares("repeat", names, repeat),
+            choose={name: int(value) for name, value in _check_shares("choose", names, choose).items()},
         )
 
     def amounts(self, samples: Mapping[str, int], sizes: Mapping[str, int] | None = None) -> tuple[Amount, ...]:
@@ -202,7 +202,7 @@ def _weight_stages(
             f"weights={weights!r} must be a mapping, or [(0, mapping), (epoch, mapping), ...] with ascending epochs",
             field="weights",
         )
-    return tuple((epoch, _checked("weights", names, by_name)) for epoch, by_name in stages)
+    return tuple((epoch, _check_shares("weights", names, by_name)) for epoch, by_name in stages)
 
 
 def _stage_epochs(stages: object) -> list[int]:
@@ -212,7 +212,7 @@ def _stage_epochs(stages: object) -> list[int]:
     return [row[0] for row in good] if len(good) == len(rows) else []
 
 
-def _checked(field: str, names: Sequence[str], values: object) -> dict[str, float]:
+def _check_shares(field: str, names: Sequence[str], values: object) -> dict[str, float]:
     """The values in the order of the members, each checked to be a share."""
     if values is None:
         return {}

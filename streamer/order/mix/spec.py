@@ -40,7 +40,7 @@ class Stage(msgspec.Struct, frozen=True):
     units: int
 
 
-def drawn_units(stages: Sequence[Stage], epoch: int) -> list[int]:
+def count_drawn_units(stages: Sequence[Stage], epoch: int) -> list[int]:
     """Units of each member in the epochs from the first stage's on, up to but without `epoch`.
 
     Costs one pass over the members for each stage that has begun.
@@ -203,7 +203,7 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         """
         return self.lanes * (self.slots if self.batching == "homogeneous" else 1)
 
-    def drawn(self, epoch: int) -> tuple[int, ...]:
+    def stream_starts(self, epoch: int) -> tuple[int, ...]:
         """Returns the stream position of each member at the start of an epoch: its samples in all epochs before.
 
         Raises:
@@ -214,7 +214,7 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
                 f"epoch={epoch} comes before epoch {self.origin_epoch}, in which this mix began", field="epoch"
             )
         epochs = epoch - self.origin_epoch
-        units = drawn_units(self.stages, epoch)
+        units = count_drawn_units(self.stages, epoch)
         return tuple(
             member.origin + (epochs * member.passes * member.samples if member.passes else share * self.unit)
             for member, share in zip(self.members, units, strict=True)
@@ -222,7 +222,9 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
 
     def quotas(self, epoch: int) -> tuple[int, ...]:
         """Samples of each member in an epoch."""
-        return tuple(stop - start for start, stop in zip(self.drawn(epoch), self.drawn(epoch + 1), strict=True))
+        return tuple(
+            stop - start for start, stop in zip(self.stream_starts(epoch), self.stream_starts(epoch + 1), strict=True)
+        )
 
     def places(self, epoch: int) -> tuple[int, ...]:
         """Positions of each member in an epoch: its quota, and the repeats that fill its last homogeneous batch up."""
@@ -259,7 +261,7 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
 
     def first_passes(self, epoch: int) -> tuple[int, ...]:
         """The first pass of each member that an epoch touches; the turns of sample codes count from there."""
-        return tuple(start // m.samples for start, m in zip(self.drawn(epoch), self.members, strict=True))
+        return tuple(start // m.samples for start, m in zip(self.stream_starts(epoch), self.members, strict=True))
 
     def passes(self, epoch: int) -> tuple[float, ...]:
         """Passes over each member in an epoch: the fetches that a cached byte of it saves."""
@@ -273,7 +275,7 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         """
         turns = []
         before = 0
-        for member, start in zip(self.members, self.drawn(epoch), strict=True):
+        for member, start in zip(self.members, self.stream_starts(epoch), strict=True):
             turns.append((before - start) % self.lanes if member.passes else member.turn)
             before += member.passes * member.samples
         return tuple(turns)

@@ -43,7 +43,7 @@ class MemberChunks(msgspec.Struct, frozen=True, eq=False):
     base: int
 
 
-class Pieces(msgspec.Struct, frozen=True, eq=False):
+class LanePieces(msgspec.Struct, frozen=True, eq=False):
     """Parts of chunks in lanes of a pass.
 
     Attributes:
@@ -155,11 +155,11 @@ class MemberStream:
 
     def _order(self, number: int, shift: int) -> EpochOrder:
         if self._passes:
-            return next(reversed(self._passes.values())).order.at(number, shift)
+            return next(reversed(self._passes.values())).order.open_epoch(number, shift)
         chunks = self.chunks
         return EpochOrder(self.member.order, chunks.samples, number, chunk_first=chunks.first, shift=shift)
 
-    def pieces(self, number: int, turn: int, lanes: Integers, begin: Integers, end: Integers) -> Pieces:
+    def pieces(self, number: int, turn: int, lanes: Integers, begin: Integers, end: Integers) -> LanePieces:
         """The chunks that runs of indices of some lanes of a pass use, each with the half-open indices of its samples.
 
         Args:
@@ -174,15 +174,15 @@ class MemberStream:
         order = self.order(number, turn)
         order.fill(lanes)
         lane, pieces, low, high = lane_runs(order.deal, lanes, begin, end)
-        return Pieces(lane, order.piece_chunks[pieces], low, high)
+        return LanePieces(lane, order.piece_chunks[pieces], low, high)
 
-    def _pieces_in_order(self, begin: int, end: int) -> Pieces:
+    def _pieces_in_order(self, begin: int, end: int) -> LanePieces:
         first = self.chunks.first
         low = int(np.searchsorted(first, begin, side="right")) - 1
         high = int(np.searchsorted(first, end, side="left"))
         numbers = low + np.flatnonzero(self.chunks.samples[low:high])
         edges = np.maximum(first[numbers], begin), np.minimum(first[numbers + 1], end)
-        return Pieces(np.zeros_like(numbers), numbers.astype(np.uint32), *edges)
+        return LanePieces(np.zeros_like(numbers), numbers.astype(np.uint32), *edges)
 
     def lane_lengths(self, number: int, turn: int, lanes: Integers) -> Integers:
         """Returns the samples of some lanes in a pass: (N,)."""

@@ -26,7 +26,7 @@ TAG_PHASE = 32
 _STEPS = 1024
 
 
-class Node(NamedTuple):
+class TreeNode(NamedTuple):
     """An inner node; a node below M is the leaf of that member."""
 
     number: int
@@ -34,7 +34,7 @@ class Node(NamedTuple):
     right: int
 
 
-def halving_tree(quotas: Sequence[int]) -> tuple[list[list[Node]], dict[int, list[int]]]:
+def build_tree(quotas: Sequence[int]) -> tuple[list[list[TreeNode]], dict[int, list[int]]]:
     """A tree over the members, by levels from the root; each node is cut where its halves differ least.
 
     Equal halves keep it flat, and large members near the root, where the rounding is least.
@@ -56,7 +56,7 @@ def halving_tree(quotas: Sequence[int]) -> tuple[list[list[Node]], dict[int, lis
                 number += len(part) > 1
                 children.append(number if len(part) > 1 else part[0])
                 below[children[-1]] = part
-            nodes.append(Node(parent, *children))
+            nodes.append(TreeNode(parent, *children))
         levels.append(nodes)
         level = [child for node in nodes for child in (node.left, node.right) if child > members]
     return levels, below
@@ -92,7 +92,7 @@ class LaneShares:
                 "shorter epoch",
                 field="lanes",
             )
-        self._levels, below = halving_tree(quotas)
+        self._levels, below = build_tree(quotas)
         self._members = len(quotas)
         self._totals = np.zeros((max(below) + 1, lanes), np.int64)
         for number, members in below.items():
@@ -147,9 +147,9 @@ def _phases(totals: Integers, state: int) -> Integers:
     return totals * (_STEPS * rank + state % _STEPS) // (_STEPS * lanes)
 
 
-def _paths(levels: Sequence[Sequence[Node]], members: int) -> list[list[tuple[Node, bool]]]:
+def _paths(levels: Sequence[Sequence[TreeNode]], members: int) -> list[list[tuple[TreeNode, bool]]]:
     """Returns of each member the nodes from the root to its leaf, and whether the way goes left."""
-    paths: dict[int, list[tuple[Node, bool]]] = {members if members > 1 else 0: []}
+    paths: dict[int, list[tuple[TreeNode, bool]]] = {members if members > 1 else 0: []}
     for node in chain.from_iterable(levels):
         paths[node.left] = [*paths[node.number], (node, True)]
         paths[node.right] = [*paths[node.number], (node, False)]

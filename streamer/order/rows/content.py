@@ -19,9 +19,9 @@ from streamer.order.rows.items import (
     best_fit_in,
     buckets,
     concat,
-    items_of,
-    kept_costs,
-    padded,
+    cut_items,
+    limit_costs,
+    pad_sizes,
     spread,
     stable_order,
 )
@@ -33,7 +33,7 @@ from streamer.order.rows.spec import RowSpec
 _NOISE = (19661, 6554, 1966)
 
 
-class Rows(msgspec.Struct, frozen=True, eq=False):
+class SetRows(msgspec.Struct, frozen=True, eq=False):
     """The rows of a set.
 
     Attributes:
@@ -60,7 +60,7 @@ class RowContent:
         self._spec = spec
         self._seed = seed
 
-    def rows(self, costs: Integers, documents: Integers, epoch: int, count: int | None = None) -> Rows:
+    def rows(self, costs: Integers, documents: Integers, epoch: int, count: int | None = None) -> SetRows:
         """Returns the rows of a set in an epoch.
 
         Args:
@@ -74,32 +74,32 @@ class RowContent:
         """
         spec = self._spec
         seed = self._seed
-        kept = kept_costs(costs, spec)
+        kept = limit_costs(costs, spec)
         if spec.policy == "buckets":
             words = documents if seed is None else fold_each(fold(seed, TAG_COMPANION, epoch), documents)
-            return Rows(*_buckets(spec, kept, words))
+            return SetRows(*_buckets(spec, kept, words))
         if spec.policy == "concat":
             order = np.arange(len(kept))
             if seed is not None:
                 order = np.argsort(fold_each(fold(seed, TAG_COMPANION, epoch), documents), kind="stable")
-            return Rows(*concat(kept, padded(kept, spec), order, spec.length))
-        items = items_of(kept, spec.length)
+            return SetRows(*concat(kept, pad_sizes(kept, spec), order, spec.length))
+        items = cut_items(kept, spec.length)
         if seed is not None and epoch > 0:
             most = _count(spec, costs) if count is None else count
-            if (anew := self._packed_anew(items, documents, epoch, most)) is not None:
+            if (anew := self._pack_anew(items, documents, epoch, most)) is not None:
                 return _gather(items, anew, most)
-        row, count = best_fit(padded(items.size, spec), spec.length)
+        row, count = best_fit(pad_sizes(items.size, spec), spec.length)
         if seed is None:
             return _gather(items, row, count)
         words = fold_each(fold(seed, TAG_COMPANION, epoch), documents)
-        return _redrawn(_gather(items, row, count), kept, words)
+        return _redraw(_gather(items, row, count), kept, words)
 
-    def _packed_anew(self, items: Items, documents: Integers, epoch: int, most: int) -> Integers | None:
+    def _pack_anew(self, items: Items, documents: Integers, epoch: int, most: int) -> Integers | None:
         """Returns the rows of another packing, exactly `most` of them, or None if all that were tried need more."""
         spec = self._spec
         seed = self._seed
         assert seed is not None
-        sizes = padded(items.size, spec)
+        sizes = pad_sizes(items.size, spec)
         for turn, noise in enumerate(_NOISE):
             states = fold_each(fold(seed, TAG_PACKED, epoch, turn), documents[items.document])
             words = fold_each(states, items.begin)
@@ -129,12 +129,12 @@ def row_counts(spec: RowSpec, sets: Sets, costs_of: Callable[[int], Integers]) -
 
 
 def _count(spec: RowSpec, costs: Integers) -> int:
-    kept = kept_costs(costs, spec)
+    kept = limit_costs(costs, spec)
     if spec.policy == "concat":
-        return -(-int(padded(kept, spec).sum()) // spec.length)
+        return -(-int(pad_sizes(kept, spec).sum()) // spec.length)
     if spec.policy == "buckets":
         return len(_buckets(spec, kept, kept)[1]) - 1
-    return best_fit(padded(items_of(kept, spec.length).size, spec), spec.length)[1]
+    return best_fit(pad_sizes(cut_items(kept, spec.length).size, spec), spec.length)[1]
 
 
 def _buckets(spec: RowSpec, kept: Integers, words: Integers | Words) -> tuple[Items, Integers]:
@@ -143,7 +143,7 @@ def _buckets(spec: RowSpec, kept: Integers, words: Integers | Words) -> tuple[It
     return buckets(kept, np.lexsort((words, -kept)), spec.length, spec.most)
 
 
-def _gather(items: Items, row: Integers, count: int) -> Rows:
+def _gather(items: Items, row: Integers, count: int) -> SetRows:
     """Sorts items by row, and rows by their first document, so that without shuffle they are near the data's order."""
     lead = np.full(count, len(items.document), np.int64)
     np.minimum.at(lead, row, np.arange(len(row)))
@@ -151,10 +151,10 @@ def _gather(items: Items, row: Integers, count: int) -> Rows:
     number[stable_order(lead, len(items.document))] = np.arange(count)
     row = number[row]
     order = stable_order(row, count)
-    return Rows(items.take(order), np.append(0, np.cumsum(np.bincount(row, minlength=count))))
+    return SetRows(items.take(order), np.append(0, np.cumsum(np.bincount(row, minlength=count))))
 
 
-def _redrawn(rows: Rows, kept: Integers, words: Words) -> Rows:
+def _redraw(rows: SetRows, kept: Integers, words: Words) -> SetRows:
     """Exchanges documents of equal size by a hash of each; pieces of documents stay where they are."""
     items = rows.items
     whole = np.flatnonzero(items.size == kept[items.document])
@@ -163,4 +163,4 @@ def _redrawn(rows: Rows, kept: Integers, words: Words) -> Rows:
     places = whole[np.argsort(sizes, kind="stable")]
     drawn = whole[np.lexsort((words[items.document[whole]], sizes))]
     document[places] = items.document[drawn]
-    return Rows(Items(document, items.begin, items.size), rows.first)
+    return SetRows(Items(document, items.begin, items.size), rows.first)

@@ -39,7 +39,7 @@ class Items(msgspec.Struct, frozen=True, eq=False):
         return Items(self.document[places], self.begin[places], self.size[places])
 
 
-def kept_costs(costs: Integers, spec: RowSpec) -> Integers:
+def limit_costs(costs: Integers, spec: RowSpec) -> Integers:
     """Returns the tokens of each document that go to rows, after `overflow`: (D,).
 
     Args:
@@ -65,12 +65,12 @@ def kept_costs(costs: Integers, spec: RowSpec) -> Integers:
     return np.where(longer, spec.length if spec.overflow == "truncate" else 0, costs)
 
 
-def padded(sizes: Integers, spec: RowSpec) -> Integers:
+def pad_sizes(sizes: Integers, spec: RowSpec) -> Integers:
     """Returns the tokens that items take in their rows: rounded up to `multiple_of`."""
     return sizes if spec.multiple_of == 1 else -(-sizes // spec.multiple_of) * spec.multiple_of
 
 
-def items_of(kept: Integers, length: int) -> Items:
+def cut_items(kept: Integers, length: int) -> Items:
     """Cuts documents at multiples of `length`; a document without tokens makes no item."""
     pieces = -(-kept // length)
     document = np.repeat(np.arange(len(kept)), pieces)

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Prints the result for each epoch of each order."""
-    from streamer.order.audit import audit_epoch, shown
+    from streamer.order.audit import audit_epoch, describe_audit
     from streamer.tools.audit.expected import StateOrder
 
     orders, without = _records(arguments.files)
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
             expected = partial(order.tallies, epoch)
             result = audit_epoch(found, expected, order.codes(epoch, found[0].samples), order.names)
             proven = proven and not result.faults and not result.gaps
-            for line in shown(result):
+            for line in describe_audit(result):
                 terminal.line(line)
     return Exit.DONE if proven else Exit.FAILED
 

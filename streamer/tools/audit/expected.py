@@ -13,7 +13,7 @@ from streamer.config import Environment
 from streamer.errors import ManifestError
 from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
-from streamer.order.audit import Codes, Tallies, added, tallies
+from streamer.order.audit import Codes, Tallies, add_tallies, tallies
 from streamer.order.state import State
 
 # Positions whose samples are computed together.
@@ -62,7 +62,7 @@ class StateOrder:
                 f"the order cannot be computed: no manifest or selection {digest} in {self._folders[0]}; name the "
                 "cache folder of the job with --cache-dir"
             )
-        return added(*self._blocks(Members([data for data in datasets if data is not None]), epoch, stop))
+        return add_tallies(*self._blocks(Members([data for data in datasets if data is not None]), epoch, stop))
 
     def _blocks(self, members: Members, epoch: int, stop: int) -> Iterator[Tallies]:
         recipe = BatchRecipe(
@@ -80,7 +80,7 @@ class StateOrder:
         for first in range(0, stop, _BLOCK):
             positions = np.arange(first, min(stop, first + _BLOCK), dtype=np.int64)
             fresh = positions[~order.repeats(positions)]
-            yield {tally.member: tally for tally in tallies(epoch, codes.of(order.ordinals(fresh)))}
+            yield {tally.member: tally for tally in tallies(epoch, codes.encode(order.ordinals(fresh)))}
 
     def _dataset(self, digest: str) -> OpenedDataset | None:
         """The dataset of that digest: a manifest, or a selection of one."""

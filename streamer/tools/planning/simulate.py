@@ -276,7 +276,7 @@ class _SimulatedNode:
     def _plan(self, rank: int, epoch: int) -> RankPlan:
         last_batch = check_last_batch(None, self._world)
         return RankPlan(
-            order=self._order.at(epoch),
+            order=self._order.open_epoch(epoch),
             global_batch=self._batch_samples,
             world=self._world,
             rank=rank,

@@ -75,7 +75,7 @@ def test_a_timeline_adds_up(monkeypatch):
     told = BatchTimeline()
     for state in (NETWORK, NETWORK, WORK):
         told.enter(state)
-    told.crashed()
+    told.record_crash()
     told.enter(WORK)
     told.enter(MADE)
     assert told.spent == {NETWORK: 20, LOST: 30 + 40, WORK: 50}
@@ -95,9 +95,9 @@ def test_the_tail_of_a_row():
     recent: Recent[int] = Recent()
     for value in range(5000):
         recent.add(value)
-    assert list(recent.tail().since(4998)) == [4998, 4999]
-    assert len(recent.tail().since(0)) == 4096
-    assert list(recent.tail().since(5000)) == []
+    assert list(recent.tail().values_after(4998)) == [4998, 4999]
+    assert len(recent.tail().values_after(0)) == 4096
+    assert list(recent.tail().values_after(5000)) == []
 
 
 def test_calls_per_batch():

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from streamer.batches import waiting
-from streamer.batches.waiting import Notice, watched
+from streamer.batches.waiting import WaitNotice, watch_wait
 from streamer.config import RankConfig
 from streamer.errors import StoreTimeoutError
 from streamer.loader.agreement import agreement
@@ -49,7 +49,7 @@ class Bell:
 
 def test_a_short_wait_says_nothing(caplog):
     """What is there in time needs no line."""
-    assert Notice(logger).wait(Bell(late=False), lambda: "nothing") == "here"
+    assert WaitNotice(logger).wait(Bell(late=False), lambda: "nothing") == "here"
     assert not caplog.records
 
 
@@ -57,7 +57,7 @@ def test_a_long_wait_says_once_what_for(caplog, monkeypatch):
     """A warning; then it waits on without limit. The next long wait is said after a minute only."""
     clock = [1000.0]
     monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    notice, bell = Notice(logger, "rank 3: "), Bell(late=True)
+    notice, bell = WaitNotice(logger, "rank 3: "), Bell(late=True)
     for after in (0.0, 59.0, 2.0):
         clock[0] += after
         assert notice.wait(bell, lambda: f"the moon at {clock[0]:.0f}") == "here"
@@ -73,13 +73,13 @@ def test_a_timeout_of_the_store_is_an_error(caplog):
         raise StoreTimeoutError("s3://b/k: no answer")
 
     with pytest.raises(StoreTimeoutError):
-        Notice(logger).wait(wait, lambda: "nothing")
+        WaitNotice(logger).wait(wait, lambda: "nothing")
     assert not caplog.records
 
 
 def test_a_wait_that_another_says_is_silent(caplog):
     """No line without a text."""
-    Notice(logger).wait(Bell(late=True), lambda: "")
+    WaitNotice(logger).wait(Bell(late=True), lambda: "")
     assert not caplog.records
 
 
@@ -87,7 +87,7 @@ def test_a_block_is_watched_from_outside(caplog, monkeypatch):
     """For calls that take no timeout; one that is over in time says nothing."""
     with monkeypatch.context() as patient:
         patient.setattr(waiting, "NOTICE_SECONDS", 60.0)
-        with watched(logger, lambda: "a quick block"):
+        with watch_wait(logger, lambda: "a quick block"):
             pass
     said = threading.Event()
 
@@ -95,7 +95,7 @@ def test_a_block_is_watched_from_outside(caplog, monkeypatch):
         said.set()
         return "a slow block"
 
-    with watched(logger, what):
+    with watch_wait(logger, what):
         assert said.wait(60)
     _joined("streamer-notice")
     assert [record.getMessage() for record in caplog.records] == ["waiting for a slow block"]

@@ -35,7 +35,7 @@ def test_other_weights_go_on_at_the_end_of_an_epoch() -> None:
     spec, state = _saved(4800)
     new = adopt(state, request(list(SIZES), weights={"web": 1, "books": 5}), sources(SIZES), 48)
     assert new.spec.origin_epoch == 3
-    assert tuple(member.origin for member in new.spec.members) == spec.drawn(3) == (7200, 7200)
+    assert tuple(member.origin for member in new.spec.members) == spec.stream_starts(3) == (7200, 7200)
     assert new.notes == (
         "member web goes on in pass 1 after 2200 of 5000 samples",
         "member books goes on with pass 8",
@@ -50,7 +50,7 @@ def test_in_the_middle_of_an_epoch_a_few_samples_come_again() -> None:
     uneven = {"web": 0.83, "books": 0.17}
     spec, state = _saved(912, weights=uneven, epoch_samples=4800)
     new = adopt(state, request(list(SIZES), weights=uneven), sources(SIZES), 48)
-    drawn = np.array(spec.drawn(2)) + order(spec, sources(SIZES), 2).drawn(912)
+    drawn = np.array(spec.stream_starts(2)) + order(spec, sources(SIZES), 2).count_drawn(912)
     again = drawn - [member.origin for member in new.spec.members]
     assert again.tolist() == [5, 3]
     for note, many in zip(new.notes, again.tolist(), strict=True):

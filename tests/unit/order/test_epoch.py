@@ -22,8 +22,8 @@ def test_epochs_differ_and_repeat() -> None:
     positions = np.arange(350)
     zero, one = (EpochOrder(SPEC, sizes, e).ordinals(positions).tolist() for e in (0, 1))
     assert zero != one
-    assert EpochOrder(SPEC, sizes, 0).at(1).ordinals(positions).tolist() == one
-    assert EpochOrder(SPEC, sizes, 1).at(0).ordinals(positions).tolist() == zero
+    assert EpochOrder(SPEC, sizes, 0).open_epoch(1).ordinals(positions).tolist() == one
+    assert EpochOrder(SPEC, sizes, 1).open_epoch(0).ordinals(positions).tolist() == zero
 
 
 def test_a_redrawn_cut_is_not_shared_between_epochs() -> None:
@@ -32,7 +32,7 @@ def test_a_redrawn_cut_is_not_shared_between_epochs() -> None:
     order = EpochOrder(spec, sizes, 0)
     order.ordinals(np.arange(9))
     fresh = EpochOrder(spec, sizes, 3)
-    assert order.at(3).ordinals(np.arange(350)).tolist() == fresh.ordinals(np.arange(350)).tolist()
+    assert order.open_epoch(3).ordinals(np.arange(350)).tolist() == fresh.ordinals(np.arange(350)).tolist()
 
 
 @pytest.mark.parametrize("cut", ["fixed", "redrawn"])
@@ -46,7 +46,7 @@ def test_a_shift_turns_the_lanes_and_keeps_every_sample(shift: int, cut: Cut) ->
     assert np.diff(order.lane_start).tolist() == np.bincount((np.arange(350) + shift) % 8).tolist()
     other = EpochOrder(spec, sizes, 0)
     other.ordinals(np.arange(9))
-    assert np.array_equal(other.at(2, shift).ordinals(np.arange(350)), ordinals)
+    assert np.array_equal(other.open_epoch(2, shift).ordinals(np.arange(350)), ordinals)
     lanes = [set(ordinals[(np.arange(350) + shift) % 8 == lane].tolist()) for lane in range(8)]
     own = EpochOrder(spec, sizes, 2).ordinals(np.arange(350))
     unshifted = [set(own[np.arange(350) % 8 == lane].tolist()) for lane in range(8)]

@@ -46,7 +46,7 @@ def test_a_short_last_batch_has_only_its_own_samples() -> None:
     assert sorted(last.positions.tolist()) == list(range(320, 350))
     assert not last.repeated.any()
     assert set(last.ordinals.tolist()) <= set(filled.batch(5).ordinals.tolist())
-    assert len(short.repeated(5)) == 30
+    assert len(short.find_repeats(5)) == 30
     assert short.schedule().last.max() == 5
 
 
@@ -55,9 +55,9 @@ def test_the_mask_of_a_batch_is_that_of_its_samples() -> None:
     for rank in range(2):
         plan = RankPlan(ORDER, 64, 2, rank)
         for batch in range(plan.batches):
-            assert np.array_equal(plan.repeated(batch), plan.batch(batch).repeated)
+            assert np.array_equal(plan.find_repeats(batch), plan.batch(batch).repeated)
     with pytest.raises(IndexError, match=r"is not in 0\.\.5"):
-        RankPlan(ORDER, 64, 2, 0).repeated(6)
+        RankPlan(ORDER, 64, 2, 0).find_repeats(6)
 
 
 def test_a_short_last_batch_is_for_one_rank() -> None:

@@ -28,7 +28,7 @@ def _measured_vif(spec: OrderSpec, sizes: np.ndarray, batch: int, epochs: int) -
     row = np.repeat(np.arange(batches) * chunks, batch)
     squares = 0.0
     for epoch in range(epochs):
-        drawn = order.at(epoch).ordinals(np.arange(batches * batch))
+        drawn = order.open_epoch(epoch).ordinals(np.arange(batches * batch))
         counts = np.unique(row + chunk_of[drawn], return_counts=True)[1]
         squares += float((counts.astype(float) ** 2).sum()) / batches
     return (squares / epochs / batch - batch / chunks) / (1 - 1 / chunks)
@@ -67,7 +67,7 @@ def test_positions_do_not_correlate_between_epochs(epochs: tuple[int, int]) -> N
     order = EpochOrder(_spec(8, 64), np.full(chunks, size), 0)
     means = []
     for epoch in epochs:
-        position = np.argsort(order.at(epoch).ordinals(np.arange(chunks * size)))
+        position = np.argsort(order.open_epoch(epoch).ordinals(np.arange(chunks * size)))
         means.append(position.reshape(chunks, size).mean(axis=1))
     assert abs(np.corrcoef(*means)[0, 1]) < 4 / np.sqrt(chunks)
 

@@ -162,8 +162,8 @@ class Growth:
         cohorts = self.log.cohorts
         rank = self.rank_config
         position = min(plan.position(batch), log.stop - 1)
-        of = log.at(position)
-        least, most = log.used(position)
+        of = log.find_round(position)
+        least, most = log.bound_uses(position)
         sample_bytes = self._data.stored_bytes / cohorts.samples
         return GrowingStats(
             reuse=log.reuse,

@@ -142,7 +142,7 @@ class GrowingSession(StepSession):
         begin = log.next_begin
         end = log.last.end
         if position < log.stop:
-            of = log.at(position)
+            of = log.find_round(position)
             # After a resume with another batch size, batches do not follow each other over the end of an epoch.
             whole = epoch_samples % size == 0
             stop = of.stop if whole else min(of.stop, (position // epoch_samples + 1) * epoch_samples)
@@ -239,7 +239,7 @@ class GrowingSession(StepSession):
     def _cohorts_at(self, position: int) -> int:
         """Returns the first cohort in use at a position."""
         log = self._growth.log
-        return log.at(position).begin if position < log.stop else log.next_begin
+        return log.find_round(position).begin if position < log.stop else log.next_begin
 
     def _decide(self) -> None:
         """Decides on the rounds of the step that is asked for."""
@@ -289,7 +289,7 @@ class GrowingSession(StepSession):
         """Returns one past the last cohort that a step needs; 0: its round is not decided."""
         log = self._growth.log
         position = self._steps.end(max(0, step)) - 1
-        return log.at(position).end if position < log.stop else 0
+        return log.find_round(position).end if position < log.stop else 0
 
     def _extend(self) -> None:
         """Asks the engine for the chunks of further cohorts, and makes sure that the cache can hold them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer.batches.batch.buffers import ALIGN, aligned
+from streamer.batches.batch.buffers import ALIGN, align_up
 from streamer.batches.batch.collate import collate
 from streamer.batches.batch.placement import NO_SLOT, PredictedLayout, Rows, RowShape
 from streamer.batches.batch.slot_layout import BatchReader, WritableBatch
@@ -148,6 +148,6 @@ def test_memory_behind_the_rows_is_reserved_if_it_is_there(slot):
     assert rows.end == end
     memory = rows.reserve(1001)
     assert memory is not None
-    assert (memory.size, rows.end) == (1001, aligned(end) + 1001)
+    assert (memory.size, rows.end) == (1001, align_up(end) + 1001)
     memory[:] = 7
-    assert (slot[aligned(end) : rows.end] == 7).all()
+    assert (slot[align_up(end) : rows.end] == 7).all()

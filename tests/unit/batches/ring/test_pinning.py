@@ -129,7 +129,7 @@ def test_required():
 
 def test_modes_without_cuda():
     """Without CUDA there is nothing to pin, unless it was demanded."""
-    assert Pinner.for_mode("auto") is None
-    assert Pinner.for_mode("off") is None
+    assert Pinner.from_mode("auto") is None
+    assert Pinner.from_mode("off") is None
     with pytest.raises(ConfigError, match="no CUDA device"):
-        Pinner.for_mode("required")
+        Pinner.from_mode("required")

@@ -10,7 +10,7 @@ import pytest
 
 from streamer.batches.rows.assemble import RowAssembler
 from streamer.batches.rows.collate import collate_rows
-from streamer.batches.rows.options import NO_PACKING, Packing, as_packing
+from streamer.batches.rows.options import NO_PACKING, Packing, read_packing
 from streamer.batches.rows.pieces import Pieces
 from streamer.errors import ConfigError, DecodeError, WorkerError
 from tests.formats.cases import DATA
@@ -260,10 +260,10 @@ def test_documents_of_one_batch_have_the_same_fields():
 def test_arguments_outside_the_rules_are_refused(arguments, message):
     """As a mapping, from a file of a mix, and as a Packing."""
     with pytest.raises(ConfigError, match=message):
-        as_packing(arguments)
+        read_packing(arguments)
 
 
 def test_a_mapping_is_a_packing():
     """As TOML has it."""
-    assert as_packing({"length": 64, "fields": ["tokens"]}) == Packing(64, fields=("tokens",))
-    assert as_packing(None) == NO_PACKING
+    assert read_packing({"length": 64, "fields": ["tokens"]}) == Packing(64, fields=("tokens",))
+    assert read_packing(None) == NO_PACKING

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from streamer import Balance, Buckets, Packing, StreamingDataLoader, StreamingDataset, collate_rows, measure
 from streamer.batches.rows.bucket import BucketAssembler
-from streamer.batches.rows.options import as_packing
+from streamer.batches.rows.options import read_packing
 from streamer.errors import ConfigError, DecodeError, StateError, WorkerError
 
 COUNT, BUDGET = 160, 400
@@ -219,5 +219,5 @@ def test_buckets_of_samples_that_differ():
 def test_arguments_outside_the_rules_are_refused(arguments, message):
     """As a mapping, from a file of a mix."""
     with pytest.raises(ConfigError, match=message):
-        as_packing(arguments)
-    assert as_packing({"budget": 64}) == Buckets(64)
+        read_packing(arguments)
+    assert read_packing({"budget": 64}) == Buckets(64)

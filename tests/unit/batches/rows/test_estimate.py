@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from streamer import Balance, Buckets, Estimate, Packing, StreamingDataLoader, StreamingDataset
-from streamer.batches.rows.options import as_packing
+from streamer.batches.rows.options import read_packing
 from streamer.batches.rows.pieces import Pieces
 from streamer.errors import ConfigError, DecodeError, StateError
 from streamer.loader.stall.report import compare
@@ -74,7 +74,7 @@ def test_a_piece_is_the_same_share_of_its_document(multiple, overflow):
         size = random.integers(1, kept - begin + 1)
         pieces = Pieces(np.arange(len(planned)), begin, size, planned, np.append(0, np.cumsum(counts)))
         made = {at: int(random.integers(0, 80)) for at in range(len(planned)) if random.random() < 0.9}
-        found = pieces.settled(made, packing)
+        found = pieces.settle(made, packing)
         expected, overflowed = settled_one_by_one(pieces, made, packing)
         assert list(zip(found.begin.tolist(), found.size.tolist(), strict=True)) == expected
         assert found.overflowed == overflowed
@@ -245,7 +245,7 @@ def test_samples_are_balanced_by_their_bytes(make_dataset, url):
         (lambda: Packing(8, cost=Estimate(4)), "length=8 must be 16 to"),
         (lambda: Packing(100, multiple_of=8, cost=Estimate(4)), "multiple_of=8 must divide length=100"),
         (lambda: Packing(64, overflow="error", cost=Estimate(4)), "which documents are longer than a row is not known"),
-        (lambda: as_packing({"length": 64, "cost": {"bytes_per_token": 4, "saftey": 0}}), "arguments of an Estimate"),
+        (lambda: read_packing({"length": 64, "cost": {"bytes_per_token": 4, "saftey": 0}}), "arguments of an Estimate"),
         (lambda: Buckets(100, cost=Estimate(4)), "the budget is a limit of memory"),
     ],
 )
@@ -257,7 +257,7 @@ def test_estimates_outside_the_rules_are_refused(make, message):
 
 def test_a_file_may_have_an_estimate():
     """As a mapping, as of `MixedDataset.from_file`; rows of the least length are planned whole."""
-    packing = as_packing({"length": 1024, "cost": {"bytes_per_token": 4, "safety": 0.25}, "multiple_of": 512})
+    packing = read_packing({"length": 1024, "cost": {"bytes_per_token": 4, "safety": 0.25}, "multiple_of": 512})
     assert packing == Packing(1024, cost=Estimate(4, 0.25), multiple_of=512)
     assert packing.spec().length == 1024
     assert Packing(1024, cost=Estimate(4, 0.25)).spec().length == 768

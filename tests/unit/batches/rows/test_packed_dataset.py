@@ -158,7 +158,7 @@ def test_tokens_that_are_left_out_are_counted(make, given, overflow):
     kept = ROW if overflow == "truncate" else 0
     assert stats.left_out == sum(longer) - kept * len(longer)
     assert stats.cut == (len(longer) if kept else 0)
-    assert f"{stats.left_out:,} tokens are left out ({overflow})" in dataset._member.opened.rows.in_words()
+    assert f"{stats.left_out:,} tokens are left out ({overflow})" in dataset._member.opened.rows.describe()
 
 
 def test_samples_have_no_padding(make_dataset, url):
@@ -497,7 +497,7 @@ def test_the_table_counts_tokens_of_any_block(monkeypatch, runs):
         monkeypatch.setattr(table, "_BLOCK", block)
         made = table.RowTable.make(SMALL, documents)
         for number, tokens in enumerate(made.tokens.tolist()):
-            members = documents.of_chunks(made.sets.chunks(number))
+            members = documents.list_documents(made.sets.chunks(number))
             assert tokens == np.minimum(documents.costs(members), ROW).sum()
 
 
@@ -508,7 +508,7 @@ def test_an_open_set_takes_16_bytes_of_a_document():
     first = np.append(0, np.cumsum(samples))
     documents = table.Documents("", "", samples, first, lambda numbers: costs[numbers], shuffle=True)
     recipe = RowsRecipe(packing=Packing(ROW), spec=RowSpec(ROW), shuffle=True, table=Path())
-    opened = PlannedRows(recipe, documents, table.RowTable.make(recipe.spec, documents))._opened(0, 17, 1)
+    opened = PlannedRows(recipe, documents, table.RowTable.make(recipe.spec, documents))._open_set(0, 17, 1)
     assert len(opened.document) >= 20_000
     assert sum(getattr(opened, name).nbytes for name in opened.__struct_fields__) <= 17 * len(opened.document)
 

@@ -39,7 +39,7 @@ def plain(uses: Uses) -> tuple[int, list[int], list[int], list[int]]:
 def test_a_dataset_alone_has_the_ordinals_of_its_manifest() -> None:
     """So that its random numbers do not depend on a selection."""
     codes = codes_of(SPEC, selected([3, 5, 9]))
-    assert codes.of(np.array([0, 2])).tolist() == [3, 9]
+    assert codes.encode(np.array([0, 2])).tolist() == [3, 9]
     assert codes.locate(9) == (0, 2)
     assert codes.members(np.array([3, 9])).tolist() == [0, 0]
 

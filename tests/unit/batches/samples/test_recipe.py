@@ -125,11 +125,11 @@ def test_only_a_parameter_called_rng_asks_for_randomness(function, wants):
 def test_each_samples_draws_are_its_own():
     """Setting the generator's state gives exactly what a new generator of that key would."""
     draws = SampleDraws(17)
-    first = draws.at(3, 5).random(4).tolist()
-    draws.at(3, 6).integers(0, 7, 3, dtype=np.int32)
-    assert draws.at(3, 6).random(4).tolist() != first
-    assert draws.at(4, 5).random(4).tolist() != first
-    assert draws.at(3, 5).random(4).tolist() == first
+    first = draws.find_generator(3, 5).random(4).tolist()
+    draws.find_generator(3, 6).integers(0, 7, 3, dtype=np.int32)
+    assert draws.find_generator(3, 6).random(4).tolist() != first
+    assert draws.find_generator(4, 5).random(4).tolist() != first
+    assert draws.find_generator(3, 5).random(4).tolist() == first
     key = [seeding.fold(17, seeding.TAG_TRANSFORM, 3), 5]
     fresh = np.random.Generator(np.random.Philox(key=np.array(key, np.uint64)))
     assert fresh.random(4).tolist() == first
@@ -138,7 +138,7 @@ def test_each_samples_draws_are_its_own():
 def test_the_first_draws_are_these():
     """Frozen: another number means that a resumed run augments its pictures otherwise."""
     draws = SampleDraws(17)
-    assert draws.at(0, 0).integers(0, 1000, 4).tolist() == GOLDEN_DRAWS
+    assert draws.find_generator(0, 0).integers(0, 1000, 4).tolist() == GOLDEN_DRAWS
 
 
 GOLDEN_DRAWS = [702, 124, 418, 385]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from streamer.batches.samples.seeding import collate_seed, kept_globals, sample_seeds, seed_globals
+from streamer.batches.samples.seeding import collate_seed, keep_globals, sample_seeds, seed_globals
 from streamer.batches.workers.batch_maker import BatchMaker, MakerRules, SampleFailedError
 from tests.fake_dataset import FakeRecipe
 
@@ -36,7 +36,7 @@ def test_each_part_matters():
     seeds = {sample_seed(s, e, o) for s in range(4) for e in range(4) for o in range(100)}
     seeds |= {collate_seed(s, e, o) for s in range(4) for e in range(4) for o in range(100)}
     assert len(seeds) == 3200
-    with kept_globals():
+    with keep_globals():
         seed_globals(sample_seed(1, 2, 3))
         first = draw()
         seed_globals(sample_seed(1, 2, 3))
@@ -50,7 +50,7 @@ def test_the_trainers_generators_are_left_alone():
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
     expected = draw()
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
-    with kept_globals():
+    with keep_globals():
         seed_globals(sample_seed(1, 2, 3))
         draw()
     assert draw() == expected
@@ -59,7 +59,7 @@ def test_the_trainers_generators_are_left_alone():
 @pytest.fixture
 def own_generators() -> Iterator[None]:
     """The test may seed and draw."""
-    with kept_globals():
+    with keep_globals():
         yield
 
 

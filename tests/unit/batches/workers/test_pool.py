@@ -14,7 +14,7 @@ import pytest
 
 from streamer.batches.workers.batch_maker import MakerRules
 from streamer.batches.workers.handle import WorkerHandle
-from streamer.batches.workers.pool import Pool, WorkerConfig
+from streamer.batches.workers.pool import WorkerConfig, WorkerPool
 from streamer.batches.workers.protocol import Message, Ready
 from streamer.errors import ConfigError
 from tests.fake_dataset import FakeRecipe
@@ -34,7 +34,7 @@ def next_message(handle: WorkerHandle) -> Message:
     return answer[0]
 
 
-def start(pool: Pool, number: int = 0) -> WorkerHandle:
+def start(pool: WorkerPool, number: int = 0) -> WorkerHandle:
     """Starts a worker in the way of the pool."""
     pool.connect()
     return pool.start(number)
@@ -45,8 +45,8 @@ def make():
     """Makes pools that are closed after the test."""
     made = []
 
-    def pool(*config: object) -> Pool:
-        made.append(Pool(WorkerConfig(*config)))
+    def pool(*config: object) -> WorkerPool:
+        made.append(WorkerPool(WorkerConfig(*config)))
         return made[-1]
 
     yield pool

@@ -16,7 +16,7 @@ from streamer.batches.workers.protocol import (
     NotOpened,
     Open,
     Ready,
-    Skipped,
+    SkippedSample,
     Task,
     Unreadable,
 )
@@ -32,7 +32,7 @@ MESSAGES = [
     NotOpened(b"pickled"),
     FailedTask(3, -1, b"pickled"),
     Unreadable(3, 17, "gone"),
-    Skipped(3, 1 << 40, "truncated"),
+    SkippedSample(3, 1 << 40, "truncated"),
 ]
 
 

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from streamer.batches.workers.pool import Pool
+from streamer.batches.workers.pool import WorkerPool
 from streamer.batches.workers.protocol import Doing
 from streamer.batches.workers.timeouts import LATE_SECONDS, SampleTimeouts
 
@@ -24,7 +24,7 @@ class Workers:
         self._begun = [self.now - s if s >= 0 else None for s in seconds]
         monkeypatch.setattr(time, "monotonic_ns", lambda: round(self.now * 1e9))
 
-    def doing(self, handle: SimpleNamespace) -> Doing:
+    def find_doing(self, handle: SimpleNamespace) -> Doing:
         begun = self._begun[handle.number]
         return Doing(0, -1, 0) if begun is None else Doing(1, 100 + handle.number, round(begun * 1e9))
 
@@ -34,17 +34,17 @@ class Workers:
 
 
 def looked_at(workers: Workers) -> SampleTimeouts:
-    return SampleTimeouts(cast(Pool, workers), LIMIT_SECONDS)
+    return SampleTimeouts(cast(WorkerPool, workers), LIMIT_SECONDS)
 
 
 def test_the_one_whose_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the others; and it is looked again when the first time is over."""
     workers = Workers(monkeypatch, 2.0, -1, 7.0)
     overtime = looked_at(workers)
-    assert (overtime.remaining_seconds, overtime.stuck()) == (pytest.approx(3.0), [])
+    assert (overtime.remaining_seconds, overtime.find_stuck()) == (pytest.approx(3.0), [])
     workers.now += 3.0
-    assert [handle.number for handle in overtime.stuck()] == [2]
-    assert overtime.ordinal(overtime.stuck()[0]) == 102
+    assert [handle.number for handle in overtime.find_stuck()] == [2]
+    assert overtime.ordinal(overtime.find_stuck()[0]) == 102
 
 
 def test_a_job_that_was_stopped_gives_its_workers_their_time_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,12 +52,12 @@ def test_a_job_that_was_stopped_gives_its_workers_their_time_anew(monkeypatch: p
     workers = Workers(monkeypatch, 2.0, 7.0)
     overtime = looked_at(workers)
     workers.now += 3600.0
-    assert (overtime.stuck(), overtime.remaining_seconds) == ([], pytest.approx(LIMIT_SECONDS))
+    assert (overtime.find_stuck(), overtime.remaining_seconds) == ([], pytest.approx(LIMIT_SECONDS))
     workers.now += 4.0
     workers.begin(0)
-    assert (overtime.stuck(), overtime.remaining_seconds) == ([], pytest.approx(6.0))
+    assert (overtime.find_stuck(), overtime.remaining_seconds) == ([], pytest.approx(6.0))
     workers.now += 6.0
-    assert [handle.number for handle in overtime.stuck()] == [1]
+    assert [handle.number for handle in overtime.find_stuck()] == [1]
 
 
 def test_one_who_always_looks_late_finds_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,5 +67,5 @@ def test_one_who_always_looks_late_finds_it_too(monkeypatch: pytest.MonkeyPatch)
     found = []
     for _ in range(2):
         workers.now += LIMIT_SECONDS + 2 * LATE_SECONDS
-        found += overtime.stuck()
+        found += overtime.find_stuck()
     assert [handle.number for handle in found] == [0]

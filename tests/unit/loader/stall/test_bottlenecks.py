@@ -111,7 +111,7 @@ class Simulation:
         done = moments[-1][1] + s.load + s.collate
         for state, at in [*moments, (MADE, done)]:
             self.time.now = at
-            story.crashed() if state == LOST else story.enter(state)
+            story.record_crash() if state == LOST else story.enter(state)
         story.worker, self.free[worker] = worker, done
         return Trace(story, s, (number * BATCH, int(self.sample(number) * MS))), done
 

@@ -12,11 +12,11 @@ from streamer.order.audit import (
     Codes,
     Record,
     Tally,
-    added,
+    add_tallies,
     audit_epoch,
+    describe_audit,
     differences,
     read_records,
-    shown,
     tallies,
     whole_epoch,
     write_records,
@@ -47,7 +47,7 @@ def test_sums_do_not_depend_on_order_ranks_or_batches():
     order, whole = np.random.default_rng(1).permutation(SAMPLES), whole_epoch(EPOCH, SAMPLES)
     parts = (records_of(order, 1), records_of(order), records_of(order[:400]) + records_of(order[400:], 2, 400))
     for records in parts:
-        assert added(*(record.by_member for record in records)) == whole
+        assert add_tallies(*(record.by_member for record in records)) == whole
         found = audit_of(records)
         assert not found.faults
         assert not found.gaps
@@ -75,7 +75,7 @@ def test_a_wrong_sample_is_found(change, text):
     found = audit_of(records)
     assert len(found.faults) == 1
     assert text in found.faults[0]
-    assert "FAULT" in shown(found)[0]
+    assert "FAULT" in describe_audit(found)[0]
 
 
 def test_every_single_error_changes_the_digest():
@@ -114,7 +114,9 @@ def test_gaps_are_named():
     assert "positions 0 to 400: no record" in found.gaps[0]
     found = audit_of(records_of(order[:400]))
     assert found.gaps == ["no manifest"]
-    assert shown(found)[0].startswith("epoch 3: not proven; 400 of 1,000 samples: positions 0 to 400 by 4 ranks")
+    assert describe_audit(found)[0].startswith(
+        "epoch 3: not proven; 400 of 1,000 samples: positions 0 to 400 by 4 ranks"
+    )
 
 
 def test_part_of_an_epoch_is_compared_with_the_order():

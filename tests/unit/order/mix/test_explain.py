@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamer.order.mix import MemberSize, MixSpec, cautions, explain, hit_bound, kept_bytes
+from streamer.order.mix import MemberSize, MixSpec, cautions, explain, hit_bound, share_cache
 from tests.mixes import request, sources
 
 MIB = 1 << 20
@@ -55,8 +55,8 @@ def test_groups_are_said() -> None:
 
 def test_a_cache_keeps_members_of_many_passes_first() -> None:
     """A byte saves as many fetches as its member makes passes; members without passes are not kept."""
-    assert kept_bytes([0.5, 4, 1, 0], [100, 10, 30, 50], 25) == [0, 10, 15, 0]
-    assert kept_bytes([0.5, 4, 1, 0], [100, 10, 30, 50], 1000) == [100, 10, 30, 0]
+    assert share_cache([0.5, 4, 1, 0], [100, 10, 30, 50], 25) == [0, 10, 15, 0]
+    assert share_cache([0.5, 4, 1, 0], [100, 10, 30, 50], 1000) == [100, 10, 30, 0]
     assert hit_bound([0.5, 4, 1, 0], [100, 10, 30, 50], 25) == pytest.approx((40 + 15) / (50 + 40 + 30))
     assert hit_bound([1], [100], 30) == pytest.approx(0.3)
 

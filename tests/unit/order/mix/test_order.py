@@ -29,7 +29,7 @@ def test_a_mix_of_one_member_has_the_batches_of_the_dataset(samples: int) -> Non
     member = MixSource("a", "0" * 32, sizes, 5)
     mixed = order(request(["a"]).spec([member], 48), [member])
     for epoch in range(3):
-        plans = [RankPlan(one.at(epoch), 48, 1, 0) for one in (alone, mixed)]
+        plans = [RankPlan(one.open_epoch(epoch), 48, 1, 0) for one in (alone, mixed)]
         assert plans[0].batches == plans[1].batches
         for number in range(plans[0].batches):
             codes = mixed.codes.ordinals(np.array(_global_batch(plans[1:], number)))
@@ -40,7 +40,7 @@ def test_a_mix_of_one_member_has_the_batches_of_the_dataset(samples: int) -> Non
 def test_batches_do_not_depend_on_the_number_of_ranks(batching: Batching) -> None:
     """1 to 24 ranks deal the same global batches, equally many samples each, every sample once."""
     weights = {"a": 0.8, "b": 0.15, "c": 0.05}
-    mixed = mix(SIZES, 48, batching=batching, lanes=8, weights=weights, epoch_samples=1440).at(2)
+    mixed = mix(SIZES, 48, batching=batching, lanes=8, weights=weights, epoch_samples=1440).open_epoch(2)
     alone = RankPlan(mixed, 48, 1, 0)
     whole = [_global_batch([alone], number) for number in range(30)]
     assert [len(set(batch)) for batch in whole] == [48] * 30
@@ -55,7 +55,7 @@ def test_a_resume_has_the_rest_of_the_epoch(batching: Batching) -> None:
     mixed = mix(SIZES, 48, batching=batching, lanes=8)
     plan = RankPlan(mixed, 48, 1, 0)
     rest = [code for number in range(50, plan.batches) for code in _global_batch([plan], number)]
-    other = [RankPlan(mixed.at(0), 32, 4, rank, start=50 * 48) for rank in range(4)]
+    other = [RankPlan(mixed.open_epoch(0), 32, 4, rank, start=50 * 48) for rank in range(4)]
     found = [code for number in range(other[0].batches) for code in _global_batch(other, number)]
     assert sorted(found) == sorted(rest)
 
@@ -74,7 +74,7 @@ def test_a_quarter_of_the_samples_each_epoch_is_another_quarter() -> None:
     mixed = mix({"a": 4 * 256 * 20, "b": 4 * 256 * 8}, 256, repeat=0.25)
     uses = [np.zeros(member.samples, np.int64) for member in mixed.spec.members]
     for epoch in range(8):
-        mixed = mixed.at(epoch)
+        mixed = mixed.open_epoch(epoch)
         codes = mixed.ordinals(np.arange(mixed.samples))
         for member, counts in enumerate(uses):
             np.add.at(counts, mixed.codes.ordinals(codes[mixed.codes.members(codes) == member]), 1)
@@ -83,7 +83,7 @@ def test_a_quarter_of_the_samples_each_epoch_is_another_quarter() -> None:
 
 def test_two_uses_in_an_epoch_have_different_codes() -> None:
     """So that the sample is augmented differently: the code names the pass."""
-    mixed = mix({"a": 100, "b": 60}, 20, repeat={"a": 1, "b": 3}).at(5)
+    mixed = mix({"a": 100, "b": 60}, 20, repeat={"a": 1, "b": 3}).open_epoch(5)
     codes = mixed.ordinals(np.arange(mixed.samples))
     own = codes[mixed.codes.members(codes) == 1]
     assert len(set(own.tolist())) == 180
@@ -97,7 +97,7 @@ def test_a_member_that_pauses_goes_on_where_it_was() -> None:
     mixed = mix({"a": 900, "b": 300}, 20, weights=weights, epoch_samples=200)
     found = []
     for epoch in range(6):
-        codes = mixed.at(epoch).ordinals(np.arange(200))
+        codes = mixed.open_epoch(epoch).ordinals(np.arange(200))
         found += mixed.codes.ordinals(codes[mixed.codes.members(codes) == 1]).tolist()
     assert len(found) == 400
     assert sorted(found[:300]) == list(range(300))
@@ -120,7 +120,7 @@ def test_an_epoch_before_the_first_is_refused() -> None:
     """A mix that was continued from another one has no epochs before."""
     mixed = mix(SIZES, 48)
     with pytest.raises(ConfigError, match="epoch=-1 comes before epoch 0"):
-        mixed.at(-1)
+        mixed.open_epoch(-1)
 
 
 def test_a_thousand_million_samples_start_without_a_table_of_them() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from streamer.order.mix import Stage
-from streamer.order.mix.spec import drawn_units
+from streamer.order.mix.spec import count_drawn_units
 from tests.mixes import request, sources
 
 
@@ -25,7 +25,7 @@ def test_counts_grow_and_stay_near_their_share(members: int, kind: str) -> None:
     weights = _weights(members, kind)
     stages, before = [Stage(0, weights, 37)], np.zeros(members, np.int64)
     for epoch in range(1, 150):
-        drawn = np.array(drawn_units(stages, epoch))
+        drawn = np.array(count_drawn_units(stages, epoch))
         assert drawn.sum() == 37 * epoch
         assert np.all(drawn >= before)
         exact = np.array([37 * epoch * weight / sum(weights) for weight in weights])
@@ -36,12 +36,12 @@ def test_counts_grow_and_stay_near_their_share(members: int, kind: str) -> None:
 def test_a_share_that_is_whole_is_given_in_every_epoch() -> None:
     """Nothing is rounded."""
     stages = [Stage(0, (2, 1, 1), 40)]
-    assert [drawn_units(stages, epoch) for epoch in range(3)] == [[0, 0, 0], [20, 10, 10], [40, 20, 20]]
+    assert [count_drawn_units(stages, epoch) for epoch in range(3)] == [[0, 0, 0], [20, 10, 10], [40, 20, 20]]
 
 
 def test_a_tiny_share_comes_every_now_and_then() -> None:
     """1 of 1,000 units in epochs of 10: one in every 100 epochs."""
-    counts = [drawn_units([Stage(0, (999, 1), 10)], epoch)[1] for epoch in range(1001)]
+    counts = [count_drawn_units([Stage(0, (999, 1), 10)], epoch)[1] for epoch in range(1001)]
     assert counts[-1] == 10
     assert {b - a for a, b in pairwise(counts)} == {0, 1}
 
@@ -51,8 +51,8 @@ def test_stages_give_what_they_say_from_their_epoch_on() -> None:
     stages = [Stage(0, (1, 2, 0), 10), Stage(3, (0, 1, 1), 7), Stage(5, (1, 1, 1), 9)]
     exact = np.array([[0, 0, 0], [10 / 3, 20 / 3, 0], [20 / 3, 40 / 3, 0], [10, 20, 0], [10, 23.5, 3.5], [10, 27, 7]])
     for epoch in range(6):
-        assert np.abs(np.array(drawn_units(stages, epoch)) - exact[epoch]).max() <= 1 + math.log2(3)
-    assert drawn_units(stages, 5)[0] == drawn_units(stages, 3)[0]
+        assert np.abs(np.array(count_drawn_units(stages, epoch)) - exact[epoch]).max() <= 1 + math.log2(3)
+    assert count_drawn_units(stages, 5)[0] == count_drawn_units(stages, 3)[0]
 
 
 def test_an_epoch_is_the_same_however_a_run_comes_to_it() -> None:
@@ -61,7 +61,7 @@ def test_an_epoch_is_the_same_however_a_run_comes_to_it() -> None:
     weights = [(0, {"a": 1, "b": 1, "c": 0}), (4, {"a": 1, "b": 0, "c": 1}), (6, {"a": 0.2, "b": 0.5, "c": 0.3})]
     specs = [request(list(sizes), weights=weights, epoch_samples=500).spec(sources(sizes), 20) for _ in range(2)]
     for epoch in range(9):
-        ends = tuple(a + b for a, b in zip(specs[0].drawn(epoch), specs[0].quotas(epoch), strict=True))
-        assert ends == specs[1].drawn(epoch + 1)
+        ends = tuple(a + b for a, b in zip(specs[0].stream_starts(epoch), specs[0].quotas(epoch), strict=True))
+        assert ends == specs[1].stream_starts(epoch + 1)
     assert specs[1].quotas(7) == specs[0].quotas(7)
     assert (specs[0].quotas(3)[2], specs[0].quotas(4)[1]) == (0, 0)

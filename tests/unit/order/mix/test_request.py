@@ -9,7 +9,7 @@ import pytest
 from streamer.errors import ConfigError, ManifestError
 from streamer.order import OrderSpec
 from streamer.order.mix import MixSource, MixSpec
-from streamer.order.mix.request import Start
+from streamer.order.mix.request import MixStart
 from tests.mixes import request, sources
 
 SIZES = {"web": 300_000, "books": 75_000, "rare": 30_000}
@@ -46,7 +46,7 @@ def test_a_run_that_begins_in_a_later_stage_has_the_same_windows() -> None:
         weights=[(0, {"web": 1, "books": 0, "rare": 0}), (3, {"web": 0, "books": 1, "rare": 0})],
     )
     for epoch in (0, 3):
-        members = asked.spec_from(sources(SIZES, 75), 256, Start(epoch)).members
+        members = asked.spec_from(sources(SIZES, 75), 256, MixStart(epoch)).members
         assert [member.order.window for member in members] == [512, 512, 8]
 
 

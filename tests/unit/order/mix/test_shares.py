@@ -14,7 +14,7 @@ SIZES = {"web": 1000, "books": 300}
 
 
 def _amount(**said: Any) -> Any:
-    return Shares.of(NAMES, **said).amounts(SIZES)[0]
+    return Shares.from_arguments(NAMES, **said).amounts(SIZES)[0]
 
 
 def test_without_a_word_every_sample_comes_once() -> None:
@@ -66,7 +66,9 @@ def test_temperature_goes_from_sizes_to_equal_shares() -> None:
 
 def test_weights_change_by_stages_of_epochs() -> None:
     """Each stage from its epoch on."""
-    stages = Shares.of(NAMES, weights=[(0, {"web": 1, "books": 0}), (5, {"web": 1, "books": 1})]).amounts(SIZES)
+    stages = Shares.from_arguments(NAMES, weights=[(0, {"web": 1, "books": 0}), (5, {"web": 1, "books": 1})]).amounts(
+        SIZES
+    )
     assert [(stage.epoch, stage.weights) for stage in stages] == [(0, (1 << 32, 0)), (5, (1 << 31, 1 << 31))]
 
 
@@ -102,7 +104,7 @@ def test_weights_change_by_stages_of_epochs() -> None:
 def test_what_is_no_proportion_is_refused(said: dict[str, Any], message: str) -> None:
     """The message names the argument and its value."""
     with pytest.raises(ConfigError, match=message):
-        Shares.of(NAMES, **said)
+        Shares.from_arguments(NAMES, **said)
 
 
 def test_shares_of_the_bytes_are_shares_of_the_samples_over_their_mean_size() -> None:
@@ -110,12 +112,15 @@ def test_shares_of_the_bytes_are_shares_of_the_samples_over_their_mean_size() ->
     sizes = {"web": 1_000_000, "books": 2_700_000}
 
     def amount(**said: Any) -> Any:
-        return Shares.of(NAMES, weights=Weights(unit="bytes", **said)).amounts(SIZES, sizes)[0]
+        return Shares.from_arguments(NAMES, weights=Weights(unit="bytes", **said)).amounts(SIZES, sizes)[0]
 
     web, books = amount(values={"web": 1, "books": 1}).weights
     assert web == pytest.approx(9 * books, rel=1e-8)
     assert amount(values={"web": 1, "books": 1}, stop="first_exhausted").samples == 1111
-    assert amount(temperature=1).weights == Shares.of(NAMES, weights=Weights(temperature=1)).amounts(SIZES)[0].weights
+    assert (
+        amount(temperature=1).weights
+        == Shares.from_arguments(NAMES, weights=Weights(temperature=1)).amounts(SIZES)[0].weights
+    )
     web, books = amount(temperature=1e9).weights
     assert web == pytest.approx(9 * books, rel=1e-6)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from streamer.errors import ConfigError
-from streamer.order.mix.tree import LaneShares, halving_tree
+from streamer.order.mix.tree import LaneShares, build_tree
 
 QUOTAS = [[70, 20, 9, 1], [5], [0, 13, 0, 400], [1, 1, 1, 1, 1, 1, 1], [1000, 333, 332, 17, 17, 0, 3]]
 
@@ -68,7 +68,7 @@ def test_epochs_and_seeds_round_differently() -> None:
 
 def test_the_tree_is_cut_where_the_halves_differ_least() -> None:
     """8 stands alone; 3 and 1 against 2 and 2 would be as even, but members stay in order of size."""
-    levels, below = halving_tree([1, 8, 2, 2, 3])
+    levels, below = build_tree([1, 8, 2, 2, 3])
     assert (levels[0][0].left, below[levels[0][0].right]) == (1, [4, 2, 3, 0])
     assert [len(level) for level in levels] == [1, 1, 2]
 

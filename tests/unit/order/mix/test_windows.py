@@ -112,7 +112,7 @@ def test_any_place_can_be_asked_alone(batching: Batching, batches: int) -> None:
     mixed = weighted([5, 3, 1], 64, batches, lanes=4, batching=batching)
     whole = mixed.ordinals(np.arange(mixed.samples))
     for position in range(0, mixed.samples, 97):
-        assert mixed.at(0).ordinals(np.array([position]))[0] == whole[position]
+        assert mixed.open_epoch(0).ordinals(np.array([position]))[0] == whole[position]
 
 
 @pytest.mark.parametrize("sizes", [{"a": 100, "b": 37, "c": 1}, {"a": 1001, "b": 2}])
