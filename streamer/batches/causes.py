@@ -18,7 +18,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-# Before a worker had the batch:
+# Causes before a worker had the batch:
 NETWORK: Final = "network"
 """Its chunks were not local."""
 RING: Final = "ring"
@@ -29,7 +29,7 @@ START: Final = "start"
 """Its worker was still starting."""
 LOST: Final = "lost"
 """A worker crashed on it, or it failed."""
-# In the worker:
+# Causes in the worker:
 READ: Final = "read"
 DECODE: Final = "decode"
 TRANSFORM: Final = "transform"
@@ -40,7 +40,7 @@ WRITE: Final = "write"
 """The copy into the ring."""
 WORK: Final = "work"
 """In a worker, in a stage that is not known yet."""
-# After it:
+# Causes after it:
 HANDOFF: Final = "handoff"
 """Finished, and not yet taken by the trainer."""
 DEVICE: Final = "device"

@@ -85,7 +85,7 @@ def path(name: str, value: str | os.PathLike[str] | None) -> str | None:
 def mapping(name: str, value: Mapping[str, object] | None) -> dict[str, object]:
     """Returns the value, or an empty dict for None; a ConfigError where it is not a dict."""
     if value is not None and not isinstance(value, Mapping):
-        # Not the value: it may be a secret.
+        # The value is not named: it may be a secret.
         raise ConfigError(f"{name}: {type(value).__name__} is not a dict", field=name)
     return dict(value or {})
 

@@ -89,7 +89,7 @@ def _start(context: object) -> WorkerStart:
 
 
 def _value(name: str, value: object, known: Mapping[object, V], allowed: str) -> V:
-    # Not 1 and 0, which are equal to True and False.
+    # The numbers 1 and 0 are no values, although they are equal to True and False.
     if not isinstance(value, bool | str | None) or value not in known:
         raise ConfigError(f"{name}={value!r} must be {allowed}", field=name)
     return known[value]

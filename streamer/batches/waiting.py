@@ -14,7 +14,7 @@ from streamer.wire.messages import IndexProgress
 
 logger = logging.getLogger(__name__)
 
-# What a user takes for a hang.
+# A user takes a longer silence for a hang.
 NOTICE_SECONDS = 1.5
 # Training that waits for each batch is described by the stall report, not by a line for each.
 AGAIN_SECONDS = 60.0
@@ -98,7 +98,7 @@ class Announcer:
     def __call__(self, progress: IndexProgress) -> None:
         """Logs how far the index is."""
         self.so_far = f" ({progress.text})"
-        # What is known before is in the line about the wait.
+        # The line about the wait has what is known before.
         warns = not self._warned and time.monotonic() - self._begun > NOTICE_SECONDS
         logger.log(logging.WARNING if warns else logging.INFO, "indexing: %s", progress.text)
         self._warned = self._warned or warns

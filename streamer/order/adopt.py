@@ -139,5 +139,5 @@ def _left_by_dataset(state: State, sources: Sequence[MixSource]) -> dict[str, _L
     )
 
 
-# Each function returns where a run of its kind has left the members; runs of other kinds do not go on as a mix.
+# The functions return where a run of their kind has left the members; runs of other kinds do not go on as a mix.
 _LEFT_BY = {"mix": _left_by_mix, "": _left_by_dataset}

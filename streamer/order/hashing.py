@@ -35,7 +35,7 @@ Integers: TypeAlias = NDArray[np.int64]
 Chunks: TypeAlias = NDArray[np.uint32]
 Flags: TypeAlias = NDArray[np.bool_]
 
-# What a hash is for; the first word after the seed, so that no two uses share a stream.
+# Purposes of hashes; the first word after the seed, so that no two uses share a stream.
 TAG_CUT = 0
 TAG_LANE = 1
 TAG_GROUP = 3

@@ -138,7 +138,7 @@ def level(costs: Integers, turns: int, group: int, keys: Words, turn_keys: Words
     groups = [strata[0]]
     sums = costs[strata[0]]
     for stratum in strata[1:]:
-        # Its dearest row goes to the group with the least sum.
+        # The dearest row of the stratum goes to the group with the least sum.
         placed = np.empty_like(stratum)
         placed[np.argsort(sums, kind="stable")] = stratum
         groups.append(placed)
@@ -168,7 +168,7 @@ def level_members(costs: Integers, members: Integers, group: int, keys: Words, t
     sums, found = np.zeros(len(keys), np.int64), np.empty(len(costs), np.int64)
     mean = int(costs.sum()) // len(keys)
     kinds = unique(members).tolist()
-    # Those that cost most first: the others fill up what these leave unequal.
+    # Members that cost most come first: the others fill up what these leave unequal.
     for kind in sorted(kinds, key=lambda kind: -int(costs[members == kind].sum()) // int((members == kind).sum())):
         places = np.flatnonzero(members == kind)
         dearest = places[np.argsort(-costs[places], kind="stable")]

@@ -10,7 +10,7 @@ import numpy as np
 from streamer.order.hashing import Chunks, Flags, Integers
 from streamer.order.rank_split import RankSplit
 
-# What `Order.find_known` returns where nothing is decided later.
+# The answer of `Order.find_known` where nothing is decided later.
 ALL_POSITIONS = 0, 1 << 62
 
 

@@ -13,7 +13,7 @@ from streamer.order.hashing import Integers
 from streamer.order.rank_split import RankSplit
 from streamer.order.spec import OrderSpec
 
-# Below this mean size a request per sample costs more time and money than it can be worth.
+# A request per sample costs more time and money than it can be worth below this mean size.
 SAMPLE_SHUFFLE_FLOOR_BYTES = 256 * 1024
 # A variance of 2 x is that of a batch half as large: below it little can be gained.
 WELL_MIXED = 2.0
@@ -99,7 +99,7 @@ def lane_spread(spec: OrderSpec, global_batch: int, nodes: int) -> LaneSpread:
         ConfigError: the nodes cannot share the batch equally.
     """
     if spec.shuffle == "none":
-        # With one lane every node needs every chunk, because a chunk has samples of several batches.
+        # Every node needs every chunk with one lane, because a chunk has samples of several batches.
         return LaneSpread(nodes, (0,) if nodes > 1 else (), float(nodes), None)
     drawn: Counter[int] = Counter()
     for node in range(nodes):

@@ -111,7 +111,7 @@ def lane_runs(
     number = np.repeat(np.arange(len(lanes)), counts)
     piece = np.arange(len(number)) + (low - np.cumsum(counts) + counts)[number]
     edges = deal.prefix[piece] - start[number], deal.prefix[piece + 1] - start[number]
-    # One sample wider, as `piece_runs` is.
+    # The runs are one sample wider, as those of `piece_runs`.
     return lanes[number], piece, np.maximum(edges[0], begin[number]), np.minimum(edges[1] + 1, end[number])
 
 

@@ -19,7 +19,7 @@ from streamer.order.rows.spec import RowSpec, row_spec_of
 Shuffle: TypeAlias = Literal["block", "sample", "none"]
 Cut: TypeAlias = Literal["fixed", "by_key", "redrawn"]
 
-# What states and digests call a cut by key; states of earlier versions have it.
+# The name of a cut by key in states and digests; states of earlier versions have it.
 _STORED_BY_KEY = "common"
 
 # Raised whenever the same parts would give another order; part of every order_id.
@@ -118,7 +118,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
             chunk_samples: (M,) samples per chunk; empty chunks do not count.
             batch_size: the global batch B, samples over all ranks.
             seed: 0 <= seed < 2**64.
-            shuffle: as users write it.
+            shuffle: Shuffle as users write it.
             lanes: overrides L.
             window: overrides K.
             cut: see the class.

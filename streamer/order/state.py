@@ -44,7 +44,7 @@ _FIXES = {
     "balance": "pass balance= as the run had it",
 }
 _PARTS: dict[str, type] = {"manifest": str, "seed": int, "shuffle": str, "lanes": int, "window": int, "cut": str}
-# What is computed of them fits into 64 bits below these.
+# Numbers below these, and what is computed of them, fit into 64 bits.
 _TOO_LARGE = {"epoch": 1 << 32, "position": 1 << 56, "global_batch": 1 << 32}
 _PLACE: dict[str, type] = {"epoch": int, "position": int, "global_batch": int}
 
@@ -164,9 +164,9 @@ class State(msgspec.Struct, frozen=True):
         goes on with the next.
 
         Args:
-            samples: of the epoch.
+            samples: Samples of the epoch.
             global_batch: the batch of the run that goes on.
-            last_batch: as in `RankPlan`.
+            last_batch: Rule for the last batch, as in `RankPlan`.
         """
         if global_batch != self.global_batch:
             _log.warning(

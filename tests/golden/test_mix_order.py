@@ -15,7 +15,7 @@ import pytest
 from streamer.order import RankPlan
 from streamer.order.adopt import adopt
 from streamer.order.mix import MixOrder, MixSource
-from streamer.order.mix.request import Start
+from streamer.order.mix.request import MixStart
 from streamer.order.mix.spec import MIX_FORMAT
 from streamer.order.state import State
 from tests.mixes import order, request
@@ -193,7 +193,7 @@ def test_homogeneous_runs_from_before_batches_were_filled_up_go_on(
 ) -> None:
     """Their states have shares in place of whole passes; the order is that of the saved run."""
     said = request(NAMES, repeat={"web": 1, "books": 2.5, "few": 3}, batching="homogeneous", lanes=8, group=group)
-    saved = said.spec_from(MEMBERS, 48, Start(weighted=frozenset(NAMES)))
+    saved = said.spec_from(MEMBERS, 48, MixStart(weighted=frozenset(NAMES)))
     state = State.from_dict(State(saved, 1, 96, 48).to_dict())
     found = said.spec(MEMBERS, 48, like=state.spec)
     state.check(found)

@@ -91,7 +91,7 @@ def _integers(samples: Samples) -> Buffer | None:
         try:
             return ArrayBuffer(np.array(samples, dtype))
         except OverflowError:
-            # Of numbers above 2^63, the batch is unsigned.
+            # The batch is unsigned if it has numbers above 2^63.
             continue
     return None
 

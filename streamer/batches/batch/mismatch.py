@@ -14,7 +14,7 @@ from streamer.formats.names import IMAGES
 
 # Kinds of samples that are listed.
 _LISTED = 3
-# For members of a mix.
+# The remedy for members of a mix.
 _FIX = "make the transforms agree, pass collate_fn, or batching='homogeneous'"
 
 

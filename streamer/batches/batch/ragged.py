@@ -25,7 +25,7 @@ class Ragged(NamedTuple):
 
     Attributes:
         values: of all samples: uint8 of encoded files, else the arrays joined along their first axis; of lists of
-            arrays of one shape, as pictures of one size, all of them, stacked.
+            arrays of one shape, as images of one size, all of them, stacked.
         offsets: int64 (samples + 1,): where the value of each sample begins, and the end.
         encoded: whether the values are bytes of files.
     """

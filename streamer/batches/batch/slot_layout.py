@@ -178,7 +178,7 @@ class BatchReader:
         kind, first, second, third, offset = pid
         if kind == STRINGS:
             return self._strings(str(first), bool(second), int(third), int(offset))  # type: ignore[call-overload]
-        # With buffer= the base of the new array is `memory` itself: the slot is free only after the last view.
+        # The base of the new array is `memory` itself, by buffer=: the slot is free only after the last view.
         array = np.ndarray(second, first, buffer=self._memory, offset=offset)  # type: ignore[arg-type]
         return array if kind == ARRAY else _tensor(array, str(third))
 

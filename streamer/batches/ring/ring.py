@@ -23,7 +23,7 @@ from streamer.config import format_bytes
 
 logger = logging.getLogger(__name__)
 
-# With `poison`, freed slots are filled with this byte, so that a view that outlives its slot is noticed.
+# Freed slots are filled with this byte if `poison` is set, so that a view that outlives its slot is noticed.
 POISON = 0xDB
 # Slots that the trainer holds: the batch in use, the next one, one more for the prefetcher.
 HELD_SLOTS = 3

@@ -52,7 +52,7 @@ class RowAssembler:
         self._counting = np.arange(packing.length, dtype=np.int32)
         # All fields and those with one value per token, of the last document: most have the same.
         self._known: tuple[list[str], list[str]] = [], []
-        # Of the last batch: a row whose documents all failed has the same fields.
+        # The fields of the last batch: a row whose documents all failed has the same.
         self._dtypes: dict[str, np.dtype[np.generic]] = {}
         self._others: tuple[str, ...] = ()
         # The field of which labels are made.
@@ -286,7 +286,7 @@ def _read_array(value: object) -> Array | None:
     if isinstance(value, list) and value and isinstance(value[0], int | float):
         array = np.asarray(value)
         return array if array.ndim == 1 and array.dtype.kind in "biuf" else None
-    # Not by its type: a worker that makes no tensors does not import torch.
+    # The type is not asked for: a worker that makes no tensors does not import torch.
     if type(value).__module__ == "torch" and getattr(value, "ndim", 0) == 1:
         return value.numpy()  # type: ignore[no-any-return, attr-defined]
     return None
@@ -305,9 +305,9 @@ def _describe(document: Document) -> str:
     return f"{', '.join(document.tokens)} for each token{others}"
 
 
-# As tokenizers and packers call them.
+# Names that tokenizers and packers give to tokens.
 _TOKENS = frozenset(["input_ids", "tokens", "token_ids", "ids", "input_tokens", "text_ids"])
-# What tokenizers and packers put beside them, with one number for each token.
+# Names of what tokenizers and packers put beside them, with one number for each token.
 _NO_TOKENS = frozenset(
     [
         *("attention_mask", "token_type_ids", "special_tokens_mask", "position_ids", "positions", "segment_ids"),

@@ -116,7 +116,7 @@ def _read_array(value: object) -> Array | None:
         return value if value.ndim and value.dtype.kind in "biufc" else None
     if isinstance(value, list) and value and isinstance(value[0], int | float):
         return np.asarray(value)
-    # Not by its type: a worker that makes no tensors does not import torch.
+    # The type is not asked for: a worker that makes no tensors does not import torch.
     if type(value).__module__ == "torch" and getattr(value, "ndim", 0) > 0:
         return value.numpy()  # type: ignore[no-any-return, attr-defined]
     return None

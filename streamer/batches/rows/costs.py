@@ -64,7 +64,7 @@ class DocumentCosts:
             return ""
         if len(self._column) <= _BLOCK:
             return _digest(self._column)
-        # Of 1e9 values it takes 10 s: kept beside the manifest for as long as their file stays as it is.
+        # The digest of 1e9 values takes 10 s: it is kept beside the manifest as long as their file stays as it is.
         file = os.stat(self._measured)
         facts = f"{self._measured} {file.st_dev} {file.st_ino} {file.st_size} {file.st_mtime_ns}".encode()
         kept = KeptFiles(self._manifest.path.parent)

@@ -20,7 +20,7 @@ from streamer.order.rows.spec import LEAST_LENGTH, Overflow, Policy, RowSpec
 
 Labels: TypeAlias = Literal["shifted", "same"]
 
-# What rows have besides the fields of documents.
+# Fields that rows have besides those of documents.
 POSITIONS = "position_ids"
 DOCUMENTS = "document_ids"
 BOUNDS = "cu_seqlens"

@@ -33,11 +33,11 @@ Task = TypeVar("Task")
 _SCHEMA = {"rows": "int64", "chunks": "int64", "tokens": "int64", "left_out": "int64"}
 # Costs that are summed at once: 8 MB.
 _BLOCK = 1 << 20
-# Of a document, as counted: 4 GB of tokens of 2 bytes. A file with larger numbers has something else.
+# The most tokens of a document, 4 GB of 2 bytes each. A file with larger numbers has something else.
 _MOST_TOKENS = (1 << 31) - 1
 # Documents whose table takes a time that is worth a line, and processes for every core.
 _MANY = 5_000_000
-# With best fit, on one core (benchmarks/rows.py, 2026-11-26).
+# The time of best fit on one core (benchmarks/rows.py, 2026-11-26).
 _DOCUMENT_SECONDS = 0.5e-6
 # Runs of chunks and of sets that processes take one by one.
 _RUNS = 64
@@ -122,7 +122,7 @@ class RowTable(msgspec.Struct, frozen=True, eq=False):
 
     def write(self, path: Path) -> None:
         """Writes the file."""
-        # Only here: processes that read a table do not need nanoarrow (6 ms of a start, 2026-11-22).
+        # Imported here, since processes that read a table do not need nanoarrow (6 ms of a start, 2026-11-22).
         from streamer.manifest.arrow_ipc.writer import write_table
 
         columns = self.counts, np.diff(self.sets.first), self.tokens, self.left_out
@@ -156,7 +156,7 @@ def _start_runner(
     if documents.reopen is None or int(documents.chunk_first[-1]) < _MANY or cores == 1:
         yield lambda work, tasks: [work(documents, task) for task in tasks]
         return
-    # Only here: a small dataset starts no processes.
+    # Imported here, since a small dataset starts no processes.
     from streamer.executors.processes import Processes
 
     pool = Processes(cores)

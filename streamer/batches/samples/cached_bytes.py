@@ -37,7 +37,7 @@ class CachedBytes:
         """
         if place.start == place.stop:
             return memoryview(b"")
-        # Not a bytearray, which is zero-filled first.
+        # A bytearray would be zero-filled first.
         content = np.empty(place.stop - place.start, np.uint8).data
         self.read_into(place.chunk, [(place, [content])])
         return content

@@ -78,7 +78,7 @@ def describe_join(join: OpenedJoin, left: OpenedDataset, cache_bytes: int) -> st
     cost = join_cost(join, left)
     found = join.table.found
     having = found if left.selection is None else found[left.selection.ordinals]
-    # What is kept of the right side saves more than what is kept of the left one, which comes after it.
+    # Bytes that are kept of the right side save more than those of the left one, which come after them.
     kept = min(1.0, cache_bytes / max(1, cost.local_bytes))
     fetched_bytes, requests = cost.estimate(kept)
     text = (

@@ -89,7 +89,7 @@ class OpenedJoin:
         return self.table.head.uses / max(1, used)
 
     def field_of(self, name: str) -> str | None:
-        """The field of the right side, or its part, that samples have by a name; None: they have none of that name.
+        """Returns the field of the right side, or its part, that samples have by a name, or None if they have none.
 
         It may not exist where the samples name their own fields.
         """
@@ -119,7 +119,7 @@ class JoinReader:
         self._decoder = SampleDecoder(recipe.decode, allow_pickle=recipe.allow_pickle)
         names = [spec.name for spec in joined.manifest.facts.fields if spec.name not in (_KEY, recipe.key)]
         self._names = names if recipe.columns is None else [to for _, to in recipe.columns]
-        # Of the running batch: the rows of its samples, the place of each sample in it, and the rows that are read.
+        # The running batch: the rows of its samples, the place of each sample in it, and the rows that are read.
         self._batch: list[tuple[int, list[SampleLocation]]] = []
         self._index: dict[int, int] = {}
         self._read: dict[int, list[tuple[SampleLocation, memoryview]]] = {}
@@ -131,7 +131,7 @@ class JoinReader:
         """Begins a batch: locates the rows of all its samples.
 
         Args:
-            ordinals: of the samples in the manifest of the left side, in the order in which `values` is called.
+            ordinals: Ordinals of the samples in the manifest of the left side, in the order of the calls of `values`.
 
         Raises:
             ChunkUnreadableError: as of `values`.
@@ -144,7 +144,7 @@ class JoinReader:
         """Returns the fields that a sample gets.
 
         Args:
-            ordinal: of the sample in the manifest of the left side.
+            ordinal: Ordinal of the sample in the manifest of the left side.
             raw: converts fields without decoder.
 
         Raises:
@@ -216,8 +216,8 @@ def join_schedule(schedule: EpochSchedule, joins: Sequence[tuple[OpenedJoin, tup
     """Adds the chunks of the right sides to a schedule.
 
     Args:
-        schedule: of the left sides.
-        joins: of each join, the range of chunk numbers of its left side, and the first one of its right side.
+        schedule: Schedule of the left sides.
+        joins: Joins, each with the range of chunk numbers of its left side, and the first one of its right side.
     """
     chunks = [schedule.chunk]
     firsts = [schedule.first]

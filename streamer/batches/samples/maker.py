@@ -154,9 +154,9 @@ class SampleMaker:
         """Locates samples by their ordinals in the manifest.
 
         Args:
-            ordinals: of the samples.
-            codes: their numbers in the stream; None: the ordinals.
-            runs: for their random numbers, see `SampleLocation`.
+            ordinals: Ordinals of the samples.
+            codes: Numbers of the samples in the stream, or None if these are the ordinals.
+            runs: Runs for their random numbers, see `SampleLocation`.
             member: number of this dataset in the stream.
 
         Raises:
@@ -224,7 +224,7 @@ class SampleMaker:
         """Reads, opens and decodes one sample.
 
         Args:
-            place: of the sample.
+            place: Place of the sample.
             row: receives arrays that match it.
             look: called with its bytes and its fields.
             raw: converts fields without decoder.

@@ -73,7 +73,7 @@ class OpenedDataset:
         rows: RowRecipe = NO_ROWS,
         joins: Sequence[JoinRecipe] = (),
     ) -> Self:
-        """Opens a manifest's folder, and a selection by its digest and the folder of its file; None: all samples.
+        """Opens a manifest's folder, and a selection by its digest and the folder of its file, if there is one.
 
         Raises:
             ManifestError: there is no manifest.
@@ -96,7 +96,7 @@ class OpenedDataset:
             ConfigError: nothing says how many tokens a sample has, or a sample is longer than a row and must not be.
             ManifestError: no sample has a token, or the table cannot be written.
         """
-        # Only here and below: without packing nothing of this is loaded (14 ms with -X importtime, 2026-11-26).
+        # Imported here and below: without packing nothing of this is loaded (14 ms with -X importtime, 2026-11-26).
         from streamer.batches.rows.planned import PlannedRows, RowsRecipe
         from streamer.batches.rows.table import find_table
         from streamer.manifest.kept import KeptFiles
@@ -144,7 +144,7 @@ class OpenedDataset:
 
     @property
     def selection_file(self) -> tuple[str, Path] | None:
-        """The digest of the selection, and the folder of its file; None: all samples."""
+        """The digest of the selection, and the folder of its file, or None if all samples are selected."""
         return None if self.selection is None else (self.selection.digest, self.selection.path.parent)
 
     @cached_property
@@ -193,7 +193,7 @@ class OpenedDataset:
         Raises:
             ConfigError: see `Cohorts`.
         """
-        # Only here: other datasets do not load it.
+        # Imported here, since other datasets do not load it.
         from streamer.order.growing import Cohorts
 
         return Cohorts(spec, self.order_samples, self.rows.sets)

@@ -52,7 +52,7 @@ class StreamCodes:
         """The documents of some rows: their codes, and which tokens of them are in each row.
 
         Args:
-            epoch: of the rows.
+            epoch: Epoch of the rows.
             rows: (N,) what the order calls them.
         """
         from streamer.batches.rows.pieces import Pieces
@@ -71,9 +71,9 @@ class StreamCodes:
         """Returns the costs of some rows, or samples that are not packed: (N,).
 
         Args:
-            epoch: of the rows.
+            epoch: Epoch of the rows.
             rows: (N,) what the order calls them.
-            coefficients: of the tokens of a document or sample, and of their square.
+            coefficients: Coefficients of the tokens of a document or sample, and of their square.
         """
         members, numbers, turns = self._parts(rows)
         found = np.empty(len(rows), np.int64)
@@ -167,13 +167,13 @@ class Plans:
 
     def _build(self, epoch: int) -> RankPlan:
         recipe = self._recipe
-        # From the order of the last epoch, which has computed the parts that are equal in all epochs.
+        # The order of the last epoch has computed the parts that are equal in all epochs.
         self._order = order = self._order.open_epoch(epoch)
         geometry = recipe.global_batch, recipe.world_size, recipe.rank, recipe.last_batch
         return RankPlan(order, *geometry, start=order.origin + recipe.start(epoch), runs=recipe.runs)
 
     def chunk_lanes(self) -> Integers:
-        """Returns each chunk's lane in one dataset, (M,); -1: no sample of it is selected. Not for a redrawn cut."""
+        """Returns each chunk's lane in one dataset, (M,), -1 for one without selected samples. Not for a redrawn cut."""
         return cast("EpochOrder | RowOrder | BalancedOrder", self._order).chunk_lanes(self._chunks)
 
     def count_drawn(self, epoch: int, position: int) -> Integers:

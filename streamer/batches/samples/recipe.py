@@ -117,7 +117,7 @@ class StreamReader:
         self._plans = Plans(recipe, members, self._rounds)
         self._maker = StreamMaker(recipe, members)
         self._places: Sequence[SampleLocation] = ()
-        # Of the members with samples in the running batch.
+        # Readers of the members with samples in the running batch.
         self._readers: dict[int, RowReader] = {}
 
     def __repr__(self) -> str:
@@ -177,11 +177,11 @@ class StreamReader:
         """Begins a batch, whose samples `load_at` makes: locates them, and reads raw arrays and raw bytes to the slot.
 
         Args:
-            epoch: of the batch.
+            epoch: Epoch of the batch.
             ordinals: int64 (samples,), codes.
             rows: Rows of the slot to which arrays may be written.
             at: called with the index of the first sample of each chunk that is read.
-            documents: of packed rows: they are read to memory of their own, chunk by chunk.
+            documents: Whether they are documents of packed rows, read to memory of their own, chunk by chunk.
 
         Raises:
             ChunkUnreadableError: the bytes of a sample are missing or wrong.

@@ -40,7 +40,7 @@ class WholeReader:
         """Reads all samples of a batch, or of one member of it, if they fit.
 
         Args:
-            places: of the samples, by index in the batch.
+            places: Places of the samples, by index in the batch.
             rows: Rows of the batch; the bytes are read behind them, if the slot is known.
             at: called with the index of the first sample of each chunk, before they are read.
 
@@ -105,7 +105,7 @@ class RowReader:
         """Reads raw arrays and raw bytes directly to the slot.
 
         Args:
-            places: of the samples, by index in the batch.
+            places: Places of the samples, by index in the batch.
             rows: Rows of the slot to which arrays may be written.
             at: called with the index of the first sample of each chunk that is read.
 
@@ -130,8 +130,8 @@ class RowReader:
         """Makes one sample for an index of the current batch; see `SampleMaker.make`.
 
         Args:
-            place: of the sample; not necessarily the one that `begin` got for the index.
-            index: in the batch.
+            place: Place of the sample; not necessarily the one that `begin` got for the index.
+            index: Index in the batch.
         """
         if not self._rows.known and (content := self._find_content(place, index)) is not None:
             return self.maker.transform(place, self.maker.decode(place, content))
@@ -157,7 +157,7 @@ class RowReader:
         return self._whole.find(index) if place is self._places.get(index) else None
 
     def _make_in_place(self, place: SampleLocation, index: int) -> Sample | None:
-        """The sample whose arrays are already in their rows; None: it must be read."""
+        """Makes the sample whose arrays are already in their rows; returns None if it must be read."""
         held = self._scatter.find(index, place.ordinal)
         if held is None:
             return None

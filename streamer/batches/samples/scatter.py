@@ -26,7 +26,7 @@ from streamer.formats.base import Field
 
 logger = logging.getLogger(__name__)
 
-# Below it, the bytes around the arrays would be kept for a whole batch to save the smaller part of the copying.
+# The bytes around the arrays would be kept for a whole batch below it, to save the smaller part of the copying.
 _LEAST_SHARE = 0.5
 # Batches that are read in the ordinary way after a batch of which most samples were read twice.
 _PAUSED_BATCHES = 64
@@ -84,7 +84,7 @@ class Template(msgspec.Struct, frozen=True, dict=True):
     def from_sample(
         cls, content: memoryview, fields: Sequence[Field], decoder: SampleDecoder, rows: Rows
     ) -> Template | None:
-        """The template of a sample; None: it has no array with a row, or too many other bytes."""
+        """Returns the template of a sample, or None if it has no array with a row, or too many other bytes."""
         holes = [hole for field in fields if (hole := _hole(content, field, decoder, rows)) is not None]
         share = sum(hole.shape.nbytes for hole in holes) / max(1, len(content))
         return cls(len(content), tuple(sorted(holes, key=lambda hole: hole.start))) if share >= _LEAST_SHARE else None
@@ -103,7 +103,7 @@ class HeldSample(msgspec.Struct, frozen=True):
     _count_in_place: Callable[[], None]
 
     def find_arrays(self, fields: Sequence[Field]) -> Row | None:
-        """The arrays in their rows, by field; None: this sample does not match the template."""
+        """Returns the arrays in their rows, by field, or None if this sample does not match the template."""
         found = self._found(fields)
         if found is not None:
             self._count_in_place()
@@ -144,7 +144,7 @@ class ScatterReader:
         """Reads the samples of a batch that match the template, their arrays into rows.
 
         Args:
-            places: of the samples, by index.
+            places: Places of the samples, by index.
             rows: Rows of the batch; nothing is read if its slot is not known.
             at: called with the index of the first sample of each chunk, before they are read.
 
@@ -226,8 +226,8 @@ def read_by_chunk(
     """Reads samples, chunk by chunk, and yields the indices of those that were read.
 
     Args:
-        source: of the bytes.
-        targets: by index.
+        source: Source of the bytes.
+        targets: Samples and their buffers, by index.
         at: called with the index of the first one of each chunk, before they are read.
 
     Raises:
@@ -258,7 +258,7 @@ def _hole(content: memoryview, field: Field, decoder: SampleDecoder, rows: Rows)
     if plain is None or RowShape(plain.dtype, plain.shape) != shape:
         return None
     hole = Hole(field.name, _offset(content, field), plain.head, shape)
-    # What was unpacked is elsewhere.
+    # A field that was decompressed is elsewhere.
     inside = hole.start >= 0 and hole.stop <= len(content)
     return hole if inside and hole.stop - hole.start == len(field.content) else None
 

@@ -73,7 +73,7 @@ def warn_of_generators(user_code: Iterable[object], *, shared: bool) -> None:
     """Logs the generators that are not seeded for each sample.
 
     Args:
-        user_code: as above.
+        user_code: Transforms, decoders and collate functions.
         shared: worker threads share the user code, so none of its generators can be seeded.
     """
     own = OwnGenerators(user_code)
@@ -164,12 +164,12 @@ def _find_seeding_method(thing: object) -> str | None:
 
 
 def _make_seed_by(thing: object, method: str) -> Seed | None:
-    """The way to seed by a method; None: it needs other arguments."""
+    """Returns what seeds by a method, or None if it needs other arguments."""
     setter = getattr(thing, method)
     parameters = list(inspect.signature(setter).parameters)
     if parameters == ["random_generator", "py_random"]:
-        # One pair for all steps: albumentations 2.0.8 gives each step the same number in `set_random_seed`, so that two
-        # flips would always agree.
+        # All steps share one pair: albumentations 2.0.8 gives each step the same number in `set_random_seed`, so that
+        # two flips would always agree.
         numpy, python = np.random.Generator(np.random.PCG64(0)), random.Random(0)
         seeds = list(filter(None, map(_make_seed, (numpy, python))))
         return lambda mixed: ([seed(mixed) for seed in seeds], setter(numpy, python))
@@ -181,7 +181,7 @@ def _make_seed_by(thing: object, method: str) -> Seed | None:
 
 
 def _make_seed(generator: object) -> Seed | None:
-    """The way to seed a generator in place; None: there is none."""
+    """Returns what seeds a generator in place, or None if nothing does."""
     if isinstance(generator, np.random.Generator):
         return _make_seed(generator.bit_generator)
     if isinstance(generator, np.random.BitGenerator):

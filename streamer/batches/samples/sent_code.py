@@ -12,7 +12,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from streamer.batches.samples.seeding import is_generator
 
-# What `__main__` is called in a process of mp.spawn, where it is imported again.
+# The name of `__main__` in a process of mp.spawn, where it is imported again.
 _SPAWNED_MAIN = "__mp_main__"
 
 
@@ -57,7 +57,7 @@ class SentCode:
 
 
 def _digest_code(contents: object) -> bytes | None:
-    """Returns the digest of a pickle; None: it cannot be compared."""
+    """Returns the digest of a pickle, or None if it cannot be compared."""
     send_main_by_value()
     target = _Digest()
     try:

@@ -123,7 +123,7 @@ class BatchMaker:
         # A user's collate_fn may keep its samples, so they are never in memory that is reused.
         self._units = find_units(rules.packing)
         takes_rows = rules.collate_fn is None and (self._units.take_rows or source.takes_rows)
-        # Of a mix with batches of one member each, by its name.
+        # A mix with batches of one member each has a layout for each name.
         self._predicted: dict[str, PredictedLayout] | None = {} if takes_rows else None
         self._seeds_samples = rules.seed_globals and source.draws
         self._user_code = SeededCode(source.user_code)
@@ -154,7 +154,7 @@ class BatchMaker:
         codes, repeated = self._source.batch(epoch, batch)
         members = self._source.first_of_each(codes)
         units = self._units.begin_batch(self._source, epoch, codes)
-        # With samples left out, each one is read by itself: those that crashed a worker must not be read at all.
+        # Samples are read one by one if some are left out: those that crashed a worker must not be read at all.
         rows: Rows = NO_SLOT
         if self._predicted is not None and memory is not None and not left_out:
             rows = self._layout(self._predicted, members).rows(memory, repeated.size)
@@ -240,7 +240,7 @@ class BatchMaker:
                 loaded.repeated[index] = True
                 return
         last = loaded.skipped[-1][1] if loaded.skipped else None
-        # Their tracebacks refer to the list, a cycle that would keep the memory of the samples.
+        # The tracebacks of errors refer to the list, a cycle that would keep the memory of the samples.
         loaded.skipped.clear()
         raise WorkerError(
             f"all {count} samples of a batch failed; the last error is the cause", epoch=loaded.epoch

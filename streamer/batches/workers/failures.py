@@ -10,7 +10,7 @@ from streamer.errors import IntegrityError, WorkerError
 
 # A sample, or a batch, is not tried again after this many workers have crashed on it.
 MAX_CRASHES_PER_SAMPLE = 2
-# After this many crashes in a row without a finished batch, the run ends.
+# The run ends after this many crashes in a row without a finished batch.
 _MAX_CRASHES_IN_A_ROW = 20
 _MAX_START_CRASHES = 3
 

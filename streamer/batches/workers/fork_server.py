@@ -101,7 +101,7 @@ class ForkedProcess:
 
     def reap(self) -> tuple[int, int]:
         """Waits for its end after `kill`; returns exit code (negative: the signal) and peak bytes."""
-        # One without a pid does not run yet: the server still imports, and ends it when it finds the socket closed.
+        # A process without a pid does not run yet: the server still imports, and ends it when the socket is closed.
         if not self.wait(_EXIT_SECONDS) and self.pid:
             logger.warning("the fork server does not report the end of worker process %d", self.pid)
         return self._exit or (-signal.SIGKILL, 0)

@@ -44,7 +44,7 @@ class Doing(msgspec.Struct, frozen=True):
     since: int
 
 
-# Between two tasks.
+# The row of a worker between two tasks.
 NOTHING = Doing(0, -1, 0)
 
 

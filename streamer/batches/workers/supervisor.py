@@ -128,7 +128,7 @@ class Supervisor:
     def _receive(self, handle: WorkerHandle) -> None:
         if not self._is_current(handle):
             return
-        # One message: the selector reports the next one, and checking for it takes as long as receiving it.
+        # A single message is taken: the selector reports the next one, and a check for it takes as long.
         for answer in islice(handle.answers(), 1):
             if answer is None:
                 self.replace(handle)

@@ -38,7 +38,7 @@ Opened = tuple[StreamReader, MakerRules]
 
 # Leaves space for the head of a message.
 _ERROR_BYTES = MESSAGE_BYTES // 2
-# Of the cause of a skipped sample: enough for its location and the decoder's message.
+# The length of the cause of a skipped sample: enough for its location and the decoder's message.
 _CAUSE_CHARACTERS = 2048
 # Batches of one dataset differ a little in size: new memory has an eighth to spare for later ones.
 _SPARE_SHARE = 8
@@ -118,7 +118,7 @@ class _Work:
         self.packed = self.packed.compact()
         if self.packed.nbytes > len(slot):
             return False
-        # Through other memory: parts of the batch may be in the slot, where other parts are written.
+        # It goes through other memory: parts of the batch may be in the slot, where other parts are written.
         whole = np.empty(self.packed.nbytes, np.uint8)
         self.packed.write(whole)
         slot[: whole.size] = whole
@@ -196,7 +196,7 @@ class Worker:
         for ordinal, error in loaded.skipped:
             cause = f"{type(error).__name__}: {error}".encode(errors="replace").decode()
             self._send(SkippedSample(task.number, ordinal, cause[:_CAUSE_CHARACTERS]))
-        # Their tracebacks refer to the list, a cycle that would keep the memory of the samples.
+        # The tracebacks of errors refer to the list, a cycle that would keep the memory of the samples.
         loaded.skipped.clear()
         packed = self._maker.lay_out(loaded)
         stages = Stages(stages.load, stages.read, stages.decode, stages.transform, watch.lap())

@@ -57,7 +57,7 @@ def _open_source(channel: Channel) -> Opened | None:
 def enter_context(context: ProcessContext) -> None:
     """Sets environment, `sys.path` and working directory to those of the rank."""
     os.environ.clear()
-    # One thread for numpy, torch and BLAS in each worker, as in torch's own workers: there are many of them.
+    # A worker has one thread for numpy, torch and BLAS, as torch's own workers have: there are many of them.
     os.environb.update({b"OMP_NUM_THREADS": b"1", **context.environment})
     sys.path[:] = map(os.fsdecode, context.path)
     if context.folder:
@@ -77,7 +77,7 @@ def end_with_parent(parent: int) -> None:
 def flush_output() -> None:
     """Writes what was printed, unless the process has no output, or its reader has ended."""
     for stream in (sys.stdout, sys.stderr):
-        # None where the descriptor was closed when the interpreter started.
+        # A stream is None where the descriptor was closed when the interpreter started.
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()
 

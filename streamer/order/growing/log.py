@@ -114,7 +114,7 @@ class AdmissionLog:
         It gets fewer if the round would have more than all data, more if it would have fewer than `least` cohorts.
         """
         low, high = self._limits()
-        # Where too few are left in use, fresh ones must come, although the trainer waits for them.
+        # Fresh ones must come where too few are left in use, although the trainer waits for them.
         needed = self.least - (self._end - self.next_begin)
         self._append(min(max(cohorts, needed, low), high))
         return self.last
@@ -147,7 +147,7 @@ class AdmissionLog:
     def _append(self, added: int) -> None:
         end = self._end + added
         size = self.cohorts.samples_before(end) - self.cohorts.samples_before(self.next_begin)
-        # In this order: another thread may look a position up meanwhile.
+        # This order counts: another thread may look a position up meanwhile.
         self._starts.append(self.stop + size)
         self._admitted.append(end)
 

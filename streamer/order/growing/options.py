@@ -48,7 +48,7 @@ class Growing:
             raise ConfigError('grow= must be "auto", bytes as "20GB", or the list of loader.admissions', field="grow")
 
     def grow_bytes(self) -> int | None:
-        """Returns the bytes that each round adds; None: what has arrived.
+        """Returns the bytes that each round adds, or None if it adds what has arrived.
 
         Raises:
             ConfigError: it is not a size.

@@ -16,7 +16,7 @@ from streamer.order.mix.places import Places
 from streamer.order.mix.streams import LanePieces, MemberStream
 from streamer.order.protocol import Batches, Needs
 
-# From this number of passes on, a member whose chunks are all open at once has one entry per chunk.
+# A member whose chunks are all open at once has one entry per chunk from this number of passes on.
 _MANY_PASSES = 2
 
 

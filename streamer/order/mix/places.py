@@ -171,7 +171,7 @@ class LaneWindows:
 
     def _place(self, first: Integers, lanes: Integers, before: Integers, parts: Integers) -> _Windows:
         """Deals the counts of each part of a lane to its places, at random; a member's samples stay in their order."""
-        # One line of runs: of the first window, part and lane the first member, the second one, and so on.
+        # The runs are one line: of the first window, part and lane the first member, the second one, and so on.
         runs = parts[..., lanes].swapaxes(2, 3)
         sizes = runs.sum(axis=3)
         keys = fold_each(fold_each(self._states, first)[:, None, None], np.arange(sizes.shape[1])[:, None])

@@ -16,7 +16,7 @@ from streamer.order.mix.spec import Unit
 
 Stop: TypeAlias = Literal["first_exhausted", "all_exhausted"]
 Amounts: TypeAlias = Mapping[str, float]
-# Each stage has the epoch from which on its weights count.
+# A stage has the epoch from which on its weights count.
 WeightStages: TypeAlias = Sequence[tuple[int, Amounts]]
 
 # Integer weights: relative errors of 2**-32 are one sample in 4e9.

@@ -22,7 +22,7 @@ TAG_SMALL = 35
 
 # The running pass, the one before a block's first sample, and the next one, which the look-ahead plans.
 _PASSES_KEPT = 3
-# With fewer samples per lane than this, lanes would be empty or mix nothing.
+# Lanes with fewer samples than this would be empty or mix nothing.
 _SMALL = 4
 # A pass with at most this many samples is computed once, as a table of two bytes per sample, which takes 1.5 ms.
 # Computing a few of its places takes 0.3 ms each time: for 200 members 60 ms, every 16 batches (2 cores, 2026-11-23).
@@ -68,7 +68,7 @@ class _Pass:
 
     def add_ordinals(self, places: Integers, rows: Integers, together: OrdinalsTogether) -> None:
         """The ordinals at some places of the pass."""
-        # Not at the first use: the first batch of 200 members would wait 0.3 s for their tables.
+        # The table is not made at the first use: the first batch of 200 members would wait 0.3 s for their tables.
         if self._tabled and self._asked:
             together.set(rows, self._table[places].astype(np.int64))
         else:
@@ -196,7 +196,7 @@ class MemberStream:
         order = self.order(0, 0).cut.order
         stops = np.cumsum(self.chunks.samples[order], dtype=np.int64)
         whole, rest = divmod(self.member.samples, self.lanes)
-        # Before lane l there are l whole lanes, and as many longer ones as the shift brings there: up to min(l, rest).
+        # There are l whole lanes before lane l, and as many longer ones as the shift brings there: up to min(l, rest).
         low = np.searchsorted(stops, lanes * whole, side="right")
         high = np.searchsorted(stops, (lanes + 1) * whole + np.minimum(lanes + 1, rest), side="left")
         used = np.zeros(len(order), np.bool_)

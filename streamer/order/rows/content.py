@@ -103,7 +103,7 @@ class RowContent:
         for turn, noise in enumerate(_NOISE):
             states = fold_each(fold(seed, TAG_PACKED, epoch, turn), documents[items.document])
             words = fold_each(states, items.begin)
-            # In integers: floating point would differ between processors.
+            # Integers are used since floating point would differ between processors.
             share = (words >> np.uint64(32)).astype(np.int64) * noise >> 16
             order = np.argsort(-sizes * ((1 << 32) - share), kind="stable")
             row, count = best_fit_in(order, sizes, spec.length)

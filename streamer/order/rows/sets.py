@@ -7,8 +7,8 @@ import numpy as np
 
 from streamer.order.hashing import TAG_SET, Chunks, Integers, fold, fold_each
 
-# With sets of one chunk neighbours share rows. From 4 on batches mix as windows of the shuffled order do: the variance
-# of a batch's classes is 0.96 to 1.26 times theirs (2026-11-24).
+# Neighbours would share rows with sets of one chunk. From 4 on batches mix as windows of the shuffled order do: the
+# variance of a batch's classes is 0.96 to 1.26 times theirs (2026-11-24).
 _LEAST_CHUNKS = 4
 
 
