@@ -173,7 +173,7 @@ class Plans:
         return RankPlan(order, *geometry, start=order.origin + recipe.start(epoch), runs=recipe.runs)
 
     def chunk_lanes(self) -> Integers:
-        """Returns each chunk's lane in one dataset, (M,), -1 for one without selected samples. Not for a redrawn cut."""
+        """Returns each chunk's lane in one dataset, (M,), or -1 without selected samples. Not for a redrawn cut."""
         return cast("EpochOrder | RowOrder | BalancedOrder", self._order).chunk_lanes(self._chunks)
 
     def count_drawn(self, epoch: int, position: int) -> Integers:
