@@ -44,7 +44,7 @@ Write = Callable[[], Awaitable[object]]
 
 FILE_THREADS = 2
 # How often one write makes the folder again: a cleaner that is still at work may remove it twice.
-MOST_RESTORES = 4
+MAX_RESTORES = 4
 
 
 class ChunkCache:
@@ -327,7 +327,7 @@ class ChunkCache:
 
     async def _write(self, chunk: ChunkBytes) -> None:
         """Writes a chunk's file; makes the folder again if it was removed."""
-        for _ in range(MOST_RESTORES):
+        for _ in range(MAX_RESTORES):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 self._guard.check()
                 await in_thread(self._files, write_chunk, chunk, self.folder)

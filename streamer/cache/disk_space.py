@@ -20,14 +20,14 @@ FIXED_BYTES = 512 << 10
 DEFAULT_SHARE = 0.8
 # Set aside for files that are being sent to peers.
 SEND_SHARE = 1 / 32
-MOST_SEND_BYTES = 512 << 20
+MAX_SEND_BYTES = 512 << 20
 # The default floor of free space: this share of the filesystem, what ext4 keeps for root; less where the default limit
 # leaves less.
 DEFAULT_FLOOR_SHARE = 0.05
 
 # Inodes left to manifests, logs of indexing and other programs: a fiftieth, within these bounds.
-LEAST_FREE_INODES = 16
-MOST_FREE_INODES = 1024
+MIN_FREE_INODES = 16
+MAX_FREE_INODES = 1024
 
 
 class DiskSpace:
@@ -72,15 +72,15 @@ class DiskSpace:
     @property
     def hard_limit_bytes(self) -> int:
         """The limit that is never exceeded: the whole limit minus manifests, catalog and the bytes set aside."""
-        return min(self.most_bytes, max(0, self.whole_limit_bytes - self.overhead_bytes - self.send_bytes))
+        return min(self.max_bytes, max(0, self.whole_limit_bytes - self.overhead_bytes - self.send_bytes))
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """Bytes that chunks in use may take, however full the disk is; those that it has no space for go to memory."""
-        return max(0, self.most_whole_bytes - self.overhead_bytes - self.send_bytes)
+        return max(0, self.max_whole_bytes - self.overhead_bytes - self.send_bytes)
 
     @property
-    def most_whole_bytes(self) -> int:
+    def max_whole_bytes(self) -> int:
         """The limit that was set, or else a share of the whole disk, however full it was at the start.
 
         `reserve` grants up to this, so no limit of the policy may be above it.
@@ -90,7 +90,7 @@ class DiskSpace:
     @property
     def send_bytes(self) -> int:
         """Bytes set aside for files that are being sent to peers: a deleted one occupies its bytes until it is sent."""
-        return min(int(SEND_SHARE * self.whole_limit_bytes), MOST_SEND_BYTES) if self.serves_peers else 0
+        return min(int(SEND_SHARE * self.whole_limit_bytes), MAX_SEND_BYTES) if self.serves_peers else 0
 
     def limits(self, memory_bytes: int, memory_limit_bytes: int) -> CacheLimits:
         """Returns the present limits of chunk files.
@@ -99,7 +99,7 @@ class DiskSpace:
         `measure`). While the disk refuses writes, the limit is the bytes of the present chunks.
         """
         room = (self.charged_bytes if self.refused else self._disk_limit) - self.leftover_bytes
-        most = self.most_bytes
+        most = self.max_bytes
         return CacheLimits(
             max(0, min(self.hard_limit_bytes, room + memory_bytes)), max(0, min(most, room + memory_limit_bytes)), most
         )
@@ -137,7 +137,7 @@ class DiskSpace:
         """The most bytes that files of the present mean length may take if some inodes are to stay free."""
         if not found.f_files:  # the filesystem creates inodes as they are needed
             return self._most_present
-        spare = found.f_favail - max(LEAST_FREE_INODES, min(MOST_FREE_INODES, found.f_files // 50))
+        spare = found.f_favail - max(MIN_FREE_INODES, min(MAX_FREE_INODES, found.f_files // 50))
         if not self.files:
             return self._most_present if spare > 0 else 0
         return self.charged_bytes * (self.files + spare) // self.files
@@ -149,13 +149,13 @@ class DiskSpace:
             CacheFullError: the limit would be exceeded.
         """
         wanted = charge(length)
-        while self._unlinks and self.charged_bytes + wanted > self.most_bytes:
+        while self._unlinks and self.charged_bytes + wanted > self.max_bytes:
             await next(iter(self._unlinks)).wait()
-        if self.charged_bytes + wanted > self.most_bytes:
+        if self.charged_bytes + wanted > self.max_bytes:
             raise CacheFullError(
                 f"no room for a chunk of {format_bytes(length)}: {format_bytes(self.charged_bytes)} of"
-                f" {format_bytes(self.most_bytes)} are taken in {self._path}",
-                limit_bytes=self.most_bytes,
+                f" {format_bytes(self.max_bytes)} are taken in {self._path}",
+                limit_bytes=self.max_bytes,
                 taken_bytes=self.charged_bytes,
                 wanted_bytes=wanted,
             )

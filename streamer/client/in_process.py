@@ -23,7 +23,7 @@ _ENGINE = "streamer.service.inline"
 
 
 class Client(Protocol):
-    """A client of an engine."""
+    """A client of an engine; a protocol, because `engine_client` imports this."""
 
     settings: ClientSettings
 

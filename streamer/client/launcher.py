@@ -45,7 +45,7 @@ _QUIET_SECONDS = 1.5
 START_SECONDS = 300.0
 # An engine that was killed is replaced at once. One that crashes at each request is not: without a bound a client
 # started 69 engines in 20 s (two cores, 2026-11-23).
-MOST_RESTARTS = 5
+MAX_RESTARTS = 5
 _FIRST_PAUSE_SECONDS = 0.2
 # An engine that ran for this long did not crash because of its client's request.
 STEADY_SECONDS = 600.0
@@ -86,7 +86,7 @@ class Restarts:
             self.crashes = 0
         self._connected_at = None
         self.crashes += 1
-        if self.crashes > MOST_RESTARTS:
+        if self.crashes > MAX_RESTARTS:
             return None
         return 0.0 if self.crashes == 1 else _FIRST_PAUSE_SECONDS * 2 ** (self.crashes - 2)
 

@@ -13,7 +13,7 @@ from streamer.wire.schedule import EpochSchedule
 
 
 class Transport(Protocol):
-    """A session's view of the client that owns it."""
+    """A session's view of the client that owns it; a protocol, because the client imports its sessions."""
 
     def post(self, message: Message, quietly: bool = False) -> None:
         """Sends a message; `quietly`: only if a connection is open."""

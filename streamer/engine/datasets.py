@@ -45,8 +45,8 @@ _MAX_RIGHTS = 50_000
 # A digest comes from clients and becomes part of a path.
 _DIGEST = re.compile("[0-9a-zA-Z]{1,64}")
 # Roots that are taken out by columns; the urls of further ones are looked at one by one.
-_MOST_ROOTS = 16
-_MOST_URLS_KEPT = 1000
+_MAX_ROOTS = 16
+_MAX_URLS_KEPT = 1000
 
 
 def find_roots(manifest: Manifest) -> list[str]:
@@ -67,7 +67,7 @@ def _find_first_objects(manifest: Manifest) -> Iterator[int]:
     for tables in manifest.tables:
         keys = cast("BinaryColumn", tables["objects"]["key"])
         rows = np.arange(len(keys))
-        for _ in range(_MOST_ROOTS):
+        for _ in range(_MAX_ROOTS):
             if not len(rows):
                 break
             yield first + int(rows[0])
@@ -217,7 +217,7 @@ class Datasets:
     def _urls_of(self, manifest: Manifest) -> list[str]:
         """The same as `find_roots`, which is asked once while a dataset is open."""
         if manifest.digest not in self._urls:
-            if len(self._urls) >= _MOST_URLS_KEPT:
+            if len(self._urls) >= _MAX_URLS_KEPT:
                 self._urls.clear()
             self._urls[manifest.digest] = find_roots(manifest)
         return self._urls[manifest.digest]

@@ -263,7 +263,7 @@ class Engine:
         # The bytes of all live data count: a small validation set would fit alone, and took the room of the training's
         # chunks for a look-ahead over all of it.
         live_bytes = self.policy.live_bytes({part.dataset for part in session.request.all_parts})
-        affordable_bytes = affordable_lookahead(self.config.lookahead_bytes, self.cache.space.most_bytes, live_bytes)
+        affordable_bytes = affordable_lookahead(self.config.lookahead_bytes, self.cache.space.max_bytes, live_bytes)
         openings = session.plan(schedule, affordable_bytes, len(self.sessions))
         try:
             freed = self.policy.open_sessions(session.request.job, openings)
@@ -331,8 +331,8 @@ class Engine:
         present = sum(one.request.job == request.job for one in self.sessions.values())
         return make_too_small_error(
             root=self.cache.root,
-            limit_bytes=space.most_bytes,
-            whole_bytes=space.most_whole_bytes,
+            limit_bytes=space.max_bytes,
+            whole_bytes=space.max_whole_bytes,
             overhead_bytes=space.overhead_bytes + space.send_bytes,
             wanted_bytes=int(str(error.details["wanted_bytes"])),
             others_bytes=int(str(error.details["others_bytes"])),

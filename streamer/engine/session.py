@@ -79,7 +79,7 @@ class Waiting:
 
 
 class SessionHost(Protocol):
-    """A session's view of the engine that owns it."""
+    """A session's view of the engine that owns it; a protocol, because the engine imports its sessions."""
 
     @property
     def silent_seconds(self) -> float:

@@ -27,7 +27,7 @@ from streamer.store.root import Root
 
 Options = Mapping[str, object]
 # Urls that braces may stand for where each has to be compared: 0.05 s.
-_MOST_COMPARED = 10_000
+_MAX_COMPARED = 10_000
 
 # Separators of the segments of a path, for some server or other, and what begins what follows it.
 _SEGMENTS = re.compile(r"[/\\?#]")
@@ -166,10 +166,10 @@ class UrlAllowlist:
             inside = _comparable(folder).rstrip("/") + "/"
             if not any(entry.prefix.startswith(inside) for entry in self._entries):
                 return [one]
-        if (count := count_urls(url)[0]) > _MOST_COMPARED:
+        if (count := count_urls(url)[0]) > _MAX_COMPARED:
             raise ConfigError(
                 f"{shown(url)[:500]} stands for {count:,} urls of several datasets or of local files; these "
-                f"are compared one by one, at most {_MOST_COMPARED:,}; name each folder in a url of its own",
+                f"are compared one by one, at most {_MAX_COMPARED:,}; name each folder in a url of its own",
                 field="url",
             )
         # A url with braces names what they stand for: "{a,..}" is not a dot segment yet.

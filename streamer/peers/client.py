@@ -256,14 +256,14 @@ class PeerClient:
             peer.identify(facts)
         return facts
 
-    async def manifest_file(self, member: Member, digest: str, name: str, most_bytes: int) -> bytes | None:
+    async def manifest_file(self, member: Member, digest: str, name: str, max_bytes: int) -> bytes | None:
         """Asks a peer for a file of a manifest.
 
         Args:
             member: the peer.
             digest: digest of the manifest.
             name: name of the file in the manifest's folder.
-            most_bytes: limit; a longer file is refused.
+            max_bytes: limit; a longer file is refused.
 
         Returns:
             None if the peer does not send it.
@@ -271,18 +271,16 @@ class PeerClient:
         path = f"{MANIFEST_PATH}{digest}/{name}"
         if parse_manifest_file(path) is None:
             return None
-        status, content = await self._read(member.address, path, most_bytes, None)
+        status, content = await self._read(member.address, path, max_bytes, None)
         return content if status == 200 else None
 
-    async def _read(
-        self, address: str, path: str, most_bytes: int, seconds: float | None
-    ) -> tuple[int | Ending, bytes]:
+    async def _read(self, address: str, path: str, max_bytes: int, seconds: float | None) -> tuple[int | Ending, bytes]:
         """Returns the status, and the body of an answer 200."""
         content, transfer = bytearray(), Transfer(self._tls_folder)
 
         async def make_room(length: int) -> memoryview:
             nonlocal content
-            if length > most_bytes:
+            if length > max_bytes:
                 raise WrongError
             content = bytearray(length)
             return memoryview(content)

@@ -60,8 +60,8 @@ class MissingManifests:
     async def _take(self, client: PeerClient, digest: str, member: Member) -> None:
         where = f"manifest {digest} of peer {member.address}"
 
-        async def file(name: str, most_bytes: int) -> bytes:
-            content = await client.manifest_file(member, digest, name, most_bytes)
+        async def file(name: str, max_bytes: int) -> bytes:
+            content = await client.manifest_file(member, digest, name, max_bytes)
             if content is None:
                 raise ManifestError(f"{name} was not sent")
             return content

@@ -295,14 +295,14 @@ class Sends:
 
     Args:
         most: limit for the sends at once.
-        most_bytes: limit for the lengths of the files that are sent at once. A file that is evicted meanwhile takes
+        max_bytes: limit for the lengths of the files that are sent at once. A file that is evicted meanwhile takes
             its space until it is sent; the cache keeps so much free.
     """
 
-    def __init__(self, most: int, most_bytes: int) -> None:
-        self._gate = FairGate(most_bytes)
+    def __init__(self, most: int, max_bytes: int) -> None:
+        self._gate = FairGate(max_bytes)
         # One gate bounds both: each send takes its length, and its part of the number.
-        self._least_bytes = -(-most_bytes // most)
+        self._least_bytes = -(-max_bytes // most)
         self._waiting: Counter[str] = Counter()
         self.under_way = 0
 

@@ -18,7 +18,7 @@ from streamer.errors import AccessDeniedError, EngineUnavailableError
 # The number is in <asm-generic/socket.h>; Linux 4.13. Python's socket module does not have it.
 SO_PEERGROUPS = 59
 # NGROUPS_MAX of Linux; a longer answer is an error of getsockopt.
-_MOST_GROUPS = 65536
+_MAX_GROUPS = 65536
 _GROUPS_AT_FIRST = 64
 
 
@@ -42,7 +42,7 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 def _read_groups(connection: socket.socket) -> Iterable[int]:
-    for count in (_GROUPS_AT_FIRST, _MOST_GROUPS):
+    for count in (_GROUPS_AT_FIRST, _MAX_GROUPS):
         try:
             raw = connection.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 4 * count)
         except OSError:  # more groups than asked for, or an older kernel: then only the first group counts

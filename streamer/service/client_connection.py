@@ -33,11 +33,11 @@ HELLO_SECONDS = 10.0
 # Requests of one client that are taken before the others have their turn, if they take no longer.
 BURST = 64
 BURST_SECONDS = 0.01
-_MOST_ERROR_LETTERS = 65536
+_MAX_ERROR_LETTERS = 65536
 
 
 class ClientHandler(Protocol):
-    """The server, as its connections use it."""
+    """The server, as its connections use it; a protocol, because the server imports its connections."""
 
     def greet(self, client: ClientConnection, hello: Hello) -> None:
         """Handles the first message."""
@@ -145,7 +145,7 @@ class ClientConnection(asyncio.Protocol):
 
     def fail(self, error: StreamerError, request: int = -1, session: int = -1) -> None:
         """Sends an error to the reader that asked."""
-        self.send(Failed(type(error).__name__, str(error)[:_MOST_ERROR_LETTERS], error.details, request, session))
+        self.send(Failed(type(error).__name__, str(error)[:_MAX_ERROR_LETTERS], error.details, request, session))
 
     def drop(self, what: str, why: str) -> None:
         """Ends the connection at once; `what` for the log, `why` to count."""

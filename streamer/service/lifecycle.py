@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 _Stamp = tuple[int, int, int] | None
 
-MOST_THREADS = 32
+MAX_THREADS = 32
 # How often files of secrets are compared; kubelet itself looks once a minute.
 LOOK_SECONDS = 5.0
 # How long a starting engine waits for the one that is leaving the same folder: its grace time and what follows.
@@ -198,7 +198,11 @@ class EngineService:
     # ------------------------------------------------------------ the end
 
     async def _drain(self, engine: Engine, server: Server) -> None:
-        """The first signal ends the service in order; a second one ends it at once."""
+        """Ends the service in order, or at once when a second signal comes.
+
+        Raises:
+            Exception: what ended the drain before its time.
+        """
         seconds = self._config.service.drain_seconds
         if self._config.grace_seconds is not None:  # no connection, or the embedded engine was told to leave
             # The clients are gone: a listing that waited for its store held engine and folder for 60 s, an index
@@ -218,6 +222,8 @@ class EngineService:
         for task in (drained, hurried):
             task.cancel()
         await asyncio.gather(drained, hurried, return_exceptions=True)
+        if not drained.cancelled() and (error := drained.exception()) is not None:
+            raise error
         logger.info("drained in %.2f s", time.monotonic() - begun)
 
     # ------------------------------------------------------------ signals
@@ -267,7 +273,7 @@ def thread_count() -> int:
     asyncio's own rule with the cores of the cgroup instead of the machine's: threads that run beyond the quota
     are paid for by the loop, which the kernel stops for the rest of the period (100 ms).
     """
-    return min(MOST_THREADS, usable_cores() + 4)
+    return min(MAX_THREADS, usable_cores() + 4)
 
 
 def _only_error(error: BaseException) -> BaseException:

@@ -21,9 +21,9 @@ MAX_REQUEST_URLS = 100_000
 MAX_SESSIONS_PER_PEER = 256
 # The store's connections (at most 256 an endpoint), the catalog, chunk files and manifests.
 RESERVED_DESCRIPTORS = 512
-LEAST_CLIENTS = 16
+MIN_CLIENTS = 16
 # Eight of the longest frames.
-LEAST_FRAME_BYTES = 64 * MiB
+MIN_FRAME_BYTES = 64 * MiB
 
 
 class ServiceLimits(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class ServiceLimits(msgspec.Struct, frozen=True):
     answer_bytes: int
     request_bytes: int
     schedule_bytes: int
-    frame_bytes: int = LEAST_FRAME_BYTES
+    frame_bytes: int = MIN_FRAME_BYTES
     strangers: int = 16
 
     @classmethod
@@ -50,11 +50,11 @@ class ServiceLimits(msgspec.Struct, frozen=True):
         budget = memory_bytes or budget_bytes()
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return cls(
-            clients=max(LEAST_CLIENTS, min(config.max_connections, descriptors - RESERVED_DESCRIPTORS)),
+            clients=max(MIN_CLIENTS, min(config.max_connections, descriptors - RESERVED_DESCRIPTORS)),
             answer_bytes=max(MAX_READ_BYTES, budget // 2),
             request_bytes=budget // 4,
             schedule_bytes=budget // 2,
-            frame_bytes=max(LEAST_FRAME_BYTES, budget // 4),
+            frame_bytes=max(MIN_FRAME_BYTES, budget // 4),
         )
 
 

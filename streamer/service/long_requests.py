@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 # 64 MiB through a unix socket take 0.1 s; a reader that takes this long has stopped.
 ANSWER_SECONDS = 10.0
 # Bytes of all sessions that wait, with the schedules that their clients have sent meanwhile.
-_MOST_WAITING_BYTES = 64 << 20
+_MAX_WAITING_BYTES = 64 << 20
 
 Step: TypeAlias = Extend | Advance | Reject
 
@@ -288,7 +288,7 @@ class SessionProofs:
         """
         self._bytes += _bytes(step)
         self._waiting[client, step.session].append(step)
-        if self._bytes > _MOST_WAITING_BYTES:
+        if self._bytes > _MAX_WAITING_BYTES:
             raise ServiceError(f"{self._bytes} bytes of schedules wait for their stores; try again later")
 
     def drop(self, client: ClientConnection, session: int | None = None) -> None:

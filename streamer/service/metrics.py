@@ -21,7 +21,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 Stability = Literal["stable", "experimental"]
 
 # Further sessions, or members, are summed under consumer="others", so that a scrape stays small.
-MOST_SESSIONS = 1000
+MAX_SESSIONS = 1000
 OTHERS = "others"
 
 
@@ -285,7 +285,7 @@ def _value(definition: Definition, entry: Table) -> float | None:
 def _add_labels(definition: Definition, entries: Iterable[Table]) -> Iterator[tuple[tuple[str, ...], Table]]:
     for count, entry in enumerate(entries):
         labels = [str(entry.get(label, "")) for label in definition.labels]
-        if "consumer" in definition.labels and count >= MOST_SESSIONS:
+        if "consumer" in definition.labels and count >= MAX_SESSIONS:
             labels[definition.labels.index("consumer")] = OTHERS
             labels[definition.labels.index("job")] = OTHERS
         yield tuple(labels), entry

@@ -11,11 +11,11 @@ from streamer.engine.statistics import Table
 
 logger = logging.getLogger(__name__)
 
-MOST_WARNINGS = 20
+MAX_WARNINGS = 20
 # More kinds of errors than this at a time, and one of them is logged again.
-_MOST_KINDS = 256
+_MAX_KINDS = 256
 # The advice of an error stands at its end.
-_MOST_LETTERS = 600
+_MAX_LETTERS = 600
 
 
 class RecentWarnings(logging.Handler):
@@ -36,10 +36,10 @@ class RecentWarnings(logging.Handler):
             "at_seconds": round(record.created, 3),
             "level": record.levelname,
             "logger": record.name,
-            "text": record.getMessage()[:_MOST_LETTERS],
+            "text": record.getMessage()[:_MAX_LETTERS],
             "count": int(known.get("count") or 0) + 1,
         }
-        if len(self._kinds) > MOST_WARNINGS:
+        if len(self._kinds) > MAX_WARNINGS:
             self._kinds.popitem(last=False)
 
     def entries(self) -> list[Table]:
@@ -81,7 +81,7 @@ class JobErrors:
         fresh = key not in self._known
         self._known[key] = None
         self._known.move_to_end(key)
-        if len(self._known) > _MOST_KINDS:
+        if len(self._known) > _MAX_KINDS:
             self._known.popitem(last=False)
         if fresh:
             who = f"job {job}" if job else "a job without a name"

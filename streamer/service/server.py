@@ -53,11 +53,11 @@ from streamer.wire.schedule import EpochSchedule
 logger = logging.getLogger(__name__)
 
 # A reason with a path and two numbers; a name of a rank and its worker.
-_MOST_LETTERS = 500
+_MAX_LETTERS = 500
 # Letters of job, order, stream and dataset of a session together.
-_MOST_NAME_LETTERS = 64 << 10
+_MAX_NAME_LETTERS = 64 << 10
 # Exact as a floating-point number; bytes, samples and steps of nothing are more.
-_MOST_NUMBER = 1 << 53
+_MAX_NUMBER = 1 << 53
 
 
 class _ClientState(msgspec.Struct):
@@ -404,7 +404,7 @@ class Server:
 
 def one_line(text: str) -> str:
     """Returns a client's text for the log: short, without control characters or line breaks."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:_MOST_LETTERS])
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:_MAX_LETTERS])
 
 
 def _check_numbers(request: OpenSession) -> None:
@@ -418,8 +418,8 @@ def _check_numbers(request: OpenSession) -> None:
     }
     numbers |= {f"open_bytes of part {place}": part.open_bytes for place, part in enumerate(request.parts)}
     for name, number in numbers.items():
-        if not 0 <= number < _MOST_NUMBER:
-            raise ProtocolError(f"a session with {name}={number}; it is 0 to {_MOST_NUMBER - 1}")
+        if not 0 <= number < _MAX_NUMBER:
+            raise ProtocolError(f"a session with {name}={number}; it is 0 to {_MAX_NUMBER - 1}")
     letters = sum(map(len, (request.job, request.order_id, request.stream, request.dataset)))
-    if letters > _MOST_NAME_LETTERS:
-        raise ProtocolError(f"a session whose names have {letters} letters; at most {_MOST_NAME_LETTERS}")
+    if letters > _MAX_NAME_LETTERS:
+        raise ProtocolError(f"a session whose names have {letters} letters; at most {_MAX_NAME_LETTERS}")

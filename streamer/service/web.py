@@ -36,13 +36,13 @@ logger = logging.getLogger(__name__)
 
 OFF = ("", "off")
 # A scrape has no body and short headers, so longer requests are refused.
-_MOST_BODY_BYTES = 1024
-_MOST_LINE_BYTES = 4096
+_MAX_BODY_BYTES = 1024
+_MAX_LINE_BYTES = 4096
 # A connection that is kept open between scrapes costs a descriptor.
 _KEEPALIVE_SECONDS = 15.0
 # Scrapers, probes and a few pages; each connection costs a descriptor and 19 KB. A request arrives at once, and all are
 # answered within milliseconds.
-_MOST_CONNECTIONS = 64
+_MAX_CONNECTIONS = 64
 _SILENT_SECONDS = 20.0
 _BACKLOG = 128
 
@@ -74,7 +74,7 @@ async def serve_http(address: str, look: Look, not_ready: NotReady) -> AsyncIter
     from aiohttp import web
 
     host, port = parse_address(address)
-    connections = BoundedConnections(_MOST_CONNECTIONS, _SILENT_SECONDS)
+    connections = BoundedConnections(_MAX_CONNECTIONS, _SILENT_SECONDS)
     # Garbage is logged with its bytes: escapes, and headers of others, perhaps with a token.
     silent = logging.getLogger("streamer.service.http")
     silent.disabled = True
@@ -84,8 +84,8 @@ async def serve_http(address: str, look: Look, not_ready: NotReady) -> AsyncIter
         logger=silent,
         handle_signals=False,
         keepalive_timeout=_KEEPALIVE_SECONDS,
-        max_line_size=_MOST_LINE_BYTES,
-        max_field_size=_MOST_LINE_BYTES,
+        max_line_size=_MAX_LINE_BYTES,
+        max_field_size=_MAX_LINE_BYTES,
         shutdown_timeout=1.0,
     )
     await runner.setup()
@@ -198,7 +198,7 @@ def _application(look: Look, not_ready: NotReady, host: str, connections: Bounde
                 return web.Response(status=500, text="the service failed over this request; see its log\n")
         return web.Response(status=421, text=f"{_OTHER_NAME}\n")
 
-    application = web.Application(client_max_size=_MOST_BODY_BYTES, middlewares=[checked])
+    application = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[checked])
     for path in answers:
         application.router.add_get(path, answer)
     return application

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamer.cache.disk_space import LEAST_FREE_INODES
+from streamer.cache.disk_space import MIN_FREE_INODES
 from streamer.cache.folder import measure_usage, open_folder
 from streamer.cache.memory_folder import find_cache, remove_substitute
 from streamer.client.chunk_reader import ChunkReader, WantedSample
@@ -200,7 +200,7 @@ async def test_free_inodes_are_a_limit(tmp_path: Path, data: Path) -> None:
             counts = engine_statistics(engine)
             assert (counts["errors"], counts["refused_writes"]) == (0, refused)
             assert len(engine.cache.keys()) > 10
-            assert os.statvfs(disk).f_favail >= LEAST_FREE_INODES // 2
+            assert os.statvfs(disk).f_favail >= MIN_FREE_INODES // 2
 
 
 def take_inodes(disk: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from streamer.client import launcher
 from streamer.client.engine_client import EngineClient
-from streamer.client.launcher import MOST_RESTARTS, find_log
+from streamer.client.launcher import MAX_RESTARTS, find_log
 from streamer.client.session import Session
 from streamer.client.settings import ClientSettings
 from streamer.errors import EngineUnavailableError
@@ -83,7 +83,7 @@ def manifest(settings, tmp_path) -> Manifest:
         (tmp_path / "data" / f"{number:03}.bin").write_bytes(random.bytes(100_000))
     with EngineClient(settings) as client:
         made = Manifest.open(client.manifest(GetManifest(0, [str(tmp_path / "data")], "auto", chunk_bytes=200_000)))
-    assert made.chunks > MOST_RESTARTS + 1
+    assert made.chunks > MAX_RESTARTS + 1
     await_end(settings.cache_dir)
     return made
 
@@ -124,7 +124,7 @@ def test_an_engine_that_crashes_at_its_start_is_given_up(settings, saboteur):
     begun = time.monotonic()
     with EngineClient(settings) as client, pytest.raises(EngineUnavailableError) as caught:
         client.statistics()
-    assert saboteur.starts == MOST_RESTARTS + 1
+    assert saboteur.starts == MAX_RESTARTS + 1
     # 0, 0.2, 0.4, 0.8 and 1.6 s: a least time, which no slow machine makes shorter.
     assert time.monotonic() - begun >= 3.0
     assert_gave_up(caught.value, settings, saboteur.starts)
@@ -139,11 +139,11 @@ def test_an_engine_that_crashes_after_the_handshake_is_given_up(settings, sabote
         session = opened(client, manifest)
         with pytest.raises(EngineUnavailableError) as caught:
             session.wait(0)
-        assert saboteur.starts == MOST_RESTARTS + 1
+        assert saboteur.starts == MAX_RESTARTS + 1
         assert_gave_up(caught.value, settings, saboteur.starts)
         with pytest.raises(EngineUnavailableError):
             _ = session.ready
-        assert saboteur.starts == MOST_RESTARTS + 1
+        assert saboteur.starts == MAX_RESTARTS + 1
 
 
 @pytest.mark.slow
@@ -153,7 +153,7 @@ def test_a_question_that_crashes_every_engine_is_given_up(settings, saboteur, ma
     saboteur.crash("os.scandir", str(tmp_path / "data"))
     with EngineClient(settings) as client, pytest.raises(EngineUnavailableError) as caught:
         client.manifest(GetManifest(0, [str(tmp_path / "data")], "auto"))
-    assert_gave_up(caught.value, settings, MOST_RESTARTS + 1)
+    assert_gave_up(caught.value, settings, MAX_RESTARTS + 1)
 
 
 def test_an_engine_that_makes_progress_is_always_replaced(settings, saboteur, manifest):

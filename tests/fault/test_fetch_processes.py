@@ -230,7 +230,7 @@ async def test_a_missing_object_is_the_error_of_its_store(folder: Path) -> None:
 @pytest.mark.slow
 async def test_processes_come_and_go_by_load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One starts while requests wait, is given chunks, and ends after its time without work."""
-    monkeypatch.setattr(pool, "most_processes", lambda cores: 1)
+    monkeypatch.setattr(pool, "count_max_processes", lambda cores: 1)
     monkeypatch.setattr(pool, "idle_core_seconds", lambda now: 2 * now)
     for name, value in (("BUSY_SHARE", 0.0), ("BUSY_SECONDS", 0.0), ("IDLE_SECONDS", 1.0)):
         monkeypatch.setattr(policy, name, value)

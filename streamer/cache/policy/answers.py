@@ -57,13 +57,13 @@ class CacheLimits(msgspec.Struct, frozen=True):
         limit_bytes: C: the space of the disk, at most the user's limit.
         passing_bytes: the same plus the memory for chunks that the disk refuses: the limit for open chunks and
             look-ahead.
-        most_bytes: the user's limit: chunks that must be open may take it, even on a disk that other programs have
+        max_bytes: the user's limit: chunks that must be open may take it, even on a disk that other programs have
             filled.
     """
 
     limit_bytes: int
     passing_bytes: int
-    most_bytes: int
+    max_bytes: int
 
     @classmethod
     def make(cls, limit: CacheLimits | int) -> CacheLimits:

@@ -249,7 +249,7 @@ class CachePolicy:
         for session in opened:
             if session.name in self._sessions or not len(session.group.rows):
                 raise CacheError(f"session {session.name!r}: name taken, or dataset {session.group.name} not added")
-        refuse_if_too_large(self._sessions.values(), opened, self._partitions.limits.most_bytes)
+        refuse_if_too_large(self._sessions.values(), opened, self._partitions.limits.max_bytes)
         newly = any(job not in session.group.jobs for session in opened)
         for session, opening in zip(opened, openings, strict=True):
             self.connect(job)

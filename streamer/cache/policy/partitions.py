@@ -72,7 +72,7 @@ class Partitions:
         """
         limits = self.limits
         window = min(needed_bytes + sum(window_bytes.values()), limits.passing_bytes)
-        self.limit_bytes = max(limits.limit_bytes, window, min(needed_bytes, limits.most_bytes))
+        self.limit_bytes = max(limits.limit_bytes, window, min(needed_bytes, limits.max_bytes))
         live = [group for group in self.table.groups if group.jobs]
         self.staging_bytes = size_staging(live, self.limit_bytes, window_bytes)
         share_out(live, self.kept_limit_bytes)

@@ -188,7 +188,7 @@ logger = logging.getLogger(__name__)
 
 
 class WarmTarget(Protocol):
-    """Takes chunks whose bytes were read for an index."""
+    """Takes chunks whose bytes were read for an index: the engine. A protocol, because the engine imports this."""
 
     def room_bytes(self) -> int:
         """Bytes that fit into the cache without an eviction."""

@@ -47,7 +47,7 @@ _FILE_RULES = "files 4"
 LOG_SECONDS = 7 * 86400.0
 # Tables that are kept mapped: each member of a mix may have its own. They take no memory, and no room on the disk after
 # they are removed.
-_MOST_TABLES = 64
+_MAX_TABLES = 64
 
 
 class LocatedRequest(msgspec.Struct, frozen=True):
@@ -155,7 +155,7 @@ class ManifestStore:
         """
         known = self.tables.pop(digest) if digest in self.tables else AnnotationTable.map_folder(self._root / digest)
         self.tables[digest] = known
-        if len(self.tables) > _MOST_TABLES:
+        if len(self.tables) > _MAX_TABLES:
             del self.tables[next(iter(self.tables))]
         return digest
 

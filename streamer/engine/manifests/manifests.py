@@ -56,7 +56,7 @@ _LOOK_SECONDS = 2.0
 _TABLE_RULES = "tables-2"
 # Shares of the chunks that are removed before the second and the last try to write a manifest on a full disk.
 _EVICTED_SHARES = (0.25, 1.0)
-_MOST_PLACED = 1024
+_MAX_PLACED = 1024
 
 
 class Manifests:
@@ -162,7 +162,7 @@ class Manifests:
             from streamer.indexing.publish import publish_at
 
             placed = (await in_thread(None, publish_at, manifest, self._root, endpoint)).name
-            if len(self._placed) >= _MOST_PLACED:
+            if len(self._placed) >= _MAX_PLACED:
                 self._placed.clear()
             self._placed[digest, endpoint] = placed
             self.written += 1

@@ -20,7 +20,7 @@ from streamer.base.message_socket import MessageSocket
 from streamer.base.process_memory import collect_rarely
 from streamer.config import Environment
 from streamer.engine.processes.fetching import Fetching
-from streamer.engine.processes.messages import MOST_BYTES, Setup, decode_to_process
+from streamer.engine.processes.messages import MAX_MESSAGE_BYTES, Setup, decode_to_process
 
 
 def main(arguments: list[str]) -> None:
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
     # It knows credentials.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     end = MessageSocket.adopt(descriptor)
-    if (received := end.receive(MOST_BYTES)) is None:
+    if (received := end.receive(MAX_MESSAGE_BYTES)) is None:
         return
     setup = decode_to_process(received[0])
     assert isinstance(setup, Setup), "the first message"

@@ -17,7 +17,7 @@ from streamer.base.concurrency import in_thread
 from streamer.base.message_socket import MessageSocket
 from streamer.cache.chunk_files import ChunkBytes, write_chunk
 from streamer.engine.processes.messages import (
-    MOST_BYTES,
+    MAX_MESSAGE_BYTES,
     Bring,
     BringFailed,
     Brought,
@@ -109,7 +109,7 @@ class Fetching:
 
     def _receive(self) -> None:
         """Handles all messages that have arrived."""
-        for received in self._end.receive_available(MOST_BYTES):
+        for received in self._end.receive_available(MAX_MESSAGE_BYTES):
             if received is None:
                 # The engine is gone. What is being written stays for the next one to remove.
                 os._exit(0)

@@ -16,8 +16,8 @@ from streamer.config import FetchConfig
 from streamer.errors import Detail, StreamerError, from_wire
 
 # A datagram has at most this many bytes: environment and storage options have a few KB; an error's text is cut.
-MOST_BYTES = 128 << 10
-MOST_TEXT = 8000
+MAX_MESSAGE_BYTES = 128 << 10
+MAX_TEXT_CHARACTERS = 8000
 
 
 class Setup(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -150,7 +150,7 @@ class BringFailed(msgspec.Struct, frozen=True, array_like=True, tag=1):
         return cls(
             number=number,
             kind=type(error).__name__,
-            message=str(error)[:MOST_TEXT],
+            message=str(error)[:MAX_TEXT_CHARACTERS],
             details=details,
             local=local,
             counts=counts,

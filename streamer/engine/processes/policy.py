@@ -9,7 +9,7 @@ import msgspec
 # Cores for each process: the trainer's workers and the loop have use for the first four; the rest decodes.
 CORES_EACH = 4
 # 8 GB/s, which is more than the loop can schedule with chunks of 2 MB.
-MOST_PROCESSES = 8
+MAX_PROCESSES = 8
 # A loop, or all processes, that are busy for this share of a core for this long are what ranges wait for.
 BUSY_SHARE = 0.5
 BUSY_SECONDS = 3.0
@@ -19,7 +19,7 @@ LOOP_SHARE = 1 / 8
 # Refusals (429, 503) within one look that may be more than chance; see `fetch.pacing`. Known chance counts twice: a
 # look has a hundred requests, of which it may refuse some more.
 REFUSED_SHARE = 0.02
-LEAST_REFUSED = 8
+MIN_REFUSED = 8
 CHANCE_FACTOR = 2.0
 # A process alone, whose pacing finds chance in less, shares with the others again if it finds nothing in this time.
 TRIAL_SECONDS = 5.0
@@ -45,9 +45,9 @@ class Load(msgspec.Struct, frozen=True):
     idle_cores: float
 
 
-def most_processes(cores: int) -> int:
+def count_max_processes(cores: int) -> int:
     """Returns how many processes there may be by default."""
-    return min(MOST_PROCESSES, cores // CORES_EACH)
+    return min(MAX_PROCESSES, cores // CORES_EACH)
 
 
 class ProcessCount:
@@ -143,7 +143,7 @@ class Refusals:
         if now >= self._forget_at:
             self._chance = 0.0
         explained = (REFUSED_SHARE + CHANCE_FACTOR * self._chance) * requests
-        if (throttled >= LEAST_REFUSED and throttled > explained) or (limited and not self._chance):
+        if (throttled >= MIN_REFUSED and throttled > explained) or (limited and not self._chance):
             self._begin(now)
         return self.single
 

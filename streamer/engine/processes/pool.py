@@ -21,7 +21,7 @@ from streamer.base.child import RestartPauses
 from streamer.cache.folder import CacheFolder
 from streamer.config import FetchConfig
 from streamer.engine.processes.messages import Bring, FetchLimits, OpenDataset, Setup
-from streamer.engine.processes.policy import Bounds, Load, ProcessCount, Refusals, most_processes
+from streamer.engine.processes.policy import Bounds, Load, ProcessCount, Refusals, count_max_processes
 from streamer.engine.processes.process import FetchProcess, LocalError, ProcessEndedError, SharedBytes
 from streamer.errors import BrokenError
 from streamer.fetch.endpoint import AGAIN_SECONDS
@@ -44,12 +44,12 @@ HANDED_WINDOWS = 2
 QUEUE_FRESH_SECONDS = 0.25
 # The engine's loop fetches a chunk after this many processes ended while they had it. From the second try on such
 # chunks are handed out one by one, from the third on to a process that has no other chunk.
-MOST_CRASHES = 6
+MAX_CRASHES = 6
 CRASHES_IN_COMPANY = 2
 # A chunk over which this many processes crashed that had no other is blamed and fails: it would crash the engine.
 MAX_ISOLATED_CRASHES = 2
 # The engine's loop fetches after this many failed starts in a row.
-MOST_FAILED_STARTS = 3
+MAX_FAILED_STARTS = 3
 
 
 class WantedChunk(msgspec.Struct, frozen=True):
@@ -128,7 +128,7 @@ class FetchPool:
         self._notify = notify
         self._refuse_local = refuse_local
         self._bounds = Bounds(config.window_max, fetchers.memory.gate.limit)
-        self._count = ProcessCount(processes, most_processes(usable_cores()))
+        self._count = ProcessCount(processes, count_max_processes(usable_cores()))
         self._refusals = Refusals()
         # Whether the processes that take chunks are to find out anew which rates stores permit.
         self._unpaced = False
@@ -210,7 +210,7 @@ class FetchPool:
                             f"{isolated_crashes} fetch processes crashed that had no other chunk, the last one: "
                             f"{error}; see the engine's log"
                         ) from error
-                    if crashes == MOST_CRASHES or self._pauses.useless >= MOST_FAILED_STARTS:
+                    if crashes == MAX_CRASHES or self._pauses.useless >= MAX_FAILED_STARTS:
                         text = (
                             f"fetch processes end again and again (the last one: {error}): the engine fetches by "
                             "itself until they do not; see the engine's log"
@@ -267,7 +267,7 @@ class FetchPool:
             ProcessEndedError: they end at their start.
         """
         while not (taking := self._find_active()):
-            if self._pauses.useless >= MOST_FAILED_STARTS:
+            if self._pauses.useless >= MAX_FAILED_STARTS:
                 raise ProcessEndedError("none of the last ones has brought a chunk")
             self._changed.clear()
             await self._changed.wait()

@@ -16,7 +16,7 @@ from streamer.base.child import ConnectedChild, describe_exit, make_environment
 from streamer.base.concurrency import in_thread
 from streamer.base.message_socket import MessageSocket
 from streamer.engine.processes.messages import (
-    MOST_BYTES,
+    MAX_MESSAGE_BYTES,
     Answer,
     Bring,
     BringFailed,
@@ -328,7 +328,7 @@ class FetchProcess:
         if self._socket is None:
             return
         try:
-            for received in self._socket.receive_available(MOST_BYTES, max_descriptors=1):
+            for received in self._socket.receive_available(MAX_MESSAGE_BYTES, max_descriptors=1):
                 if received is None:
                     self.end()
                     return

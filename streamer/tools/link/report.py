@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamer.config import FetchConfig, MiB, counted, format_bytes
-from streamer.engine.processes.policy import most_processes
+from streamer.engine.processes.policy import count_max_processes
 from streamer.tools.link.meter import Cell, Latency, Way
 
 # More connections or longer ranges must gain this much to be worth it.
@@ -132,7 +132,7 @@ def _loop(rate: float, cores: int) -> list[str]:
     if rate <= _LOOP_BYTES_PER_SECOND:
         return []
     needed = math.ceil(rate / _LOOP_BYTES_PER_SECOND)
-    most = most_processes(cores)
+    most = count_max_processes(cores)
     text = (
         f"one core of the engine carries about {format_bytes(_LOOP_BYTES_PER_SECOND)}/s with TLS, less than this link: "
         f"{needed} fetch processes use it"

@@ -122,4 +122,4 @@ def test_no_limit_is_above_what_is_granted(
         free = max(0, min(disk_bytes, disk_bytes - space.charged_bytes + random.randrange(-60_000_000, 60_000_000)))
         space.measure()
         limits = space.limits(random.randrange(50_000_000), 50_000_000)
-        assert limits.limit_bytes <= limits.passing_bytes <= limits.most_bytes == space.most_bytes
+        assert limits.limit_bytes <= limits.passing_bytes <= limits.max_bytes == space.max_bytes

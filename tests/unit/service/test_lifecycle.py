@@ -1,17 +1,20 @@
-"""The lock of a cache folder: waited for, given up in time."""
+"""The lock of a cache folder is waited for and given up in time; the end of a service tells what failed."""
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from streamer.config import CacheConfig, EngineConfig
 from streamer.errors import CacheError
-from streamer.service.lifecycle import _only_engine
+from streamer.service.lifecycle import EngineService, _only_engine
 
 HOLDER = """
 import fcntl, os, sys
@@ -49,3 +52,18 @@ def test_a_folder_in_use_is_refused_in_time(tmp_path: Path) -> None:
         with pytest.raises(CacheError, match="in use by another engine"), _only_engine(tmp_path, 0.05):
             pass
         holder.kill()
+
+
+async def test_an_error_of_the_drain_ends_the_service(tmp_path: Path) -> None:
+    """It was dropped, and the log said that the service had drained."""
+
+    async def fail(seconds: float) -> None:
+        raise CacheError("the disk is gone")
+
+    config = EngineConfig(cache=CacheConfig(directory=tmp_path), grace_seconds=None)
+    service = EngineService(config, lambda: None)
+    engine = SimpleNamespace(drain=fail)
+    server = SimpleNamespace(finish=lambda seconds: asyncio.sleep(0))
+    with pytest.raises(ExceptionGroup) as caught:
+        await service._drain(engine, server)  # type: ignore[arg-type]
+    assert isinstance(caught.value.exceptions[0], CacheError)

@@ -3,7 +3,7 @@
 import resource
 
 from streamer.config import MiB, ServiceConfig
-from streamer.service.limits import LEAST_CLIENTS, MAX_READ_BYTES, RESERVED_DESCRIPTORS, ServiceLimits
+from streamer.service.limits import MAX_READ_BYTES, MIN_CLIENTS, RESERVED_DESCRIPTORS, ServiceLimits
 
 
 def test_bytes_follow_the_memory():
@@ -15,6 +15,6 @@ def test_bytes_follow_the_memory():
 
 def test_peers_leave_descriptors_for_the_store(monkeypatch):
     """Never more than there are files to open, and never none."""
-    for soft, peers in [(2048, 2048 - RESERVED_DESCRIPTORS), (100, LEAST_CLIENTS), (10**6, 4096)]:
+    for soft, peers in [(2048, 2048 - RESERVED_DESCRIPTORS), (100, MIN_CLIENTS), (10**6, 4096)]:
         monkeypatch.setattr(resource, "getrlimit", lambda which, soft=soft: (soft, soft))
         assert ServiceLimits.make(ServiceConfig(), memory_bytes=MiB).clients == peers

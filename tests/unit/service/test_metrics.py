@@ -3,7 +3,7 @@
 import re
 
 from streamer.service import metrics
-from streamer.service.metrics import DEFINITIONS, MOST_SESSIONS, OTHERS, make_exposition, make_series
+from streamer.service.metrics import DEFINITIONS, MAX_SESSIONS, OTHERS, make_exposition, make_series
 
 NAMED = {definition.name: definition for definition in DEFINITIONS}
 UNITS = (
@@ -112,11 +112,9 @@ def test_first_bytes_are_a_histogram():
 
 def test_a_scrape_stays_small():
     """Sessions beyond the first thousand are one series of their dataset."""
-    entries = [
-        {"job": "j", "consumer": f"rank {i}", "dataset": "d", "age_seconds": 1} for i in range(MOST_SESSIONS + 7)
-    ]
+    entries = [{"job": "j", "consumer": f"rank {i}", "dataset": "d", "age_seconds": 1} for i in range(MAX_SESSIONS + 7)]
     found = dict(make_series(NAMED["streamer_session_age_seconds"], {"sessions": entries}))
-    assert len(found) == MOST_SESSIONS + 1
+    assert len(found) == MAX_SESSIONS + 1
     assert found[OTHERS, OTHERS, "d"] == 7
 
 

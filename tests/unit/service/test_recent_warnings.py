@@ -2,7 +2,7 @@
 
 import logging
 
-from streamer.service.recent_warnings import MOST_WARNINGS, recent_warnings
+from streamer.service.recent_warnings import MAX_WARNINGS, recent_warnings
 
 logger = logging.getLogger("streamer.test")
 
@@ -32,7 +32,7 @@ def test_a_message_that_comes_again_counts_up():
 def test_their_number_and_length_are_bounded():
     """The oldest kinds go; a long message is cut."""
     with recent_warnings() as warnings:
-        for number in range(MOST_WARNINGS + 5):
+        for number in range(MAX_WARNINGS + 5):
             logger.warning(f"kind {number} {'x' * 1000}")  # noqa: G004 - each is a kind of its own
         found = warnings.entries()
     assert [str(entry["text"]).split()[1] for entry in found] == [str(number) for number in range(24, 4, -1)]

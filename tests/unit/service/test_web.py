@@ -107,7 +107,7 @@ def test_addresses():
 @pytest.mark.process
 async def test_who_opens_many_connections_keeps_nobody_out(monkeypatch):
     """A connection costs the service a descriptor: of too many the one that was silent for longest gives way."""
-    monkeypatch.setattr("streamer.service.web._MOST_CONNECTIONS", 4)
+    monkeypatch.setattr("streamer.service.web._MAX_CONNECTIONS", 4)
     address = f"127.0.0.1:{(port := free_port())}"
     async with serve_http(address, dict, lambda: ""):
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]

@@ -41,13 +41,13 @@ def test_a_head_of_line_waits_while_a_fetch_is_under_way(policy: CachePolicy) ->
 
 def test_a_disk_that_others_fill_leaves_what_must_be_open(policy: CachePolicy) -> None:
     """With room for nothing the open chunk and one more fit; with memory for it the look-ahead, too."""
-    policy.set_limit(CacheLimits(limit_bytes=0, passing_bytes=0, most_bytes=9 * COST))
+    policy.set_limit(CacheLimits(limit_bytes=0, passing_bytes=0, max_bytes=9 * COST))
     assert policy.limit_bytes == 2 * COST
     for chunk in (1, 2):
         policy.look_ahead("s", chunk)
     assert isinstance(policy.need("s", 1, blocking=True), Admit)
     assert isinstance(policy.need("s", 2), Wait)
-    policy.set_limit(CacheLimits(limit_bytes=0, passing_bytes=9 * COST, most_bytes=9 * COST))
+    policy.set_limit(CacheLimits(limit_bytes=0, passing_bytes=9 * COST, max_bytes=9 * COST))
     assert policy.limit_bytes == 4 * COST
     policy.close_session("s")
     assert policy.limit_bytes == 0
@@ -55,7 +55,7 @@ def test_a_disk_that_others_fill_leaves_what_must_be_open(policy: CachePolicy) -
 
 def test_a_limit_that_was_set_is_not_exceeded_for_what_must_be_open(policy: CachePolicy) -> None:
     """Only a user's own limit can be too small."""
-    policy.set_limit(CacheLimits(limit_bytes=0, passing_bytes=0, most_bytes=3 * COST))
+    policy.set_limit(CacheLimits(limit_bytes=0, passing_bytes=0, max_bytes=3 * COST))
     with pytest.raises(CacheFullError, match="too small"):
         policy.open_session("t", "j", "a", COST, 0)
     assert policy.limit_bytes == 2 * COST

@@ -14,7 +14,7 @@ from streamer.engine.processes.policy import (
     Load,
     ProcessCount,
     Refusals,
-    most_processes,
+    count_max_processes,
 )
 
 BUSY = Load(loop_share=0.9, process_share=0.0, fetching=True, waiting=True, idle_cores=3.0)
@@ -32,7 +32,7 @@ def after(count: ProcessCount, load: Load, running: int, seconds: float, start: 
 @pytest.mark.parametrize(("cores", "most"), [(1, 0), (2, 0), (3, 0), (4, 1), (8, 2), (16, 4), (64, 8), (256, 8)])
 def test_a_process_for_four_cores_and_none_on_small_machines(cores: int, most: int) -> None:
     """The rest of the cores decodes."""
-    assert most_processes(cores) == most
+    assert count_max_processes(cores) == most
 
 
 def test_a_fixed_number_is_there_all_the_time() -> None:
