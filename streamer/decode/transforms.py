@@ -26,7 +26,7 @@ from streamer.decode import together
 from streamer.decode.arrays import NO_ROW, Row
 from streamer.decode.images import find_image_field
 from streamer.decode.scaling import Box, copy_to, crop, flip, resize
-from streamer.decode.watch import MAY_MOVE, RESIZES, Views, warn_of_move
+from streamer.decode.watch import MAY_MOVE, RESIZES, SAMPLES, Views, warn_of_move
 from streamer.errors import ConfigError
 
 Image = NDArray[np.uint8]
@@ -76,6 +76,7 @@ class OnField:
                 field="transform",
             )
         self._arguments = [(is_albumentations(step), takes(step, "rng"), takes(step, "out")) for step in steps]
+        self._looks_left = SAMPLES
         # Functions of the user's, whose results show what they do.
         self._is_unknown = [
             not (moving or arguments[0] or together.is_of_library(step, "torchvision", "kornia"))
@@ -130,8 +131,9 @@ class OnField:
             left = self._find_companions(made, name) if self._is_unknown[number] else {}
             image = made[self.field]
             shape = tuple(image.shape[:2])
-            # The function may change the image in place.
-            before = Views.take(image) if left and isinstance(image, np.ndarray) else None
+            # The function may change the image in place. It takes 0.5 ms, so some samples alone are looked at.
+            before = Views.take(image) if left and self._looks_left and isinstance(image, np.ndarray) else None
+            self._looks_left -= before is not None
             moved = step(image, **arguments)
             if left:
                 is_resized = _is_resized(shape, moved)

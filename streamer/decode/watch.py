@@ -30,7 +30,7 @@ _MORE_ALIKE = 0.05
 _ALIKE = 0.5
 _MOVED = 0.9
 # Samples with boxes or masks that are looked at: a function that mirrors one in two is seen at once.
-_SAMPLES = 200
+SAMPLES = 200
 # Functions of which a line was said.
 _warned_of = set[int]()
 _OTHER_NAMES = ("image", "img", "pixel_values")
@@ -141,7 +141,7 @@ class SampleWatch:
 
     def __init__(self, function: Callable[..., object]) -> None:
         self._function = function
-        self._left = _SAMPLES
+        self._left = SAMPLES
 
     def look(self, sample: Mapping[str, Any]) -> Seen | None:
         """Notes what a sample has; None if nothing of it belongs together, or enough samples were seen."""
