@@ -350,6 +350,8 @@ def test_patterns_of_episodes():
     assert len(values(content, action="data/demo_1/actions")) == LENGTHS[1]
     with pytest.raises(ManifestError, match=r"at 'data' it has no dataset.* 4 numbered objects .*'data/\*/actions'"):
         values(content, actions="data")
+    with pytest.raises(ManifestError, match=r"no arrays in its root group.*pattern: .*'actions': '/data/\*/actions'"):
+        values(content)
     with pytest.raises(ManifestError, match=r"it has no group 'data/run_\*'"):
         values(content, actions="data/run_*/actions")
     with pytest.raises(ManifestError, match=r"no dataset 'demo_0/rewards'.*there are .*/data/demo_0/actions"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
@@ -37,6 +38,7 @@ _MOST_LOOKED_AT = 100
 _MOST_LINKS = 16
 # Groups whose structures are read at once.
 _GROUPS_AT_ONCE = 64
+_NUMBERED = re.compile(r"/[^/]*\d(?=/)")
 _PARTS = re.compile(r"\d+|\D+").findall
 # Index of a chunk, with room for what is read beside it.
 _BYTES_PER_CHUNK = 200
@@ -388,4 +390,10 @@ def _errors_of(record: ObjectRecord, there: Sequence[str]) -> Iterator[None]:
 
 
 def _choice_of(there: Sequence[str]) -> str:
-    return f"{_CHOOSE}; there are {', '.join(there)}" if there else _CHOOSE
+    if not there:
+        return _CHOOSE
+    patterns = Counter(_NUMBERED.sub("/*", path, count=1) for path in there)
+    episodes = [pattern for pattern, count in patterns.items() if count > 1]
+    example = {pattern.rpartition("/")[2]: pattern for pattern in episodes[:2]}
+    advice = f"; groups that are episodes are named by a pattern: HDF5(datasets={example})" if episodes else ""
+    return f"{_CHOOSE}; there are {', '.join(there)}{advice}"
