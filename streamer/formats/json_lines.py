@@ -80,6 +80,8 @@ def reason_of(content: memoryview, error: Exception) -> str:
             f"it has half of a surrogate pair ({half[0].decode()!r}), which is no character: write the text with "
             "U+FFFD in its place (text.encode('utf-8', 'replace'))"
         )
+    if bytes(content[:2]) in _UTF_16:
+        return "it is UTF-16: write the file as UTF-8"
     bare = _STRING.sub(b'""', bytes(content))
     if found := _NO_NUMBER.search(bare):
         return f"it has {found[0].decode()}, which is not JSON: write null (json.dumps(allow_nan=False) finds it)"
@@ -94,6 +96,7 @@ def _doubt(url: str) -> int:
     return 1 if is_shard(url) else 2
 
 
+_UTF_16 = frozenset([b"\xff\xfe", b"\xfe\xff"])
 _NO_NUMBER = re.compile(rb"-?\b(?:NaN|Infinity)\b")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 # An escaped half that is not followed, or preceded, by the other one.

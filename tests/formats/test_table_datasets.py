@@ -271,6 +271,13 @@ def test_lines_that_are_not_json(rows: Rows, tmp_path: Path, line: str, reason: 
         rows("data")
 
 
+def test_lines_in_utf_16(rows: Rows, tmp_path: Path):
+    """Windows' tools write it."""
+    touch(tmp_path / "data/a.jsonl", '{"a": 1}\n'.encode("utf-16"))
+    with pytest.raises(StreamerError, match="it is UTF-16"):
+        rows("data")
+
+
 def test_tokens_without_a_header(rows: Rows, tmp_path: Path):
     """Raw .npy files of OLMo's tools and .ds files of datatrove have windows; the heads of others are refused."""
     tokens = np.arange(200_000, 200_021, dtype="<u4")

@@ -7,6 +7,7 @@ import datetime
 import decimal
 import io
 import math
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from itertools import pairwise, permutations
 from pathlib import Path
@@ -231,7 +232,8 @@ def value_of(draw: st.DrawFn, kind: pa.DataType) -> object:
     if pa.types.is_string(kind):
         return draw(st.text("aé", max_size=3))
     if pa.types.is_binary(kind):
-        return draw(st.binary(max_size=3)) + b"."
+        # The beginning of no image.
+        return b"." + draw(st.binary(max_size=3))
     if pa.types.is_boolean(kind):
         return draw(st.booleans())
     if pa.types.is_timestamp(kind):
@@ -427,6 +429,56 @@ def test_pages_without_rows(monkeypatch: pytest.MonkeyPatch):
     records = [one for block in blocks for one in recode(Parquet(), found, block, block_bytes(block, content))]
     rows = [decoder("", opener.open(memoryview(record), SampleName())[1]) for record in records]
     assert [row["x"] for row in rows] == values
+
+
+BOTH = pytest.mark.parametrize(
+    ("chosen", "write", "ending"), [(Parquet(), parquet, "parquet"), (ArrowIPC(), arrow, "arrow")]
+)
+
+
+@BOTH
+def test_maps_with_a_key_twice(chosen: Format, write, ending: str):
+    """A dict would have one of the values; a key may come again in another row."""
+    kind = pa.map_(pa.string(), pa.int64())
+    good = pa.table({"m": pa.array([[("a", 1), ("b", 2)], None, [("a", 3)]], kind)})
+    assert [row["m"] for row in samples(chosen, {f"a.{ending}": write(good)})] == [{"a": 1, "b": 2}, None, {"a": 3}]
+    bad = pa.table({"m": pa.array([[("a", 1)], [("b", 1), ("a", 2), ("b", 3)]], kind)})
+    with pytest.raises(RecodeError, match="field 'm': a map has the key 'b' twice"):
+        samples(chosen, {f"a.{ending}": write(bad)})
+
+
+@BOTH
+def test_two_columns_of_one_name(chosen: Format, write, ending: str):
+    """The file is not damaged."""
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
+    with pytest.raises(ManifestError, match=r"a\.\w+ has two columns of the same name among x, x") as caught:
+        samples(chosen, {f"a.{ending}": write(table)})
+    assert "damaged" not in str(caught.value)
+
+
+@BOTH
+def test_texts_that_are_json(chosen: Format, write, ending: str):
+    """Arrow's extension type says it in both formats."""
+    table = pa.table({"x": pa.array(['{"a": [1]}', None], pa.json_()), "y": ["{}", "1"]})
+    rows = samples(chosen, {f"a.{ending}": write(table)})
+    assert rows == [{"x": {"a": [1]}, "y": "{}"}, {"x": None, "y": "1"}]
+
+
+def test_integers_of_128_bits():
+    """polars writes them as bytes and Arrow's schema beside them, which pyarrow refuses; other columns are read."""
+    message = pa.schema([("x", pa.int64()), ("n", pa.int8())]).serialize().to_pybytes()
+    wide = message.replace((64).to_bytes(4, "little"), (128).to_bytes(4, "little"))
+    table = pa.table({"x": pa.array([bytes(16), None], pa.binary(16)), "n": pa.array([1, 2], pa.int8())})
+    sink = io.BytesIO()
+    with pq.ParquetWriter(sink, table.schema, store_schema=False) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({"ARROW:schema": b64encode(wide)})
+    content = sink.getvalue()
+    with pytest.raises(pa.ArrowNotImplementedError, match="more than 64 bits"):
+        pq.read_table(io.BytesIO(content))
+    with pytest.raises(ManifestError, match="a column 'x' of integers of 128 bits"):
+        samples(Parquet(), {"a.parquet": content})
+    assert samples(Parquet(columns=("n",)), {"a.parquet": content}) == [{"n": 1}, {"n": 2}]
 
 
 # ---------------------------------------------------------------- files that are added

@@ -117,6 +117,12 @@ def _stack_alike(values: list[object], stack: Callable[[Any], Any]) -> object:
     """Returns what torch makes of numbers, texts, or arrays of one shape; of all else the list."""
     if not values:
         return []
+    if all(type(value) is int for value in values):
+        integers = cast("list[int]", values)
+        if not -(1 << 63) <= min(integers) <= max(integers) < 1 << 63:
+            # torch takes no list of such integers, as hashes of documents are.
+            is_unsigned = min(integers) >= 0 and max(integers) < 1 << 64
+            return stack([np.array(value, np.uint64) for value in integers]) if is_unsigned else values
     for kinds in ((bool, int, float, np.number, np.bool_), (str,), (bytes,)):
         if all(isinstance(value, kinds) for value in values):
             return stack(values)

@@ -128,6 +128,18 @@ def make_bytes_column(contents: Sequence[bytes | None]) -> Column:
     return Column(np.frombuffer(b"".join(found), np.uint8), lengths, nulls if nulls.any() else None)
 
 
+def constant_column(spec: FieldSpec, value: int | str | None, rows: int) -> Column:
+    """Makes a column that has one value in all rows, or none if it is None."""
+    nulls = np.ones(rows, np.bool_) if value is None else None
+    if (dtype := fixed_dtype(spec.kind)) is not None:
+        filled = np.zeros((rows, *dtype.shape), dtype.base)
+        if value is not None:
+            filled[:] = value
+        return Column(filled, nulls=nulls)
+    content = b"" if value is None else str(value).encode("utf-8", "surrogateescape")
+    return Column(np.frombuffer(content * rows, np.uint8), np.full(rows, len(content), np.int64), nulls)
+
+
 def write_records(fields: Sequence[FieldSpec], columns: Sequence[Column], rows: int) -> Records:
     """Makes the records of a block, row by row; raises ValueError for columns of other lengths, and values of 4 GiB."""
     heads = np.zeros(rows, head_dtype(fields))

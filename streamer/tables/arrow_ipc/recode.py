@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from streamer.formats.base import Facts, Records
-from streamer.formats.table.writer import catch_decode_errors, write_records
+from streamer.formats.table.writer import catch_decode_errors, constant_column, write_records
 from streamer.tables.arrow_ipc import messages
 from streamer.tables.arrow_ipc.messages import FILE_HINT, OWN_SCHEMA, ArrowFileHint
 from streamer.tables.arrow_ipc.schema import ArrowColumns, read_schema
-from streamer.tables.parquet.columns import column_of, constant_column
+from streamer.tables.parquet.columns import column_of
 from streamer.tables.parquet.schema import SchemaNode
 
 _FILE_HINT = msgspec.msgpack.Decoder(ArrowFileHint)

@@ -17,7 +17,7 @@ from streamer.formats.failures import UnreadError
 from streamer.tables.arrow_ipc.messages import PREFIX_BYTES, schema_of
 from streamer.tables.parquet import fields
 from streamer.tables.parquet import schema as parquet
-from streamer.tables.parquet.arrow_schema import duration_of, tensor_of
+from streamer.tables.parquet.arrow_schema import duration_of, is_json, tensor_of
 from streamer.tables.parquet.facts import WantedColumns, layout_of, values_at
 from streamer.tables.parquet.schema import SchemaNode
 from streamer.tables.parquet.unify import DifferentError, check_same
@@ -144,6 +144,7 @@ class _SchemaReader:
             elements = [parquet.Element(name, len(children))]
         else:
             exact, physical, meaning, length = _primitive(kind, own, field)
+            meaning = "json" if meaning == "text" and is_json(field) else meaning
             elements = [parquet.Element(name, type=physical, meaning=meaning, length=length)]
             parts = []
             if kind in _LOGICAL_KINDS:

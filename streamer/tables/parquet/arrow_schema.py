@@ -1,6 +1,7 @@
 """Reads of Arrow's schema, which many writers put into the footer, what Parquet's own schema has no words for.
 
-A duration is a number of 64 bits in Parquet, whatever its unit, and a tensor is a list.
+A duration is a number of 64 bits in Parquet, whatever its unit, and a tensor is a list. polars writes integers of 128
+bits as bytes.
 
 Source: https://arrow.apache.org/docs/format/CanonicalExtensions.html#fixed-shape-tensor; Schema.fbs for the numbers.
 """
@@ -15,7 +16,7 @@ import msgspec
 
 from streamer.base.flatbuffer import Table
 from streamer.formats.failures import DamagedError, UnreadError
-from streamer.tables.parquet.schema import SchemaNode
+from streamer.tables.parquet.schema import WIDE_INTEGER, SchemaNode
 
 ARROW_SCHEMA = b"ARROW:schema"
 # A message: the mark, its length, and a table whose header is the schema.
@@ -23,6 +24,8 @@ _MARK = b"\xff\xff\xff\xff"
 _PREFIX_BYTES = 8
 _HEADER = 2
 _MOST_COLUMNS = 10_000
+_INTEGER = 2
+_MAX_INTEGER_BITS = 64
 _DURATION = 18
 _STRUCT = 13
 _MAP = 17
@@ -30,11 +33,12 @@ _LISTS = frozenset([12, 16, 21, 25, 26])
 _UNITS = ("s", "ms", "us", "ns")
 _NAME = "ARROW:extension:name"
 _DETAILS = "ARROW:extension:metadata"
+_JSON = "arrow.json"
 _TENSOR = "arrow.fixed_shape_tensor"
 
 
 def annotate(root: SchemaNode, metadata: Mapping[bytes, bytes]) -> None:
-    """Notes in the nodes of a schema which of them are durations or tensors.
+    """Notes in the nodes of a schema which of them are durations, tensors or wide integers.
 
     Raises:
         UnreadError: a tensor whose dimensions are permuted, or that is inside of a list.
@@ -69,6 +73,8 @@ def _annotate(node: SchemaNode | None, field: Table, *, inside: bool) -> None:
     children = field.tables(5)
     if kind == _DURATION and not node.children:
         node.logical = duration_of(field)
+    elif kind == _INTEGER and field.table(3).number(0, "<i") > _MAX_INTEGER_BITS:
+        node.logical = WIDE_INTEGER
     elif kind == _STRUCT:
         for child in children:
             _annotate(node.child(child.text(0)), child, inside=inside)
@@ -85,13 +91,23 @@ def duration_of(field: Table) -> str:
     return f"duration[{_UNITS[unit] if 0 <= unit < len(_UNITS) else unit}]"
 
 
+def is_json(field: Table) -> bool:
+    """Whether the texts of a field are JSON, by its extension type."""
+    return _read_extension(field).get(_NAME) == _JSON
+
+
+def _read_extension(field: Table) -> dict[str, str]:
+    """Returns the name and the metadata of a field's extension type."""
+    return {pair.text(0): pair.text(1) for pair in field.tables(6)} if field.has(6) else {}
+
+
 def tensor_of(field: Table) -> tuple[int, ...]:
     """Returns the shape of a field of tensors of one shape; empty for other fields.
 
     Raises:
         UnreadError: its dimensions are permuted.
     """
-    pairs = {pair.text(0): pair.text(1) for pair in field.tables(6)} if field.has(6) else {}
+    pairs = _read_extension(field)
     if pairs.get(_NAME) != _TENSOR:
         return ()
     try:

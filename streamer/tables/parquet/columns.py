@@ -117,18 +117,6 @@ def values_at(table: pa.Table, path: Sequence[str]) -> pa.Array:
     return values
 
 
-def constant_column(spec: FieldSpec, value: int | str | None, rows: int) -> Column:
-    """Makes a column that has one value in all rows, or none if it is None."""
-    nulls = np.ones(rows, np.bool_) if value is None else None
-    if (dtype := fixed_dtype(spec.kind)) is not None:
-        filled = np.zeros((rows, *dtype.shape), dtype.base)
-        if value is not None:
-            filled[:] = value
-        return Column(filled, nulls=nulls)
-    content = b"" if value is None else str(value).encode("utf-8", "surrogateescape")
-    return Column(np.frombuffer(content * rows, np.uint8), np.full(rows, len(content), np.int64), nulls)
-
-
 def _list_column(
     values: pa.Array, kind: str, nulls: NDArray[np.bool_] | None, rows: int, *, is_tensor: bool = False
 ) -> Column:
@@ -291,6 +279,7 @@ class NestedColumns:
         ]
         if self._for_json or key.is_nested:
             return _sequence(_LIST, lists, [_constant(_PAIR), *pieces])
+        _check_keys(lists, keys[0])
         return _sequence(_MAP, lists, pieces)
 
     def _list(
@@ -331,6 +320,21 @@ class NestedColumns:
         if self._for_json:
             meaning = {"": "bytes", "json": "text"}.get(meaning, meaning)
         return _bytes(values, self._meanings.get(known.path, meaning))
+
+
+def _check_keys(maps: pa.Array, keys: pa.Array) -> None:
+    """Refuses maps that have a key twice, of which a dict would have one value."""
+    if not len(keys):
+        return
+    encoded = keys.dictionary_encode()
+    count = len(encoded.dictionary)
+    codes = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    rows = np.repeat(np.arange(len(maps)), _counts(maps))
+    pairs = np.sort(rows * count + codes)
+    twice = np.flatnonzero(pairs[1:] == pairs[:-1])
+    if len(twice):
+        key = encoded.dictionary[int(pairs[twice[0]]) % count]
+        raise _RefusalError(f"a map has the key {key.as_py()!r} twice, and a dict has one value of it")
 
 
 def _child(node: SchemaNode, arrays: Sequence[pa.Array], number: int) -> list[pa.Array]:

@@ -27,7 +27,7 @@ from streamer.tables.parquet.fields import (
     select_fields,
 )
 from streamer.tables.parquet.footer import ColumnChunk
-from streamer.tables.parquet.schema import Element, SchemaNode, prune, tree
+from streamer.tables.parquet.schema import WIDE_INTEGER, Element, SchemaNode, prune, tree
 from streamer.tables.parquet.unify import DifferentError, check_same, unify
 
 
@@ -80,6 +80,8 @@ def describe(
             field="columns",
         )
     wanted = select_fields(root, features, columns)
+    if wide := next((node for node in root.walk() if node.logical == WIDE_INTEGER), None):
+        raise UnreadError(f"a column {'.'.join(wide.path)!r} of integers of 128 bits, which are not read: cast them")
     parts = [field for field in partitions if is_wanted(field.name, columns)]
     _check_unique(wanted, parts)
     notes = ParquetNotes(

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streamer.formats.base import Facts, Records
-from streamer.formats.table.writer import Column, catch_decode_errors, write_records
+from streamer.formats.table.writer import Column, catch_decode_errors, constant_column, write_records
 from streamer.tables.parquet import thrift
-from streamer.tables.parquet.columns import column_of, constant_column, lists_column
+from streamer.tables.parquet.columns import column_of, lists_column
 from streamer.tables.parquet.facts import Own, WantedColumns
 from streamer.tables.parquet.fields import has_nested
 from streamer.tables.parquet.footer import MAGIC

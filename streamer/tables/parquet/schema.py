@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from streamer.formats.failures import DamagedError
+from streamer.formats.failures import DamagedError, UnreadError
 from streamer.tables.parquet.thrift import Struct
 
 BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE, BYTE_ARRAY, FIXED = range(8)
@@ -38,6 +38,8 @@ _UNITS = {1: "ms", 2: "us", 3: "ns"}
 _CONVERTED_LOGICAL = {6: "date", 7: "time[ms]", 8: "time[us]", 9: "timestamp[ms, UTC]", 10: "timestamp[us, UTC]"}
 _CONVERTED_LOGICAL[21] = "interval"
 NO_VALUES = "null"
+# Integers of which Arrow says that they are as wide; Parquet has their bytes.
+WIDE_INTEGER = "int128"
 _INTEGERS = {(8, True): "i1", (16, True): "<i2", (8, False): "u1", (16, False): "<u2", (32, False): "<u4"}
 _INTEGERS[64, False] = "<u8"
 
@@ -262,7 +264,9 @@ def _subtree(rest: Iterator[Element], path: tuple[str, ...], primitive: int, dep
         node.children.append(child)
     names = [child.element.name for child in node.children]
     if len(set(names)) < len(names):
-        raise DamagedError(f"two columns of the same name among {', '.join(names)}")
+        raise UnreadError(
+            f"two columns of the same name among {', '.join(names)}, and a sample has one field of a name"
+        )
     return node, primitive if element.children else primitive + 1
 
 

@@ -26,7 +26,7 @@ from streamer.tables.parquet.schema import Element, SchemaNode, tree
 
 _MAGICS = (MAGIC, ENCRYPTED_MAGIC)
 # Raise the number when the schema of a file is read in another way.
-SCHEMA_RULE = "parquet-1"
+SCHEMA_RULE = "parquet-2"
 _DESCRIPTION = msgspec.msgpack.Decoder(tuple[list[Element], list[tuple[int, str]], bytes, bool])
 HUGGING_FACE = b"huggingface"
 # Ends of files that are read at the same time, and those that are kept for the index.

@@ -74,6 +74,8 @@ ROW = {POSITIONS: np.zeros(4, np.int32), DOCUMENTS: np.ones(4, np.int32), BOUNDS
         ["a", None],
         [np.ones(2), None],
         [(1, 2), (3, 4)],
+        [2**64, 1],
+        [-1, 2**63],
     ],
 )
 @pytest.mark.parametrize("collate", [collate_rows, collate_row_buffers])
@@ -93,3 +95,9 @@ def test_numbers_texts_and_arrays_stay_as_they_were():
     assert batch["number"].tolist() == batch["dict"]["n"].tolist() == [1, 2]
     assert batch["text"] == ["a", "b"]
     assert type(batch["array"]) is Ragged
+
+
+def test_integers_that_need_64_bits_are_unsigned():
+    """Hashes of documents, which torch takes from arrays only."""
+    row = {**ROW, "more": [2**63, 2**64 - 1, 0]}
+    assert collate_rows([row])["more"].numpy().tolist() == [2**63, 2**64 - 1, 0]
