@@ -72,7 +72,7 @@ class Catalog:
             from streamer.cache.catalog_database import FOREIGN_ERRORS, open_database
         except ImportError as error:
             logger.warning(
-                "%s; each start reads the chunk files instead", _describe_missing_sqlite(self._directory, error)
+                "%s; each start reads the chunk files instead", _describe_lack_of_sqlite(self._directory, error)
             )
             return CatalogContents({}, {})
         try:
@@ -91,7 +91,7 @@ class Catalog:
         try:
             from streamer.cache.catalog_database import FOREIGN_ERRORS
         except ImportError as error:
-            logger.warning("%s", _describe_missing_sqlite(self._directory, error))
+            logger.warning("%s", _describe_lack_of_sqlite(self._directory, error))
             return {}
         try:
             return self._read().chunks
@@ -136,7 +136,7 @@ class Catalog:
         try:
             from streamer.cache.catalog_database import DATABASE_ERRORS
         except ImportError as error:
-            raise CacheError(_describe_missing_sqlite(self._directory, error)) from error
+            raise CacheError(_describe_lack_of_sqlite(self._directory, error)) from error
         try:
             if self._cache is None:  # not by truth value, which is false for an empty catalog and costs a query
                 self._cache = self._open_or_remove()
@@ -186,7 +186,7 @@ class Catalog:
         self.reopen()
 
 
-def _describe_missing_sqlite(directory: Path, error: ImportError) -> str:
+def _describe_lack_of_sqlite(directory: Path, error: ImportError) -> str:
     return f"the catalog {directory} is not used, because this Python has no sqlite3 ({error})"
 
 

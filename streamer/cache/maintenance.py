@@ -59,7 +59,7 @@ class CheckReport:
 
 
 def stat(path: Path) -> FolderStatistics:
-    """Counts the content; reads the catalog without changing it.
+    """Counts the content of a cache folder. Reads the catalog without changing it.
 
     Raises:
         CacheError: it cannot be read, or is not a cache folder (CacheVersionError).

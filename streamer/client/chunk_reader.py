@@ -180,7 +180,7 @@ class ChunkReader:
             os.close(descriptor)
 
     def records(self, key: bytes, samples: int) -> RecordTable:
-        """Where the records of a recoded chunk are.
+        """Returns where the records of a recoded chunk are.
 
         Raises:
             FileNotFoundError, IntegrityError: see `read`.
@@ -219,7 +219,7 @@ class ChunkReader:
         return table
 
     def _table(self, descriptor: int, path: str, chunk: tuple[bytes, int, int]) -> bytes:
-        """The checksums of a chunk's samples; empty if they are too many to be kept.
+        """Returns the checksums of a chunk's samples, or none if they are too many to be kept.
 
         Raises:
             IntegrityError: the file belongs to another chunk.
@@ -280,7 +280,7 @@ def _sample_number(target: _Target) -> int:
 
 
 def _measure(table: RecordTable) -> int:
-    """The bytes of the arrays of a table; those of codec 1 share theirs."""
+    """Returns the bytes of the arrays of a table; those of codec 1 share theirs."""
     return int(table.starts.nbytes + table.ranges.nbytes + (table.bounds.nbytes if table.is_shared else 0))
 
 

@@ -56,7 +56,7 @@ def report(
             if isinstance(what, Exception):
                 connection.send(ReportError.make(settings.job, session.dataset, session.consumer, what))
             else:
-                connection.send(what.sent_for(settings.job, session.dataset, session.consumer))
+                connection.send(what.assign_to(settings.job, session.dataset, session.consumer))
     except (DisconnectedError, StreamerError) as error:
         logger.debug("the engine of %s got no report: %s", settings.cache_dir, error)
         return False

@@ -25,7 +25,7 @@ _LOCK_NAME = re.compile(r"[0-9a-f]{12}\.spawn\.lock")
 
 
 def find_engines(folder: Path) -> list[Path]:
-    """The sockets in a folder on which an engine listens, by name."""
+    """Returns the sockets in a folder on which an engine listens, by name."""
     return [path for path in sorted(folder.glob("*.sock")) if is_listening(path)]
 
 

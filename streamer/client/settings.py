@@ -25,12 +25,12 @@ class ClientSettings:
         runtime_dir: short path of the folder for sockets, locks and logs.
         engine: None or "auto": the embedded engine of `cache_dir`; "inline": the same, but started in this process;
             "unix:/path": only the engine that listens there.
-        cache_bytes: limit for an engine started by this client; None: the engine chooses.
+        cache_bytes: limit for an engine started by this client, or None if the engine chooses.
         storage_options: fsspec's options; sent to the engine, never logged.
         job: text that all ranks of a job share; "" if unknown.
         connect_seconds: how long an engine that this client does not start may be absent before it is an error.
         token_file: file with the token that the engine asks for; read at each connection, so it may be renewed.
-        config: TOML file of an engine started by this client, absolute; None: the defaults.
+        config: TOML file of an engine started by this client, absolute, or None for the defaults.
         grace_seconds: time for which an engine started by this client stays after its last connection.
         protocol: version that it speaks; other than ours for statistics only.
         is_configured: whether the user named the socket of `engine`, so that its folder's owner may listen there; false
@@ -59,7 +59,7 @@ class ClientSettings:
 
     @classmethod
     def from_environment(cls, environment: Environment | None = None) -> ClientSettings:
-        """The defaults of this process."""
+        """Returns the defaults of this process."""
         env = environment or Environment.read()
         return cls(
             cache_dir=env.cache_dir,
@@ -103,7 +103,7 @@ class ClientSettings:
         return check_socket_path(self.runtime_dir / f"{self.engine_id}.sock")
 
     def token(self) -> str:
-        """The token for the engine, or "".
+        """Returns the token for the engine, or "".
 
         Raises:
             ConfigError: the token file cannot be read.
@@ -111,7 +111,7 @@ class ClientSettings:
         return "" if self.token_file is None else read_token(self.token_file)
 
     def encode_options(self) -> StoreOptions:
-        """The storage options, as they travel to the engine.
+        """Returns the storage options, as they travel to the engine.
 
         Raises:
             ConfigError: an option is not a plain value (an object cannot travel to the engine).

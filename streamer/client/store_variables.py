@@ -57,7 +57,7 @@ def _compare(some: Mapping[str, str], others: Mapping[str, str]) -> list[str]:
 
 
 def _read_engine(engine: int) -> dict[str, str] | None:
-    """The variables that an engine of this user was started with; None if they cannot be read."""
+    """Returns the variables that an engine of this user was started with, or None if they cannot be read."""
     try:
         with open(f"/proc/{engine}/cmdline", "rb") as command, open(f"/proc/{engine}/environ", "rb") as environment:
             is_engine = b"streamer" in command.read()

@@ -79,7 +79,7 @@ class Publisher:
 
     Args:
         cache: takes the chunks.
-        recoders: for the chunks of blocked formats.
+        recoders: make records of the chunks of blocked formats.
         tasks: runs the removals.
         on_resize: called with key and length where the file of a chunk has another length than planned.
     """

@@ -60,23 +60,23 @@ class Collection:
         return len(self.datasets)
 
     def locate(self, chunk: int) -> tuple[int, int]:
-        """The part of a chunk and its number there."""
+        """Returns the part of a chunk and its number there."""
         if self._lone:
             return 0, chunk
         part = bisect_right(self.starts, chunk) - 1
         return part, chunk - self.starts[part]
 
     def parts_of(self, chunks: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-        """The part of each chunk."""
+        """Returns the part of each chunk."""
         found: npt.NDArray[np.int64] = np.searchsorted(np.asarray(self.starts), chunks, side="right") - 1
         return found
 
     def span(self, part: int) -> tuple[int, int]:
-        """The half-open range of a part's chunk numbers."""
+        """Returns the half-open range of a part's chunk numbers."""
         return self.starts[part], self.starts[part] + self.datasets[part].manifest.chunks
 
     def key(self, chunk: int) -> bytes:
-        """The name of a chunk in the cache.
+        """Returns the name of a chunk in the cache.
 
         Raises:
             ManifestError: there is no such chunk.
@@ -90,22 +90,22 @@ class Collection:
         return None if recoded else int(self.file_bytes[chunk])
 
     def label(self, chunk: int) -> str:
-        """A chunk as messages name it."""
+        """Returns a chunk as messages name it."""
         part, local = self.locate(chunk)
         return f"chunk {local} of member {self.names[part]}" if self.names[part] else f"chunk {local}"
 
     def name_error(self, chunk: int, error: StreamerError) -> StreamerError:
-        """The error over a chunk, with the name of its part."""
+        """Returns the error over a chunk with the name of its part."""
         name = self.names[self.locate(chunk)[0]]
         return error.of_member(name) if name else error
 
     def byte_rates(self, values: Sequence[float]) -> list[float]:
-        """The share of each part in the bytes that an epoch needs."""
+        """Returns the share of each part in the bytes that an epoch needs."""
         rates = [value * dataset.total_bytes for dataset, value in zip(self.datasets, values, strict=True)]
         return [rate / (sum(rates) or 1.0) for rate in rates]
 
     def mean_bytes(self, values: Sequence[float]) -> float:
-        """The mean length of a chunk's file, each counted as often as an epoch needs it; once if none has a value."""
+        """Returns the mean length of a file, each counted as often as an epoch needs it; once if none has a value."""
         if not any(values):
             values = [1.0] * len(values)
         pairs = list(zip(self.datasets, values, strict=True))
@@ -143,7 +143,7 @@ class Parts:
         return f"Parts({len(self.names)}, running_pass={self.running_pass[:8]})"
 
     def expect_values(self, epoch: int, values: tuple[float, ...]) -> None:
-        """The values from an epoch on.
+        """Sets the values from an epoch on.
 
         Raises:
             ProtocolError: not one for each part.
@@ -153,7 +153,7 @@ class Parts:
         self._next_values[epoch] = values
 
     def begin_epoch(self, epoch: int) -> bool:
-        """Notes that the reader is in another epoch. Returns True if that has other values."""
+        """Records that the reader is in another epoch. Returns whether that has other values."""
         before = self.values
         for begun in sorted(known for known in self._next_values if known <= epoch):
             self.values = self._next_values.pop(begun)
@@ -166,5 +166,5 @@ class Parts:
         digests = [dataset.manifest.digest for dataset in self._collection.datasets]
         for digest, value in zip(digests, self.values, strict=True):
             sums[digest] = sums.get(digest, 0.0) + value
-        most = max(sums.values()) or 1.0
-        return {name: sums[digest] / most for name, digest in zip(self.names, digests, strict=True)}
+        largest = max(sums.values()) or 1.0
+        return {name: sums[digest] / largest for name, digest in zip(self.names, digests, strict=True)}

@@ -120,7 +120,7 @@ class Dataset:
         return len(plan_ranges(self.manifest.chunk(0).extents, FetchConfig().range_bytes))
 
     def key(self, chunk: int) -> bytes:
-        """The name of a chunk in the cache.
+        """Returns the name of a chunk in the cache.
 
         Raises:
             ManifestError: there is no such chunk.
@@ -130,7 +130,7 @@ class Dataset:
         return bytes(self.manifest.chunk_keys[chunk].tobytes())
 
     def chunk(self, chunk: int) -> Chunk:
-        """A chunk with its extents.
+        """Returns a chunk with its extents.
 
         Raises:
             ManifestError: there is no such chunk.
@@ -175,7 +175,7 @@ class Datasets:
         return len(self._open)
 
     def get(self, digest: str, options: Mapping[str, object]) -> Dataset:
-        """The dataset of a manifest in the cache folder, read with these options.
+        """Returns the dataset of a manifest in the cache folder, read with these options.
 
         Raises:
             ManifestError: no such manifest here, or it cannot be read.
@@ -201,7 +201,7 @@ class Datasets:
         return self._expected.pop(digest, None) or Manifest.open(folder)
 
     def _options(self, manifest: Manifest, offered: Mapping[str, object]) -> Mapping[str, object]:
-        """The options for a manifest's objects.
+        """Returns the options for a manifest's objects.
 
         Its urls are not asked: they are not in its digest, and the writer of a manifest may put any url there.
         """
@@ -215,7 +215,7 @@ class Datasets:
         return options
 
     def _urls_of(self, manifest: Manifest) -> list[str]:
-        """The same as `find_roots`, which is asked once while a dataset is open."""
+        """Returns what `find_roots` does, which is called once while a dataset is open."""
         if manifest.digest not in self._urls:
             if len(self._urls) >= _MAX_URLS_KEPT:
                 self._urls.clear()

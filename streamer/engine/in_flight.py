@@ -52,7 +52,7 @@ class InFlight:
         self._begin(fetch)
 
     def find(self, key: bytes) -> Fetch | None:
-        """The running fetch of a chunk."""
+        """Returns the running fetch of a chunk, or None if there is none."""
         return self._fetches.get(key)
 
     def _begin(self, fetch: Fetch) -> None:
@@ -67,12 +67,12 @@ class InFlight:
         return fetch is not None
 
     def leave(self, session: EngineSession) -> None:
-        """The session is closed; its fetches continue for other sessions and for the cache."""
+        """Removes a closed session; its fetches continue for other sessions and for the cache."""
         for fetch in self._fetches.values():
             fetch.waiters = [waiter for waiter in fetch.waiters if waiter.session is not session]
 
     def datasets(self) -> list[Dataset]:
-        """The datasets that chunks are being fetched of."""
+        """Returns the datasets of which chunks are being fetched."""
         return [fetch.dataset for fetch in self._fetches.values()]
 
     def unlink(self, keys: Iterable[bytes]) -> None:

@@ -149,14 +149,14 @@ class Scheduler:
                 self._start_pass(session, part, number)
 
     def apply_evictions(self, freed: Freed) -> None:
-        """The policy evicted chunks: removes their files; sessions that had one in look-ahead ask for it again."""
+        """Removes the files of chunks that the policy has evicted; sessions that had one ahead ask for it again."""
         self.ask_again_for(freed.victims)
         self.in_flight.unlink(freed.victims)
         if freed.victims or freed.promoted:
             self.wake()
 
     def end_fetch(self, fetch: Fetch, error: StreamerError | None) -> None:
-        """A fetch is over."""
+        """Handles the end of a fetch, which has failed if there is an error."""
         if fetch.limits is not None:
             self.apply_evictions(self._policy.set_limit(fetch.limits))
         if error is None:
@@ -176,7 +176,7 @@ class Scheduler:
         self.wake()
 
     def resize_chunk(self, key: bytes, file_bytes: int) -> None:
-        """The file of a chunk that is about to be published has this length; others may have to leave for it."""
+        """Takes the length of a file that is about to be published; other chunks may have to leave for it."""
         self.apply_evictions(self._policy.resize(key, file_bytes))
 
     # ------------------------------------------------------------ one session
@@ -199,7 +199,7 @@ class Scheduler:
                 self._contain_errors(self._schedule, session)
 
     def _contain_errors(self, work: Callable[[EngineSession], None], session: EngineSession) -> None:
-        """An error of one session ends that session only."""
+        """Runs work for a session, whose error ends that session only."""
         try:
             work(session)
         except StreamerError as error:
@@ -298,7 +298,7 @@ class Scheduler:
         return answer.fetching and self.in_flight.join(key, waiter)
 
     def _must_wait(self, session: EngineSession, use: Use) -> bool:
-        """The session has all that it was planned with, and another job waits for room."""
+        """Whether the session has all that it was planned with, and another job waits for room."""
         others_ask = bool(self._asking - {session.owner})
         return others_ask and session.fill >= 1.0 and not session.progress.is_blocking(use)
 
@@ -314,8 +314,8 @@ class Scheduler:
         if session.open_bytes() < session.planned_bytes:
             return False
         job = [other for other in self._sessions.values() if other.owner == session.owner]
-        most = max(sum(one.planned_bytes for one in job), OPEN_SHARE * self._policy.limit_bytes)
-        return sum(one.open_bytes() for one in job) >= most
+        max_open_bytes = max(sum(one.planned_bytes for one in job), OPEN_SHARE * self._policy.limit_bytes)
+        return sum(one.open_bytes() for one in job) >= max_open_bytes
 
     def _open(self, session: EngineSession, use: Use) -> None:
         part, local = session.collection.locate(use.chunk)
@@ -331,7 +331,7 @@ class Scheduler:
             self.wake()
 
     def _begin_epoch(self, session: EngineSession, epoch: int) -> None:
-        """The first epoch begins with its first use, later ones when the reader reaches them."""
+        """Begins an epoch: the first one with its first use, later ones when the reader reaches them."""
         session.running_epoch = epoch
         if session.parts.begin_epoch(epoch):
             self.apply_evictions(self._policy.set_values(session.parts.relative_values()))
@@ -353,7 +353,7 @@ class Scheduler:
         return REFUSED_SECONDS if self._refusals[fetch.key] <= MAX_REFUSALS else None
 
     def _handle_failure(self, waiter: Waiter, error: StreamerError, pause: float | None) -> None:
-        """A reader that waits gets the error; a look-ahead, or a chunk that found no room, is tried again."""
+        """Gives the error to a reader that waits; tries a look-ahead, or a chunk that found no room, again."""
         session = waiter.session
         chunk = waiter.chunk
         if pause is None and session.progress.is_wanted(chunk):

@@ -188,7 +188,7 @@ class EngineSession:
         self._host.wake()
 
     def advance(self, done: int, want: int) -> None:
-        """Progress."""
+        """Records the progress of its consumer: steps below `done` are consumed, steps up to `want` are asked for."""
         now = self._host.now()
         self.last_message_at = now
         if done > self.progress.done:
@@ -200,7 +200,7 @@ class EngineSession:
         self._host.wake()
 
     def reject(self, chunk: int, reason: str) -> None:
-        """Its reader found corrupt bytes, or no file; no further step is ready until `acknowledge`."""
+        """Takes a report of corrupt bytes, or of no file; no further step is ready until `acknowledge`."""
         self._host.reject(self, chunk, reason)
 
     def keep_report(self, finding: ReportFinding) -> None:
@@ -209,7 +209,7 @@ class EngineSession:
         self.finding_at = self._host.now()
 
     def close(self) -> None:
-        """All its leases end; idempotent."""
+        """Ends all its leases; idempotent."""
         self._host.close_session(self)
 
     # ------------------------------------------------------------ for the engine
@@ -299,7 +299,7 @@ class EngineSession:
         return self.progress.last_ready_step()
 
     def count(self, use: Use, *, hit: bool) -> None:
-        """Counts one need."""
+        """Counts one need, in its epoch and for its part."""
         if use.epoch not in self.counts:
             self.counts = {known: self.counts[known] for known in list(self.counts)[-_EPOCHS_COUNTED:]}
         size_bytes = int(self.collection.file_bytes[use.chunk])
@@ -308,7 +308,7 @@ class EngineSession:
             self.parts.counts[self.collection.locate(use.chunk)[0]].add(size_bytes, hit)
 
     def remember(self, key: bytes, chunk: int) -> None:
-        """The policy may take the chunk of this key away."""
+        """Records that the session holds a chunk, which the policy may take away by its key."""
         known = self.keys.get(key)
         if known is None:
             self.keys[key] = (chunk,)
@@ -316,7 +316,7 @@ class EngineSession:
             self.keys[key] = (*known, chunk)
 
     def forget(self, key: bytes, chunk: int) -> None:
-        """The session does not hold the chunk any more."""
+        """Records that the session does not hold the chunk any more."""
         known = self.keys.pop(key, ())
         if known not in ((), (chunk,)):
             self.keys[key] = tuple(one for one in known if one != chunk)
@@ -326,7 +326,7 @@ class EngineSession:
         return self._done_at + max(0, step - self.progress.done) * self._step_seconds
 
     def find_due_retries(self) -> list[int]:
-        """Chunks that failed in look-ahead and that the consumer waits for now."""
+        """Returns chunks that failed in look-ahead and that the consumer waits for now."""
         return [chunk for chunk in self.deferred if self.progress.is_wanted(chunk)]
 
     @property

@@ -67,7 +67,9 @@ class EpochUses:
         Raises:
             ProtocolError: not in order of the steps, or only some parts have passes.
         """
-        first, last, passes = part.first, part.last, part.passes
+        first = part.first
+        last = part.last
+        passes = part.passes
         if len(self.chunk) and len(part.chunk) and (self.passes is None) != (passes is None):
             raise ProtocolError(f"only a part of the schedule of epoch {self.epoch} has passes")
         # Compared, because a difference may wrap around; only the new ones, because there may be many frames.
@@ -85,7 +87,7 @@ class EpochUses:
 
     @property
     def exhausted(self) -> bool:
-        """All its uses are held or finished."""
+        """Whether all its uses are held or finished."""
         return self.cursor >= len(self.chunk)
 
     @property
@@ -146,7 +148,7 @@ class SessionProgress:
     Attributes:
         done: steps below it are consumed.
         want: steps up to it are asked for.
-        ahead_bytes: of the chunks held beyond what the consumer asked for.
+        ahead_bytes: bytes of the chunks held beyond what the consumer asked for.
     """
 
     def __init__(self, chunk_bytes: npt.NDArray[np.int64]) -> None:
@@ -201,7 +203,7 @@ class SessionProgress:
     # ------------------------------------------------------------ steps of the scheduler, in this order
 
     def take_done(self, most: int = sys.maxsize) -> list[Use]:
-        """Uses that finished since the last call: read to their last step, or skipped. They are not held any more.
+        """Returns uses that ended since the last call: read to their last step, or skipped. They are not held any more.
 
         No more than `most` of them: the rest is for the next call.
         """
@@ -218,7 +220,7 @@ class SessionProgress:
         return finished
 
     def next_use(self) -> Use | None:
-        """The first use that is not held yet; uses that the consumer has skipped are left out."""
+        """Returns the first use that is not held yet; uses that the consumer has skipped are left out."""
         if (known := self._next) is None or known.last < self.done:
             self._next = self._find_next()
         return self._next
@@ -239,7 +241,7 @@ class SessionProgress:
         return None
 
     def hold(self, use: Use) -> None:
-        """The session now holds `next_use()`; the cursor advances."""
+        """Holds `next_use()` for the session; the cursor advances."""
         self._epochs[0].cursor += 1
         self._numbers += 1
         self._next = None
@@ -250,7 +252,7 @@ class SessionProgress:
             heapq.heappush(self._to_ask, use)
 
     def take_request(self) -> Use | None:
-        """The first held use whose chunk is neither local nor requested; it counts as requested now."""
+        """Returns the first held use whose chunk is neither local nor requested; it counts as requested now."""
         while self._to_ask:
             use = heapq.heappop(self._to_ask)
             if use.chunk in self._held and use.chunk not in self._local:
@@ -262,17 +264,17 @@ class SessionProgress:
         heapq.heappush(self._to_ask, use)
 
     def has_requests(self) -> bool:
-        """A chunk waits for room."""
+        """Whether a chunk waits for room."""
         return bool(self._to_ask)
 
     def mark_local(self, chunk: int) -> None:
-        """The chunk is local."""
+        """Records that the chunk is local."""
         if chunk in self._held:
             self._local.add(chunk)
             self._broken.discard(chunk)
 
     def mark_absent(self, chunk: int, *, broken: bool = False) -> bool:
-        """The chunk is not local (any more) and must be asked for again; True if this session holds it.
+        """Records that the chunk is not local (any more) and must be asked for; returns whether this session holds it.
 
         With `broken` its reader found it corrupt: no step is ready until it is back.
         """
@@ -296,7 +298,7 @@ class SessionProgress:
         return list(itertools.islice(local, most))
 
     def mark_open(self, use: Use) -> None:
-        """The use is open: leased until its last step is done."""
+        """Records that the use is open: leased until its last step is done."""
         del self._urgent[use.number]
         heapq.heappush(self._open, (use.last, use))
 
@@ -333,23 +335,23 @@ class SessionProgress:
         return chunk in self._broken or any(use.chunk == chunk for use in self._urgent.values())
 
     def find_first_step(self, chunk: int) -> int:
-        """The first step that waits for a held chunk that is not open."""
+        """Returns the first step that waits for a held chunk that is not open."""
         return self.done if chunk in self._broken else self._first_use(chunk).first
 
     def schedule_bytes(self) -> int:
-        """The bytes of the schedules of its unfinished epochs."""
+        """Returns the bytes of the schedules of its unfinished epochs."""
         return self._schedule_bytes
 
     def count_grants(self) -> int:
-        """Number of its chunks that are local or in flight."""
+        """Returns the number of its chunks that are local or in flight."""
         return max(0, len(self._held) - len(self._to_ask))
 
     def open_chunks(self) -> int:
-        """Number of uses that are open."""
+        """Returns the number of uses that are open."""
         return len(self._open)
 
     def find_chunks_ahead(self, span: tuple[int, int], last_pass: int) -> npt.NDArray[np.uint32]:
-        """Chunks that are neither open nor finished in the passes of a part up to `last_pass`.
+        """Returns chunks that are neither open nor finished in the passes of a part up to `last_pass`.
 
         Args:
             span: half-open range of the part's chunk numbers.

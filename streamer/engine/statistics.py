@@ -65,7 +65,7 @@ _ROW_COLUMNS = {name: f"row_{name}" for name in PackedRows.__struct_fields__}
 
 
 def engine_statistics(engine: Engine) -> Values:
-    """All of it, at this moment."""
+    """Returns all statistics of an engine at this moment."""
     policy = engine.policy.statistics()
     live = {dataset.manifest.digest for one in engine.sessions.values() for dataset in one.collection.datasets}
     fetch = sum_statistics([engine.fetchers.statistics(), engine.fetch_pool.statistics()])

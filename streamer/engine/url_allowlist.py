@@ -59,7 +59,7 @@ class UrlAllowlist:
     """Decides by url; pure but for resolving links of local files.
 
     Args:
-        datasets: what is served; empty: everything, with the options that clients send.
+        datasets: what is served; if empty, everything, with the options that clients send.
         refuse_local: whether to refuse local files, loopback, link-local and metadata addresses in urls that clients
             choose (`store.guard`).
     """
@@ -280,7 +280,7 @@ class Fetchers(FetcherSet):
     """Opens the fetchers of an engine, on its loop.
 
     Args:
-        config: of each.
+        config: settings of each fetcher.
         allowlist: which urls are read, with which options.
         notify: called with the key of the options and a sentence, when a store has served nothing for a while.
     """

@@ -78,11 +78,11 @@ class Admission:
         """Admits a client.
 
         Args:
-            user: its credentials; None if the platform does not report them.
+            user: credentials of the client, or None if the platform does not report them.
             token: the token that it showed.
 
         Raises:
-            EngineUnavailableError: it is not admitted; the text says why.
+            EngineUnavailableError: it is not admitted, and the text says why.
         """
         if user is not None and not self.knows(user):
             raise EngineUnavailableError(

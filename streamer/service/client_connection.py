@@ -51,7 +51,7 @@ class ClientHandler(Protocol):
     def add_client(self, client: ClientConnection) -> bool:
         """Registers a new connection; returns False to refuse it."""
 
-    def bound_unfinished(self, client: ClientConnection, unfinished_bytes: int) -> None:
+    def limit_frames(self, client: ClientConnection, unfinished_bytes: int) -> None:
         """Is told how much of a frame has arrived whose end has not."""
 
     def count_drop(self, client: ClientConnection, why: str) -> None:
@@ -193,7 +193,7 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         if self._requests is None and not self._received:
-            self._handler.bound_unfinished(self, self._decoder.buffered_bytes)
+            self._handler.limit_frames(self, self._decoder.buffered_bytes)
             if self._paused:
                 self._paused = False
                 self._transport.resume_reading()

@@ -74,7 +74,7 @@ _Tables = dict[str, dict[str, object]]
 
 
 def read_service_config(path: Path | None, environment: Environment, options: Mapping[str, object]) -> EngineConfig:
-    """The complete configuration of a service.
+    """Returns the complete configuration of a service.
 
     Args:
         path: TOML file, or None for environment and options only.
@@ -101,7 +101,7 @@ def read_service_config(path: Path | None, environment: Environment, options: Ma
 
 
 def read_trainer_config(path: Path, engine: EngineConfig) -> EngineConfig:
-    """The configuration of an engine that a trainer starts: [cache], [fetch] and [engine] of a file.
+    """Returns the configuration of an engine that a trainer starts: [cache], [fetch] and [engine] of a file.
 
     Args:
         path: the TOML file, which a service may read as well.
@@ -171,7 +171,7 @@ def _check_fetch(table: Mapping[str, object], path: Path) -> None:
 
 
 def _make_dataset(entry: object, path: Path, files: list[Path]) -> DatasetConfig:
-    """One entry; adds its file of options to `files`."""
+    """Returns one entry of [[datasets]], and adds its file of options to `files`."""
     where = f"[[datasets]] of {path}"
     if not isinstance(entry, dict) or not isinstance(entry.get("url"), str) or not entry["url"]:
         raise ConfigError(f"{where}: each has a url", field="url")
@@ -216,7 +216,7 @@ def _make_section(
 
 
 def _coerce(name: str, value: object, hint: object) -> object:
-    """A setting in the type of its field; from TOML it has a type, from the environment it is text."""
+    """Returns a setting in the type of its field; from TOML it has a type, from the environment it is text."""
     if isinstance(hint, types.UnionType) or get_origin(hint) is typing.Union:
         hint = next(arm for arm in get_args(hint) if arm is not type(None))
         if value == "auto":

@@ -59,9 +59,9 @@ class EngineService:
     Args:
         config: complete, with a socket path.
         on_listening: called once when clients can connect.
-        configure: reads the configuration again; None: SIGHUP ends the engine, as it does any program.
+        configure: reads the configuration again; if None, SIGHUP ends the engine, as it does any program.
         notifier: tells the service manager.
-        timing: timing of the start, up to here; None: all before is one phase.
+        timing: timing of the start, up to here; if None, all before is one phase.
         guest: whether it is in the trainer's process, whose signals, limits and garbage collector stay as they are.
     """
 

@@ -244,7 +244,7 @@ class SessionProofs:
     Lives on the engine's loop.
 
     Args:
-        rights: of the engine.
+        rights: rights that the engine knows.
         tasks: runs the requests to the store.
     """
 

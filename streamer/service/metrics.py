@@ -222,7 +222,7 @@ DEFINITIONS = tuple(_definitions())
 
 
 def make_exposition(values: Values) -> tuple[bytes, str]:
-    """The body of `/metrics` and its content type."""
+    """Returns the body of `/metrics` and its content type."""
     from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
@@ -255,7 +255,7 @@ class _Collected:
 
 
 def make_series(definition: Definition, values: Values) -> list[tuple[tuple[str, ...], float]]:
-    """The series of one metric: (labels, value); equal labels are summed, for shares the largest counts.
+    """Returns the series of one metric: (labels, value). Equal labels are summed; of shares the largest counts.
 
     Statistics that this engine does not have, such as those of peers, have no series.
     """
@@ -275,7 +275,7 @@ def make_series(definition: Definition, values: Values) -> list[tuple[tuple[str,
 
 
 def _value(definition: Definition, entry: Table) -> float | None:
-    """The value; None if there is none, as for a session whose loader has not sent a report yet."""
+    """Returns the value, or None if there is none, as for a session whose loader has not sent a report yet."""
     if not definition.source:
         return 1.0 if all(entry.get(label) for label in definition.labels[-1:]) else None
     found = entry.get("count" if definition.kind == "histogram" else definition.source, 0)

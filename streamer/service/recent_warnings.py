@@ -70,12 +70,12 @@ class JobErrors:
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def log(self, job: str, consumer: str, error: str) -> None:
-        """An error of a consumer, or of another reader of a job; only the first of equal ones is logged.
+        """Logs an error of a consumer, or of another reader of a job, but only the first of equal ones.
 
         Args:
-            job: its name; may be empty.
-            consumer: name of its reader; "" before it has a session.
-            error: type and text; may end the job.
+            job: name of the job, which may be empty.
+            consumer: name of its reader, or "" before it has a session.
+            error: type and text of the error, which may end the job.
         """
         key = (job, error)
         fresh = key not in self._known

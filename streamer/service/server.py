@@ -74,7 +74,7 @@ class Server:
 
     Args:
         leave: called once when there has been no connection for the grace time.
-        limits: limits for all clients together; None: derived from the available memory and descriptors.
+        limits: limits for all clients together; if None, they follow from the available memory and descriptors.
         warnings: the last ones of this process.
         cache_notice: a sentence about the cache, shown once by each client; "" if there is none.
 
@@ -122,10 +122,10 @@ class Server:
         return {**engine_statistics(self._engine), **self._own_statistics(self._engine.now())}
 
     def reload(self, config: EngineConfig) -> None:
-        """Applies who may connect; open connections stay.
+        """Applies who may connect. Open connections stay.
 
         Raises:
-            ConfigError: no such group; the token file cannot be read.
+            ConfigError: there is no such group, or the token file cannot be read.
         """
         self._admission = Admission(config.cache, config.service)
         self._config = config
@@ -176,7 +176,7 @@ class Server:
         self._unfinished.pop(client, None)
         self._strangers.pop(client, None)
 
-    def bound_unfinished(self, client: ClientConnection, unfinished_bytes: int) -> None:
+    def limit_frames(self, client: ClientConnection, unfinished_bytes: int) -> None:
         """Bounds the unfinished frames of all clients: that which began first is given up for later ones."""
         if not unfinished_bytes:
             self._unfinished.pop(client, None)
@@ -253,7 +253,8 @@ class Server:
                 raise ProtocolError(f"{type(request).__name__} out of turn")
 
     def _open(self, client: ClientConnection, state: _ClientState, request: OpenSession) -> None:
-        number, consumer = request.session, one_line(request.consumer)
+        number = request.session
+        consumer = one_line(request.consumer)
         is_open = number in state.sessions or self._proofs.waits(client, number)
         if is_open or len(state.sessions) + self._proofs.count(client) >= MAX_SESSIONS_PER_PEER:
             raise ProtocolError(f"session {number} is open already, or there are too many")

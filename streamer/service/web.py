@@ -57,12 +57,12 @@ Handler = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
 
 @contextlib.asynccontextmanager
 async def serve_http(address: str, look: Look, not_ready: NotReady) -> AsyncIterator[None]:
-    """Serves while the context lasts.
+    """Serves the page, the statistics and the metrics while the context lasts.
 
     Args:
-        address: "host:port"; "" or "off": no HTTP, and aiohttp is not imported.
+        address: "host:port"; "" or "off" for no HTTP, where aiohttp is not imported.
         look: returns the service's statistics.
-        not_ready: returns why it is not ready; "" if it is.
+        not_ready: returns why it is not ready, or "" if it is.
 
     Raises:
         ConfigError: it is not an address, it is taken, or the extra `serve` is not installed.
@@ -186,7 +186,7 @@ def _application(look: Look, not_ready: NotReady, host: str, connections: Bounde
         return answers[request.path]()
 
     @web.middleware
-    async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def check_name(request: web.Request, handler: Handler) -> web.StreamResponse:
         connections.connected(request.protocol)
         if is_own_name(request.host, host) or (request.path in _OPEN and not _is_loopback(host)):
             try:
@@ -198,7 +198,7 @@ def _application(look: Look, not_ready: NotReady, host: str, connections: Bounde
                 return web.Response(status=500, text="the service failed over this request; see its log\n")
         return web.Response(status=421, text=f"{_OTHER_NAME}\n")
 
-    application = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[checked])
+    application = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[check_name])
     for path in answers:
         application.router.add_get(path, answer)
     return application

@@ -64,7 +64,7 @@ class GetManifest(Message, tag=2, frozen=True):
         build: whether this node may build; otherwise it waits for `manifest` to appear.
         limit_seconds: an index that would take longer is refused.
         wait_seconds: time to wait for a manifest that another node builds.
-        extensions: extensions of the raw files that are samples; None: chosen from the existing ones.
+        extensions: extensions of the raw files that are samples, or None to choose from the existing ones.
         skip_damaged: whether to leave out tars that cannot be read; otherwise they are an error.
         in_key_order: whether raw files stay in the order of their keys, for reading without shuffle.
         format_options: options of the format, a JSON mapping.
@@ -124,7 +124,7 @@ class OpenSession(Message, tag=3, frozen=True):
         open_bytes: most bytes that are open at once in this session's schedule.
         stream: distinguishes the loaders of one job (training and validation on the same data).
         sharers: number of consumers of the job on this machine (0: unknown), for advice.
-        parts: the datasets of a session over several; empty: the one named by `dataset`.
+        parts: the datasets of a session over several; if empty, it is the one named by `dataset`.
     """
 
     session: Count
@@ -157,7 +157,7 @@ class Extend(Message, tag=4, frozen=True):
         complete: whether no more entries follow for this epoch.
         passes: little-endian uint32 each: the pass over its part that the entry belongs to. A chunk is used once in a
             pass, except one that the boundary of two epochs cuts. Empty: each epoch is one pass.
-        values: values of the parts from this epoch on (see Part); empty: unchanged.
+        values: values of the parts from this epoch on (see Part), or empty if they are unchanged.
     """
 
     session: Count
@@ -224,7 +224,7 @@ class PackedRows(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     Attributes:
         padding: share of their places that was empty since the last report.
         cost_spread: standard deviation of the costs of its batches since then, by their mean.
-        tokens: in all its rows so far.
+        tokens: number of tokens in all its rows so far.
         left_out: tokens of every epoch that are in no row.
     """
 
@@ -242,7 +242,7 @@ _MAX_ERROR_CHARACTERS = 1200
 class ReportFinding(Message, tag=10, frozen=True):
     """Reports a loader's waiting, for `streamer top` and /metrics; it gets no reply.
 
-    The loader makes it (`make`), its connection says whose it is (`sent_for`), the engine keeps it with the session.
+    The loader makes it (`make`), its connection says whose it is (`assign_to`), the engine keeps it with the session.
 
     Attributes:
         job, dataset, consumer: those of its session, as in OpenSession; only sessions of the same user count.
@@ -272,7 +272,7 @@ class ReportFinding(Message, tag=10, frozen=True):
             rows=rows,
         )
 
-    def sent_for(self, job: str, dataset: str, consumer: str) -> ReportFinding:
+    def assign_to(self, job: str, dataset: str, consumer: str) -> ReportFinding:
         """Returns the report with the session that it is about."""
         return msgspec.structs.replace(self, job=job, dataset=dataset, consumer=consumer)
 
@@ -310,11 +310,11 @@ class ShareCache(Message, tag=11, frozen=True):
         dataset: digest of the manifest.
         token: token that the engines show each other; never logged.
         host: this machine's name for the other ones.
-        sharers: all of them, sorted by id; empty: they are not known yet.
+        sharers: all of them, sorted by id; empty if they are not known yet.
         name: name of the selection of the dataset to which the lanes belong.
-        lanes: the lane of each chunk, little-endian int16 each, -1 for none; empty: homes by the chunks' keys.
-        readers: for each lane the (index of a sharer, samples in a batch) that read it.
-        former: for each lane the (index of a sharer, bytes) of others that hold its chunks.
+        lanes: the lane of each chunk, little-endian int16 each, -1 for none; empty if the chunks' keys decide.
+        readers: the (index of a sharer, samples in a batch) that read each lane.
+        former: the (index of a sharer, bytes) of others that hold the chunks of each lane.
         options: storage options, as in OpenSession: the engine may fetch chunks for others before its own session.
     """
 

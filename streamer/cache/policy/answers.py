@@ -39,8 +39,8 @@ class Wait(msgspec.Struct, frozen=True):
     """Not now: ask again when the policy has changed.
 
     Attributes:
-        fetching: True: a fetch of this chunk is running, which `publish` or `drop_fetch` will end.
-            False: there is no space; ask again after any `release`, `publish`, `drop_fetch` or `close_session`.
+        fetching: True if a fetch of this chunk is running, which `publish` or `drop_fetch` will end.
+            False if there is no space: ask again after any `release`, `publish`, `drop_fetch` or `close_session`.
     """
 
     key: bytes

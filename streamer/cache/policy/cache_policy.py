@@ -105,7 +105,7 @@ class CachePolicy:
     # --- what exists -----------------------------------------------------------------------------------------
 
     def local(self, keys: ArrayLike, file_bytes: ArrayLike, dataset_id: str) -> None:
-        """Adds chunks that are on disk at the start. They count as kept; call `fit()` once afterwards.
+        """Adds chunks that are on disk at the start. They count as kept. Call `fit()` once afterwards.
 
         Args:
             keys: 16 bytes each: list of bytes, (M, 16) uint8, or S16/V16.

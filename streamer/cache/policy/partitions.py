@@ -314,7 +314,8 @@ class Partitions:
 
         O(chunks * datasets), once for many datasets. Call `plan` afterwards.
         """
-        table, indices = self.table, {group.index for group in gone}
+        table = self.table
+        indices = {group.index for group in gone}
         lost = np.isin(table.owner, list(indices))
         table.owner[lost] = table.group("").index
         remaining = [group for group in table.groups if group.index not in indices]
