@@ -205,17 +205,11 @@ class Ledger(msgspec.Struct):
     timings: Recent[BatchTiming] = msgspec.field(default_factory=Recent)
 
     def note(self, trace: Trace | None, waited: int, arrived_at: int) -> None:
-        """Charges the waiting for a batch, which ended at `arrived_at`; trace None: the batch failed."""
+        """Charges the waiting for a batch, which ended at `arrived_at`; the trace is None if the batch failed."""
         if trace is None:
             self.nanoseconds[LOST] += waited
             return
-        left = self._delays(trace.timeline, waited, arrived_at)
-        if left:
-            self._stages(trace.stages, left)
-        self.timings.add(BatchTiming(trace.timeline.worker, trace.stages.total, *trace.slowest, left))
-
-    def _delays(self, timeline: BatchTimeline, waited: int, arrived_at: int) -> int:
-        """Charges the waiting that is not the worker's; returns the rest."""
+        timeline = trace.timeline
         # The time since the batch was made is its handoff.
         taken = max(0, min(waited, arrived_at - timeline.since))
         self.nanoseconds[HANDOFF] += taken
@@ -225,9 +219,12 @@ class Ledger(msgspec.Struct):
                 taken = min(left, delay)
                 self.nanoseconds[cause] += taken
                 left -= taken
-        return left
+        if left:
+            self._charge_worker(trace.stages, left)
+        self.timings.add(BatchTiming(timeline.worker, trace.stages.total, *trace.slowest, left))
 
-    def _stages(self, s: Stages, left: int) -> None:
+    def _charge_worker(self, s: Stages, left: int) -> None:
+        """Charges the rest of the waiting to the stages of the worker."""
         spent = s.total
         rest = max(0, s.load - s.read - s.decode - s.transform)
         for cause, part in zip(STAGES, (s.read, s.decode, s.transform, rest, s.collate, s.write), strict=True):

@@ -166,7 +166,14 @@ class SkipLedger:
         if skipped and self._shared is not None:
             spent = self._shared.spend(len(skipped))
         if skipped and spent > self._budget and self._stop is None:
-            self._announce(spent, step)
+            named = "; ".join(map(str, self.entries[-_NAMED:]))
+            message = f"Skip(budget={self._budget}) is spent, {spent} samples cannot be made; the last ones: {named}"
+            self._stop = Stop(step if self._shared is None else step + NOTICE_STEPS, message)
+            if self._shared is not None:
+                logger.error("%s; all ranks stop before batch %d of this loader", message, self._stop.step)
+                self._shared.stop(self._stop)
+                # Another rank may have been faster; its record counts for all.
+                self._stop = self._shared.find_stop()
 
     def check(self, step: int = 0) -> None:
         """Checks whether the batch at `step` may still be delivered.
@@ -178,13 +185,3 @@ class SkipLedger:
             self._stop = self._shared.find_stop()
         if self._stop is not None and step >= self._stop.step:
             raise DecodeError(self._stop.message, step=step)
-
-    def _announce(self, spent: int, step: int) -> None:
-        named = "; ".join(map(str, self.entries[-_NAMED:]))
-        message = f"Skip(budget={self._budget}) is spent, {spent} samples cannot be made; the last ones: {named}"
-        self._stop = Stop(step if self._shared is None else step + NOTICE_STEPS, message)
-        if self._shared is not None:
-            logger.error("%s; all ranks stop before batch %d of this loader", message, self._stop.step)
-            self._shared.stop(self._stop)
-            # Another rank may have been faster; its record counts for all.
-            self._stop = self._shared.find_stop()

@@ -60,9 +60,17 @@ def check_torch_arguments(given: Mapping[str, object]) -> TorchArguments:
     """
     refuse_removed("StreamingDataLoader", given)
     rest = dict(given)
+    # A context of `multiprocessing`, which torch takes as well, names its way itself.
+    context = rest.pop("multiprocessing_context", None)
+    method = getattr(context, "get_start_method", None)
     own = TorchArguments(
         pin=_value("pin_memory", rest.pop("pin_memory", None), _PINS, "None, 'auto', True, False or 'required'"),
-        start=_start(rest.pop("multiprocessing_context", None)),
+        start=_value(
+            "multiprocessing_context",
+            method() if callable(method) else context,
+            _STARTS,
+            "None, 'forkserver' or 'spawn'; for threads write worker_type='thread'",
+        ),
     )
     refused: dict[str, str] = {}
     for name, value in rest.items():
@@ -74,18 +82,6 @@ def check_torch_arguments(given: Mapping[str, object]) -> TorchArguments:
     if refused:
         raise ConfigError("; ".join(refused.values()), field=next(iter(refused)))
     return own
-
-
-def _start(context: object) -> WorkerStart:
-    """The way of a name, or of a context of `multiprocessing`, which torch takes as well."""
-    method = getattr(context, "get_start_method", None)
-    name = method() if callable(method) else context
-    return _value(
-        "multiprocessing_context",
-        name,
-        _STARTS,
-        "None, 'forkserver' or 'spawn'; for threads write worker_type='thread'",
-    )
 
 
 def _value(name: str, value: object, known: Mapping[object, V], allowed: str) -> V:

@@ -51,11 +51,11 @@ class Tally(msgspec.Struct, frozen=True, array_like=True):
     def __add__(self, other: Tally) -> Tally:
         """Both together."""
         return Tally(
-            self.member,
-            self.samples + other.samples,
-            (self.digest + other.digest) & _MASK,
-            self.skipped + other.skipped,
-            (self.skipped_digest + other.skipped_digest) & _MASK,
+            member=self.member,
+            samples=self.samples + other.samples,
+            digest=(self.digest + other.digest) & _MASK,
+            skipped=self.skipped + other.skipped,
+            skipped_digest=(self.skipped_digest + other.skipped_digest) & _MASK,
         )
 
     @property
@@ -198,7 +198,9 @@ def differences(epoch: int, expected: Tallies, found: Tallies, codes: Sequence[C
         if wanted != had:
             more = (had[1] - wanted[1]) & _MASK
             known = codes[member] if member < len(codes) else Codes(1, 0)
-            hashes = _all_hashes(epoch, member, known.count if known.count <= _SEARCHED else 0)
+            searched = known.count if known.count <= _SEARCHED else 0
+            blocks = (_hashes(epoch, (member << _MEMBER) + block) for block in _blocks(0, searched))
+            hashes = np.concatenate([np.empty(0, np.uint64), *blocks])
             yield member, _name_samples(hashes, had[0] - wanted[0], more, known.samples)
 
 
@@ -226,11 +228,6 @@ def _name_samples(hashes: Words, count: int, digest: int, samples: int) -> str:
     if count:
         return f"{counted(abs(count), 'samples')} too {'many' if count > 0 else 'few'} came"
     return "the number of samples is right, but some came in place of others"
-
-
-def _all_hashes(epoch: int, member: int, codes: int) -> Words:
-    blocks = (_hashes(epoch, (member << _MEMBER) + block) for block in _blocks(0, codes))
-    return np.concatenate([np.empty(0, np.uint64), *blocks])
 
 
 def _hashes(epoch: int, codes: Integers) -> Words:

@@ -137,8 +137,10 @@ class BalancedOrder(OuterOrder["RowOrder | EpochOrder | MixOrder"]):
         keys = fold_each(fold(seed, TAG_LEVEL, self.epoch, lane), index[:: self._group])
         turn_keys = fold_each(fold(seed, TAG_TURN, self.epoch), np.arange(first, first + turns))
         if isinstance(self._shuffled, EpochOrder):
-            found: Integers = index[level(costs, turns, self._group, keys, turn_keys)]
+            found: Integers = index[level(costs=costs, turns=turns, group=self._group, keys=keys, turn_keys=turn_keys)]
         else:
             members = self._shuffled.codes.members(rows)
-            found = index[level_members(costs, members, self._group, keys, turn_keys)]
+            found = index[
+                level_members(costs=costs, members=members, group=self._group, keys=keys, turn_keys=turn_keys)
+            ]
         return found

@@ -100,7 +100,7 @@ def _cut(order: Chunks, lanes: int, chunk_samples: Integers, shift: int) -> Lane
     head = first - before[np.minimum(begin, len(order) - 1)]
     tail = last + 1 - before[np.maximum(end - 1, 0)]
     piece = np.concatenate([np.zeros(1, np.int64), np.cumsum(end - begin)])
-    return LaneCut(order, start, begin, end, head, tail, piece)
+    return LaneCut(order=order, start=start, begin=begin, end=end, head=head, tail=tail, piece=piece)
 
 
 def lane_starts(samples: int, lanes: int, shift: int = 0) -> Integers:

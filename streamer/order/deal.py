@@ -71,7 +71,7 @@ class Deal(msgspec.Struct, frozen=True, eq=False):
         end = _slice_start(size, turn + 1, share)
         oldest = self.first[lanes] + np.clip(groups - k + 1, 0, pieces[:, 0])
         start = self.prefix[oldest] - self.start[lanes] + begin.sum(axis=1)
-        return Slices(piece, begin, end, size, start)
+        return Slices(piece=piece, begin=begin, end=end, size=size, start=start)
 
     def find(self, lanes: Integers, indices: Integers) -> Integers:
         """The groups that hold the `indices`-th samples of `lanes`, both (N,)."""

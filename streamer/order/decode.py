@@ -122,7 +122,13 @@ class LaneDecoder:
         number = piece - deal.first[lanes]
         sizes = deal.prefix[piece + 1] - deal.prefix[piece]
         group_keys, piece_keys = (fold_each(keys[lanes], number) for keys in (self._group_keys, self._piece_keys))
-        return Draws(places - deal.prefix[piece], sizes, group_keys, piece_keys, self._piece_start(lanes, number))
+        return Draws(
+            place=places - deal.prefix[piece],
+            sizes=sizes,
+            group_keys=group_keys,
+            piece_keys=piece_keys,
+            start=self._piece_start(lanes, number),
+        )
 
     def _groups(self, places: Integers) -> tuple[Integers, Integers]:
         """Returns lane and number of every group that holds one of the sorted places, in their order."""

@@ -98,7 +98,11 @@ class RowOrder(OuterOrder["EpochOrder | MixOrder | GrowingOrder"]):
 
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
         """Returns the chunks that a rank uses in a run of batches: all chunks of a set for each of its rows."""
-        return [self._expand(needs) for needs in self.inner.needs(split, run)]
+        found = []
+        for needs in self.inner.needs(split, run):
+            chunks, place = self._sets.expand(needs.chunk.astype(np.int64))
+            found.append(Needs(chunks, needs.first[place], needs.last[place], needs.passes[place]))
+        return found
 
     def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
         """Returns the chunks of some rows and the passes of their uses, both (N',): several for each row."""
@@ -117,10 +121,6 @@ class RowOrder(OuterOrder["EpochOrder | MixOrder | GrowingOrder"]):
     def count_drawn(self, position: int) -> Integers:
         """Returns the rows of each member of a mix among the first positions; see `MixOrder.count_drawn`."""
         return cast("MixOrder", self.inner).count_drawn(position)
-
-    def _expand(self, needs: Needs) -> Needs:
-        chunks, place = self._sets.expand(needs.chunk.astype(np.int64))
-        return Needs(chunks, needs.first[place], needs.last[place], needs.passes[place])
 
 
 def join_sets(members: list[tuple[Sets, int]]) -> Sets:

@@ -139,12 +139,30 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
                 manifest=manifest_digest,
             )
         if mode == "none":
-            return cls(manifest_digest, seed, mode, lanes or 1, window or 1, cut, rows, balance)
+            return cls(
+                manifest_digest=manifest_digest,
+                seed=seed,
+                shuffle=mode,
+                lanes=lanes or 1,
+                window=window or 1,
+                cut=cut,
+                rows=rows,
+                balance=balance,
+            )
         level = level_of(balance)
         lanes = auto_lanes(chunks, level.count_units(batch_size)) if lanes is None else lanes
         level.check_lanes(lanes, batch_size)
         window = auto_window(chunks, batch_size) if window is None else window
-        return cls(manifest_digest, seed, mode, lanes, window, cut, rows, balance)
+        return cls(
+            manifest_digest=manifest_digest,
+            seed=seed,
+            shuffle=mode,
+            lanes=lanes,
+            window=window,
+            cut=cut,
+            rows=rows,
+            balance=balance,
+        )
 
     @cached_property
     def order_id(self) -> str:

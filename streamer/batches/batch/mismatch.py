@@ -20,14 +20,12 @@ _FIX = "make the transforms agree, pass collate_fn, or batching='homogeneous'"
 
 def explain(samples: Sequence[object]) -> ConfigError | None:
     """Returns the error that names field and samples, or None if nothing is found."""
-    names = [_name_sample(sample, number) for number, sample in enumerate(samples)]
+    names = []
+    for number, sample in enumerate(samples):
+        key = sample.get("__key__") if isinstance(sample, Mapping) else None
+        names.append(f"sample {number} of the batch" if key is None else repr(key))
     message = _find_cause("", samples, names)
     return None if message is None else ConfigError(message, field="collate_fn")
-
-
-def _name_sample(sample: object, number: int) -> str:
-    key = sample.get("__key__") if isinstance(sample, Mapping) else None
-    return f"sample {number} of the batch" if key is None else repr(key)
 
 
 def _find_cause(place: str, values: Sequence[object], names: Sequence[str]) -> str | None:
@@ -94,16 +92,13 @@ def _describe_failure(place: str, values: Sequence[object], failure: Exception) 
 
 
 def _text(what: str, kinds: Sequence[str], names: Sequence[str], advice: str) -> str:
-    return f"{what}: {_listed(kinds, names)}. To make one, {advice}, or pass a collate_fn"
-
-
-def _listed(kinds: Sequence[str], names: Sequence[str]) -> str:
-    """Each kind, with the name of its first sample."""
+    """Describes what differs: each kind, with the name of its first sample."""
     firsts: dict[str, str] = {}
     for kind, name in zip(kinds, names, strict=True):
         firsts.setdefault(kind, name)
     shown = [f"{kind} in {name}" for kind, name in list(firsts.items())[:_LISTED]]
-    return "; ".join(shown) + (f"; and {len(firsts) - len(shown)} more" if len(firsts) > len(shown) else "")
+    more = f"; and {len(firsts) - len(shown)} more" if len(firsts) > len(shown) else ""
+    return f"{what}: {'; '.join(shown)}{more}. To make one, {advice}, or pass a collate_fn"
 
 
 def _field(place: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -48,7 +48,13 @@ def collate_ragged(samples: Samples, fields: Sequence[str]) -> dict[object, obje
     mappings = _check_mappings(samples, fields)
     rest = collate([{key: value for key, value in sample.items() if key not in fields} for sample in mappings])
     assert isinstance(rest, dict)
-    return {key: _ragged(key, mappings) if key in fields else rest[key] for key in mappings[0]}
+
+    def buffers(field: str) -> object:
+        parts, offsets, encoded = _split_values(field, [sample[field] for sample in mappings])
+        # When it is read from the slot, both are tensors.
+        return Ragged(JoinedBuffer(parts), ArrayBuffer(offsets), encoded)  # type: ignore[arg-type]
+
+    return {key: buffers(key) if key in fields else rest[key] for key in mappings[0]}
 
 
 def join_ragged(samples: Samples, fields: Sequence[str]) -> dict[object, object]:
@@ -64,12 +70,6 @@ def join_ragged(samples: Samples, fields: Sequence[str]) -> dict[object, object]
         return Ragged(torch.from_numpy(np.concatenate(parts)), torch.from_numpy(offsets), encoded)
 
     return {key: tensors(key) if key in fields else rest[key] for key in mappings[0]}
-
-
-def _ragged(field: str, samples: Sequence[Mapping[str, object]]) -> object:
-    parts, offsets, encoded = _split_values(field, [sample[field] for sample in samples])
-    # When it is read from the slot, both are tensors.
-    return Ragged(JoinedBuffer(parts), ArrayBuffer(offsets), encoded)  # type: ignore[arg-type]
 
 
 def _split_values(

@@ -67,21 +67,15 @@ class _Finder:
         return pid
 
     def _place(self, buffer: Buffer) -> int:
-        """The offset of a buffer that is in place, else a new one."""
+        """Returns the offset of a buffer that is in place, or adds the buffer behind the others."""
         if isinstance(buffer, StackBuffer):
-            return self._find_stack(buffer)
-        found = self._rows.find_joined(buffer) if isinstance(buffer, JoinedBuffer) else None
-        return self._append(buffer) if found is None else found
-
-    def _find_stack(self, buffer: StackBuffer) -> int:
-        """The offset of a stack that is in place, for its first use; else a new one: two tensors never share memory."""
-        found = self._rows.find(buffer.rows)
-        if found is None or found[0] in self.claimed:
-            return self._append(buffer)
-        self.claimed.add(found[0])
-        return found[1]
-
-    def _append(self, buffer: Buffer) -> int:
+            found = self._rows.find(buffer.rows)
+            # Only the first use of a stack is in place: two tensors never share memory.
+            if found is not None and found[0] not in self.claimed:
+                self.claimed.add(found[0])
+                return found[1]
+        elif isinstance(buffer, JoinedBuffer) and (place := self._rows.find_joined(buffer)) is not None:
+            return place
         offset = align_up(self.end)
         self.end = offset + buffer.nbytes
         self.buffers.append((buffer, offset))
@@ -114,7 +108,11 @@ class WritableBatch:
     """
 
     def __init__(self, structure: object, rows: Rows = NO_SLOT) -> None:
-        description, finder = _describe(structure, rows)
+        try:
+            description, finder = _dump(_Pickler, structure, rows)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            # A class of __main__ or of a notebook: cloudpickle finds the trainer's own class by its tracker id.
+            description, finder = _dump(_CloudPickler, structure, rows)
         self._structure = structure
         self._buffers = finder.buffers
         self._text = description
@@ -132,14 +130,6 @@ class WritableBatch:
             buffer.write(memory[offset : offset + buffer.nbytes])
         start, length = self.description
         memory[start : start + length] = np.frombuffer(self._text, np.uint8)
-
-
-def _describe(structure: object, rows: Rows) -> tuple[bytes, _Finder]:
-    try:
-        return _dump(_Pickler, structure, rows)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        # A class of __main__ or of a notebook: cloudpickle finds the trainer's own class by its tracker id.
-        return _dump(_CloudPickler, structure, rows)
 
 
 def _dump(kind: type[_Pickler] | type[_CloudPickler], structure: object, rows: Rows) -> tuple[bytes, _Finder]:

@@ -65,27 +65,20 @@ def _collate(
     """
     first = rows[0]
     if LENGTHS in first and BOUNDS not in first:
-        return _bucket(first, stack, join, as_tensor)
+        # A bucket is alone in its batch.
+        return {
+            name: as_tensor(value) if isinstance(value, np.ndarray) else _join_values(name, value, stack, join)
+            for name, value in first.items()
+        }
     arrays = [name for name, value in first.items() if isinstance(value, np.ndarray) and name != BOUNDS]
     batch: dict[str, object] = dict(stack([{name: row[name] for name in arrays} for row in rows]))
-    batch[BOUNDS] = as_tensor(_joined_bounds(rows, len(first[DOCUMENTS])))
+    length = len(first[DOCUMENTS])
+    starts = [row[BOUNDS][:-1] + number * length for number, row in enumerate(rows)]
+    batch[BOUNDS] = as_tensor(np.concatenate([*starts, [len(rows) * length]]).astype(np.int32))
     batch[LONGEST] = max(row[LONGEST] for row in rows)
     for name in first.keys() - batch.keys():
         batch[name] = _join_values(name, [value for row in rows for value in row[name]], stack, join)
     return {name: batch[name] for name in first}
-
-
-def _bucket(
-    bucket: Row,
-    stack: Callable[[Any], Any],
-    join: Callable[[list[object], str], Mapping[Any, object]],
-    as_tensor: Callable[[npt.NDArray[Any]], object],
-) -> dict[str, object]:
-    """Makes the batch of a bucket, which is alone in it; arguments as of `_collate`."""
-    return {
-        name: as_tensor(value) if isinstance(value, np.ndarray) else _join_values(name, value, stack, join)
-        for name, value in bucket.items()
-    }
 
 
 def _join_values(
@@ -144,8 +137,3 @@ def _find_block(values: Sequence[object]) -> npt.NDArray[Any] | None:
         ):
             return None
     return block
-
-
-def _joined_bounds(rows: Sequence[Row], length: int) -> npt.NDArray[np.int32]:
-    starts = [row[BOUNDS][:-1] + number * length for number, row in enumerate(rows)]
-    return np.concatenate([*starts, [len(rows) * length]]).astype(np.int32)

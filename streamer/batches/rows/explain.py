@@ -97,6 +97,13 @@ def _order(planned: PlannedRows, global_batch: int, seed: int, together: int = 1
     """Returns the order of a job without `Balance`, or the one inside of `Balance(rows=together)`."""
     sets, chunks = (int(np.count_nonzero(each)) for each in (planned.counts, planned.documents.chunk_samples))
     lanes = auto_lanes(sets, global_batch // together)
-    window = row_window(sets, chunks, global_batch, lanes, None)
-    spec = OrderSpec(planned.documents.digest, seed, "block", lanes, window, rows=planned.recipe.spec)
+    window = row_window(sets=sets, chunks=chunks, global_batch=global_batch, lanes=lanes, shuffle_window=None)
+    spec = OrderSpec(
+        manifest_digest=planned.documents.digest,
+        seed=seed,
+        shuffle="block",
+        lanes=lanes,
+        window=window,
+        rows=planned.recipe.spec,
+    )
     return RowOrder(EpochOrder(spec, planned.counts, 0), planned.sets)

@@ -244,7 +244,14 @@ class Packing(RowOption):
         Args:
             costs: identity of the measured costs.
         """
-        spec = RowSpec(self.length, self.policy, self.overflow, self.multiple_of, self.set_rows, costs)
+        spec = RowSpec(
+            length=self.length,
+            policy=self.policy,
+            overflow=self.overflow,
+            multiple_of=self.multiple_of,
+            set_rows=self.set_rows,
+            costs=costs,
+        )
         if not isinstance(self.cost, Estimate):
             return spec
         least = max(LEAST_LENGTH, self.length - math.ceil(self.length * self.cost.safety))
@@ -306,7 +313,15 @@ class Buckets(RowOption):
     def spec(self, costs: str = "") -> RowSpec:
         """Returns the parts that decide which samples share a batch; see `Packing.spec`."""
         most = self.budget if self.most is None else self.most
-        return RowSpec(self.budget, "buckets", self.overflow, 1, self.set_rows, costs, most=most)
+        return RowSpec(
+            length=self.budget,
+            policy="buckets",
+            overflow=self.overflow,
+            multiple_of=1,
+            set_rows=self.set_rows,
+            costs=costs,
+            most=most,
+        )
 
     def check_batch(self, batch_size: int) -> None:
         """Refuses batches of several buckets.

@@ -66,7 +66,15 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
         sizes = self.size[made]
         cut = int(np.count_nonzero(sizes < self.tokens[made]))
         total = int((cost[0] * sizes + cost[1] * sizes**2).sum())
-        return PackedCounts(len(made), cut, int(sizes.sum()), places, total, self.estimated, self.overflowed)
+        return PackedCounts(
+            documents=len(made),
+            cut=cut,
+            tokens=int(sizes.sum()),
+            places=places,
+            cost=total,
+            estimated=self.estimated,
+            overflowed=self.overflowed,
+        )
 
     def settle(self, tokens: Mapping[int, int], packing: Packing) -> Pieces:
         """Returns the pieces of documents whose tokens were estimated, now that these are known.
@@ -95,7 +103,15 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
         fits = np.minimum(size, np.maximum(packing.length - before, 0))
         estimated = int(self.size[made].sum())
         overflowed = int((size - fits).sum())
-        return Pieces(self.document, begin, fits, found, self.first, estimated, overflowed)
+        return Pieces(
+            document=self.document,
+            begin=begin,
+            size=fits,
+            tokens=found,
+            first=self.first,
+            estimated=estimated,
+            overflowed=overflowed,
+        )
 
     @classmethod
     def join(cls, parts: list[Pieces]) -> Pieces:
@@ -104,4 +120,4 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
             np.concatenate([getattr(part, name) for part in parts]) for name in cls.__struct_fields__[:4]
         )
         counts = np.concatenate([np.diff(part.first) for part in parts])
-        return cls(document, begin, size, tokens, np.append(0, np.cumsum(counts)))
+        return cls(document=document, begin=begin, size=size, tokens=tokens, first=np.append(0, np.cumsum(counts)))

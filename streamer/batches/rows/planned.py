@@ -185,7 +185,13 @@ class PlannedRows(OrderRows):
         at = row - int(self.first[number])
         part = slice(int(opened.first[at]), int(opened.first[at + 1]))
         begin, size, tokens = (column[part].astype(np.int64) for column in (opened.begin, opened.size, opened.tokens))
-        return Pieces(opened.numbers(part), begin, size, tokens, np.array([0, part.stop - part.start]))
+        return Pieces(
+            document=opened.numbers(part),
+            begin=begin,
+            size=size,
+            tokens=tokens,
+            first=np.array([0, part.stop - part.start]),
+        )
 
     def are_dense(self, data: SampleSource) -> bool:
         """See `OrderRows`."""
@@ -229,7 +235,10 @@ class PlannedRows(OrderRows):
         sets = int(np.count_nonzero(self.counts))
         chunks = int(np.count_nonzero(data.chunk_samples))
         lanes = auto_lanes(sets, level_of(level).count_units(global_batch)) if given.lanes is None else given.lanes
-        return Geometry(lanes, row_window(sets, chunks, global_batch, lanes, given.window))
+        return Geometry(
+            lanes,
+            row_window(sets=sets, chunks=chunks, global_batch=global_batch, lanes=lanes, shuffle_window=given.window),
+        )
 
     def explain(self, spec: OrderSpec, data: SampleSource, global_batch: int, nodes: int) -> str:
         """See `OrderRows`."""

@@ -79,7 +79,12 @@ class OpenedDataset:
             ManifestError: there is no manifest.
         """
         manifest = open_held(path)
-        selection = None if selection_file is None else _open_selection(manifest, *selection_file)
+        selection = None
+        if selection_file is not None:
+            # Imported here: it imports the manifest's builder and asyncio, 40 ms of a worker's start (2026-11-20).
+            from streamer.manifest.selection import Selection
+
+            selection = Selection.open(manifest, *selection_file)
         opened = cls(manifest, selection, joins=[join.open() for join in joins])
         opened.rows = rows.open(opened)
         return opened
@@ -364,10 +369,3 @@ class Members:
 def _documents_of(path: Path, selection: tuple[str, Path] | None, packing: RowOption, shuffle: bool) -> Documents:
     """Opens the documents of a dataset in another process."""
     return OpenedDataset.open(path, selection).documents(packing, shuffle=shuffle)[0]
-
-
-def _open_selection(manifest: Manifest, digest: str, folder: Path) -> Selection:
-    # Imported here: it imports the manifest's builder and asyncio, 40 ms of a worker's start (2026-11-20).
-    from streamer.manifest.selection import Selection
-
-    return Selection.open(manifest, digest, folder)

@@ -151,7 +151,11 @@ class Plans:
 
     def __init__(self, recipe: BatchRecipe, members: Members, rounds: Rounds | NoRounds = NO_ROUNDS) -> None:
         self._recipe = recipe
-        self._order = _first_order(recipe, members, rounds)
+        # The order of the epoch in which the run begins.
+        view = RankView(recipe.split, recipe.entry, rounds)
+        order = find_orders(recipe.spec).order(members.each, recipe.entry[0], view)
+        costs = StreamCodes(recipe.spec, members).costs
+        self._order: Order = find_level(recipe.spec.balance).apply(members.map_to_chunks(order), costs)
         self._chunks = members.first_chunks[-1]
         self._kept: OrderedDict[int, RankPlan] = OrderedDict()
 
@@ -160,17 +164,15 @@ class Plans:
         # Looked up once: another thread may plan another epoch meanwhile.
         plan = self._kept.get(epoch)
         if plan is None:
-            plan = self._kept[epoch] = self._build(epoch)
+            recipe = self._recipe
+            # The order of the last epoch has computed the parts that are equal in all epochs.
+            self._order = order = self._order.open_epoch(epoch)
+            geometry = recipe.global_batch, recipe.world_size, recipe.rank, recipe.last_batch
+            plan = RankPlan(order, *geometry, start=order.origin + recipe.start(epoch), runs=recipe.runs)
+            self._kept[epoch] = plan
             while len(self._kept) > _PLANS_KEPT:
                 self._kept.popitem(last=False)
         return plan
-
-    def _build(self, epoch: int) -> RankPlan:
-        recipe = self._recipe
-        # The order of the last epoch has computed the parts that are equal in all epochs.
-        self._order = order = self._order.open_epoch(epoch)
-        geometry = recipe.global_batch, recipe.world_size, recipe.rank, recipe.last_batch
-        return RankPlan(order, *geometry, start=order.origin + recipe.start(epoch), runs=recipe.runs)
 
     def chunk_lanes(self) -> Integers:
         """Returns each chunk's lane in one dataset, (M,), or -1 without selected samples. Not for a redrawn cut."""
@@ -179,11 +181,3 @@ class Plans:
     def count_drawn(self, epoch: int, position: int) -> Integers:
         """Returns a mix's samples by member among the first `position` positions of an epoch: (members,)."""
         return cast("MixOrder | RowOrder", self.plan(epoch).order).count_drawn(position)
-
-
-def _first_order(recipe: BatchRecipe, members: Members, rounds: Rounds | NoRounds) -> Order:
-    """The order of the epoch in which a run begins."""
-    view = RankView(recipe.split, recipe.entry, rounds)
-    order = find_orders(recipe.spec).order(members.each, recipe.entry[0], view)
-    codes = StreamCodes(recipe.spec, members)
-    return find_level(recipe.spec.balance).apply(members.map_to_chunks(order), codes.costs)

@@ -53,18 +53,17 @@ class StreamMaker:
             own = self._members.each[member]
             content = CachedBytes(own.manifest, self._chunks, self._members.first_chunks[member])
             rules = self._recipe.members[member].rules
-            joins = self._open_joins(member)
-            self._readers[member] = RowReader(SampleMaker(own.manifest, content, rules, own.number, joins), content)
+            starts = self._members.first_chunks_of_parts[len(self._members.each) :]
+            joins: list[RowSource] = [
+                join.reader(CachedBytes(join.manifest, self._chunks, start))
+                for (number, join), start in zip(self._members.joins, starts, strict=False)
+                if number == member
+            ]
+            self._readers[member] = RowReader(
+                SampleMaker(manifest=own.manifest, content=content, rules=rules, number=own.number, joins=joins),
+                content,
+            )
         return self._readers[member]
-
-    def _open_joins(self, member: int) -> list[RowSource]:
-        """What reads the fields that samples of a member get from other datasets."""
-        starts = self._members.first_chunks_of_parts[len(self._members.each) :]
-        return [
-            join.reader(CachedBytes(join.manifest, self._chunks, start))
-            for (number, join), start in zip(self._members.joins, starts, strict=False)
-            if number == member
-        ]
 
     def every(self) -> list[SampleMaker]:
         """The makers of all members."""

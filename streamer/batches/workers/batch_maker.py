@@ -159,7 +159,16 @@ class BatchMaker:
         if self._predicted is not None and memory is not None and not left_out:
             rows = self._layout(self._predicted, members).rows(memory, repeated.size)
         seeds = sample_seeds(self._rules.seed, epoch, units.ordinals) if self._seeds_samples else None
-        loaded = Loaded(epoch, task, units, units.ordinals.tolist(), repeated.copy(), members, rows, seeds)
+        loaded = Loaded(
+            epoch=epoch,
+            task=task,
+            units=units,
+            ordinals=units.ordinals.tolist(),
+            repeated=repeated.copy(),
+            members=members,
+            rows=rows,
+            seeds=seeds,
+        )
         units.begin(rows, partial(self._at, task, loaded.ordinals), singly=bool(left_out))
         for index, ordinal in enumerate(loaded.ordinals):
             if ordinal not in left_out:
@@ -187,29 +196,26 @@ class BatchMaker:
         # The documents of rows were compared when these were made, and their bounds differ.
         if len(loaded.members) > 1 and loaded.units.are_compared and not self._rules.own_collate:
             check_fields(loaded.samples, loaded.members, self._rules.ragged)
+        collate_fn = self._rules.collate_fn
+        samples = loaded.samples
         try:
-            return self._collate(loaded)
+            if collate_fn is None:
+                return loaded.units.collate(samples, self._rules.ragged)
+            if not self._rules.seed_globals:
+                return collate_fn(samples)
+            seed = collate_seed(self._rules.seed, loaded.epoch, loaded.ordinals[0])
+            return self._collate_code.run(seed, collate_fn, samples)
         except Exception as error:
             if isinstance(error, ConfigError) and error.details.get("field") == "ragged":
                 raise
             torch = sys.modules.get("torch")
             rules = (None, collate_by_torch, None if torch is None else torch.utils.data.default_collate)
-            cause = explain(loaded.samples) if self._rules.collate_fn in rules else None
+            cause = explain(samples) if collate_fn in rules else None
             if cause is None:
                 raise
             raise cause from error
         except SystemExit as error:
             raise WorkerError(f"the collate_fn has called sys.exit({error.code!r}); raise an exception") from error
-
-    def _collate(self, loaded: Loaded) -> object:
-        collate_fn = self._rules.collate_fn
-        samples = loaded.samples
-        if collate_fn is None:
-            return loaded.units.collate(samples, self._rules.ragged)
-        if not self._rules.seed_globals:
-            return collate_fn(samples)
-        seed = collate_seed(self._rules.seed, loaded.epoch, loaded.ordinals[0])
-        return self._collate_code.run(seed, collate_fn, samples)
 
     def stages(self, load: int, before: tuple[int, int, int]) -> Stages:
         """The stages of a batch that took `load` nanoseconds since the source's clock was `before`."""

@@ -136,7 +136,14 @@ class WorkerPool:
         self._status_page.idle(handle.number)
         del self.workers[handle.number]
         cause = "killed after its timeout" if handle.timed_out else describe_exit(code)
-        return ExitReport(cause, max(0, -code), peak, doing, handle.ready, handle.timed_out)
+        return ExitReport(
+            cause=cause,
+            signal=max(0, -code),
+            peak_bytes=peak,
+            doing=doing,
+            was_ready=handle.ready,
+            timed_out=handle.timed_out,
+        )
 
     def find_doing(self, handle: WorkerHandle) -> Doing:
         """The current task and sample of a worker."""

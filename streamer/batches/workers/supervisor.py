@@ -71,7 +71,13 @@ class Supervisor:
         """Ends and reaps a worker, receives its last messages, and starts another one if needed."""
         if not self._is_current(handle):
             return
-        report = self._remove(handle)
+        if handle.process is not None and handle.process.exit_descriptor >= 0:
+            self._selector.unregister(handle.process.exit_descriptor)
+        self._selector.unregister(handle.channel)
+        for answer in handle.answers():
+            if answer is not None:
+                self._take(handle, *answer)
+        report = self.pool.reap(handle)
         if handle.process is not None and handle.process.refused:
             self.pool.stop_forking(handle.process.refused)
             self._start(handle.number)
@@ -89,15 +95,6 @@ class Supervisor:
         self._selector.register(handle.channel, selectors.EVENT_READ, partial(self._receive, handle))
         if handle.process is not None and handle.process.exit_descriptor >= 0:
             self._selector.register(handle.process.exit_descriptor, selectors.EVENT_READ, partial(self.replace, handle))
-
-    def _remove(self, handle: WorkerHandle) -> ExitReport:
-        if handle.process is not None and handle.process.exit_descriptor >= 0:
-            self._selector.unregister(handle.process.exit_descriptor)
-        self._selector.unregister(handle.channel)
-        for answer in handle.answers():
-            if answer is not None:
-                self._take(handle, *answer)
-        return self.pool.reap(handle)
 
     def _is_current(self, handle: WorkerHandle) -> bool:
         """Whether it was not reaped by an earlier event of the same round."""

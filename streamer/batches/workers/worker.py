@@ -131,7 +131,14 @@ class _Work:
             number=task,
             nbytes=self.packed.nbytes,
             description=self.packed.description,
-            stages=Stages(s.load, s.read, s.decode, s.transform, s.collate, write_nanoseconds),
+            stages=Stages(
+                load=s.load,
+                read=s.read,
+                decode=s.decode,
+                transform=s.transform,
+                collate=s.collate,
+                write=write_nanoseconds,
+            ),
             faults=minor_faults() - self._faults,
             samples=self._samples,
             repeated=self._repeated,
@@ -199,7 +206,9 @@ class Worker:
         # The tracebacks of errors refer to the list, a cycle that would keep the memory of the samples.
         loaded.skipped.clear()
         packed = self._maker.lay_out(loaded)
-        stages = Stages(stages.load, stages.read, stages.decode, stages.transform, watch.lap())
+        stages = Stages(
+            load=stages.load, read=stages.read, decode=stages.decode, transform=stages.transform, collate=watch.lap()
+        )
         return _Work(packed, stages, faults, loaded)
 
     def _write(self, task: Task, work: _Work) -> None:

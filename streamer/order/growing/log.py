@@ -78,7 +78,13 @@ class AdmissionLog:
         if not 0 <= number < len(self):
             raise IndexError(f"round {number} of {len(self)}")
         start, stop = self._starts[number : number + 2]
-        return Round(number, start, stop, self._admitted_by(number - self.reuse), self._admitted_by(number))
+        return Round(
+            number=number,
+            start=start,
+            stop=stop,
+            begin=self._admitted_by(number - self.reuse),
+            end=self._admitted_by(number),
+        )
 
     @property
     def last(self) -> Round:

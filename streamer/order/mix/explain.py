@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from streamer.config import format_bytes
-from streamer.order.mix.spec import MixMember, MixSpec, Unit
+from streamer.order.mix.spec import MixSpec, Unit
 from streamer.order.quality import lane_spread
 
 # Number of members that a row names.
@@ -72,13 +72,22 @@ def explain(
     quotas = spec.quotas(epoch)
     passes = spec.passes(epoch)
     width = max(8, *(len(member.name) for member in spec.members))
-    rows = [("mix", _mix_row(spec, spec.samples(epoch), global_batch))]
+    samples = spec.samples(epoch)
+    batches = -(-samples // global_batch)
+    order = (
+        f"{spec.batching}, {spec.lanes} lanes, {batches:,} batches of {global_batch:,} in an epoch of {samples:,} "
+        f"samples, order {spec.order_id}"
+    )
+    rows = [("mix", order)]
     parts = quotas if unit == "samples" else [each * size.bytes for each, size in zip(passes, sizes, strict=True)]
     of_unit = "" if unit == "samples" else f" of the {unit}"
     for number, member in enumerate(spec.members):
         amount = f"{quotas[number]:>13,} samples = {passes[number]:.2f} passes"
         share = f"{parts[number] / sum(parts):8.2%}{of_unit}  {amount}"
-        rows.append((member.name, f"{share}  {_open_row(member, sizes[number])}"))
+        size = sizes[number]
+        opened = min(member.order.lane_window * member.order.lanes, size.chunks)
+        open_bytes = format_bytes(opened * size.bytes / max(1, size.chunks))
+        rows.append((member.name, f"{share}  {opened:>6,} chunks open  {open_bytes}"))
     if cache_bytes is not None:
         rows.append(("cache", _cache_row(spec, passes, [size.bytes for size in sizes], cache_bytes)))
     rows.append(("batch", _batch_row(spec, quotas, global_batch)))
@@ -116,20 +125,6 @@ def cautions(spec: MixSpec, global_batch: int, asked_samples: int = 0) -> list[s
                 "than once in a batch"
             )
     return found
-
-
-def _mix_row(spec: MixSpec, samples: int, global_batch: int) -> str:
-    batches = -(-samples // global_batch)
-    return (
-        f"{spec.batching}, {spec.lanes} lanes, {batches:,} batches of {global_batch:,} in an epoch of {samples:,} "
-        f"samples, order {spec.order_id}"
-    )
-
-
-def _open_row(member: MixMember, size: MemberSize) -> str:
-    lanes = member.order.lanes
-    opened = min(member.order.lane_window * lanes, size.chunks)
-    return f"{opened:>6,} chunks open  {format_bytes(opened * size.bytes / max(1, size.chunks))}"
 
 
 def _cache_row(spec: MixSpec, passes: Sequence[float], sizes: Sequence[int], cache_bytes: int) -> str:

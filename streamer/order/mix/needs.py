@@ -88,7 +88,9 @@ def member_needs(draw: Draw, places: Places, lanes: Integers, run: Batches) -> N
         chunks = draw.stream.all_chunks(lanes)
         every = np.full(len(chunks), run.begin), np.full(len(chunks), run.end - 1)
         return draw.needs(chunks, *every, np.full(len(chunks), first))
-    return _locate_uses(draw, places, list(_list_uses(draw, range(first, last + 1), lanes, begin, end)), run)
+    return _locate_uses(
+        draw, places, list(_list_uses(draw=draw, passes=range(first, last + 1), lanes=lanes, begin=begin, end=end)), run
+    )
 
 
 def _list_uses(

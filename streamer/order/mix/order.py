@@ -171,7 +171,14 @@ class MixOrder:
 
     def _draw(self, member: int) -> Draw:
         start, turn, quota = (int(each[member]) for each in (self._starts, self._turns, self._quotas))
-        return Draw(member, self._streams[member], start, turn, quota, self._member_places[member])
+        return Draw(
+            member=member,
+            stream=self._streams[member],
+            start=start,
+            turn=turn,
+            quota=quota,
+            places=self._member_places[member],
+        )
 
     @cached_property
     def _places(self) -> Places:

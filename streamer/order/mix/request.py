@@ -85,12 +85,12 @@ class MixStart(msgspec.Struct, frozen=True):
     def from_spec(cls, spec: MixSpec) -> MixStart:
         """Returns the start that continues a mix unchanged."""
         return cls(
-            spec.origin_epoch,
-            spec.lanes,
-            spec.slots,
-            {member.name: member.order.window for member in spec.members},
-            {member.name: StreamPlace(member.origin, member.turn) for member in spec.members},
-            frozenset(member.name for member in spec.members if not member.passes),
+            epoch=spec.origin_epoch,
+            lanes=spec.lanes,
+            slots=spec.slots,
+            windows={member.name: member.order.window for member in spec.members},
+            places={member.name: StreamPlace(member.origin, member.turn) for member in spec.members},
+            weighted=frozenset(member.name for member in spec.members if not member.passes),
         )
 
 
@@ -143,14 +143,28 @@ class MixRequest(msgspec.Struct, frozen=True):
         balance = level.resize(slots * lanes)
         unit = lanes * (slots if self.batching == "homogeneous" else 1)
         all_amounts = self._amounts(sources, start)
-        amounts = _from_epoch(all_amounts, start.epoch)
+        # The running stage and those after it.
+        begun = max(i for i, stage in enumerate(all_amounts) if stage.epoch <= start.epoch)
+        amounts = [msgspec.structs.replace(all_amounts[begun], epoch=start.epoch), *all_amounts[begun + 1 :]]
         stages = tuple(_stage(amount, unit, lanes * slots) for amount in amounts)
-        windows = [1] * len(sources) if ordered else self._windows(sources, all_amounts, batch_size, lanes, start)
+        windows = (
+            [1] * len(sources)
+            if ordered
+            else self._windows(sources=sources, amounts=all_amounts, batch_size=batch_size, lanes=lanes, start=start)
+        )
         members = (
-            _member(source, lanes, window, passes, start.places.get(source.name, StreamPlace()))
+            _member(
+                source=source,
+                lanes=lanes,
+                window=window,
+                passes=passes,
+                place=start.places.get(source.name, StreamPlace()),
+            )
             for source, window, passes in zip(sources, windows, amounts[0].passes, strict=True)
         )
-        window = _window(len(sources), lanes)
+        window = _WINDOW
+        while window > 1 and len(sources) * lanes * window > _WINDOW_CELLS:
+            window //= 2
         groups = self._groups(lanes * slots)
         place = window, start.epoch, groups, balance
         return MixSpec(tuple(members), stages, self.seed, self.batching, lanes, slots, *place)
@@ -167,14 +181,13 @@ class MixRequest(msgspec.Struct, frozen=True):
         for field, value in (("lanes", self.lanes), ("shuffle_window", self.window)):
             if value is not None and value < 1:
                 raise ConfigError(f"{field}={value} must be at least 1", field=field)
-        return self.lanes or start.lanes or self._auto_lanes(sum(source.chunks for source in sources), batch_size)
-
-    def _auto_lanes(self, chunks: int, batch_size: int) -> int:
-        """Chooses the lanes as of one dataset, but a multiple of the groups of a batch."""
+        if chosen := self.lanes or start.lanes:
+            return chosen
+        # They are chosen as of one dataset, but a multiple of the groups of a batch.
         groups = self._groups(batch_size)
-        batch_size = level_of(self.balance).count_units(batch_size)
-        lanes = auto_lanes(chunks, batch_size)
-        return max((d for d in range(groups, lanes + 1, groups) if batch_size % d == 0), default=groups)
+        units = level_of(self.balance).count_units(batch_size)
+        lanes = auto_lanes(sum(source.chunks for source in sources), units)
+        return max((d for d in range(groups, lanes + 1, groups) if units % d == 0), default=groups)
 
     def _groups(self, batch_size: int) -> int:
         """Groups of a batch."""
@@ -218,12 +231,6 @@ class MixRequest(msgspec.Struct, frozen=True):
         return windows
 
 
-def _from_epoch(stages: Sequence[Amount], epoch: int) -> list[Amount]:
-    """The running stage and those after it."""
-    begun = max(i for i, stage in enumerate(stages) if stage.epoch <= epoch)
-    return [msgspec.structs.replace(stages[begun], epoch=epoch), *stages[begun + 1 :]]
-
-
 def _shares(amount: Amount, sources: Sequence[MixSource]) -> list[float]:
     """Each member's part of the samples of an epoch; only used for windows, which a state keeps."""
     weights = max(1, sum(amount.weights))
@@ -244,17 +251,25 @@ def _stage(amount: Amount, unit: int, batch: int) -> Stage:
 
 def _member(source: MixSource, lanes: int, window: int, passes: int, place: StreamPlace) -> MixMember:
     try:
-        order = OrderSpec(source.manifest_digest, source.seed, source.shuffle, lanes, window, source.cut, source.rows)
+        order = OrderSpec(
+            manifest_digest=source.manifest_digest,
+            seed=source.seed,
+            shuffle=source.shuffle,
+            lanes=lanes,
+            window=window,
+            cut=source.cut,
+            rows=source.rows,
+        )
     except ConfigError as error:
         raise ConfigError(f"member {source.name}: {error}", **error.details) from error
-    return MixMember(source.name, order, source.samples, passes, place.origin, 0 if passes else place.turn)
-
-
-def _window(members: int, lanes: int) -> int:
-    window = _WINDOW
-    while window > 1 and members * lanes * window > _WINDOW_CELLS:
-        window //= 2
-    return window
+    return MixMember(
+        name=source.name,
+        order=order,
+        samples=source.samples,
+        passes=passes,
+        origin=place.origin,
+        turn=0 if passes else place.turn,
+    )
 
 
 def _is_ordered(sources: Sequence[MixSource]) -> bool:

@@ -167,15 +167,16 @@ class Shares(msgspec.Struct, frozen=True):
         # A share of the bytes is a share of the samples over their mean size.
         means = {name: max(1, sizes[name]) / n for name, n in samples.items()}
         scaled = [(epoch, _integers([by_name[name] / means[name] for name in samples])) for epoch, by_name in stages]
-        length = self.epoch_samples or self._length(list(samples.values()), scaled)
+        counts = list(samples.values())
+        if self.epoch_samples:
+            length = self.epoch_samples
+        elif self.stop is None:
+            length = sum(count for i, count in enumerate(counts) if any(weights[i] for _, weights in scaled))
+        else:
+            weights = scaled[0][1]
+            passes = [count * sum(weights) // weight for count, weight in zip(counts, weights, strict=True) if weight]
+            length = min(passes) if self.stop == "first_exhausted" else max(passes)
         return tuple(Amount(epoch, none, weights, length) for epoch, weights in scaled)
-
-    def _length(self, sizes: Sequence[int], stages: Sequence[tuple[int, tuple[int, ...]]]) -> int:
-        if self.stop is None:
-            return sum(size for i, size in enumerate(sizes) if any(weights[i] for _, weights in stages))
-        weights = stages[0][1]
-        passes = [size * sum(weights) // weight for size, weight in zip(sizes, weights, strict=True) if weight]
-        return min(passes) if self.stop == "first_exhausted" else max(passes)
 
 
 def _absolute(amounts: Sequence[tuple[int, Fraction]]) -> Amount:
@@ -196,20 +197,15 @@ def _weight_stages(
     if weights is None:
         return ()
     stages = [(0, weights)] if isinstance(weights, Mapping) else weights
-    epochs = _stage_epochs(stages)
+    rows = list(stages) if isinstance(stages, list | tuple) else []
+    good = [row for row in rows if isinstance(row, list | tuple) and len(row) == 2 and isinstance(row[0], int)]
+    epochs = [row[0] for row in good] if len(good) == len(rows) else []
     if epochs[:1] != [0] or any(a >= b for a, b in pairwise(epochs)):
         raise ConfigError(
             f"weights={weights!r} must be a mapping, or [(0, mapping), (epoch, mapping), ...] with ascending epochs",
             field="weights",
         )
     return tuple((epoch, _check_shares("weights", names, by_name)) for epoch, by_name in stages)
-
-
-def _stage_epochs(stages: object) -> list[int]:
-    """Returns the epochs of stages, or none if one of them is not (epoch, weights)."""
-    rows = list(stages) if isinstance(stages, list | tuple) else []
-    good = [row for row in rows if isinstance(row, list | tuple) and len(row) == 2 and isinstance(row[0], int)]
-    return [row[0] for row in good] if len(good) == len(rows) else []
 
 
 def _check_shares(field: str, names: Sequence[str], values: object) -> dict[str, float]:

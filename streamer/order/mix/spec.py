@@ -53,7 +53,7 @@ def count_drawn_units(stages: Sequence[Stage], epoch: int) -> list[int]:
         epochs = min(stop, epoch) - stage.epoch
         if epochs > 0:
             before = [0, *accumulate(stage.weights)]
-            _split((0, members), epochs * stage.units, before, drawn, remainders)
+            _split(members=(0, members), units=epochs * stage.units, before=before, drawn=drawn, remainders=remainders)
     return drawn
 
 
@@ -70,8 +70,8 @@ def _split(members: tuple[int, int], units: int, before: list[int], drawn: list[
     kept = remainders[middle] * weight >> _BITS
     left, rest = divmod(units * (before[middle] - before[low]) + kept, weight)
     remainders[middle] = (rest << _BITS) // weight
-    _split((low, middle), left, before, drawn, remainders)
-    _split((middle, high), units - left, before, drawn, remainders)
+    _split(members=(low, middle), units=left, before=before, drawn=drawn, remainders=remainders)
+    _split(members=(middle, high), units=units - left, before=before, drawn=drawn, remainders=remainders)
 
 
 Batching: TypeAlias = Literal["stratified", "random", "homogeneous"]
