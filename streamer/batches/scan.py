@@ -30,7 +30,7 @@ _READERS = 8
 Result = TypeVar("Result")
 
 
-class ChunkBytes(Protocol):
+class ChunkSource(Protocol):
     """Reads the bytes of chunks; `StreamedBytes` of the loader does. Used by one thread."""
 
     def boundaries(self, chunk: int) -> npt.NDArray[np.int64]:
@@ -70,7 +70,7 @@ class ChunkScan:
         open_bytes: Opens what reads the bytes of chunks, for one thread.
     """
 
-    def __init__(self, manifest: Manifest, open_bytes: Callable[[], AbstractContextManager[ChunkBytes]]) -> None:
+    def __init__(self, manifest: Manifest, open_bytes: Callable[[], AbstractContextManager[ChunkSource]]) -> None:
         self._manifest = manifest
         self._open_bytes = open_bytes
         self._opener = open_format(manifest)

@@ -53,7 +53,7 @@ class LaneCut(msgspec.Struct, frozen=True, eq=False):
             lanes[self.order[self.begin[lane] : self.end[lane]]] = lane
         return lanes
 
-    def shifted(self, chunk_samples: Integers, shift: int) -> LaneCut:
+    def shift_lanes(self, chunk_samples: Integers, shift: int) -> LaneCut:
         """The cut of the same hashed chunks with position 0 in another lane: its ends move by less than L."""
         return _cut(self.order, len(self.begin), chunk_samples, shift)
 

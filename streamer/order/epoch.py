@@ -80,7 +80,7 @@ class EpochOrder:
         words = self._chunk_words
         other = EpochOrder(self.spec, self.chunk_samples, epoch, chunk_first=first, shift=shift, chunk_words=words)
         if self.spec.cut != "redrawn" and self._cut is not None:
-            other._cut = self._cut if shift == self.shift else self._cut.shifted(self.chunk_samples, shift)
+            other._cut = self._cut if shift == self.shift else self._cut.shift_lanes(self.chunk_samples, shift)
         return other
 
     @property

@@ -213,7 +213,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
         """All parts, by which ranks and states are compared, in the words of users."""
         return {**self.parts(), "cut": self.cut}
 
-    def to_stored(self) -> tuple[dict[str, object], dict[str, object]]:
+    def to_state_parts(self) -> tuple[dict[str, object], dict[str, object]]:
         """Returns what a state keeps before its place, and after it."""
         return dict(self.parts()), {}
 

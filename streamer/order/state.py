@@ -92,7 +92,7 @@ class State(msgspec.Struct, frozen=True):
 
     def to_dict(self) -> dict[str, object]:
         """Returns plain values, for any checkpoint format."""
-        before, after = self.spec.to_stored()
+        before, after = self.spec.to_state_parts()
         place = {name: getattr(self, name) for name in _PLACE}
         return {"format": STATE_FORMAT, "order_id": self.spec.order_id, **before, **place, **after}
 

@@ -129,12 +129,12 @@ def _mapping(first: Mapping[object, object], samples: Samples) -> object:
 
 
 def _other_fields(first: Mapping[object, object], other: Mapping[object, object]) -> ConfigError:
-    def described(sample: Mapping[object, object]) -> str:
+    def describe(sample: Mapping[object, object]) -> str:
         names = ", ".join(str(key) for key in sample if key != "__key__")
         return f"{sample['__key__']!r} has {names or 'no field'}"
 
     return ConfigError(
-        f"the samples of a batch have different fields: {described(first)}; {described(other)}. Let the transform "
+        f"the samples of a batch have different fields: {describe(first)}; {describe(other)}. Let the transform "
         "return the same fields for each, or say with Folder(extensions=...) which files are samples",
         field="extensions",
     )

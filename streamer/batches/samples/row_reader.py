@@ -138,9 +138,9 @@ class RowReader:
         row = self._rows.row(index)
         if not self.maker.decodes_into_rows:
             return self.maker.transform(place, self.maker.sample(place), row)
-        return self._make_in_place(place, index) or self._make_untransformed(place, index, row)
+        return self._make_in_place(place, index) or self._make_raw(place, index, row)
 
-    def _make_untransformed(self, place: SampleLocation, index: int, row: Row) -> Sample:
+    def _make_raw(self, place: SampleLocation, index: int, row: Row) -> Sample:
         if not self._rows.known:  # user code may keep its arguments
             return self.maker.sample(place, row)
         maker = self.maker

@@ -104,12 +104,6 @@ class HeldSample(msgspec.Struct, frozen=True):
 
     def find_arrays(self, fields: Sequence[Field]) -> Row | None:
         """Returns the arrays in their rows, by field, or None if this sample does not match the template."""
-        found = self._found(fields)
-        if found is not None:
-            self._count_in_place()
-        return found
-
-    def _found(self, fields: Sequence[Field]) -> Row | None:
         found: dict[Key, np.ndarray] = {}
         by_name: Mapping[str, Field] = {field.name: field for field in fields}
         for hole in self._template.holes:
@@ -119,6 +113,7 @@ class HeldSample(msgspec.Struct, frozen=True):
             if _offset(self.content, field) != hole.start or field.content[: len(hole.head)] != hole.head:
                 return None
             found[hole.field] = self._row[hole.field]
+        self._count_in_place()
         return found
 
 

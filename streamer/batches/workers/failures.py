@@ -15,7 +15,7 @@ _MAX_CRASHES_IN_A_ROW = 20
 _MAX_START_CRASHES = 3
 
 
-def explain_unopened(error: BaseException) -> BaseException:
+def add_open_hint(error: BaseException) -> BaseException:
     """Adds a hint to the error of a worker that cannot open the dataset."""
     error.add_note(
         "raised when a worker opened the dataset. Objects that a script defines are sent to workers by value, except "

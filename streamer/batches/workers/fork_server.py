@@ -116,7 +116,7 @@ class ForkedProcess:
         else:
             self._exit = reply.code, reply.peak_bytes
 
-    def lost(self) -> None:
+    def record_loss(self) -> None:
         """Records that it ended with the server."""
         self._exit = (-signal.SIGKILL, 0)
         self.ended_with_server = True
@@ -165,7 +165,7 @@ class ForkedPool:
             # Reaped before the next request for a server: one whose sockets are closed accepts no requests.
             self._server.wait_for_end()
             for process in self._processes.values():
-                process.lost()
+                process.record_loss()
             self._finish += self._processes.values()
             self._processes = {}
 

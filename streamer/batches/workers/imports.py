@@ -18,7 +18,7 @@ LIBRARIES = tuple(filter(None, map(sysconfig.get_path, ("stdlib", "platstdlib", 
 _EXCLUDED = frozenset(["__main__", "__mp_main__", "builtins", "sys"])
 
 
-def find_needed_modules(objects: Iterable[object]) -> list[str]:
+def find_modules(objects: Iterable[object]) -> list[str]:
     """Finds the modules that the objects need where they are unpickled and called.
 
     Considers only modules that this process has imported. Finds the modules and attributes that the pickle refers to,
@@ -38,7 +38,7 @@ def find_needed_modules(objects: Iterable[object]) -> list[str]:
     # The code of these modules is part of each pickle, so no process has to import them.
     sent = tuple(f"{name}." for name in cloudpickle.list_registry_pickle_by_value())
     referred = {name for name in _find_importable(words) if not f"{name}.".startswith(sent)}
-    inside = {word for name in referred if not _is_library(name) for word in _list_used_names(name)}
+    inside = {word for name in referred if not _is_library(name) for word in _list_names(name)}
     names = {name for name in referred | _find_importable(inside) if not name.startswith("streamer.")}
     order = {name: at for at, name in enumerate(sys.modules)}
     return sorted(names - _EXCLUDED, key=order.__getitem__)
@@ -67,7 +67,7 @@ def _is_library(name: str) -> bool:
     return not file or file.startswith(LIBRARIES)
 
 
-def _list_used_names(name: str) -> Iterator[str]:
+def _list_names(name: str) -> Iterator[str]:
     """The names that the functions and methods of a module use, including their imports."""
     for value in list(vars(sys.modules[name]).values()):
         for code in _codes(value, name):

@@ -125,7 +125,7 @@ class Forget(_Message, frozen=True):
 # ---------------------------------------------------------------- from the worker
 
 
-class Ready(_Message, frozen=True):
+class WorkerReady(_Message, frozen=True):
     """The source is open."""
 
 
@@ -196,7 +196,7 @@ class SkippedSample(_Message, frozen=True):
 
 
 Request = Open | Task | Forget
-Report = Ready | NotOpened | Made | FailedTask | Unreadable | SkippedSample
+Report = WorkerReady | NotOpened | Made | FailedTask | Unreadable | SkippedSample
 Message = Request | Report
 _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _encode = msgspec.msgpack.Encoder().encode

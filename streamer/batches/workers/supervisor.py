@@ -11,7 +11,7 @@ from itertools import islice
 from streamer.base.cgroup import usable_cores
 from streamer.batches.workers.handle import ExitReport, WorkerHandle
 from streamer.batches.workers.pool import WorkerConfig, WorkerPool
-from streamer.batches.workers.protocol import Message, Ready
+from streamer.batches.workers.protocol import Message, WorkerReady
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class Supervisor:
                 self._take(handle, *answer)
 
     def _take(self, handle: WorkerHandle, message: Message, descriptor: int) -> None:
-        if isinstance(message, Ready):
+        if isinstance(message, WorkerReady):
             handle.ready = True
         else:
             self._received(handle, message, descriptor)

@@ -25,12 +25,12 @@ from streamer.batches.workers.protocol import (
     Forget,
     Made,
     NotOpened,
-    Ready,
     Report,
     SkippedSample,
     StatusPage,
     Task,
     Unreadable,
+    WorkerReady,
     serialize_error,
 )
 
@@ -124,7 +124,7 @@ class _Work:
         slot[: whole.size] = whole
         return True
 
-    def made(self, task: int, write_nanoseconds: int, memory_bytes: int) -> Made:
+    def report(self, task: int, write_nanoseconds: int, memory_bytes: int) -> Made:
         """The report of the batch."""
         s = self._stages
         return Made(
@@ -165,7 +165,7 @@ class Worker:
         """Serves until the other end is closed."""
         self._status_page.idle(self._row)
         try:
-            self._send(Ready())
+            self._send(WorkerReady())
             while (received := self._channel.receive()) is not None:
                 message, descriptor = received
                 if isinstance(message, Task):
@@ -215,12 +215,12 @@ class Worker:
         watch = Stopwatch()
         slot = self._slots.get(task.slot)
         if slot is not None and work.write(slot):
-            self._send(work.made(task.number, watch.lap(), 0))
+            self._send(work.report(task.number, watch.lap(), 0))
             return
         target, descriptor = self._slots.make(task.slot, work.packed.nbytes)
         try:
             work.packed.write(target)
-            self._send(work.made(task.number, watch.lap(), len(target)), descriptor)
+            self._send(work.report(task.number, watch.lap(), len(target)), descriptor)
         finally:
             os.close(descriptor)
 

@@ -299,7 +299,7 @@ class Feeder:
             logger.warning("a worker could not open the dataset, whose files are written again: %s", error)
             handle.has_reported = True
             return
-        self._run_state.stop(failures.explain_unopened(error))
+        self._run_state.stop(failures.add_open_hint(error))
 
     def _made(self, handle: WorkerHandle, made: Made, descriptor: int) -> None:
         pending = _finish_task(handle, made.number)

@@ -25,7 +25,7 @@ from streamer.order.adopt import adopt
 from streamer.order.mix import MemberSize, MixOrder, MixRequest, MixSource, MixSpec
 from streamer.order.mix.explain import cautions, explain
 from streamer.order.plan import RankPlan
-from streamer.order.quality import describe_shared_lanes
+from streamer.order.quality import describe_sharing
 from streamer.order.spec import shuffle_mode
 from streamer.order.state import State
 from streamer.wire.schedule import EpochSchedule
@@ -68,7 +68,7 @@ class MixOrdering(Ordering):
             *cautions(self.spec, global_batch, self._options.shares.epoch_samples),
             *_in_step(self.spec),
             *_across_groups(self.spec, global_batch, local_batch),
-            *filter(None, [describe_shared_lanes(self.spec.members[0].order, global_batch, nodes)]),
+            *filter(None, [describe_sharing(self.spec.members[0].order, global_batch, nodes)]),
         ]
 
     # ------------------------------------------------------------ states

@@ -14,7 +14,7 @@ from streamer.batches.contracts import Collate
 from streamer.batches.ring.ring import HELD_SLOTS, Limits
 from streamer.batches.samples.seeding import warn_of_generators
 from streamer.batches.torch_arguments import Pin, WorkerStart
-from streamer.batches.workers.imports import find_needed_modules
+from streamer.batches.workers.imports import find_modules
 from streamer.batches.workers.pool import WorkerConfig
 from streamer.config import MiB, parse_bytes
 from streamer.errors import ConfigError
@@ -104,7 +104,7 @@ def worker_config(
         return WorkerConfig("thread", num_workers)
     if start == "spawn":
         return WorkerConfig("process", num_workers, "spawn")
-    return WorkerConfig("process", num_workers, "forkserver", tuple(find_needed_modules(user_code)))
+    return WorkerConfig("process", num_workers, "forkserver", tuple(find_modules(user_code)))
 
 
 def ragged_of(fields: Sequence[str], collate_fn: Collate | None) -> tuple[str, ...]:

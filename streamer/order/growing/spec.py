@@ -75,7 +75,7 @@ class GrowingSpec(msgspec.Struct, frozen=True):
         """All parts of the order, by which ranks and states are compared."""
         return self.order.facts()
 
-    def to_stored(self) -> tuple[dict[str, object], dict[str, object]]:
+    def to_state_parts(self) -> tuple[dict[str, object], dict[str, object]]:
         """Returns what a state keeps before its place, and after it: a number per round, from the first one on."""
         log = {name: getattr(self, name) for name in LOG}
         return dict(self.order.parts()), {"kind": self.kind, **log, "admitted": list(self.admitted)}

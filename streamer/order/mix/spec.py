@@ -288,7 +288,7 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         text = json.dumps({"mix": MIX_FORMAT, **self.parts()}, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
-    def to_stored(self) -> tuple[dict[str, object], dict[str, object]]:
+    def to_state_parts(self) -> tuple[dict[str, object], dict[str, object]]:
         """Returns what a state keeps before its place, and after it."""
         return {"mix": self.parts()}, {"kind": self.kind}
 

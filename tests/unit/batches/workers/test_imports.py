@@ -10,7 +10,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from streamer.batches.workers.imports import find_needed_modules
+from streamer.batches.workers.imports import find_modules
 
 USER_CODE = '''
 """A user's module."""
@@ -51,10 +51,10 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[obj
 
 def test_a_module_that_is_sent_by_value_is_not_imported(user_module) -> None:
     """Its code is part of the pickle, with the names of what that imports."""
-    assert "user_of_imports" in find_needed_modules([user_module.inner])
+    assert "user_of_imports" in find_modules([user_module.inner])
     cloudpickle.register_pickle_by_value(user_module)
     try:
-        found = find_needed_modules([user_module.inner])
+        found = find_modules([user_module.inner])
     finally:
         cloudpickle.unregister_pickle_by_value(user_module)
     assert "user_of_imports" not in found
@@ -72,12 +72,12 @@ def test_code_by_value_names_what_it_imports() -> None:
 
     collate.__module__ = "__main__"
     importlib.import_module("colorsys")
-    assert {"colorsys", "wave"} <= set(find_needed_modules([collate, None]))
+    assert {"colorsys", "wave"} <= set(find_modules([collate, None]))
 
 
 def test_code_by_name_names_its_module_and_what_that_imports_late(user_module: object) -> None:
     """All functions, methods and nested functions of a user's own module count."""
-    found = find_needed_modules([user_module.Transform()])  # type: ignore[attr-defined]
+    found = find_modules([user_module.Transform()])  # type: ignore[attr-defined]
     assert {"user_of_imports", "colorsys", "xml.dom", "wave"} <= set(found)
 
 
@@ -86,18 +86,18 @@ def test_libraries_are_not_searched() -> None:
     import numpy as np
 
     importlib.import_module("numpy.testing")
-    assert "numpy.testing" not in find_needed_modules([np.mean])
+    assert "numpy.testing" not in find_modules([np.mean])
 
 
 def test_nothing_that_this_process_has_not_imported(user_module: object) -> None:
     """No import in vain."""
     sys.modules.pop("wave")
-    assert "wave" not in find_needed_modules([user_module.Transform])  # type: ignore[attr-defined]
+    assert "wave" not in find_modules([user_module.Transform])  # type: ignore[attr-defined]
 
 
 def test_the_order_is_that_of_the_first_imports(user_module: object) -> None:
     """A library that must be imported before another one is."""
-    found = find_needed_modules([user_module.Transform(), user_module.inner])  # type: ignore[attr-defined]
+    found = find_modules([user_module.Transform(), user_module.inner])  # type: ignore[attr-defined]
     assert found == sorted(found, key=list(sys.modules).index)
 
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_pickled_needs_nothing() -> None:
     """The error comes when it is sent."""
     import threading
 
-    assert find_needed_modules([threading.Lock()]) == []
+    assert find_modules([threading.Lock()]) == []
 
 
 def test_large_arrays_are_not_copied() -> None:
@@ -116,7 +116,7 @@ def test_large_arrays_are_not_copied() -> None:
 
     array = np.zeros(1 << 27, np.uint8)
     tracemalloc.start()
-    find_needed_modules([{"mean": array}])
+    find_modules([{"mean": array}])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 24

@@ -15,7 +15,7 @@ import pytest
 from streamer.batches.workers.batch_maker import MakerRules
 from streamer.batches.workers.handle import WorkerHandle
 from streamer.batches.workers.pool import WorkerConfig, WorkerPool
-from streamer.batches.workers.protocol import Message, Ready
+from streamer.batches.workers.protocol import Message, WorkerReady
 from streamer.errors import ConfigError
 from tests.fake_dataset import FakeRecipe
 
@@ -94,7 +94,7 @@ def test_a_worker_waits_until_it_is_configured(make, way):
     late = start(pool, 1)
     pool.open_sources()
     pool.open_sources()
-    assert [next_message(handle) for handle in (early, late)] == [Ready(), Ready()]
+    assert [next_message(handle) for handle in (early, late)] == [WorkerReady(), WorkerReady()]
     assert pool.workers == {0: early, 1: late}
     assert pool.missing == []
 

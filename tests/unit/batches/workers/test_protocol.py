@@ -15,10 +15,10 @@ from streamer.batches.workers.protocol import (
     Made,
     NotOpened,
     Open,
-    Ready,
     SkippedSample,
     Task,
     Unreadable,
+    WorkerReady,
 )
 
 MESSAGES = [
@@ -28,7 +28,7 @@ MESSAGES = [
     Forget(11),
     Made(9, 1 << 33, (1 << 32, 150), Stages(1, 2, 3, 4, 5, 6), 7, 8, b"\x00\x01", 1 << 40, slowest=(1 << 40, 9)),
     Made(9, 10, (0, 150), Stages(), 0, 8),
-    Ready(),
+    WorkerReady(),
     NotOpened(b"pickled"),
     FailedTask(3, -1, b"pickled"),
     Unreadable(3, 17, "gone"),
