@@ -75,7 +75,7 @@ def test_drawn_clips_begin_anywhere_in_their_cell(pattern: Pattern):
 def test_drawn_clips_are_uniform():
     """Over epochs and samples, with the generators that workers have: chi-square of 10,000 draws of 6 beginnings."""
     draws = SampleDraws(17)
-    found = [int(draw_numbers(6, draws.at(epoch, sample))) for epoch in range(100) for sample in range(100)]
+    found = [int(draw_numbers(6, draws.find_generator(epoch, sample))) for epoch in range(100) for sample in range(100)]
     counts = np.bincount(found, minlength=6)
     # 5 degrees of freedom, 1 in 1,000.
     assert ((counts - 10_000 / 6) ** 2 / (10_000 / 6)).sum() < 20.5
