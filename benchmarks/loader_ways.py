@@ -145,12 +145,13 @@ def measure(batches: Iterator[object], pids: Callable[[], list[int]], count: int
     return main, Usage(sum(u.cpu for u in others), round(sum(u.faults for u in others), 2)), wall  # type: ignore[arg-type]
 
 
-def children() -> list[int]:
-    """The processes that this one has started, on whatever thread."""
+def children(parent: str = "self") -> list[int]:
+    """Returns the processes that a process has started, on whatever thread, and all that those have started."""
     found: list[int] = []
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
-            found += map(int, (task / "children").read_text().split())
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a process or thread that has just ended
+        for task in Path(f"/proc/{parent}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found += [int(child), *children(child)]
     return found
 
 
