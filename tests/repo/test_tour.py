@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TOUR = (ROOT / "docs/tour.md").read_text()
+CONCEPTS = (ROOT / "docs/architecture.md").read_text()
 FILE = re.compile(r"`(streamer/[\w/]+(?:\.py|/))`")
 
 
@@ -42,3 +43,11 @@ def test_a_chunk_passes_six_stages_and_few_files():
     assert 12 < len(FILE.findall(trunk)) <= 16
     assert not re.search(r"streamer/(peers|recode|engine/processes)/", trunk)
     assert all(re.search(r"streamer/(peers|recode|engine/processes)/", name) for name in FILE.findall(wings))
+
+
+def test_the_table_of_words_is_short():
+    """At most 45 rows: what only one file calls so, that file says."""
+    table = CONCEPTS.partition("| word | meaning |\n| --- | --- |\n")[2].partition("\n\n")[0]
+    words = [word.strip() for row in table.splitlines() for word in row.split("|")[1].split(",")]
+    assert 30 < len(table.splitlines()) <= 45
+    assert len(words) == len(set(words))
