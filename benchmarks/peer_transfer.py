@@ -30,7 +30,7 @@ from streamer.fetch.memory_budget import MemoryBudget
 from streamer.peers import tls
 from streamer.peers.client import Asked, Refusal
 from streamer.peers.group import Peers, open_peers
-from streamer.peers.homes import Member
+from streamer.peers.homes import PeerMember
 from streamer.peers.messages import Availability
 from streamer.peers.protocol import ChunkRequest
 
@@ -53,7 +53,7 @@ def write(folder: CacheFolder, size: int, count: int) -> dict[bytes, int]:
 
 async def pull(peers: Peers, files: dict[bytes, int], total: int) -> int:
     """Receives so many bytes; returns how many it were."""
-    member, got = Member("server", f"127.0.0.1:{peers.server.port}"), 0
+    member, got = PeerMember("server", f"127.0.0.1:{peers.server.port}"), 0
     turns = itertools.cycle(files.items())
 
     async def ask() -> None:
@@ -98,7 +98,7 @@ async def measure(size: int, total: int, *, encrypted: bool) -> str:
                 token_file=Path(token.name),
                 tls_folder=certified(Path(name)) if encrypted else None,
             ),
-            me=Member("client"),
+            me=PeerMember("client"),
             chunks_folder=folder.path,
             serve=serve_nothing_else,
             memory=MemoryBudget(FetchConfig(memory_bytes=256 << 20)),

@@ -21,7 +21,7 @@ from streamer.config import MiB
 from streamer.errors import CacheError
 from streamer.formats import chunkfile
 from streamer.manifest.table import Manifest
-from streamer.peers.homes import Homes, Member
+from streamer.peers.homes import Homes, PeerMember
 from streamer.wire.messages import OpenSession
 from streamer.wire.schedule import EpochSchedule
 
@@ -200,7 +200,7 @@ class Warming:
     def _places(self) -> Places | None:
         """The places of an engine among peers: each keeps other chunks, and together they hold more."""
         members = [
-            (Member(str(row["member"]), "", int(_number(row["limit_bytes"]))), row["here"])
+            (PeerMember(str(row["member"]), "", int(_number(row["limit_bytes"]))), row["here"])
             for row in cast("list[dict[str, object]]", self._client.statistics().get("homes", []))
         ]
         if len(members) < 2:

@@ -23,7 +23,7 @@ from streamer.manifest.model import Chunk
 from streamer.store import ObjectStore, open_store
 from streamer.store.addresses.patterns import count_urls, expand, one_of_all
 from streamer.store.addresses.urls import HTTP_SCHEMES, Address, shown, split
-from streamer.store.root import Root
+from streamer.store.root import StoreRoot
 
 Options = Mapping[str, object]
 # Urls that braces may stand for where each has to be compared: 0.05 s.
@@ -108,7 +108,7 @@ class UrlAllowlist:
         """
         if self.restricted or not self.refuse_local:
             return ""
-        named = {Root.resolve(url, options).describe_chosen_endpoint() for url in urls}
+        named = {StoreRoot.resolve(url, options).describe_chosen_endpoint() for url in urls}
         return "; ".join(sorted(named - {""}))
 
     def has_one_owner(self, place: str, urls: Iterable[str]) -> bool:

@@ -15,8 +15,8 @@ from streamer.fetch.hedge import HedgeBudget, Sampled
 from streamer.fetch.pacing import Pacing
 from streamer.fetch.presence_clock import Alarm, PresenceClock
 from streamer.fetch.retry import (
-    Outcomes,
     RetryBudget,
+    TryOutcomes,
     is_credential_error,
     is_expired,
     max_denied_seconds,
@@ -155,7 +155,7 @@ class Endpoint:
         self.pacing = self._make_pacing()
         self.gate = FairGate(self.control.size)
         self.retries = RetryBudget()
-        self.outcomes = Outcomes()
+        self.outcomes = TryOutcomes()
         self.budget = HedgeBudget(config.hedge_requests_share, config.hedge_bytes_share)
         self.rates = Sampled()
         self.last_success: float | None = None
@@ -244,7 +244,7 @@ class Endpoint:
         """Whether waiting cannot help: no request was ever served, and the certificate is refused."""
         return self.last_success is None and bool(error.details.get("untrusted"))
 
-    def is_isolated(self, error: StreamerError, first_failure: float, served: float, earlier: Outcomes) -> bool:
+    def is_isolated(self, error: StreamerError, first_failure: float, served: float, earlier: TryOutcomes) -> bool:
         """Whether a failure concerns this request alone, not the endpoint.
 
         It does if other requests were sent and served between the first failure and this try, and few of them failed:

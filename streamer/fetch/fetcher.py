@@ -20,7 +20,7 @@ from streamer.fetch.pacing import Pacing
 from streamer.fetch.ranges import close_gaps, plan_ranges
 from streamer.fetch.request import MakeView
 from streamer.fetch.statistics import FetchStatistics, Histogram, Tally
-from streamer.fetch.transfer import FetchContext, Transfer
+from streamer.fetch.transfer import FetchContext, RangeTransfer
 from streamer.fetch.whole_call import WholeCall
 from streamer.manifest.model import Chunk, Extent, ObjectRecord
 from streamer.store.addresses.urls import Address, shown, split
@@ -265,7 +265,7 @@ class Fetcher:
     @property
     def first_bytes(self) -> Histogram:
         """Times to first byte since it was opened."""
-        return self.tally.first_bytes
+        return self.tally.first_byte_histogram
 
     def statistics(self) -> FetchStatistics:
         """Counts since it was opened, gauges now."""
@@ -306,7 +306,7 @@ class Fetcher:
                     if (fetch := fetches.get(endpoint.root)) is None:  # each endpoint has a queue of its own
                         fetch = FetchContext(make_queue(), make_view, group, self._config, self.tally)
                         fetches[endpoint.root] = fetch
-                    group.create_task(Transfer(extent, endpoint, fetch, at).run())
+                    group.create_task(RangeTransfer(extent, endpoint, fetch, at).run())
                     at += extent.length
         except BaseExceptionGroup as failures:
             first = failures.exceptions[0]

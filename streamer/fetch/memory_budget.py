@@ -38,7 +38,7 @@ IDLE_BYTES = 256 << 20
 SHARED_FROM_BYTES = 1 << 20
 
 
-class Buffer:
+class PooledBuffer:
     """One buffer.
 
     Args:
@@ -63,7 +63,7 @@ class Buffer:
         self.view = memoryview(b"")
 
     def __repr__(self) -> str:
-        return f"Buffer({len(self.view)} of {self.size_bytes} bytes)"
+        return f"PooledBuffer({len(self.view)} of {self.size_bytes} bytes)"
 
     def begin_use(self, length: int) -> None:
         """Makes `view` of that length."""
@@ -93,14 +93,14 @@ class BufferPool:
         self.most_bytes = most_bytes
         self.mapped_bytes = 0
         self._in_use = 0
-        self._free: deque[Buffer] = deque()
+        self._free: deque[PooledBuffer] = deque()
 
     def __repr__(self) -> str:
         return (
             f"BufferPool({self.mapped_bytes} of {self.most_bytes} bytes, {self._in_use} in use, {len(self._free)} free)"
         )
 
-    def take(self, length: int, shared: bool = False) -> Buffer:
+    def take(self, length: int, shared: bool = False) -> PooledBuffer:
         """Hands out a buffer for at least `length` bytes; their values are arbitrary.
 
         Args:
@@ -114,7 +114,7 @@ class BufferPool:
         self._in_use += 1
         return buffer
 
-    def give(self, buffer: Buffer) -> None:
+    def give(self, buffer: PooledBuffer) -> None:
         """Takes a buffer back; its view is invalid from then on."""
         self._in_use -= 1
         if buffer.end_use():
@@ -132,7 +132,7 @@ class BufferPool:
         """Unmaps the free buffers."""
         self._shrink(0)
 
-    def _find_fitting(self, size: int, shared: bool) -> Buffer | None:
+    def _find_fitting(self, size: int, shared: bool) -> PooledBuffer | None:
         """Returns a free buffer, the one used last, because it is the likeliest to be in some cache."""
         for number in range(len(self._free) - 1, -1, -1):
             buffer = self._free[number]
@@ -142,9 +142,9 @@ class BufferPool:
                 return buffer
         return None
 
-    def _map_memory(self, size: int, shared: bool) -> Buffer:
+    def _map_memory(self, size: int, shared: bool) -> PooledBuffer:
         self._shrink(self.most_bytes - size)
-        buffer = Buffer(size, shared)
+        buffer = PooledBuffer(size, shared)
         self.mapped_bytes += size
         return buffer
 
@@ -169,7 +169,7 @@ class ChunkBuffer:
     def __init__(self, pool: BufferPool, length: int, shared: bool = False) -> None:
         self._pool = pool
         self._shared = shared
-        self._buffer: Buffer | None = None
+        self._buffer: PooledBuffer | None = None
         self.length = length
 
     def __repr__(self) -> str:

@@ -60,7 +60,7 @@ class TrialResult(enum.Enum):
     NEITHER = "the rate before the trial was not what the store permits: a burst, an outage"
 
 
-class Tally(msgspec.Struct):
+class AnswerTally(msgspec.Struct):
     """Counts of the answers to requests that were sent since a moment.
 
     Attributes:
@@ -156,7 +156,7 @@ class Pacing:
         self.by_chance = False
         self._climbing = climbing
         self._chance = Chance()
-        self._tally = Tally(now)
+        self._tally = AnswerTally(now)
         self._next_look = now
         # The share that was refused before the running trial; None if none is running.
         self._tried_share: float | None = None
@@ -210,7 +210,7 @@ class Pacing:
             if share > CLIMBING_SHARE + self._chance.share or not self._climbing():
                 self._try(share, now)
             else:
-                self._tally = Tally(now)
+                self._tally = AnswerTally(now)
             return
         if not tally.refused or now - tally.since >= TALLY_SECONDS:
             self._learn(share, now)
@@ -221,7 +221,7 @@ class Pacing:
         """Starts a trial."""
         self._tried_share = share
         self.per_second = max(TRIAL_FACTOR * self._tally.recent_rate(now), LEAST_PER_SECOND)
-        self._tally = Tally(now)
+        self._tally = AnswerTally(now)
 
     def _end_trial(self, before: float, now: float) -> None:
         """Ends the trial if it shows something.
@@ -261,7 +261,7 @@ class Pacing:
         self._raise_at = now + HOLD_SECONDS
         self._raise_seconds = RAISE_SECONDS
         self._raise_factor = RAISE_FACTOR
-        self._tally = Tally(now)
+        self._tally = AnswerTally(now)
 
     def _resume(self, now: float) -> None:
         """Returns to full speed quickly, but not at once: a limit shows before it is exceeded many times."""
@@ -274,11 +274,11 @@ class Pacing:
         self._raise_at = now + self._raise_seconds
         if self.per_second > MOST_PER_SECOND:
             self.per_second = self.measured_limit = self._raise_at = math.inf
-        self._tally = Tally(now)
+        self._tally = AnswerTally(now)
 
     def _learn(self, share: float, now: float) -> None:
         self._chance.learn(share, self._tally.answers)
-        self._tally = Tally(now)
+        self._tally = AnswerTally(now)
 
 
 def _result(predicted: float, excess: float, share: float) -> TrialResult:

@@ -132,7 +132,7 @@ def _none() -> float:
     return 0.0
 
 
-class Deadline(Alarm):
+class TaskDeadline(Alarm):
     """Cancels its task when the time is up, as asyncio.timeout does, at half the cost (3.5 us of 33, 2026-11-20).
 
     Args:

@@ -13,7 +13,7 @@ from streamer.errors import StoreError, StoreTimeoutError
 from streamer.fetch import hedge
 from streamer.fetch.endpoint import QUEUED_SECONDS, RATE_LEAST_BYTES, Endpoint
 from streamer.fetch.hedge import Sampled
-from streamer.fetch.presence_clock import Alarm, Deadline
+from streamer.fetch.presence_clock import Alarm, TaskDeadline
 from streamer.fetch.statistics import Tally
 from streamer.manifest.model import Extent
 from streamer.store.addresses.urls import shown
@@ -74,7 +74,7 @@ class Request:
         self._late = late
         self._into: memoryview | None = None
         self._lost = False
-        self._deadline: Deadline | None = None
+        self._deadline: TaskDeadline | None = None
         self._counted = 0
         self.received = 0
         self._outpaced = False
@@ -93,7 +93,7 @@ class Request:
         self._started = spec.endpoint.time()
         spec.tally.requests += 1
         extent = spec.extent
-        deadline = Deadline(spec.endpoint.clock, self._started + self._first_look(), self._more_seconds)
+        deadline = TaskDeadline(spec.endpoint.clock, self._started + self._first_look(), self._more_seconds)
         self._deadline = deadline
         try:
             asked = Get(extent.object, extent.start, extent.stop, spec.piece_bytes, spec.fresh)
@@ -198,14 +198,14 @@ class Request:
         if self._due < deadline.moment and not self._outpaced:
             deadline.move(self._due)
 
-    def _watch_pace(self, deadline: Deadline) -> None:
+    def _watch_pace(self, deadline: TaskDeadline) -> None:
         spec = self._spec
         allowed = hedge.body_seconds(spec.extent.length, spec.endpoint.rates)
         if allowed is not None:
             moment = self._first_byte_at + allowed
             self._pace = Alarm(spec.endpoint.clock, moment, partial(self._check_pace, deadline))
 
-    def _check_pace(self, deadline: Deadline) -> None:
+    def _check_pace(self, deadline: TaskDeadline) -> None:
         """Ends a body that takes four times as long as others, if the rest is worth a request."""
         left = self._spec.extent.length - self.received
         if left >= RATE_LEAST_BYTES and not deadline.expired and self._spec.endpoint.may_duplicate(left):

@@ -94,15 +94,15 @@ def read_retry_after(error: StreamerError) -> float:
     return min(asked, MOST_ASKED_SECONDS) if isinstance(asked, (int, float)) and asked > 0 else 0.0
 
 
-class Outcomes(msgspec.Struct):
+class TryOutcomes(msgspec.Struct):
     """Outcomes of probes and of the first tries of ranges; later tries of one bad object would outnumber them."""
 
     served: int = 0
     failed: int = 0
 
-    def count_since(self, earlier: Outcomes) -> Outcomes:
+    def count_since(self, earlier: TryOutcomes) -> TryOutcomes:
         """Those that were added after `earlier`."""
-        return Outcomes(self.served - earlier.served, self.failed - earlier.failed)
+        return TryOutcomes(self.served - earlier.served, self.failed - earlier.failed)
 
     @property
     def ordinary(self) -> bool:

@@ -90,13 +90,13 @@ class Tally(msgspec.Struct):
     stalled: int = 0
     outpaced: int = 0
     failures: int = 0
-    first_byte: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
-    first_bytes: Histogram = msgspec.field(default_factory=Histogram)
+    recent_first_byte_seconds: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
+    first_byte_histogram: Histogram = msgspec.field(default_factory=Histogram)
 
     def record_first_byte(self, seconds: float) -> None:
         """Counts a request whose first byte came after this time."""
-        self.first_byte.append(seconds)
-        self.first_bytes.add(seconds)
+        self.recent_first_byte_seconds.append(seconds)
+        self.first_byte_histogram.add(seconds)
 
     def count_discarded(self, piece: bytes | memoryview) -> None:
         """Counts bytes that are discarded."""
@@ -104,11 +104,11 @@ class Tally(msgspec.Struct):
 
     def first_byte_seconds(self) -> Quantiles:
         """Quantiles of the time to first byte; 0 while unknown."""
-        enough = len(self.first_byte) >= LEAST_SAMPLES
-        return quantiles(self.first_byte) if enough else Quantiles(0.0, 0.0, 0.0)
+        enough = len(self.recent_first_byte_seconds) >= LEAST_SAMPLES
+        return quantiles(self.recent_first_byte_seconds) if enough else Quantiles(0.0, 0.0, 0.0)
 
 
-# What goes on counting after a fetcher, or its process, is gone; everything else is a level of now.
+# These go on counting after a fetcher, or its process, is gone; everything else is a level of now.
 COUNTS = (
     *("requests", "received_bytes", "retries", "hedges", "hedge_wins"),
     *("throttled", "stalled", "outpaced", "failures"),

@@ -16,7 +16,7 @@ from streamer.fetch.request import MakeView, RequestSpec
 from streamer.fetch.retry import (
     SILENT_TRIES,
     Failing,
-    Outcomes,
+    TryOutcomes,
     cap_to_deadline,
     describe_tries,
     gives_up,
@@ -60,7 +60,7 @@ class FetchContext(msgspec.Struct, frozen=True):
     tally: Tally
 
 
-class Transfer:
+class RangeTransfer:
     """One range from the first try to the last: `await run()` once.
 
     Received bytes are kept over tries; a try asks only for the rest.
@@ -85,7 +85,7 @@ class Transfer:
         self._started = 0.0
         self._progressed = 0.0
         self._first_failure = 0.0
-        self._outcomes = Outcomes()
+        self._outcomes = TryOutcomes()
         self._last_failure = 0.0
         self._sent = 0.0
         self._served = float("-inf")

@@ -13,7 +13,7 @@ from streamer.errors import AccessDeniedError, StoreError, StreamerError
 from streamer.fetch.endpoint import Endpoint
 from streamer.fetch.retry import (
     Failing,
-    Outcomes,
+    TryOutcomes,
     describe_tries,
     gives_up,
     is_expired,
@@ -45,7 +45,7 @@ class WholeCall:
         self._started = endpoint.time()
         self._refreshed = False
         self._first_failure = 0.0
-        self._outcomes = Outcomes()
+        self._outcomes = TryOutcomes()
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
         """Returns the result of `work`, which must make the call anew each time.

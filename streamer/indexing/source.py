@@ -22,7 +22,7 @@ from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import install_files, select_files
-from streamer.store.addresses.patterns import Pattern, brace_order
+from streamer.store.addresses.patterns import UrlPattern, brace_order
 from streamer.store.addresses.urls import shown
 
 _READS_AT_ONCE = 16
@@ -91,7 +91,7 @@ async def manifest_of_source(
 async def _find_known(fetcher: Fetcher, source: DatasetSource, folder: Path) -> list[Manifest]:
     """Returns the manifests of earlier indexes."""
     places = [source.earlier] if source.earlier else []
-    if len(source.urls) == 1 and Pattern.parse(source.urls[0]).single:
+    if len(source.urls) == 1 and UrlPattern.parse(source.urls[0]).single:
         places.append(f"{source.urls[0].rstrip('/')}/{BESIDE}")
     found = []
     for place in places:

@@ -27,7 +27,7 @@ from streamer.manifest.protocols import Examine, Examined, Indexer, Note, Short
 from streamer.recode.in_process import examine_here
 from streamer.recode.work import Recoders
 from streamer.store import ObjectStore, open_store
-from streamer.store.addresses.patterns import Pattern
+from streamer.store.addresses.patterns import UrlPattern
 from streamer.store.addresses.urls import Address
 
 Page = Sequence[ObjectRecord]
@@ -116,7 +116,7 @@ class TaskLister:
 
     async def list(self, url: str) -> AsyncIterator[Page]:
         """Lists as `ObjectStore.list` does, but the pages may come in another order."""
-        pattern = Pattern.parse(url)
+        pattern = UrlPattern.parse(url)
         max_pages = _FIRST_PAGES if pattern.single and self._fetcher.lists_from(url) else None
         pages = await self._fetcher.list(url, enough=lambda found: len(found) == max_pages)
         if len(pages) == max_pages and not _has_sorted_keys(pages, pattern.folder):

@@ -9,8 +9,8 @@ from dataclasses import replace
 from streamer.base.concurrency import in_thread
 from streamer.engine.engine import Engine
 from streamer.errors import StreamerError
-from streamer.peers.group import Group, join_peers
-from streamer.peers.homes import Member
+from streamer.peers.group import PeerGroup, join_peers
+from streamer.peers.homes import PeerMember
 from streamer.peers.lane_homes import LaneHomes, LaneReaders
 from streamer.peers.lookup import join_address
 
@@ -32,7 +32,7 @@ class JobPeers:
     def __repr__(self) -> str:
         return f"JobPeers({list(self._datasets)}, running={self._running is not None})"
 
-    async def share(self, token: str, host: str, members: Sequence[Member], readers: dict[str, LaneReaders]) -> str:
+    async def share(self, token: str, host: str, members: Sequence[PeerMember], readers: dict[str, LaneReaders]) -> str:
         """Answers the other engines of a job, and asks them for the chunks that they keep.
 
         Args:
@@ -64,12 +64,12 @@ class JobPeers:
         if self._running is not None:
             self._running.cancel()
 
-    async def _start(self, token: str, host: str) -> Group:
-        opened: asyncio.Future[Group] = asyncio.get_running_loop().create_future()
+    async def _start(self, token: str, host: str) -> PeerGroup:
+        opened: asyncio.Future[PeerGroup] = asyncio.get_running_loop().create_future()
         self._running = self._tasks.create_task(self._run(token, host, opened), name="peers of a job")
         return await opened
 
-    async def _run(self, token: str, host: str, opened: asyncio.Future[Group]) -> None:
+    async def _run(self, token: str, host: str, opened: asyncio.Future[PeerGroup]) -> None:
         config = replace(self._engine.config.peers, listen=join_address(host, 0))
         try:
             async with join_peers(self._engine, config=config, token=token) as group:

@@ -20,7 +20,7 @@ from streamer.fetch.fetcher import Fetched
 from streamer.fetch.memory_budget import MemoryBudget
 from streamer.fetch.presence_clock import PresenceClock
 from streamer.manifest.blocks import MOST_EXTRA_BYTES, MOST_RATIO
-from streamer.peers.homes import PLACEMENT, Member
+from streamer.peers.homes import PLACEMENT, PeerMember
 from streamer.peers.peer import PAUSE_SECONDS, Peer, PeerCounts
 from streamer.peers.protocol import (
     BEARER,
@@ -30,11 +30,11 @@ from streamer.peers.protocol import (
     PEER_PATH,
     PROTOCOL,
     WAIT_SECONDS,
-    Facts,
+    PeerFacts,
     chunk_path,
     parse_manifest_file,
 )
-from streamer.peers.transfer import Ending, Transfer, WrongError
+from streamer.peers.transfer import Ending, PeerTransfer, WrongError
 from streamer.peers.watch import Watch
 from streamer.store.curl.multi import Multi
 
@@ -42,12 +42,12 @@ logger = logging.getLogger(__name__)
 
 _IDLE_CONNECTIONS = 256
 _FACTS_SECONDS = 1.0
-# With a handshake before it.
+# A handshake comes before it.
 _TLS_FACTS_SECONDS = 2.0
 _MOST_FACTS_BYTES = 4096
-# After this time of asking a peer that is fetching the chunk itself, the store is asked as well.
+# The store is asked as well after this time of asking a peer that is fetching the chunk itself.
 _MOST_COMING_SECONDS = 10.0
-# Where nothing reads them; a member is asked within a minute anyway.
+# Nothing may read them; a member is asked within a minute anyway.
 _MOST_RECOVERED = 256
 # A token is not corrected within seconds.
 _UNAUTHORIZED_SECONDS = 60.0
@@ -109,7 +109,7 @@ class PeerClient:
         self._peers: dict[str, Peer] = {}
         self._past: Counter[str] = Counter()
         self._warned: set[tuple[str, str]] = set()
-        self.recovered: asyncio.Queue[tuple[str, Facts]] = asyncio.Queue(_MOST_RECOVERED)
+        self.recovered: asyncio.Queue[tuple[str, PeerFacts]] = asyncio.Queue(_MOST_RECOVERED)
 
     def __repr__(self) -> str:
         return f"PeerClient({list(self._peers.values())})"
@@ -133,7 +133,7 @@ class PeerClient:
 
     # ------------------------------------------------------------ chunks
 
-    async def fetch_chunk(self, member: Member, asked: Asked, late: asyncio.Event) -> Fetched | Refusal:
+    async def fetch_chunk(self, member: PeerMember, asked: Asked, late: asyncio.Event) -> Fetched | Refusal:
         """Asks one peer for a chunk.
 
         The call may be cancelled at any time: a late request that is cancelled without a byte counts as a lost hedge.
@@ -152,14 +152,14 @@ class PeerClient:
             answer = await self._ask(peer, asked, late, wait=False)
         finally:
             peer.window.release(1, charged)
-        # Not in the window: it would be full of chunks that the peer waits for itself.
+        # This is not in the window, which would be full of chunks that the peer waits for itself.
         while answer is None:
             if self._loop.time() - begun > _MOST_COMING_SECONDS:
                 late.set()
             answer = await self._ask(peer, asked, late, wait=True)
         return answer
 
-    def is_up(self, member: Member) -> bool:
+    def is_up(self, member: PeerMember) -> bool:
         """Whether a member is asked for chunks: False from a failure until it answers a probe."""
         return self._peer(member.address).is_up
 
@@ -168,7 +168,7 @@ class PeerClient:
         peer = self._peers.get(address)
         return peer is not None and not peer.breaker.is_up
 
-    def reject(self, member: Member) -> None:
+    def reject(self, member: PeerMember) -> None:
         """Records a file with wrong key, lengths or checksums; a peer that sent thirty wrong answers is left out."""
         self._count_wrong(self._peer(member.address))
 
@@ -188,8 +188,8 @@ class PeerClient:
             fetched = Fetched(*await self._memory.reserve(WaitQueue(asked.due, asked.owner), length))
             return fetched.parts[0]
 
-        transfer = peer.idle.pop() if peer.idle else Transfer(self._tls_folder)
-        watch = Watch(self._clock, peer, transfer, late, due_seconds=due, waits=WAIT_SECONDS * wait)
+        transfer = peer.idle.pop() if peer.idle else PeerTransfer(self._tls_folder)
+        watch = Watch(self._clock, peer, transfer, late, due_seconds=due, grace_seconds=WAIT_SECONDS * wait)
         url = f"{self._scheme}://{peer.address}{path}"
         try:
             status = await transfer.get(self._multi, url, lines, make_room, watch.record_bytes)
@@ -231,7 +231,7 @@ class PeerClient:
 
     # ------------------------------------------------------------ facts and manifests
 
-    async def facts(self, address: str) -> Facts | None:
+    async def facts(self, address: str) -> PeerFacts | None:
         """Asks a peer who it is.
 
         Args:
@@ -245,7 +245,7 @@ class PeerClient:
         if status not in (200, Ending.WRONG):
             return None
         try:
-            facts = msgspec.json.decode(answer, type=Facts)
+            facts = msgspec.json.decode(answer, type=PeerFacts)
         except msgspec.MsgspecError:
             self.warn(address, "is not a peer: another program answers there")
             return None
@@ -256,7 +256,7 @@ class PeerClient:
             peer.identify(facts)
         return facts
 
-    async def manifest_file(self, member: Member, digest: str, name: str, max_bytes: int) -> bytes | None:
+    async def manifest_file(self, member: PeerMember, digest: str, name: str, max_bytes: int) -> bytes | None:
         """Asks a peer for a file of a manifest.
 
         Args:
@@ -276,7 +276,8 @@ class PeerClient:
 
     async def _read(self, address: str, path: str, max_bytes: int, seconds: float | None) -> tuple[int | Ending, bytes]:
         """Returns the status, and the body of an answer 200."""
-        content, transfer = bytearray(), Transfer(self._tls_folder)
+        content = bytearray()
+        transfer = PeerTransfer(self._tls_folder)
 
         async def make_room(length: int) -> memoryview:
             nonlocal content

@@ -20,11 +20,11 @@ from streamer.engine.engine import Engine
 from streamer.errors import ConfigError
 from streamer.fetch.memory_budget import MemoryBudget
 from streamer.peers.client import PeerClient
-from streamer.peers.homes import PLACEMENT, Homes, Member
+from streamer.peers.homes import PLACEMENT, Homes, PeerMember
 from streamer.peers.lookup import Lookup, join_address, parse_members, split_address
 from streamer.peers.manifests import MissingManifests
-from streamer.peers.messages import Start
-from streamer.peers.protocol import Facts
+from streamer.peers.messages import ServerStart
+from streamer.peers.protocol import PeerFacts
 from streamer.peers.roster import Roster
 from streamer.peers.server_process import PeerServerProcess, ServeChunk
 from streamer.peers.serving import Serving
@@ -34,11 +34,11 @@ from streamer.version import VERSION
 
 logger = logging.getLogger(__name__)
 
-# Of one second each, of two with TLS.
+# A try takes a second, with TLS two.
 _TRIES = 10
 
 
-class Group:
+class PeerGroup:
     """Holds the members as this engine sees them, and applies what follows from them.
 
     `follow` takes them from the configuration; ranks of a job name them by `move`.
@@ -50,7 +50,7 @@ class Group:
         me: this engine, with the address at which it answers.
     """
 
-    def __init__(self, engine: Engine, peers: Peers, serving: Serving, me: Member) -> None:
+    def __init__(self, engine: Engine, peers: Peers, serving: Serving, me: PeerMember) -> None:
         self.me = me
         self._engine = engine
         self._peers = peers
@@ -59,13 +59,13 @@ class Group:
         self.source = PeerSource(engine.sources.store, engine.publisher, peers.client, self._homes)
 
     def __repr__(self) -> str:
-        return f"Group({self._homes!r})"
+        return f"PeerGroup({self._homes!r})"
 
-    def members(self) -> Sequence[Member]:
+    def members(self) -> Sequence[PeerMember]:
         """Returns all members, including this engine."""
         return self._homes.members
 
-    async def follow(self, views: AsyncIterator[tuple[Member, ...]], known: asyncio.Event) -> None:
+    async def follow(self, views: AsyncIterator[tuple[PeerMember, ...]], known: asyncio.Event) -> None:
         """Moves the homes when the members change, until it is cancelled.
 
         Args:
@@ -121,13 +121,13 @@ class Group:
 @contextlib.asynccontextmanager
 async def join_peers(
     engine: Engine, *, config: PeersConfig | None = None, token: str | None = None
-) -> AsyncIterator[Group]:
+) -> AsyncIterator[PeerGroup]:
     """Asks peers before the store, and answers them, until the end of the block. Starts with those that answer now.
 
     Args:
         engine: engine that runs.
         config: configuration of the peers; None for the engine's own, with peers enabled.
-        token: secret of a job that names the members (`Group.move`); None if the configuration has both.
+        token: secret of a job that names the members (`PeerGroup.move`); None if the configuration has both.
 
     Raises:
         ConfigError: `listen`, `members` or the token cannot be used.
@@ -136,7 +136,7 @@ async def join_peers(
     space = engine.cache.space
     space.serves_peers = True
     engine.apply_limits(engine.cache.limits)
-    me = Member(engine.cache.folder.root_id, config.listen, space.whole_limit_bytes)
+    me = PeerMember(engine.cache.folder.root_id, config.listen, space.whole_limit_bytes)
     manifests = MissingManifests(engine)
     serving = Serving(engine, manifests.record_missing)
     opening = open_peers(
@@ -150,7 +150,7 @@ async def join_peers(
     )
     async with opening as peers:
         address = join_address(split_address(config.listen)[0], peers.server.port)
-        group = Group(engine, peers, serving, msgspec.structs.replace(me, address=address))
+        group = PeerGroup(engine, peers, serving, msgspec.structs.replace(me, address=address))
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(serving.close_idle(), name="forget what peers asked for"),
@@ -190,7 +190,7 @@ class Peers:
         lookup: returns the addresses of the members; None if a job names them.
     """
 
-    def __init__(self, server: PeerServerProcess, client: PeerClient, me: Facts, lookup: Lookup | None) -> None:
+    def __init__(self, server: PeerServerProcess, client: PeerClient, me: PeerFacts, lookup: Lookup | None) -> None:
         self.server = server
         self.client = client
         self._me = me
@@ -199,7 +199,7 @@ class Peers:
     def __repr__(self) -> str:
         return f"Peers({self.server}, {self.client})"
 
-    def follow_members(self) -> AsyncIterator[tuple[Member, ...]] | None:
+    def follow_members(self) -> AsyncIterator[tuple[PeerMember, ...]] | None:
         """Follows the members (see `follow_members`); None if a job names them."""
         return None if self._lookup is None else follow_members(self._lookup, self.client, self._me)
 
@@ -212,7 +212,7 @@ class Peers:
 async def open_peers(
     config: PeersConfig,
     *,
-    me: Member,
+    me: PeerMember,
     chunks_folder: Path,
     serve: ServeChunk,
     memory: MemoryBudget,
@@ -238,8 +238,8 @@ async def open_peers(
     tls_folder = "" if config.tls_folder is None else str(config.tls_folder.absolute())
     if tls_folder:
         check(tls_folder)
-    facts = Facts(me.id, secrets.token_hex(8), me.limit_bytes, PLACEMENT, VERSION)
-    start = Start(token, str(chunks_folder), facts, config.sends, send_bytes, tls_folder)
+    facts = PeerFacts(me.id, secrets.token_hex(8), me.limit_bytes, PLACEMENT, VERSION)
+    start = ServerStart(token, str(chunks_folder), facts, config.sends, send_bytes, tls_folder)
     asking = PeerClient(me.id, token, memory, tls_folder)
     async with PeerServerProcess(config.listen, start, serve) as server, asking as client:
         yield Peers(server, client, facts, lookup)
@@ -262,11 +262,12 @@ def _read_configured_token(config: PeersConfig) -> str:
     return token
 
 
-async def follow_members(lookup: Lookup, client: PeerClient, me: Facts) -> AsyncIterator[tuple[Member, ...]]:
+async def follow_members(lookup: Lookup, client: PeerClient, me: PeerFacts) -> AsyncIterator[tuple[PeerMember, ...]]:
     """Yields the other members: first after one round of asking all addresses, then at each change."""
-    time, roster = asyncio.get_running_loop().time, Roster(me, client.warn)
+    time = asyncio.get_running_loop().time
+    roster = Roster(me, client.warn)
     begun = time()
-    known: tuple[Member, ...] | None = None
+    known: tuple[PeerMember, ...] | None = None
 
     async def ask(address: str) -> None:
         if (facts := await client.facts(address)) is not None:

@@ -28,7 +28,7 @@ PLACEMENT: Final = 1
 _STEPS_PER_OCTAVE = 4
 
 
-class Member(msgspec.Struct, frozen=True, order=True):
+class PeerMember(msgspec.Struct, frozen=True, order=True):
     """Describes one engine.
 
     Attributes:
@@ -52,7 +52,7 @@ class Member(msgspec.Struct, frozen=True, order=True):
         return fold(0, *self.id.encode())
 
 
-def members_digest(members: Iterable[Member]) -> str:
+def members_digest(members: Iterable[PeerMember]) -> str:
     """Returns eight hex digits that are equal if two engines know the same members with the same weights."""
     state = 0
     for member in sorted(members):
@@ -80,7 +80,7 @@ def cells(words: Words) -> NDArray[np.int64]:
     return (fold_each(_TAG_KEY, words) >> np.uint64(64 - CELL_BITS)).astype(np.int64)
 
 
-def first_members(members: Sequence[Member]) -> NDArray[np.uint16]:
+def first_members(members: Sequence[PeerMember]) -> NDArray[np.uint16]:
     """Returns the members that come first, for each cell.
 
     It takes 2.6 ms a member, 0.7 s for 256: run it in a thread.
@@ -141,7 +141,7 @@ def _insert(
 # ---------------------------------------------------------------- homes
 
 
-class Place:
+class ChunkPlace:
     """Classifies a chunk for one member, as a class of its rank in the cache: a higher class is kept first.
 
     HOME: the chunk is kept here, so that the caches hold different chunks and more of the dataset.
@@ -159,7 +159,7 @@ class Place:
 class Homes:
     """Gives the homes of all chunks for one set of members, seen from one of them; O(members), see `first_members`."""
 
-    def __init__(self, me: Member, others: Iterable[Member]) -> None:
+    def __init__(self, me: PeerMember, others: Iterable[PeerMember]) -> None:
         self.me = me
         self.members = sorted({member.id: member for member in (*others, me)}.values())
         self.digest = members_digest(self.members)
@@ -174,14 +174,14 @@ class Homes:
         """The share of the chunks whose home is here."""
         return float((self._first[0] == self._mine).mean())
 
-    def order(self, key: bytes) -> list[Member]:
+    def order(self, key: bytes) -> list[PeerMember]:
         """Returns the home of a chunk, and the member that takes its place."""
         return [self.members[index] for index in self._first[:, cell(key)].tolist()]
 
     def places(self, words: Words) -> NDArray[np.int64]:
-        """Returns the `Place` of chunks here, by the first 8 bytes of their keys as little-endian words."""
+        """Returns the `ChunkPlace` of chunks here, by the first 8 bytes of their keys as little-endian words."""
         first = self._first[:, cells(words)]
-        place = np.where(first[0] == self._mine, Place.HOME, Place.OTHER)
+        place = np.where(first[0] == self._mine, ChunkPlace.HOME, ChunkPlace.OTHER)
         if len(first) > 1:
-            place[first[1] == self._mine] = Place.SECOND
+            place[first[1] == self._mine] = ChunkPlace.SECOND
         return place

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.base.splitmix import Words
-from streamer.peers.homes import Homes, Member, Place, cells, rank_members
+from streamer.peers.homes import ChunkPlace, Homes, PeerMember, cells, rank_members
 
 Share = tuple[int, int]
 """Index of a member, and its share: samples of a lane that it reads, or bytes of it that it holds."""
@@ -38,7 +38,7 @@ class _Chunks(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         words: (C,) words.
         first, second: (C,) indices of members; -1 in `second` for none.
-        places: (C,) their `Place` here.
+        places: (C,) their `ChunkPlace` here.
     """
 
     words: Words
@@ -66,7 +66,7 @@ class LaneHomes(Homes):
             and all of them its place here.
     """
 
-    def __init__(self, me: Member, others: Iterable[Member], datasets: Mapping[str, LaneReaders]) -> None:
+    def __init__(self, me: PeerMember, others: Iterable[PeerMember], datasets: Mapping[str, LaneReaders]) -> None:
         super().__init__(me, others)
         self._chunks = [self._place(readers) for readers in datasets.values()]
 
@@ -76,7 +76,7 @@ class LaneHomes(Homes):
         here = [chunks.first == self._mine for chunks in self._chunks if len(chunks.first)]
         return float(np.concatenate(here).mean()) if here else super().share
 
-    def order(self, key: bytes) -> list[Member]:
+    def order(self, key: bytes) -> list[PeerMember]:
         """Returns the home of a chunk, and the member that takes its place."""
         word = np.array([int.from_bytes(key[:8], "little")], np.uint64)
         for chunks in self._chunks:
@@ -87,7 +87,7 @@ class LaneHomes(Homes):
         return super().order(key)
 
     def places(self, words: Words) -> NDArray[np.int64]:
-        """Returns the `Place` of chunks here, the highest over the datasets."""
+        """Returns the `ChunkPlace` of chunks here, the highest over the datasets."""
         places = np.full(len(words), -1)
         for chunks in self._chunks:
             at, there = chunks.find(words)
@@ -108,10 +108,10 @@ class LaneHomes(Homes):
             mine = by_lane[slice(*run)]
             at = cells(words[mine])
             first[mine], second[mine] = self._two(readers.readers[lane], readers.former[lane], at)
-        places = np.where(second == self._mine, Place.SECOND, Place.OTHER)
+        places = np.where(second == self._mine, ChunkPlace.SECOND, ChunkPlace.OTHER)
         read = [any(member == self._mine for member, _ in lane) for lane in readers.readers]
-        places[np.array(read)[lanes]] = Place.READ
-        places[first == self._mine] = Place.HOME
+        places[np.array(read)[lanes]] = ChunkPlace.READ
+        places[first == self._mine] = ChunkPlace.HOME
         return _Chunks(words, first, second, places)
 
     def _two(

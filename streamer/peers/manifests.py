@@ -17,7 +17,7 @@ from streamer.errors import ManifestError, StreamerError
 from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, decode_root
 from streamer.manifest.transfer import install_files
 from streamer.peers.client import PeerClient
-from streamer.peers.homes import Member
+from streamer.peers.homes import PeerMember
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class MissingManifests:
             self._next[digest] = now + _AGAIN_SECONDS
             self._missing.put_nowait((digest, member))
 
-    async def take(self, client: PeerClient, members: Callable[[], Sequence[Member]]) -> None:
+    async def take(self, client: PeerClient, members: Callable[[], Sequence[PeerMember]]) -> None:
         """Takes missing manifests, one after the other, until it is cancelled.
 
         Args:
@@ -57,7 +57,7 @@ class MissingManifests:
                 if member.id == asker:
                     await self._take(client, digest, member)
 
-    async def _take(self, client: PeerClient, digest: str, member: Member) -> None:
+    async def _take(self, client: PeerClient, digest: str, member: PeerMember) -> None:
         where = f"manifest {digest} of peer {member.address}"
 
         async def file(name: str, max_bytes: int) -> bytes:

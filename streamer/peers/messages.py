@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from streamer.errors import Discreet
-from streamer.peers.protocol import ChunkRequest, Facts
+from streamer.peers.protocol import ChunkRequest, PeerFacts
 
 MOST_MESSAGE_BYTES = 16 << 10
 
@@ -16,7 +16,7 @@ MOST_MESSAGE_BYTES = 16 << 10
 Availability = Literal["there", "coming", "no"]
 
 
-class Start(Discreet, msgspec.Struct, frozen=True, array_like=True, tag=0):
+class ServerStart(Discreet, msgspec.Struct, frozen=True, array_like=True, tag=0):
     """Is the first message to the server.
 
     Attributes:
@@ -30,14 +30,14 @@ class Start(Discreet, msgspec.Struct, frozen=True, array_like=True, tag=0):
 
     token: str
     folder: str
-    facts: Facts
+    facts: PeerFacts
     sends: int
     send_bytes: int
     tls_folder: str
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Answers the `Ask` of this number."""
+class ServerAnswer(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Answers the `ServerQuestion` of this number."""
 
     number: int
     availability: Availability
@@ -47,7 +47,7 @@ class Leave(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Says that the engine is about to end: chunks are refused from now on."""
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True, tag=0):
+class ServerQuestion(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """Asks for a chunk whose file is not in the folder, for a peer."""
 
     number: int
@@ -72,8 +72,8 @@ class Counts(msgspec.Struct, frozen=True, array_like=True, tag=1):
     sends: int = 0
 
 
-ToServer: TypeAlias = Start | Answer | Leave
-ToEngine: TypeAlias = Ask | Counts
+ToServer: TypeAlias = ServerStart | ServerAnswer | Leave
+ToEngine: TypeAlias = ServerQuestion | Counts
 
 encode: Callable[[ToServer | ToEngine], bytes] = msgspec.msgpack.Encoder().encode
 # Both raise msgspec.MsgspecError for anything else.

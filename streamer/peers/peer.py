@@ -16,8 +16,8 @@ import msgspec
 from streamer.fetch.fair_gate import FairGate
 from streamer.fetch.hedge import HedgeBudget, Sampled
 from streamer.fetch.retry import pause_seconds
-from streamer.peers.protocol import Facts
-from streamer.peers.transfer import Transfer
+from streamer.peers.protocol import PeerFacts
+from streamer.peers.transfer import PeerTransfer
 
 PAUSE_SECONDS = 1.0
 _MOST_PAUSE_SECONDS = 60.0
@@ -137,7 +137,7 @@ class Peer:
         self.first_byte = Sampled()
         self.sent_bytes = 0
         self.answers = 0
-        self.idle: list[Transfer] = []
+        self.idle: list[PeerTransfer] = []
         self.window = FairGate(_WINDOW)
         self._instance = ""
         self._wrong = 0
@@ -166,7 +166,7 @@ class Peer:
         self.count.peer_wrong += 1
         return self._wrong == _MOST_WRONG
 
-    def identify(self, facts: Facts) -> None:
+    def identify(self, facts: PeerFacts) -> None:
         """Records its facts; an engine that was started again is trusted again."""
         if self._instance not in ("", facts.instance):
             self._wrong = 0

@@ -35,7 +35,7 @@ _MANIFEST_FILE = re.compile(rf"{MANIFEST_PATH}([0-9a-f]{{1,128}})/(root\.json|[a
 _DIGEST = re.compile(r"[0-9a-f]{1,128}")
 
 
-class Facts(msgspec.Struct, frozen=True):
+class PeerFacts(msgspec.Struct, frozen=True):
     """Describes a peer, in its own words.
 
     Attributes:

@@ -11,8 +11,8 @@ from math import inf
 
 import msgspec
 
-from streamer.peers.homes import Member
-from streamer.peers.protocol import Facts
+from streamer.peers.homes import PeerMember
+from streamer.peers.protocol import PeerFacts
 
 # An address that is not listed, and does not answer, is forgotten after this.
 GONE_SECONDS = 60.0
@@ -20,7 +20,7 @@ GONE_SECONDS = 60.0
 ASK_SECONDS = 60.0
 
 
-class Address(msgspec.Struct):
+class KnownAddress(msgspec.Struct):
     """Records what is known of one address.
 
     Attributes:
@@ -35,7 +35,7 @@ class Address(msgspec.Struct):
     asked_at: float = -inf
     answered_at: float = -inf
     since: float = -inf
-    facts: Facts | None = None
+    facts: PeerFacts | None = None
 
 
 class Roster:
@@ -46,10 +46,10 @@ class Roster:
         warn: called with an address and a sentence.
     """
 
-    def __init__(self, me: Facts, warn: Callable[[str, str], None]) -> None:
+    def __init__(self, me: PeerFacts, warn: Callable[[str, str], None]) -> None:
         self._me = me
         self._warn = warn
-        self._addresses: dict[str, Address] = {}
+        self._addresses: dict[str, KnownAddress] = {}
 
     def __repr__(self) -> str:
         return f"Roster({len(self._addresses)} addresses, {len(self.members())} members)"
@@ -62,7 +62,7 @@ class Roster:
     def record_list(self, addresses: Iterable[str], now: float) -> None:
         """Records the addresses that are listed now."""
         for name in addresses:
-            self._addresses.setdefault(name, Address(now)).listed_at = now
+            self._addresses.setdefault(name, KnownAddress(now)).listed_at = now
         for name, address in list(self._addresses.items()):
             if now - max(address.listed_at, address.answered_at) > GONE_SECONDS:
                 del self._addresses[name]
@@ -79,7 +79,7 @@ class Roster:
             self._addresses[name].asked_at = now
         return asked
 
-    def record_answer(self, name: str, facts: Facts, now: float) -> None:
+    def record_answer(self, name: str, facts: PeerFacts, now: float) -> None:
         """Records the facts that an address answered."""
         address = self._addresses.get(name)
         if address is None:
@@ -98,20 +98,20 @@ class Roster:
                 "one of the two is left out; remove the file root-id from one cache folder and restart its engine",
             )
 
-    def members(self) -> tuple[Member, ...]:
+    def members(self) -> tuple[PeerMember, ...]:
         """Returns the other engines, by id."""
-        newest: dict[str, tuple[float, str, Facts]] = {}
+        newest: dict[str, tuple[float, str, PeerFacts]] = {}
         for since, name, facts in sorted(self._instances()):
             # The same engine at a second address keeps the first; another one with the same id has taken its place.
             if facts.id not in newest or newest[facts.id][2].instance != facts.instance:
                 newest[facts.id] = since, name, facts
-        return tuple(sorted(Member(facts.id, name, facts.limit_bytes) for _, name, facts in newest.values()))
+        return tuple(sorted(PeerMember(facts.id, name, facts.limit_bytes) for _, name, facts in newest.values()))
 
-    def _instances(self) -> Iterator[tuple[float, str, Facts]]:
+    def _instances(self) -> Iterator[tuple[float, str, PeerFacts]]:
         for name, address in self._addresses.items():
             if address.facts is not None and address.facts.id != self._me.id:
                 yield address.since, name, address.facts
 
 
-def _is_due(address: Address, now: float) -> bool:
+def _is_due(address: KnownAddress, now: float) -> bool:
     return address.facts is None or now - address.asked_at >= ASK_SECONDS or address.listed_at < address.asked_at

@@ -28,12 +28,12 @@ from streamer.fetch.fair_gate import FairGate, WaitQueue
 from streamer.formats.chunkfile import HEADER_BYTES, relative_path
 from streamer.peers.messages import (
     MOST_MESSAGE_BYTES,
-    Answer,
-    Ask,
     Availability,
     Counts,
     Leave,
-    Start,
+    ServerAnswer,
+    ServerQuestion,
+    ServerStart,
     ToEngine,
     ToServer,
     decode_to_server,
@@ -70,7 +70,7 @@ _COUNTS_SECONDS = 1.0
 _SEND_SECONDS = 10.0
 _SEND_BYTES_PER_SECOND = 1 << 20
 _LEAVE_SECONDS = 5.0
-# What is encrypted at once; sendfile encrypts nothing.
+# So much is encrypted at once; sendfile encrypts nothing.
 _PIECE_BYTES = 256 << 10
 _MOST_DUE_SECONDS = 3600.0
 # A request that does not wait is answered within this time, before the peer that sent it asks the store as well.
@@ -90,7 +90,7 @@ class PeerServer:
         # Nothing is to be cleaned up; the socket ends with the engine, whatever ends that.
         self._link = EngineLink(end, self._received, lambda: os._exit(0))
         self._unauthenticated = BoundedConnections(_MOST_UNAUTHENTICATED, _TOKEN_SECONDS)
-        self._started: asyncio.Future[Start] = asyncio.get_running_loop().create_future()
+        self._started: asyncio.Future[ServerStart] = asyncio.get_running_loop().create_future()
         self._leaving = asyncio.Event()
         self._counts = Counts()
         self._report: asyncio.TimerHandle | None = None
@@ -98,7 +98,8 @@ class PeerServer:
     async def serve(self) -> None:
         """Serves until the engine tells it to leave and what it began is sent; ends the process with the engine."""
         start = await self._started
-        self._start, self._token = start, (BEARER + start.token).encode()
+        self._start = start
+        self._token = (BEARER + start.token).encode()
         self._sends = Sends(start.sends, start.send_bytes)
         # Garbage is logged with its bytes, among them perhaps a token.
         silent = logging.getLogger("streamer.peers.http")
@@ -149,7 +150,7 @@ class PeerServer:
         if isinstance(message, Leave):
             self._leaving.set()
             self._link.refuse_all()
-        elif isinstance(message, Start):
+        elif isinstance(message, ServerStart):
             self._started.set_result(message)
 
     def _count(self, **more: int) -> None:
@@ -224,7 +225,7 @@ class PeerServer:
         try:
             async with asyncio.timeout(_SEND_SECONDS + length / _SEND_BYTES_PER_SECOND):
                 await response.prepare(request)
-                # With the head of the answer, in one packet.
+                # They go with the head of the answer, in one packet.
                 await response.write(file.read(HEADER_BYTES))
                 if self._start.tls_folder:
                     while piece := file.read(_PIECE_BYTES):
@@ -282,7 +283,7 @@ def _open(path: str) -> BinaryIO | None:
 
 # ---------------------------------------------------------------- which chunk is sent next
 
-# Of one peer; it asks for a few dozen chunks at once.
+# One peer asks for a few dozen chunks at once.
 _MOST_WAITING = 256
 
 
@@ -294,15 +295,15 @@ class Sends:
     """Gives turns to send, in fair shares to the peers, and by due time among the chunks of one peer.
 
     Args:
-        most: limit for the sends at once.
+        max_sends: limit for the sends at once.
         max_bytes: limit for the lengths of the files that are sent at once. A file that is evicted meanwhile takes
             its space until it is sent; the cache keeps so much free.
     """
 
-    def __init__(self, most: int, max_bytes: int) -> None:
+    def __init__(self, max_sends: int, max_bytes: int) -> None:
         self._gate = FairGate(max_bytes)
         # One gate bounds both: each send takes its length, and its part of the number.
-        self._least_bytes = -(-max_bytes // most)
+        self._least_bytes = -(-max_bytes // max_sends)
         self._waiting: Counter[str] = Counter()
         self.under_way = 0
 
@@ -314,14 +315,20 @@ class Sends:
         return length <= self._gate.limit
 
     @asynccontextmanager
-    async def turn(self, member: str, length: int, due_seconds: float, most_seconds: float) -> AsyncIterator[None]:
-        """Waits for the turn of a chunk that a member needs in `due_seconds`; the turn lasts as long as the context.
+    async def turn(self, member: str, length: int, due_seconds: float, max_seconds: float) -> AsyncIterator[None]:
+        """Waits for the turn of a chunk; the turn lasts as long as the context.
+
+        Args:
+            member: the peer that it is sent to.
+            length: length of the file in bytes.
+            due_seconds: seconds until a reader of the peer needs it, which decides among the chunks of one peer.
+            max_seconds: seconds that it may wait for its turn.
 
         Raises:
             BusyError: the wait takes longer.
         """
         amount = max(length, self._least_bytes)
-        await self._wait_for_turn(member, amount, due_seconds, most_seconds)
+        await self._wait_for_turn(member, amount, due_seconds, max_seconds)
         self.under_way += 1
         try:
             yield
@@ -329,13 +336,13 @@ class Sends:
             self.under_way -= 1
             self._gate.release(amount, member)
 
-    async def _wait_for_turn(self, member: str, amount: int, due_seconds: float, most_seconds: float) -> None:
+    async def _wait_for_turn(self, member: str, amount: int, due_seconds: float, max_seconds: float) -> None:
         if self._waiting[member] >= _MOST_WAITING:
             raise BusyError
         due = asyncio.get_running_loop().time() + due_seconds
         self._waiting[member] += 1
         try:
-            async with asyncio.timeout(most_seconds):
+            async with asyncio.timeout(max_seconds):
                 await self._gate.acquire(WaitQueue(lambda: due, lambda: member), amount)
         except TimeoutError:
             raise BusyError from None
@@ -347,7 +354,7 @@ class Sends:
 
 # ---------------------------------------------------------------- the socket to the engine
 
-# Their datagrams of 100 bytes fit into the socket, so that sending never waits.
+# So many datagrams of 100 bytes fit into the socket, so that sending never waits.
 _MOST_ASKS = 256
 
 
@@ -388,7 +395,7 @@ class EngineLink:
         number = self._number
         answered: asyncio.Future[Availability] = asyncio.get_running_loop().create_future()
         self._asked[number] = answered
-        self.send(Ask(number, request))
+        self.send(ServerQuestion(number, request))
         try:
             return await answered
         finally:
@@ -402,7 +409,7 @@ class EngineLink:
                 self._take(decode_to_server(received[0]))
 
     def _take(self, message: ToServer) -> None:
-        if not isinstance(message, Answer):
+        if not isinstance(message, ServerAnswer):
             self._received(message)
         elif (answered := self._asked.get(message.number)) is not None and not answered.done():
             answered.set_result(message.availability)

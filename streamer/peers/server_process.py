@@ -17,12 +17,12 @@ from streamer.errors import ConfigError
 from streamer.peers.lookup import split_address
 from streamer.peers.messages import (
     MOST_MESSAGE_BYTES,
-    Answer,
-    Ask,
     Availability,
     Counts,
     Leave,
-    Start,
+    ServerAnswer,
+    ServerQuestion,
+    ServerStart,
     ToEngine,
     ToServer,
     decode_to_engine,
@@ -61,7 +61,7 @@ class PeerServerProcess:
         restarts: number of times that the process ended by itself.
     """
 
-    def __init__(self, listen: str, start: Start, serve: ServeChunk) -> None:
+    def __init__(self, listen: str, start: ServerStart, serve: ServeChunk) -> None:
         self._listen = listen
         self._first = start
         self._serve = serve
@@ -163,8 +163,8 @@ class PeerServerProcess:
             self._answers.add(task)
             task.add_done_callback(self._answers.discard)
 
-    async def _answer(self, asked: Ask) -> None:
-        self._send(Answer(asked.number, await self._serve(asked.request)))
+    async def _answer(self, asked: ServerQuestion) -> None:
+        self._send(ServerAnswer(asked.number, await self._serve(asked.request)))
 
     def _send(self, message: ToServer) -> None:
         """Sends a message; the end of the server is noticed by reading."""

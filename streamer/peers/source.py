@@ -26,7 +26,7 @@ from streamer.errors import IntegrityError
 from streamer.fetch.fetcher import Fetched
 from streamer.formats.chunkfile import HEADER_BYTES, ChunkHeader, RecordTable
 from streamer.peers.client import Asked, PeerClient, Refusal
-from streamer.peers.homes import Homes, Member
+from streamer.peers.homes import Homes, PeerMember
 
 logger = logging.getLogger(__name__)
 
@@ -61,11 +61,12 @@ class PeerSource:
     def use(self, homes: Homes) -> None:
         """Takes the homes of other members; chunks may be where their homes were."""
         self._homes = homes
-        self._found = Found()
+        self._found = FoundChunks()
 
     async def bring(self, fetch: Fetch) -> None:
         """See `engine.bring.Bring`."""
-        late, ask = asyncio.Event(), self._route(fetch)
+        late = asyncio.Event()
+        ask = self._route(fetch)
         brought = None
         if ask is not None:
             brought = await race(self._ask(fetch, ask, late), late, lambda: self._store.fetch(fetch))
@@ -81,7 +82,7 @@ class PeerSource:
                 self.count.peer_hedge_losses += 1
                 await self._publisher.publish(fetch, brought)
 
-    def _route(self, fetch: Fetch) -> Ask | None:
+    def _route(self, fetch: Fetch) -> PeerChoice | None:
         digest = fetch.dataset.manifest.digest
         found = self._found
         return choose_peer(
@@ -92,7 +93,7 @@ class PeerSource:
             for_peer=not fetch.waiters,
         )
 
-    async def _ask(self, fetch: Fetch, ask: Ask, late: asyncio.Event) -> Received | None:
+    async def _ask(self, fetch: Fetch, ask: PeerChoice, late: asyncio.Event) -> Received | None:
         digest = fetch.dataset.manifest.digest
         found = self._found
         asked = Asked(
@@ -109,7 +110,7 @@ class PeerSource:
             found.record(ask.member, digest, not isinstance(answer, Refusal))
         return None if isinstance(answer, Refusal) else await self._check(fetch, ask, answer)
 
-    async def _check(self, fetch: Fetch, ask: Ask, file: Fetched) -> Received | None:
+    async def _check(self, fetch: Fetch, ask: PeerChoice, file: Fetched) -> Received | None:
         where = f"chunk {fetch.chunk} from peer {ask.member.address}"
         try:
             return await in_thread(None, check_file, file, fetch.dataset, fetch.chunk, where)
@@ -175,31 +176,31 @@ async def _end(losers: list[asyncio.Task[Any]]) -> None:
 
 # ---------------------------------------------------------------- which peer is asked
 
-# After this many chunks in a row that a member did not have, every 32nd is looked for there: a cold start then costs
+# Once a member has not had this many chunks in a row, every 32nd is looked for there: a cold start then costs
 # next to nothing, and the chunks of a changed set of members are found.
 _TRIES = 8
 _PAUSE = 32
 
 
-class Ask(msgspec.Struct, frozen=True):
+class PeerChoice(msgspec.Struct, frozen=True):
     """Names the peer to ask.
 
     Attributes:
         fetch: whether it fetches the chunk if it keeps it; otherwise it sends what is on its disk.
     """
 
-    member: Member
+    member: PeerMember
     fetch: bool
 
 
 def choose_peer(
-    order: Sequence[Member],
-    me: Member,
-    is_up: Callable[[Member], bool],
-    may_have: Callable[[Member], bool],
+    order: Sequence[PeerMember],
+    me: PeerMember,
+    is_up: Callable[[PeerMember], bool],
+    may_have: Callable[[PeerMember], bool],
     *,
     for_peer: bool,
-) -> Ask | None:
+) -> PeerChoice | None:
     """Returns the peer to ask; None for the store.
 
     | the home is        | asked                                                    |
@@ -220,22 +221,22 @@ def choose_peer(
     """
     if order[0].id == me.id:
         second = next((member for member in order[1:] if is_up(member) and may_have(member)), None)
-        return None if second is None else Ask(second, fetch=False)
+        return None if second is None else PeerChoice(second, fetch=False)
     for member in order:
         if member.id == me.id:
             return None
         if is_up(member):
-            return Ask(member, fetch=not for_peer)
+            return PeerChoice(member, fetch=not for_peer)
     return None
 
 
-class Found:
+class FoundChunks:
     """Remembers whether chunks were found where their home looked for them. One for each set of members."""
 
     def __init__(self) -> None:
         self._misses: Counter[tuple[str, str]] = Counter()
 
-    def may_have(self, member: Member, dataset: str) -> bool:
+    def may_have(self, member: PeerMember, dataset: str) -> bool:
         """Whether a member is asked for a chunk of this dataset; counts those for which it is not."""
         misses = self._misses[member.id, dataset]
         if misses < _TRIES:
@@ -243,7 +244,7 @@ class Found:
         self._misses[member.id, dataset] += 1
         return (misses - _TRIES) % _PAUSE == _PAUSE - 1
 
-    def record(self, member: Member, dataset: str, found: bool) -> None:
+    def record(self, member: PeerMember, dataset: str, found: bool) -> None:
         """Records whether a member had a chunk that it was asked for."""
         self._misses[member.id, dataset] = 0 if found else self._misses[member.id, dataset] + 1
 

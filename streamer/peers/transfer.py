@@ -51,7 +51,7 @@ def _ignore(count: int) -> None:
     """Ignores the bytes of a request that nothing watches."""
 
 
-class Transfer:
+class PeerTransfer:
     """Owns a handle of libcurl, for one request at a time. On the engine's loop.
 
     Args:

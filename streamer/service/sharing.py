@@ -47,13 +47,13 @@ class CacheSharing:
             )
         require('peers="auto"', "peers", "aiohttp", "pycurl", field="peers")
         from streamer.peers.by_job import JobPeers  # Only here: without peers none of it is imported.
-        from streamer.peers.homes import Member
+        from streamer.peers.homes import PeerMember
         from streamer.peers.lane_homes import LaneReaders
 
         host = _check_address(request.host)
         # It is opened before other engines ask for its chunks.
         dataset = self._engine.datasets.get(request.dataset, options.mapping)
-        members = [Member(one.id, one.address, one.limit_bytes) for one in request.sharers]
+        members = [PeerMember(one.id, one.address, one.limit_bytes) for one in request.sharers]
         readers = {}
         if request.lanes:
             lanes = _read_lanes(request, dataset)

@@ -28,9 +28,9 @@ from streamer.store.addresses.urls import Address
 from streamer.store.base import ObjectStore, StoreStatistics
 from streamer.store.local_store import LocalStore
 from streamer.store.options import check_options
-from streamer.store.root import Root
+from streamer.store.root import StoreRoot
 
-__all__ = ["ObjectStore", "Root", "StoreStatistics", "open_root", "open_store"]
+__all__ = ["ObjectStore", "StoreRoot", "StoreStatistics", "open_root", "open_store"]
 
 _log = logging.getLogger(__name__)
 
@@ -60,10 +60,10 @@ def open_store(
             serve it, or one that is not installed.
         AccessDeniedError: the url is of this machine, and `refuse_local` is set.
     """
-    return open_root(Root.resolve(url, storage_options), client=client, refuse_local=refuse_local)
+    return open_root(StoreRoot.resolve(url, storage_options), client=client, refuse_local=refuse_local)
 
 
-def open_root(root: Root, *, client: Client = "auto", refuse_local: bool = False) -> ObjectStore:
+def open_root(root: StoreRoot, *, client: Client = "auto", refuse_local: bool = False) -> ObjectStore:
     """Opens the store of a root.
 
     Does no I/O: connections are opened at the first request, on the loop that makes it.
@@ -109,7 +109,7 @@ def open_root(root: Root, *, client: Client = "auto", refuse_local: bool = False
     return FsspecStore(root.url, root.scheme, options, root.login)
 
 
-def _open_native(root: Root, client: Client, *, refuse_local: bool) -> ObjectStore | None:
+def _open_native(root: StoreRoot, client: Client, *, refuse_local: bool) -> ObjectStore | None:
     """Opens the store by libcurl or obstore; returns None if fsspec must serve it."""
     is_curl = root.family in _CURL_FAMILIES and _is_curl(client)
     unknown = list(root.settings.unknown)
@@ -137,12 +137,12 @@ def _open_native(root: Root, client: Client, *, refuse_local: bool) -> ObjectSto
     return CurlStore(root)
 
 
-def _extra(root: Root) -> str:
+def _extra(root: StoreRoot) -> str:
     """Returns the extra of the distribution that installs the client of a root."""
     return _EXTRAS.get(root.family or "", "stores")
 
 
-def _report_unknown(root: Root, unknown: Sequence[str], client: Client) -> None:
+def _report_unknown(root: StoreRoot, unknown: Sequence[str], client: Client) -> None:
     """Logs the options that only fsspec understands; refuses them if `client` names another one."""
     names = ", ".join(sorted(unknown))
     if client != "auto":
@@ -159,7 +159,7 @@ def _report_unknown(root: Root, unknown: Sequence[str], client: Client) -> None:
     )
 
 
-def _refuse_redirects(root: Root) -> None:
+def _refuse_redirects(root: StoreRoot) -> None:
     if root.options.get("redirects"):
         raise ConfigError(
             f"{root.url}: only libcurl follows redirects, which does not read this root: it needs Linux, "

@@ -37,7 +37,7 @@ _SECRET = re.compile(
 )
 
 
-class Answer(msgspec.Struct, frozen=True):
+class StoreAnswer(msgspec.Struct, frozen=True):
     """An answer of a store other than the object.
 
     Attributes:
@@ -86,7 +86,7 @@ def parse_retry_after(retry_after: str | None) -> float | None:
     return seconds if 0.0 <= seconds < math.inf else None
 
 
-def error_of(url: str, answer: Answer) -> StoreError:
+def error_of(url: str, answer: StoreAnswer) -> StoreError:
     """Returns the error for an answer; its `details` have url, status and, if asked for, retry_after_seconds."""
     kind, advice = _KINDS.get(answer.status or 0, (StoreError, ""))
     if answer.code in EXPIRED_CODES:

@@ -51,26 +51,26 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         step = step.__cause__ or step.__context__
 
 
-def _answer(error: BaseException) -> failures.Answer:
+def _answer(error: BaseException) -> failures.StoreAnswer:
     """The first HTTP answer in the chain of causes: s3fs and gcsfs translate theirs into OSErrors and keep it there."""
     for step in _chain(error):
         if (found := _http_answer(step)) is not None:
             return found
-    return failures.Answer(_status_of_type(error))
+    return failures.StoreAnswer(_status_of_type(error))
 
 
-def _http_answer(error: BaseException) -> failures.Answer | None:
+def _http_answer(error: BaseException) -> failures.StoreAnswer | None:
     response = getattr(error, "response", None)  # botocore's ClientError: a dict
     if isinstance(response, Mapping) and "ResponseMetadata" in response:
         metadata = response["ResponseMetadata"]
         headers = metadata.get("HTTPHeaders", {})
         refusal = response.get("Error", {})
         after = failures.parse_retry_after(headers.get("retry-after"))
-        return failures.Answer(
+        return failures.StoreAnswer(
             metadata.get("HTTPStatusCode"), str(refusal.get("Code", "")), after, str(refusal.get("Message", ""))
         )
     if isinstance(status := getattr(response, "status_code", None), int) and status >= 300:  # requests, httpx
-        return failures.Answer(
+        return failures.StoreAnswer(
             status, "", failures.parse_retry_after(getattr(response, "headers", {}).get("Retry-After"))
         )
     for name in ("status", "status_code", "code"):  # aiohttp, azure, gcsfs
@@ -79,7 +79,7 @@ def _http_answer(error: BaseException) -> failures.Answer | None:
         status = getattr(error, name, None) if is_status else None
         if isinstance(status, int) and 300 <= status < 600:
             headers = getattr(error, "headers", None) or {}
-            return failures.Answer(status, "", failures.parse_retry_after(headers.get("Retry-After")))
+            return failures.StoreAnswer(status, "", failures.parse_retry_after(headers.get("Retry-After")))
     return None
 
 

@@ -14,7 +14,7 @@ from streamer.errors import AccessDeniedError
 from streamer.store.addresses.hosts import host_of, is_of_azure, is_plain
 from streamer.store.addresses.urls import shown
 from streamer.store.places import join_endpoint
-from streamer.store.root import Root
+from streamer.store.root import StoreRoot
 
 _OWN_NETWORKS = tuple(
     map(
@@ -71,7 +71,7 @@ def refusal(url: str, what: str) -> AccessDeniedError:
     )
 
 
-def check(root: Root, *, is_curl: bool) -> None:
+def check(root: StoreRoot, *, is_curl: bool) -> None:
     """Refuses what can be recognised without resolving a name.
 
     Args:
@@ -98,7 +98,7 @@ def check(root: Root, *, is_curl: bool) -> None:
         raise refusal(root.url, "libcurl does not read it, and its address is the client's choice")
 
 
-def find_client_place(root: Root) -> str | None:
+def find_client_place(root: StoreRoot) -> str | None:
     """Returns the place to which a client's url and options lead; None if the environment or the cloud decides."""
     if root.is_web:
         return root.url

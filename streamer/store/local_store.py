@@ -124,7 +124,7 @@ def _require(target: ObjectRecord, descriptor: int) -> None:
     versions.require(target, versions.stat_version(status.st_size, status.st_mtime_ns))
 
 
-def _walk(path: str, pattern: patterns.Pattern) -> list[ObjectRecord]:
+def _walk(path: str, pattern: patterns.UrlPattern) -> list[ObjectRecord]:
     if pattern.single and os.path.isfile(path):
         return [_record(path)]
     start = path if pattern.single else pattern.folder

@@ -16,9 +16,9 @@ from streamer.errors import ConfigError, StreamerError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
 from streamer.store.credentials import boto_keys, issuers
-from streamer.store.credentials.boto_keys import Keys
+from streamer.store.credentials.boto_keys import AwsKeys
 from streamer.store.credentials.key_ring import AnyRing, Issued
-from streamer.store.root import Root
+from streamer.store.root import StoreRoot
 
 if TYPE_CHECKING:
     from obstore.store import (
@@ -54,7 +54,7 @@ _PART_TIMEOUT = timedelta(minutes=5)
 _PART_RETRIES: RetryConfig = {"max_retries": 10, "retry_timeout": timedelta(minutes=10)}
 
 
-def make_client(root: Root, ring: AnyRing | None = None, *, uploads: bool = False) -> ObjectStore:
+def make_client(root: StoreRoot, ring: AnyRing | None = None, *, uploads: bool = False) -> ObjectStore:
     """Builds the client for one root.
 
     Args:
@@ -88,7 +88,7 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {found[0]}" if found else type(error).__name__
 
 
-def _client_options(root: Root, timeout: timedelta, ca_file: str | None, **more: object) -> ClientConfig:
+def _client_options(root: StoreRoot, timeout: timedelta, ca_file: str | None, **more: object) -> ClientConfig:
     options: dict[str, object] = {"timeout": timeout, **root.settings.client, **more}
     if ca_file is not None:
         options["root_certificate"] = certificates(ca_file)
@@ -130,7 +130,7 @@ def _read_regular(path: str) -> bytes:
         os.close(descriptor)
 
 
-def _make_s3(root: Root, ring: AnyRing | None, timeout: timedelta, retries: RetryConfig) -> ObjectStore:
+def _make_s3(root: StoreRoot, ring: AnyRing | None, timeout: timedelta, retries: RetryConfig) -> ObjectStore:
     from obstore.store import S3Store
 
     place = root.find_place(None if ring is None else ring.issued.region)
@@ -155,7 +155,7 @@ def _make_s3(root: Root, ring: AnyRing | None, timeout: timedelta, retries: Retr
     )
 
 
-def _give_credential(issued: Issued[Keys]) -> S3Credential:
+def _give_credential(issued: Issued[AwsKeys]) -> S3Credential:
     keys = issued.credentials
     return {
         "access_key_id": keys.key,
@@ -165,7 +165,7 @@ def _give_credential(issued: Issued[Keys]) -> S3Credential:
     }
 
 
-def _make_google(root: Root, ring: AnyRing | None, timeout: timedelta, retries: RetryConfig) -> ObjectStore:
+def _make_google(root: StoreRoot, ring: AnyRing | None, timeout: timedelta, retries: RetryConfig) -> ObjectStore:
     from obstore.store import GCSStore
 
     return GCSStore(
@@ -184,7 +184,7 @@ def _token_provider(ring: AnyRing | None) -> Callable[[], TokenCredential] | Non
     return lambda: {"token": ring.issued.credentials, "expires_at": ring.issued.ends}
 
 
-def _make_azure(root: Root, ring: AnyRing | None, timeout: timedelta, retries: RetryConfig) -> ObjectStore:
+def _make_azure(root: StoreRoot, ring: AnyRing | None, timeout: timedelta, retries: RetryConfig) -> ObjectStore:
     from obstore.store import AzureStore
 
     from streamer.store.credentials.azure_tokens import has_account
@@ -206,7 +206,7 @@ def _make_azure(root: Root, ring: AnyRing | None, timeout: timedelta, retries: R
     )
 
 
-def _make_http(root: Root, ring: AnyRing | None, timeout: timedelta, retries: RetryConfig) -> ObjectStore:
+def _make_http(root: StoreRoot, ring: AnyRing | None, timeout: timedelta, retries: RetryConfig) -> ObjectStore:
     from obstore.store import HTTPStore
 
     options = _client_options(root, timeout, root.settings.ca_file)
@@ -256,7 +256,7 @@ def map_error(url: str, error: Exception, target: ObjectRecord | None) -> Stream
     return failures.unreachable(url, reason)
 
 
-def _of_issuer(url: str, host: str, answer: failures.Answer) -> StreamerError | None:
+def _of_issuer(url: str, host: str, answer: failures.StoreAnswer) -> StreamerError | None:
     """Returns the error if an issuer was asked and not the store."""
     if host in _METADATA:
         is_azure = url.startswith(("az://", "abfs"))
@@ -270,12 +270,12 @@ def _of_issuer(url: str, host: str, answer: failures.Answer) -> StreamerError | 
     return failures.refused_by_issuer(url, f"{host} answered {answer.status}")
 
 
-def _answer(error: Exception, text: str) -> failures.Answer:
+def _answer(error: Exception, text: str) -> failures.StoreAnswer:
     if _ELSEWHERE in text:
-        return failures.Answer(301)
+        return failures.StoreAnswer(301)
     found = _STATUS.search(text)
     status = int(found[1]) if found else _STATUS_OF_TYPE.get(type(error).__name__)
-    return failures.Answer(status, failures.word_of(str(error), "Code"), message=failures.message_of(text))
+    return failures.StoreAnswer(status, failures.word_of(str(error), "Code"), message=failures.message_of(text))
 
 
 # Without an answer there is no status; obstore 0.12 distinguishes the causes only in its text. The first match wins.

@@ -31,7 +31,7 @@ from streamer.store.addresses import patterns, urls
 from streamer.store.base import Get, StoreCounters, StoreStatistics, Take
 from streamer.store.failures import translate_errors
 from streamer.store.obstore_clients import make_client, map_error
-from streamer.store.root import Root
+from streamer.store.root import StoreRoot
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
@@ -60,7 +60,7 @@ T = TypeVar("T")
 class ObstoreStore:
     """One bucket, container or host. Lives on one event loop; its client is created at first use."""
 
-    def __init__(self, root: Root) -> None:
+    def __init__(self, root: StoreRoot) -> None:
         self._root = root
         # Credentials that must be looked for; without a ring the options have them, or obstore finds them by itself.
         self._ring = root.make_key_ring()
@@ -162,7 +162,7 @@ class ObstoreStore:
         if pattern.named:
             await asyncio.to_thread(pattern.require, matched)
         if may_be_object and not found:
-            raise failures.error_of(url, failures.Answer(404))
+            raise failures.error_of(url, failures.StoreAnswer(404))
 
     async def _head_each(self, every: Sequence[str]) -> AsyncGenerator[Page, None]:
         """The objects that braces name, asked for one by one where the bucket may be read but not listed."""
@@ -217,7 +217,7 @@ class ObstoreStore:
     async def _require(self, url: str) -> ObjectRecord:
         record = await self._head(url)
         if record is None:
-            raise failures.error_of(url, failures.Answer(404))
+            raise failures.error_of(url, failures.StoreAnswer(404))
         return record
 
     async def _pages(self, folder: str, after: str | None = None) -> AsyncGenerator[Page, None]:

@@ -87,7 +87,7 @@ class Translation(msgspec.Struct):
 
 
 def translate(address: Address, options: Options) -> Translation:
-    """Translates the options for one root of a known family; `Root` calls it, once."""
+    """Translates the options for one root of a known family; `StoreRoot` calls it, once."""
     outcome = Translation()
     kind = str(address.family)
     outcome.apply(_TABLES[kind], options)

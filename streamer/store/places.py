@@ -53,7 +53,7 @@ _HOST_SETTINGS = (
 _ALIASES = ("-s3alias", "--x-s3", "--ol-s3")
 
 
-class Place(msgspec.Struct, frozen=True):
+class BucketPlace(msgspec.Struct, frozen=True):
     """Address and region of a bucket.
 
     Attributes:
@@ -78,8 +78,8 @@ def join_endpoint(root: str, translation: Translation, endpoint: str) -> str:
 
 def find_place(
     root: str, translation: Translation, region: str | None, variables: Mapping[str, str] = os.environ
-) -> Place:
-    """Finds the place of a bucket from options, AWS configuration and environment. `Root` calls it, and keeps it.
+) -> BucketPlace:
+    """Finds the place of a bucket from options, AWS configuration and environment. `StoreRoot` calls it, and keeps it.
 
     Raises:
         ConfigError: they do not make an address, or only botocore could compute it, which is not installed.
@@ -89,7 +89,7 @@ def find_place(
     has_keys = "access_key_id" in config or "skip_signature" in config
     if endpoint and has_keys and not translation.boto:
         base = join_endpoint(root, translation, str(endpoint))
-        return Place(base, _region(region, variables), variables.get("AWS_CA_BUNDLE"))
+        return BucketPlace(base, _region(region, variables), variables.get("AWS_CA_BUNDLE"))
     try:
         from botocore.session import Session
     except ImportError:
@@ -130,7 +130,9 @@ def _region(known: str | None, variables: Mapping[str, str]) -> str:
     return known or variables.get("AWS_REGION") or variables.get("AWS_DEFAULT_REGION") or _DEFAULT_REGION
 
 
-def _compute_place(root: str, translation: Translation, region: str | None, variables: Mapping[str, str]) -> Place:
+def _compute_place(
+    root: str, translation: Translation, region: str | None, variables: Mapping[str, str]
+) -> BucketPlace:
     wanted = [name for name in _HOST_VARIABLES if variables.get(name, "").lower() == "true"]
     bucket = root.partition("://")[2]
     ca_file = variables.get("AWS_CA_BUNDLE")
@@ -142,7 +144,7 @@ def _compute_place(root: str, translation: Translation, region: str | None, vari
     region = _region(region, variables)
     endpoint = translation.config.get("endpoint") or next(filter(None, map(variables.get, ENDPOINT_VARIABLES)), None)
     if endpoint:
-        return Place(join_endpoint(root, translation, str(endpoint)), region, ca_file)
+        return BucketPlace(join_endpoint(root, translation, str(endpoint)), region, ca_file)
     if not is_region(region, own_endpoint=False):
         raise ConfigError(
             f"{shown(root)}: {region[:40]!r} is no region of AWS; write it as eu-central-1", field="region"
@@ -153,10 +155,10 @@ def _compute_place(root: str, translation: Translation, region: str | None, vari
     base = join_endpoint(root, asked, f"https://s3.{region}.{domain}")
     if not is_of_aws(base):
         raise ConfigError(f"{shown(root)}: {shown(base)} is no address of AWS", field="storage_options")
-    return Place(base, region, ca_file)
+    return BucketPlace(base, region, ca_file)
 
 
-def _ask_boto(session: Session, root: str, translation: Translation, region: str | None) -> Place:
+def _ask_boto(session: Session, root: str, translation: Translation, region: str | None) -> BucketPlace:
     from botocore.config import Config
 
     virtual = translation.config.get("virtual_hosted_style_request")
@@ -180,7 +182,7 @@ def _ask_boto(session: Session, root: str, translation: Translation, region: str
         client.close()
     signed = request.headers["Authorization"]
     found = _SCOPE.search(signed.decode("ascii") if isinstance(signed, bytes) else str(signed))
-    return Place(str(request.url).partition("?")[0].removesuffix("x"), found[1] if found else "", ca_file)
+    return BucketPlace(str(request.url).partition("?")[0].removesuffix("x"), found[1] if found else "", ca_file)
 
 
 def _prepare_request(client: BaseClient, bucket: str) -> AWSPreparedRequest:

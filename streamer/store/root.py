@@ -1,7 +1,7 @@
 """Resolves a root once: what its url and its storage options mean is read here, and nowhere else.
 
 A root is the part of a url that one client serves: a bucket, a container, a server, a file system. Everybody who has
-to know where its requests go, what signs them or what it is called in messages takes a `Root`.
+to know where its requests go, what signs them or what it is called in messages takes a `StoreRoot`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from streamer.store.addresses.urls import Address, shown, split
 from streamer.store.credentials import boto_keys
 from streamer.store.credentials.key_ring import AnyRing, Issued, KeyRing
 from streamer.store.options import ENDPOINT_VARIABLES, Options, Translation, translate
-from streamer.store.places import Place, ask_region, find_place, partition
+from streamer.store.places import BucketPlace, ask_region, find_place, partition
 
 # Hosts of AWS, which alone tells the region of a bucket.
 _AWS_HOST = re.compile(r"\.amazonaws\.(?:com|com\.cn|eu)$")
 
 
-class Root:
+class StoreRoot:
     """One root with the options that lead to it.
 
     Attributes:
@@ -60,13 +60,13 @@ class Root:
         complete = _add_variables(address, options, variables)
         self.settings = self.chosen if complete == options else translate(address, complete)
         # Of S3: what is known of the bucket's place, by region, and the regions that the store has named.
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, BucketPlace] = {}
         self._moved: list[str] = []
 
     @classmethod
     def resolve(
         cls, url: str | Address, options: Options | None = None, variables: Mapping[str, str] = os.environ
-    ) -> Root:
+    ) -> StoreRoot:
         """Resolves the root of a url, which may have a login, or of its parts.
 
         Raises:
@@ -81,7 +81,7 @@ class Root:
         return cls(url, {name: value for name, value in given.items() if name != LOGINS}, login, variables)
 
     def __repr__(self) -> str:
-        return f"Root({self.label!r}, {list(self._places.values())})"
+        return f"StoreRoot({self.label!r}, {list(self._places.values())})"
 
     def key(self, url: str) -> str:
         """Returns the name of an object in its store. Most urls need no parsing: 2 us of 200 for a small object."""
@@ -96,7 +96,7 @@ class Root:
         """Whether options name the endpoint of S3."""
         return "endpoint" in self.settings.config
 
-    def find_place(self, region: str | None) -> Place:
+    def find_place(self, region: str | None) -> BucketPlace:
         """Returns address and region of a bucket of S3; the first call may read the AWS configuration.
 
         Args:
@@ -251,7 +251,7 @@ class Root:
 
 def _add_variables(address: Address, options: Options, variables: Mapping[str, str]) -> Options:
     """Adds what the environment says to the options of Google and Azure; obstore reads other variables by itself."""
-    # Imported here: see `Root.make_credentials_finder`.
+    # Imported here: see `StoreRoot.make_credentials_finder`.
     if address.family == "az" and "@" not in address.root:
         from streamer.store.credentials.azure_tokens import add_variables
 

@@ -92,11 +92,11 @@ def _measure_link(arguments: argparse.Namespace, terminal: Terminal) -> int:
     import uvloop
 
     from streamer.loader.options.dataset_options import absolute
-    from streamer.store import Root
+    from streamer.store import StoreRoot
     from streamer.tools.doctor.reach import access_findings
     from streamer.tools.link import report as link_report
 
-    for finding in access_findings(Root.resolve(absolute(arguments.url), arguments.storage_options)):
+    for finding in access_findings(StoreRoot.resolve(absolute(arguments.url), arguments.storage_options)):
         terminal.line(f"{finding.subject}: {finding.fact}")
     figures = uvloop.run(_Bench(arguments, terminal).run())
     latency = figures.latency

@@ -15,8 +15,8 @@ from streamer.errors import ConfigError, StoreError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import Client, open_store
 from streamer.store.addresses.urls import split
-from streamer.store.places import Place
-from streamer.store.root import Root
+from streamer.store.places import BucketPlace
+from streamer.store.root import StoreRoot
 from tests.clouds.aws_hosts import BUCKET, ELSEWHERE, REGION, AwsHosts, aws_hosts
 from tests.contract.store_contract import listed, read
 
@@ -165,8 +165,8 @@ async def test_what_is_no_listing(body: bytes, hosts: AwsHosts, monkeypatch: pyt
         await store.aclose()
 
 
-def _place(url: str = "s3://bucket/x", **options: object) -> Place:
-    return Root.resolve(url, options).find_place(None)
+def _place(url: str = "s3://bucket/x", **options: object) -> BucketPlace:
+    return StoreRoot.resolve(url, options).find_place(None)
 
 
 _PLACES: list[tuple[dict[str, str], dict[str, object], str]] = [
@@ -235,7 +235,7 @@ def test_the_address_of_a_bucket(
 def test_buckets_of_other_kinds(url: str, base: str, region: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dots in the name, the alias of an access point, its ARN."""
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-1")
-    assert _place(url) == Place(base, region)
+    assert _place(url) == BucketPlace(base, region)
     assert split(url).key == "x"
 
 
@@ -246,7 +246,7 @@ def test_a_profile_says_where(tmp_path: Path) -> None:
         "[profile services]\nservices = mine\n[services mine]\ns3 =\n  endpoint_url = https://cwobject.com\n"
         "[profile virtual]\nendpoint_url = https://cwobject.com\ns3 =\n  addressing_style = virtual\n"
     )
-    assert _place(profile="plain") == Place("http://127.0.0.1:9000/bucket/", "auto", "/ca.pem")
+    assert _place(profile="plain") == BucketPlace("http://127.0.0.1:9000/bucket/", "auto", "/ca.pem")
     assert _place(profile="services").base == "https://cwobject.com/bucket/"
     assert _place(profile="virtual").base == "https://bucket.cwobject.com/"
 

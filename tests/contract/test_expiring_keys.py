@@ -14,7 +14,7 @@ from streamer.errors import AccessDeniedError, StoreError
 from streamer.fetch import Fetcher
 from streamer.store import ObjectStore, open_store
 from streamer.store.credentials import key_ring
-from streamer.store.root import Root
+from streamer.store.root import StoreRoot
 from streamer.tools.doctor.reach import credential_findings, url_findings
 from tests.clouds.issuers import ARN, KINDS, Issuer, issuing, set_up
 from tests.contract.store_contract import listed, read
@@ -100,9 +100,9 @@ def test_the_doctor_names_whose_they_are(issuer: Issuer, tmp_path: Path, monkeyp
     """STS says it, and is asked for the keys of AWS's own endpoint only."""
     set_up("IRSA", issuer, tmp_path, monkeypatch)
     url = "s3://expiring/train/"
-    named = [finding.subject for finding in credential_findings(Root.resolve(url))]
+    named = [finding.subject for finding in credential_findings(StoreRoot.resolve(url))]
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
-    *_, identity = credential_findings(Root.resolve(url))
+    *_, identity = credential_findings(StoreRoot.resolve(url))
     assert named == ["credentials"]
     assert (identity.subject, identity.state, identity.fact) == ("identity", "ok", ARN)
 
@@ -218,6 +218,6 @@ def test_the_doctor_sends_keys_of_another_store_not_to_aws(
         f"[default]\nservices = own\n[services own]\ns3 =\n  endpoint_url = {issuer.url}\n"
     )
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    root = Root.resolve("s3://expiring/train/")
+    root = StoreRoot.resolve("s3://expiring/train/")
     found = [finding.subject for finding in credential_findings(root)]
     assert found == ["credentials"]

@@ -7,10 +7,10 @@ import hashlib
 import numpy as np
 import pytest
 
-from streamer.peers.homes import PLACEMENT, Homes, Member, cell, cells, first_members, members_digest
+from streamer.peers.homes import PLACEMENT, Homes, PeerMember, cell, cells, first_members, members_digest
 
-EQUAL = [Member(f"{number:032x}", f"10.0.0.{number}:7070", 100 << 30) for number in range(5)]
-UNEQUAL = [Member(member.id, member.address, (number + 1) << 30) for number, member in enumerate(EQUAL)]
+EQUAL = [PeerMember(f"{number:032x}", f"10.0.0.{number}:7070", 100 << 30) for number in range(5)]
+UNEQUAL = [PeerMember(member.id, member.address, (number + 1) << 30) for number, member in enumerate(EQUAL)]
 
 
 def test_the_cells_are_these() -> None:
@@ -23,7 +23,7 @@ def test_the_cells_are_these() -> None:
 @pytest.mark.parametrize(
     ("members", "digest"), [(EQUAL, "d5734630cc3516f3d6f72a4d3d9491e6"), (UNEQUAL, "6104cf44861d03d18bb09c7b28dba099")]
 )
-def test_the_homes_are_these(members: list[Member], digest: str) -> None:
+def test_the_homes_are_these(members: list[PeerMember], digest: str) -> None:
     """The first and the second member of all cells."""
     found = first_members(members).astype("<u2").tobytes()
     assert PLACEMENT == 1
@@ -32,7 +32,7 @@ def test_the_homes_are_these(members: list[Member], digest: str) -> None:
 
 def test_the_members_digest_is_this() -> None:
     """Whatever their order and addresses."""
-    assert members_digest(EQUAL) == members_digest([Member(one.id, "", one.limit_bytes) for one in EQUAL[::-1]])
+    assert members_digest(EQUAL) == members_digest([PeerMember(one.id, "", one.limit_bytes) for one in EQUAL[::-1]])
     assert members_digest(EQUAL) == "1cd831df"
     assert Homes(EQUAL[2], EQUAL).digest == members_digest(EQUAL)
     assert members_digest(UNEQUAL) != members_digest(EQUAL)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from streamer.peers.homes import Member
+from streamer.peers.homes import PeerMember
 from tests.serving import serving
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
@@ -45,7 +45,7 @@ async def silent(writer: asyncio.StreamWriter) -> None:
 
 
 @asynccontextmanager
-async def peer(answer: Answer) -> AsyncIterator[Member]:
+async def peer(answer: Answer) -> AsyncIterator[PeerMember]:
     """A member whose answers to all requests are these."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -53,4 +53,4 @@ async def peer(answer: Answer) -> AsyncIterator[Member]:
         await answer(writer)
 
     async with serving(connected) as port:
-        yield Member("hostile", f"127.0.0.1:{port}", 1 << 30)
+        yield PeerMember("hostile", f"127.0.0.1:{port}", 1 << 30)

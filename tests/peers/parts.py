@@ -19,7 +19,7 @@ from streamer.fetch.memory_budget import MemoryBudget
 from streamer.peers import tls
 from streamer.peers.client import Asked, PeerClient, Refusal
 from streamer.peers.group import Peers, open_peers
-from streamer.peers.homes import Member
+from streamer.peers.homes import PeerMember
 from streamer.peers.messages import Availability
 from streamer.peers.protocol import ChunkRequest
 
@@ -82,7 +82,7 @@ class Node:
     def __init__(self, folder: CacheFolder, engine: FakeEngine, peers: Peers) -> None:
         self.folder, self.engine, self.peers = folder, engine, peers
         self.client, self.server = peers.client, peers.server
-        self.member = Member(folder.root_id, f"127.0.0.1:{peers.server.port}", 1 << 30)
+        self.member = PeerMember(folder.root_id, f"127.0.0.1:{peers.server.port}", 1 << 30)
 
 
 @asynccontextmanager
@@ -102,7 +102,7 @@ async def node(
     engine, memory = FakeEngine(folder), MemoryBudget(FetchConfig(memory_bytes=64 << 20))
     opening = open_peers(
         config,
-        me=Member(folder.root_id, listen, 1 << 30),
+        me=PeerMember(folder.root_id, listen, 1 << 30),
         chunks_folder=folder.path,
         serve=engine.serve,
         memory=memory,
@@ -127,7 +127,9 @@ def asked(number: int, length: int, *, fetch: bool = True, exact: bool = True, d
     return Asked(key_of(number), DATASET, length, exact, fetch, lambda: due, lambda: "job")
 
 
-async def fetch(of: Node | Asker, member: Member, asking: Asked, late: asyncio.Event | None = None) -> bytes | object:
+async def fetch(
+    of: Node | Asker, member: PeerMember, asking: Asked, late: asyncio.Event | None = None
+) -> bytes | object:
     """The bytes of a chunk file, or the refusal."""
     answer = await of.client.fetch_chunk(member, asking, late or asyncio.Event())
     if isinstance(answer, Refusal):

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from streamer.peers.client import Refusal
-from streamer.peers.homes import Member
+from streamer.peers.homes import PeerMember
 from tests.peers.parts import TOKEN, Asker, asked, asker, fetch, node, put_chunk
 from tests.serving import serving
 
@@ -111,7 +111,7 @@ async def test_an_address_without_a_server_is_probed_once_in_each_pause():
         assert TOKEN.encode() in request
 
     async with asyncio.timeout(30), serving(connected) as port, asker() as b:
-        member = Member("x", f"127.0.0.1:{port}")
+        member = PeerMember("x", f"127.0.0.1:{port}")
         found = await asyncio.gather(*(fetch(b, member, asked(number, 1000)) for number in range(8)))
         assert set(found) == {Refusal.DOWN}
         while not requests.empty():

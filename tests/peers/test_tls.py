@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import serialization
 from streamer.errors import ConfigError
 from streamer.peers import tls
 from streamer.peers.client import Refusal
-from streamer.peers.homes import Member
+from streamer.peers.homes import PeerMember
 from tests.peers.parts import TOKEN, asked, asker, certified, fetch, node, put_chunk
 from tests.serving import serving
 
@@ -74,7 +74,7 @@ async def test_another_authority_or_none(tmp_path, caplog, folder):
     assert a.member.address in texts[0]
 
 
-def _without_certificate(member: Member, folder: Path) -> bytes:
+def _without_certificate(member: PeerMember, folder: Path) -> bytes:
     """What a client gets that shows the token and no certificate."""
     context = ssl.create_default_context(cafile=str(folder / tls.AUTHORITY))
     context.check_hostname = False
@@ -98,7 +98,7 @@ async def test_an_impostor_gets_no_token(tmp_path, folder):
         seen.extend(await reader.read())
 
     async with serving(connected, context) as port, asker(tls_folder=folder) as b:
-        member = Member("impostor", f"127.0.0.1:{port}", 1 << 30)
+        member = PeerMember("impostor", f"127.0.0.1:{port}", 1 << 30)
         assert await fetch(b, member, asked(1, 1000)) is Refusal.DOWN
         assert not b.client.is_up(member)
     assert seen == b""

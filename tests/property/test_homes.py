@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer.peers.homes import Member, cells, first_members
+from streamer.peers.homes import PeerMember, cells, first_members
 from tests.simulation.peers import Counts, PeerSimulation
 
 CHUNKS = 1200
 
 
-def members_of(count: int, seed: int) -> list[Member]:
+def members_of(count: int, seed: int) -> list[PeerMember]:
     """With random ids."""
     words = np.random.default_rng(seed).integers(0, 1 << 63, (count, 2))
-    return sorted(Member(f"{first:016x}{second:016x}") for first, second in words.tolist())
+    return sorted(PeerMember(f"{first:016x}{second:016x}") for first, second in words.tolist())
 
 
 @pytest.mark.parametrize("count", [2, 3, 7, 40])
@@ -31,7 +31,7 @@ def test_a_loss_or_a_join_moves_one_share(count: int) -> None:
 
 def test_homes_are_in_proportion_to_the_caches() -> None:
     """Of sizes 1, 2 and 4."""
-    members = [Member(one.id, "", 1 << (30 + number % 3)) for number, one in enumerate(members_of(15, 3))]
+    members = [PeerMember(one.id, "", 1 << (30 + number % 3)) for number, one in enumerate(members_of(15, 3))]
     share = np.bincount(first_members(members)[0], minlength=15) / (1 << 18)
     weights = np.array([member.weight for member in members])
     assert share == pytest.approx(weights / weights.sum(), rel=0.04)

@@ -17,7 +17,7 @@ from streamer.cache.policy.answers import Admit
 from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.cache.policy.sessions import SessionOpening
 from streamer.cache.policy.table import charge
-from streamer.peers.homes import Homes, Member
+from streamer.peers.homes import Homes, PeerMember
 
 CHUNK_BYTES = 1 << 20
 DATASET = "simulated"
@@ -43,7 +43,7 @@ class Node:
     """
 
     def __init__(self, number: int, limit_chunks: float, keys: NDArray[np.uint8]) -> None:
-        self.member = Member(f"{fold(7, number):032x}")
+        self.member = PeerMember(f"{fold(7, number):032x}")
         self.policy = CachePolicy(int(limit_chunks * charge(CHUNK_BYTES)))
         self.policy.add_dataset(DATASET, np.full(len(keys), CHUNK_BYTES), keys)
         self.homes = Homes(self.member, ())
@@ -139,5 +139,5 @@ class PeerSimulation:
         home.policy.release("peers", chunk)
         return isinstance(answer, Admit)
 
-    def _node(self, member: Member) -> Node:
+    def _node(self, member: PeerMember) -> Node:
         return next(node for node in self.nodes if node.member.id == member.id)

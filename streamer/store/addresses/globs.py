@@ -55,7 +55,7 @@ def _tokens(glob: str) -> Iterator[str]:
         i += length
 
 
-class _State(dict[str, "_State"]):
+class _AutomatonState(dict[str, "_AutomatonState"]):
     """One state of an automaton: letters lead to the next ones, which are computed when they are first needed."""
 
     __slots__ = ("bits", "owner")
@@ -65,7 +65,7 @@ class _State(dict[str, "_State"]):
         self.owner = owner
         self.bits = bits
 
-    def __missing__(self, letter: str) -> _State:
+    def __missing__(self, letter: str) -> _AutomatonState:
         return self.owner.follow(self, letter)
 
 
@@ -97,7 +97,7 @@ class Automaton:
         self._final = sum(self._finals)
         self._most = max(64, _MOST_REMEMBERED // (size + 64))
         self._remembered = 0
-        self._states: dict[int, _State] = {}
+        self._states: dict[int, _AutomatonState] = {}
         self._start = self._state(self._close(begin))
 
     def __repr__(self) -> str:
@@ -116,7 +116,7 @@ class Automaton:
         """Returns the globs whose bit is not among those that `find_matches` returned."""
         return [glob for glob, final in zip(self.globs, self._finals, strict=True) if not final & find_matches]
 
-    def follow(self, state: _State, letter: str) -> _State:
+    def follow(self, state: _AutomatonState, letter: str) -> _AutomatonState:
         """Computes the state behind a letter."""
         bits = state.bits
         stay = bits & (self._any if letter == "/" else self._any | self._any_but_slash)
@@ -181,10 +181,10 @@ class Automaton:
         self._fitting[letter] = fitting
         return fitting
 
-    def _state(self, bits: int) -> _State:
+    def _state(self, bits: int) -> _AutomatonState:
         state = self._states.get(bits)
         if state is None:
-            state = self._states[bits] = _State(self, bits)
+            state = self._states[bits] = _AutomatonState(self, bits)
         return state
 
     def _forget(self) -> None:

@@ -191,12 +191,12 @@ def _range(inside: str, whole: str) -> tuple[int, int, int] | None:
     return first, last, len(numbers[1]) if numbers[1].startswith("0") else 0
 
 
-async def parse_pattern(url: str) -> Pattern:
-    """Parses a url as `Pattern.parse`, in a thread where braces may stand for many."""
-    return await asyncio.to_thread(Pattern.parse, url) if "{" in url else Pattern.parse(url)
+async def parse_pattern(url: str) -> UrlPattern:
+    """Parses a url as `UrlPattern.parse`, in a thread where braces may stand for many."""
+    return await asyncio.to_thread(UrlPattern.parse, url) if "{" in url else UrlPattern.parse(url)
 
 
-class Pattern(msgspec.Struct, frozen=True):
+class UrlPattern(msgspec.Struct, frozen=True):
     """The folder to list for a url, and the objects to keep.
 
     Attributes:
@@ -212,7 +212,7 @@ class Pattern(msgspec.Struct, frozen=True):
     globs: GlobSet | None = None
 
     @classmethod
-    def parse(cls, url: str) -> Pattern:
+    def parse(cls, url: str) -> UrlPattern:
         """Parses a url with `*`, `?`, `**`, `[...]`, `{a,b}`, `{00..99}`."""
         special = re.search(r"[*?\[{]", url)
         if special is None:

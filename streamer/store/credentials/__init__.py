@@ -5,5 +5,5 @@ key_ring.py     renews them while the last ones are still valid
 issuers.py      says why none were given
 web_login.py    the login of a web server, from its url or from netrc
 
-`Root.make_credentials_finder` decides which roots need them.
+`StoreRoot.make_credentials_finder` decides which roots need them.
 """

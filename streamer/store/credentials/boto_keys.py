@@ -35,7 +35,7 @@ _HOP_LIMIT = (
 _OF_BOTO = ("aws_access_key_id", "role_arn", "credential_process", "sso_session", "sso_start_url")
 
 
-class Keys(msgspec.Struct, frozen=True):
+class AwsKeys(msgspec.Struct, frozen=True):
     """Keys that sign requests; never shown."""
 
     key: str
@@ -43,26 +43,26 @@ class Keys(msgspec.Struct, frozen=True):
     token: str | None = None
 
     def __repr__(self) -> str:
-        return "Keys()"
+        return "AwsKeys()"
 
 
-def find_in_environment(variables: Mapping[str, str] = os.environ) -> Keys | None:
+def find_in_environment(variables: Mapping[str, str] = os.environ) -> AwsKeys | None:
     """The keys in AWS's own variables, which boto would find, too, if it is installed."""
     key = variables.get("AWS_ACCESS_KEY_ID")
     secret = variables.get("AWS_SECRET_ACCESS_KEY")
-    return Keys(key, secret, variables.get("AWS_SESSION_TOKEN")) if key and secret else None
+    return AwsKeys(key, secret, variables.get("AWS_SESSION_TOKEN")) if key and secret else None
 
 
-def find_in_options(config: Mapping[str, object]) -> Keys | None:
+def find_in_options(config: Mapping[str, object]) -> AwsKeys | None:
     """The keys in the translated options, with their own token or without one."""
     if "access_key_id" not in config:
         return None
     token = config.get("token")
     secret = str(config.get("secret_access_key", ""))
-    return Keys(str(config["access_key_id"]), secret, None if token is None else str(token))
+    return AwsKeys(str(config["access_key_id"]), secret, None if token is None else str(token))
 
 
-def find(root: str, profile: str | None) -> Issued[Keys | None]:
+def find(root: str, profile: str | None) -> Issued[AwsKeys | None]:
     """Looks as boto does, and asks the issuer. Without botocore there are no keys, and obstore looks by itself.
 
     Raises:
@@ -88,7 +88,7 @@ def find(root: str, profile: str | None) -> Issued[Keys | None]:
             raise _no_role(root, session)
         frozen = credentials.get_frozen_credentials()
     ends = getattr(credentials, "_expiry_time", None)  # boto has no public name for it
-    keys = Keys(frozen.access_key, frozen.secret_key, frozen.token)
+    keys = AwsKeys(frozen.access_key, frozen.secret_key, frozen.token)
     # In datetime's own UTC: botocore's times have dateutil's tzlocal(), which obstore refuses.
     utc = ends.astimezone(UTC) if isinstance(ends, datetime) else None
     return Issued(keys, utc, region, str(credentials.method or "unknown"))
@@ -126,7 +126,7 @@ def _refusal(text: str) -> str:
     return "" if code in (None, "Success") else str(code)
 
 
-def _find_plain_keys(profile: str | None, variables: Mapping[str, str] = os.environ) -> Keys | None:
+def _find_plain_keys(profile: str | None, variables: Mapping[str, str] = os.environ) -> AwsKeys | None:
     """The environment's keys. Refuses configuration that only boto reads: obstore would use the machine's role."""
     named = profile or variables.get("AWS_PROFILE")
     if named is not None and (profile or find_in_environment(variables) is None):

@@ -26,10 +26,10 @@ from streamer.errors import ConfigError, Discreet
 from streamer.store.addresses.hosts import MOST_IN_CLUSTER, OF_WEB_SERVERS, Redirects
 from streamer.store.addresses.urls import without_login
 from streamer.store.credentials import boto_keys
-from streamer.store.credentials.boto_keys import Keys
+from streamer.store.credentials.boto_keys import AwsKeys
 from streamer.store.credentials.key_ring import Issued
 from streamer.store.obstore_clients import certificates
-from streamer.store.root import Root
+from streamer.store.root import StoreRoot
 
 # Files in which distributions keep trusted certificates, for a Python whose ssl does not know them.
 _BUNDLES = (
@@ -63,7 +63,7 @@ class Access(Discreet, msgspec.Struct, frozen=True, kw_only=True):
     base: str = ""
     region: str = ""
     signer: Signer | None = None
-    keys: Keys | None = None
+    keys: AwsKeys | None = None
     headers: tuple[str, ...] = ()
     bundle: str | None = None
     folder: str | None = None
@@ -79,12 +79,12 @@ class Access(Discreet, msgspec.Struct, frozen=True, kw_only=True):
         name = without_login(name) if "@" in name else name
         return quote(_NO_ESCAPE.sub("%25", name) if "%" in name else name, safe=_URL_SIGNS)
 
-    def sign(self, address: str, keys: Keys | None, method: str = "GET") -> Sequence[str]:
+    def sign(self, address: str, keys: AwsKeys | None, method: str = "GET") -> Sequence[str]:
         """The header lines of a request, with a signature if there are keys."""
         return self.headers if self.signer is None or keys is None else self.signer.sign(address, keys, method)
 
 
-def make_access(root: Root, issued: Issued[Keys | None] | None = None) -> Access | None:
+def make_access(root: StoreRoot, issued: Issued[AwsKeys | None] | None = None) -> Access | None:
     """Returns the access to a root, given the result of its ring, if any; None if only obstore finds the credentials.
 
     Raises:
@@ -123,7 +123,7 @@ def make_access(root: Root, issued: Issued[Keys | None] | None = None) -> Access
     )
 
 
-def _connect_seconds(root: Root) -> float:
+def _connect_seconds(root: StoreRoot) -> float:
     """The time for a connection; refuses what is none, as a client of a service may send it."""
     text = str(root.settings.client.get("connect_timeout", _CONNECT_SECONDS)).removesuffix("s")
     try:
@@ -139,7 +139,7 @@ def _connect_seconds(root: Root) -> float:
     return seconds
 
 
-def _header_lines(root: Root) -> tuple[str, ...]:
+def _header_lines(root: StoreRoot) -> tuple[str, ...]:
     """The lines of the user's headers; refuses line breaks, which libcurl would write as they are."""
     lines = []
     for name, value in cast("dict[str, str]", root.settings.client.get("default_headers", {})).items():
@@ -189,14 +189,14 @@ class Signer:
         self._headers = headers
         self._now = now
         self._second = 0
-        self._keys: Keys | None = None
+        self._keys: AwsKeys | None = None
         self._signing_key = b""
         self._lines: list[str] = []
         self._canonical_rest = ""
         self._to_sign = ""
         self._authorization = ""
 
-    def sign(self, address: str, keys: Keys, method: str = "GET") -> list[str]:
+    def sign(self, address: str, keys: AwsKeys, method: str = "GET") -> list[str]:
         """The header lines of a request, with its signature.
 
         Args:
@@ -213,7 +213,7 @@ class Signer:
         signature = hmac.digest(self._signing_key, to_sign.encode(), "sha256").hex()
         return [self._authorization + signature, *self._lines]
 
-    def _prepare(self, second: int, keys: Keys) -> None:
+    def _prepare(self, second: int, keys: AwsKeys) -> None:
         self._second = second
         self._keys = keys
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second))

@@ -259,7 +259,7 @@ class Handle:
         body = self._answer.decode("utf-8", "replace")
         after = failures.parse_retry_after(headers.get(b"retry-after", b"").decode("latin-1"))
         region = headers.get(b"x-amz-bucket-region", b"").decode("latin-1") or failures.word_of(body, "Region")
-        answer = failures.Answer(status, failures.word_of(body, "Code"), after, failures.message_of(body), region)
+        answer = failures.StoreAnswer(status, failures.word_of(body, "Code"), after, failures.message_of(body), region)
         return failures.error_of(self._target.url, answer)
 
 

@@ -37,7 +37,7 @@ from streamer.store.curl.handle import Handle, Whole
 from streamer.store.curl.multi import Multi
 from streamer.store.curl.uploads import upload
 from streamer.store.obstore_store import ObstoreStore, Page, await_answer
-from streamer.store.root import Root
+from streamer.store.root import StoreRoot
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ _ELSEWHERE = (301, 307, 400)
 class CurlStore(ObstoreStore):
     """An ObstoreStore that reads, lists and asks by libcurl. Lives on one event loop."""
 
-    def __init__(self, root: Root) -> None:
+    def __init__(self, root: StoreRoot) -> None:
         super().__init__(root)
         self._access: Access | None = None
         self._is_found = False
@@ -383,7 +383,7 @@ class GuardedStore(CurlStore):
         place: url to which the client's choice leads.
     """
 
-    def __init__(self, root: Root, place: str) -> None:
+    def __init__(self, root: StoreRoot, place: str) -> None:
         super().__init__(root)
         self._place = place
 

@@ -17,9 +17,9 @@ from streamer.errors import StreamerError
 from streamer.store import open_root
 from streamer.store.addresses.urls import shown
 from streamer.store.base import Get
-from streamer.store.credentials.boto_keys import Keys
+from streamer.store.credentials.boto_keys import AwsKeys
 from streamer.store.credentials.key_ring import Issued
-from streamer.store.root import Root
+from streamer.store.root import StoreRoot
 from streamer.tools.doctor.finding import Finding
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _PAGE = "docs/deploy/credentials.md"
 
 async def url_findings(url: str, options: Mapping[str, object]) -> list[Finding]:
     """Lists the first objects below a url and reads a byte of one."""
-    root = Root.resolve(url, options)
+    root = StoreRoot.resolve(url, options)
     found = access_findings(root)
     store = open_root(root)
     try:
@@ -56,7 +56,7 @@ async def url_findings(url: str, options: Mapping[str, object]) -> list[Finding]
     return found
 
 
-def access_findings(root: Root) -> list[Finding]:
+def access_findings(root: StoreRoot) -> list[Finding]:
     """Reports the credentials, their end, and the server; returns nothing for urls that only fsspec reads."""
     if root.family is None:
         return []
@@ -67,7 +67,7 @@ def access_findings(root: Root) -> list[Finding]:
         return [Finding("problem", "endpoint", str(error), _PAGE)]
 
 
-def credential_findings(root: Root) -> Iterator[Finding]:
+def credential_findings(root: StoreRoot) -> Iterator[Finding]:
     """Yields the origin and the end of the credentials; their values are not shown."""
     find = root.make_credentials_finder()
     if find is None:
@@ -86,13 +86,13 @@ def credential_findings(root: Root) -> Iterator[Finding]:
         return
     yield _describe_credentials(issued)
     # Another store's keys are not for AWS, whether options, environment or profile name its endpoint.
-    if isinstance(issued.credentials, Keys):
+    if isinstance(issued.credentials, AwsKeys):
         host = urlsplit(root.find_place(issued.region).base).hostname
         if f".{host}".endswith(_AWS_DOMAINS):
             yield _identity(issued.credentials, issued.region)
 
 
-def _identity(keys: Keys, region: str | None) -> Finding:
+def _identity(keys: AwsKeys, region: str | None) -> Finding:
     """Asks STS for the owner of the keys, which every identity may do (GetCallerIdentity needs no permission)."""
     try:
         from botocore.config import Config
@@ -130,7 +130,7 @@ def _describe_credentials(issued: Issued[object]) -> Finding:
     return Finding("ok", "credentials", fact)
 
 
-def _endpoint(root: Root) -> str:
+def _endpoint(root: StoreRoot) -> str:
     """Returns the url of a server of the store, whose answers have a date."""
     if root.is_web:
         return root.url

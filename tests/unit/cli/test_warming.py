@@ -12,7 +12,7 @@ from streamer.cli.warm_command import summary
 from streamer.cli.warming import Pace, Warmed, cut, file_bytes, plan
 from streamer.formats.chunkfile import CRC_BYTES, HEADER_BYTES
 from streamer.manifest.table import Manifest
-from streamer.peers.homes import Homes, Member, Place
+from streamer.peers.homes import ChunkPlace, Homes, PeerMember
 
 CHUNKS = 40
 
@@ -44,11 +44,11 @@ def test_what_fits_is_what_the_cache_would_keep() -> None:
 
 def test_among_peers_the_chunks_of_this_engine_come_first() -> None:
     """Those whose home it is: two engines that warm a dataset that fits into both together read other chunks."""
-    manifest, members = _manifest(), [Member("a"), Member("b")]
+    manifest, members = _manifest(), [PeerMember("a"), PeerMember("b")]
     chosen = []
     for me, other in (members, members[::-1]):
         homes = Homes(me, [other])
-        own = homes.places(to_keys(manifest.chunk_keys).view("<u8").reshape(-1, 2)[:, 0]) == Place.HOME
+        own = homes.places(to_keys(manifest.chunk_keys).view("<u8").reshape(-1, 2)[:, 0]) == ChunkPlace.HOME
         room = int(own.sum()) * charge(_size())
         chosen.append(plan(manifest, set(), room, places=homes.places).chunks.tolist())
         assert sorted(chosen[-1]) == np.flatnonzero(own).tolist()

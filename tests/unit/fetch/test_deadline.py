@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from streamer.fetch.presence_clock import Deadline, PresenceClock
+from streamer.fetch.presence_clock import PresenceClock, TaskDeadline
 
 MS = 0.001
 
 
-async def _waits(deadline: Deadline) -> str:
+async def _waits(deadline: TaskDeadline) -> str:
     try:
         await asyncio.sleep(3600)
     except asyncio.CancelledError:
@@ -23,9 +23,9 @@ async def _waits(deadline: Deadline) -> str:
     return "in time"
 
 
-def _in(seconds: float) -> Deadline:
+def _in(seconds: float) -> TaskDeadline:
     clock = PresenceClock()
-    return Deadline(clock, clock.time() + seconds)
+    return TaskDeadline(clock, clock.time() + seconds)
 
 
 async def test_time_is_up() -> None:
@@ -54,7 +54,7 @@ async def test_closed_before_its_time() -> None:
 @pytest.mark.parametrize("also_late", [False, True])
 async def test_cancellation_by_somebody_else_stays_one(also_late: bool) -> None:
     """Also when both happen at once."""
-    made: list[Deadline] = []
+    made: list[TaskDeadline] = []
 
     async def work() -> str:
         made.append(_in(3600))
@@ -85,7 +85,7 @@ async def test_move_after_the_end_does_nothing() -> None:
 async def test_more_time_is_given_as_long_as_it_is_asked_for() -> None:
     """The question comes at each end of the time; the first 0 ends it."""
     clock, answers = PresenceClock(), [0.001, 0.001, 0.0]
-    deadline = Deadline(clock, clock.time(), lambda: answers.pop(0))
+    deadline = TaskDeadline(clock, clock.time(), lambda: answers.pop(0))
     with pytest.raises(asyncio.CancelledError):
         await asyncio.sleep(3600)
     assert deadline.take_back()

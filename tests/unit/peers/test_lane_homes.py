@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer.peers.homes import Homes, Member, Place
+from streamer.peers.homes import ChunkPlace, Homes, PeerMember
 from streamer.peers.lane_homes import LaneHomes, LaneReaders
 
-MEMBERS = [Member(f"{number:032x}", f"10.0.0.{number}:7070", 1 << 30) for number in range(4)]
+MEMBERS = [PeerMember(f"{number:032x}", f"10.0.0.{number}:7070", 1 << 30) for number in range(4)]
 CHUNKS, LANES = 3000, 6
 KEYS = np.random.default_rng(0).integers(0, 256, (CHUNKS, 16), dtype=np.uint8)
 WORDS = KEYS.view("<u8")[:, 0]
@@ -31,16 +31,16 @@ def test_a_chunk_is_kept_where_its_lane_is_read() -> None:
     """Each has one home, in proportion to what its readers read; the other reader spares its transfer."""
     views = _views(train=_readers())
     places = np.stack([homes.places(WORDS) for homes in views])
-    assert ((places == Place.HOME).sum(axis=0) == 1).all()
+    assert ((places == ChunkPlace.HOME).sum(axis=0) == 1).all()
     home = places.argmax(axis=0)
     for lane, readers in enumerate(READERS):
         mine = lane == CHUNK_LANES
         for member, share in readers:
             expected = share / sum(share for _, share in readers)
             assert (home[mine] == member).mean() == pytest.approx(expected, abs=0.05)
-            assert (places[member, mine] >= Place.READ).all()
-    assert (places[3, CHUNK_LANES == 0] == Place.SECOND).all()
-    assert (places[2, CHUNK_LANES == 0] == Place.OTHER).all()
+            assert (places[member, mine] >= ChunkPlace.READ).all()
+    assert (places[3, CHUNK_LANES == 0] == ChunkPlace.SECOND).all()
+    assert (places[2, CHUNK_LANES == 0] == ChunkPlace.OTHER).all()
     assert sum(homes.share for homes in views) == pytest.approx(1.0)
 
 
@@ -52,7 +52,7 @@ def test_all_members_agree_on_the_home_and_on_where_it_looks() -> None:
         assert orders == [orders[0]] * 4
         lane = CHUNK_LANES[number]
         home = MEMBERS.index(views[0].order(KEYS[number].tobytes())[0])
-        assert views[home].places(WORDS[number : number + 1]) == [Place.HOME]
+        assert views[home].places(WORDS[number : number + 1]) == [ChunkPlace.HOME]
         assert len(orders[0]) == (2 if lane in (0, 4, 5) else 1)
         if lane == 0:
             assert orders[0] == [MEMBERS[0].id, MEMBERS[3].id]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from streamer.peers.protocol import Facts
+from streamer.peers.protocol import PeerFacts
 from streamer.peers.roster import Roster
 
-ME = Facts("me", "m1", 1 << 30, 1, "0")
+ME = PeerFacts("me", "m1", 1 << 30, 1, "0")
 
 
-def facts(name: str, instance: str = "1", limit_bytes: int = 1 << 30) -> Facts:
-    return Facts(name, instance, limit_bytes, 1, "0")
+def facts(name: str, instance: str = "1", limit_bytes: int = 1 << 30) -> PeerFacts:
+    return PeerFacts(name, instance, limit_bytes, 1, "0")
 
 
 class Warned:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from streamer.peers.homes import Member
-from streamer.peers.source import Ask, Found, choose_peer
+from streamer.peers.homes import PeerMember
+from streamer.peers.source import FoundChunks, PeerChoice, choose_peer
 
-ME, HOME, SECOND = Member("me"), Member("home"), Member("second")
+ME, HOME, SECOND = PeerMember("me"), PeerMember("home"), PeerMember("second")
 FETCH, LOOK = True, False
 
 
@@ -15,26 +15,28 @@ FETCH, LOOK = True, False
     ("order", "down", "may_have", "for_peer", "asked"),
     [
         # The home answers: it fetches the chunk for all.
-        ([HOME, SECOND], [], True, False, Ask(HOME, FETCH)),
-        ([HOME, ME], [], True, False, Ask(HOME, FETCH)),
+        ([HOME, SECOND], [], True, False, PeerChoice(HOME, FETCH)),
+        ([HOME, ME], [], True, False, PeerChoice(HOME, FETCH)),
         # It is down: the next one takes its place; this engine, by the store.
-        ([HOME, SECOND], [HOME], True, False, Ask(SECOND, FETCH)),
+        ([HOME, SECOND], [HOME], True, False, PeerChoice(SECOND, FETCH)),
         ([HOME, ME], [HOME], True, False, None),
         ([HOME, SECOND], [HOME, SECOND], True, False, None),
         # The home is here: the second member may have the chunk from before.
-        ([ME, SECOND], [], True, False, Ask(SECOND, LOOK)),
+        ([ME, SECOND], [], True, False, PeerChoice(SECOND, LOOK)),
         ([ME, SECOND], [], False, False, None),
         ([ME, SECOND], [SECOND], True, False, None),
         ([ME], [], True, False, None),
         # Only a peer waits for it: no third engine fetches it.
-        ([HOME, SECOND], [], True, True, Ask(HOME, LOOK)),
-        ([ME, SECOND], [], True, True, Ask(SECOND, LOOK)),
+        ([HOME, SECOND], [], True, True, PeerChoice(HOME, LOOK)),
+        ([ME, SECOND], [], True, True, PeerChoice(SECOND, LOOK)),
     ],
 )
-def test_the_cases(order: list[Member], down: list[Member], may_have: bool, for_peer: bool, asked: Ask | None) -> None:
+def test_the_cases(
+    order: list[PeerMember], down: list[PeerMember], may_have: bool, for_peer: bool, asked: PeerChoice | None
+) -> None:
     """None: the store."""
 
-    def is_up(member: Member) -> bool:
+    def is_up(member: PeerMember) -> bool:
         return member not in down
 
     assert choose_peer(order, ME, is_up, lambda _: may_have, for_peer=for_peer) == asked
@@ -42,7 +44,7 @@ def test_the_cases(order: list[Member], down: list[Member], may_have: bool, for_
 
 def test_a_member_without_the_chunks_is_soon_asked_rarely() -> None:
     """Eight misses in a row, then every 32nd chunk; one that is found opens it again."""
-    found = Found()
+    found = FoundChunks()
 
     def asked(chunks: int, has: bool) -> int:
         count = 0

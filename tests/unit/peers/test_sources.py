@@ -19,10 +19,10 @@ from streamer.fetch.memory_budget import MemoryBudget
 from streamer.formats.chunkfile import file_bytes
 from streamer.manifest.model import Codec
 from streamer.peers.client import Asked, Refusal
-from streamer.peers.homes import Homes, Member
+from streamer.peers.homes import Homes, PeerMember
 from streamer.peers.source import PeerSource
 
-ME, PEER = Member("me", "here:1"), Member("peer", "there:1", 1 << 60)
+ME, PEER = PeerMember("me", "here:1"), PeerMember("peer", "there:1", 1 << 60)
 LENGTH = 1000
 CHUNK = SimpleNamespace(key=bytes(16), samples=1, codec=Codec.IDENTITY)
 MANIFEST = SimpleNamespace(
@@ -38,14 +38,14 @@ class Parts:
         self.answer = answer
         self.notes: list[str] = []
 
-    async def fetch_chunk(self, member: Member, asked: Asked, late: asyncio.Event) -> Fetched | Refusal:
+    async def fetch_chunk(self, member: PeerMember, asked: Asked, late: asyncio.Event) -> Fetched | Refusal:
         self.notes.append(f"asked {member.id}")
         return self.answer
 
-    def is_up(self, member: Member) -> bool:
+    def is_up(self, member: PeerMember) -> bool:
         return True
 
-    def reject(self, member: Member) -> None:
+    def reject(self, member: PeerMember) -> None:
         self.notes.append(f"rejected {member.id}")
 
     async def bring(self, fetch: Fetch) -> None:

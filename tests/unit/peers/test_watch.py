@@ -10,7 +10,7 @@ import pytest
 
 from streamer.fetch.presence_clock import PresenceClock
 from streamer.peers.peer import Peer
-from streamer.peers.transfer import Transfer
+from streamer.peers.transfer import PeerTransfer
 from streamer.peers.watch import Watch
 from tests.unit.steered_loop import SteeredLoop
 
@@ -24,8 +24,8 @@ class Asked:
     def __init__(self, loop: SteeredLoop, peer: Peer, *, due_seconds: float = 0.0, waits: float = 0.0) -> None:
         self.peer, self.late = peer, asyncio.Event()
         self._transfer = SimpleNamespace(received=0, is_waiting_for_memory=False)
-        transfer = cast(Transfer, self._transfer)
-        self.watch = Watch(PresenceClock(), peer, transfer, self.late, due_seconds=due_seconds, waits=waits)
+        transfer = cast(PeerTransfer, self._transfer)
+        self.watch = Watch(PresenceClock(), peer, transfer, self.late, due_seconds=due_seconds, grace_seconds=waits)
 
     def arrives(self, count: int) -> None:
         self._transfer.received += count

@@ -10,7 +10,7 @@ import pytest
 from streamer.errors import AccessDeniedError, ConfigError
 from streamer.store import guard
 from streamer.store.obstore_clients import certificates
-from streamer.store.root import Root
+from streamer.store.root import StoreRoot
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "empty", "missing"])
@@ -32,6 +32,6 @@ def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("path", ["/etc/shadow", "/no/such/file", "/dev/zero"])
 def test_a_client_names_no_files(path: str) -> None:
     """What a service answers does not depend on what there is."""
-    root = Root.resolve("s3://bucket/x/", {"key": "a", "secret": "b", "client_kwargs": {"verify": path}})
+    root = StoreRoot.resolve("s3://bucket/x/", {"key": "a", "secret": "b", "client_kwargs": {"verify": path}})
     with pytest.raises(AccessDeniedError, match="verify in storage_options is a file"):
         guard.check(root, is_curl=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from streamer.errors import AccessDeniedError, ConfigError, StoreError, ThrottledError
-from streamer.store.failures import Answer, error_of, redact, short_read, translate_errors
+from streamer.store.failures import StoreAnswer, error_of, redact, short_read, translate_errors
 
 
 def test_unknown_status_is_a_store_error() -> None:
     """A status without an entry keeps its number and code."""
-    error = error_of("s3://b/k", Answer(599, "Odd"))
+    error = error_of("s3://b/k", StoreAnswer(599, "Odd"))
     assert type(error) is StoreError
     assert (error.details["status"], error.details["code"]) == (599, "Odd")
     assert "599 Odd" in str(error)
@@ -18,14 +18,14 @@ def test_unknown_status_is_a_store_error() -> None:
 
 def test_expired_credentials_are_access_denied_whatever_the_status() -> None:
     """S3 answers 400 to an expired token."""
-    error = error_of("s3://b/k", Answer(400, "ExpiredToken"))
+    error = error_of("s3://b/k", StoreAnswer(400, "ExpiredToken"))
     assert isinstance(error, AccessDeniedError)
     assert "renew" in str(error)
 
 
 def test_message_hides_signed_urls() -> None:
     """A presigned url is named without its query."""
-    assert "hush" not in str(error_of("https://h/k?X-Amz-Signature=hush", Answer(403)))
+    assert "hush" not in str(error_of("https://h/k?X-Amz-Signature=hush", StoreAnswer(403)))
 
 
 def test_short_read_has_the_numbers() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from streamer.errors import StreamerError
 from streamer.store import open_store
 from streamer.store.options import _TABLES
-from streamer.store.root import Root
+from streamer.store.root import StoreRoot
 
 URLS = {
     "s3": ["s3://bucket/a"],
@@ -51,7 +51,7 @@ def asked(draw: st.DrawFn) -> tuple[str, dict[str, object]]:
 
 
 def _use(url: str, options: dict[str, object], *, guarded: bool) -> None:
-    Root.resolve(url, options, {}).describe_chosen_endpoint({})
+    StoreRoot.resolve(url, options, {}).describe_chosen_endpoint({})
     store = open_store(url, options, refuse_local=guarded)
 
     async def prepare() -> None:

@@ -15,7 +15,7 @@ from streamer.errors import AccessDeniedError, ConfigError, StoreError
 from streamer.store import failures, open_store, options
 from streamer.store.addresses import urls
 from streamer.store.obstore_clients import map_error
-from streamer.store.root import Root
+from streamer.store.root import StoreRoot
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_the_way_to_a_store(
     url: str, options: Mapping[str, object], variables: Mapping[str, str], credentials: str, endpoint: str
 ) -> None:
     """From the options and the environment."""
-    root = Root.resolve(url, options, {})
+    root = StoreRoot.resolve(url, options, {})
     said = [root.describe_credentials(variables)[0], root.describe_endpoint(variables)]
     assert credentials in said[0]
     assert endpoint in said[1]
@@ -45,8 +45,8 @@ def test_the_way_to_a_store(
 
 def test_a_refusal_says_with_which_credentials() -> None:
     """401 and 403 keep their advice; the type and the details stay."""
-    root = Root.resolve("s3://b", {"anon": True})
-    refusal = root.explain(failures.error_of("s3://b/x", failures.Answer(403, "AccessDenied")))
+    root = StoreRoot.resolve("s3://b", {"anon": True})
+    refusal = root.explain(failures.error_of("s3://b/x", failures.StoreAnswer(403, "AccessDenied")))
     assert isinstance(refusal, AccessDeniedError)
     assert "answered 403 AccessDenied to a request without credentials" in str(refusal)
     assert "; check the credentials" in str(refusal)
@@ -55,7 +55,7 @@ def test_a_refusal_says_with_which_credentials() -> None:
 
 def test_a_missing_connection_says_what_was_tried() -> None:
     """A host name that does not exist, a port that refuses; not a connection that broke later."""
-    root = Root.resolve("s3://b", {"endpoint_url": "http://nosuch:1"})
+    root = StoreRoot.resolve("s3://b", {"endpoint_url": "http://nosuch:1"})
     error = root.explain(failures.unreachable("s3://b/x", failures.UNRESOLVED))
     assert isinstance(error, StoreError)
     assert str(error).endswith("tried http://nosuch:1 (endpoint_url in storage_options)")

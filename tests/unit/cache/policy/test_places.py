@@ -8,7 +8,7 @@ import pytest
 from streamer.cache.policy.answers import Admit, CachePart, Wait
 from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.cache.policy.table import Places, Words, charge
-from streamer.peers.homes import Place
+from streamer.peers.homes import ChunkPlace
 
 CHUNK_BYTES = 100_000
 CHUNKS = 400
@@ -18,9 +18,9 @@ KEYS = np.random.default_rng(3).integers(0, 256, (CHUNKS, 16), dtype=np.uint8)
 def placed(home: int, second: int) -> Places:
     """The chunks of the lowest numbers are at home here, the next ones second."""
     words = KEYS.view("<u8")[:, 0]
-    places = np.full(CHUNKS, Place.OTHER)
-    places[:home] = Place.HOME
-    places[home : home + second] = Place.SECOND
+    places = np.full(CHUNKS, ChunkPlace.OTHER)
+    places[:home] = ChunkPlace.HOME
+    places[home : home + second] = ChunkPlace.SECOND
     known = dict(zip(words.tolist(), places.tolist(), strict=True))
 
     def of(asked: Words) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streamer.errors import ConfigError
 from streamer.store.addresses.globs import GlobSet
-from streamer.store.addresses.patterns import Pattern
+from streamer.store.addresses.patterns import UrlPattern
 
 _PIECES = ("a", "b", "/", "*", "**", "**/", "?", "[ab]", "[!a]", "[a-b]", "[", "c]")
 _EXPRESSIONS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
@@ -57,7 +57,7 @@ def test_globs_keep_what_a_regular_expression_keeps(globs: list[str], urls: list
 )
 def test_no_glob_takes_long(glob: str) -> None:
     """The time grows with the letters of the key, not with the ways to divide it among the stars."""
-    pattern, url = Pattern.parse(glob), "s3://b/train/" + "a" * 1000 + "b.tar"
+    pattern, url = UrlPattern.parse(glob), "s3://b/train/" + "a" * 1000 + "b.tar"
     begun = time.process_time()
     pattern.matches(url)
     assert time.process_time() - begun < 1.0
@@ -65,7 +65,7 @@ def test_no_glob_takes_long(glob: str) -> None:
 
 def test_an_automaton_forgets() -> None:
     """Keys that are all different do not fill the memory, and are told apart after it has forgotten."""
-    pattern = Pattern.parse("s3://b/*" + "?" * 300 + "x*y")
+    pattern = UrlPattern.parse("s3://b/*" + "?" * 300 + "x*y")
     for number in range(200):
         middle = chr(0x4E00 + number) * (300 + number % 3)
         assert pattern.matches(f"s3://b/{middle}x{number}y")
@@ -75,7 +75,7 @@ def test_an_automaton_forgets() -> None:
 def test_globs_that_differ_behind_a_star_are_bounded() -> None:
     """The error says what to write; globs that differ before their first star are looked up, and may be many."""
     with pytest.raises(ConfigError, match=r"write \* instead of the braces"):
-        Pattern.parse("s3://b/*-{00000..99999}.tar")
-    many = Pattern.parse("s3://b/{00000..99999}/*.tar")
+        UrlPattern.parse("s3://b/*-{00000..99999}.tar")
+    many = UrlPattern.parse("s3://b/{00000..99999}/*.tar")
     assert many.matches("s3://b/77777/x.tar")
     assert not many.matches("s3://b/777777/x.tar")

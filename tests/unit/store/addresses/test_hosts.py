@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from streamer.errors import AccessDeniedError, ConfigError, StreamerError
 from streamer.store import guard, open_store
 from streamer.store.addresses.hosts import is_of_aws, is_of_azure
-from streamer.store.root import Root
+from streamer.store.root import StoreRoot
 
 SUFFIXES = {
     "s3": (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu"),
@@ -244,7 +244,7 @@ def test_a_region_of_the_environment_is_checked(monkeypatch):
     monkeypatch.setenv("AWS_REGION", "x@evil.example/#")
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
     with pytest.raises(ConfigError, match="no region of AWS"):
-        Root.resolve("s3://bucket").find_place(None)
+        StoreRoot.resolve("s3://bucket").find_place(None)
 
 
 @pytest.mark.parametrize(
@@ -312,4 +312,4 @@ def test_translated_addresses_are_this_machine(host):
 def test_the_place_that_options_name(url, options, named):
     """What another client's url does not say; without logins."""
     variables = {"AZURE_STORAGE_ACCOUNT": "mine", "AWS_REGION": "eu-central-1"}
-    assert Root.resolve(url, options).describe_chosen_endpoint(variables) == named
+    assert StoreRoot.resolve(url, options).describe_chosen_endpoint(variables) == named

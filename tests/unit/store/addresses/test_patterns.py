@@ -7,7 +7,7 @@ import time
 import pytest
 
 from streamer.errors import ConfigError
-from streamer.store.addresses.patterns import Pattern, brace_order, count_urls, expand, require_file_url
+from streamer.store.addresses.patterns import UrlPattern, brace_order, count_urls, expand, require_file_url
 from streamer.store.addresses.urls import find_bucket_url
 
 
@@ -48,7 +48,7 @@ def test_nonsense_ranges(url: str) -> None:
 )
 def test_what_a_pattern_keeps(pattern: str, yes: list[str], no: list[str]) -> None:
     """A star stays inside a folder, two stars do not; dots are dots."""
-    found = Pattern.parse(pattern)
+    found = UrlPattern.parse(pattern)
     assert all(map(found.matches, yes))
     assert not any(map(found.matches, no))
 
@@ -64,7 +64,7 @@ def test_what_a_pattern_keeps(pattern: str, yes: list[str], no: list[str]) -> No
 )
 def test_what_is_listed(url: str, folder: str, single: bool) -> None:
     """The deepest folder that holds everything."""
-    assert (Pattern.parse(url).folder, Pattern.parse(url).single) == (folder, single)
+    assert (UrlPattern.parse(url).folder, UrlPattern.parse(url).single) == (folder, single)
 
 
 @pytest.mark.parametrize("url", ["https://h/a/*.tar", "https://h/a/"])

@@ -30,7 +30,7 @@ def test_keys_and_region_of_a_profile(config: Path) -> None:
     """They do not end, and are not shown."""
     config.write_text("[profile p]\nregion = r-1\naws_access_key_id = k\naws_secret_access_key = hidden\n")
     found = boto_keys.find(ROOT, "p")
-    assert (found.region, found.credentials, found.ends) == ("r-1", boto_keys.Keys("k", "hidden"), None)
+    assert (found.region, found.credentials, found.ends) == ("r-1", boto_keys.AwsKeys("k", "hidden"), None)
     assert "hidden" not in repr(found.credentials) + repr(found)
 
 
@@ -65,8 +65,8 @@ def test_the_environment_does_without_boto(monkeypatch: pytest.MonkeyPatch) -> N
     assert boto_keys.find(ROOT, None).credentials is None
     pair = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
     assert boto_keys.find_in_environment({"AWS_ACCESS_KEY_ID": "k"}) is None
-    assert boto_keys.find_in_environment(pair) == boto_keys.Keys("k", "s", None)
-    assert boto_keys.find_in_environment({**pair, "AWS_SESSION_TOKEN": "t"}) == boto_keys.Keys("k", "s", "t")
+    assert boto_keys.find_in_environment(pair) == boto_keys.AwsKeys("k", "s", None)
+    assert boto_keys.find_in_environment({**pair, "AWS_SESSION_TOKEN": "t"}) == boto_keys.AwsKeys("k", "s", "t")
 
 
 def test_what_needs_boto_is_refused_without_it(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,4 +84,4 @@ def test_what_needs_boto_is_refused_without_it(config: Path, monkeypatch: pytest
         boto_keys.find(ROOT, None)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
-    assert boto_keys.find(ROOT, None).credentials == boto_keys.Keys("k", "s")
+    assert boto_keys.find(ROOT, None).credentials == boto_keys.AwsKeys("k", "s")

@@ -9,7 +9,7 @@ import pytest
 from streamer.errors import ConfigError
 from streamer.store.curl import access as curl_access
 from streamer.store.curl.access import Access, find_trusted_certificates, make_access
-from streamer.store.root import Root
+from streamer.store.root import StoreRoot
 
 SECRET = "do-not-show"
 
@@ -37,7 +37,7 @@ def test_the_address_of_a_key() -> None:
 
 
 def _access(headers: dict[str, str]) -> Access | None:
-    return make_access(Root.resolve("http://h/x", {"headers": headers}))
+    return make_access(StoreRoot.resolve("http://h/x", {"headers": headers}))
 
 
 def test_headers_become_lines() -> None:

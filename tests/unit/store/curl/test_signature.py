@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from streamer.store.credentials.boto_keys import Keys
+from streamer.store.credentials.boto_keys import AwsKeys
 from streamer.store.curl.access import Signer
 
-KEYS = Keys("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
+KEYS = AwsKeys("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
 # 24 May 2013, midnight UTC.
 MOMENT = 1_369_353_600.0
 ADDRESS = "https://examplebucket.s3.amazonaws.com/test.txt"
@@ -32,7 +32,7 @@ def test_the_example_of_aws() -> None:
 
 def test_what_is_kept_is_for_this_second_and_these_keys() -> None:
     """A later second and other keys sign as if nothing had been kept; within a second the same is signed the same."""
-    later, token = MOMENT + 86_400.0, Keys(KEYS.key, KEYS.secret, "token")
+    later, token = MOMENT + 86_400.0, AwsKeys(KEYS.key, KEYS.secret, "token")
     signer = _signer(MOMENT, MOMENT + 0.9, later, later)
     signed = [signer.sign(ADDRESS, keys) for keys in (KEYS, KEYS, KEYS, token)]
     assert signed[0] == signed[1]
