@@ -46,7 +46,7 @@ class Watch:
     | at a look                                        | then                                        |
     | ------------------------------------------------ | ------------------------------------------- |
     | the answer has begun, or its body comes quickly  | there is another look                       |
-    | nothing comes, and the peer sends to nobody      | it is late: the store is asked as well      |
+    | nothing comes, and the peer sends to no request  | it is late: the store is asked as well      |
     | nothing comes, the peer sends to others          | it is late if the budget of the peer allows |
     | the same for the fourth time                     | it is late                                  |
 
