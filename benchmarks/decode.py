@@ -72,7 +72,7 @@ class Ours:
         with StreamingDataLoader(self._dataset, BATCH, 1, reports=None) as loader:
             for batch in loader:
                 del batch
-        source = self._dataset._for_loader().prepare(BATCH).recipe().open()
+        source = self._dataset._get_opening().prepare(BATCH).recipe().open()
         self._maker = BatchMaker(source, MakerRules(seed=17))
         self._slot = np.zeros(BATCH * (SIDE * SIDE * 3 + 1024), np.uint8)
         self._batches = len(contents) // BATCH

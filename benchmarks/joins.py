@@ -184,8 +184,8 @@ def run_order(kind: str, order: str, samples: int, folder: Path) -> dict[str, An
         right = buckets.dataset("right", decode=None)
         joined = left.join(right, on=("json.uid", "uid"))
         assert joined.samples == samples
-        (join,) = joined._member.opened.joins
-        cost = join_cost(join, joined._member.opened)
+        (join,) = joined._member.open().joins
+        cost = join_cost(join, joined._member.open())
         chunk_bytes = float(join.manifest.chunk_local_bytes.mean())
         said, _ = cost.estimate(min(1.0, cache_bytes / cost.local_bytes))
         found = {"kB": chunk_bytes / 1e3, "uses": cost.uses, "said": said / cost.row_bytes}

@@ -236,7 +236,7 @@ class FakePrepared:
         """One dataset, not a mix."""
         return []
 
-    def growing_stats(self, epoch: int, batch: int) -> None:
+    def measure_growth(self, epoch: int, batch: int) -> None:
         """It does not grow."""
 
     def count_drawn(self, epoch: int, batch: int) -> dict[str, MemberCount]:
@@ -254,11 +254,11 @@ class FakePrepared:
         """Its number."""
         return str(ordinal)
 
-    def skipped(self, ordinal: int, cause: str) -> Skipped:
+    def describe_skip(self, ordinal: int, cause: str) -> Skipped:
         """The record of a sample that was replaced."""
         return Skipped(ordinal, self.sample_key(ordinal), cause)
 
-    def shared_budget(self) -> StoreBudget | None:
+    def open_budget(self) -> StoreBudget | None:
         """The test's budget; None: there are no other ranks."""
         return self.shared
 
@@ -356,7 +356,7 @@ class FakeDataset:
         self.begun = False
         self.prepared: FakePrepared | None = None
 
-    def _for_loader(self) -> FakeDataset:
+    def _get_opening(self) -> FakeDataset:
         return self
 
     @property
@@ -384,11 +384,11 @@ class FakeDataset:
         """There are no other ranks."""
         return False
 
-    def compare(self, prepare: Callable[[], FakePrepared], place: str) -> None:
+    def prepare_and_share(self, prepare: Callable[[], FakePrepared], place: str) -> None:
         """Prepares this rank only."""
         prepare()
 
-    def take_requested_epoch(self) -> int | None:
+    def take_epoch(self) -> int | None:
         """The value of `requested_epoch`, once."""
         requested_epoch, self.requested_epoch = self.requested_epoch, None
         return requested_epoch

@@ -147,7 +147,7 @@ def open_samples(arguments: argparse.Namespace, manifest: Manifest) -> OpenedDat
     if arguments.where is not None:
         dataset = dataset.select(where=arguments.where)
     with contextlib.closing(dataset):
-        return dataset._member.opened
+        return dataset._member.open()
 
 
 def dataset_of(arguments: argparse.Namespace, manifest: str | None) -> StreamingDataset:

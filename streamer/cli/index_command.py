@@ -202,13 +202,12 @@ def _add_columns(manifest: Manifest, client: EngineClient, request: GetManifest,
 
     from streamer.batches.scan import KEY
     from streamer.client.engine_client import EngineClient
-    from streamer.loader.members.column_reader import Columns
+    from streamer.loader.members.columns import SampleColumns
     from streamer.loader.members.connections import EngineConnections
-    from streamer.loader.members.joins.keys import KeyReader
-    from streamer.loader.members.joins.tables import keep_keys
+    from streamer.loader.members.keys import KeyReader, keep_keys
 
     with closing(EngineConnections(lambda: EngineClient(client.settings))) as connections:
-        Columns(manifest, None, client.fallback_dir, connections, request).read(names)
+        SampleColumns(manifest, None, client.fallback_dir, connections=connections, request=request).read(names)
         if KEY in names:
             # The column has it: nothing is read again.
             keep_keys(KeyReader(manifest, connections, KEY, fallback_dir=client.fallback_dir))

@@ -144,13 +144,13 @@ def _find_annotations(arguments: argparse.Namespace, manifest: Manifest, client:
     """The annotations that are named, or that lie beside the files."""
     from streamer.annotations.join import JoinRules, annotations_of, pass_over
     from streamer.annotations.options import Annotations
-    from streamer.loader.members.joins.joining import find_table
+    from streamer.loader.options.dataset_options import table_request
 
     named = Annotations.parse(arguments.annotations)
     if (found := annotations_of(manifest, named, arguments.urls)) is None:
         return None
     try:
-        table = find_table(client, found)
+        table = client.manifest(table_request(found))
     except ConfigError as error:
         pass_over(error, named, found)
         return None
@@ -162,8 +162,7 @@ def _find_sample(key: str, manifest: Manifest, client: EngineClient) -> int:
     from streamer.batches.scan import KEY
     from streamer.client.engine_client import EngineClient
     from streamer.loader.members.connections import EngineConnections
-    from streamer.loader.members.joins.keys import KeyReader
-    from streamer.loader.members.joins.tables import find_key
+    from streamer.loader.members.keys import KeyReader, find_key
 
     with closing(EngineConnections(lambda: EngineClient(client.settings))) as connections:
         try:

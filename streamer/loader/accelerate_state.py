@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MODULE = "accelerate.data_loader"
-# What accelerate's functions would make of a loader, and what to write instead.
+# Messages by the function of accelerate: what it would make of a loader, and what to write instead.
 _INSTEAD = {
     "skip_first_batches": (
         "skip_first_batches would read the dataset from another place with a loader of its own; a StreamingDataLoader "
@@ -34,8 +34,8 @@ _INSTEAD = {
 }
 
 
-class _State(Protocol):
-    """The part of `DataLoaderStateMixin` that is used."""
+class _LoaderState(Protocol):
+    """Names what is used of `DataLoaderStateMixin`, since accelerate may not be installed."""
 
     end_of_dataloader: bool
     remainder: int
@@ -44,7 +44,7 @@ class _State(Protocol):
         """Makes it the loader that is being iterated over."""
 
     def end(self) -> None:
-        """Ends that."""
+        """Ends the iteration over it."""
 
 
 class AccelerateEpochs:
@@ -52,7 +52,7 @@ class AccelerateEpochs:
 
     def __init__(self) -> None:
         # While an epoch runs.
-        self._state: _State | None = None
+        self._state: _LoaderState | None = None
 
     def begin(self) -> None:
         """Makes the loader the one that is being iterated over."""
@@ -104,7 +104,7 @@ def refuse_other_loader(depth: int = 2) -> None:
         raise ConfigError(_INSTEAD.get(name, _INSTEAD[""]), field=name)
 
 
-def _make_state() -> _State | None:
+def _make_state() -> _LoaderState | None:
     """Returns a new state that accelerate knows. Returns None where the program has no Accelerator."""
     if _MODULE not in sys.modules:
         return None
@@ -114,9 +114,9 @@ def _make_state() -> _State | None:
     if not is_initialized():
         return None
 
-    class State(DataLoaderStateMixin):  # type: ignore[misc]
+    class LoaderState(DataLoaderStateMixin):  # type: ignore[misc]
         def __init__(self) -> None:
             self.gradient_state = GradientState()
 
-    state: _State = State()
+    state: _LoaderState = LoaderState()
     return state

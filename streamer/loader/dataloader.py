@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Never
 
 import numpy as np
@@ -20,33 +21,45 @@ from streamer.batches.workers.fork_server import fork_server
 from streamer.batches.workers.pool import WorkerType
 from streamer.errors import ClosedError, StreamerError
 from streamer.loader.accelerate_state import AccelerateEpochs, refuse_other_loader
-from streamer.loader.agreement.epoch_cell import check_same_rank
 from streamer.loader.delivery import Delivery
 from streamer.loader.device.prefetcher import check_device, check_device_step
-from streamer.loader.epoch_dataset import EpochDataset, opening_of
-from streamer.loader.epoch_iterator import EpochIterator, EpochOwner
-from streamer.loader.lifecycle import SupplyOwner
+from streamer.loader.epoch import Epoch, EpochCursor, SupplyOwner
+from streamer.loader.epoch_cell import check_same_rank
+from streamer.loader.epoch_dataset import EpochDataset, find_opening
 from streamer.loader.loader_views import LoaderViews
 from streamer.loader.options.loader_options import (
     LoaderSettings,
-    no_batch,
-    ragged_of,
-    ring_bytes_of,
-    span_of,
-    worker_config,
+    check_ragged,
+    choose_ring_bytes,
+    choose_span,
+    make_no_batch_error,
+    make_worker_config,
 )
 from streamer.loader.rank.audit_records import AuditRecords
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.stall.report import Snapshot
 from streamer.loader.stall.reporter import OnReport, Reports, StallReporter
 from streamer.loader.stall.stats import TrainerClock
-from streamer.loader.torch_attributes import TorchAttributes
 
 if TYPE_CHECKING:
     import torch
 
 
-class StreamingDataLoader(LoaderViews, TorchAttributes):
+class Agreement(Enum):
+    """Whether the ranks have compared what they train on; `iter()` compares unless they have.
+
+    PENDING to AGREED: `iter()`, where all ranks train on the same.
+    AGREED to PENDING: the data have changed, or this process has become another rank.
+    Any to RESUMED: `load_state_dict()`. Objects are not listed again then, because a state must fit the data.
+    RESUMED to AGREED: `iter()`.
+    """
+
+    PENDING = "pending"
+    RESUMED = "resumed"
+    AGREED = "agreed"
+
+
+class StreamingDataLoader(LoaderViews):
     """Iterates over a `StreamingDataset` in batches, made by worker processes, delivered in order.
 
     The batches are those of `default_collate` over the dataset's own order, for any number of workers. Their tensors
@@ -60,26 +73,28 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
     Close it, or use it as a context manager; garbage collection closes it too.
 
     Args:
-        dataset: the samples. Several loaders may iterate over it at the same time.
-        batch_size: samples per batch of this rank.
-        num_workers: worker processes; 0: everything happens in `next()`. One starts at once, each further one when a
-            batch could be made and all workers are busy.
-        drop_last: leave out an incomplete last batch, as `Order(last_batch="drop")` of the dataset, which also has
-            other choices: by default it is short on one rank, and filled with repeats on several.
-        device: the target of the batches; copies run on a separate stream, two batches ahead. None: no copies.
-        device_transform: called with each batch on the device, e.g. `streamer.loader.device.Normalize`.
-        collate_fn: list of samples -> batch; default: like `default_collate`. Runs in the workers.
-        ragged: fields that come as `Ragged`, all values one after the other: arrays of different lengths, as boxes, or
+        dataset: Samples that are read. Several loaders may iterate over it at the same time.
+        batch_size: Samples per batch of this rank.
+        num_workers: Number of worker processes; with 0 everything happens in `next()`. One starts at once, each
+            further one when a batch could be made and all workers are busy.
+        drop_last: Whether an incomplete last batch is left out, as `Order(last_batch="drop")` of the dataset, which
+            also has other choices: by default it is short on one rank, and filled with repeats on several.
+        device: Target of the batches, or None for no copies. Copies run on a separate stream, two batches ahead.
+        device_transform: Function that is called with each batch on the device, e.g.
+            `streamer.loader.device.Normalize`.
+        collate_fn: Function that makes a batch of a list of samples, by default like `default_collate`, in the workers.
+        ragged: Fields that come as `Ragged`, all values one after the other: arrays of different lengths, as boxes, or
             encoded files for decoders on the GPU, with `decode={"jpg": None}`.
         worker_type: "process", or "thread" for threads of the trainer's own process: only `rng` is then reproducible,
             because the threads share the global generators, which are not seeded; and they share one transform.
-        prefetch_batches: batches begun and not yet taken; default 8 per worker, at most 48.
-        ring_bytes: memory of the ring; default: a twentieth of the machine's or cgroup's, at most 2 GiB.
-        timeout: seconds that one sample may take before its worker is replaced; 0: no limit.
-        reports: seconds between two stall reports in the log (`streamer.loader.stall`); None: no report; a function,
-            which is called with each report; or both: `Reports`.
-        torch_arguments: others of torch's DataLoader. `pin_memory`: None, "auto" or True: the ring is registered with
-            CUDA where there is CUDA; "required": an error if that fails; False: not. `multiprocessing_context`:
+        prefetch_batches: Number of batches begun and not yet taken, by default 8 per worker, at most 48.
+        ring_bytes: Memory of the ring, by default a twentieth of the machine's or cgroup's, at most 2 GiB.
+        timeout: Seconds that one sample may take before its worker is replaced, or 0 without a limit.
+        reports: Seconds between two stall reports in the log (`streamer.loader.stall`), or None for no report; a
+            function, which is called with each report; or both: `Reports`.
+        torch_arguments: Other arguments of torch's DataLoader. `pin_memory`: None, "auto" or True: the ring is
+            registered with CUDA if there is CUDA; "required": an error if that fails; False: not.
+            `multiprocessing_context`:
             "forkserver" (the default): processes are forked in milliseconds from one that has imported the modules of
             your code, and share its memory; "spawn": they are new interpreters. Of the rest the error names the
             replacement.
@@ -108,8 +123,8 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
     ) -> None:
         taken = check_torch_arguments(torch_arguments)
         self._dataset = dataset
-        self._source = opening_of(dataset)
-        workers = worker_config(num_workers, worker_type, taken.start, (*self._source.user_code, collate_fn))
+        self._source = find_opening(dataset)
+        workers = make_worker_config(num_workers, worker_type, taken.start, (*self._source.user_code, collate_fn))
         if workers is not None and workers.start == "forkserver" and workers.worker_type == "process":
             fork_server(workers.modules)
         self._settings = LoaderSettings(
@@ -119,9 +134,9 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
             device=check_device(device),
             device_transform=check_device_step(device_transform),
             collate_fn=function("collate_fn", collate_fn),
-            ragged=ragged_of(ragged, collate_fn),
-            span=span_of(prefetch_batches, workers),
-            ring_bytes=ring_bytes_of(ring_bytes),
+            ragged=check_ragged(ragged, collate_fn),
+            span=choose_span(prefetch_batches, workers),
+            ring_bytes=choose_ring_bytes(ring_bytes),
             timeout=seconds("timeout", timeout),
             pin=taken.pin,
             reports=Reports.of(reports),
@@ -134,31 +149,27 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         self._last: Delivery | None = None
         # The state that was loaded, and whether strictly, until a batch was delivered.
         self._loaded: tuple[dict[str, object], bool] | None = None
-        # The error that the next iter() raises on all ranks; and whether the ranks have compared since.
+        self._agreement = Agreement.PENDING
+        # The error of a loaded state, which the next iter() raises on all ranks.
         self._failure: StreamerError | None = None
-        self._compared = self._resumed = False
         self._prepared: RankStream | None = None
         # The stream before the data changed.
         self._before: RankStream | None = None
         self._edition = 0
+        self._cursor = EpochCursor()
         self._supply_owner = SupplyOwner(self._settings)
         self._clock = TrainerClock()
         self._reported = Snapshot()
         self._pid = os.getpid()
         self._closed = False
-        self._position = (0, 0)  # of the next batch to be delivered
-        # Where the next iter() begins, and whether it was set by `set_epoch`.
-        self._start = (0, 0)
-        self._epoch_requested = False
-        self._begun: tuple[int, int] | None = None  # where the last iter() began
         # The last iterator. It holds the loader, which ends at once when both are dropped.
-        self._running: Callable[[], EpochIterator | None] = lambda: None
+        self._running: Callable[[], Epoch | None] = lambda: None
         self._accelerate = AccelerateEpochs()
 
     def __repr__(self) -> str:
-        s, (epoch, batch) = self._settings, self._position
+        epoch, batch = self._cursor.position
         state = "closed" if self._closed else f"epoch={epoch}, batch={batch}"
-        return f"StreamingDataLoader(batch_size={s.batch_size}, workers={s.workers}, {state})"
+        return f"StreamingDataLoader(batch_size={self.batch_size}, workers={self._settings.workers}, {state})"
 
     @property
     def dataset(self) -> EpochDataset:
@@ -171,9 +182,9 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         return self._dataset
 
     def __len__(self) -> int:
-        """Batches of this rank in an epoch. Does not need the other ranks."""
+        """Returns the batches of this rank in an epoch. Does not need the other ranks."""
         self._decide_rank()
-        return self._batches(self._start[0])
+        return self._count_batches(self._cursor.start[0])
 
     def __enter__(self) -> StreamingDataLoader:
         return self
@@ -189,56 +200,48 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
             StreamerError: dataset, order or state do not match; on every rank if torch.distributed is initialised.
         """
         self._check_usable()
-        if (requested := self._source.take_requested_epoch()) is not None:
+        if (requested := self._source.take_epoch()) is not None:
             self.set_epoch(requested)
         self._check_changes()
         self._decide_rank()
-        self._make_ready()
-        epoch, batch = self._beginning()
-        self._begun = self._position = epoch, batch
+        if self._agreement is not Agreement.AGREED:
+            try:
+                self._compare_ranks()
+            except BaseException:
+                self._end_supply()
+                raise
+        epoch, batch = self._cursor.find_start(self._count_batches)
+        self._cursor.begin(epoch, batch)
         self._accelerate.begin()
-        self._start, self._epoch_requested = (epoch + 1, 0), False
         if (running := self._running()) is not None:
             running.supersede()
         self._clock.pause()
         reporter = self._begin_supply()
-        self._supply_owner.enter(epoch, batch, self._batches)
+        self._supply_owner.enter(epoch, batch, self._count_batches)
         if reporter is not None:
-            # After the first request for a batch: with all cores busy a thread takes 6 ms to start (2026-11-22).
+            # It starts after the first request for a batch: with all cores busy a thread takes 6 ms (2026-11-22).
             reporter.start()
-        s, left = self._settings, self._batches(epoch) - batch
-        owner = EpochOwner(
-            self._ready, self._take, self._supply_owner.took, self._arrived, self._finished, self._supply_owner.failed
+        iterator = Epoch(
+            self._supply_owner,
+            self._count_batches(epoch) - batch,
+            self._clock,
+            check=self._check_rank,
+            note_delivery=self._note_delivery,
+            finish=self._finish_epoch,
         )
-        iterator = EpochIterator(owner, left, self._clock, self._supply_owner.mover, s.device_transform)
         self._running = weakref.ref(iterator)
         return iterator
 
-    def _beginning(self) -> tuple[int, int]:
-        """The start of the next epoch iterator."""
-        if self._epoch_requested:
-            return self._start
-        if self._begun == self._position:
-            # No batch was requested of the last iterator: the same epoch again. Lightning makes one iterator before its
-            # first epoch, and one more when it resumes from a checkpoint.
-            return self._begun
-        epoch, batch = self._start
-        return (epoch + 1, 0) if 0 < self._batches(epoch) <= batch else (epoch, batch)
-
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next `iter()`; a loaded state inside it is kept."""
-        epoch = check_epoch(epoch)
-        if epoch != self._start[0]:
-            self._start = (epoch, 0)
-        self._epoch_requested = True
+        self._cursor.set_epoch(check_epoch(epoch))
 
     def state_dict(self) -> dict[str, object]:
-        """The position after the last delivered batch, and records for `streamer audit`. O(1)."""
+        """Returns the position after the last delivered batch, and records for `streamer audit`. O(1)."""
         if self._last is None:
             self._decide_rank()
-        prepared = self._prepare()
-        state = prepared.state(*self._position)
-        self._audit.log(state, self._position)
+        state = self._prepare().state(*self._cursor.position)
+        self._audit.log(state, self._cursor.position)
         return self._audit.save(state)
 
     def load_state_dict(self, state: Mapping[str, object], strict: bool = True) -> None:
@@ -246,7 +249,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
 
         Args:
             state: State of an earlier run.
-            strict: the order must be the same; False, for a `MixedDataset`: see its `load_state_dict`.
+            strict: Whether the order must be the same; for a `MixedDataset`, see its `load_state_dict`.
 
         Raises:
             StateError: the state is of another dataset, order or seed. With several ranks, the next `iter()` raises it,
@@ -255,27 +258,14 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         self._check_usable()
         check_state(state)
         self._end_supply()
-        self._compared, self._resumed, self._failure = False, True, None
-        self._last = self._loaded = None
+        self._agreement = Agreement.RESUMED
+        self._failure = None
+        self._last = None
+        self._loaded = None
         self._decide_rank()
         self._loaded = dict(state), strict
-        self._resume()
-        self._epoch_requested, self._begun = False, None
-
-    def _resume(self) -> None:
-        """Begins at the loaded state. An error of one rank is raised by the next `iter()`, on all of them."""
-        assert self._loaded is not None
-        state, strict = self._loaded
-        try:
-            self._supply_owner.start_workers()
-            prepared = self._prepare()
-            self._start = self._position = prepared.resume(state) if strict else prepared.adopt(state)
-            # A mix that has changed begins another order.
-            self._audit.load(state if strict else {})
-        except StreamerError as error:
-            if not self._source.compares:
-                raise
-            self._failure = error
+        self._resume(*self._loaded)
+        self._cursor.drop_request()
 
     def headspace(self, *arguments: object, **options: object) -> Never:
         """Raises ConfigError, which says what to write instead."""
@@ -286,7 +276,33 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         self._closed = True
         self._end_supply()
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ before an epoch
+
+    def _resume(self, state: dict[str, object], strict: bool) -> None:
+        """Begins at a loaded state. An error of one rank is raised by the next `iter()`, on all of them."""
+        try:
+            self._supply_owner.start_workers()
+            prepared = self._prepare()
+            self._cursor.resume(prepared.resume(state) if strict else prepared.adopt(state))
+            # A mix that has changed begins another order.
+            self._audit.load(state if strict else {})
+        except StreamerError as error:
+            if not self._source.compares:
+                raise
+            self._failure = error
+
+    def _check_changes(self) -> None:
+        """Prepares a dataset that has changed between epochs again, and ends its supply."""
+        if self._cursor.start[1]:
+            return
+        # The first epoch of a later loader is not the first one of the data; a state must fit the data as they are.
+        if self._source.refreshes and self._source.begun and self._agreement is not Agreement.RESUMED:
+            self._source.refresh()
+        # It may be that `refresh` was called elsewhere: by the user, or by another loader of this dataset.
+        if self._prepared is not None and self._edition != self._source.edition:
+            self._end_supply()
+            self._before = self._prepared
+            self._drop_stream()
 
     def _decide_rank(self) -> None:
         """Prepares again where the process has become another rank since: the group came after `len`, or a state.
@@ -294,116 +310,57 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         After the first batch that is an error, which the next comparison raises on every rank.
         """
         self._check_usable()
-        if self._prepared is None or self._prepared.rank_config == (found := self._source.rank_config()):
+        if self._prepared is None or self._prepared.rank_config == (now := self._source.rank_config()):
             return
         if self._last is not None:
-            self._compared = False
+            self._drop_agreement()
             if self._source.compares:
                 return
-            check_same_rank("This StreamingDataLoader", self._prepared.place, (found.rank, found.world_size))
+            check_same_rank("This StreamingDataLoader", self._prepared.place, (now.rank, now.world_size))
         self._end_supply()
-        if self._begun is not None and self._begun == self._position:
-            self._start = self._begun
-        self._prepared, self._compared, self._failure, self._begun = None, False, None, None
+        self._cursor.forget_iterator()
+        self._drop_stream()
+        self._failure = None
         if self._loaded is not None:
-            start, requested = self._start, self._epoch_requested
-            self._resume()
-            if requested and start[0] != self._start[0]:
-                self._start = start
+            requested = self._cursor.requested
+            self._resume(*self._loaded)
+            self._cursor.restore_request(requested)
 
-    def _begin_supply(self) -> StallReporter | None:
-        """Begins the supply, if it has not begun; returns its new reporter, if any."""
-        if self._supply is not None:
-            return None
-        prepared, rules = self._prepare(), self._settings.reports
-        self._supply_owner.begin(prepared)
-        if rules.seconds is None:
-            return None
-        reporter = StallReporter(self.report_since, rules, prepared.rank_config.rank, self.snapshot())
-        self._supply_owner.until_end(reporter.stop)
-        return reporter
+    def _drop_stream(self) -> None:
+        self._prepared = None
+        self._drop_agreement()
 
-    def _ready(self) -> int:
-        self._check_usable()
-        self._prepare().check_rank()
-        return supply.ready if (supply := self._supply) is not None else 0
+    def _drop_agreement(self) -> None:
+        """Lets the next `iter()` compare the ranks; that a state was loaded since the last comparison stays known."""
+        if self._agreement is Agreement.AGREED:
+            self._agreement = Agreement.PENDING
 
-    def _take(self) -> Delivery:
-        return self._supply_owner.take(self._clock)
-
-    def _finished(self) -> None:
-        self._accelerate.end()
-        self._position = self._position[0] + 1, 0
-        self._audit.log(self._prepare().state(*self._position), self._position)
-
-    def _arrived(self, delivery: Delivery) -> None:
-        """Delivers the next batch, unless too many samples were skipped."""
-        if self._position == (delivery.epoch, delivery.batch + 1):
-            return  # by a call that was interrupted
-        skipped = [self._prepare().skipped(at, cause) for at, cause in delivery.skipped]
-        if self._prepare().skip_rules.on_error == "skip":
-            self._ledger.note(skipped, self._delivered, packed=not self._prepare().packing.replaces)
-            self._ledger.check(self._delivered)
-        self._delivered += 1
-        self._position = delivery.epoch, delivery.batch + 1
-        self.repeated = delivery.repeated
-        self._last, self._loaded = delivery.without_content(), None
-        self._audit.note(self._prepare(), delivery, skipped)
-        with self._supply_owner.planning:
-            self._accelerate.note(self._prepare(), delivery.epoch, delivery.batch)
-
-    def _end_supply(self) -> None:
-        self._accelerate.end()
-        if (running := self._running()) is not None:
-            running.end()
-        self._supply_owner.end()
-
-    def _check_changes(self) -> None:
-        """Between epochs: prepares a dataset that has changed again, and ends its supply."""
-        if self._start[1]:
-            return
-        # The first epoch of a later loader is not the first one of the data; a state must fit the data as they are.
-        if self._source.refreshes and self._source.begun and not self._resumed:
-            self._source.refresh()
-        # Also if `refresh` was called elsewhere: by the user, or by another loader of this dataset.
-        if self._prepared is not None and self._edition != self._source.edition:
-            self._end_supply()
-            self._before = self._prepared
-            self._prepared, self._compared = None, False
-
-    def _make_ready(self) -> None:
+    def _compare_ranks(self) -> None:
         """Prepares engine, manifest and order on all ranks, while the worker processes start."""
-        if self._compared:
-            return
-        try:
-            self._compare()
-        except BaseException:
-            self._end_supply()
-            raise
-
-    def _compare(self) -> None:
-        self._source.compare(self._prepare_to_compare, "epoch {}, batch {}".format(*self._start))
-        self._compared, self._resumed, self._source.begun = True, False, True
-        self._source.note_rank(self._prepare())
-        rules = self._prepare().skip_rules
-        shared = self._prepare().shared_budget() if rules.on_error == "skip" else None
+        self._source.prepare_and_share(self._prepare_to_compare, "epoch {}, batch {}".format(*self._cursor.start))
+        self._agreement = Agreement.AGREED
+        self._source.begun = True
+        prepared = self._prepare()
+        self._source.note_rank(prepared)
+        rules = prepared.skip_rules
+        shared = prepared.open_budget() if rules.on_error == "skip" else None
         if shared is not None:
             shared.spend(len(self._ledger.entries))
-        self._ledger, self._delivered = SkipLedger(rules.budget, shared, self._ledger.entries), 0
+        self._ledger = SkipLedger(rules.budget, shared, self._ledger.entries)
+        self._delivered = 0
 
     def _prepare_to_compare(self) -> RankStream:
-        # Start workers inside the collective, so that a failure to start is raised on every rank.
+        # Workers start inside the collective, so that a failure to start is raised on every rank.
         self._supply_owner.start_workers()
         if self._failure is not None:
             # Raised at each iter() until another state is loaded: its traceback must not grow.
             raise self._failure.with_traceback(None)
-        prepared = self._prepare()
-        prepared.check_rank()
-        if not self._batches(self._start[0]):
-            raise no_batch(self._settings.batch_size)
-        return prepared
+        self._check_rank()
+        if not self._count_batches(self._cursor.start[0]):
+            raise make_no_batch_error(self._settings.batch_size)
+        return self._prepare()
 
-    def _batches(self, epoch: int) -> int:
+    def _count_batches(self, epoch: int) -> int:
         prepared = self._prepare()
         with self._supply_owner.planning:
             return prepared.plan(epoch).batches
@@ -414,15 +371,63 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
             self._edition = self._source.edition
             with name_limits():
                 self._prepared = self._source.prepare(self._settings.batch_size, self._settings.last_batch)
-            before, self._before = self._before, None
-            # Of data that has changed.
+            before = self._before
+            self._before = None
+            # The records are of data that has changed.
             self._audit.load({})
             if before is not None:
-                self._prepared.follow(before, self._start[0])
+                self._prepared.follow(before, self._cursor.start[0])
         return self._prepared
+
+    def _begin_supply(self) -> StallReporter | None:
+        """Begins the supply, if it has not begun; returns its new reporter, if any."""
+        if self._supply_owner.supply is not None:
+            return None
+        prepared = self._prepare()
+        self._supply_owner.begin(prepared)
+        rules = self._settings.reports
+        if rules.seconds is None:
+            return None
+        reporter = StallReporter(self.report_since, rules, prepared.rank_config.rank, self.snapshot())
+        self._supply_owner.call_before_end(reporter.stop)
+        return reporter
+
+    def _end_supply(self) -> None:
+        self._accelerate.end()
+        if (running := self._running()) is not None:
+            running.end()
+        self._supply_owner.end()
+
+    # ------------------------------------------------------------ during an epoch
 
     def _check_usable(self) -> None:
         if self._closed:
             raise ClosedError("this StreamingDataLoader is closed")
         if self._pid != os.getpid():
             raise ClosedError("this StreamingDataLoader belongs to the process that made it; make one after the fork")
+
+    def _check_rank(self) -> None:
+        self._prepare().check_rank()
+
+    def _note_delivery(self, delivery: Delivery) -> None:
+        """Records a batch that the trainer gets, unless too many samples were skipped."""
+        if self._cursor.position == (delivery.epoch, delivery.batch + 1):
+            return  # by a call that was interrupted
+        prepared = self._prepare()
+        skipped = [prepared.describe_skip(at, cause) for at, cause in delivery.skipped]
+        if prepared.skip_rules.on_error == "skip":
+            self._ledger.note(skipped, self._delivered, packed=not prepared.packing.replaces)
+            self._ledger.check(self._delivered)
+        self._delivered += 1
+        self._cursor.note_delivery(delivery.epoch, delivery.batch)
+        self.repeated = delivery.repeated
+        self._last = delivery.drop_content()
+        self._loaded = None
+        self._audit.note(prepared, delivery, skipped)
+        with self._supply_owner.planning:
+            self._accelerate.note(prepared, delivery.epoch, delivery.batch)
+
+    def _finish_epoch(self) -> None:
+        self._accelerate.end()
+        self._cursor.finish_epoch()
+        self._audit.log(self._prepare().state(*self._cursor.position), self._cursor.position)

@@ -22,21 +22,21 @@ from streamer.batches.skipping import OnError
 from streamer.decode.rule import Decode, DecodeRule
 from streamer.errors import ConfigError
 from streamer.formats.base import Format
-from streamer.loader.agreement.agreement import ParentRank
-from streamer.loader.agreement.epoch_cell import EpochCell
+from streamer.loader.agreement import ParentRank
+from streamer.loader.epoch_cell import EpochCell
 from streamer.loader.epoch_dataset import EpochDataset
-from streamer.loader.kinds import kind_of
-from streamer.loader.members.member import Member
-from streamer.loader.members.selections import Indices, choice
+from streamer.loader.kinds import make_kind
+from streamer.loader.members.member import DatasetMember
+from streamer.loader.members.selections import Indices, make_choice
 from streamer.loader.members.single_reads import SlowReads
 from streamer.loader.options.arguments import Index, Order, Skip, Url, given_or_default
-from streamer.loader.options.dataset_options import DatasetOptions, FixedArguments, as_urls
-from streamer.loader.rank.opening import Opening
+from streamer.loader.options.dataset_options import DatasetOptions, FixedArguments, list_urls
+from streamer.loader.rank.opening import StreamOpening
 from streamer.order.growing import Growing, read_growing
 
 if TYPE_CHECKING:
     from streamer.batches.samples.joins import How
-    from streamer.loader.members.joins.making import MissingRows
+    from streamer.loader.members.joins import MissingRows
 
 
 class StreamingDataset(FixedArguments, EpochDataset):
@@ -57,46 +57,50 @@ class StreamingDataset(FixedArguments, EpochDataset):
     All ranks make the same number of steps: on several, the last batch is filled with repeats, see `Order`.
 
     Args:
-        url: a prefix or an object, or several; any fsspec url, or a local path.
-        format: the name of a format, or one with options (`streamer.formats`): `Folder(extensions=["jpg"])` says which
+        url: Prefix or object, or several: any fsspec url, or a local path.
+        format: Name of a format, or one with options (`streamer.formats`): `Folder(extensions=["jpg"])` says which
             raw files are samples. "auto": from the names of the objects.
-        storage_options: as for fsspec.
-        manifest: url or path of a built manifest (`streamer index`), or an `Index`, which also says how objects are
-            listed and indexed, and what becomes of damaged or changed ones. None: found or built at first use.
-        cache_dir: the folder of the chunks on this machine; None: $STREAMER_CACHE_DIR, else the XDG cache folder.
-        cache_bytes: limit, as bytes or "200GB"; "auto": 80 % of the free space. For an engine that this process starts.
+        storage_options: Options of the store, as for fsspec.
+        manifest: Url or path of a built manifest (`streamer index`), or an `Index`, which also says how objects are
+            listed and indexed, and what becomes of damaged or changed ones. By default it is found or built
+            at first use.
+        cache_dir: Folder of the chunks on this machine, by default $STREAMER_CACHE_DIR, else the XDG cache folder.
+        cache_bytes: Limit of the cache, as bytes or "200GB"; "auto": 80 % of the free space. For an engine that this
+            process starts.
         engine: "unix:/path" of a running engine; "inline": one that is started runs in this process, in a thread; None:
             $STREAMER_ENGINE, else one is started as a process of its own.
         shuffle: True or "block", "sample" (docs/order.md has its price), False (in the order of the urls, of the keys
             below each, and of the entries of a tar).
-        seed: fixes the order, and the `rng` of transforms.
-        order: what else fixes the order, what becomes of the last batch, and which rank reads what: an `Order`. Rarely
+        seed: Number that fixes the order, and the `rng` of transforms.
+        order: What else fixes the order, what becomes of the last batch, and which rank reads what: an `Order`. Rarely
             needed.
-        batch_size: samples of a batch on one rank, for plain DataLoaders.
-        growing: trains on what has arrived, each sample several times, over a link that is slower than the trainer; see
-            `Growing`. For `StreamingDataLoader` and bare loops.
-        packing: samples are documents that share rows of one length, and the rows are the samples then: a `Packing`; or
-            they make batches by a budget: `Buckets`.
-        balance: batches cost every rank the same in every step: a `Balance`.
+        batch_size: Samples of a batch on one rank, for plain DataLoaders.
+        growing: How to train on what has arrived, each sample several times, over a link that is slower than the
+            trainer; see `Growing`. For `StreamingDataLoader` and bare loops.
+        packing: How documents share rows of one length, which are the samples then: a `Packing`; or how they make
+            batches by a budget: `Buckets`.
+        balance: How batches cost every rank the same in every step: a `Balance`.
         decode: "auto" (by extension), None (bytes), a function of (field name, bytes), or a dict of functions by
             extension or field; see `streamer.decode`. `Decode(allow_pickle=True)` reads pickles.
-        transform: sample dict -> anything. A parameter called `rng` is given a numpy Generator that depends only on
-            seed, epoch and sample; one called `out` a dict with the rows of the sample's arrays in the batch, by
-            field, possibly empty: arrays that are written there and returned are not copied again.
-        annotations: the url of a file with labels, boxes or texts of the samples, which are joined by key; with
+        transform: Function of the dict of a sample, which may return anything. A parameter called `rng` is given a
+            numpy Generator that depends only on seed, epoch and sample; one called `out` a dict with the rows of the
+            sample's arrays in the batch, by field, possibly empty: arrays that are written there and returned are not
+            copied again.
+        annotations: Url of a file with labels, boxes or texts of the samples, which are joined by key; with
             options: `Annotations`. None: the metadata.csv, .jsonl or .parquet beside the files, as Hugging Face has it.
         on_error: "raise", or "skip": another sample of the batch replaces one that cannot be decoded or transformed,
             marked as a repeat; up to 100 samples, `Skip(budget=...)` for more or fewer. With `packing=` nothing
             replaces a document.
-        rank, world_size: override torch.distributed and the launcher's variables (docs/scale-out.md); both or neither.
-        removed: arguments of earlier versions, which are refused with their new names.
+        rank, world_size: Values in place of those of torch.distributed and the launcher's variables
+            (docs/scale-out.md); both or neither.
+        removed: Arguments of earlier versions, which are refused with their new names.
 
     Raises:
         ConfigError: an invalid argument.
     """
 
-    # What a mix takes of this dataset.
-    _member: Member
+    # A mix takes this of its datasets.
+    _member: DatasetMember
 
     def __init__(
         self,
@@ -125,7 +129,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
     ) -> None:
         refuse_unknown("StreamingDataset", removed)
         options = DatasetOptions(
-            urls=as_urls(url),
+            urls=list_urls(url),
             format=format,
             storage_options=checks.mapping("storage_options", storage_options),
             manifest=Index.of(manifest),
@@ -146,8 +150,8 @@ class StreamingDataset(FixedArguments, EpochDataset):
             rank=rank,
             world_size=world_size,
         )
-        # One job for this process and its workers, where torchrun or SLURM name none.
-        self._start(Member(options, (), f"pid-{os.getpid()}", EpochCell()))
+        # This process and its workers are one job, where torchrun or SLURM name none.
+        self._start(DatasetMember(options, (), f"pid-{os.getpid()}", EpochCell()))
 
     def __repr__(self) -> str:
         options = self._member.options
@@ -160,7 +164,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
     @property
     def samples(self) -> int:
         """Number of samples, or of documents with `packing=`, over all ranks; see `rows`."""
-        return self._member.samples
+        return self._member.open().samples
 
     @property
     def rows(self) -> int:
@@ -169,12 +173,12 @@ class StreamingDataset(FixedArguments, EpochDataset):
         Raises:
             ConfigError: the dataset has no packing.
         """
-        return self._member.opened.rows.total()
+        return self._member.open().rows.total()
 
     @property
     def classes(self) -> list[str]:
         """Names of the class folders, sorted, as torchvision's ImageFolder has them; empty for containers."""
-        return list(self._member.manifest.classes)
+        return list(self._member.open().manifest.classes)
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -212,7 +216,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         return self._member.look(self.epoch, self._member.find(key))
 
     def find(self, key: str) -> int:
-        """The number of the first sample with this "__key__": `dataset[dataset.find(key)]` is `dataset.get(key)`.
+        """Finds the number of the first sample with this "__key__": `dataset[dataset.find(key)]` is `dataset.get(key)`.
 
         Reads no data: the keys of raw files are in the manifest, those of others in the table that `streamer index
         --columns __key__` has made, or a join by "__key__".
@@ -241,15 +245,15 @@ class StreamingDataset(FixedArguments, EpochDataset):
         The new dataset has its own order and its own epochs, and shares the cache.
 
         Args:
-            indices: numbers 0..samples-1 of this dataset: a sequence, slice, array of numbers or of bools.
+            indices: Numbers 0..samples-1 of this dataset: a sequence, slice, array of numbers or of bools.
                 Repeated ones count once, and a warning says so.
-            keys: a glob over keys ("dogs/*.jpg"), or several, of which one must match (not in containers).
-            labels: a class name or number, or several (not in containers).
-            min_bytes: smallest stored size of a sample.
-            max_bytes: largest stored size of a sample, inclusive.
-            fraction: a random part, half-open: (0, 0.9) for training and (0.9, 1) for validation are disjoint.
+            keys: Glob over keys ("dogs/*.jpg"), or several, of which one must match (not in containers).
+            labels: Class name or number, or several (not in containers).
+            min_bytes: Smallest stored size of a sample.
+            max_bytes: Largest stored size of a sample, inclusive.
+            fraction: Random part, half-open: (0, 0.9) for training and (0.9, 1) for validation are disjoint.
             seed: Seed of the random parts.
-            where: a condition on columns, "width >= 256 and lang == 'en'": fields of the annotations, of formats
+            where: Condition on columns, "width >= 256 and lang == 'en'": fields of the annotations, of formats
                 that have columns or of joined datasets, and what `streamer index --columns` has kept (docs/select.md).
             transform: Transform of the new dataset, or None for none. That of this dataset if it is left out.
 
@@ -257,9 +261,9 @@ class StreamingDataset(FixedArguments, EpochDataset):
             ConfigError: invalid conditions.
         """
         sizes = min_bytes, max_bytes
-        added = choice(indices, keys=keys, labels=labels, sizes=sizes, fraction=fraction, seed=seed, where=where)
+        added = make_choice(indices, keys=keys, labels=labels, sizes=sizes, fraction=fraction, seed=seed, where=where)
         options = self._member.options
-        return self._of(
+        return self._from_member(
             self._member.part(added, options if transform is ... else replace(options, transform=transform))
         )
 
@@ -278,19 +282,20 @@ class StreamingDataset(FixedArguments, EpochDataset):
         use; what other samples and fields the other one has costs nothing. Can be repeated.
 
         Args:
-            other: any dataset, of any size, with its own format, credentials, decoders and selections. The transform of
+            other: Dataset, of any size, with its own format, credentials, decoders and selections. The transform of
                 this one gets the fields of both.
-            on: the key: "__key__", a field, or a part of a JSON field ("json.uid"), of the same name in both; or a
-                pair: in this dataset, in the other. Texts or whole numbers.
+            on: Key: "__key__", a field, or a part of a JSON field ("json.uid"), of the same name in both; or the
+                two keys, of this dataset and of the other. Texts or whole numbers.
             columns: Fields of the other dataset that samples get, or a mapping to new names. By default all but keys.
-            missing: a sample without a row is an "error", gets None ("null"), or is left out ("drop").
+            missing: What becomes of a sample without a row: an "error", None for the fields ("null"), or no sample
+                ("drop").
             how: "one": a sample has one row, of which it gets the fields; "many": any number, in the order of the other
                 dataset, of which it gets lists.
 
         Raises:
             ConfigError: an invalid argument. Keys that do not fit are a ManifestError at the first use.
         """
-        from streamer.loader.members.joins.making import Join, JoinArguments
+        from streamer.loader.members.joins import Join, JoinArguments
 
         if not isinstance(other, StreamingDataset):
             raise ConfigError(f"join({type(other).__name__}): give a StreamingDataset", field="join")
@@ -299,8 +304,8 @@ class StreamingDataset(FixedArguments, EpochDataset):
         if right.joins:
             raise ConfigError("join() with a dataset that is joined itself: join each to this one", field="join")
         given = JoinArguments(on, columns, missing, how)
-        join = Join.of(own.options, (right.options, right.choices), given, after=len(own.choices))
-        return self._of(own.part(None, own.options, (join,)))
+        join = Join.from_arguments(own.options, (right.options, right.choices), given, after=len(own.choices))
+        return self._from_member(own.part(None, own.options, (join,)))
 
     def refresh(self) -> bool:
         """Lists the objects again. Returns True if they have changed, and the next epoch uses the new ones. Collective.
@@ -318,19 +323,19 @@ class StreamingDataset(FixedArguments, EpochDataset):
     # ------------------------------------------------------------ inside
 
     @staticmethod
-    def _of(member: Member) -> StreamingDataset:
+    def _from_member(member: DatasetMember) -> StreamingDataset:
         made = StreamingDataset.__new__(StreamingDataset)
         made._start(member)
         return made
 
-    def _start(self, member: Member) -> None:
+    def _start(self, member: DatasetMember) -> None:
         self._member = member
-        kind = kind_of(member)
-        self._begin_at_zero(Opening(member.options, kind, member.job, member.shared, parent=member.parent))
+        kind = make_kind(member)
+        self._begin_at_zero(StreamOpening(member.options, kind, member.job, member.shared, parent=member.parent))
         self._single_reads = SlowReads()
 
     def __getstate__(self) -> dict[str, object]:
-        """For another process: without open resources; the rank counts in workers, which cannot detect theirs."""
+        """Makes what another process gets: without open resources, with the rank, which workers cannot detect."""
         # cloudpickle: transforms may be lambdas or live in a notebook.
         send_main_by_value()
         settings = cloudpickle.dumps((self._member.settings(), self._resume))
@@ -344,5 +349,5 @@ class StreamingDataset(FixedArguments, EpochDataset):
         assert isinstance(epochs, EpochCell)
         assert isinstance(place, tuple)
         of_member, resume = cloudpickle.loads(settings)
-        self._start(Member.of_settings(of_member, epochs, ParentRank.received(place)))
+        self._start(DatasetMember.from_settings(of_member, epochs, ParentRank.from_parent(place)))
         self._resume = resume

@@ -15,14 +15,14 @@ class Delivery(msgspec.Struct, frozen=True):
     """A batch as the trainer receives it, with the loader's data about it.
 
     Attributes:
-        content: the batch.
-        epoch, batch: its numbers.
+        content: Batch as the training loop gets it.
+        epoch, batch: Number of the epoch, and of the batch in it.
         repeated: bool (samples,): which samples are repeats that fill the batch.
-        nbytes: its bytes in the ring; 0 without a ring.
-        skipped: ordinal and cause of the samples that another sample of the batch replaces.
-        trace: its timeline and stage times.
-        tallies: its samples, without repeats.
-        memory: the slot that its tensors are views on; None: they have memory of their own.
+        nbytes: Bytes of the batch in the ring; 0 without a ring.
+        skipped: Ordinal and cause of each sample that another sample of the batch replaces.
+        trace: Timeline and stage times of the batch.
+        tallies: Tallies of its samples, without repeats.
+        memory: Slot that its tensors are views on, or None if they have memory of their own.
     """
 
     content: object
@@ -35,10 +35,10 @@ class Delivery(msgspec.Struct, frozen=True):
     tallies: tuple[Tally, ...] = ()
     memory: Bytes | None = None
 
-    def with_content(self, content: object) -> Delivery:
-        """The batch with other content, which does not hold the slot."""
+    def replace_content(self, content: object) -> Delivery:
+        """Returns the batch with other content, which does not hold the slot."""
         return msgspec.structs.replace(self, content=content, memory=None)
 
-    def without_content(self) -> Delivery:
-        """The data about the batch alone, which holds no memory of it."""
+    def drop_content(self) -> Delivery:
+        """Returns the data about the batch alone, which holds no memory of it."""
         return msgspec.structs.replace(self, content=None, memory=None, trace=None)

@@ -15,27 +15,30 @@ from streamer.base.system_limits import name_limits
 from streamer.batches import checks
 from streamer.batches.skipping import SkipLedger, Skipped
 from streamer.errors import ConfigError
-from streamer.loader.agreement.epoch_cell import WorkerTicket
+from streamer.loader.epoch_cell import WorkerTicket
 from streamer.loader.kinds.step_session import Share
-from streamer.loader.rank.opening import Opening
+from streamer.loader.rank.opening import StreamOpening
 from streamer.loader.rank.rank_stream import RankStream
-from streamer.loader.rank.sample_iterator import Progress, SampleIterator, resumed_share
+from streamer.loader.rank.sample_iterator import IterationProgress, SampleIterator, resume_share
 
 
 class EpochDataset(IterableDataset[object]):
-    """Epochs, state and iteration over what an `Opening` prepares."""
+    """Has epochs, a state and an iterator over what a `StreamOpening` prepares."""
 
-    _opening: Opening
+    _opening: StreamOpening
     _resume: dict[str, object] | None
-    _progress: Progress | None
-    # With the edition of the data that it was prepared from.
+    _progress: IterationProgress | None
+    # The stream, with the edition of the data that it was prepared from.
     _prepared: tuple[int, RankStream] | None
 
     # ------------------------------------------------------------ epochs and state
 
     def __len__(self) -> int:
-        """Samples of this rank in the next epoch, over all its workers; repeats that fill the last batch count."""
-        return self._plain().rank_samples(self.epoch)
+        """Returns the number of samples of this rank in the next epoch, over all its workers.
+
+        Repeats that fill the last batch count.
+        """
+        return self._prepare_plain().rank_samples(self.epoch)
 
     @property
     def epoch(self) -> int:
@@ -59,7 +62,7 @@ class EpochDataset(IterableDataset[object]):
         `StreamingDataLoader.repeated` is its own. Samples that replace skipped ones are not marked.
 
         Args:
-            step: number of the batch, counted from the start of the epoch, for plain DataLoaders whose batch size the
+            step: Number of the batch, counted from the start of the epoch, for plain DataLoaders whose batch size the
                 dataset was given.
 
         Raises:
@@ -69,25 +72,25 @@ class EpochDataset(IterableDataset[object]):
         if self._opening.options.batch_size is None:
             message = "repeated(step) needs the batches: give the dataset the batch_size of the DataLoader"
             raise ConfigError(message, field="batch_size")
-        return self._plain().plan(max(0, self.epoch - 1)).find_repeats(step)
+        return self._prepare_plain().plan(max(0, self.epoch - 1)).find_repeats(step)
 
     def state_dict(self) -> dict[str, object]:
-        """The position of the last `iter()` of this process, or the start of the next one.
+        """Returns the position of the last `iter()` of this process, or the start of the next one.
 
         With worker processes the main process does not know it: use StreamingDataLoader or StatefulDataLoader.
         """
         if self._resume is not None:
             return dict(self._resume)
-        progress = Progress(self.epoch, Share()) if self._progress is None else self._progress
-        return progress.state(self._plain())
+        progress = IterationProgress(self.epoch, Share()) if self._progress is None else self._progress
+        return progress.state(self._prepare_plain())
 
     def load_state_dict(self, state: Mapping[str, object], strict: bool = True) -> None:
-        """Makes the next `iter()` continue from a state; it is checked then.
+        """Makes the next `iter()` continue from a state, which is checked then.
 
         Args:
             state: State of an earlier run.
-            strict: the order must be the same. False, for a mix: members, weights or batching may be changed; members
-                that were there continue where they were, with the next epoch.
+            strict: Whether the order must be the same. False, for a mix: members, weights or batching may be changed;
+                members that were there continue where they were, with the next epoch.
 
         Raises:
             StateError: it is not a dict, or holds the state of an object of the trainer.
@@ -100,7 +103,7 @@ class EpochDataset(IterableDataset[object]):
 
     @name_limits()
     def __iter__(self) -> SampleIterator:
-        """The samples of this process's share of the next epoch.
+        """Yields the samples of this process's share of the next epoch.
 
         Raises:
             StreamerError: engine, manifest or a loaded state do not match; on every rank if torch.distributed is
@@ -109,10 +112,26 @@ class EpochDataset(IterableDataset[object]):
         worker = get_worker_info()
         if worker is None and self._resume is None and self._opening.refreshes:
             self.refresh()
-        read = self._plain_for_reading
-        prepared = read() if worker is not None else self._opening.compared(read, self._resume_place())
-        share = Share() if worker is None else Share(worker.id, worker.num_workers)
-        self._progress = self._resumed(prepared, share) or Progress(self._begin(), share)
+        state = self._resume
+
+        def prepare() -> RankStream:
+            return self._opening.keep_rank(self._prepare_plain())
+
+        if worker is None:
+            place = "" if state is None else f"epoch {state.get('epoch')}, position {state.get('position')}"
+            prepared = self._opening.prepare_together(prepare, place)
+            share = Share()
+        else:
+            prepared = prepare()
+            share = Share(worker.id, worker.num_workers)
+        if state is None:
+            self._progress = IterationProgress(self._begin(), share)
+        else:
+            self._resume = None
+            epoch, first = prepared.resume(state) if self._resume_strict else prepared.adopt(state)
+            self._set_next_epoch(epoch)
+            share, delivered = resume_share(state, share, first, prepared.local_batch)
+            self._progress = IterationProgress(epoch, share, delivered)
         return SampleIterator(prepared, self._progress, self._ledger, self._set_next_epoch)
 
     @property
@@ -127,7 +146,7 @@ class EpochDataset(IterableDataset[object]):
         self.close()
 
     def close(self) -> None:
-        """Closes this process's connections to the engine; the next use opens one again. Idempotent.
+        """Closes this process's connections to the engine. The next use opens one again. Idempotent.
 
         Close its loaders and iterators first. One that still reads gets a ClosedError after the batches that are
         already made; its next `iter()` connects again.
@@ -136,7 +155,7 @@ class EpochDataset(IterableDataset[object]):
 
     # ------------------------------------------------------------ inside
 
-    def _begin_at_zero(self, opening: Opening) -> None:
+    def _begin_at_zero(self, opening: StreamOpening) -> None:
         """Sets the state of an object that has iterated over nothing yet."""
         self._opening = opening
         self._prepared = None
@@ -151,7 +170,7 @@ class EpochDataset(IterableDataset[object]):
     def refresh(self) -> bool:
         """Lists the objects again. Returns True if they have changed. Collective."""
 
-    def _plain(self) -> RankStream:
+    def _prepare_plain(self) -> RankStream:
         """Prepares for a bare loop or a plain DataLoader: whole batches if their size is known, else single samples."""
         edition = self._opening.edition
         rank_config = self._opening.rank_config()
@@ -163,10 +182,7 @@ class EpochDataset(IterableDataset[object]):
         assert self._prepared is not None
         return self._prepared[1]
 
-    def _plain_for_reading(self) -> RankStream:
-        return self._opening.keep_rank(self._plain())
-
-    def _for_loader(self) -> Opening:
+    def _get_opening(self) -> StreamOpening:
         return self._opening
 
     def _begin(self) -> int:
@@ -179,34 +195,21 @@ class EpochDataset(IterableDataset[object]):
         self._rounds = (base_seed, count)
         return self._epochs.begin(WorkerTicket(base_seed, count, worker.id))
 
-    def _resume_place(self) -> str:
-        state = self._resume
-        return "" if state is None else f"epoch {state.get('epoch')}, position {state.get('position')}"
-
-    def _resumed(self, prepared: RankStream, share: Share) -> Progress | None:
-        if self._resume is None:
-            return None
-        state, self._resume = self._resume, None
-        epoch, first = prepared.resume(state) if self._resume_strict else prepared.adopt(state)
-        self._set_next_epoch(epoch)
-        share, delivered = resumed_share(state, share, first, prepared.local_batch)
-        return Progress(epoch, share, delivered)
-
     def _set_next_epoch(self, epoch: int) -> None:
         self._epochs.set(epoch + 1)
 
 
-def opening_of(dataset: EpochDataset) -> Opening:
+def find_opening(dataset: EpochDataset) -> StreamOpening:
     """Returns what a loader uses of a dataset.
 
     Raises:
         ConfigError: it is not a dataset of streamer.
     """
-    if not hasattr(dataset, "_for_loader"):
+    if not hasattr(dataset, "_get_opening"):
         if hasattr(dataset, "indices"):  # of torch's Subset, and of its random_split
             advice = "select a part of one with dataset.select(indices=subset.indices), or fraction=(0, 0.9)"
         else:
             advice = "pass StreamingDataset(url)"
         message = f"dataset={reprlib.repr(dataset)} is not a StreamingDataset: {advice}"
         raise ConfigError(message, field="dataset")
-    return dataset._for_loader()
+    return dataset._get_opening()

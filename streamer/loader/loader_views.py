@@ -1,4 +1,4 @@
-"""The part of a loader that only reads: statistics, reports, skipped samples, members of a mix."""
+"""The part of a loader that only reads: statistics, reports, skipped samples, members of a mix, torch's attributes."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import numpy.typing as npt
 
+from streamer.batches.contracts import Collate
 from streamer.batches.samples.sent_code import send_main_by_value
 from streamer.batches.skipping import SkipLedger, Skipped
 from streamer.errors import StateError
 from streamer.loader.delivery import Delivery
+from streamer.loader.epoch import EpochCursor, SupplyOwner
 from streamer.loader.epoch_dataset import EpochDataset
 from streamer.loader.feed.supply import Supply
-from streamer.loader.lifecycle import SupplyOwner
 from streamer.loader.options.loader_options import LoaderSettings
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.stall.report import Snapshot, StallReport, compare
-from streamer.loader.stall.reporter import advised, named, snapshot
+from streamer.loader.stall.reporter import add_decode_advice, name_sample, snapshot
 from streamer.loader.stall.stats import EngineView, LoaderStats, MemberStats, TrainerClock
+
+if TYPE_CHECKING:
+    from torch.utils.data import BatchSampler
 
 V = TypeVar("V", bound="LoaderViews")
 # The values of `pin_memory` of the settings.
@@ -31,7 +35,12 @@ _PINS = {"auto": "auto", "required": "required", "off": False}
 
 
 class LoaderViews:
-    """The part of `StreamingDataLoader` that only reads."""
+    """The part of `StreamingDataLoader` that only reads.
+
+    It has the attributes of torch's loader for an iterable dataset, with the values that fit: Lightning, DeepSpeed,
+    Composer and others read batch size, workers and samplers. There is no sampler: the order belongs to the dataset, so
+    they must not replace or wrap one.
+    """
 
     _settings: LoaderSettings
     _supply_owner: SupplyOwner
@@ -39,17 +48,51 @@ class LoaderViews:
     _ledger: SkipLedger
     _reported: Snapshot
     _prepared: RankStream | None
-    _position: tuple[int, int]
+    _cursor: EpochCursor
     _last: Delivery | None
     _loaded: tuple[dict[str, object], bool] | None
-    _start: tuple[int, int]
     _dataset: EpochDataset
 
+    sampler = None
+    worker_init_fn = None
+    generator = None
+    multiprocessing_context = None
+    pin_memory_device = ""
+    in_order = True
+
     def __reduce__(self) -> tuple[object, ...]:
-        """Sends the loader to another process, as one that has not begun; workers, ring and engine stay here."""
-        loaded = self._loaded is not None
-        described = _describe(self._settings, self._start[0], loaded=loaded)
-        return rebuild, (type(self), self._dataset, described)
+        """Sends the loader to another process, as one that has not begun; workers, ring and engine stay here.
+
+        Raises:
+            StateError: it has a state from which it has not read yet.
+        """
+        if self._loaded is not None:
+            raise StateError(
+                "this StreamingDataLoader has loaded a state, and a copy in another process would begin elsewhere: "
+                "send the state along, and call load_state_dict there"
+            )
+        settings = self._settings
+        workers = settings.workers
+        arguments: dict[str, object] = {
+            "batch_size": settings.batch_size,
+            "num_workers": settings.worker_count,
+            "drop_last": settings.last_batch == "drop",
+            "device": settings.device,
+            "device_transform": settings.device_transform,
+            "collate_fn": settings.collate_fn,
+            "ragged": settings.ragged,
+            "worker_type": "process" if workers is None else workers.worker_type,
+            "prefetch_batches": settings.span,
+            "ring_bytes": settings.ring_bytes,
+            "timeout": settings.timeout,
+            "reports": settings.reports,
+            "pin_memory": _PINS[settings.pin],
+            "multiprocessing_context": None if workers is None else workers.start,
+        }
+        send_main_by_value()
+        # cloudpickle: functions may be lambdas or live in a notebook.
+        described = cloudpickle.dumps((arguments, self._cursor.start[0]))
+        return rebuild_loader, (type(self), self._dataset, described)
 
     @property
     def sources(self) -> npt.NDArray[np.int16]:
@@ -79,35 +122,36 @@ class LoaderViews:
         return list(self._ledger.entries)
 
     def report(self) -> StallReport:
-        """The stall report since the last call: waiting, bottleneck and advice; any thread."""
+        """Returns the stall report since the last call: waiting, bottleneck and advice; any thread."""
         report, self._reported = self.report_since(self._reported)
         return report
 
     def report_since(self, before: Snapshot) -> tuple[StallReport, Snapshot]:
-        """The stall report since a snapshot, and the current snapshot; any thread."""
+        """Returns the stall report since a snapshot, and the current snapshot; any thread."""
         now = self.snapshot()
         return self.name_samples(compare(before, now)), now
 
     def snapshot(self) -> Snapshot:
-        """The current counts, for `compare`; any thread."""
+        """Returns the current counts, for `compare`; any thread."""
         stats = self.stats()
         supply = self._supply
         return snapshot(stats, self._clock, None if supply is None else supply.head, self._settings.worker_count)
 
     def name_samples(self, report: StallReport) -> StallReport:
-        """The report with the name of its slowest sample, and advice that depends on the data."""
+        """Returns a report with the name of its slowest sample, and advice that depends on the data."""
         if (prepared := self._prepared) is None:
             return report
-        return advised(named(report, prepared.sample_key), (each.decode_cost for each in prepared.members.each))
+        named = name_sample(report, prepared.sample_key)
+        return add_decode_advice(named, (each.decode_cost for each in prepared.members.each))
 
     def stats(self) -> LoaderStats:
-        """The statistics so far. Requests the engine's view, and waits for it half a second at most."""
-        # The engine first, so that the counts include the time of this request.
+        """Returns the statistics so far. Requests the engine's view, and waits at most half a second for it."""
+        # The engine comes first, so that the counts include the time of this request.
         engine = None if (supply := self._supply) is None else supply.engine_view()
-        counts = self._supply_owner.counts(self._clock)
+        counts = self._supply_owner.count(self._clock)
         with self._supply_owner.planning:
-            members = member_stats(self._prepared, self._position, self._ledger.entries, engine)
-            growing = None if self._prepared is None else self._prepared.growing_stats(*self._position)
+            members = member_stats(self._prepared, self._cursor.position, self._ledger.entries, engine)
+            growing = None if self._prepared is None else self._prepared.measure_growth(*self._cursor.position)
             if (packing := counts.packing) is not None and self._prepared is not None:
                 packing = replace(packing, left_out=self._prepared.members.left_out)
         return replace(
@@ -119,6 +163,62 @@ class LoaderViews:
             packing=packing,
         )
 
+    # ------------------------------------------------------------ attributes of torch's loader
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per batch of this rank."""
+        return self._settings.batch_size
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers, or 0 if the trainer's thread makes the batches."""
+        return self._settings.worker_count
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether an incomplete last batch is left out."""
+        return self._settings.last_batch == "drop"
+
+    @property
+    def batch_sampler(self) -> BatchSampler:
+        """Batch size and `drop_last`; like torch's for an iterable dataset, it has no indices."""
+        from torch.utils.data import BatchSampler
+
+        return BatchSampler(None, self.batch_size, self.drop_last)  # type: ignore[arg-type]
+
+    @property
+    def collate_fn(self) -> Collate:
+        """The function that makes a batch of samples."""
+        from torch.utils.data import default_collate
+
+        return self._settings.collate_fn or default_collate
+
+    @property
+    def pin_memory(self) -> bool:
+        """Whether the ring is registered with CUDA."""
+        import torch
+
+        return self._settings.worker_count > 0 and self._settings.pin != "off" and torch.cuda.is_available()
+
+    @property
+    def persistent_workers(self) -> bool:
+        """Whether there are workers: they run as long as the loader."""
+        return self._settings.worker_count > 0
+
+    @property
+    def prefetch_factor(self) -> int | None:
+        """Batches begun and not yet taken, per worker; None without workers."""
+        workers = self._settings.worker_count
+        return max(1, self._settings.span // workers) if workers else None
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that one sample may take, or 0 without a limit."""
+        return self._settings.timeout
+
+    # ------------------------------------------------------------ inside
+
     @property
     def _supply(self) -> Supply | None:
         return self._supply_owner.supply
@@ -129,7 +229,7 @@ class LoaderViews:
 
 
 def batch_sources(prepared: RankStream, delivery: Delivery | None) -> npt.NDArray[np.int16]:
-    """int16 (samples,): number of the member of each sample of a batch; empty before the first one.
+    """Returns the number of the member of each sample of a batch, int16 (samples,); empty before the first one.
 
     Raises:
         ConfigError: this is not a mix.
@@ -141,7 +241,7 @@ def batch_sources(prepared: RankStream, delivery: Delivery | None) -> npt.NDArra
     sources = prepared.sources(delivery.epoch, delivery.batch)
     if not delivery.skipped or not prepared.packing.replaces:
         return sources
-    # As `BatchMaker` fills: each missing sample is replaced by the next one that is there.
+    # Each missing sample is replaced by the next one that is there, as `BatchMaker` does.
     missing = np.isin(codes, [code for code, _ in delivery.skipped])
     there = np.flatnonzero(~missing)
     after = np.searchsorted(there, np.flatnonzero(missing)) % len(there)
@@ -170,47 +270,8 @@ def member_stats(
     }
 
 
-def _describe(settings: LoaderSettings, epoch: int, *, loaded: bool) -> bytes:
-    """Returns what makes the same loader in another process of its dataset.
-
-    Args:
-        settings: Arguments of the loader.
-        epoch: The epoch of its next `iter()`.
-        loaded: Whether it has a state from which it has not read yet.
-
-    Raises:
-        StateError: it has.
-    """
-    if loaded:
-        raise StateError(
-            "this StreamingDataLoader has loaded a state, and a copy in another process would begin elsewhere: send "
-            "the state along, and call load_state_dict there"
-        )
-    workers = settings.workers
-    arguments: dict[str, object] = {
-        "batch_size": settings.batch_size,
-        "num_workers": settings.worker_count,
-        "drop_last": settings.last_batch == "drop",
-        "device": settings.device,
-        "device_transform": settings.device_transform,
-        "collate_fn": settings.collate_fn,
-        "ragged": settings.ragged,
-        "worker_type": "process" if workers is None else workers.worker_type,
-        "prefetch_batches": settings.span,
-        "ring_bytes": settings.ring_bytes,
-        "timeout": settings.timeout,
-        "reports": settings.reports,
-        "pin_memory": _PINS[settings.pin],
-        "multiprocessing_context": None if workers is None else workers.start,
-    }
-    send_main_by_value()
-    # cloudpickle: functions may be lambdas or live in a notebook.
-    described: bytes = cloudpickle.dumps((arguments, epoch))
-    return described
-
-
-def rebuild(kind: type[V], dataset: EpochDataset, described: bytes) -> V:
-    """Makes the loader of another process again."""
+def rebuild_loader(kind: type[V], dataset: EpochDataset, described: bytes) -> V:
+    """Makes the loader that another process has sent."""
     arguments: dict[str, Any]
     arguments, epoch = cloudpickle.loads(described)
     loader: Any = kind(dataset, **arguments)  # type: ignore[call-arg]

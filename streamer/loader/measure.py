@@ -24,7 +24,7 @@ from streamer.errors import ConfigError, ManifestError
 from streamer.executors.runner import run_all, runner
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.dataset import StreamingDataset
-from streamer.loader.members.member import Member
+from streamer.loader.members.member import DatasetMember
 from streamer.loader.options.arguments import Order
 from streamer.loader.options.dataset_options import DatasetOptions
 from streamer.manifest.selection import Where
@@ -37,9 +37,9 @@ Count = str | Callable[[object], int]
 Integers = npt.NDArray[np.int64]
 _Counted = tuple[str, Integers, npt.NDArray[np.int32]]
 
-# Samples that one task of a worker counts.
+# Number of samples that a worker counts at a time.
 _BATCH = 1024
-# Runs of chunks for each task that an executor runs at a time: a process that is late has few left.
+# Number of runs of chunks for each task that an executor runs at a time: a process that is late has few left.
 _RUNS = 4
 
 
@@ -60,15 +60,16 @@ def measure(
     a length must not depend on them.
 
     Args:
-        dataset: all samples of it, with the transform that training uses; `packing` and `balance` are not looked at.
-        count: the name of a field, whose length counts; or a function of what the transform returns.
-        to: path of the file, .npy: int32, one number for each sample, by the numbers that `dataset[i]` takes.
+        dataset: Dataset of which all samples are counted, with the transform that training uses; `packing` and
+            `balance` do not count.
+        count: Name of a field, whose length counts, or a function of what the transform returns.
+        to: Path of the file, .npy: int32, one number for each sample, by the numbers that `dataset[i]` takes.
         num_workers: Number of workers, as of `StreamingDataLoader`.
-        known: `to` of an earlier call with the same count and transform, which may be the same path: only chunks of
+        known: Path `to` of an earlier call with the same count and transform, which may be the same: only chunks of
             samples that it does not have are read. Keeps `PATH.chunks.npy` beside it.
-        on: what runs tasks, as "processes:8", "dask:tcp://scheduler:8786", "ray:auto" or an executor, each of which
+        on: Executor of tasks, as "processes:8", "dask:tcp://scheduler:8786", "ray:auto" or an object, each of which
             reads a run of chunks through the cache of its machine. By default this process.
-        on_progress: called now and then with the samples that were read, and those to read in all.
+        on_progress: Function that is called now and then with the number of samples that were read, and in all.
 
     Returns:
         The numbers.
@@ -82,8 +83,8 @@ def measure(
     path = Path(str(checks.path("to", to)))
     if path.suffix != ".npy":
         raise ConfigError(f"to={str(path)!r}: give the path of an .npy file", field="to")
-    # Before anything is read.
-    _beside(path).unlink()
+    # A path that cannot be written is an error before anything is read.
+    _touch_beside(path).unlink()
     if member.choices:
         raise ConfigError(
             "measure() counts the samples of a whole dataset: call it before select(); a selection with "
@@ -92,7 +93,7 @@ def measure(
         )
     options = replace(
         member.options,
-        transform=_counted(member.options.transform, count),
+        transform=_make_counter(member.options.transform, count),
         packing=NO_PACKING,
         balance=NO_BALANCE,
         growing=NOT_GROWING,
@@ -101,14 +102,15 @@ def measure(
         world_size=1,
     )
     whole = member.part(None, options)
-    costs = np.full(whole.samples, -1, np.int32)
-    manifest = whole.manifest
+    costs = np.full(whole.open().samples, -1, np.int32)
+    manifest = whole.open().manifest
     missing = None if known is None else np.flatnonzero(~_fill_in(costs, manifest, str(known)))
-    done, total = 0, whole.samples if missing is None else len(missing)
+    done = 0
+    total = whole.open().samples if missing is None else len(missing)
     if total:
         count_part = partial(_count_part, num_workers=num_workers)
-        parts = partial(_parts, dataset, whole, options, missing)
-        batches = map(count_part, parts(1)) if on is None else _in_tasks(on, count_part, parts)
+        make_parts = partial(_make_parts, dataset, whole, options, missing)
+        batches = map(count_part, make_parts(1)) if on is None else _run_tasks(on, count_part, make_parts)
         for digest, numbers, found in chain.from_iterable(batches):
             if digest != manifest.digest:
                 raise ManifestError(
@@ -125,14 +127,14 @@ def measure(
     return costs
 
 
-def _in_tasks(
+def _run_tasks(
     on: str | Executor,
     count_part: Callable[[StreamingDataset], Iterable[_Counted]],
-    parts: Callable[[int], Iterator[StreamingDataset]],
+    make_parts: Callable[[int], Iterator[StreamingDataset]],
 ) -> Iterator[Iterable[_Counted]]:
     """Yields what each task has counted."""
     with runner(on) as running:
-        yield from run_all(running, partial(_count_whole, count_part), parts(_RUNS * running.most_tasks))
+        yield from run_all(running, partial(_count_whole, count_part), make_parts(_RUNS * running.most_tasks))
 
 
 def _count_whole(
@@ -141,64 +143,64 @@ def _count_whole(
     return list(count_part(dataset))
 
 
-def _parts(
-    dataset: StreamingDataset, whole: Member, options: DatasetOptions, numbers: Integers | None, most: int
+def _make_parts(
+    dataset: StreamingDataset, whole: DatasetMember, options: DatasetOptions, numbers: Integers | None, limit: int
 ) -> Iterator[StreamingDataset]:
-    """Cuts samples into at most so many parts, at the borders of chunks.
+    """Cuts samples into at most `limit` parts, at the borders of chunks.
 
     Args:
         dataset: Dataset as the user has it.
-        whole: all of its samples.
+        whole: DatasetMember with all of its samples.
         options: Options of the parts.
         numbers: Numbers of the samples, ascending, or None for all.
-        most: parts.
+        limit: Largest number of parts.
     """
-    manifest = whole.manifest
-    if numbers is None and most == 1:
-        # No selection, which takes eight bytes for each sample.
-        yield dataset._of(whole.part(None, options))
+    manifest = whole.open().manifest
+    if numbers is None and limit == 1:
+        # A selection would take eight bytes for each sample.
+        yield StreamingDataset._from_member(whole.part(None, options))
         return
-    bounds = np.linspace(0, manifest.chunks, min(manifest.chunks, most) + 1).astype(np.int64)
+    bounds = np.linspace(0, manifest.chunks, min(manifest.chunks, limit) + 1).astype(np.int64)
     for first, stop in pairwise(manifest.chunk_first[bounds].tolist()):
         own = np.arange(first, stop) if numbers is None else numbers[slice(*np.searchsorted(numbers, [first, stop]))]
         if len(own):
-            yield dataset._of(whole.part((own, Where()), options))
+            yield StreamingDataset._from_member(whole.part((own, Where()), options))
 
 
 def _count_part(dataset: StreamingDataset, *, num_workers: int) -> Iterator[_Counted]:
     """Counts the tokens of a dataset's samples, and closes it.
 
     Yields:
-        Of each batch the digest of the manifest; the samples that could be made; their tokens.
+        Digest of the manifest, samples that could be made, and their tokens, for each batch.
     """
     try:
         with StreamingDataLoader(dataset, _BATCH, num_workers) as loader:
             for number, found in enumerate(loader):
                 codes = loader._prepare().ordinals(0, number)
-                # Replaced ones are those that could not be made.
+                # Samples that were replaced are those that could not be made.
                 made = ~loader.repeated
-                yield dataset._member.manifest.digest, codes[made], np.asarray(found, np.int32)[made]
+                yield dataset._member.open().manifest.digest, codes[made], np.asarray(found, np.int32)[made]
     finally:
         dataset.close()
 
 
-def _counted(transform: object, count: Count) -> Callable[..., int]:
+def _make_counter(transform: object, count: Count) -> Callable[..., int]:
     """Returns a transform whose result is the number of tokens; with `rng` if the user's takes it, which costs time."""
     if not isinstance(count, str) and not callable(count):
         raise ConfigError(f"count={count!r} is neither the name of a field nor a function", field="count")
     own = make_transform(transform)  # type: ignore[arg-type]
     given: dict[str, object] = {"out": {}} if takes(own, "out") else {}
 
-    def tokens(sample: dict[str, object], **more: object) -> int:
+    def count_tokens(sample: dict[str, object], **more: object) -> int:
         made: object = sample if own is None else own(sample, **given, **more)
         return checks.at_least("count", _length_of(made, count) if isinstance(count, str) else count(made), 0)
 
-    def drawing(sample: dict[str, object], rng: np.random.Generator) -> int:
-        return tokens(sample, rng=rng)
+    def count_with_rng(sample: dict[str, object], rng: np.random.Generator) -> int:
+        return count_tokens(sample, rng=rng)
 
-    found = drawing if takes(own, "rng") else tokens
-    setattr(found, UNSEEDED, True)
-    return found
+    counter = count_with_rng if takes(own, "rng") else count_tokens
+    setattr(counter, UNSEEDED, True)
+    return counter
 
 
 def _length_of(sample: object, name: str) -> int:
@@ -220,7 +222,7 @@ def _length_of(sample: object, name: str) -> int:
 
 
 def _chunks_of(path: Path) -> Path:
-    """The file that says which chunks the numbers of another one are of."""
+    """Returns the path of the file that says which chunks the numbers of another one are of."""
     return path.with_name(f"{path.name}.chunks.npy")
 
 
@@ -252,7 +254,7 @@ def _fill_in(costs: npt.NDArray[np.int32], manifest: Manifest, known: str) -> np
 
 def _write(path: Path, costs: npt.NDArray[np.generic]) -> None:
     """Writes the whole file or nothing."""
-    place = _beside(path)
+    place = _touch_beside(path)
     try:
         np.save(place, costs)
         os.replace(place, path)
@@ -260,7 +262,7 @@ def _write(path: Path, costs: npt.NDArray[np.generic]) -> None:
         place.unlink(missing_ok=True)
 
 
-def _beside(path: Path) -> Path:
+def _touch_beside(path: Path) -> Path:
     """Makes an empty file beside another one, and the folder of both.
 
     Raises:

@@ -13,14 +13,14 @@ from streamer.batches import checks
 from streamer.batches.checks import refuse_method, refuse_unknown
 from streamer.batches.skipping import OnError
 from streamer.errors import ConfigError
-from streamer.loader.agreement.agreement import ParentRank
-from streamer.loader.agreement.epoch_cell import EpochCell
+from streamer.loader.agreement import ParentRank
 from streamer.loader.dataset import StreamingDataset
+from streamer.loader.epoch_cell import EpochCell
 from streamer.loader.epoch_dataset import EpochDataset
 from streamer.loader.kinds.mix import Mix
 from streamer.loader.options.arguments import Order, Skip, given_or_default
 from streamer.loader.options.mix_options import MixOptions, check_members, check_names, refuse_linear
-from streamer.loader.rank.opening import Opening
+from streamer.loader.rank.opening import StreamOpening
 from streamer.order.mix import Batching, Homogeneous, Shares, Weights
 from streamer.order.mix.shares import Amounts, WeightStages
 
@@ -35,19 +35,19 @@ class MixedDataset(EpochDataset):
     Give one of `weights`, `repeat` and `choose`; without them each member makes one pass per epoch.
 
     Args:
-        members: name -> dataset, in order.
-        weights: shares of the samples, on any scale, by name; 0 leaves a member out. Or stages of epochs
+        members: Dataset by name, in order.
+        weights: Shares of the samples, on any scale, by name; 0 leaves a member out. Or stages of epochs
             `[(0, {...}), (10, {...})]`: from that epoch on. With the length of an epoch, shares of the bytes or shares
             by size: `Weights`.
-        repeat: passes per epoch, by name or the same for all; 0.25 uses another quarter in each epoch.
-        choose: samples per epoch, by name.
+        repeat: Passes per epoch, by name or the same for all; 0.25 uses another quarter in each epoch.
+        choose: Samples per epoch, by name.
         batching: "stratified": each batch has each member's share; "random": the shares hold on average;
             "homogeneous": each batch is of one member; `Homogeneous(group=...)`: each group of a batch is.
-        seed: of the mixing; members have their own.
-        source_key: field of each sample with the name of its member; None: not added.
-        batch_size, order, on_error, rank, world_size: of the whole, as of a `StreamingDataset`; the members have none
-            of them. The `Order` of a mix has neither `cut` nor `peers`.
-        removed: arguments of earlier versions, which are refused with their new names.
+        seed: Seed of the mixing; members have their own.
+        source_key: Field of each sample with the name of its member, or None for no such field.
+        batch_size, order, on_error, rank, world_size: Options of the whole, as of a `StreamingDataset`; the members
+            have none of them. The `Order` of a mix has neither `cut` nor `peers`.
+        removed: Arguments of earlier versions, which are refused with their new names.
 
     Raises:
         ConfigError: an invalid argument, or members that do not go together.
@@ -74,7 +74,7 @@ class MixedDataset(EpochDataset):
         **removed: Never,
     ) -> None:
         refuse_unknown("MixedDataset", removed)
-        names = check_names(list(_mapping(members)))
+        names = check_names(list(_check_mapping(members)))
         refuse_linear(weights.values if isinstance(weights, Weights) else weights)
         options = MixOptions(
             names=names,
@@ -104,7 +104,7 @@ class MixedDataset(EpochDataset):
     @property
     def samples(self) -> int:
         """Number of samples of the next epoch, over all ranks."""
-        return self._plain().samples_in(self.epoch)
+        return self._prepare_plain().samples_in(self.epoch)
 
     @property
     def members(self) -> dict[str, StreamingDataset]:
@@ -113,22 +113,22 @@ class MixedDataset(EpochDataset):
 
     def quotas(self, epoch: int | None = None) -> dict[str, int]:
         """Returns the samples of each member in an epoch, over all ranks. By default in the next one."""
-        return dict(self._plain().quotas(self.epoch if epoch is None else epoch))
+        return dict(self._prepare_plain().quotas(self.epoch if epoch is None else epoch))
 
     def explain(self, batch_size: int, nodes: int = 1) -> str:
-        """The order of the mix and its cost in words.
+        """Describes the order of the mix and its cost.
 
         Args:
-            batch_size: samples of a batch over all ranks.
-            nodes: number of machines.
+            batch_size: Samples of a batch over all ranks.
+            nodes: Number of machines.
         """
-        return self._opening.explained(batch_size, nodes)
+        return self._opening.explain(batch_size, nodes)
 
     def __getitem__(self, index: int | str) -> object:
-        """A member by its name; or one sample, by a small ranged read, for inspection.
+        """Returns a member by its name, or one sample, by a small ranged read, for inspection.
 
         Args:
-            index: name; or the number of a sample, counted through the members laid end to end, or from their end.
+            index: Name, or the number of a sample, counted through the members laid end to end, or from their end.
 
         Raises:
             KeyError: no such member.
@@ -190,7 +190,7 @@ class MixedDataset(EpochDataset):
         before = self._prepared
         changed = self._opening.refresh()
         if changed and before is not None:
-            self._plain().follow(before[1], self.epoch)
+            self._prepare_plain().follow(before[1], self.epoch)
         return changed
 
     # ------------------------------------------------------------ inside
@@ -207,13 +207,13 @@ class MixedDataset(EpochDataset):
         self._members = dict(members)
         self._options = options
         each = [member._member for member in members.values()]
-        self._begin_at_zero(Opening(options, Mix(options, each, job), job, shared, parent=parent))
+        self._begin_at_zero(StreamOpening(options, Mix(options, each, job), job, shared, parent=parent))
 
     def __getstate__(self) -> dict[str, object]:
-        """For another process: without open resources; the rank counts in workers, which cannot detect theirs."""
+        """Makes what another process gets: without open resources, with the rank, which workers cannot detect."""
         settings = cloudpickle.dumps((self._options, self._opening.job, self._resume, self._resume_strict))
         place = self._opening.place()
-        # Not inside: a spawned worker shares the epochs and manifests of this process.
+        # Members and epochs are not in the settings: a spawned worker shares epochs and manifests of this process.
         return {"settings": settings, "members": self._members, "epochs": self._epochs, "place": place}
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -223,12 +223,12 @@ class MixedDataset(EpochDataset):
         assert isinstance(epochs, EpochCell)
         assert isinstance(place, tuple)
         options, job, resume, strict = cloudpickle.loads(settings)
-        self._start(members, options, job, epochs, parent=ParentRank.received(place))
+        self._start(members, options, job, epochs, parent=ParentRank.from_parent(place))
         self._resume = resume
         self._resume_strict = strict
 
 
-def _mapping(members: object) -> Mapping[object, object]:
+def _check_mapping(members: object) -> Mapping[object, object]:
     if not isinstance(members, Mapping):
         raise ConfigError(f"members={members!r}: give name -> StreamingDataset", field="members")
     for name, member in members.items():

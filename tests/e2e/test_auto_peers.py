@@ -18,7 +18,7 @@ from streamer import Order, StreamingDataset
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
 from streamer.errors import ConfigError, StreamerError
-from streamer.loader.agreement.agreement import Gather
+from streamer.loader.agreement import Gather
 from streamer.loader.rank import sharing
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.order.spec import Cut
@@ -53,7 +53,7 @@ class Node:
         )
         self.datasets.append(dataset)
         before = self.count("store_bytes")
-        prepared = dataset._for_loader().prepare(BATCH // world)
+        prepared = dataset._get_opening().prepare(BATCH // world)
         self.manifest_bytes += self.count("store_bytes") - before
         assert isinstance(prepared, RankStream)
         return prepared

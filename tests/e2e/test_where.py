@@ -88,7 +88,7 @@ def test_a_condition_on_parquet(data):
     part, same, other = whole.select(where=WHERE), whole.select(where=WHERE), whole.select(where="lang == 'en'")
     assert part.samples == len(MATCHING)
     assert [part[i]["number"] for i in range(part.samples)] == MATCHING
-    digests = [one._member.opened.digest for one in (whole, part, same, other)]
+    digests = [one._member.open().digest for one in (whole, part, same, other)]
     assert digests[1] == digests[2]
     assert len(set(digests)) == 3
     with StreamingDataLoader(part, 4, 2, reports=None) as loader:
@@ -131,7 +131,7 @@ def test_chunks_without_a_match_are_not_fetched(data, tmp_path, monkeypatch):
     dataset = read(tmp_path / "data", engine="inline").select(where="number >= 90")
     with StreamingDataLoader(dataset, 4, reports=None) as loader:
         assert sorted(numbers_of(loader)) == list(range(90, 120))
-    manifest, selection = dataset._member.manifest, dataset._member.opened.selection
+    manifest, selection = dataset._member.open().manifest, dataset._member.open().selection
     names = {path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()}
     present = [any(key.tobytes().hex() in name for name in names) for key in manifest.chunk_keys]
     assert present == (selection.chunk_samples > 0).tolist()
@@ -156,7 +156,7 @@ def test_an_index_with_columns(kind, prefix, data, capsys):
     """Formats whose bytes would all be read need `streamer index --columns`, as the error says."""
     where = f"{prefix}width >= 300 and {prefix}lang == 'en'"
     whole = StreamingDataset(data / kind)
-    digest = whole._member.manifest.digest
+    digest = whole._member.open().manifest.digest
     with pytest.raises(ConfigError, match=rf"streamer index \S+ --columns {prefix}lang"):
         _ = whole.select(where=where).samples
     assert main(["index", str(data / kind), "--columns", f"{prefix}width, {prefix}lang"]) == 0
@@ -164,7 +164,7 @@ def test_an_index_with_columns(kind, prefix, data, capsys):
     part = whole.select(where=where)
     samples = [part[i] for i in range(part.samples)]
     assert [int((one["json"] if prefix else one)["number"]) for one in samples] == MATCHING
-    assert whole._member.manifest.digest == digest
+    assert whole._member.open().manifest.digest == digest
     assert main(["index", str(data / kind), "--columns", "nothing"]) == 2
     assert "no such field" in capsys.readouterr().err
     assert main(["index", str(data / kind), "--columns", "width", "--on", "processes:1", "--out", "x"]) == 2

@@ -124,7 +124,7 @@ def test_a_killed_trainer_goes_on(tmp_path, given, monkeypatch):
 def test_a_killed_maker_of_the_table_leaves_nothing_in_the_way(make):
     """Its lock ends with it, and what it has written is not a table: the next process makes it."""
     dataset = make()
-    rows, folder = dataset.rows, Path(dataset._member.manifest.path).parent
+    rows, folder = dataset.rows, Path(dataset._member.open().manifest.path).parent
     (table,) = folder.glob("*.rows.arrows")
     half = folder / ".building-0123456789abcdef"
     half.mkdir()

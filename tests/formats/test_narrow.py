@@ -15,7 +15,7 @@ from streamer import StreamingDataset
 from streamer.errors import AccessDeniedError, ConfigError, ManifestError
 from streamer.formats import HDF5
 from streamer.formats.base import Format
-from streamer.loader.members import narrow
+from streamer.loader.members import columns as narrow
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 from tests.formats.cases import MemoryStore, built
@@ -54,7 +54,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         noted.append((manifest.digest, fetched(manifest)))
         return manifest
 
-    monkeypatch.setattr("streamer.loader.members.column_reader.narrow_manifest", note)
+    monkeypatch.setattr("streamer.loader.members.columns.narrow_manifest", note)
     monkeypatch.setattr(narrow, "narrow_manifest", note)
     return noted
 
@@ -68,7 +68,7 @@ def test_a_condition_on_a_dataset(data: Path, found: list[tuple[str, int]]):
     with closing(StreamingDataset(data, cache_bytes="1GB")) as dataset:
         part = dataset.select(where="label == 3")
         assert part.samples == int((LABELS == 3).sum())
-        assert 0 < found[0][1] < fetched(dataset._member.manifest) / 20
+        assert 0 < found[0][1] < fetched(dataset._member.open().manifest) / 20
         with pytest.raises(ConfigError, match="'image': samples have arrays of 32 x 32 numbers"):
             _ = dataset.select(where="image > 3").samples
         assert len(found) == 1
@@ -80,7 +80,7 @@ def test_a_key_in_a_dataset(data: Path, found: list[tuple[str, int]]):
     with closing(StreamingDataset(data, cache_bytes="1GB")) as left, closing(_first(data, named)) as right:
         joined = left.join(right, on="label", columns=["picture"])
         assert joined.samples == 40
-        assert [length < fetched(left._member.manifest) / 20 for _, length in found] == [True, True]
+        assert [length < fetched(left._member.open().manifest) / 20 for _, length in found] == [True, True]
 
 
 def _first(data: Path, chosen: Format) -> StreamingDataset:
@@ -102,9 +102,9 @@ def test_an_array_that_was_never_written(tmp_path: Path, monkeypatch: pytest.Mon
         (store / "image" / str(number)).write_bytes(np.arange(3, dtype="<f4").tobytes())
     with closing(StreamingDataset(store.parent, cache_bytes="1GB")) as dataset:
         assert dataset.select(where="label == 5").samples == 6
-        assert found[0][0] == dataset._member.manifest.digest
+        assert found[0][0] == dataset._member.open().manifest.digest
         assert dataset.select(where="image == 2").samples == 2
-        assert found[1][0] != dataset._member.manifest.digest
+        assert found[1][0] != dataset._member.open().manifest.digest
 
 
 @pytest.mark.parametrize("error", [ManifestError("it takes too long"), AccessDeniedError("no listing")])

@@ -82,7 +82,7 @@ def test_a_column_of_other_samples_is_refused(tmp_path: Path, closing: Closing):
     for count in (240, 200):
         data = sides.write_left(tmp_path / f"left{count}", count)
         place: dict[str, Any] = {"engine": "inline", "cache_dir": tmp_path / "cache", "cache_bytes": "100MB"}
-        found.append(closing(StreamingDataset(data, **place))._member.manifest)
+        found.append(closing(StreamingDataset(data, **place))._member.open().manifest)
     own, other = (ColumnFiles(manifest, tmp_path / "fallback_dir") for manifest in found)
     other.add("n", range(200))
     [(name, content)] = other.export()

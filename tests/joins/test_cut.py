@@ -16,7 +16,7 @@ import uvloop
 from streamer import Order, StreamingDataLoader, StreamingDataset
 from streamer.batches.samples.join_cost import join_cost
 from streamer.errors import CacheFullError
-from streamer.loader.members.joins.making import finer_chunks
+from streamer.loader.members.joins import finer_chunks
 from streamer.manifest import packing
 from tests.tars import tar_of
 
@@ -55,16 +55,16 @@ def test_chunks_of_many_rows_are_cut(
     place: dict[str, Any] = {"engine": "inline", "cache_dir": tmp_path / "cache", "cache_bytes": "1GB"}
     left, right = (closing(StreamingDataset(data / name, shuffle=False, **place)) for name in ("left", "right"))
     joined = closing(left.join(right, on=("json.id", "id")))
-    (join,) = joined._member.opened.joins
-    assert right._member.manifest.chunks == 1
-    assert finer_chunks(left._member.manifest, right._member.manifest) == packing.LEAST_CHUNK_BYTES
+    (join,) = joined._member.open().joins
+    assert right._member.open().manifest.chunks == 1
+    assert finer_chunks(left._member.open().manifest, right._member.open().manifest) == packing.LEAST_CHUNK_BYTES
     assert join.manifest.chunks == 7
-    cost = join_cost(join, joined._member.opened)
+    cost = join_cost(join, joined._member.open())
     # Each is used by one chunk of the left side, or by two where one begins.
     assert cost.most_bytes <= 1.5 * cost.fetched_bytes
     expected = pq.read_table(data / "right/0.parquet")["row"]
     assert [sample["row"] for sample in joined] == expected.to_pylist()
-    assert finer_chunks(left._member.manifest, join.manifest) == 0
+    assert finer_chunks(left._member.open().manifest, join.manifest) == 0
 
 
 @pytest.mark.process

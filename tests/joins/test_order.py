@@ -158,8 +158,8 @@ def test_the_bytes_of_the_right_side(buckets: Callable[[str, int], Sides], closi
     """Of a plain one those of its rows, once an epoch; what the log says before is what the server counts."""
     made = buckets("tars", 200_000_000)
     dataset = made.joined(closing)
-    (join,) = dataset._member.opened.joins
-    cost = join_cost(join, dataset._member.opened)
+    (join,) = dataset._member.open().joins
+    cost = join_cost(join, dataset._member.open())
     before, reads = made.store.sent["right"], len(made.store.reads)
     with StreamingDataLoader(dataset, BATCH) as loader:
         assert sum(len(numbers_of(batch)) for batch in loader) == sides.COUNT

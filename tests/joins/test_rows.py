@@ -46,7 +46,7 @@ def check(batch: dict[str, Any]) -> int:
 def test_a_chunk_file_is_opened_once_a_batch(kind: str, data: Path, closing: Closing, monkeypatch: pytest.MonkeyPatch):
     """Of the rows as many as have chunks; samples of the left side that are decoded are read one by one."""
     dataset = joined(data, closing, kind)
-    (join,) = dataset._member.opened.joins
+    (join,) = dataset._member.open().joins
     mine = {key.tobytes() for key in join.manifest.chunk_keys}
     opened, usual = Counter[bytes](), ChunkReader._open
 

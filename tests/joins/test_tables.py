@@ -14,7 +14,7 @@ from streamer import StreamingDataLoader, StreamingDataset
 from streamer.cli.main import main
 from streamer.client.engine_client import EngineClient
 from streamer.engine.manifests.manifest_store import ManifestStore
-from streamer.loader.members.joins import keys as keys_module
+from streamer.loader.members import keys as keys_module
 from tests.joins import sides
 from tests.read_only import refuse_writes
 
@@ -77,7 +77,7 @@ def test_an_index_of_keys_makes_the_table(
     assert main(["index", str(tmp_path / "lines"), "--columns", "__key__,uid"]) == 0
     unread(monkeypatch)
     left, lines = closing(StreamingDataset(tmp_path / "left")), closing(StreamingDataset(tmp_path / "lines"))
-    assert any(path.suffix == ".keys" for path in folder.glob(f"{left._member.manifest.digest}.*"))
+    assert any(path.suffix == ".keys" for path in folder.glob(f"{left._member.open().manifest.digest}.*"))
     assert left[left.find("000017")]["json"]["n"] == 17
     assert lines.find("17") == 17
     joined = closing(left.join(lines, on=("json.uid", "uid"), missing="drop", columns={"n": "row"}))
@@ -132,7 +132,7 @@ def test_tables_of_a_fallback_folder_leave_after_their_manifests(
     joined = left.join(right, on=("json.uid", "meta.json.id.uid"), columns=["vector.npy"])
     assert joined.samples == sides.COUNT
     assert tables(engine.fallback_dir) == {".keys", ".listed-keys", ".join"}
-    gone = right._member.manifest.path
+    gone = right._member.open().manifest.path
     for dataset in (joined, right, left):
         dataset.close()
     _ = closing(StreamingDataset(tmp_path / "left")).samples

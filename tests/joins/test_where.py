@@ -103,11 +103,11 @@ def test_an_index_of_the_right_side(data: Path, closing: Closing):
     expected = [n for n in range(COUNT) if n % 9 and row(n)["lang"] == "en" and row(n)["good"]]
     assert numbers_of(closing(whole.select(where=where))) == Counter(expected)
     first = closing(whole.select(where=f"good and json.n < {COUNT // sides.SHARDS}"))
-    assert np.count_nonzero(first._member.opened.chunk_samples) == 1
+    assert np.count_nonzero(first._member.open().chunk_samples) == 1
     # What is said before counts the chosen samples only.
-    (join,), chosen = first._member.opened.joins, first._member.opened
+    (join,), chosen = first._member.open().joins, first._member.open()
     assert f": {chosen.samples} of {chosen.samples} samples have rows;" in describe_join(join, chosen, 1 << 30)
-    all_bytes = join_cost(join, whole._member.opened).fetched_bytes
+    all_bytes = join_cost(join, whole._member.open()).fetched_bytes
     assert 0 < join_cost(join, chosen).fetched_bytes < all_bytes / (sides.SHARDS - 1)
 
 
@@ -120,7 +120,7 @@ def test_ranks_and_a_resume(data: Path, closing: Closing):
         states = []
         for rank in range(world):
             dataset = closing(joined(data, closing, rank=rank, world_size=world).select(where=where))
-            digests.add(dataset._member.opened.digest)
+            digests.add(dataset._member.open().digest)
             with StreamingDataLoader(dataset, 8 // world, reports=None) as loader:
                 if state is not None:
                     loader.load_state_dict(state)

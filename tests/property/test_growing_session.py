@@ -216,7 +216,7 @@ class LateOffers:
 
     looks = 0
 
-    def agreed(self, number: int, cohorts: int) -> int | None:
+    def agree_on(self, number: int, cohorts: int) -> int | None:
         self.looks += 1
         return None if self.looks % 10 else cohorts
 

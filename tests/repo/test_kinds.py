@@ -21,12 +21,6 @@ ALLOWED = {
             "**({} if self.packing is None else _packing_scalars(self.packing)),",
             "if stats.growing is None or found.engine is None or not step_seconds:",
         ],
-        "loader/stall/reporter.py": [
-            "rows = None if packing is None or report.packing is None else _packed(report.packing, packing.tokens)"
-        ],
-    },
-    "Whether the keys of samples are known before these are read, so that annotations have rows for them.": {
-        "loader/members/column_reader.py": ["if rows is None:"],
     },
     "The one place where a part that specs leave out becomes an object.": {
         "order/level.py": ["return NoLevel() if isinstance(stored, msgspec.UnsetType) else stored"],

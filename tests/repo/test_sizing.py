@@ -20,7 +20,7 @@ def test_a_row_of_the_table(memory: str, ring: str, buffers: str, monkeypatch: p
     limit = int(memory) << 30
     for module in (options, memory_budget):
         monkeypatch.setattr(module, "usable_memory_bytes", lambda *_: limit)
-    assert options.ring_bytes_of(None) >> 20 == int(ring)
+    assert options.choose_ring_bytes(None) >> 20 == int(ring)
     assert memory_budget.budget_bytes() >> 20 == int(buffers)
 
 

@@ -54,7 +54,7 @@ def open_join(arguments: argparse.Namespace) -> StreamingDataset:
 
 def costs_of(dataset: StreamingDataset) -> list[str]:
     """What is fetched of each right side, in words."""
-    left = dataset._member.opened
+    left = dataset._member.open()
     with dataset._member.connections.for_requests() as connection:
         return [describe_join(join, left, connection.welcome.limit_bytes) for join in left.joins]
 

@@ -1,20 +1,129 @@
-"""Copies tensors to a device: synchronously, or on a side stream, a whole slot in one copy."""
+"""Copies batches to a device: synchronously, or on a side stream.
+
+A batch whose tensors are contiguous in one slot is copied in one piece, and split on the device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 
+import msgspec
 import torch
 
+from streamer.batches.batch.buffers import Bytes
+from streamer.batches.batch.ragged import Ragged
 from streamer.batches.ring.pinning import Fence
-from streamer.loader.device.contiguous import Packed, map_tensors
+from streamer.loader.delivery import Delivery
+
+# Smallest share that the tensors have of the bytes: below it, copying the bytes between them (strings) costs more than
+# separate copies.
+_LEAST_SHARE = 0.9
+# A tensor below this share of its batch gets device memory of its own: keeping the labels of an epoch must not keep its
+# images.
+_SMALL_SHARE = 1 / 16
+
+
+class SlotRange(msgspec.Struct, frozen=True):
+    """A range of bytes in a slot, and the batch in it.
+
+    Attributes:
+        batch: Batch whose tensors are views on the slot.
+        memory: Memory of the slot.
+        start, stop: Bounds of the range, half-open.
+    """
+
+    batch: Delivery
+    memory: Bytes
+    start: int
+    stop: int
+
+    @classmethod
+    def find(cls, batch: object) -> SlotRange | None:
+        """Returns the range of a batch, or None if it is not in a slot, is not dense, or has fewer than two tensors."""
+        if not isinstance(batch, Delivery) or batch.memory is None:
+            return None
+        tensors: list[torch.Tensor] = []
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            tensors.append(tensor)
+            return tensor
+
+        map_tensors(batch.content, note)
+        places = [_find_range(tensor, batch.memory) for tensor in tensors]
+        known = [place for place in places if place is not None]
+        if len(known) < 2 or len(known) < len(places):
+            return None
+        start = min(first for first, _ in known)
+        stop = max(end for _, end in known)
+        dense = sum(end - first for first, end in known) >= _LEAST_SHARE * (stop - start) > 0
+        return cls(batch, batch.memory, start, stop) if dense else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the range."""
+        return self.stop - self.start
+
+    def source(self) -> torch.Tensor:
+        """Returns the range as a tensor of bytes."""
+        return torch.from_numpy(self.memory[self.start : self.stop])
+
+    def view_in(self, whole: torch.Tensor) -> Delivery:
+        """Returns the batch with its tensors in the copy.
+
+        Args:
+            whole: Copy of the range, uint8 (at least `nbytes`,), on any device.
+        """
+        begin = self.memory.ctypes.data + self.start
+
+        def view(tensor: torch.Tensor) -> torch.Tensor:
+            first = tensor.data_ptr() - begin
+            copy = whole[first : first + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            return copy.clone() if tensor.nbytes < _SMALL_SHARE * self.nbytes else copy
+
+        return self.batch.replace_content(map_tensors(self.batch.content, view))
+
+
+def _find_range(tensor: torch.Tensor, memory: Bytes) -> tuple[int, int] | None:
+    """Returns the range of a tensor in the slot, or None if it is elsewhere, not contiguous, or empty."""
+    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.nbytes == 0:
+        return None
+    first = tensor.data_ptr() - memory.ctypes.data
+    inside = first >= 0 and first + tensor.nbytes <= memory.size and first % tensor.itemsize == 0
+    return (first, first + tensor.nbytes) if inside else None
+
+
+def map_tensors(batch: object, change: Callable[[torch.Tensor], torch.Tensor], *, encoded: bool = False) -> object:
+    """Returns the structure with every tensor changed; those of encoded files, which stay on the CPU, if `encoded`."""
+    again = partial(map_tensors, change=change, encoded=encoded)
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, Delivery):
+        return batch.replace_content(again(batch.content))
+    if isinstance(batch, Mapping):
+        changed = {key: again(value) for key, value in batch.items()}
+        make: Callable[..., object] = type(batch)
+        if make is dict:
+            return changed
+        try:
+            return make(changed)
+        except TypeError:
+            return changed
+    if isinstance(batch, Ragged) and batch.encoded and not encoded:
+        return batch
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        kind: Callable[..., object] = type(batch)
+        return kind(*map(again, batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(map(again, batch))
+    return batch
+
 
 BatchTransform = Callable[[object], object]
 
 
 class Mover:
-    """Copies batches to a device without streams, synchronously; to None: transforms them only."""
+    """Copies batches to a device without streams, synchronously; without a device it only transforms them."""
 
     def __init__(self, device: torch.device | None) -> None:
         self._device = device
@@ -39,7 +148,13 @@ class CudaMover(Mover):
     def move(self, source: object, transform: BatchTransform | None) -> tuple[object, Fence]:
         """See `Mover`."""
         with torch.cuda.stream(self._stream):
-            moved = self._copied(source)
+            found = SlotRange.find(source)
+            if found is None:
+                moved = map_tensors(source, lambda tensor: tensor.to(self._device, non_blocking=True))
+            else:
+                whole = torch.empty(found.nbytes, dtype=torch.uint8, device=self._device)
+                whole.copy_(found.source(), non_blocking=True)
+                moved = found.view_in(whole)
             if transform is not None:
                 moved = transform(moved)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -51,16 +166,13 @@ class CudaMover(Mover):
         current = torch.cuda.current_stream(self._device)
         if fence.event is not None:
             current.wait_event(fence.event)
-        # The memory belongs to the side stream: it must not be reused before the consumer's work is done.
-        map_tensors(batch, lambda tensor: _record(tensor, current))
 
-    def _copied(self, batch: object) -> object:
-        packed = Packed.of(batch)
-        if packed is None:
-            return map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
-        whole = torch.empty(packed.nbytes, dtype=torch.uint8, device=self._device)
-        whole.copy_(packed.source(), non_blocking=True)
-        return packed.on(whole)
+        def record(tensor: torch.Tensor) -> torch.Tensor:
+            tensor.record_stream(current)
+            return tensor
+
+        # The memory belongs to the side stream: it must not be reused before the consumer's work is done.
+        map_tensors(batch, record)
 
 
 @cache
@@ -69,11 +181,6 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def _record(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
-    tensor.record_stream(stream)
-    return tensor
-
-
 def mover_for(device: torch.device | None) -> Mover:
-    """Returns the mover for a device, or None if batches stay on the CPU."""
+    """Returns the mover for a device, or one that only transforms batches for None."""
     return CudaMover(device) if device is not None and device.type == "cuda" else Mover(device)

@@ -28,31 +28,33 @@ class DaliSource:
     goes on with the next one. Imports no DALI.
 
     Args:
-        loader: of batches that are dicts.
-        fields: the outputs, in order: lists of arrays of `Ragged`, arrays of tensors.
-        held: batches whose memory stays: those in the queue of the pipeline (`prefetch_queue_depth`, 2), and one more.
+        loader: Loader of batches that are dicts.
+        fields: Names of the outputs, in order: lists of arrays of `Ragged`, arrays of tensors.
+        held: Number of batches whose memory stays: those in the queue of the pipeline (`prefetch_queue_depth`, 2), and
+            one more.
     """
 
     def __init__(self, loader: Iterable[object], fields: Sequence[str], held: int = 3) -> None:
         self._loader = loader
         self._fields = tuple(fields)
-        # Not those of one epoch: the pipeline still reads the last batches when it has ended.
+        # The batches stay when an epoch has ended: the pipeline still reads the last ones.
         self._held: deque[object] = deque(maxlen=held)
 
     def __repr__(self) -> str:
         return f"DaliSource({self._loader!r}, {self._fields})"
 
     def __iter__(self) -> Iterator[tuple[Output, ...]]:
-        """The outputs of each batch of the next epoch."""
+        """Yields the outputs of each batch of the next epoch."""
         for batch in self._loader:
             assert isinstance(batch, Mapping), "only samples that are dicts have fields"
             self._held.append(batch)
-            yield tuple(_output(batch[field]) for field in self._fields)
-
-
-def _output(value: object) -> Output:
-    if isinstance(value, Ragged):
-        return [view.numpy() for view in value.views()]
-    array: npt.NDArray[np.generic] = np.asarray(value)
-    # A number of each sample is an array of one number there.
-    return array.reshape(-1, 1) if array.ndim == 1 else array
+            outputs: list[Output] = []
+            for field in self._fields:
+                value = batch[field]
+                if isinstance(value, Ragged):
+                    outputs.append([view.numpy() for view in value.views()])
+                else:
+                    array: npt.NDArray[np.generic] = np.asarray(value)
+                    # A number of each sample is an array of one number there.
+                    outputs.append(array.reshape(-1, 1) if array.ndim == 1 else array)
+            yield tuple(outputs)

@@ -11,15 +11,15 @@ from streamer.errors import ConfigError
 
 
 class Normalize:
-    """uint8 images to normalised floats, on the device: (x / 255 - mean) / std per channel, in one multiply-add.
+    """Normalizes uint8 images on the device: (x / 255 - mean) / std per channel, in one multiply-add.
 
     Args:
-        mean, std: per channel, for values in 0..1.
-        dtype: of the result.
-        key: the field of a dict batch, or the index in a sequence; None: the batch itself. "image", where the batch
-            has no such field: its image, whatever the extension; it is delivered as "image".
-        channels_last: memory format of the result; NHWC input is permuted to NCHW.
-        layout: of the input, "NHWC" or "NCHW".
+        mean, std: Mean and standard deviation of each channel, for values in 0..1.
+        dtype: Data type of the result.
+        key: Field of a dict batch, or index in a sequence, or None for the batch itself. "image", where the batch has
+            no such field: its image, whatever the extension; it is delivered as "image".
+        channels_last: Whether the result has the memory format of that name; NHWC input is permuted to NCHW.
+        layout: Layout of the input, "NHWC" or "NCHW".
     """
 
     def __init__(

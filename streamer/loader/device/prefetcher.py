@@ -11,8 +11,7 @@ from streamer.batches.checks import function
 from streamer.batches.ring.pinning import Fence
 from streamer.decode.together import check_whole_step
 from streamer.errors import ConfigError
-from streamer.loader.device.contiguous import map_tensors
-from streamer.loader.device.copying import BatchTransform, CudaMover, Mover, mover_for
+from streamer.loader.device.copying import BatchTransform, CudaMover, Mover, map_tensors, mover_for
 from streamer.loader.device.normalize import Normalize
 
 __all__ = ["AHEAD", "CudaMover", "DevicePrefetcher", "Normalize", "check_device", "map_tensors"]
@@ -27,7 +26,7 @@ def check_device_step(step: Callable[[object], object] | None) -> Callable[[obje
 
 
 def check_device(device: str | torch.device | None) -> torch.device | None:
-    """The device of that name.
+    """Returns the device of that name, or None for None.
 
     Raises:
         ConfigError: no such device here.
@@ -52,11 +51,11 @@ class DevicePrefetcher:
     unchanged. On the CPU the same code runs without streams. Each `iter()` is one pass over `batches`.
 
     Args:
-        batches: the source.
-        device: the target.
-        ahead: batches copied in advance, besides the one in use.
-        transform: called with each batch on the device, on the side stream.
-        mover: replaces the default one (tests).
+        batches: Source of the batches.
+        device: Target of the copies.
+        ahead: Number of batches that are copied in advance, besides the one in use.
+        transform: Called with each batch on the device, on the side stream.
+        mover: Mover in place of the default one, for tests.
 
     Raises:
         ConfigError: no such device.
@@ -90,9 +89,25 @@ class DevicePrefetcher:
 
 
 class Prefetch:
-    """One pass over the batches. A source is kept until its copy is complete: only then may its slot be reused."""
+    """Makes one pass over the batches. A source is kept until its copy is complete: only then may its slot be reused.
 
-    def __init__(self, batches: Iterator[object], mover: Mover, ahead: int, transform: BatchTransform | None) -> None:
+    Args:
+        batches: Source of the batches.
+        mover: Copies and transforms them.
+        ahead: Number of batches that are copied in advance, besides the one in use.
+        transform: Called with each batch on the device, or None.
+        advance_source: Called when a batch is queued, whose source then goes on to the next one.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[object],
+        mover: Mover,
+        ahead: int,
+        transform: BatchTransform | None,
+        *,
+        advance_source: Callable[[], None] = lambda: None,
+    ) -> None:
         self._batches = batches
         self._mover = mover
         self._ahead = ahead
@@ -100,29 +115,29 @@ class Prefetch:
         self._coming: deque[tuple[object, Fence] | BaseException] = deque()
         self._sources: deque[tuple[object, Fence]] = deque()
         self._exhausted = False
-        # A batch that is moved and not among the coming ones yet, where a Ctrl-C came; how the source goes on.
+        # A batch that is moved and not among the coming ones yet, where a Ctrl-C came.
         self._moved: tuple[object, Fence] | None = None
-        self._took: Callable[[], None] | None = getattr(batches, "took", None)
+        self._advance_source = advance_source
 
     def __iter__(self) -> Prefetch:
         return self
 
     def __next__(self) -> object:
-        batch = self.first()
-        # Without a call between it and `return`: a Ctrl-C comes after a call.
+        batch = self.peek()
+        # There is no call between it and `return`, because a Ctrl-C comes after a call.
         del self._coming[0]
         return batch
 
-    def first(self) -> object:
-        """The next batch, which stays the next one until `took`.
+    def peek(self) -> object:
+        """Returns the next batch, which stays the next one until `advance`.
 
         Raises:
             StopIteration: there is none.
         """
-        self._append_moved()
+        self._queue_last()
         while len(self._coming) <= self._ahead and not self._exhausted:
             self._fetch()
-        self._let_go()
+        self._release_sources()
         if not self._coming:
             raise StopIteration
         first = self._coming[0]
@@ -133,7 +148,7 @@ class Prefetch:
         self._mover.order_after(batch, fence)
         return batch
 
-    def took(self, batch: object) -> None:
+    def advance(self, batch: object) -> None:
         """Goes on to the batch after this one; idempotent."""
         if self._coming:
             first = self._coming[0]
@@ -142,7 +157,7 @@ class Prefetch:
 
     def _fetch(self) -> None:
         """Begins the next copy. An error is queued in the place of its batch: earlier batches come first."""
-        self._let_go()
+        self._release_sources()
         try:
             source = next(self._batches)
             moved, fence = self._mover.move(source, self._transform)
@@ -154,18 +169,17 @@ class Prefetch:
         else:
             self._sources.append((source, fence))
             self._moved = moved, fence
-            self._append_moved()
+            self._queue_last()
 
-    def _append_moved(self) -> None:
+    def _queue_last(self) -> None:
         """Appends the batch that was moved last, once however often it is interrupted; then the source goes on."""
         if self._moved is not None:
             if not self._coming or self._coming[-1] is not self._moved:
                 self._coming.append(self._moved)
-            if self._took is not None:
-                self._took()
+            self._advance_source()
             self._moved = None
 
-    def _let_go(self) -> None:
+    def _release_sources(self) -> None:
         while self._sources and self._sources[0][1].done():
             self._sources.popleft()
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from streamer.base import linux
 from streamer.base.system_limits import limit_error
 from streamer.batches.causes import MADE, RING, START, WORK, BatchTimeline
 from streamer.batches.contracts import REREADS
@@ -37,12 +38,30 @@ from streamer.batches.workers.protocol import (
 from streamer.batches.workers.supervisor import Supervisor
 from streamer.batches.workers.timeouts import SampleTimeouts
 from streamer.errors import BrokenError, ManifestCorruptError, StreamerError
-from streamer.loader.feed.run import FailedBatch, FeedCounters, Finished, Run, RunState
-from streamer.loader.feed.waits import waited_for, work_name
-from streamer.loader.feed.wakeup import Wakeup
+from streamer.loader.feed.run import BatchRun, FailedBatch, FeedCounters, Finished, RunState
+from streamer.loader.feed.waits import describe_wait, describe_work
 from streamer.loader.rank.rank_stream import RankStream
 
 logger = logging.getLogger(__name__)
+
+
+class FeederWakeup(linux.Wakeup):
+    """Wakes the feeder's thread from other threads.
+
+    Attributes:
+        wants_work: Whether the feeder has an idle worker and waits for a free slot, or for space in the window.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wants_work = False
+
+    def signal_on_demand(self) -> None:
+        """Wakes the feeder if it waits for a slot or for space in the window."""
+        if self.wants_work:
+            self.wants_work = False
+            self.signal()
+
 
 # Workers in a row that may find files of the dataset removed before the run ends.
 REOPENINGS = 3
@@ -58,13 +77,13 @@ class FeedPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of the feeder.
 
     Attributes:
-        workers: their number and kind.
-        span: batches that may be begun and not yet taken by the trainer.
-        limits: of the ring.
-        planning: held while the prepared stream is used.
-        pinner: registers slots with the device; None: not needed.
-        timeout_seconds: a sample may take this long; 0: any time.
-        poison: fill freed slots, to find views that outlive them; for tests.
+        workers: Number and kind of the workers.
+        span: Number of batches that may be begun and not yet taken by the trainer.
+        limits: Limits of the ring.
+        planning: Lock that is held while the prepared stream is used.
+        pinner: Registers slots with the device, or None if that is not needed.
+        timeout_seconds: Longest time that a sample may take; 0 without a limit.
+        poison: Whether freed slots are filled, to find views that outlive them; for tests.
     """
 
     workers: WorkerConfig
@@ -77,25 +96,27 @@ class FeedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Feeder:
-    """See above. The trainer calls `start`, `configure`, `run`, `took` and `close`; all else runs on the thread.
+    """Owns the thread, the workers and the ring of one rank; see above.
+
+    The trainer calls `start`, `configure`, `run`, `note_taken` and `close`; all else runs on the thread.
 
     Attributes:
-        ring: the slots.
-        counters: of batches, bytes and times.
-        broken: the error that ended the thread; None: it runs.
+        ring: The slots.
+        counters: Counts of batches, bytes and times.
+        broken: Error that ended the thread, or None while it runs.
     """
 
     def __init__(self, plan: FeedPlan) -> None:
         self.counters = FeedCounters()
         self.broken: StreamerError | None = None
         self._plan = plan
-        self._wakeup = Wakeup()
-        self.ring = Ring(plan.limits, self._wakeup.signal_if_wanted, plan.pinner, poison=plan.poison)
+        self._wakeup = FeederWakeup()
+        self.ring = Ring(plan.limits, self._wakeup.signal_on_demand, plan.pinner, poison=plan.poison)
         self._selector = selectors.DefaultSelector()
-        self._supervisor = Supervisor(plan.workers, self._selector, self._received, self._ended)
+        self._supervisor = Supervisor(plan.workers, self._selector, self._handle_message, self._handle_exit)
         self._pool = self._supervisor.pool
         self._timeouts = SampleTimeouts(self._pool, plan.timeout_seconds)
-        self._asked: deque[Run] = deque()
+        self._asked: deque[BatchRun] = deque()
         self._configured: tuple[RankStream, MakerRules] | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="streamer-feeder", daemon=True)
@@ -117,9 +138,9 @@ class Feeder:
         """Returns the engine's counters, over a separate connection, on any thread, or None without an answer."""
         return self._run_state.engine_values(timeout_seconds)
 
-    def waited_for(self) -> str:
+    def describe_wait(self) -> str:
         """Describes what the next batch of the trainer waits for; any thread."""
-        return waited_for(self._run_state.window.head, self._pool, self._plan.workers.modules, self._what)
+        return describe_wait(self._run_state.window.head, self._pool, self._plan.workers.modules, self._describe_work)
 
     # ------------------------------------------------------------ the trainer's side
 
@@ -137,15 +158,15 @@ class Feeder:
         self._pool.configure(prepared.recipe(), rules)
         self._configured = prepared, rules
 
-    def run(self, epoch: int, batch: int) -> Run:
+    def run(self, epoch: int, batch: int) -> BatchRun:
         """Begins a new sequence of batches, and ends the previous one."""
         assert self._configured is not None
-        run = Run(self._configured[0], epoch, batch)
+        run = BatchRun(self._configured[0], epoch, batch)
         self._asked.append(run)
         self._wakeup.signal()
         return run
 
-    def took(self, run: Run, taken: int, epoch: int) -> None:
+    def note_taken(self, run: BatchRun, taken: int, epoch: int) -> None:
         """Records how many batches the trainer has taken, and the epoch of the last one."""
         run.taken = taken
         run.epoch_taken = epoch
@@ -153,7 +174,7 @@ class Feeder:
 
     def look_again(self) -> None:
         """Looks for slots that the trainer has released, if it waits for one."""
-        self._wakeup.signal_if_wanted()
+        self._wakeup.signal_on_demand()
 
     def close(self) -> None:
         """Ends workers and thread."""
@@ -207,7 +228,7 @@ class Feeder:
         # Set before dispatching: what the trainer takes from now on signals.
         self._wakeup.wants_work = True
         self._wakeup.wants_work = self._dispatch()
-        # After dispatching: a trainer that is awake takes the GIL at each system call of this thread.
+        # It delivers after dispatching: a trainer that is awake takes the GIL at each system call of this thread.
         self._run_state.deliver()
         waits = (self._timeouts.remaining_seconds, self._run_state.poll_seconds) if self._run_state.open else ()
         for key, _ in self._selector.select(min((wait for wait in waits if wait is not None), default=None)):
@@ -215,7 +236,7 @@ class Feeder:
         for handle in self._timeouts.find_stuck() if self._run_state.open else ():
             self._end_stuck(handle)
 
-    def _change_run(self, run: Run) -> None:
+    def _change_run(self, run: BatchRun) -> None:
         if self._run_state.run is None:
             self._pool.open_sources()
         self._run_state.leave()
@@ -251,7 +272,7 @@ class Feeder:
         return False
 
     def _look_ahead(self, cause: str = "") -> bool:
-        """Whether a batch could be made now. Requests the chunks of the next batches from the engine."""
+        """Requests the chunks of the next batches from the engine. Returns whether a batch could be made now."""
         pending = self._run_state.next(idle=True)
         if pending is None:
             return False
@@ -282,17 +303,24 @@ class Feeder:
 
     # ------------------------------------------------------------ what the workers report
 
-    def _received(self, handle: WorkerHandle, message: Message, descriptor: int) -> None:
+    def _handle_message(self, handle: WorkerHandle, message: Message, descriptor: int) -> None:
         if isinstance(message, Made):
-            self._made(handle, message, descriptor)
+            self._handle_made(handle, message, descriptor)
         elif isinstance(message, SkippedSample):
             _task_of(handle, message.number).skipped[message.ordinal] = message.cause
         elif isinstance(message, NotOpened):
-            self._open_again(handle, deserialize_error(message.error))
+            self._retry_opening(handle, deserialize_error(message.error))
         elif isinstance(message, (FailedTask, Unreadable)):
-            self._failed(_finish_task(handle, message.number), message)
+            pending = _finish_task(handle, message.number)
+            if pending.abandoned:
+                self._release(pending)
+            elif isinstance(message, Unreadable):
+                self._reread(pending, message.chunk, message.reason)
+            else:
+                error = deserialize_error(message.error)
+                self._fail(pending, failures.add_place(error, pending, message.ordinal))
 
-    def _open_again(self, handle: WorkerHandle, error: BaseException) -> None:
+    def _retry_opening(self, handle: WorkerHandle, error: BaseException) -> None:
         """Lets the next worker open the dataset, if another program has removed its files meanwhile; else ends."""
         self._failed_openings += 1
         if isinstance(error, ManifestCorruptError | FileNotFoundError) and self._failed_openings <= REOPENINGS:
@@ -301,7 +329,7 @@ class Feeder:
             return
         self._run_state.stop(failures.add_open_hint(error))
 
-    def _made(self, handle: WorkerHandle, made: Made, descriptor: int) -> None:
+    def _handle_made(self, handle: WorkerHandle, made: Made, descriptor: int) -> None:
         pending = _finish_task(handle, made.number)
         finished = Finished(pending, made, self._adopt(handle, pending, made, descriptor))
         if pending.abandoned:
@@ -311,7 +339,7 @@ class Feeder:
         pending.timeline.worker = handle.number
         self._crashes.reset()
         self._failed_openings = 0
-        self.counters.made(made)
+        self.counters.count(made)
         self.counters.spilled_batches += finished.own_memory >= 0
         spent = made.stages.total
         self._batch_nanoseconds = (3 * (self._batch_nanoseconds or spent) + spent) // 4
@@ -331,38 +359,26 @@ class Feeder:
         pending.slot = None
         return descriptor
 
-    def _failed(self, pending: Pending, message: FailedTask | Unreadable) -> None:
-        if pending.abandoned:
-            self._release(pending)
-        elif isinstance(message, Unreadable):
-            self._reread(pending, message.chunk, message.reason)
-        else:
-            error = deserialize_error(message.error)
-            self._fail(pending, failures.add_place(error, pending, message.ordinal))
-
-    def _ended(self, handle: WorkerHandle, report: ExitReport) -> bool:
-        """Lets other workers make its batches."""
+    def _handle_exit(self, handle: WorkerHandle, report: ExitReport) -> bool:
+        """Lets other workers make the batches of a worker that has ended. Returns whether another one is needed."""
         self.counters.respawns += 1
         for pending in handle.tasks:
-            self._requeue(pending, report)
+            pending.timeline.record_crash()
+            if pending.abandoned:
+                self._release(pending)
+            elif failures.count_crash(pending, report):
+                self._give_up(pending, report)
+            else:
+                self._run_state.window.repeat(pending)
         if not handle.has_reported and (error := self._crashes.add(report)) is not None:
             self._run_state.stop(error)
         return self._run_state.open
-
-    def _requeue(self, pending: Pending, report: ExitReport) -> None:
-        pending.timeline.record_crash()
-        if pending.abandoned:
-            self._release(pending)
-        elif failures.count_crash(pending, report):
-            self._give_up(pending, report)
-        else:
-            self._run_state.window.repeat(pending)
 
     def _give_up(self, pending: Pending, report: ExitReport) -> None:
         """Fails the batch of a sample that ends every worker, or leaves the sample out."""
         assert self._configured is not None
         ordinal = report.doing.ordinal
-        error = failures.explain_crashes(pending, self._what(ordinal), report, self._plan.timeout_seconds)
+        error = failures.explain_crashes(pending, self._describe_work(ordinal), report, self._plan.timeout_seconds)
         if ordinal < 0 or self._configured[1].on_error != "skip":
             self._fail(pending, error)
             return
@@ -370,14 +386,14 @@ class Feeder:
         pending.skipped[ordinal] = str(error)
         self._run_state.window.repeat(pending)
 
-    def _what(self, ordinal: int) -> str:
+    def _describe_work(self, ordinal: int) -> str:
         """Describes what a worker was doing, with the name of its sample."""
         assert self._configured is not None
-        return work_name(ordinal, self._configured[0])
+        return describe_work(ordinal, self._configured[0])
 
     def _end_stuck(self, handle: WorkerHandle) -> None:
         if handle.process is None:
-            what = self._what(self._timeouts.ordinal(handle))
+            what = self._describe_work(self._timeouts.ordinal(handle))
             self._run_state.stop(
                 failures.explain_overdue(what, self._timeouts.ordinal(handle), self._plan.timeout_seconds)
             )

@@ -1,16 +1,17 @@
-"""A run: one uninterrupted sequence of batches, its window, and its session with the engine."""
+"""A run: one uninterrupted sequence of batches, the window of those that are begun, and the session with the engine."""
 
 from __future__ import annotations
 
 import contextlib
+import heapq
 import os
 import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -20,20 +21,119 @@ from streamer.batches.ring.ring import Ring
 from streamer.batches.workers.handle import Pending
 from streamer.batches.workers.protocol import Made
 from streamer.errors import StreamerError
-from streamer.loader.feed.reorder import BatchCursor, Window
 from streamer.loader.kinds.step_session import StepSession
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.stall.stats import PackingStats
+
+Result = TypeVar("Result")
+
+
+class BatchCursor:
+    """Counts through the batches of a run, epoch after epoch; `batches` maps an epoch to its number of batches."""
+
+    def __init__(self, batches: Callable[[int], int], epoch: int, batch: int) -> None:
+        self._batches = batches
+        self.epoch = epoch
+        self.batch = batch
+        self._settle()
+
+    def advance(self) -> tuple[int, int]:
+        """Returns the epoch and the number of the next batch."""
+        at = self.epoch, self.batch
+        self.batch += 1
+        self._settle()
+        return at
+
+    def _settle(self) -> None:
+        if self.batch >= self._batches(self.epoch):
+            self.epoch = self.epoch + 1
+            self.batch = 0
+
+
+class BatchWindow(Generic[Result]):
+    """The batches from the first that is not delivered to the last that is begun.
+
+    Args:
+        cursor: Cursor over the batches in order.
+        span: Number of batches that may be begun and not yet taken by the trainer.
+    """
+
+    def __init__(self, cursor: BatchCursor, span: int) -> None:
+        self._cursor = cursor
+        self._span = span
+        self._begun = 0
+        self._delivered = 0
+        self._again: list[tuple[int, Pending]] = []
+        self._at_work: dict[int, Pending] = {}
+        self._finished: dict[int, Result] = {}
+
+    def __repr__(self) -> str:
+        return f"BatchWindow(delivered={self._delivered}, begun={self._begun}, at_work={len(self._at_work)})"
+
+    @property
+    def delivered(self) -> int:
+        """Number of batches delivered, in order."""
+        return self._delivered
+
+    @property
+    def head(self) -> Pending | None:
+        """The next batch to be delivered, while it is being made."""
+        return self._at_work.get(self._delivered)
+
+    @property
+    def unread(self) -> int:
+        """The first step for which a worker may still read chunks."""
+        return min(self._at_work, default=self._begun)
+
+    def draw(self, taken: int, last_epoch: int) -> Pending | None:
+        """Returns the batch to be made next, first those that are repeated, or None if there is none now.
+
+        Args:
+            taken: Number of batches that the trainer has taken.
+            last_epoch: Epoch after which no batch is begun.
+        """
+        if self._again:
+            return heapq.heappop(self._again)[1]
+        if self._begun - taken >= self._span or self._cursor.epoch > last_epoch:
+            return None
+        pending = Pending(self._begun, *self._cursor.advance())
+        self._begun += 1
+        self._at_work[pending.step] = pending
+        return pending
+
+    def repeat(self, pending: Pending) -> None:
+        """Queues the batch again, before all later ones."""
+        heapq.heappush(self._again, (pending.step, pending))
+
+    def finish(self, pending: Pending, result: Result) -> None:
+        """Records that the batch is made or has finally failed."""
+        del self._at_work[pending.step]
+        self._finished[pending.step] = result
+
+    def deliver(self) -> Iterator[Result]:
+        """Yields the results that can be delivered now, in order."""
+        while self._delivered in self._finished:
+            result = self._finished.pop(self._delivered)
+            self._delivered += 1
+            yield result
+
+    def abandon(self) -> Iterator[Result]:
+        """Ends the run: marks the batches that are being made, and yields the finished results."""
+        for pending in self._at_work.values():
+            pending.abandoned = True
+        self._again.clear()
+        yield from self._finished.values()
+        self._finished.clear()
 
 
 class Finished(msgspec.Struct):
     """A finished batch that the trainer can open.
 
     Attributes:
-        pending: the batch.
-        made: the worker's report.
-        own_memory: descriptor of its memory if it is in no slot, else -1.
-        held: its memory once the trainer has opened it: the slot is then released with that.
+        pending: The batch.
+        made: Report of the worker.
+        own_memory: Descriptor of its memory if it is in no slot, else -1.
+        held: Its memory once the trainer has opened it; the slot is then released with that.
     """
 
     pending: Pending
@@ -42,7 +142,7 @@ class Finished(msgspec.Struct):
     held: Bytes | None = None
 
     def discard(self, ring: Ring) -> None:
-        """Releases its memory unread."""
+        """Releases the memory of the batch unread."""
         if self.own_memory >= 0:
             os.close(self.own_memory)
         elif self.pending.slot is not None and self.pending.slot.view is None:
@@ -53,8 +153,8 @@ class FailedBatch(msgspec.Struct, frozen=True):
     """A batch that could not be made.
 
     Attributes:
-        error: the reason.
-        final: no further outcome follows.
+        error: Reason of the failure.
+        final: Whether no further outcome follows.
     """
 
     error: BaseException
@@ -67,7 +167,7 @@ class FailedBatch(msgspec.Struct, frozen=True):
 Outcome = Finished | FailedBatch
 
 
-class Outcomes:
+class BatchOutcomes:
     """Finished batches on their way to the trainer, in order.
 
     The first one stays until it is removed: a Ctrl-C between a `get` and the assignment of its result would lose it.
@@ -75,19 +175,19 @@ class Outcomes:
 
     def __init__(self) -> None:
         self._items: deque[Outcome] = deque()
-        # One for each put; only woken by. More or fewer of them do no harm.
+        # There is one for each put, which only wakes. More or fewer of them do no harm.
         self._signals: SimpleQueue[None] = SimpleQueue()
 
     def __len__(self) -> int:
         return len(self._items)
 
     def put(self, outcome: Outcome) -> None:
-        """Adds one; any thread."""
+        """Adds an outcome; any thread."""
         self._items.append(outcome)
         self._signals.put(None)
 
     def first(self, timeout_seconds: float | None = None) -> Outcome:
-        """Waits for the first one, and leaves it where it is.
+        """Waits for the first outcome, and leaves it where it is.
 
         Raises:
             TimeoutError: there is none in time.
@@ -100,7 +200,7 @@ class Outcomes:
         return self._items[0]
 
     def remove(self, outcome: Outcome) -> None:
-        """Removes it if it is still the first."""
+        """Removes an outcome if it is still the first."""
         if self._items and self._items[0] is outcome:
             del self._items[0]
             with contextlib.suppress(Empty):
@@ -108,7 +208,7 @@ class Outcomes:
 
 
 class FeedCounters(msgspec.Struct):
-    """Counted by the feeder's thread (or inline); read by any thread. The names are those of `LoaderStats`."""
+    """Counts of the feeder's thread (or inline), which any thread may read. The names are those of `LoaderStats`."""
 
     spilled_batches: int = 0
     oversize_batches: int = 0
@@ -119,7 +219,7 @@ class FeedCounters(msgspec.Struct):
     packing: PackingStats | None = None
     nanoseconds: list[int] = msgspec.field(default_factory=lambda: [0] * 6)
 
-    def made(self, made: Made) -> None:
+    def count(self, made: Made) -> None:
         """Counts a finished batch."""
         self.worker_faults += made.faults
         self.pickled_bytes += made.description[1]
@@ -129,29 +229,29 @@ class FeedCounters(msgspec.Struct):
             self.nanoseconds[at] += spent
 
     def values(self) -> dict[str, Any]:
-        """The counts and the seconds by stage, as `LoaderStats` has them."""
+        """Returns the counts and the seconds by stage, as `LoaderStats` has them."""
         counts = msgspec.structs.asdict(self)
         stages = zip(Stages.__struct_fields__, counts.pop("nanoseconds"), strict=True)
         return {**counts, **{f"{stage}_seconds": spent / 1e9 for stage, spent in stages}}
 
 
-class Run:
+class BatchRun:
     """One uninterrupted sequence of batches, as the trainer reads it.
 
     `outcomes` is the only channel from the feeder's thread to the trainer's.
 
     Attributes:
-        prepared: the dataset.
-        epoch, batch: the first batch.
-        taken: batches that the trainer has taken; written by the trainer only.
-        epoch_taken: the epoch of the last of them; written by the trainer only.
+        prepared: The stream that is read.
+        epoch, batch: The first batch.
+        taken: Number of batches that the trainer has taken; written by the trainer only.
+        epoch_taken: Epoch of the last of them; written by the trainer only.
     """
 
     def __init__(self, prepared: RankStream, epoch: int, batch: int) -> None:
         self.prepared = prepared
         self.epoch = epoch
         self.batch = batch
-        self.outcomes = Outcomes()
+        self.outcomes = BatchOutcomes()
         self.taken = 0
         self.epoch_taken = epoch
 
@@ -165,13 +265,13 @@ class RunState:
         self._selector = selector
         self._span = span
         self._ring = ring
-        self.run: Run | None = None
-        self.window: Window[Outcome] = Window(BatchCursor(lambda epoch: 1, 0, 0), span)
+        self.run: BatchRun | None = None
+        self.window: BatchWindow[Outcome] = BatchWindow(BatchCursor(lambda epoch: 1, 0, 0), span)
         self._session: StepSession | None = None
         self._listening = -1
         self._stopped = True
         self._wanted = -1
-        # Time since which a worker is idle because the window is full; 0: none is.
+        # Time since which a worker is idle because the window is full, or 0 if none is.
         self._full_since = 0
 
     def __repr__(self) -> str:
@@ -184,13 +284,13 @@ class RunState:
 
     @property
     def poll_seconds(self) -> float | None:
-        """See `StepSession.poll_seconds`."""
+        """Seconds after which `next` may have another answer without an event, or None; see `StepSession`."""
         return None if self._session is None else self._session.poll_seconds
 
-    def enter(self, run: Run) -> None:
+    def enter(self, run: BatchRun) -> None:
         """Begins a run, and opens its session."""
         self.run = run
-        self.window = Window(BatchCursor(self._batches, run.epoch, run.batch), self._span)
+        self.window = BatchWindow(BatchCursor(self._batches, run.epoch, run.batch), self._span)
         with self._planning:
             self._session = run.prepared.session(run.epoch, run.batch)
         self._stopped = False
@@ -229,11 +329,17 @@ class RunState:
         """Returns the batch to be made next, its chunks local, or None if there is none now.
 
         Args:
-            idle: the worker that gets it has no other batch.
+            idle: Whether the worker that gets it has no other batch.
         """
-        pending = self._draw(idle)
+        assert self.run is not None
+        pending = self.window.draw(self.run.taken, self.run.epoch_taken + 1)
         if pending is None:
+            if idle and not self._full_since:
+                self._full_since = time.perf_counter_ns()
             return None
+        if self._full_since:
+            pending.timeline.add(WINDOW, time.perf_counter_ns() - self._full_since)
+            self._full_since = 0
         try:
             with self._planning:
                 local = self._is_local(pending)
@@ -249,7 +355,7 @@ class RunState:
         return pending
 
     def trainer_waits_for(self, pending: Pending) -> bool:
-        """Whether the trainer has taken everything before this batch."""
+        """Returns whether the trainer has taken everything before this batch."""
         assert self.run is not None
         return self.run.taken >= pending.step
 
@@ -263,19 +369,19 @@ class RunState:
 
     def note_read(self) -> None:
         """Records consumed steps; they are sent to the engine with the next request."""
-        self._done(flush=False)
+        self._send_consumed(flush=False)
 
     def deliver(self) -> None:
         """Delivers finished batches, and sends the consumed steps to the engine."""
         if self.run is not None:
             self._deliver(self.run)
-            self._done(flush=True)
+            self._send_consumed(flush=True)
 
-    def _deliver(self, run: Run) -> None:
+    def _deliver(self, run: BatchRun) -> None:
         for outcome in self.window.deliver():
             run.outcomes.put(outcome)
 
-    def _done(self, *, flush: bool) -> None:
+    def _send_consumed(self, *, flush: bool) -> None:
         if self._session is None:
             return
         try:
@@ -287,17 +393,6 @@ class RunState:
         """Returns the engine's counters, over a separate connection, on any thread, or None without an answer."""
         session = self._session
         return None if session is None else session.engine_values(timeout_seconds)
-
-    def _draw(self, idle: bool) -> Pending | None:
-        assert self.run is not None
-        pending = self.window.draw(self.run.taken, self.run.epoch_taken + 1)
-        if pending is None:
-            if idle and not self._full_since:
-                self._full_since = time.perf_counter_ns()
-        elif self._full_since:
-            pending.timeline.add(WINDOW, time.perf_counter_ns() - self._full_since)
-            self._full_since = 0
-        return pending
 
     def _batches(self, epoch: int) -> int:
         assert self.run is not None
@@ -320,7 +415,7 @@ class RunState:
         descriptor = self._session.fileno()
         if descriptor != self._listening:
             self._unlisten()
-            self._selector.register(descriptor, selectors.EVENT_READ, self._on_message)
+            self._selector.register(descriptor, selectors.EVENT_READ, self._receive_message)
             self._listening = descriptor
 
     def _unlisten(self) -> None:
@@ -328,7 +423,7 @@ class RunState:
             self._selector.unregister(self._listening)
             self._listening = -1
 
-    def _on_message(self) -> None:
+    def _receive_message(self) -> None:
         if self._session is None:
             return
         try:

@@ -27,8 +27,8 @@ from streamer.batches.workers.protocol import Made
 from streamer.errors import IntegrityError
 from streamer.loader.delivery import Delivery
 from streamer.loader.feed.feeder import Feeder
-from streamer.loader.feed.run import FailedBatch, FeedCounters, Finished, Outcome, Run
-from streamer.loader.feed.waits import engine_text, who
+from streamer.loader.feed.run import BatchRun, FailedBatch, FeedCounters, Finished
+from streamer.loader.feed.waits import describe_engine, name_rank
 from streamer.loader.kinds.step_session import StepSession
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.stall.stats import EngineView, LoaderStats
@@ -64,14 +64,16 @@ class Supply(ABC):
 
     @abstractmethod
     def take(self, arrived: Callable[[], None]) -> Delivery:
-        """The next batch; blocks. Calls `arrived` when the batch is there. It is the next one again until `took`.
+        """Returns the next batch, which is the next one again until `advance`. Blocks.
+
+        Calls `arrived` when the batch is there.
 
         Raises:
             Exception: the error of the sample, the batch or the engine; the next call returns the following batch.
         """
 
     @abstractmethod
-    def took(self) -> None:
+    def advance(self) -> None:
         """Goes on to the batch after the one that `take` has returned; idempotent."""
 
     @abstractmethod
@@ -83,26 +85,26 @@ class Supply(ABC):
         values = self.engine_values()
         return None if values is None else EngineView.of(values)
 
-    def counted(self, trainers: LoaderStats) -> LoaderStats:
+    def add_counts(self, trainers: LoaderStats) -> LoaderStats:
         """Adds the counters to the statistics of the trainer's clock."""
         return replace(trainers, ready_batches=self.ready, **self.counters.values())
 
 
 class FedSupply(Supply):
-    """Batches made by workers.
+    """Takes batches that workers make.
 
     Args:
-        feeder: the thread that feeds it; started with the first run.
-        who: begins its lines in the log.
+        feeder: Thread that feeds it; started with the first run.
+        log_prefix: Text with which its lines in the log begin.
     """
 
-    def __init__(self, feeder: Feeder, who: str = "") -> None:
+    def __init__(self, feeder: Feeder, log_prefix: str = "") -> None:
         self.feeder = feeder
         self.counters = feeder.counters
-        self._run: Run | None = None
-        self._notice = WaitNotice(logger, who)
+        self._run: BatchRun | None = None
+        self._notice = WaitNotice(logger, log_prefix)
         # The batch that was opened and is not taken yet.
-        self._opened: tuple[Run, Finished, Delivery] | None = None
+        self._opened: tuple[BatchRun, Finished, Delivery] | None = None
         # The final error, and its original traceback.
         self._final: tuple[BaseException, TracebackType | None] | None = None
 
@@ -135,48 +137,44 @@ class FedSupply(Supply):
         if self._opened is not None:
             return self._opened[2]
         if self.feeder.broken is not None:
-            raise self._ended_by(self.feeder.broken)
+            raise self._keep_final_error(self.feeder.broken)
         if self._final is not None:  # no further batch comes: do not wait for one
-            raise self._ended_by(self._final[0])
+            raise self._keep_final_error(self._final[0])
         if not self._run.outcomes:
             self.feeder.look_again()
-        outcome = self._notice.wait(self._outcome, self._waited_for)
+        outcome = self._notice.wait(self._run.outcomes.first, self._describe_wait)
         arrived()
         if isinstance(outcome, FailedBatch):
             self._run.outcomes.remove(outcome)
-            self.feeder.took(self._run, self._run.taken + 1, self._run.epoch_taken)
-            raise self._ended_by(outcome.error) if outcome.final else outcome.error
+            self.feeder.note_taken(self._run, self._run.taken + 1, self._run.epoch_taken)
+            raise self._keep_final_error(outcome.error) if outcome.final else outcome.error
         delivery = self._open(outcome)
         self._opened = self._run, outcome, delivery
         return delivery
 
-    def took(self) -> None:
+    def advance(self) -> None:
         """See `Supply`."""
         if self._opened is not None:
             run, finished, delivery = self._opened
-            self.feeder.took(run, finished.pending.step + 1, delivery.epoch)
+            self.feeder.note_taken(run, finished.pending.step + 1, delivery.epoch)
             run.outcomes.remove(finished)
             self._opened = None
 
-    def counted(self, trainers: LoaderStats) -> LoaderStats:
+    def add_counts(self, trainers: LoaderStats) -> LoaderStats:
         """See `Supply`; with the slots of the ring."""
         ring = self.feeder.ring
-        stats = super().counted(trainers)
+        stats = super().add_counts(trainers)
         return replace(stats, ring_slots=ring.slots, ring_bytes=ring.nbytes, ring_free=ring.free)
 
     def close(self) -> None:
         """See `Supply`."""
         self.feeder.close()
 
-    def _outcome(self, seconds: float | None) -> Outcome:
-        assert self._run is not None
-        return self._run.outcomes.first(seconds)
-
-    def _waited_for(self) -> str:
-        text = self.feeder.waited_for()
+    def _describe_wait(self) -> str:
+        text = self.feeder.describe_wait()
         head = self.feeder.head
         if head is not None and head.state == NETWORK:
-            return f"{text}; {engine_text(self.engine_values())}"
+            return f"{text}; {describe_engine(self.engine_values())}"
         return text
 
     def _open(self, finished: Finished) -> Delivery:
@@ -188,17 +186,25 @@ class FedSupply(Supply):
         skipped = tuple(pending.skipped.items())
         trace = Trace(pending.timeline, made.stages, made.slowest)
         return Delivery(
-            content, pending.epoch, pending.batch, repeated, made.nbytes, skipped, trace, made.tallies, memory
+            content=content,
+            epoch=pending.epoch,
+            batch=pending.batch,
+            repeated=repeated,
+            nbytes=made.nbytes,
+            skipped=skipped,
+            trace=trace,
+            tallies=made.tallies,
+            memory=memory,
         )
 
-    def _ended_by(self, error: BaseException) -> BaseException:
+    def _keep_final_error(self, error: BaseException) -> BaseException:
         """Stores a final error and restores its traceback: each `raise` of it adds frames."""
         if self._final is None or self._final[0] is not error:
             self._final = error, error.__traceback__
         return error.with_traceback(self._final[1])
 
     def _memory_of(self, finished: Finished) -> Bytes:
-        """The memory of a batch; the same again where an interrupted call has opened it before."""
+        """Returns the memory of a batch; the same again where an interrupted call has opened it before."""
         slot = finished.pending.slot
         nbytes = finished.made.memory_bytes
         if finished.held is None and slot is not None:
@@ -224,7 +230,7 @@ class InlineSupply(Supply):
         collate_fn = rules.collate_fn or find_units(rules.packing).torch_collate(rules.ragged)
         self._maker = BatchMaker(source, msgspec.structs.replace(rules, collate_fn=collate_fn))
         self._session: StepSession | None = None
-        self._notice = WaitNotice(logger, who(prepared))
+        self._notice = WaitNotice(logger, name_rank(prepared))
         self._epoch = self._batch = 0
         self._timeline: BatchTimeline | None = None
         # The batch that was made and is not taken yet.
@@ -271,11 +277,21 @@ class InlineSupply(Supply):
                 stages = self._maker.stages(watch.lap(), clock)
                 content = self._maker.collate(loaded)
         except Exception:
-            # After a Ctrl-C it is made again.
+            # A Ctrl-C is no Exception: the batch is made again after it.
             self._batch += 1
             raise
         stages = msgspec.structs.replace(stages, collate=watch.lap())
-        self.counters.made(Made(0, 0, (0, 0), stages, 0, len(loaded.made), packed=loaded.packed))
+        self.counters.count(
+            Made(
+                number=0,
+                nbytes=0,
+                description=(0, 0),
+                stages=stages,
+                faults=0,
+                samples=len(loaded.made),
+                packed=loaded.packed,
+            )
+        )
         self._timeline.enter(MADE)
         arrived()
         trace = Trace(self._timeline, stages, loaded.slowest)
@@ -284,15 +300,16 @@ class InlineSupply(Supply):
         self._made = Delivery(
             content, epoch, batch, loaded.repeated, skipped=skipped, trace=trace, tallies=loaded.tallies
         )
-        # Only now: a Ctrl-C before it makes the batch again, of the same chunks.
+        # The chunks are released only now: a Ctrl-C before it makes the batch again, of the same chunks.
         if self._session is not None:
             self._session.done(self._session.step_of(epoch, batch) + 1)
         return self._made
 
-    def took(self) -> None:
+    def advance(self) -> None:
         """See `Supply`."""
         if self._made is not None:
-            self._epoch, self._batch = self._made.epoch, self._made.batch + 1
+            self._epoch = self._made.epoch
+            self._batch = self._made.batch + 1
             self._made = None
 
     def close(self) -> None:
@@ -302,7 +319,7 @@ class InlineSupply(Supply):
             self._session = None
 
     def _load(self, epoch: int, batch: int, timeline: BatchTimeline) -> tuple[Loaded, Stopwatch]:
-        """The samples, and a stopwatch started when their chunks were local."""
+        """Returns the samples of a batch, and a stopwatch started when their chunks were local."""
         session = self._session
         assert session is not None
         step = session.step_of(epoch, batch)
@@ -310,7 +327,7 @@ class InlineSupply(Supply):
         rereads: Counter[int] = Counter()
         while True:
             timeline.enter(NETWORK)
-            self._notice.wait(partial(session.wait, step), partial(self._waited_for, epoch, batch))
+            self._notice.wait(partial(session.wait, step), partial(self._describe_wait, epoch, batch))
             timeline.enter(WORK)
             watch = Stopwatch()
             self._maker.set_rounds(session.rounds(step))
@@ -321,19 +338,15 @@ class InlineSupply(Supply):
                 cause.add_note(f"raised by a sample of epoch {epoch}, batch {batch}")
                 raise cause from cause.__cause__
             except ChunkUnreadableError as error:
-                self._reject(error, rereads)
+                self.counters.rereads += 1
+                rereads[error.chunk] += 1
+                if rereads[error.chunk] > REREADS:
+                    raise IntegrityError(
+                        f"{error} after {REREADS} new leases", chunk=error.chunk, reason=error.reason
+                    ) from error
+                session.reject(error.chunk, error.reason)
             else:
                 return loaded, watch
 
-    def _waited_for(self, epoch: int, batch: int) -> str:
-        return f"the data of epoch {epoch}, batch {batch}; {engine_text(self.engine_values())}"
-
-    def _reject(self, error: ChunkUnreadableError, rereads: Counter[int]) -> None:
-        assert self._session is not None
-        self.counters.rereads += 1
-        rereads[error.chunk] += 1
-        if rereads[error.chunk] > REREADS:
-            raise IntegrityError(
-                f"{error} after {REREADS} new leases", chunk=error.chunk, reason=error.reason
-            ) from error
-        self._session.reject(error.chunk, error.reason)
+    def _describe_wait(self, epoch: int, batch: int) -> str:
+        return f"the data of epoch {epoch}, batch {batch}; {describe_engine(self.engine_values())}"

@@ -1,4 +1,4 @@
-"""What is read, by its kind: one dataset, a mix, or a growing dataset. What differs between them is here.
+"""The kinds of what is read: one dataset, a mix, or a growing dataset. What differs between them is here.
 
 kind.py          what a rank asks of any kind
 one.py           one dataset
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from streamer.loader.kinds.one import OneDataset
-    from streamer.loader.members.member import Member
+    from streamer.loader.members.member import DatasetMember
 
 
-def kind_of(member: Member) -> OneDataset:
-    """Returns the kind of what is read of a dataset alone: it grows where its user says how."""
+def make_kind(member: DatasetMember) -> OneDataset:
+    """Makes the kind of a dataset that is read alone: it grows if its user says how."""
     from streamer.loader.kinds.one import OneDataset
     from streamer.order.growing.options import Growing
 

@@ -20,7 +20,7 @@ from streamer.config import RankConfig
 from streamer.errors import ConfigError, Detail
 from streamer.loader.kinds.step_session import EpochSession, Integers, Share, StepSession
 from streamer.loader.members.connections import EngineConnections
-from streamer.loader.members.member import Member
+from streamer.loader.members.member import DatasetMember
 from streamer.loader.options.dataset_options import DatasetOptions, StreamOptions
 from streamer.loader.stall.growth import GrowingStats
 from streamer.order.kinds.kind import NO_ROUNDS, NoRounds
@@ -38,8 +38,8 @@ class MemberCount(NamedTuple):
     """How much of a member of a mix has come.
 
     Attributes:
-        drawn: its samples, over all epochs and ranks.
-        samples: those of one pass.
+        drawn: Number of its samples, over all epochs and ranks.
+        samples: Number of samples of one pass.
     """
 
     drawn: int
@@ -50,15 +50,15 @@ class SessionSource(Protocol):
     """The stream that a session is opened for. It cuts the import of `loader.rank`, which asks the kinds."""
 
     def plan(self, epoch: int) -> RankPlan:
-        """This rank's batches of an epoch."""
+        """Returns this rank's batches of an epoch."""
         ...
 
     def recipe(self) -> SampleRecipe:
-        """The inputs of the batches."""
+        """Returns the inputs of the batches."""
         ...
 
     def schedule(self, epoch: int, share: Share) -> tuple[EpochSchedule, int]:
-        """The chunks that a share needs in an epoch, by its steps, and the number of its steps."""
+        """Returns the chunks that a share needs in an epoch, by its steps, and the number of its steps."""
         ...
 
     def add_open_bytes(self, spec: OpenSession, epoch: int, schedule: EpochSchedule) -> tuple[OpenSession, str]:
@@ -66,14 +66,14 @@ class SessionSource(Protocol):
         ...
 
     def parts(self, values: Sequence[float], opened: Sequence[int]) -> tuple[Part, ...]:
-        """The members as parts of a session."""
+        """Returns the members as parts of a session."""
         ...
 
 
 class Ordering(ABC):
     """How one rank's stream goes on: its order, states and sessions. Used by one thread at a time."""
 
-    # Whether data that have changed are read on from where they were; others begin anew.
+    # Says whether data that have changed are read on from where they were; others begin anew.
     follows: ClassVar[bool] = False
 
     def __repr__(self) -> str:
@@ -117,9 +117,9 @@ class Ordering(ABC):
         """Goes on with a saved state although what is read has changed; returns where.
 
         Args:
-            saved: the state.
-            global_batch: B, over all ranks.
-            note: called with what was taken over and what was not, one sentence each.
+            saved: State of an earlier run.
+            global_batch: Samples of a batch over all ranks.
+            note: Called with what was taken over and what was not, one sentence each.
 
         Raises:
             ConfigError: this is not a mix.
@@ -165,12 +165,12 @@ class Ordering(ABC):
         """Opens a session.
 
         Args:
-            client: the connection, used by the session only.
-            spec: the consumer.
-            stream: what is read.
-            start: epoch, and the share of the rank's batches.
-            endless: continue into the next epoch.
-            on_close: called once, when the session is closed.
+            client: Connection that only the session uses.
+            spec: Consumer.
+            stream: Stream that is read.
+            start: Epoch, and the share of the rank's batches.
+            endless: Whether the session continues into the next epoch.
+            on_close: Called once, when the session is closed.
         """
         # Computed once for request and session: with 540 chunks it delays the first batch by 2 to 6 ms.
         begun = [stream.schedule(*start)]
@@ -199,9 +199,9 @@ class Ordering(ABC):
         """Returns, of a mix, how much of each member comes before a batch, by name.
 
         Args:
-            plans: returns the plan of an epoch.
+            plans: Returns the plan of an epoch.
             epoch: Epoch of the batch.
-            batch: its number in the epoch.
+            batch: Number of the batch in the epoch.
         """
         return {}
 
@@ -214,7 +214,7 @@ class Ordering(ABC):
         """
         raise ConfigError("admissions is for a dataset with growing=", field="admissions")
 
-    def growing_stats(self, plans: Callable[[int], RankPlan], epoch: int, batch: int) -> GrowingStats | None:
+    def measure_growth(self, plans: Callable[[int], RankPlan], epoch: int, batch: int) -> GrowingStats | None:
         """Returns passes, uses and the samples in use at a batch, or None where the dataset does not grow."""
         return None
 
@@ -223,11 +223,13 @@ class StreamKind(ABC):
     """What is read, of one kind.
 
     Attributes:
-        datasets: the members, in their order.
-        connections: to the engine.
+        datasets: The members, in their order.
+        connections: Connections to the engine.
     """
 
-    def __init__(self, options: StreamOptions, datasets: Sequence[Member], connections: EngineConnections) -> None:
+    def __init__(
+        self, options: StreamOptions, datasets: Sequence[DatasetMember], connections: EngineConnections
+    ) -> None:
         self.options = options
         self.datasets = tuple(datasets)
         self.connections = connections
@@ -254,7 +256,7 @@ class StreamKind(ABC):
         """Returns a name of the data and their order, the same on all ranks."""
 
     @abstractmethod
-    def make_ordering(self, members: Members, global_batch: int, rank_config: RankConfig) -> Ordering:
+    def plan_stream(self, members: Members, global_batch: int, rank_config: RankConfig) -> Ordering:
         """Returns how a stream goes through the data in batches of that size.
 
         Raises:

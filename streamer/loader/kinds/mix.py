@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+import resource
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
-from typing import cast
+from typing import TypeVar, cast
 
 import msgspec
 import numpy as np
 
 from streamer.batches.samples.maker import SampleRules
-from streamer.batches.samples.opened import Members
+from streamer.batches.samples.opened import Members, OpenedDataset
+from streamer.batches.waiting import watch_wait
 from streamer.client.engine_client import EngineClient
+from streamer.client.settings import ClientSettings
 from streamer.config import Environment, RankConfig
+from streamer.errors import StreamerError
 from streamer.loader.kinds.kind import MemberCount, Ordering, StreamKind
 from streamer.loader.kinds.step_session import Integers
 from streamer.loader.members.connections import EngineConnections
-from streamer.loader.members.member import Member
-from streamer.loader.members.open_members import open_together
-from streamer.loader.options.dataset_options import DatasetOptions
+from streamer.loader.members.member import DatasetMember
 from streamer.loader.options.mix_options import MixOptions
 from streamer.order.adopt import adopt
 from streamer.order.mix import MemberSize, MixOrder, MixRequest, MixSource, MixSpec
@@ -30,15 +36,103 @@ from streamer.order.spec import shuffle_mode
 from streamer.order.state import State
 from streamer.wire.schedule import EpochSchedule
 
+logger = logging.getLogger(__name__)
+
+
+Result = TypeVar("Result")
+
+# Measured: 651 with 200 members in a rank, 53 without (2026-11-23).
+_DESCRIPTORS_PER_MEMBER = 4
+_OTHER_DESCRIPTORS = 512
+# Number of stores, and then of annotations of members, that are requested at the same time.
+_OPENED_AT_ONCE = 8
+
+
+def open_together(members: Sequence[tuple[str, DatasetMember]]) -> list[OpenedDataset]:
+    """Opens the members of a mix together; returns each with its manifest, annotations and selection, in order.
+
+    Args:
+        members: Name and member, in order.
+
+    Raises:
+        StreamerError: the error of a member, which it names.
+    """
+    _allow_descriptors(_DESCRIPTORS_PER_MEMBER * len(members))
+    # The same dataset may be a member twice; a member is for one thread.
+    distinct = {id(member): (name, member) for name, member in members}
+    pools = _share_connections([member for _, member in distinct.values()])
+    try:
+        with ThreadPoolExecutor(min(_OPENED_AT_ONCE, len(distinct)), "streamer-open") as threads:
+            by_pool = [[one for one in distinct.values() if one[1].connections is pool] for pool in pools]
+            list(threads.map(_find_manifests, by_pool, pools))
+            # Some may still have to ask for their annotations.
+            opened = threads.map(lambda one: _name_errors(one[0], one[1].open), distinct.values())
+            found = dict(zip(distinct, opened, strict=True))
+    finally:
+        for connections in pools:
+            connections.close_idle()
+    return [found[id(member)] for _, member in members]
+
+
+def _allow_descriptors(count: int) -> None:
+    """Raises the limit of open files where many members need it: each holds its manifest and its shared memory."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + _OTHER_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def _share_connections(members: Sequence[DatasetMember]) -> list[EngineConnections]:
+    """Lets members with the same engine and credentials use the same connections: a thousand of them need a few."""
+    environment = Environment.read()
+    shared: list[tuple[ClientSettings, EngineConnections]] = []
+    for member in members:
+        settings = member.options.client_settings(environment, member.job)
+        known = next((connections for other, connections in shared if other == settings), None)
+        if known is None:
+            shared.append((settings, member.connections))
+        else:
+            member.connections = known
+    return [connections for _, connections in shared]
+
+
+def _find_manifests(members: Sequence[tuple[str, DatasetMember]], connections: EngineConnections) -> None:
+    """Opens the manifests of members that share connections, over one of them."""
+    environment = Environment.read()
+    unknown = deque((name, member) for name, member in members if _name_errors(name, member.reopen_manifest) is None)
+    asks = [_name_errors(name, partial(member.ask, environment)) for name, member in unknown]
+    if not asks:
+        return
+
+    def describe_wait() -> str:
+        return unknown[0][1].describe_wait() if unknown else ""
+
+    with watch_wait(logger, describe_wait), connections.for_requests() as connection:
+        folders = connection.manifests(asks)
+        while unknown:
+            name, member = unknown[0]
+            folder = _name_errors(name, partial(next, folders))
+            _name_errors(name, partial(member.adopt_manifest, folder))
+            unknown.popleft()
+
+
+def _name_errors(name: str, work: Callable[[], Result]) -> Result:
+    """Calls `work`, whose error then says which member it is about."""
+    try:
+        return work()
+    except StreamerError as error:
+        raise error.of_member(name) from error
+
 
 class MixOrdering(Ordering):
     """The epochs of a mix.
 
     Args:
-        options: of the mix.
-        request: the order that is asked for.
-        sources: the members as the order sees them.
-        global_batch: B, over all ranks.
+        options: Options of the mix.
+        request: The order that is asked for.
+        sources: The members as the order sees them.
+        global_batch: Samples of a batch over all ranks.
     """
 
     follows = True
@@ -66,8 +160,8 @@ class MixOrdering(Ordering):
         """See `Ordering`."""
         return [
             *cautions(self.spec, global_batch, self._options.shares.epoch_samples),
-            *_in_step(self.spec),
-            *_across_groups(self.spec, global_batch, local_batch),
+            *_find_twins(self.spec),
+            *_find_cut_groups(self.spec, global_batch, local_batch),
             *filter(None, [describe_sharing(self.spec.members[0].order, global_batch, nodes)]),
         ]
 
@@ -131,13 +225,19 @@ class Mix(StreamKind):
     """A mix of several datasets.
 
     Args:
-        options: of the mix.
-        datasets: the members, in their order.
-        job: name of the job if the environment has none.
+        options: Options of the mix.
+        datasets: The members, in their order.
+        job: Name of the job if the environment has none.
     """
 
-    def __init__(self, options: MixOptions, datasets: Sequence[Member], job: str) -> None:
-        super().__init__(options, datasets, _connections_for_parts(datasets[0].options, job))
+    def __init__(self, options: MixOptions, datasets: Sequence[DatasetMember], job: str) -> None:
+        shared = datasets[0].options
+
+        def connect() -> EngineClient:
+            """Connects for sessions of several parts, each of which brings its credentials."""
+            return EngineClient(replace(shared.client_settings(Environment.read(), job), storage_options={}))
+
+        super().__init__(options, datasets, EngineConnections(connect))
         self._mix = options
         self._opened: Members | None = None
 
@@ -164,21 +264,21 @@ class Mix(StreamKind):
         chosen = blake2b(digests.encode(), digest_size=8).hexdigest()
         return f"mix of {', '.join(self._mix.names)[:200]} ({chosen})"
 
-    def make_ordering(self, members: Members, global_batch: int, rank_config: RankConfig) -> Ordering:
+    def plan_stream(self, members: Members, global_batch: int, rank_config: RankConfig) -> Ordering:
         """See `StreamKind`."""
         request = msgspec.structs.replace(self._mix.request, balance=self.level(members, global_batch))
         return MixOrdering(self._mix, request, self._sources(members), global_batch)
 
     def _sources(self, members: Members) -> tuple[MixSource, ...]:
-        """The members as the order sees them."""
+        """Returns the members as the order sees them."""
         in_bytes = self._mix.shares.unit == "bytes"
         return tuple(
             MixSource(
-                name,
-                data.digest,
-                data.order_samples,
-                member.options.seed,
-                shuffle_mode(member.options.shuffle),
+                name=name,
+                manifest_digest=data.digest,
+                chunk_samples=data.order_samples,
+                seed=member.options.seed,
+                shuffle=shuffle_mode(member.options.shuffle),
                 size=data.exact_bytes if in_bytes else None,
                 rows=data.rows.spec,
             )
@@ -186,15 +286,8 @@ class Mix(StreamKind):
         )
 
 
-def _connections_for_parts(options: DatasetOptions, job: str) -> EngineConnections:
-    """Connections for sessions of several parts, each of which brings its credentials."""
-    return EngineConnections(
-        lambda: EngineClient(replace(options.client_settings(Environment.read(), job), storage_options={}))
-    )
-
-
-def _in_step(spec: MixSpec) -> list[str]:
-    """The members that have the same samples and the same seed."""
+def _find_twins(spec: MixSpec) -> list[str]:
+    """Returns sentences about members that have the same samples and the same seed."""
     first: dict[tuple[str, int], str] = {}
     found = []
     for member in spec.members:
@@ -207,8 +300,8 @@ def _in_step(spec: MixSpec) -> list[str]:
     return found
 
 
-def _across_groups(spec: MixSpec, global_batch: int, own: int) -> list[str]:
-    """Whether a rank's batch has parts of several groups."""
+def _find_cut_groups(spec: MixSpec, global_batch: int, own: int) -> list[str]:
+    """Returns a sentence if a rank's batch has parts of several groups."""
     group = global_batch // spec.groups
     if spec.groups == 1 or group % own == 0 or own % group == 0:
         return []

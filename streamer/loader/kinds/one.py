@@ -9,7 +9,7 @@ from streamer.batches.samples.maker import SampleRules
 from streamer.batches.samples.opened import Members
 from streamer.config import RankConfig
 from streamer.loader.kinds.kind import Ordering, StreamKind
-from streamer.loader.members.member import Member
+from streamer.loader.members.member import DatasetMember
 from streamer.order.quality import check_sample_shuffle, describe_sharing
 from streamer.order.spec import OrderSpec, shuffle_mode
 from streamer.order.state import State
@@ -19,8 +19,8 @@ class OneOrdering(Ordering):
     """The epochs of one dataset.
 
     Args:
-        spec: the order that is asked for.
-        free_parts: its parts that were chosen automatically: those of a state replace them.
+        spec: The order that is asked for.
+        free_parts: Its parts that were chosen automatically: those of a state replace them.
     """
 
     def __init__(self, spec: OrderSpec, free_parts: frozenset[str]) -> None:
@@ -44,8 +44,8 @@ class OneOrdering(Ordering):
     def take_over(self, state: State, global_batch: int) -> None:
         """See `Ordering`."""
         spec = state.spec_of(OrderSpec)
-        # Only parts that were chosen automatically may differ: those of the state replace them.
-        # So does the batch that rows are balanced for: another batch size goes on with the batches of the state.
+        # The parts that were chosen automatically may differ: those of the state replace them. So may the batch that
+        # rows are balanced for: another batch size goes on with the batches of the state.
         state.check(self._spec, left_out=self._free_parts | {"balance.batch"})
         self._spec = spec
 
@@ -53,7 +53,7 @@ class OneOrdering(Ordering):
 class OneDataset(StreamKind):
     """A dataset alone."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: DatasetMember) -> None:
         super().__init__(member.options, [member], member.connections)
 
     @property
@@ -63,7 +63,7 @@ class OneDataset(StreamKind):
 
     def members(self) -> Members:
         """See `StreamKind`."""
-        return Members([self.datasets[0].opened])
+        return Members([self.datasets[0].open()])
 
     def forget(self) -> None:
         """See `StreamKind`: the dataset itself opens what is there now."""
@@ -78,7 +78,7 @@ class OneDataset(StreamKind):
         chosen = "all" if only.selection is None else only.digest
         return f"shuffle {shuffle_mode(self._first.shuffle)} of {chosen}{only.rows.name}{self._first.balance.name}"
 
-    def make_ordering(self, members: Members, global_batch: int, rank_config: RankConfig) -> Ordering:
+    def plan_stream(self, members: Members, global_batch: int, rank_config: RankConfig) -> Ordering:
         """See `StreamKind`."""
         return OneOrdering(self.order(members, global_batch), self._first.order.free_parts)
 
@@ -96,8 +96,8 @@ class OneDataset(StreamKind):
             data.digest,
             data.order_samples,
             global_batch,
-            options.seed,
-            options.shuffle,
+            seed=options.seed,
+            shuffle=options.shuffle,
             lanes=geometry.lanes,
             window=geometry.window,
             cut=options.order.cut or "fixed",

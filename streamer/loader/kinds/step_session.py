@@ -30,12 +30,12 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """The identity of a consumer.
 
     Attributes:
-        rank_config: rank and world size.
-        stream: distinguishes the loaders of one job.
-        skip_rules: for samples that cannot be made.
-        peers: whether the ranks' engines share their caches, as the user says it.
-        options: the storage options of each member, then of each join, encoded.
-        given: whether the user has given rank and world size.
+        rank_config: Rank and world size.
+        stream: Name that distinguishes the loaders of one job.
+        skip_rules: Rules for samples that cannot be made.
+        peers: Whether the ranks' engines share their caches, as the user says it.
+        options: Storage options of each member, then of each join, encoded.
+        given: Whether the user has given rank and world size.
     """
 
     rank_config: RankConfig
@@ -50,8 +50,8 @@ class Share(msgspec.Struct, frozen=True):
     """The batches of a rank that one process makes: numbers `first + worker`, `first + worker + workers`, ...
 
     Attributes:
-        worker, workers: number of the process and of all processes; the rank itself is 0 of 1.
-        first: the first batch of the epoch.
+        worker, workers: Number of the process and of all processes; the rank itself is 0 of 1.
+        first: The first batch of the epoch.
     """
 
     worker: int = 0
@@ -59,19 +59,19 @@ class Share(msgspec.Struct, frozen=True):
     first: int = 0
 
     def batch(self, step: int) -> int:
-        """The batch of this share's `step`-th step in its epoch."""
+        """Returns the batch of this share's `step`-th step in its epoch."""
         return self.first + self.worker + step * self.workers
 
     def steps(self, batches: int) -> int:
-        """Number of the epoch's batches in this share."""
+        """Returns the number of the epoch's batches in this share."""
         return max(0, -(-(batches - self.first - self.worker) // self.workers))
 
     def steps_from(self, batch: Integers) -> Integers:
-        """The first step at or after each batch."""
+        """Returns the first step at or after each batch."""
         return np.maximum(0, -(-(batch - self.first - self.worker) // self.workers))
 
     def steps_until(self, batch: Integers) -> Integers:
-        """The last step at or before each batch; below 0 where there is none."""
+        """Returns the last step at or before each batch; below 0 where there is none."""
         return (batch - self.first - self.worker) // self.workers
 
 
@@ -82,10 +82,10 @@ class StepSession(ABC):
     whole epochs, `growing.session.GrowingSession` for the cohorts of a growing dataset.
 
     Args:
-        client: the connection to the engine, used by this session only; stays open when the session closes.
-        spec: the consumer.
-        on_close: called once, when the session is closed; not where the session cannot begin.
-        cache_full_hint: what else helps where the cache is too small.
+        client: Connection to the engine, used by this session only; stays open when the session closes.
+        spec: Consumer.
+        on_close: Called once, when the session is closed; not where the session cannot begin.
+        cache_full_hint: Text about what else helps where the cache is too small.
     """
 
     _session: Session
@@ -112,7 +112,7 @@ class StepSession(ABC):
     @property
     @abstractmethod
     def ready(self) -> int:
-        """All chunks of the steps up to and including this one are local.
+        """Number of the last step up to which all chunks are local.
 
         Raises:
             StreamerError: the engine's error.
@@ -120,12 +120,12 @@ class StepSession(ABC):
 
     @property
     def poll_seconds(self) -> float | None:
-        """Seconds after which `ready` may change without a message, because other ranks are waited for; None: never."""
+        """Seconds after which `ready` may change without a message, because of other ranks, or None if it cannot."""
         return None
 
     @abstractmethod
     def step_of(self, epoch: int, batch: int) -> int:
-        """The step of a batch at or after the session's start.
+        """Returns the step of a batch at or after the session's start.
 
         Raises:
             ValueError: an epoch before the session's first, or after its last.
@@ -158,7 +158,7 @@ class StepSession(ABC):
         """Records the steps below this one as consumed; without `flush` they are sent with the next `want`."""
 
     def rounds(self, step: int) -> tuple[tuple[int, ...], ...]:
-        """The rounds of a step that is ready, for `StreamReader.set_rounds`; empty: the dataset does not grow."""
+        """Returns the rounds of a step that is ready, for `set_rounds` of a maker; none if no dataset grows."""
         return ()
 
     def reject(self, chunk: int, reason: str) -> None:
@@ -170,13 +170,15 @@ class StepSession(ABC):
         return self._client.fileno()
 
     def pump(self, timeout_seconds: float | None = 0.0) -> None:
-        """Receives the engine's messages; waits at most `timeout_seconds` for one, None: until one comes."""
+        """Receives the engine's messages; waits at most `timeout_seconds` for one, or without a limit for None."""
         self._client.pump(timeout_seconds)
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
-        """The engine's counters, and `consumer`, `job` and `dataset` of this session, over a connection of its own.
+        """Asks for the engine's counters over a connection of its own; any thread.
 
-        Any thread. None: there is no engine, or no answer in time.
+        Returns:
+            The counters, and `consumer`, `job` and `dataset` of this session, or None if there is no engine or no
+            answer in time.
         """
         values = read_statistics(self._client.settings, timeout_seconds)
         if values is None:
@@ -201,12 +203,12 @@ class EpochSession(StepSession):
     the look-ahead, late enough that a short run does not plan an epoch that it never trains.
 
     Args:
-        client: see `StepSession`.
-        spec: the consumer.
-        schedule: (epoch, share) -> the epoch's chunks by step of the share, and the number of its steps.
-        start: the first epoch and the share to begin with; later epochs begin at batch 0.
-        endless: continue into the next epoch.
-        on_close, cache_full_hint: see `StepSession`.
+        client: Connection to the engine, see `StepSession`.
+        spec: Consumer.
+        schedule: Returns, for epoch and share, the epoch's chunks by step of the share, and the number of its steps.
+        start: The first epoch and the share to begin with; later epochs begin at batch 0.
+        endless: Whether the session continues into the next epoch.
+        on_close, cache_full_hint: See `StepSession`.
     """
 
     def __init__(
@@ -274,27 +276,26 @@ class EpochSession(StepSession):
                 steps=steps,
                 final_step=schedule.final_step,
             )
-        self._drop_finished_epochs()
+        # Only a few epochs are kept in a long job: those before the running one go.
+        running = max((known for known, (begin, _) in self._bases.items() if begin <= self._done), default=None)
+        self._bases = {known: at for known, at in self._bases.items() if running is None or known >= running}
         self._bases[epoch] = (base, share)
-        first, last = schedule.first + base, schedule.last + base
+        first = schedule.first + base
+        last = schedule.last + base
         self._session.extend(msgspec.structs.replace(schedule, first=first, last=last))
         self._steps = base + steps
         self._extend_at = base + (steps * 3) // 4
-        self._next_epoch, self._share = epoch + 1, msgspec.structs.replace(share, first=0)
-
-    def _drop_finished_epochs(self) -> None:
-        """Drops the epochs before the running one, so that a long job keeps only a few."""
-        running = max((known for known, (base, _) in self._bases.items() if base <= self._done), default=None)
-        self._bases = {known: at for known, at in self._bases.items() if running is None or known >= running}
+        self._next_epoch = epoch + 1
+        self._share = msgspec.structs.replace(share, first=0)
 
 
 def open_bytes(schedule: EpochSchedule, chunk_bytes: Integers, first_chunks: Sequence[int]) -> Integers:
     """Returns the largest number of bytes of each member that are open at the same time, (members,), over the steps.
 
     Args:
-        schedule: of the chunks.
-        chunk_bytes: of all chunks of all members.
-        first_chunks: (members + 1,) number of the first chunk of each.
+        schedule: Schedule of the chunks.
+        chunk_bytes: Bytes of each chunk of all members.
+        first_chunks: (members + 1,) number of the first chunk of each member.
     """
     sizes = chunk_bytes[schedule.chunk]
     owner = np.searchsorted(np.array(first_chunks), schedule.chunk, side="right") - 1
@@ -304,6 +305,6 @@ def open_bytes(schedule: EpochSchedule, chunk_bytes: Integers, first_chunks: Seq
     goes = np.repeat([0, 1], len(sizes))
     owners = np.tile(owner, 2)
     order = np.lexsort((goes, np.concatenate([schedule.first, schedule.last]), owners))
-    most = np.zeros(len(first_chunks) - 1, np.int64)
-    np.maximum.at(most, owners[order], np.cumsum(changes[order]))
-    return most
+    largest = np.zeros(len(first_chunks) - 1, np.int64)
+    np.maximum.at(largest, owners[order], np.cumsum(changes[order]))
+    return largest

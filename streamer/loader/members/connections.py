@@ -28,18 +28,18 @@ class EngineConnections:
         return f"EngineConnections({len(self._all)}, {len(self._free)} free)"
 
     def take(self, last: EngineClient | None = None) -> EngineClient:
-        """A connection for the caller only, until `give_back`.
+        """Returns a connection for the caller only, until `give_back`.
 
         Args:
-            last: the caller's previous connection; used again if it is free, so that the engine receives the end of a
-                session before the start of the next.
+            last: Previous connection of the caller, which is used again if it is free, so that the engine receives the
+                end of a session before the start of the next.
         """
         if last is not None:
             with contextlib.suppress(ValueError):
                 self._free.remove(last)
                 return last
         with contextlib.suppress(IndexError):
-            # Not the last one returned: its loader opens its next session soon.
+            # The one that was returned last is left to its loader, which opens its next session soon.
             return self._free.pop(0)
         made = self._make()
         self._all.append(made)
@@ -52,7 +52,7 @@ class EngineConnections:
 
     def give_back(self, connection: EngineClient) -> None:
         """Returns a connection."""
-        # In this order: `close` on another thread empties `free` after it has shut the connections down.
+        # The order counts: `close` on another thread empties `free` after it has shut the connections down.
         self._free.append(connection)
         if connection.closed:
             with contextlib.suppress(ValueError):
@@ -61,7 +61,7 @@ class EngineConnections:
 
     @contextlib.contextmanager
     def for_requests(self) -> Iterator[EngineClient]:
-        """A connection for a few requests."""
+        """Takes a connection for a few requests, and returns it."""
         connection = self.take()
         try:
             yield connection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,13 +28,12 @@ from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.transforms import make_transform
 from streamer.errors import ConfigError, StreamerError, printable
 from streamer.formats.registry import find_codecs
-from streamer.loader.agreement.agreement import ParentRank, agree, detect, gather_for
-from streamer.loader.agreement.epoch_cell import EpochCell
+from streamer.loader.agreement import ParentRank, agree, detect, gather_for
+from streamer.loader.epoch_cell import EpochCell
 from streamer.loader.members.connections import EngineConnections
-from streamer.loader.members.joins.joining import add_joined, both_digests, find_table, kept
-from streamer.loader.members.selections import Choice, Names, choose, new_fields
+from streamer.loader.members.selections import Choice, Names, add_joined, choose, new_fields, select_annotated
 from streamer.loader.members.single_reads import StreamedBytes
-from streamer.loader.options.dataset_options import DatasetOptions
+from streamer.loader.options.dataset_options import DatasetOptions, table_request
 from streamer.manifest.kept import remove_orphans
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
@@ -42,9 +41,9 @@ from streamer.order.spec import shuffle_mode
 
 if TYPE_CHECKING:
     from streamer.batches.samples.joins import OpenedJoin
-    from streamer.loader.members.column_reader import Columns
-    from streamer.loader.members.joins.keys import KeyReader
-    from streamer.loader.members.joins.making import Join
+    from streamer.loader.members.columns import SampleColumns
+    from streamer.loader.members.joins import Join
+    from streamer.loader.members.keys import KeyReader
     from streamer.manifest.condition import ColumnValues
     from streamer.manifest.selection import Selection
 
@@ -53,20 +52,20 @@ logger = logging.getLogger(__name__)
 MemberSettings: TypeAlias = "tuple[DatasetOptions, tuple[Choice, ...], str, tuple[Join, ...], Names, Names]"
 
 
-class Member:
+class DatasetMember:
     """One process's view of a dataset. Used by one thread; after a fork the child connects again by itself.
 
     Args:
-        options: the user's.
-        choices: selections, in order.
-        job: name of the job if the environment has none.
-        shared: the state shared by all processes of the dataset.
-        joins: the datasets that its samples are joined to.
-        parent: the rank of the process that has sent it to this one.
+        options: Options of the user.
+        choices: Selections, in order.
+        job: Name of the job if the environment has none.
+        shared: State shared by all processes of the dataset.
+        joins: Datasets that its samples are joined to.
+        parent: Rank of the process that has sent it to this one, or None if none has.
 
     Attributes:
-        connections: to the engine; members of a mix may share them.
-        rights: the right side of each join.
+        connections: Connections to the engine; members of a mix may share them.
+        rights: The right side of each join.
     """
 
     def __init__(
@@ -85,70 +84,61 @@ class Member:
         self.job = job
         self.shared = shared
         self.joins = joins
-        self.rights = [Member(join.other, join.choices, job, EpochCell()) for join in joins]
-        # Not a method: the connections are kept by open sessions, and must not keep this object.
+        self.rights = [DatasetMember(join.other, join.choices, job, EpochCell()) for join in joins]
+        # It is no method, because open sessions keep the connections, which must not keep this object.
         self.connections = EngineConnections(lambda: EngineClient(options.client_settings(Environment.read(), job)))
         self._found: Manifest | None = None
         self._opened: OpenedDataset | None = None
-        self._began: Names = ()  # fields of the first manifest, which the samples of a job keep
+        # The fields of the first manifest, which the samples of a job keep.
+        self._began: Names = ()
         self._announcer = Announcer(0)
 
     def __repr__(self) -> str:
-        return f"Member({self.options.urls}, {self.connections!r}, opened={self._opened!r})"
+        return f"DatasetMember({self.options.urls}, {self.connections!r}, opened={self._opened!r})"
 
-    def part(self, choice: Choice | None, options: DatasetOptions, joins: tuple[Join, ...] = ()) -> Member:
+    def part(self, choice: Choice | None, options: DatasetOptions, joins: tuple[Join, ...] = ()) -> DatasetMember:
         """Returns a part of this dataset (None for all), which shares what is known of it. `joins` follow its own."""
         choices = self.choices if choice is None else (*self.choices, choice)
         known = EpochCell(manifest=self.shared.manifest, annotations=self.shared.annotations)
-        return Member(options, choices, self.job, known, (*self.joins, *joins)).knowing(self._known_rights())
+        part = DatasetMember(options, choices, self.job, shared=known, joins=(*self.joins, *joins))
+        return part.take_over_rights(self._list_right_manifests())
 
     def settings(self) -> MemberSettings:
-        """What makes the same member in another process; see `of_settings`."""
-        return self.options, self.choices, self.job, self.joins, self._known_rights(), self._began
+        """Returns what makes the same member in another process; see `from_settings`."""
+        return self.options, self.choices, self.job, self.joins, self._list_right_manifests(), self._began
 
     @classmethod
-    def of_settings(cls, settings: MemberSettings, shared: EpochCell, parent: ParentRank) -> Self:
+    def from_settings(cls, settings: MemberSettings, shared: EpochCell, parent: ParentRank) -> Self:
         """Makes the member of another process again."""
         options, choices, job, joins, known, began = settings
-        member = cls(options, choices, job, shared, joins, parent=parent)
+        member = cls(options, choices, job, shared=shared, joins=joins, parent=parent)
         member._began = began
-        return member.knowing(known)
+        return member.take_over_rights(known)
 
-    def knowing(self, manifests: Sequence[str]) -> Self:
-        """Takes over which manifests of the right sides are in use; returns itself."""
+    def take_over_rights(self, manifests: Sequence[str]) -> Self:
+        """Uses these manifests of the right sides, by their digests; returns itself."""
         for right, digest in zip(self.rights, manifests, strict=False):
             right.shared.replace(digest, "")
         return self
 
-    def _known_rights(self) -> tuple[str, ...]:
+    def _list_right_manifests(self) -> tuple[str, ...]:
         return tuple(right.shared.manifest for right in self.rights)
 
     def rank_config(self) -> RankConfig:
-        """Rank and world size of this process."""
+        """Returns rank and world size of this process."""
         return detect(self.options.rank, self.options.world_size, parent=self.parent)
 
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest."""
-        return self.opened.manifest
-
-    @property
-    def samples(self) -> int:
-        """Number of selected samples."""
-        return self.opened.samples
-
-    @property
-    def opened(self) -> OpenedDataset:
-        """The manifest and the selected samples; the first use does the I/O."""
+    def open(self) -> OpenedDataset:
+        """Returns the manifest and the selected samples; the first call does the I/O."""
         if self._opened is None:
             if (manifest := self._found) is None:
-                with watch_wait(logger, self.waited_for):
-                    manifest = self.settled() or self.found(self._listed())
+                with watch_wait(logger, self.describe_wait):
+                    manifest = self.reopen_manifest() or self.adopt_manifest(self._list_manifest())
             self._began = self._began or tuple(spec.name for spec in manifest.facts.fields)
             if added := ", ".join(sorted(new_fields(manifest, self._began))):
                 text = "%s has new fields (%s), left out until the job begins anew"
                 logger.warning(text, self.options.place, printable(added))
-            joined = self._join(manifest)
+            joined = self._join_annotations(manifest)
             place = self._fallback_dir
             if place.is_dir():
                 remove_orphans(place, {path.name for path in manifest.path.parent.iterdir()})
@@ -157,10 +147,14 @@ class Member:
             decoder.check(manifest.facts.fields, find_codecs(manifest))
             joins = [self._open_join(number, manifest) for number in range(len(self.joins))]
             columns = partial(self._get_columns, manifest, joined, joins)
-            own = kept(manifest, joined)
+            own = select_annotated(manifest, joined)
             choices = add_joined(
                 [*own, *self.choices],
-                [(len(own) + join.after, join, opened) for join, opened in zip(self.joins, joins, strict=True)],
+                [
+                    (len(own) + join.after, opened)
+                    for join, opened in zip(self.joins, joins, strict=True)
+                    if join.missing == "drop"
+                ],
                 lambda some: choose(manifest, some, place, columns),
             )
             opened = OpenedDataset(manifest, choose(manifest, choices, place, columns), joined, joins)
@@ -187,7 +181,7 @@ class Member:
         current manifest until the next call.
 
         Raises:
-            StreamerError: of the first rank whose listing failed, on every rank.
+            StreamerError: the error of the first rank whose listing failed, on every rank.
             ConfigError: the dataset is growing.
         """
         self.options.growing.check_refresh()
@@ -195,70 +189,75 @@ class Member:
         failure = None
         try:
             # A rank that has not opened the manifest takes part too: another one may have opened it for len().
-            with watch_wait(logger, self.waited_for):
-                digest = self._digests() if self._opened is None else self._current()
+            with watch_wait(logger, self.describe_wait):
+                digest = self._list_digests() if self._opened is None else self._find_digests()
         except StreamerError as error:
             failure = error
-        digest = self._common(digest, failure)
-        if digest in ("", self._digests()):
+        gather = gather_for(self.rank_config())
+        if gather is not None:
+            agree(gather, {}, failure)
+            found = set(gather(digest))
+            if len(found) > 1:
+                logger.warning("the ranks found %d different listings; this epoch keeps the last manifest", len(found))
+                return False
+        elif failure is not None:
+            raise failure
+        if digest in ("", self._list_digests()):
             return False
         own, *rights = digest.split(" ")
         manifest, _, annotations = own.partition("+")
         self.shared.replace(manifest, annotations)
-        self.knowing(rights)
+        self.take_over_rights(rights)
         for member in (self, *self.rights):
             member._opened = member._found = None
-        # Opened by the next epoch: what does not fit any more, as the costs of rows, is then an error of all ranks.
+        # The next epoch opens it: what does not fit any more, as the costs of rows, is then an error of all ranks.
         logger.info("%s changed: the next epoch has what is there now", self.options.place)
         return True
 
-    def _common(self, digest: str, failure: StreamerError | None) -> str:
-        """The digest that all ranks have found; "" if they differ."""
-        gather = gather_for(self.rank_config())
-        if gather is None:
-            if failure is not None:
-                raise failure
-            return digest
-        agree(gather, {}, failure)
-        found = set(gather(digest))
-        if len(found) > 1:
-            logger.warning("the ranks found %d different listings; this epoch keeps the last manifest", len(found))
-            return ""
-        return digest
-
     def look(self, epoch: int, index: int, rules: SampleRules | None = None) -> object:
-        """Makes sample number `index` of the selection, from the cache or the store; negative: from the end.
+        """Makes one sample of the selection, from the cache or the store.
+
+        Args:
+            epoch: Epoch of its random numbers.
+            index: Number of the sample in the selection, or a negative one from its end.
+            rules: Rules of making samples, or None for those of the dataset.
 
         Raises:
             IndexError: no such sample.
         """
-        if not -self.samples <= index < self.samples:
-            raise IndexError(f"sample {index} of {self.samples}")
-        index %= self.samples
-        chosen = self.opened.to_manifest(np.array([index], np.int64))
-        with self._streamed() as content, ExitStack() as held:
+        if not -self.open().samples <= index < self.open().samples:
+            raise IndexError(f"sample {index} of {self.open().samples}")
+        index %= self.open().samples
+        chosen = self.open().to_manifest(np.array([index], np.int64))
+        with self.stream_bytes(self.open().manifest) as content, ExitStack() as held:
             joins = [
-                join.reader(held.enter_context(right.streamed(join.manifest)))
-                for join, right in zip(self.opened.joins, self.rights, strict=True)
+                join.reader(held.enter_context(right.stream_bytes(join.manifest)))
+                for join, right in zip(self.open().joins, self.rights, strict=True)
             ]
-            maker = SampleMaker(self.manifest, content, rules or self.rules(), lambda _: index, joins)
+            maker = SampleMaker(
+                self.open().manifest,
+                content,
+                rules=rules or self.rules(),
+                number=lambda _: index,
+                joins=joins,
+            )
             return maker.make(maker.places(chosen, runs=(epoch,))[0])
 
     def find(self, key: str, *, reads: bool = True) -> int:
-        """The number in the selection of the first sample of that key.
+        """Finds the number in the selection of the first sample of that key.
 
         Args:
-            key: its "__key__".
-            reads: whether the data are read where the keys are nowhere else.
+            key: Its "__key__".
+            reads: Whether the data are read where the keys are nowhere else.
 
         Raises:
             KeyError: there is none.
             ConfigError: the data would have to be read.
         """
-        from streamer.loader.members.joins.tables import find_key
+        from streamer.loader.members.keys import find_key
 
-        keys = self.key_reader(self.manifest, self.opened.selection, KEY)
-        return self.opened.number(find_key(keys, key, reads=reads))
+        keys = self.key_reader(self.open().manifest, self.open().selection, KEY)
+        return self.open().number(find_key(keys, key, reads=reads))
 
     def close(self) -> None:
         """Closes the connections: readers get a ClosedError. The next use connects again. Idempotent."""
@@ -266,85 +265,86 @@ class Member:
         for right in self.rights:
             right.close()
 
-    def found(self, folder: Path) -> Manifest:
-        """Opens the manifest that the engine has answered with; if another process was faster, its result counts."""
+    def adopt_manifest(self, folder: Path) -> Manifest:
+        """Opens the manifest that the engine has answered with, or that of another process that was faster."""
         self._found = open_held(folder.parent / self.shared.settle_manifest(folder.name))
         return self._found
 
-    def _digests(self) -> str:
+    def _list_digests(self) -> str:
         """Returns the digests of the manifest and the annotations in use, and of the manifests of the right sides."""
-        own = both_digests(self.manifest.digest, table_digest(self.opened.joined))
-        return " ".join([own, *(right.manifest.digest for right in self.rights)])
+        own = _add_digest(self.open().manifest.digest, table_digest(self.open().joined))
+        return " ".join([own, *(right.open().manifest.digest for right in self.rights)])
 
-    def _current(self) -> str:
+    def _find_digests(self) -> str:
         """Returns the digests of the manifest and the annotations that are there now."""
-        path = self._listed()
+        path = self._list_manifest()
         given = annotations_of(Manifest.open(path), self.options.annotations, self.options.urls)
-        table = None if given is None else self._table(given)
-        own = both_digests(path.name, None if table is None else table.name)
-        return " ".join([own, *(right._listed().name for right in self.rights)])
+        table = None if given is None else self._find_table(given)
+        own = _add_digest(path.name, None if table is None else table.name)
+        return " ".join([own, *(right._list_manifest().name for right in self.rights)])
 
-    def _join(self, manifest: Manifest) -> JoinRules | None:
+    def _join_annotations(self, manifest: Manifest) -> JoinRules | None:
         """Returns the rules by which annotations are joined to samples."""
         given = annotations_of(manifest, self.options.annotations, self.options.urls)
         if given is None:
             return None
         folder = manifest.path.parent / self.shared.annotations
         if not self.shared.annotations or not folder.is_dir():
-            with watch_wait(logger, self.waited_for):
-                if (table := self._table(given)) is None:
+            with watch_wait(logger, self.describe_wait):
+                if (table := self._find_table(given)) is None:
                     return None
             folder = table.with_name(self.shared.settle_annotations(table.name))
         return JoinRules.make(folder, given, manifest)
 
-    def _table(self, annotations: Annotations) -> Path | None:
+    def _find_table(self, annotations: Annotations) -> Path | None:
         """Returns the folder of the current table, or None if a file beside the samples does not name them."""
         try:
             with self.connections.for_requests() as connection:
-                return find_table(connection, annotations, self._announcer)
+                return connection.manifest(table_request(annotations), self._announcer)
         except ConfigError as error:
             pass_over(error, self.options.annotations, annotations)
             return None
 
     @contextmanager
-    def _columns(self, manifest: Manifest, joined: JoinRules | None) -> Iterator[Columns]:
-        """Columns of the samples, for conditions."""
-        # Only here: a dataset without conditions does not load it.
-        from streamer.loader.members.column_reader import Columns
+    def _columns(self, manifest: Manifest, joined: JoinRules | None) -> Iterator[SampleColumns]:
+        """Opens the columns of the samples, for conditions."""
+        # Imported here, since a dataset without conditions does not need it.
+        from streamer.loader.members.columns import SampleColumns
 
         request = self.options.manifest_request(self.rank_config())
         fallback_dir = self._fallback_dir
         with watch_wait(logger, lambda: "columns to be read"):
-            yield Columns(manifest, joined, fallback_dir, self.connections, request)
+            yield SampleColumns(manifest, joined, fallback_dir, connections=self.connections, request=request)
 
-    def _find_columns(self, names: Sequence[str]) -> list[ColumnValues | None]:
-        with self._columns(self.manifest, None) as columns:
+    def find_columns(self, names: Sequence[str]) -> list[ColumnValues | None]:
+        """Finds columns of this dataset alone, for one that is joined to it; None for one that it does not have."""
+        with self._columns(self.open().manifest, None) as columns:
             return columns.find(names)
 
     def _get_columns(
         self, manifest: Manifest, joined: JoinRules | None, joins: Sequence[OpenedJoin], names: Sequence[str]
     ) -> list[ColumnValues]:
-        finds = [right._find_columns for right in self.rights]
+        finds = [right.find_columns for right in self.rights]
         with self._columns(manifest, joined) as columns:
             return columns.get(names, list(zip(joins, finds, strict=True)))
 
     def annotation_classes(self) -> list[str]:
-        """Names of the labels of the annotations."""
-        joined = self.opened.joined
+        """Returns the names of the labels of the annotations."""
+        joined = self.open().joined
         return [] if joined is None else list(AnnotationTable.open(joined.table).head.classes)
 
-    def _listed(self) -> Path:
-        """The folder of the current manifest."""
+    def _list_manifest(self) -> Path:
+        """Asks the engine for the folder of the current manifest."""
         with self.connections.for_requests() as connection:
             return connection.manifest(*self.ask(Environment.read()))
 
     def ask(self, environment: Environment) -> ManifestAsk:
-        """The request for the manifest."""
+        """Makes the request for the manifest."""
         rank_config = detect(self.options.rank, self.options.world_size, environment, self.parent)
         self._announcer = Announcer(rank_config.rank)
         return ManifestAsk(self.options.manifest_request(rank_config), self._announcer, self._announcer.note)
 
-    def waited_for(self) -> str:
+    def describe_wait(self) -> str:
         """Returns a text about what the opening waits for, on any thread, or "" if another process logs it."""
         options = self.options
         rank = self.rank_config()
@@ -360,7 +360,7 @@ class Member:
             f"longer than Index(limit_seconds={options.manifest.limit_seconds:g}) is refused"
         )
 
-    def settled(self) -> Manifest | None:
+    def reopen_manifest(self) -> Manifest | None:
         """Returns the manifest that another process of this dataset has found, or None if it or its folder is gone."""
         if not self.shared.manifest:
             return None
@@ -370,7 +370,7 @@ class Member:
         return self._found
 
     def rules(self, name: str = "", source_key: str | None = None) -> SampleRules:
-        """The rules of making samples.
+        """Returns the rules of making samples.
 
         Args:
             name: Name in a mix.
@@ -384,13 +384,13 @@ class Member:
             seed=options.seed,
             member=name,
             source_key=source_key,
-            joined=self.opened.joined,
-            leave_out=new_fields(self.opened.manifest, self._began),
+            joined=self.open().joined,
+            leave_out=new_fields(self.open().manifest, self._began),
         )
 
     def recipe(self, rules: SampleRules) -> MemberRecipe:
-        """All that a worker process needs to make samples by these rules."""
-        data = self.opened
+        """Returns all that a worker process needs to make samples by these rules."""
+        data = self.open()
         return MemberRecipe(
             manifest_path=data.manifest.path,
             selection=data.selection_file,
@@ -401,7 +401,7 @@ class Member:
         )
 
     @contextmanager
-    def streamed(self, manifest: Manifest) -> Iterator[StreamedBytes]:
+    def stream_bytes(self, manifest: Manifest) -> Iterator[StreamedBytes]:
         """Reads the bytes of a manifest with the credentials of this dataset."""
         with self.connections.for_requests() as connection:
             yield StreamedBytes(connection, manifest)
@@ -412,28 +412,26 @@ class Member:
         with self.connections.for_requests() as connection:
             return connection.fallback_dir
 
-    def _streamed(self) -> AbstractContextManager[StreamedBytes]:
-        return self.streamed(self.manifest)
-
     # ------------------------------------------------------------ joins
 
     def _open_join(self, number: int, manifest: Manifest) -> OpenedJoin:
         """Opens a join; the first process makes its table."""
-        # Only here: a dataset without joins does not load it.
-        from streamer.loader.members.joins.making import JoinMaker, finer_chunks
+        # Imported here, since a dataset without joins does not need it.
+        from streamer.loader.members.joins import JoinMaker, finer_chunks
 
-        join, right = self.joins[number], self.rights[number]
-        if right.options.manifest.url_text is None and (chunk_bytes := finer_chunks(manifest, right.manifest)):
+        join = self.joins[number]
+        right = self.rights[number]
+        if right.options.manifest.url_text is None and (chunk_bytes := finer_chunks(manifest, right.open().manifest)):
             right.options = replace(right.options, chunk_bytes=chunk_bytes)
             right.shared.replace("", "")
             right._opened = right._found = None
         left = self.key_reader(manifest, None, join.on[0])
-        return JoinMaker(join, left, right.key_reader(right.manifest, right.opened.selection, join.on[1])).open()
+        return JoinMaker(join, left, right.key_reader(right.open().manifest, right.open().selection, join.on[1])).open()
 
     def key_reader(self, manifest: Manifest, selection: Selection | None, on: str) -> KeyReader:
-        """What reads the keys of this dataset, with no other field where the format has columns."""
-        from streamer.loader.members.joins.keys import KeyReader
-        from streamer.loader.members.narrow import find_field, narrow_manifest
+        """Returns what reads the keys of this dataset, with no other field where the format has columns."""
+        from streamer.loader.members.columns import find_field, narrow_manifest
+        from streamer.loader.members.keys import KeyReader
 
         read_from = manifest
         if field := find_field(manifest, on):
@@ -443,3 +441,8 @@ class Member:
         return KeyReader(
             read_from, self.connections, on, fallback_dir=self._fallback_dir, whole=manifest, selection=selection
         )
+
+
+def _add_digest(manifest: str, table: str | None) -> str:
+    """Returns one text for a manifest and a table of annotations; that of the manifest alone if there is no table."""
+    return manifest if table is None else f"{manifest}+{table}"

@@ -1,17 +1,21 @@
-"""Selections of selections: each condition applies to the result of the one before it."""
+"""Selections of selections: each condition applies to the result of the one before it.
+
+Annotations and joins that leave out samples without a row add selections to those of the user.
+"""
 
 from __future__ import annotations
 
 import logging
 import reprlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from streamer.annotations.join import JoinRules, find_matches
 from streamer.base.unique import unique
 from streamer.batches import checks
 from streamer.errors import ConfigError
@@ -19,8 +23,13 @@ from streamer.manifest.condition import ColumnsOf, Condition
 from streamer.manifest.selection import Selection, Where, check_fraction
 from streamer.manifest.table import Manifest
 
-Names: TypeAlias = tuple[str, ...]
+if TYPE_CHECKING:
+    from streamer.batches.samples.joins import OpenedJoin
+
 logger = logging.getLogger(__name__)
+
+
+Names: TypeAlias = tuple[str, ...]
 
 Ordinals = npt.NDArray[np.int64]
 Indices = Sequence[int] | slice | Ordinals | npt.NDArray[np.bool_]
@@ -28,7 +37,7 @@ Indices = Sequence[int] | slice | Ordinals | npt.NDArray[np.bool_]
 Choice = tuple[Indices | None, Where]
 
 
-def choice(
+def make_choice(
     indices: Indices | None,
     *,
     keys: str | Sequence[str] | None,
@@ -46,8 +55,14 @@ def choice(
     for name, size in zip(("min_bytes", "max_bytes"), sizes, strict=True):
         if size is not None:
             checks.at_least(name, size, 0)
+    given: object = [keys] if isinstance(keys, str) else keys
+    patterns: list[str] | None = None
+    if given is not None:
+        if not isinstance(given, Iterable) or not all(isinstance(text, str) for text in given):
+            raise ConfigError(f"keys={given!r} is neither a text nor a sequence of texts", field="keys")
+        patterns = list(given)
     found = Where(
-        keys=_texts("keys", [keys] if isinstance(keys, str) else keys),
+        keys=patterns,
         labels=[labels] if isinstance(labels, str | int) else labels,
         sizes=None if sizes == (None, None) else sizes,
         fraction=None if fraction is None else check_fraction(fraction),
@@ -56,19 +71,19 @@ def choice(
     )
     if indices is None and found == Where(seed=found.seed):
         return None
-    return _numbers(indices), found
+    return _make_array(indices), found
 
 
 def choose(
     manifest: Manifest, choices: Sequence[Choice], fallback_dir: Path | None = None, columns: ColumnsOf | None = None
 ) -> Selection | None:
-    """Applies selections one after the other; None if there are none.
+    """Applies selections one after the other. Returns None if there are none.
 
     Args:
         manifest: Manifest of the dataset.
         choices: Selections in the order in which they were made.
         fallback_dir: Where files are written if the manifest's folder is read-only for this process.
-        columns: returns columns of the manifest, for conditions on them.
+        columns: Returns columns of the manifest, for conditions on them.
 
     Raises:
         ConfigError: an invalid condition, or no sample is left.
@@ -86,18 +101,22 @@ def choose(
 
 
 def pick(ordinals: Ordinals, indices: Indices) -> Ordinals:
-    """The `ordinals` at `indices`; negative ones count from the end, as in a list.
+    """Returns the `ordinals` at `indices`; negative ones count from the end, as in a list.
 
     Raises:
         ConfigError: an index out of range, or a wrong number of bools.
     """
     if isinstance(indices, slice):
         return ordinals[indices]
-    wanted = np.asarray(_numbers(indices))
+    wanted = np.asarray(_make_array(indices))
     if wanted.dtype == np.bool_ and wanted.shape != ordinals.shape:
         raise ConfigError(f"indices has {wanted.size} bools for {ordinals.size} samples", field="indices")
     if wanted.dtype != np.bool_:
-        wanted = _checked(wanted.astype(np.int64), ordinals.size)
+        wanted = wanted.astype(np.int64)
+        if wanted.size and not -ordinals.size <= wanted.min() <= wanted.max() < ordinals.size:
+            raise ConfigError(
+                f"indices go from {wanted.min()} to {wanted.max()}; there are {ordinals.size} samples", field="indices"
+            )
     picked: Ordinals = ordinals[wanted]
     if repeated := picked.size - unique(picked).size:
         logger.warning(
@@ -109,8 +128,8 @@ def pick(ordinals: Ordinals, indices: Indices) -> Ordinals:
     return picked
 
 
-def _numbers(indices: Indices | None) -> Indices | None:
-    """The indices as an array, unless they are a slice."""
+def _make_array(indices: Indices | None) -> Indices | None:
+    """Returns the indices as an array, unless they are a slice or None."""
     if indices is None or isinstance(indices, slice):
         return indices
     found = np.asarray(indices)
@@ -122,23 +141,51 @@ def _numbers(indices: Indices | None) -> Indices | None:
     return found if found.size else found.astype(np.int64)
 
 
-def _texts(name: str, given: object) -> Sequence[str] | None:
-    if given is None:
-        return None
-    if not isinstance(given, Iterable) or not all(isinstance(text, str) for text in given):
-        raise ConfigError(f"{name}={given!r} is neither a text nor a sequence of texts", field=name)
-    return list(given)
-
-
-def _checked(wanted: Ordinals, samples: int) -> Ordinals:
-    if wanted.size and not -samples <= wanted.min() <= wanted.max() < samples:
-        raise ConfigError(
-            f"indices go from {wanted.min()} to {wanted.max()}; there are {samples} samples", field="indices"
-        )
-    return wanted
-
-
 def new_fields(manifest: Manifest, began: Collection[str]) -> frozenset[str]:
     """Returns the fields of a manifest that are not among those with which a job has begun; empty if these are none."""
     names = frozenset(spec.name for spec in manifest.facts.fields)
     return names.difference(began) if began else frozenset()
+
+
+def select_annotated(manifest: Manifest, rules: JoinRules | None) -> tuple[Choice, ...]:
+    """Returns the selection of the samples that have annotations, if the others are left out; else none.
+
+    The keys are compared in any case.
+
+    Raises:
+        ManifestError: the keys cannot be compared, see `find_matches`.
+        ConfigError: samples cannot be dropped where their keys are not known.
+    """
+    if rules is None:
+        return ()
+    if (found := find_matches(manifest, rules)) is not None:
+        return ((found, Where()),) if rules.missing == "drop" else ()
+    if rules.missing == "drop":
+        raise ConfigError(
+            "missing='drop' is for datasets of files: the keys of other samples are known when they are read; "
+            "missing='empty' and a transform can leave them out of the loss",
+            field="missing",
+        )
+    return ()
+
+
+def add_joined(
+    choices: list[Choice],
+    joins: Sequence[tuple[int, OpenedJoin]],
+    choose: Callable[[Sequence[Choice]], Selection | None],
+) -> list[Choice]:
+    """Adds the selections of the samples that have rows in joins that drop the others; returns all choices.
+
+    Args:
+        choices: Selections besides these.
+        joins: Number of the choices before each of these joins, and the join.
+        choose: Makes one selection of several choices.
+    """
+    # The last one comes first, so that the places of the others stay.
+    for at, opened in reversed(joins):
+        if not opened.table.head.matched.missing:
+            continue
+        before = choose(choices[:at])
+        found = opened.table.found if before is None else opened.table.found[before.ordinals]
+        choices.insert(at, (found, Where()))
+    return choices

@@ -17,7 +17,7 @@ from streamer.manifest.table import Manifest
 
 logger = logging.getLogger(__name__)
 
-# More than one looks at.
+# More single reads than an inspection needs.
 _MANY_READS = 64
 # The engine answers a request with at most this many bytes.
 _PIECE_BYTES = 64 << 20
@@ -58,24 +58,24 @@ class StreamedBytes:
         self._manifest = manifest
 
     def read(self, place: SampleLocation) -> memoryview:
-        """The sample's bytes."""
+        """Reads the bytes of a sample."""
         return self.read_chunk(place.chunk, place.start, place.stop)
 
     def read_each(self, places: Sequence[SampleLocation]) -> list[memoryview]:
-        """The bytes of several samples, one after the other."""
+        """Reads the bytes of several samples, one after the other."""
         return list(map(self.read, places))
 
     def boundaries(self, chunk: int) -> npt.NDArray[np.int64]:
-        """The boundaries of the samples of a chunk, of a recoded one those of its records: int64, (samples + 1,)."""
+        """Returns the bounds of the samples of a chunk, or of its records if it is recoded: int64, (samples + 1,)."""
         if not self._manifest.recoded:
             return self._manifest.sample_offsets(chunk)
         size = 4 * (int(self._manifest.chunk_samples[chunk]) + 1)
         answer = self._connection.read(self._dataset, chunk, 0, size, boundaries=True)
-        # Modulo 2**32: the lengths are what counts.
+        # The offsets are modulo 2**32, so that only their differences count.
         return np.concatenate([[0], np.cumsum(np.diff(np.frombuffer(answer, "<u4")), dtype=np.int64)])
 
     def read_chunk(self, chunk: int, start: int, stop: int) -> memoryview:
-        """The chunk-local bytes [start, stop), requested piece by piece."""
+        """Reads the chunk-local bytes [start, stop), requested piece by piece."""
         pieces = [
             self._connection.read(self._dataset, chunk, at, min(at + _PIECE_BYTES, stop))
             for at in range(start, stop, _PIECE_BYTES)

@@ -26,20 +26,20 @@ class Order:
         StreamingDataset(url, order=Order(last_batch="drop"))
 
     Args:
-        lanes: number of streams that an epoch is dealt into; a batch takes equally many samples from each. None: chosen
-            from the numbers of chunks and of samples in a batch.
-        shuffle_window: chunks that are open together over all nodes; None: chosen likewise.
-        cut: what decides which chunks share a lane, and so which node reads and keeps them: "fixed", the seed;
+        lanes: Number of streams that an epoch is dealt into; a batch takes equally many samples from each. By default
+            it is chosen from the numbers of chunks and of samples in a batch.
+        shuffle_window: Number of chunks that are open together over all nodes, by default chosen likewise.
+        cut: What decides which chunks share a lane, and so which node reads and keeps them: "fixed", the seed;
             "by_key", the keys of the chunks, so that runs with other seeds find in each node's cache what the last run
             left there; "redrawn", the seed and the epoch. None: "fixed", or that of the state that is loaded. Not for a
             mix.
-        last_batch: what becomes of the last batch if samples are missing: "fill" it with repeats, which `repeated`
+        last_batch: What becomes of the last batch if samples are missing: "fill" it with repeats, which `repeated`
             marks; leave it "short", on one rank only; "drop" it. None: "short" on one rank, "fill" on several, which
             make the same number of steps.
-        peers: "auto": the caches of all nodes act as one (docs/scale-out.md). Their engines find each other through
-            torch.distributed, and each rank reads what its node holds. For `StreamingDataLoader`; best with
-            cut="by_key". Not for a mix.
-        stream: a name that tells two datasets of one job apart when only their batches differ; loaders of one dataset
+        peers: Whether caches are shared. "auto": the caches of all nodes act as one (docs/scale-out.md). Their engines
+            find each other through torch.distributed, and each rank reads what its node holds. For
+            `StreamingDataLoader`; best with cut="by_key". Not for a mix.
+        stream: Name that tells two datasets of one job apart when only their batches differ; loaders of one dataset
             need none.
 
     Raises:
@@ -77,8 +77,8 @@ class Index:
         StreamingDataset(url, manifest=Index(on_error="skip"))
 
     Args:
-        url: url or path of a built manifest (`streamer index`); None: found or built at first use.
-        limit_seconds: a manifest that would take longer is not built at first use.
+        url: Url or path of a built manifest (`streamer index`), or None if it is found or built at first use.
+        limit_seconds: Longest time that building at first use may take; a manifest that would take longer is not built.
         on_error: "raise", or "skip": damaged containers are left out; a warning names them.
         on_change: "raise": the dataset is fixed at first use, and an object that changes later is an
             ObjectChangedError. "refresh": the objects are listed again before each epoch, see
@@ -107,7 +107,7 @@ class Index:
 
     @classmethod
     def of(cls, given: Url | Index | None) -> Index:
-        """The argument as the user gives it.
+        """Takes the argument as the user gives it.
 
         Raises:
             ConfigError: neither a url nor an Index.
@@ -122,8 +122,8 @@ class Skip:
     `on_error="skip"` is `on_error=Skip()`.
 
     Args:
-        budget: samples that may be skipped before all ranks raise, over all epochs and ranks; per process under a plain
-            DataLoader.
+        budget: Number of samples that may be skipped before all ranks raise, over all epochs and ranks; per process
+            under a plain DataLoader.
 
     Raises:
         ConfigError: an invalid value.
@@ -136,7 +136,7 @@ class Skip:
 
 
 def skip_rules(on_error: OnError | Skip) -> SkipRules:
-    """The rules that `on_error=` stands for.
+    """Returns the rules that `on_error=` stands for.
 
     Raises:
         ConfigError: neither "raise" nor "skip" nor a Skip.

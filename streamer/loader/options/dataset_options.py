@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from streamer.annotations.options import Annotations
+from streamer.annotations.table import ANNOTATIONS
 from streamer.base.absolute import absolute as from_root
 from streamer.base.logins import shown, take_logins
 from streamer.batches import checks
@@ -30,12 +31,13 @@ from streamer.order.growing import NOT_GROWING, AnyGrowing
 from streamer.order.spec import shuffle_mode
 from streamer.wire.messages import GetManifest
 
-# Urls that a message names.
+# Number of urls that a message names.
 _NAMED = 4
 
 # "s3:/bucket"; a folder of such a name is "./s3:".
 _ONE_SLASH = re.compile(r"(s3a?|gs|gcs|az|abfss?|https?|file):/", re.IGNORECASE)
 
+# Smallest values of whole numbers.
 _LEAST = {
     "batch_size": 1,
     "seed": 0,
@@ -60,12 +62,10 @@ class StreamOptions:
     def __post_init__(self) -> None:
         skip_rules(self.on_error)
         for name, least in _LEAST.items():
-            self._set_at_least(name, least)
-
-    def _set_at_least(self, name: str, least: int) -> None:
-        """Checks a whole number, and keeps it as Python's own."""
-        if getattr(self, name) is not None:
-            object.__setattr__(self, name, checks.at_least(name, getattr(self, name), least))
+            value = getattr(self, name)
+            if value is not None:
+                # It is kept as a number of Python.
+                object.__setattr__(self, name, checks.at_least(name, value, least))
 
     @property
     def skip_rules(self) -> SkipRules:
@@ -78,7 +78,7 @@ class DatasetOptions(StreamOptions):
     """The arguments of `StreamingDataset`, which documents them.
 
     Attributes:
-        chunk_bytes: of the chunks of a right side of a join; 0: as the index chooses.
+        chunk_bytes: Bytes of the chunks of a right side of a join, or 0 if the index chooses.
     """
 
     urls: tuple[str, ...]
@@ -99,14 +99,28 @@ class DatasetOptions(StreamOptions):
 
     def __post_init__(self) -> None:
         self._take_logins()
-        _check_urls(self.urls)
-        shuffle_mode(self.shuffle)
-        self._check_format()
+        if not self.urls or not all(self.urls):
+            named = [shown(url) for url in self.urls[:_NAMED]]
+            raise ConfigError(f"url={named!r}: give a prefix, or a list of them", field="url")
+        for url in self.urls:
+            absolute(url)
+        mode = shuffle_mode(self.shuffle)
+        given: object = self.format
+        if not isinstance(given, str | Format):
+            raise ConfigError(
+                f"format={given!r}: give a name, or a format with options as streamer.formats has them", field="format"
+            )
+        if isinstance(given, str) and given != AUTO:
+            find_format(given)
         super().__post_init__()
         checks.function("transform", self.transform)
         self._check_manifest()
         self.limit_bytes()
-        self._check_kind()
+        # Growing, balance and packing are checked against each other, and against the order.
+        order = self.order
+        self.growing.check(on_change=self.manifest.on_change, shuffle=mode, cut=order.cut, peers=order.peers)
+        self.balance.check(mode, self.packing, self.growing)
+        self.packing.check(mode)
 
     def _take_logins(self) -> None:
         """Moves the logins of all urls into the storage options: urls are shown and stored, options are not."""
@@ -122,15 +136,6 @@ class DatasetOptions(StreamOptions):
             object.__setattr__(self, "manifest", replace(self.manifest, url=manifest_url))
         if annotations is not None:
             object.__setattr__(self, "annotations", replace(annotations, url=annotations_url))
-
-    def _check_format(self) -> None:
-        given: object = self.format
-        if not isinstance(given, str | Format):
-            raise ConfigError(
-                f"format={given!r}: give a name, or a format with options as streamer.formats has them", field="format"
-            )
-        if isinstance(given, str) and given != AUTO:
-            find_format(given)
 
     @property
     def format_name(self) -> str:
@@ -156,14 +161,6 @@ class DatasetOptions(StreamOptions):
         named = ", ".join(shown(url) for url in self.urls[:_NAMED])
         return named if len(self.urls) <= _NAMED else f"{named} and {len(self.urls) - _NAMED} more"
 
-    def _check_kind(self) -> None:
-        """Checks growing, balance and packing against each other, and against the order."""
-        mode = shuffle_mode(self.shuffle)
-        order = self.order
-        self.growing.check(on_change=self.manifest.on_change, shuffle=mode, cut=order.cut, peers=order.peers)
-        self.balance.check(mode, self.packing, self.growing)
-        self.packing.check(mode)
-
     def limit_bytes(self) -> int | None:
         """Returns the cache's limit, or None if the engine chooses.
 
@@ -173,7 +170,7 @@ class DatasetOptions(StreamOptions):
         return None if self.cache_bytes == "auto" else parse_bytes(self.cache_bytes, "cache_bytes")
 
     def client_settings(self, environment: Environment, job: str) -> ClientSettings:
-        """The settings of the client; `job` is used if the environment names none."""
+        """Returns the settings of the client; `job` is used if the environment names none."""
         settings = ClientSettings.from_environment(environment)
         return replace(
             settings,
@@ -185,7 +182,7 @@ class DatasetOptions(StreamOptions):
         )
 
     def manifest_request(self, rank_config: RankConfig) -> GetManifest:
-        """The request for the manifest. Only the first node builds it; the others wait for it to appear."""
+        """Makes the request for the manifest. Only the first node builds it; the others wait for it to appear."""
         given = None if isinstance(self.format, str) else self.format
         chosen = None if given is None else given.chosen_extensions
         return GetManifest(
@@ -201,6 +198,12 @@ class DatasetOptions(StreamOptions):
             skip_damaged=self.manifest.on_error == "skip",
             in_key_order=shuffle_mode(self.shuffle) == "none",
         )
+
+
+def table_request(annotations: Annotations) -> GetManifest:
+    """Makes the request for the table of annotations, which the engine finds or makes."""
+    options = {"key": annotations.key, "fields": None if annotations.fields is None else list(annotations.fields)}
+    return GetManifest(0, [absolute(annotations.url)], ANNOTATIONS, format_options=msgspec.json.encode(options))
 
 
 class FixedArguments:
@@ -219,8 +222,8 @@ class FixedArguments:
         super().__setattr__(name, value)
 
 
-def as_urls(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """One url or several, as texts.
+def list_urls(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """Returns one url or several, as texts.
 
     Raises:
         ConfigError: something else.
@@ -229,13 +232,13 @@ def as_urls(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) ->
     try:
         return tuple(os.fspath(url) for url in several)
     except TypeError as error:
-        # Not the others of several: one may have a login.
+        # Other values of a sequence are not shown: one may have a login.
         text = f"a {type(given).__name__} of other things" if isinstance(given, list | tuple) else repr(given)
         raise ConfigError(f"url={text} is not a url, path or sequence of them", field="url") from error
 
 
 def absolute(url: str) -> str:
-    """A local path from the root on (the engine runs in another folder); other urls with their scheme in lower case.
+    """Returns a local path from the root on (the engine runs elsewhere), another url with its scheme in lower case.
 
     Raises:
         ConfigError: a scheme with one slash, which would be a local path.
@@ -248,11 +251,3 @@ def absolute(url: str) -> str:
             field="url",
         )
     return from_root(os.path.expanduser(url))
-
-
-def _check_urls(urls: tuple[str, ...]) -> None:
-    if not urls or not all(urls):
-        named = [shown(url) for url in urls[:_NAMED]]
-        raise ConfigError(f"url={named!r}: give a prefix, or a list of them", field="url")
-    for url in urls:
-        absolute(url)

@@ -24,11 +24,11 @@ from streamer.order.plan import LastBatch
 if TYPE_CHECKING:
     import torch
 
-# With one item in 20 taking 16 times as long, 32 to 48 batches for 4 workers reduce the waiting from 61 % to 23-29 %
-# (2026-11-20): 8 per worker, at most 48.
+# Batches that are begun: 8 per worker, at most 48. If one item in 20 takes 16 times as long, 32 to 48 batches for 4
+# workers reduce the waiting from 61 % to 23-29 % (2026-11-20).
 _SPAN_PER_WORKER = 8
 _SPAN_MAX = 48
-# A twentieth of the memory of the machine, or of the container where that has less; at most 2 GiB.
+# The ring gets a twentieth of the memory of the machine, or of the container if that has less; at most 2 GiB.
 _RING_SHARE = 20
 _RING_MAX_BYTES = 2048 * MiB
 
@@ -37,10 +37,10 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of `StreamingDataLoader`, which documents them.
 
     Attributes:
-        workers: number and kind; None: the trainer's thread makes the batches.
-        span: batches begun and not yet taken.
-        ragged: fields that are joined, not stacked.
-        poison: overwrite freed slots; for tests.
+        workers: Number and kind of the workers, or None if the trainer's thread makes the batches.
+        span: Number of batches that may be begun and not yet taken.
+        ragged: Fields that are joined, not stacked.
+        poison: Whether freed slots are overwritten; for tests.
     """
 
     batch_size: int
@@ -71,8 +71,8 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
     def ring_limits(self) -> Limits:
         """The limits of the ring: usually two slots per worker; while a batch is late, one for each begun batch."""
         assert self.workers is not None
-        most = self.span + HELD_SLOTS
-        return Limits(min(2 * self.workers.workers + HELD_SLOTS, most), most, self.ring_bytes)
+        limit = self.span + HELD_SLOTS
+        return Limits(min(2 * self.workers.workers + HELD_SLOTS, limit), limit, self.ring_bytes)
 
     @property
     def own_generators(self) -> bool:
@@ -80,16 +80,16 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.workers is None or self.workers.worker_type == "process"
 
 
-def worker_config(
+def make_worker_config(
     num_workers: int, worker_type: str, start: WorkerStart, user_code: Sequence[object]
 ) -> WorkerConfig | None:
     """Returns the configuration of the workers, or None if there are none.
 
     Args:
-        num_workers: their number.
-        worker_type: their kind.
-        start: the way to start processes.
-        user_code: objects that are sent to them.
+        num_workers: Number of workers.
+        worker_type: Kind of workers.
+        start: Way to start processes.
+        user_code: Objects that are sent to them.
 
     Raises:
         ConfigError: an invalid number or kind; workers where there is no epoll.
@@ -99,7 +99,8 @@ def worker_config(
     warn_of_generators(user_code, shared=num_workers > 0 and kind == "thread")
     if num_workers == 0:
         return None
-    linux.epoll().close()  # what they need most, and before they start
+    # Workers need epoll: its absence is an error before they start.
+    linux.epoll().close()
     if kind == "thread":
         return WorkerConfig("thread", num_workers)
     if start == "spawn":
@@ -107,8 +108,8 @@ def worker_config(
     return WorkerConfig("process", num_workers, "forkserver", tuple(find_modules(user_code)))
 
 
-def ragged_of(fields: Sequence[str], collate_fn: Collate | None) -> tuple[str, ...]:
-    """The fields that are joined, not stacked.
+def check_ragged(fields: Sequence[str], collate_fn: Collate | None) -> tuple[str, ...]:
+    """Returns the fields that are joined, not stacked.
 
     Raises:
         ConfigError: no names, or a collate_fn, which makes the batch itself.
@@ -120,22 +121,22 @@ def ragged_of(fields: Sequence[str], collate_fn: Collate | None) -> tuple[str, .
     return tuple(fields)
 
 
-def span_of(prefetch_batches: int | None, workers: WorkerConfig | None) -> int:
-    """The number of batches that may be begun and not yet taken."""
+def choose_span(prefetch_batches: int | None, workers: WorkerConfig | None) -> int:
+    """Returns the number of batches that may be begun and not yet taken."""
     if prefetch_batches is not None:
         return at_least("prefetch_batches", prefetch_batches, 1)
     return min(_SPAN_PER_WORKER * (workers.workers if workers is not None else 1), _SPAN_MAX)
 
 
-def ring_bytes_of(setting: int | str | None) -> int:
-    """The memory of the ring, as set or by default."""
+def choose_ring_bytes(setting: int | str | None) -> int:
+    """Returns the memory of the ring, as set or by default."""
     if setting is not None:
         return parse_bytes(setting, "ring_bytes")
     return min(usable_memory_bytes() // _RING_SHARE, _RING_MAX_BYTES)
 
 
-def no_batch(batch_size: int) -> ConfigError:
-    """The error of an epoch without a batch, which would be waited for without an end."""
+def make_no_batch_error(batch_size: int) -> ConfigError:
+    """Makes the error of an epoch without a batch, which would be waited for without an end."""
     return ConfigError(
         f"an epoch has no batch: the samples are fewer than one batch of all ranks (batch_size={batch_size} on each), "
         "and drop_last=True or Order(last_batch='drop') leaves the incomplete one out; lower batch_size, or keep that "

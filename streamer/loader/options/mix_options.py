@@ -15,14 +15,14 @@ from streamer.order.mix import Batching, Homogeneous, MixRequest, Shares
 from streamer.order.spec import shuffle_mode
 from streamer.wire.messages import MAX_PARTS
 
-# Set for the whole mix, and refused on a member; each has its own seed.
+# Options that are set for the whole mix, and refused on a member; each has its own seed.
 _OF_THE_MIX = [entry.name for entry in fields(StreamOptions) if entry.name != "seed"]
-# Of an Order; refused on a mix and on its members, with the reason.
+# Options of an Order that are refused on a mix and on its members, with the reason.
 _OF_A_DATASET = {
     "cut": "the lanes of a mix follow from the seeds of its members",
     "peers": "for a mix, run the engines as services with [peers] members",
 }
-# Equal in all members: they are read through one engine.
+# Options that are equal in all members, which are read through one engine.
 _IN_COMMON = ("engine", "cache_dir", "cache_bytes")
 
 
@@ -31,8 +31,8 @@ class MixOptions(StreamOptions):
     """The arguments of `MixedDataset`, which documents them.
 
     Attributes:
-        names: of the members, in order.
-        shares: how much of each member.
+        names: Names of the members, in order.
+        shares: How much of each member an epoch has.
     """
 
     names: tuple[str, ...]
@@ -52,14 +52,21 @@ class MixOptions(StreamOptions):
 
     @property
     def request(self) -> MixRequest:
-        """The order that is asked for, without the sizes of the members."""
+        """Order that is asked for, without the sizes of the members."""
         batching: Batching = "homogeneous" if isinstance(self.batching, Homogeneous) else self.batching
         group = self.batching.group if isinstance(self.batching, Homogeneous) else None
-        return MixRequest(self.shares, self.seed, batching, self.order.lanes, self.order.shuffle_window, group)
+        return MixRequest(
+            shares=self.shares,
+            seed=self.seed,
+            batching=batching,
+            lanes=self.order.lanes,
+            window=self.order.shuffle_window,
+            group=group,
+        )
 
 
 def check_names(names: Sequence[object]) -> tuple[str, ...]:
-    """The names of the members.
+    """Returns the names of the members.
 
     Raises:
         ConfigError: too few, too many, or no texts.
@@ -79,7 +86,21 @@ def check_members(members: Mapping[str, DatasetOptions]) -> None:
         ConfigError: an option that belongs to the mix, or one that differs and must not.
     """
     for name, options in members.items():
-        _check_member(name, options)
+        options.growing.check_member(name)
+        for option, reason in _OF_A_DATASET.items():
+            if getattr(options.order, option) != getattr(Order(), option):
+                raise ConfigError(
+                    f"member {name}: Order({option}=...) is for a dataset alone; {reason}", field=option, member=name
+                )
+        default = DatasetOptions(urls=options.urls)
+        for option in _OF_THE_MIX:
+            if getattr(options, option) != getattr(default, option):
+                raise ConfigError(
+                    f"member {name}: {option}={getattr(options, option)!r} is an option of the whole; pass it to "
+                    "MixedDataset",
+                    field=option,
+                    member=name,
+                )
     _check_alike(members, "packing", "cost")
     _check_alike(members, "balance", "lengths")
     first_name, first = next(iter(members.items()))
@@ -95,7 +116,7 @@ def _check_alike(members: Mapping[str, DatasetOptions], option: str, source: str
     """Makes sure that rows of all members are alike, and balanced alike, but for the source of their lengths."""
     first_name, first = next(iter(members.items()))
     for name, options in members.items():
-        given = [getattr(of, option) for of in (first, options)]
+        given = [getattr(each, option) for each in (first, options)]
         one, other = (each.drop_source() for each in given)
         costs = [getattr(each, source, None) for each in given]
         safety = [cost.safety if isinstance(cost, Estimate) else None for cost in costs]
@@ -112,24 +133,6 @@ def _check_alike(members: Mapping[str, DatasetOptions], option: str, source: str
                 "give all members the same, or none",
                 field=option,
                 members=f"{first_name}, {name}",
-            )
-
-
-def _check_member(name: str, options: DatasetOptions) -> None:
-    options.growing.check_member(name)
-    for option, reason in _OF_A_DATASET.items():
-        if getattr(options.order, option) != getattr(Order(), option):
-            raise ConfigError(
-                f"member {name}: Order({option}=...) is for a dataset alone; {reason}", field=option, member=name
-            )
-    default = DatasetOptions(urls=options.urls)
-    for option in _OF_THE_MIX:
-        if getattr(options, option) != getattr(default, option):
-            raise ConfigError(
-                f"member {name}: {option}={getattr(options, option)!r} is an option of the whole; pass it to "
-                "MixedDataset",
-                field=option,
-                member=name,
             )
 
 

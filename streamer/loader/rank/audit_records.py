@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class AuditRecords:
-    """The records of one loader. Used by the trainer's thread.
+    """Keeps the records of one loader. Used by the trainer's thread.
 
     Kept are those of the epoch that runs and of the one before it: 200 bytes each, and 30 per member of a mix.
     """
@@ -40,7 +40,9 @@ class AuditRecords:
             before = [
                 one for one in self._records if one.epoch == epoch - 1 or (one.epoch == epoch and one.stop <= start)
             ]
-            self._records, self._open = [*before, last := stream.record(epoch, batch)], True
+            last = stream.record(epoch, batch)
+            self._records = [*before, last]
+            self._open = True
         last.add(stream.position(epoch, batch + 1), delivery.tallies, [one.place for one in skipped])
 
     def load(self, state: Mapping[str, object]) -> None:
@@ -49,7 +51,7 @@ class AuditRecords:
         self._open = False
 
     def save(self, state: dict[str, object]) -> dict[str, object]:
-        """The loader's state with the records."""
+        """Returns the loader's state with the records."""
         return {**state, **write_records(self._records)}
 
     def log(self, state: dict[str, object], position: tuple[int, int]) -> None:

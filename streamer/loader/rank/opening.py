@@ -6,16 +6,14 @@ import logging
 import os
 from collections.abc import Callable
 
-from streamer.batches.samples.opened import Members
 from streamer.batches.samples.recipe import SampleRecipe
 from streamer.config import Environment, RankConfig
 from streamer.errors import Detail, StreamerError
-from streamer.loader.agreement.agreement import ParentRank, agree, detect, gather_for, process_group
-from streamer.loader.agreement.epoch_cell import EpochCell
+from streamer.loader.agreement import ParentRank, agree, detect, gather_for, process_group
+from streamer.loader.epoch_cell import EpochCell
 from streamer.loader.kinds.kind import Ordering, StreamKind
 from streamer.loader.kinds.step_session import Identity
 from streamer.loader.members.connections import EngineConnections
-from streamer.loader.members.member import Member
 from streamer.loader.options.dataset_options import StreamOptions
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.order.plan import LastBatch, check_last_batch
@@ -23,22 +21,22 @@ from streamer.order.plan import LastBatch, check_last_batch
 logger = logging.getLogger(__name__)
 
 
-class Opening:
-    """One process's view of what it reads. Used by one thread; after a fork the child connects again by itself.
+class StreamOpening:
+    """Prepares streams of what one process reads. Used by one thread; after a fork the child connects again by itself.
 
     The streams that it prepares may open sessions on other threads, several at the same time.
 
     Args:
-        options: of the whole.
-        kind: what is read: one dataset, or a mix.
-        job: name of the job if the environment has none.
-        shared: the epochs, shared by all processes.
-        parent: the rank of the process that has sent it to this one.
+        options: Options of the whole.
+        kind: Kind of what is read: one dataset, or a mix.
+        job: Name of the job if the environment has none.
+        shared: The epochs, shared by all processes.
+        parent: Rank of the process that has sent it to this one, or None if none has.
 
     Attributes:
-        edition: number of changes that `refresh` has found; a stream prepared before the last one is out of date.
-        begun: whether an epoch has begun: then the objects are listed again before each further one.
-        requested_epoch: the last `set_epoch`; None: none since a loader has taken it.
+        edition: Number of changes that `refresh` has found; a stream prepared before the last one is out of date.
+        begun: Whether an epoch has begun: then the objects are listed again before each further one.
+        requested_epoch: Epoch of the last `set_epoch`, or None if there was none since a loader has taken it.
     """
 
     def __init__(
@@ -52,7 +50,7 @@ class Opening:
     ) -> None:
         self.options = options
         self._parent = parent
-        # As which rank this process has read, and the process.
+        # The process, and as which rank it has read.
         self._read_as: tuple[int, RankConfig] | None = None
         self.job = job
         self.shared = shared
@@ -67,7 +65,7 @@ class Opening:
         self._warned = False
 
     def __repr__(self) -> str:
-        return f"Opening({', '.join(map(repr, self._datasets[:4]))})"
+        return f"StreamOpening({', '.join(map(repr, self._datasets[:4]))})"
 
     @property
     def connections(self) -> EngineConnections:
@@ -75,14 +73,14 @@ class Opening:
         return self._kind.connections
 
     def rank_config(self) -> RankConfig:
-        """Rank and world size of this process: after the end of the process group those by which it has read."""
+        """Returns rank and world size of this process, or those by which it has read if the process group has ended."""
         found = detect(self.options.rank, self.options.world_size, parent=self._parent)
         if self._read_as is not None and self._read_as[0] == os.getpid() and found.world_size == 1:
             return found if process_group() is not None else self._read_as[1]
         return found
 
     def place(self) -> tuple[int, int]:
-        """Rank and world size, for a worker that is sent this."""
+        """Returns rank and world size, for a worker that is sent this."""
         found = self.rank_config()
         return found.rank, found.world_size
 
@@ -103,31 +101,26 @@ class Opening:
         self.note_rank(stream)
         return stream
 
-    @property
-    def members(self) -> Members:
-        """The members; the first use opens them, those of a mix several at the same time."""
-        return self._kind.members()
-
     # ------------------------------------------------------------ the stream
 
     def prepare(self, batch_size: int, last_batch: LastBatch | None = None, *, plain: bool = False) -> RankStream:
         """Fixes the order for batches of `batch_size` samples on each rank. Does the I/O of this rank only.
 
         Args:
-            batch_size: of one rank.
-            last_batch: what becomes of an incomplete last batch; None: short on one rank, filled on several.
-            plain: for a bare loop or torch's DataLoader; otherwise for a StreamingDataLoader.
+            batch_size: Samples of a batch of one rank.
+            last_batch: What becomes of an incomplete last batch. None if it is short on one rank, filled on several.
+            plain: Whether it is for a bare loop or torch's DataLoader, or for a StreamingDataLoader.
 
         Raises:
             StreamerError: no engine, manifest or order.
         """
         rank_config = self.rank_config()
-        members = self.members
+        members = self._kind.members()
         for member in self._datasets:
             member.options.packing.check_batch(batch_size)
         global_batch = batch_size * rank_config.world_size
         last_batch = check_last_batch(last_batch, rank_config.world_size)
-        ordering = self._kind.make_ordering(members, global_batch, rank_config)
+        ordering = self._kind.plan_stream(members, global_batch, rank_config)
         self._explain(ordering, global_batch, rank_config)
         with self.connections.for_requests() as connection:
             roots = tuple(connection.roots())
@@ -142,26 +135,22 @@ class Opening:
             last_batch=last_batch,
             roots=roots,
         )
+        # The members, then what they are joined to, in their order.
+        parts = [*self._datasets, *(right for member in self._datasets for right in member.rights)]
         environment = Environment.read()
         identity = Identity(
             rank_config=rank_config,
             stream=self._stream_name(batch_size, plain),
             skip_rules=self.options.skip_rules,
             peers=self._kind.peers,
-            options=tuple(
-                each.options.client_settings(environment, each.job).encode_options() for each in self._parts()
-            ),
+            options=tuple(each.options.client_settings(environment, each.job).encode_options() for each in parts),
             given=self.options.rank is not None,
         )
-        return RankStream(self.connections, recipe, members, identity, ordering)
-
-    def _parts(self) -> list[Member]:
-        """The members, then what they are joined to, in their order."""
-        return [*self._datasets, *(right for member in self._datasets for right in member.rights)]
+        return RankStream(self.connections, recipe, members, identity=identity, ordering=ordering)
 
     def _stream_name(self, batch_size: int, plain: bool) -> str:
-        """Distinguishes the loaders of one job, within which the ranks must agree: by samples, shuffle and batch."""
-        name = self.options.order.stream or self._kind.data_name(self.members)
+        """Names a stream by samples, shuffle and batch, so that the loaders of one job, whose ranks agree, differ."""
+        name = self.options.order.stream or self._kind.data_name(self._kind.members())
         if plain:
             return f"{name}, sample by sample"
         self._usual_batch = self._usual_batch or batch_size
@@ -174,30 +163,30 @@ class Opening:
             return
         self._explained.add(order_id)
         nodes = rank_config.nodes
-        members = self.members
+        members = self._kind.members()
         cautions = ordering.cautions(global_batch, global_batch // rank_config.world_size, nodes)
         logger.info("%s", ordering.describe(members, global_batch, nodes))
         for member, join in members.joins:
-            # Only here: a dataset without joins does not load it.
+            # Imported here, since a dataset without joins does not need it.
             from streamer.batches.samples.join_cost import describe_join
 
             logger.info("%s", describe_join(join, members.each[member], self._limit_bytes()))
         for caution in cautions:
             logger.warning("%s", caution)
 
-    def explained(self, global_batch: int, nodes: int) -> str:
-        """The order for a global batch in words; see `MixedDataset.explain`."""
-        members = self.members
-        ordering = self._kind.make_ordering(members, global_batch, self.rank_config())
+    def explain(self, global_batch: int, nodes: int) -> str:
+        """Describes the order for a global batch; see `MixedDataset.explain`."""
+        members = self._kind.members()
+        ordering = self._kind.plan_stream(members, global_batch, self.rank_config())
         return ordering.describe(members, global_batch, nodes, self._limit_bytes() or None)
 
     def _limit_bytes(self) -> int:
-        """The limit of the cache."""
+        """Returns the limit of the cache."""
         with self.connections.for_requests() as connection:
             return connection.welcome.limit_bytes
 
     def look(self, epoch: int, member: int, index: int) -> object:
-        """Makes one sample of a member, from the cache or the store; see `Member.look`."""
+        """Makes one sample of a member, from the cache or the store; see `DatasetMember.look`."""
         return self._datasets[member].look(epoch, index, self._kind.rules()[member])
 
     # ------------------------------------------------------------ loaders
@@ -209,28 +198,29 @@ class Opening:
 
     @property
     def last_batch(self) -> LastBatch | None:
-        """The user's choice for an incomplete last batch; None: not given."""
+        """Choice of the user for an incomplete last batch, or None if it is not given."""
         return self.options.order.last_batch
 
-    def take_requested_epoch(self) -> int | None:
-        """The epoch given to `set_epoch` since the last call, if any."""
-        requested, self.requested_epoch = self.requested_epoch, None
+    def take_epoch(self) -> int | None:
+        """Returns the epoch given to `set_epoch` since the last call, if any."""
+        requested = self.requested_epoch
+        self.requested_epoch = None
         return requested
 
     @property
     def compares(self) -> bool:
-        """Whether torch.distributed knows other ranks, for `compare`."""
+        """Whether torch.distributed knows other ranks, with which this one compares what it reads."""
         return gather_for(self.rank_config()) is not None
 
-    def compared(self, prepare: Callable[[], RankStream], place: str) -> RankStream:
+    def prepare_together(self, prepare: Callable[[], RankStream], place: str) -> RankStream:
         """Prepares, with torch.distributed on all ranks together: they agree, or all of them raise. Collective.
 
         Args:
-            prepare: the preparation of this rank; its error is raised on every rank.
-            place: epoch and batch of its start; equal on all ranks.
+            prepare: Preparation of this rank, whose error is raised on every rank.
+            place: Epoch and batch of its start, which must be equal on all ranks.
 
         Raises:
-            StreamerError: of the first rank that failed, on every rank.
+            StreamerError: the error of the first rank that failed, on every rank.
             StateError: the ranks disagree.
         """
         if (gather := gather_for(self.rank_config())) is None:
@@ -247,13 +237,13 @@ class Opening:
         assert stream is not None, "agree raises where this rank failed"
         return stream
 
-    def compare(self, prepare: Callable[[], RankStream], place: str) -> None:
-        """Does the same as `compared`; with peers="auto" the engines of all ranks then share their caches. Collective.
+    def prepare_and_share(self, prepare: Callable[[], RankStream], place: str) -> None:
+        """Prepares with all ranks; with peers="auto" their engines then share their caches. Collective.
 
         Raises:
             StreamerError: of the first rank that failed, on every rank, also where an engine cannot share its cache.
         """
-        stream = self.compared(prepare, place)
+        stream = self.prepare_together(prepare, place)
         if self._kind.peers != "auto":
             return
         if (gather := gather_for(self.rank_config())) is not None:
@@ -282,12 +272,12 @@ class Opening:
         return any(member.refreshes for member in self._datasets)
 
     def refresh(self) -> bool:
-        """Lists the objects of every member again; True: those of one have changed. Collective.
+        """Lists the objects of every member again. Returns whether those of one have changed. Collective.
 
         Raises:
-            StreamerError: see `Member.refresh`.
+            StreamerError: see `DatasetMember.refresh`.
         """
-        # Each of them: a change of the first must not hide one of the second.
+        # All of them are asked: a change of the first must not hide one of the second.
         changed = [member.refresh() for member in self._datasets]
         if any(changed):
             self._kind.forget()

@@ -23,8 +23,8 @@ from streamer.batches.samples.recipe import SampleRecipe, StreamMaker
 from streamer.batches.skipping import Skipped, SkipRules, StoreBudget
 from streamer.client.engine_client import EngineClient
 from streamer.errors import Detail
-from streamer.loader.agreement.agreement import Gather, gather_for, process_group, process_store
-from streamer.loader.agreement.epoch_cell import check_same_rank
+from streamer.loader.agreement import Gather, gather_for, process_group, process_store
+from streamer.loader.epoch_cell import check_same_rank
 from streamer.loader.kinds.kind import MemberCount, Ordering
 from streamer.loader.kinds.step_session import Identity, Integers, Share, StepSession, open_bytes
 from streamer.loader.members.connections import EngineConnections
@@ -39,12 +39,12 @@ logger = logging.getLogger(__name__)
 
 
 class RankStream:
-    """One rank's batches. Used by one thread at a time; each of its sessions has its own connection to the engine.
+    """Plans one rank's batches. Used by one thread at a time; each of its sessions has its own connection.
 
     Attributes:
-        rank_config: rank and world size.
-        members: the datasets that are read.
-        ordering: how the stream goes on, by its kind.
+        rank_config: Rank and world size.
+        members: The datasets that are read.
+        ordering: How the stream goes on, by its kind.
     """
 
     _recipe: SampleRecipe
@@ -96,19 +96,19 @@ class RankStream:
         return self.global_batch // self.rank_config.world_size
 
     def samples_in(self, epoch: int) -> int:
-        """Number of samples of an epoch, over all ranks, without repeats."""
+        """Returns the number of samples of an epoch, over all ranks, without repeats."""
         return self.spec.samples_in(epoch, self.members.order_samples)
 
     def rank_samples(self, epoch: int) -> int:
-        """Samples of this rank in a whole epoch, repeats that fill the last batch included."""
+        """Returns the samples of this rank in a whole epoch, repeats that fill the last batch included."""
         return sample_count(self.samples_in(epoch), self._recipe.split, self._recipe.last_batch)
 
     def plan(self, epoch: int) -> RankPlan:
-        """This rank's batches of an epoch, numbered from the start of the epoch also after `resume`."""
+        """Returns this rank's batches of an epoch, numbered from the start of the epoch also after `resume`."""
         return self._plans.plan(epoch)
 
     def ordinals(self, epoch: int, batch: int) -> Integers:
-        """This rank's samples of a batch, or its rows, by their codes."""
+        """Returns this rank's samples of a batch, or its rows, by their codes."""
         return self._codes.encode(self.plan(epoch).batch(batch).ordinals)
 
     @property
@@ -117,11 +117,11 @@ class RankStream:
         return self.members.each[0].rows.packing
 
     def recipe(self) -> SampleRecipe:
-        """The recipe for worker processes."""
+        """Returns the recipe for worker processes."""
         return self._recipe
 
     def maker(self) -> StreamMaker:
-        """Makes samples in this process."""
+        """Returns what makes samples in this process."""
         return StreamMaker(self._recipe, self.members)
 
     # ------------------------------------------------------------ names of samples
@@ -132,23 +132,23 @@ class RankStream:
         return self.spec.names
 
     def sample_key(self, ordinal: int) -> str:
-        """A readable name of a sample: its path below the url of its dataset, or container and byte range."""
+        """Returns a readable name of a sample: its path below the url of its dataset, or container and byte range."""
         number, index = self._codes.locate(ordinal)
         member = self.members.each[number]
         return describe_key(member.manifest, int(member.to_manifest(np.array([index], np.int64))[0]))
 
     def sample_label(self, ordinal: int) -> str:
-        """The number of a sample for messages; in a mix with the name of its dataset."""
+        """Returns the number of a sample for messages; in a mix with the name of its dataset."""
         number, index = self._codes.locate(ordinal)
         return "/".join([*self._name(number), str(index)])
 
-    def skipped(self, ordinal: int, cause: str) -> Skipped:
-        """The record of a sample that was skipped."""
+    def describe_skip(self, ordinal: int, cause: str) -> Skipped:
+        """Returns the record of a sample that was skipped."""
         number, index = self._codes.locate(ordinal)
         return Skipped(index, self.sample_key(ordinal), cause, "".join(self._name(number)))
 
     def _name(self, member: int) -> Sequence[str]:
-        """The name of a member of a mix; of one dataset none."""
+        """Returns the name of a member of a mix; of one dataset none."""
         return self.names[member : member + 1]
 
     @property
@@ -156,8 +156,11 @@ class RankStream:
         """The rules for samples that cannot be made; the loader's own settings override them."""
         return self._identity.skip_rules
 
-    def shared_budget(self) -> StoreBudget | None:
-        """Counts skipped samples over all ranks; None: one rank. Every rank must call it equally often."""
+    def open_budget(self) -> StoreBudget | None:
+        """Returns what counts skipped samples over all ranks, or None if there is one rank.
+
+        Every rank must call it equally often.
+        """
         rank_config = self.rank_config
         return None if gather_for(rank_config) is None else StoreBudget.next(process_store(), rank_config.rank)
 
@@ -176,7 +179,7 @@ class RankStream:
         return self._codes.members(self.ordinals(epoch, batch)).astype(np.int16)
 
     def quotas(self, epoch: int) -> Mapping[str, int]:
-        """Samples of each member of a mix in an epoch, over all ranks, by name."""
+        """Returns the samples of each member of a mix in an epoch, over all ranks, by name."""
         return self.ordering.quotas(epoch)
 
     def count_drawn(self, epoch: int, batch: int) -> Mapping[str, MemberCount]:
@@ -197,9 +200,9 @@ class RankStream:
         """
         return self.ordering.admissions
 
-    def growing_stats(self, epoch: int, batch: int) -> GrowingStats | None:
+    def measure_growth(self, epoch: int, batch: int) -> GrowingStats | None:
         """Returns, of a growing dataset, passes, uses and the samples in use at a batch."""
-        return self.ordering.growing_stats(self.plan, epoch, batch)
+        return self.ordering.measure_growth(self.plan, epoch, batch)
 
     # ------------------------------------------------------------ ranks
 
@@ -218,7 +221,7 @@ class RankStream:
             check_same_rank("This iterator", self.place, group)
 
     def facts(self) -> Mapping[str, Detail]:
-        """The values that must be equal on all ranks."""
+        """Returns the values that must be equal on all ranks."""
         return {
             **self.spec.facts(),
             "world_size": self.rank_config.world_size,
@@ -231,12 +234,12 @@ class RankStream:
         }
 
     def share_caches(self, gather: Gather) -> None:
-        """Makes the engines of all ranks share their caches; this rank then reads what its node holds. Collective.
+        """Makes the engines of all ranks share their caches. This rank then reads what its node holds. Collective.
 
         Raises:
             StreamerError: an engine cannot share its cache; on every rank.
         """
-        # Only here: datasets that share nothing do not load it.
+        # Imported here, since datasets that share nothing do not need it.
         from streamer.loader.rank.sharing import Shared, has_lanes, share_caches
 
         (spec,) = self.spec.orders
@@ -257,15 +260,15 @@ class RankStream:
     # ------------------------------------------------------------ state
 
     def state(self, epoch: int, batch: int) -> dict[str, object]:
-        """The state to save after `batch` batches of `epoch`."""
+        """Returns the state to save after `batch` batches of `epoch`."""
         return State(self.ordering.spec, epoch, self.position(epoch, batch), self.global_batch).to_dict()
 
     def position(self, epoch: int, batch: int) -> int:
-        """The position of an epoch, over all ranks, at which a batch begins."""
+        """Returns the position of an epoch, over all ranks, at which a batch begins."""
         return self._recipe.start(epoch) + batch * self.global_batch
 
     def record(self, epoch: int, batch: int) -> Record:
-        """The record of what is delivered from a batch on, still empty; see `streamer.order.audit`."""
+        """Returns the record of what is delivered from a batch on, still empty; see `streamer.order.audit`."""
         only = self.members.each[0]
         place = (self.rank_config.rank, self.rank_config.world_size)
         dense = self.spec.each_once and only.rows.are_dense(only)
@@ -303,7 +306,7 @@ class RankStream:
         return self._go_on(saved, Resume(saved.epoch, start, batch))
 
     def _take_over(self, saved: Mapping[str, object]) -> State:
-        """A state that belongs to what is read here, and whose order is that of the stream from now on.
+        """Reads a state of what is read here, whose order is that of the stream from now on.
 
         Raises:
             StateError: it does not belong to it.
@@ -340,33 +343,9 @@ class RankStream:
             ConfigError: of a growing dataset, in a worker of a plain DataLoader.
         """
         self.ordering.check_share(share)
-        spec = self._session_spec(epoch, share)
-        self._last_connection = connection = self._connections.take(self._last_connection)
-        on_close = partial(self._connections.give_back, connection)
-        try:
-            return self.ordering.open_session(
-                connection, spec, self, (epoch, share), endless=endless, on_close=on_close
-            )
-        except BaseException:
-            on_close()
-            raise
-
-    def schedule(self, epoch: int, share: Share) -> tuple[EpochSchedule, int]:
-        """The chunks that a share needs in an epoch, by its steps, and the number of its steps."""
-        plan = self.plan(epoch)
-        steps = share.steps(plan.batches)
-        whole = plan.schedule(share.first)
-        first, last = share.steps_from(whole.first), np.minimum(share.steps_until(whole.last), steps - 1)
-        mine = np.flatnonzero(first <= last)
-        mine = mine[np.argsort(first[mine], kind="stable")]
-        chunks = EpochSchedule(epoch, whole.chunk[mine], first[mine], last[mine])
-        chunks = self.ordering.add_values(chunks, whole.passes[mine], self.members)
-        return self.members.with_joins(chunks), steps
-
-    def _session_spec(self, epoch: int, share: Share) -> OpenSession:
         rank = self.rank_config
         worker = f" worker {share.worker} of {share.workers}"
-        return OpenSession(
+        spec = OpenSession(
             session=0,
             job="",
             dataset=self.ordering.dataset_of(self.members),
@@ -379,6 +358,28 @@ class RankStream:
             stream=self._identity.stream,
             sharers=max(1, rank.world_size // max(1, rank.nodes)) * share.workers,
         )
+        self._last_connection = connection = self._connections.take(self._last_connection)
+        on_close = partial(self._connections.give_back, connection)
+        try:
+            return self.ordering.open_session(
+                connection, spec, self, (epoch, share), endless=endless, on_close=on_close
+            )
+        except BaseException:
+            on_close()
+            raise
+
+    def schedule(self, epoch: int, share: Share) -> tuple[EpochSchedule, int]:
+        """Returns the chunks that a share needs in an epoch, by its steps, and the number of its steps."""
+        plan = self.plan(epoch)
+        steps = share.steps(plan.batches)
+        whole = plan.schedule(share.first)
+        first = share.steps_from(whole.first)
+        last = np.minimum(share.steps_until(whole.last), steps - 1)
+        mine = np.flatnonzero(first <= last)
+        mine = mine[np.argsort(first[mine], kind="stable")]
+        chunks = EpochSchedule(epoch, whole.chunk[mine], first[mine], last[mine])
+        chunks = self.ordering.add_values(chunks, whole.passes[mine], self.members)
+        return self.members.with_joins(chunks), steps
 
     def add_open_bytes(self, spec: OpenSession, epoch: int, schedule: EpochSchedule) -> tuple[OpenSession, str]:
         """Returns the consumer with the bytes that it has open, in a mix of each part, and what helps a full cache."""
@@ -390,7 +391,7 @@ class RankStream:
         return msgspec.structs.replace(spec, parts=parts), hint
 
     def parts(self, values: Sequence[float], opened: Sequence[int]) -> tuple[Part, ...]:
-        """The members as parts of a session, each with its credentials."""
+        """Returns the members as parts of a session, each with its credentials."""
         names = [
             *(member.rules.member for member in self._recipe.members),
             *(join.recipe.name for _, join in self.members.joins),

@@ -31,13 +31,13 @@ logger = logging.getLogger(__name__)
 Found = TypeVar("Found")
 
 
-class Progress(msgspec.Struct):
+class IterationProgress(msgspec.Struct):
     """The progress of an iterator. Outlives it, so that a dataset has its state after a loop was left.
 
     Attributes:
-        epoch: the running epoch.
-        share: this process's part of the rank's batches.
-        delivered: samples yielded so far, and those that a short last batch lacks.
+        epoch: The running epoch.
+        share: Part of the rank's batches that this process makes.
+        delivered: Number of samples yielded so far, and of those that a short last batch lacks.
     """
 
     epoch: int
@@ -66,27 +66,27 @@ class SampleIterator(Iterator[object]):
     """Yields samples one by one. Used by one thread; holds an engine session until the end of the epoch.
 
     Args:
-        prepared: the dataset.
-        progress: the start; kept up to date.
-        ledger: records samples that cannot be made.
-        resumed: called with the epoch when a saved state is loaded.
+        prepared: The stream that is read.
+        progress: Place at which it begins, which it keeps up to date.
+        ledger: Records samples that cannot be made.
+        note_epoch: Called with the epoch when a saved state is loaded.
     """
 
     _session: StepSession | None = None  # also where __init__ fails
 
     def __init__(
-        self, prepared: RankStream, progress: Progress, ledger: SkipLedger, resumed: Callable[[int], None]
+        self, prepared: RankStream, progress: IterationProgress, ledger: SkipLedger, note_epoch: Callable[[int], None]
     ) -> None:
         self._pid = os.getpid()
         self._prepared = prepared
         self._maker = prepared.maker()
         self._taker = _TAKERS[prepared.packing.making](self._maker, prepared.packing)
         self._ledger = ledger
-        self._resumed = resumed
+        self._note_epoch = note_epoch
         rank = prepared.rank_config
         self._notice = WaitNotice(logger, f"rank {rank.rank}: " if rank.world_size > 1 else "")
         self.progress = progress
-        self._enter()
+        self._begin_share()
 
     def __repr__(self) -> str:
         return f"SampleIterator({self.progress})"
@@ -100,11 +100,16 @@ class SampleIterator(Iterator[object]):
         self._index += 1
         self.progress.delivered += 1
         if self._index == len(self._codes):
-            self._batch_done()
+            # The samples of the batch are in memory of their own, so that its chunks are released.
+            self.progress.delivered += self._prepared.local_batch - len(self._codes)
+            if self._session is not None:
+                self._session.done(self._step + 1)
+            if self._step + 1 == len(self._steps):
+                self.close()
         return sample
 
     def state_dict(self) -> dict[str, object]:
-        """The state of this iterator; torchdata's StatefulDataLoader calls it in each worker."""
+        """Returns the state of this iterator; torchdata's StatefulDataLoader calls it in each worker."""
         return self.progress.state(self._prepared)
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
@@ -115,12 +120,12 @@ class SampleIterator(Iterator[object]):
         """
         self.close()
         epoch, first = self._prepared.reenter(state)
-        self._resumed(epoch)
-        share, delivered = resumed_share(state, self.progress.share, first, self._prepared.local_batch)
+        self._note_epoch(epoch)
+        share, delivered = resume_share(state, self.progress.share, first, self._prepared.local_batch)
         self.progress.epoch = epoch
         self.progress.share = share
         self.progress.delivered = delivered
-        self._enter()
+        self._begin_share()
 
     def close(self) -> None:
         """Ends the session; idempotent."""
@@ -132,7 +137,7 @@ class SampleIterator(Iterator[object]):
         if not exiting():  # then the names of the modules may be gone, and the session ends with the process
             self.close()
 
-    def _enter(self) -> None:
+    def _begin_share(self) -> None:
         """Continues at `progress`. The first sample opens the session."""
         epoch = self.progress.epoch
         share = self.progress.share
@@ -150,26 +155,19 @@ class SampleIterator(Iterator[object]):
             raise StopIteration
         if self._session is None:
             self._session = self._prepared.share_session(self.progress.epoch, self._rest, endless=False)
-        self._notice.wait(partial(self._session.wait, self._step + 1), self._waited_for)
+        self._notice.wait(partial(self._session.wait, self._step + 1), self._describe_wait)
         self._step += 1
         batch = self._rest.batch(self._step)
         self._codes = self._prepared.ordinals(self.progress.epoch, batch)
         self._taker.begin(self, self.progress.epoch, self._codes)
-        self._index, self._skip = self._skip, 0
+        self._index = self._skip
+        self._skip = 0
 
-    def _waited_for(self) -> str:
+    def _describe_wait(self) -> str:
         share = self.progress.share
         batch = self._rest.batch(self._step + 1)
         worker = f" in worker {share.worker} of {share.workers}" if share.workers > 1 else ""
         return f"the data of epoch {self.progress.epoch}, batch {batch}{worker}: its chunks come from the store"
-
-    def _batch_done(self) -> None:
-        """Releases the chunks of the batch: its samples are in memory of their own."""
-        self.progress.delivered += self._prepared.local_batch - len(self._codes)
-        if self._session is not None:
-            self._session.done(self._step + 1)
-        if self._step + 1 == len(self._steps):
-            self.close()
 
     def may_skip(self, error: Exception) -> bool:
         """Returns whether a sample may be skipped for an error."""
@@ -178,7 +176,7 @@ class SampleIterator(Iterator[object]):
     def skip(self, place: SampleLocation, error: Exception) -> None:
         """Records that a sample is skipped."""
         cause = f"{type(error).__name__}: {error}"
-        skipped = self._prepared.skipped(place.code, cause)
+        skipped = self._prepared.describe_skip(place.code, cause)
         self._ledger.note([skipped], packed=not self._prepared.packing.replaces)
         self._ledger.check()
 
@@ -192,14 +190,12 @@ class SampleIterator(Iterator[object]):
                 rereads += 1
                 if rereads > REREADS and error.__cause__ is not None:
                     raise error.__cause__ from error
-                self._lease_again(error)
-
-    def _lease_again(self, error: ChunkUnreadableError) -> None:
-        # As text: a handler that keeps its records would keep the frames of the traceback, and so the dataset.
-        logger.warning("%s; leasing it again", str(error))
-        assert self._session is not None, "a batch is read inside a session"
-        self._session.reject(error.chunk, error.reason)
-        self._session.wait(self._step)
+                # The error is logged as a text: a handler that keeps its records would keep the frames of the
+                # traceback, and so the dataset.
+                logger.warning("%s; leasing it again", str(error))
+                assert self._session is not None, "a batch is read inside a session"
+                self._session.reject(error.chunk, error.reason)
+                self._session.wait(self._step)
 
 
 class _Taker(ABC):
@@ -282,8 +278,8 @@ class _RowTaker(_Taker):
 _TAKERS: dict[str, type[_Taker]] = {"samples": _SampleTaker, "rows": _RowTaker, "buckets": _RowTaker}
 
 
-def resumed_share(state: Mapping[str, object], share: Share, first: int, local_batch: int) -> tuple[Share, int]:
-    """The start of a resumed worker: its share of the batches from `first` on, and its delivered samples.
+def resume_share(state: Mapping[str, object], share: Share, first: int, local_batch: int) -> tuple[Share, int]:
+    """Returns the start of a resumed worker: its share of the batches from `first` on, and its delivered samples.
 
     Raises:
         StateError: the state is of another worker, or of another number of workers.

@@ -25,7 +25,7 @@ from streamer.client.chunk_reader import find_chunks
 from streamer.client.engine_client import EngineClient
 from streamer.config import RankConfig, counted
 from streamer.errors import ConfigError
-from streamer.loader.agreement.agreement import Gather, exchange
+from streamer.loader.agreement import Gather, exchange
 from streamer.manifest.table import Manifest
 from streamer.order.rank_split import LaneRun, lane_runs, split_lanes
 from streamer.wire.messages import CacheShared, ShareCache, Sharer
@@ -38,22 +38,22 @@ Integers = npt.NDArray[np.int64]
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # A node that holds less of a lane holds nothing of it.
 _LEAST_SHARE = 0.01
-# Of a lane, nodes that held it before and read it no more.
-_MOST_FORMER = 2
+# Number of nodes that are named for a lane, because they held it before and read it no more.
+_MAX_FORMER = 2
 # Two bytes a chunk in a frame of 8 MiB; beyond that chunks have homes by their keys.
-_MOST_CHUNKS = 3 << 20
-_MOST_LANES = 1 << 15
+_MAX_CHUNKS = 3 << 20
+_MAX_LANES = 1 << 15
 
 
 class Shared(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The dataset that is read.
 
     Attributes:
-        manifest: of it.
-        name: of the selected samples.
-        global_batch: samples of a batch over all ranks.
-        lanes: (M,) lane of each chunk, -1 for none; None: nodes read other chunks in every epoch.
-        lane_count: L.
+        manifest: Manifest of the dataset.
+        name: Digest of the selected samples.
+        global_batch: Samples of a batch over all ranks.
+        lanes: (chunks,) lane of each chunk, -1 for none, or None if nodes read other chunks in every epoch.
+        lane_count: Number of lanes.
     """
 
     manifest: Manifest
@@ -67,10 +67,10 @@ class _Place(msgspec.Struct, frozen=True, array_like=True):
     """The first message of a rank.
 
     Attributes:
-        folder: id of the cache folder of its engine.
-        engine: process and machine of the engine: copied disks have the same id.
-        host: address of this machine on the way to rank 0; "": MASTER_ADDR is not set.
-        token: of rank 0.
+        folder: Id of the cache folder of its engine.
+        engine: Process and machine of the engine: copied disks have the same id.
+        host: Address of this machine on the way to rank 0, or "" if MASTER_ADDR is not set.
+        token: Token of rank 0, which differs for each start of the job.
     """
 
     folder: str
@@ -82,13 +82,13 @@ class _Place(msgspec.Struct, frozen=True, array_like=True):
         return f"_Place({self.folder}, {self.engine}, {self.host})"
 
 
-class _Node(msgspec.Struct, frozen=True, array_like=True):
+class _EngineNode(msgspec.Struct, frozen=True, array_like=True):
     """The message of the first rank of an engine.
 
     Attributes:
-        host: address of this machine for the others.
-        address: of the engine's peer server.
-        limit_bytes: of its cache.
+        host: Address of this machine for the others.
+        address: Address of the engine's peer server.
+        limit_bytes: Limit of its cache.
         held: (lane, bytes) of the lanes that it holds.
     """
 
@@ -103,23 +103,32 @@ def share_caches(
 ) -> tuple[LaneRun, ...]:
     """Makes the engines of all ranks share their caches. Collective.
 
+    Args:
+        gather: Collects one text of every rank.
+        connection: Connection to the engine of this rank.
+        rank_config: Rank and world size.
+        shared: The dataset.
+
     Returns:
-        This rank's samples of each lane of a batch; empty: each rank keeps its equal part of a batch.
+        This rank's samples of each lane of a batch; none if each rank keeps its equal part of a batch.
 
     Raises:
         StreamerError: an engine cannot share its cache; on every rank.
     """
     rank = rank_config.rank
-    places = msgspec.convert(exchange(gather, lambda: _place(connection, rank_config)), list[_Place])
-    nodes = _nodes(places)
+    places = msgspec.convert(exchange(gather, lambda: _describe_rank(connection, rank_config)), list[_Place])
+    nodes = _group_ranks(places)
     if len(nodes) == 1 or _are_copies(places, rank):
         return ()
     number = next(number for number, ranks in enumerate(nodes) if rank in ranks)
-    speaks, token = nodes[number][0] == rank, places[0].token
-    answers = exchange(gather, lambda: _opened(connection, shared, token, _host(places, rank)) if speaks else None)
-    found = [msgspec.convert(answers[ranks[0]], _Node) for ranks in nodes]
-    each = shared.global_batch // rank_config.world_size
-    deal = _Deal(shared, found, [len(ranks) * each for ranks in nodes])
+    speaks = nodes[number][0] == rank
+    token = places[0].token
+    answers = exchange(
+        gather, lambda: _open_engine(connection, shared, token, _find_host(places, rank)) if speaks else None
+    )
+    found = [msgspec.convert(answers[ranks[0]], _EngineNode) for ranks in nodes]
+    local_batch = shared.global_batch // rank_config.world_size
+    deal = _Deal(shared, found, [len(ranks) * local_batch for ranks in nodes])
     sharers = [
         Sharer(places[ranks[0]].folder, node.address, node.limit_bytes)
         for ranks, node in zip(nodes, found, strict=True)
@@ -127,15 +136,15 @@ def share_caches(
     request = deal.request(token, found[number].host, sharers)
     exchange(gather, lambda: _send(connection, request) if speaks else None)
     if rank == 0:
-        logger.info("%s share their caches%s", counted(len(nodes), "engines"), deal.in_words())
-    at = nodes[number].index(rank) * each
-    return deal.runs(number, slice(at, at + each))
+        logger.info("%s share their caches%s", counted(len(nodes), "engines"), deal.describe())
+    at = nodes[number].index(rank) * local_batch
+    return deal.runs(number, slice(at, at + local_batch))
 
 
 class _Deal:
-    """Assigns samples of each lane to the nodes; `room`: samples of each node in a batch."""
+    """Assigns samples of each lane to the nodes; `room` has the samples of each node in a batch."""
 
-    def __init__(self, shared: Shared, nodes: list[_Node], room: list[int]) -> None:
+    def __init__(self, shared: Shared, nodes: list[_EngineNode], room: list[int]) -> None:
         self._shared = shared
         self._table: Integers | None = None
         if shared.lanes is None:
@@ -146,8 +155,8 @@ class _Deal:
                 self._held[lane, node] = length
         self._table = split_lanes(shared.lane_count, shared.global_batch // shared.lane_count, room, self._held)
 
-    def in_words(self) -> str:
-        """Returns a text about the bytes that the nodes read and exchange."""
+    def describe(self) -> str:
+        """Describes the bytes that the nodes read and exchange."""
         if self._table is None:
             return "; chunks are kept by their keys"
         share = self._table / self._table.sum(axis=1, keepdims=True)
@@ -156,13 +165,13 @@ class _Deal:
         return f"; {here:.0%} of the data is read where it lies, and up to {between:.2f} x dataset travels per epoch"
 
     def runs(self, node: int, share: slice) -> tuple[LaneRun, ...]:
-        """The samples of a rank, from its part of those of its node."""
+        """Returns the samples of a rank, from its part of those of its node."""
         return () if self._table is None else lane_runs(self._table, node, share)
 
     def request(self, token: str, host: str, sharers: list[Sharer]) -> ShareCache:
         """Returns the request that tells an engine where chunks are kept."""
         in_order = sorted(sharers, key=lambda sharer: sharer.id)
-        request = ShareCache(0, self._shared.manifest.digest, token, host, in_order)
+        request = ShareCache(0, self._shared.manifest.digest, token, host=host, sharers=in_order)
         if self._table is None:
             return request
         assert self._shared.lanes is not None
@@ -172,18 +181,18 @@ class _Deal:
             request,
             name=self._shared.name,
             lanes=self._shared.lanes.astype("<i2").tobytes(),
-            readers=[_most(row, index) for row in self._table],
-            former=[_most(row, index)[:_MOST_FORMER] for row in others],
+            readers=[_sort_nodes(row, index) for row in self._table],
+            former=[_sort_nodes(row, index)[:_MAX_FORMER] for row in others],
         )
 
 
-def _most(row: Integers, index: list[int]) -> list[tuple[int, int]]:
-    """The nodes with something, those with most first."""
+def _sort_nodes(row: Integers, index: list[int]) -> list[tuple[int, int]]:
+    """Returns the nodes that have something, and how much, those with the largest share first."""
     found = [(index[node], share) for node, share in enumerate(row.tolist()) if share]
     return sorted(found, key=lambda one: (-one[1], one[0]))
 
 
-def _place(connection: EngineClient, rank_config: RankConfig) -> object:
+def _describe_rank(connection: EngineClient, rank_config: RankConfig) -> object:
     welcome = connection.welcome
     engine = f"{welcome.pid}@{_BOOT_ID.read_text()[:8]}"
     host = address_towards(rank_config.master) if rank_config.master else ""
@@ -196,8 +205,8 @@ def _token() -> str:
     return secrets.token_hex(32)
 
 
-def _nodes(places: list[_Place]) -> list[list[int]]:
-    """The ranks of each engine."""
+def _group_ranks(places: list[_Place]) -> list[list[int]]:
+    """Returns the ranks of each engine."""
     ranks: dict[tuple[str, str], list[int]] = {}
     for rank, place in enumerate(places):
         ranks.setdefault((place.folder, place.engine), []).append(rank)
@@ -205,7 +214,7 @@ def _nodes(places: list[_Place]) -> list[list[int]]:
 
 
 def _are_copies(places: list[_Place], rank: int) -> bool:
-    """Whether several engines have cache folders of one id; then nothing is shared."""
+    """Returns whether several engines have cache folders of one id; then nothing is shared."""
     engines = {place.folder: place.engine for place in places}
     copied = sorted({place.folder for place in places if engines[place.folder] != place.engine})
     if copied and rank == 0:
@@ -217,8 +226,8 @@ def _are_copies(places: list[_Place], rank: int) -> bool:
     return bool(copied)
 
 
-def _opened(connection: EngineClient, shared: Shared, token: str, host: str) -> object:
-    """Lets the engine listen, and looks what is in its cache folder."""
+def _open_engine(connection: EngineClient, shared: Shared, token: str, host: str) -> object:
+    """Lets the engine listen, and counts what is in its cache folder."""
     address = _send(connection, ShareCache(0, shared.manifest.digest, token, host))
     held: list[tuple[int, int]] = []
     if shared.lanes is not None:
@@ -227,7 +236,7 @@ def _opened(connection: EngineClient, shared: Shared, token: str, host: str) -> 
         by_lane = np.bincount(shared.lanes[there], weights=sizes, minlength=shared.lane_count)
         found = np.flatnonzero(by_lane > _LEAST_SHARE * _lane_bytes(shared))
         held = [(lane, int(by_lane[lane])) for lane in found.tolist()]
-    return msgspec.to_builtins(_Node(host, address, connection.welcome.cache_bytes, held))
+    return msgspec.to_builtins(_EngineNode(host, address, connection.welcome.cache_bytes, held))
 
 
 def _send(connection: EngineClient, request: ShareCache) -> str:
@@ -248,7 +257,7 @@ def _lane_bytes(shared: Shared) -> npt.NDArray[np.float64]:
 
 
 def address_towards(host: str) -> str:
-    """The address of this machine on the way to another one; nothing is sent.
+    """Finds the address of this machine on the way to another one; nothing is sent.
 
     Raises:
         ConfigError: the host is unknown, or cannot be reached.
@@ -262,8 +271,8 @@ def address_towards(host: str) -> str:
         raise ConfigError(f'peers="auto" finds no way to MASTER_ADDR={host!r}: {error}', field="peers") from error
 
 
-def _host(places: list[_Place], rank: int) -> str:
-    """The address of this rank's machine for the others: to its own name rank 0 may have the way of 127.0.0.1.
+def _find_host(places: list[_Place], rank: int) -> str:
+    """Finds the address of this rank's machine for the others: rank 0 may reach its own name by 127.0.0.1.
 
     Raises:
         ConfigError: it is not known.
@@ -283,5 +292,5 @@ def _is_loopback(address: str) -> bool:
 
 
 def has_lanes(chunks: int, global_batch: int, lanes: int) -> bool:
-    """Whether the split of batches can follow the caches."""
-    return global_batch % lanes == 0 and lanes < _MOST_LANES and chunks <= _MOST_CHUNKS
+    """Returns whether the split of batches can follow the caches."""
+    return global_batch % lanes == 0 and lanes < _MAX_LANES and chunks <= _MAX_CHUNKS

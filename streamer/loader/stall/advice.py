@@ -15,15 +15,13 @@ from streamer.loader.stall.stats import EngineView
 
 # Less waiting than this is not worth the effort: 1 hour in 50.
 NOT_BOUND_SHARE = 0.02
-
-
 # Recoders that work for this share of the time are what chunks wait for.
 _BUSY_RECODERS = 0.75
 # The engine's loop has one core at most; above this share of it chunks wait for the loop.
 _BUSY_LOOP = 0.75
-# One in so many requests may fail in good times.
+# In good times one in so many requests may fail.
 _RETRIED_PART = 20
-# Of a core, by a worker that waits in its transform for something else.
+# Share of a core that a worker keeps busy while it waits in its transform for something else.
 _LEAST_BUSY_SHARE = 0.05
 
 
@@ -60,8 +58,10 @@ class Straggler(msgspec.Struct, frozen=True):
     """One worker, or single samples, far slower than the rest.
 
     Attributes:
-        kind: a worker or a sample. number: of the worker, or the ordinal of the sample.
-        seconds: per batch, or of the sample. times: the time of the batch in medians of the others.
+        kind: Whether it is a worker or a sample.
+        number: Number of the worker, or ordinal of the sample.
+        seconds: Time of a batch, or of the sample.
+        times: Time of the batch in medians of the others.
     """
 
     kind: Literal["worker", "sample"]
@@ -74,12 +74,13 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     """The input of the diagnosis.
 
     Attributes:
-        share: of the time spent waiting, 0 to 1. seconds: waiting and steps.
-        waiting: seconds by cause.
-        straggler: see `Straggler`.
-        workers, cores: their numbers.
-        idle_cores: mean number of cores without work; None: unknown, each worker is taken to keep one busy.
-        engine_before, engine: the engine's view at the start and at the end of the interval.
+        share: Share of the time spent waiting, 0 to 1.
+        seconds: Time of waiting and of steps.
+        waiting: Seconds by cause.
+        straggler: The straggler, or None if there is none.
+        workers, cores: Number of workers, and of cores.
+        idle_cores: Mean number of cores without work, or None if it is unknown: each worker then keeps one busy.
+        engine_before, engine: The engine's view at the start and at the end of the interval.
     """
 
     share: float
@@ -92,21 +93,24 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     engine_before: EngineView | None
     engine: EngineView | None
 
-    def grown(self, name: str) -> float:
-        """The growth of an engine counter; its whole value if there is no earlier one or the engine is new."""
-        after, before = (getattr(view or EngineView(), name) for view in (self.engine, self.engine_before))
+    def increase(self, name: str) -> float:
+        """Returns by how much an engine counter has grown; its whole value if none is earlier or the engine is new."""
+        after = getattr(self.engine or EngineView(), name)
+        before = getattr(self.engine_before or EngineView(), name)
         return float(after - before if after >= before else after)
 
     @property
     def recoders_share(self) -> float:
         """The share of the time in which the recoders had work, all that there may be."""
-        most = 0 if self.engine is None else self.engine.most_recoders
-        return min(1.0, self.grown("recode_busy_seconds") / (self.seconds * most)) if most and self.seconds > 0 else 0.0
+        limit = 0 if self.engine is None else self.engine.most_recoders
+        if not limit or self.seconds <= 0:
+            return 0.0
+        return min(1.0, self.increase("recode_busy_seconds") / (self.seconds * limit))
 
     @property
     def loop_share(self) -> float:
         """The share of a core that the engine's loop took."""
-        return self.grown("loop_cpu_seconds") / self.seconds if self.seconds > 0 else 0.0
+        return self.increase("loop_cpu_seconds") / self.seconds if self.seconds > 0 else 0.0
 
 
 _IN_WORKER = {
@@ -142,44 +146,40 @@ def diagnose(found: Findings) -> Bottleneck:
         # A straggler fills the window: the batches that could not begin meanwhile are charged to it as well.
         worker += largest
     if worker < largest:
-        return _network(found) if outside == causes.NETWORK else _OUTSIDE[outside]
-    return _in_worker(found)
-
-
-def _in_worker(found: Findings) -> Bottleneck:
-    stages = {cause: found.waiting.get(cause, 0.0) for cause in _IN_WORKER}
-    largest = max(stages, key=lambda cause: stages[cause])
+        return _diagnose_network(found) if outside == causes.NETWORK else _OUTSIDE[outside]
     if found.straggler is not None:
         return Bottleneck.SLOW_WORKER if found.straggler.kind == "worker" else Bottleneck.SLOW_SAMPLE
-    return Bottleneck.NO_WORKERS if found.workers == 0 else _IN_WORKER[largest]
+    if found.workers == 0:
+        return Bottleneck.NO_WORKERS
+    return _IN_WORKER[max(_IN_WORKER, key=lambda cause: found.waiting.get(cause, 0.0))]
 
 
-def _network(found: Findings) -> Bottleneck:
-    """Chunks are not local: because of store, peers or recoders, the SSD that they are written to, or its space."""
+def _diagnose_network(found: Findings) -> Bottleneck:
+    """Returns why chunks are not local: store, peers or recoders, the SSD that they are written to, or its space."""
     if found.engine is None:
         return Bottleneck.STORE
-    if found.grown("throttled") > 0:
+    if found.increase("throttled") > 0:
         return Bottleneck.THROTTLED
     if found.recoders_share >= _BUSY_RECODERS:
         return Bottleneck.RECODING
     if found.loop_share >= _BUSY_LOOP:
         return Bottleneck.ENGINE_LOOP
-    if found.grown("peer_bytes") > found.grown("store_bytes"):
+    if found.increase("peer_bytes") > found.increase("store_bytes"):
         return Bottleneck.PEERS
-    # Between two tries of a store that fails nothing is in flight either.
-    if found.engine.in_flight == 0 and found.grown("retries") == 0:
+    # Nothing is in flight either between two tries of a store that fails.
+    if found.engine.in_flight == 0 and found.increase("retries") == 0:
         return Bottleneck.CACHE_DISK if found.engine.fetches else Bottleneck.CACHE_ROOM
     return Bottleneck.STORE
 
 
 def advise(bottleneck: Bottleneck, found: Findings) -> str:
-    """The advice, in one line; "" when there is nothing to do."""
+    """Returns the advice, in one line, or "" if there is nothing to do."""
     if bottleneck in _WORKER_ADVICE:
         return f"{more_workers(found)}{_WORKER_ADVICE[bottleneck]}"
     if bottleneck is Bottleneck.STORE:
-        return f"chunks come too late{_engine(found)}; {_failures(found)}{_ADVICE[bottleneck]}"
+        return f"chunks come too late{_describe_engine(found)}; {_describe_failures(found)}{_ADVICE[bottleneck]}"
     if bottleneck is Bottleneck.PEERS:
-        rate = found.grown("peer_bytes") / found.seconds / 1e6
+        rate = found.increase("peer_bytes") / found.seconds / 1e6
         return f"chunks come too late ({rate:.3g} MB/s from peers); {_ADVICE[bottleneck]}"
     if bottleneck is Bottleneck.RECODING and found.engine is not None:
         count = counted(found.engine.most_recoders, "recoders")
@@ -188,12 +188,12 @@ def advise(bottleneck: Bottleneck, found: Findings) -> str:
         count = counted(found.engine.fetch_processes, "fetch processes")
         return f"{found.loop_share:.0%} of a core, {count}; {_ADVICE[bottleneck]}"
     if found.straggler is not None and bottleneck in (Bottleneck.SLOW_WORKER, Bottleneck.SLOW_SAMPLE):
-        return _about(found.straggler)
+        return _describe_straggler(found.straggler)
     return _ADVICE.get(bottleneck, "")
 
 
 def more_workers(found: Findings) -> str:
-    """The number of workers that would remove the waiting, as far as cores are idle."""
+    """Describes how many more workers would remove the waiting, as far as cores are idle."""
     idle = max(0, found.cores - found.workers) if found.idle_cores is None else found.idle_cores
     # Whatever else runs counts as the workers' as well. Workers that mostly sleep or wait keep a small part of a core
     # busy each; a step in the advice at most doubles them, or gives each core one.
@@ -208,7 +208,7 @@ def more_workers(found: Findings) -> str:
     return f"{more} more worker{'s' if more > 1 else ''} (num_workers={found.workers + more}; {idle_text}) or "
 
 
-def _about(straggler: Straggler) -> str:
+def _describe_straggler(straggler: Straggler) -> str:
     if straggler.kind == "worker":
         return (
             f"worker {straggler.number} takes {straggler.seconds * 1e3:.3g} ms a batch, {straggler.times:.1f} times as "
@@ -220,19 +220,19 @@ def _about(straggler: Straggler) -> str:
     )
 
 
-def _engine(found: Findings) -> str:
-    needs = found.grown("needs")
-    hits = found.grown("hits")
+def _describe_engine(found: Findings) -> str:
+    needs = found.increase("needs")
+    hits = found.increase("hits")
     if found.engine is None or needs <= 0:
         return ""
-    rate = found.grown("store_bytes") / found.seconds / 1e6
+    rate = found.increase("store_bytes") / found.seconds / 1e6
     return f" ({rate:.3g} MB/s from the store, {hits / needs:.0%} hits, at most {found.engine.hit_bound:.0%} possible)"
 
 
-def _failures(found: Findings) -> str:
-    """The requests that failed, where they are more than now and then one."""
-    retries = int(found.grown("retries"))
-    if not retries or retries * _RETRIED_PART < found.grown("store_requests"):
+def _describe_failures(found: Findings) -> str:
+    """Describes the requests that failed, or returns "" if they are no more than one now and then."""
+    retries = int(found.increase("retries"))
+    if not retries or retries * _RETRIED_PART < found.increase("store_requests"):
         return ""
     return f"{counted(retries, 'requests')} failed and were sent again: the log has the store's answers; otherwise "
 

@@ -15,14 +15,14 @@ class GrowingStats:
     """The statistics of a growing dataset, over all ranks.
 
     Attributes:
-        reuse: number of uses of each admitted sample.
-        round: number of the running round.
-        passes: admitted samples, in passes over the dataset.
-        least_uses, most_uses: bounds of how often any sample was used before the running round.
-        live_bytes: size of the samples that the running round trains.
-        data_bytes: size of all samples.
-        sample_bytes: mean size of a sample.
-        ranks, nodes: number of ranks, and of machines.
+        reuse: Number of uses of each admitted sample.
+        round: Number of the running round.
+        passes: Admitted samples, in passes over the dataset.
+        least_uses, most_uses: Bounds of how often any sample was used before the running round.
+        live_bytes: Size of the samples that the running round trains.
+        data_bytes: Size of all samples.
+        sample_bytes: Mean size of a sample.
+        ranks, nodes: Number of ranks, and of machines.
     """
 
     reuse: int
@@ -37,17 +37,17 @@ class GrowingStats:
     nodes: int = 1
 
 
-def sentence(
+def advise_growth(
     growing: GrowingStats, *, samples_per_second: float, store_bytes_per_second: float, cache_bytes: int, waits: bool
 ) -> str:
     """Returns what to change, with the rates that ask for it, or "" if there is nothing or nothing was measured.
 
     Args:
-        growing: statistics of the dataset.
-        samples_per_second: samples that the trainer of one rank reads while it does not wait.
-        store_bytes_per_second: bytes that the engine of this machine has received.
-        cache_bytes: limit of its cache.
-        waits: whether the trainer waits for chunks from the store.
+        growing: Statistics of the dataset.
+        samples_per_second: Samples that the trainer of one rank reads while it does not wait.
+        store_bytes_per_second: Bytes that the engine of this machine has received.
+        cache_bytes: Limit of its cache.
+        waits: Whether the trainer waits for chunks from the store.
     """
     trained = samples_per_second * growing.sample_bytes * growing.ranks
     brought = store_bytes_per_second * growing.nodes
@@ -55,7 +55,7 @@ def sentence(
         return ""
     cached = min(1.0, cache_bytes * growing.nodes / max(1, growing.data_bytes))
     figures = f"the trainer reads {trained / 1e6:.3g} MB/s, the link brings {brought / 1e6:.3g} MB/s"
-    # Before the end of the first pass nothing of the data is cached for strict epochs, either.
+    # Nothing of the data is cached for strict epochs, either, before the end of the first pass.
     if brought >= trained * (1.0 - cached if growing.passes >= 1 else 1.0):
         return f"{figures} and the cache holds {cached:.0%} of the data: without growing= no epoch would wait"
     needed = math.ceil(SURPLUS * trained / brought)

@@ -6,24 +6,23 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import starmap
 
 from streamer.batches import causes
 from streamer.batches.causes import BatchTiming, Tail
 from streamer.loader.stall.advice import Bottleneck, Findings, Straggler, advise, diagnose
-from streamer.loader.stall.growth import sentence
+from streamer.loader.stall.growth import advise_growth
 from streamer.loader.stall.stats import EngineView, LoaderStats, PackingStats, quantile
 
 # A batch is slow if it takes this many times the median of the others; natural images of random sizes stay below.
 _SLOW_BATCH = 3.0
 # A worker is slow if its batches take this many times as long as those of the others.
 _SLOW_WORKER = 2.0
-# From this share of the workers' waiting on, a straggler is the bottleneck.
+# A straggler is the bottleneck from this share of the workers' waiting on.
 _STRAGGLER_SHARE = 0.5
 # The trainer waits for what the store has not sent.
 _ON_STORE = (Bottleneck.STORE, Bottleneck.THROTTLED)
-# With fewer batches there is nothing to compare with.
-_FEWEST = 4
+# There is nothing to compare with if there are fewer batches.
+_MIN_BATCHES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +30,14 @@ class Snapshot:
     """A loader at one moment. All values only grow: the difference of two snapshots covers the time between.
 
     Attributes:
-        stats: the counts.
-        waits, steps: nanoseconds of the last batches, from a request to its batch, and from there to the next request.
-        timings: the workers' times of the last batches.
-        ongoing: the current wait, nanoseconds by cause.
-        workers: number of batches made at the same time; 0: the trainer makes its batches itself.
-        cores: usable by this process.
-        at: seconds of the monotonic clock. idle_core_seconds: unused CPU time until then; None: unknown.
+        stats: The counts.
+        waits, steps: Nanoseconds of the last batches, from a request to its batch, and from there to the next request.
+        timings: Times of the workers for the last batches.
+        ongoing: Nanoseconds of the current wait, by cause.
+        workers: Number of batches made at the same time, or 0 if the trainer makes its batches itself.
+        cores: Number of cores that this process may use.
+        at: Time of the monotonic clock, in seconds.
+        idle_core_seconds: Unused CPU time until then, or None if it is unknown.
     """
 
     stats: LoaderStats = field(default_factory=LoaderStats)
@@ -58,7 +58,7 @@ class Snapshot:
         return min(max(idle, 0.0), float(self.cores))
 
     def seconds(self, cause: str) -> float:
-        """The waiting charged to a cause so far."""
+        """Returns the waiting charged to a cause so far."""
         return self.stats.waiting.get(cause, 0.0) + self.ongoing.get(cause, 0) / 1e9
 
 
@@ -72,10 +72,12 @@ class Spread:
     p99: float = 0.0
 
     @classmethod
-    def of(cls, total: float, nanoseconds: Sequence[int], batches: int) -> Spread:
-        """The spread of batches that took `total` seconds together."""
+    def from_batches(cls, total_seconds: float, nanoseconds: Sequence[int], batches: int) -> Spread:
+        """Returns the spread of batches that took `total_seconds` together."""
         ordered = sorted(nanoseconds)
-        return cls(total, total / max(batches, 1), quantile(ordered, 0.5) / 1e9, quantile(ordered, 0.99) / 1e9)
+        return cls(
+            total_seconds, total_seconds / max(batches, 1), quantile(ordered, 0.5) / 1e9, quantile(ordered, 0.99) / 1e9
+        )
 
     def __str__(self) -> str:
         mean, median, p99 = (f"{seconds * 1e3:.3g}" for seconds in (self.mean, self.median, self.p99))
@@ -84,7 +86,13 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class SlowWorker:
-    """The worker with the longest batches: its number, their median and that of the others' batches, in seconds."""
+    """The worker with the longest batches.
+
+    Attributes:
+        number: Number of the worker.
+        seconds: Median time of its batches.
+        others_seconds: Median time of the batches of the other workers.
+    """
 
     number: int
     seconds: float
@@ -93,7 +101,13 @@ class SlowWorker:
 
 @dataclass(frozen=True, slots=True)
 class SlowSample:
-    """The sample that took longest: its ordinal, its name if known, and seconds."""
+    """The sample that took longest.
+
+    Attributes:
+        ordinal: Number of the sample.
+        seconds: Time that it took.
+        name: Name of the sample, or "" if it is not known.
+    """
 
     ordinal: int
     seconds: float
@@ -108,19 +122,21 @@ class StallReport:
     """The difference of two snapshots.
 
     Attributes:
-        batches, samples: delivered.
-        waiting_seconds: the trainer waited for a batch, or for its handoff.
-        wait, step: waiting and computing per batch.
-        share: of the trainer's time spent waiting, 0 to 1.
-        waiting: cause -> share of the waiting, the largest first.
-        bottleneck: the stage that limits the training. advice: against it.
-        slowest_worker, slowest_sample: None: unknown.
-        ring_slots, ring_free: of the ring, now. occupancy: mean number of batches ready at a request.
-        spilled, respawns, rereads: in this time.
-        engine: the engine's current view; None: not requested, or no answer.
-        hit_share: hits as a share of the uses of chunks, in this time.
-        growing: of a growing dataset: what the measured rates ask for; "": no change.
-        packing: of the rows that were made in this time; None: none.
+        batches, samples: Number of batches and samples delivered.
+        waiting_seconds: Time that the trainer waited for batches, or for their handoff.
+        wait, step: Waiting and computing per batch.
+        share: Share of the trainer's time spent waiting, 0 to 1.
+        waiting: Share of the waiting by cause, the largest first.
+        bottleneck: Stage that limits the training.
+        advice: Advice against the bottleneck.
+        slowest_worker, slowest_sample: The slowest ones, or None if they are unknown.
+        ring_slots, ring_free: Slots of the ring, and those that are free now.
+        occupancy: Mean number of batches ready at a request.
+        spilled, respawns, rereads: Growth of these counts in this time; see `LoaderStats`.
+        engine: The engine's current view, or None if it was not requested, or has not answered.
+        hit_share: Share of the uses of chunks that were hits, in this time.
+        growing: Sentence on what the measured rates of a growing dataset ask for, or "" for no change.
+        packing: Statistics of the rows that were made in this time, or None if none were.
     """
 
     batches: int = 0
@@ -170,7 +186,7 @@ class StallReport:
         if self.growing and self.growing not in self.advice:
             parts.append(self.growing)
         if self.packing is not None:
-            parts.append(_in_words(self.packing))
+            parts.append(_describe_rows(self.packing))
         if self.engine is not None:
             parts.append(f"engine {self.hit_share:.0%} hits, {self.engine.in_flight} requests in flight")
         return " | ".join(parts)
@@ -200,14 +216,14 @@ def compare(before: Snapshot, after: Snapshot) -> StallReport:
     b = before.stats
     a = after.stats
     # A wait that was ongoing at a snapshot is charged to its final cause.
-    waiting = {cause: _grown(before.seconds(cause), after.seconds(cause)) for cause in (*causes.ALL, causes.WORK)}
-    waited, step = sum(waiting.values()), _grown(b.step_seconds, a.step_seconds)
-    batches = int(_grown(b.batches, a.batches))
+    waiting = {cause: _subtract(before.seconds(cause), after.seconds(cause)) for cause in (*causes.ALL, causes.WORK)}
+    waited = sum(waiting.values())
+    step = _subtract(b.step_seconds, a.step_seconds)
+    batches = int(_subtract(b.batches, a.batches))
     timings = after.timings.values_after(before.timings.count)
     share = waited / (waited + step) if waited + step > 0 else 0.0
     shares = {cause: seconds / waited for cause, seconds in waiting.items() if waited > 0 and seconds > 0}
     slowest = slow_worker(timings)
-    hits, needs = _engine_uses(b.engine, a.engine)
     findings = Findings(
         share=share,
         seconds=waited + step,
@@ -220,13 +236,22 @@ def compare(before: Snapshot, after: Snapshot) -> StallReport:
         engine=a.engine,
     )
     bottleneck = diagnose(findings)
-    growing = _growing(findings, a, int(_grown(b.samples, a.samples)), step, waits=bottleneck in _ON_STORE)
+    growing = _advise_growth(findings, a, int(_subtract(b.samples, a.samples)), step, waits=bottleneck in _ON_STORE)
+    engine = b.engine
+    if a.engine is None or engine is None or engine.needs > a.engine.needs:
+        # An engine that was replaced counts from 0.
+        engine = EngineView()
+    needs = 0 if a.engine is None else a.engine.needs - engine.needs
+    hits = 0 if a.engine is None else max(0, a.engine.hits - engine.hits)
+    made = a.packing
+    if made is not None:
+        made = made.since(b.packing or PackingStats())
     return StallReport(
         batches=batches,
-        samples=int(_grown(b.samples, a.samples)),
+        samples=int(_subtract(b.samples, a.samples)),
         waiting_seconds=waited,
-        wait=Spread.of(waited, after.waits.values_after(before.waits.count), batches),
-        step=Spread.of(step, after.steps.values_after(before.steps.count), batches),
+        wait=Spread.from_batches(waited, after.waits.values_after(before.waits.count), batches),
+        step=Spread.from_batches(step, after.steps.values_after(before.steps.count), batches),
         share=share,
         waiting=dict(sorted(shares.items(), key=lambda item: -item[1])),
         bottleneck=bottleneck,
@@ -236,23 +261,17 @@ def compare(before: Snapshot, after: Snapshot) -> StallReport:
         ring_slots=a.ring_slots,
         ring_free=a.ring_free,
         occupancy=max(0.0, a.occupancy * a.batches - b.occupancy * b.batches) / max(batches, 1),
-        spilled=int(_grown(b.spilled_batches, a.spilled_batches)),
-        respawns=int(_grown(b.respawns, a.respawns)),
-        rereads=int(_grown(b.rereads, a.rereads)),
+        spilled=int(_subtract(b.spilled_batches, a.spilled_batches)),
+        respawns=int(_subtract(b.respawns, a.respawns)),
+        rereads=int(_subtract(b.rereads, a.rereads)),
         engine=a.engine,
         hit_share=hits / needs if needs else 0.0,
         growing=growing,
-        packing=_packing(b.packing or PackingStats(), a.packing),
+        packing=made if made is not None and made.batches else None,
     )
 
 
-def _packing(before: PackingStats, after: PackingStats | None) -> PackingStats | None:
-    """Returns the rows that were made between two snapshots, or None if none were."""
-    made = None if after is None else after.since(before)
-    return made if made is not None and made.batches else None
-
-
-def _in_words(packing: PackingStats) -> str:
+def _describe_rows(packing: PackingStats) -> str:
     per_row = packing.documents / max(1, packing.rows)
     cut = f", {packing.cut / packing.documents:.1%} of them pieces" if packing.cut else ""
     full = f"{1 - packing.padding:.2%}"
@@ -276,21 +295,21 @@ def _packing_scalars(packing: PackingStats) -> dict[str, float]:
     }
 
 
-def _growing(found: Findings, stats: LoaderStats, samples: int, step_seconds: float, *, waits: bool) -> str:
-    """Returns what the rates of a growing dataset ask for."""
+def _advise_growth(found: Findings, stats: LoaderStats, samples: int, step_seconds: float, *, waits: bool) -> str:
+    """Returns a sentence on what the rates of a growing dataset ask for, or ""."""
     if stats.growing is None or found.engine is None or not step_seconds:
         return ""
-    return sentence(
+    return advise_growth(
         stats.growing,
         samples_per_second=samples / step_seconds,
-        store_bytes_per_second=found.grown("store_bytes") / found.seconds,
+        store_bytes_per_second=found.increase("store_bytes") / found.seconds,
         cache_bytes=found.engine.limit_bytes,
         waits=waits,
     )
 
 
 def slow_sample(timings: Sequence[BatchTiming]) -> SlowSample | None:
-    """The sample that took longest."""
+    """Returns the sample that took longest, or None if there is none."""
     slowest = max(timings, key=lambda timing: timing.sample, default=None)
     if slowest is None or slowest.ordinal < 0:
         return None
@@ -310,9 +329,9 @@ def slow_worker(timings: Sequence[BatchTiming]) -> SlowWorker | None:
 
 
 def straggler(timings: Sequence[BatchTiming], slowest: SlowWorker | None) -> Straggler | None:
-    """The one worker, or the single samples, that cause most of the workers' share of the waiting."""
+    """Returns the one worker, or the single samples, that cause half of the workers' waiting or more, if any."""
     waited = sum(timing.waited for timing in timings)
-    if len(timings) < _FEWEST or not waited:
+    if len(timings) < _MIN_BATCHES or not waited:
         return None
     if slowest is not None and slowest.seconds >= _SLOW_WORKER * slowest.others_seconds:
         theirs = [timing for timing in timings if timing.worker == slowest.number]
@@ -324,7 +343,7 @@ def straggler(timings: Sequence[BatchTiming], slowest: SlowWorker | None) -> Str
 
 
 def _slow_samples(timings: Sequence[BatchTiming], waited: int) -> Straggler | None:
-    """Batches far above the median, each because of one sample."""
+    """Returns the sample of the slowest batch, if batches far above the median, each because of one, cause the wait."""
     median = statistics.median(timing.spent for timing in timings)
     late = [t for t in timings if t.spent >= _SLOW_BATCH * median and t.sample >= (t.spent - median) / 2]
     if not late or sum(timing.waited for timing in late) < _STRAGGLER_SHARE * waited:
@@ -333,15 +352,6 @@ def _slow_samples(timings: Sequence[BatchTiming], waited: int) -> Straggler | No
     return Straggler("sample", worst.ordinal, worst.sample / 1e9, worst.spent / max(median, 1))
 
 
-def _grown(before: float, after: float) -> float:
-    """The difference; a counter that fell was reset with the workers."""
-    return after - before if after >= before else after
-
-
-def _engine_uses(before: EngineView | None, after: EngineView | None) -> tuple[int, int]:
-    """Hits and needs between; an engine that was replaced counts from 0."""
-    if after is None:
-        return 0, 0
-    then = before if before is not None and before.needs <= after.needs else EngineView()
-    hits, needs = starmap(int.__sub__, ((after.hits, then.hits), (after.needs, then.needs)))
-    return max(0, hits), needs
+def _subtract(before_count: float, after_count: float) -> float:
+    """Returns the difference of two counts; a counter that fell was reset with the workers."""
+    return after_count - before_count if after_count >= before_count else after_count

@@ -25,7 +25,7 @@ from streamer.batches.causes import BatchTimeline, so_far
 from streamer.errors import ConfigError
 from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.report import Snapshot, StallReport
-from streamer.loader.stall.stats import LoaderStats, PackingStats, TrainerClock
+from streamer.loader.stall.stats import LoaderStats, TrainerClock
 from streamer.wire.messages import PackedRows, ReportFinding
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ ReportSince = Callable[[Snapshot], tuple[StallReport, Snapshot]]
 
 def snapshot(stats: LoaderStats, clock: TrainerClock, head: BatchTimeline | None, workers: int) -> Snapshot:
     """Takes a snapshot of the loader, with the timeline of the next batch while it is being made; any thread."""
-    waited = int(clock.waiting_seconds() * 1e9)
+    waited = int(clock.measure_wait_seconds() * 1e9)
     now = time.monotonic()
     return Snapshot(
         stats=stats,
@@ -66,8 +66,8 @@ class Reports:
         StreamingDataLoader(dataset, reports=Reports(seconds=60, call=lambda report: wandb.log(report.scalars())))
 
     Args:
-        seconds: between two reports; None: none.
-        call: called with each report, on a thread of its own; its errors are logged.
+        seconds: Interval of the reports, or None for no report.
+        call: Function that is called with each report, on a thread of its own. Its errors are logged.
 
     Raises:
         ConfigError: an interval that is not above 0, or not a function.
@@ -83,7 +83,7 @@ class Reports:
 
     @classmethod
     def of(cls, given: Reports | OnReport | float | None) -> Reports:
-        """The argument as the user gives it: seconds, None for none, a function, or both together.
+        """Takes the argument as the user gives it: seconds, None for none, a function, or both together.
 
         Raises:
             ConfigError: something else.
@@ -99,10 +99,10 @@ class StallReporter:
     It has a thread of its own to report also while the trainer blocks in `next()`.
 
     Args:
-        report_since: the method of the loader that returns the report since a snapshot, and the current snapshot.
-        rules: interval and callback.
-        rank: rank 0 always logs, others if they wait for more than `REPORTED_SHARE`.
-        before: the start of the first report.
+        report_since: Method of the loader that returns the report since a snapshot, and the current snapshot.
+        rules: Interval and callback.
+        rank: Number of this rank: 0 always logs, others if they wait for more than `REPORTED_SHARE`.
+        before: Start of the first report.
     """
 
     def __init__(self, report_since: ReportSince, rules: Reports, rank: int, before: Snapshot | None = None) -> None:
@@ -134,21 +134,24 @@ class StallReporter:
             return None
         report, self._before = report_since(self._before)
         if report.engine is not None and report.engine.reply is not None:
-            packing = self._before.stats.packing
-            rows = None if packing is None or report.packing is None else _packed(report.packing, packing.tokens)
+            made = report.packing
+            all_rows = self._before.stats.packing
+            rows = None
+            if made is not None and all_rows is not None:
+                # The tokens are those of all rows so far.
+                rows = PackedRows(max(0.0, made.padding), made.cost_spread, all_rows.tokens, made.left_out)
             report.engine.reply(
                 ReportFinding.make(report.share, bottleneck=str(report.bottleneck), advice=report.advice, rows=rows)
             )
         if self._rank == 0 or report.share > REPORTED_SHARE:
-            logger.log(self._level(report), "rank %d: %s", self._rank, report, extra=report.attributes())
+            # Waiting for data is a warning once for each bottleneck, until it is another one.
+            bottleneck = report.bottleneck if report.share > REPORTED_SHARE else None
+            level = logging.INFO if bottleneck in (None, self._warned) else logging.WARNING
+            self._warned = bottleneck
+            logger.log(level, "rank %d: %s", self._rank, report, extra=report.attributes())
         if self._rules.call is not None:
             self._rules.call(report)
         return report
-
-    def _level(self, report: StallReport) -> int:
-        """A warning where training waits for data, once for each bottleneck until it is another one."""
-        before, self._warned = self._warned, report.bottleneck if report.share > REPORTED_SHARE else None
-        return logging.INFO if self._warned in (None, before) else logging.WARNING
 
     def _serve(self) -> None:
         while not self._stopped.wait(self._rules.seconds):
@@ -160,22 +163,17 @@ class StallReporter:
                 logger.exception("the stall report failed")
 
 
-def _packed(made: PackingStats, tokens: int) -> PackedRows:
-    """The rows of a report for the engine, with the tokens of all rows so far."""
-    return PackedRows(max(0.0, made.padding), made.cost_spread, tokens, made.left_out)
-
-
-def named(report: StallReport, name: Callable[[int], str]) -> StallReport:
-    """The report with the name of its slowest sample."""
+def name_sample(report: StallReport, name: Callable[[int], str]) -> StallReport:
+    """Returns the report with the name of its slowest sample."""
     sample = report.slowest_sample
     return report if sample is None else replace(report, slowest_sample=replace(sample, name=name(sample.ordinal)))
 
 
-def advised(report: StallReport, costs: Iterable[DecodeCost | None]) -> StallReport:
-    """The report with what would make samples cheaper to decode, where decoding limits the training.
+def add_decode_advice(report: StallReport, costs: Iterable[DecodeCost | None]) -> StallReport:
+    """Returns the report with what would make samples cheaper to decode, if decoding limits the training.
 
     Args:
-        report: the report.
+        report: Report of one loader.
         costs: Costs of the datasets that are read; asked for only then.
     """
     if report.bottleneck is not Bottleneck.DECODE:

@@ -21,9 +21,9 @@ class PartView:
     """The engine's statistics of one member of a mix, for this loader's session.
 
     Attributes:
-        needs, hits: uses of chunks, and those that cost no store byte.
-        store_bytes: of the other ones.
-        hit_bound: the largest share of hits that any policy can reach.
+        needs, hits: Uses of chunks, and those that cost no store byte.
+        store_bytes: Bytes of the other uses.
+        hit_bound: The largest share of hits that any policy can reach.
     """
 
     needs: int = 0
@@ -45,11 +45,11 @@ class MemberStats:
     """The statistics of one member of a mix.
 
     Attributes:
-        drawn: its samples that the trainers of all ranks have received, over all epochs.
-        passes: over its samples, so far.
-        share: its share of all samples, so far.
-        skipped: its samples that this rank has replaced by others, or left out of rows (`on_error="skip"`).
-        engine: the engine's view of it; None: no engine, or no answer in time.
+        drawn: Number of its samples that the trainers of all ranks have received, over all epochs.
+        passes: Passes over its samples, so far.
+        share: Share of all samples that it has, so far.
+        skipped: Number of its samples that this rank has replaced by others, or left out of rows (`on_error="skip"`).
+        engine: The engine's view of it, or None if there is no engine, or no answer in time.
     """
 
     drawn: int
@@ -64,18 +64,23 @@ class EngineView:
     """The engine's statistics, and those of this loader's session. Counts and seconds since its start.
 
     Attributes:
-        store_bytes, store_requests: bytes and requests for chunks over the network.
-        peer_bytes: bytes of chunks from peers.
-        needs, hits: uses of chunks, and those that cost no store byte.
-        retries, throttled, stalled: retried requests; of these "slow down" answers; requests without progress.
-        in_flight: requests to the store now. fetches: chunks between store and SSD now.
-        limit_bytes, kept_bytes: of the cache, and of its kept part.
-        loop_cpu_seconds: CPU time of the engine's loop. fetch_processes: processes that fetch beside it now.
-        most_recoders, recode_busy_seconds: how many recoders there may be, and for how long they had work together.
-        hit_bound: the largest share of hits that any policy can reach.
-        waiting_seconds: time that this session's consumer waited for the engine.
-        parts: of a mix, by name of the member.
-        reply: sends this loader's finding, or an error, to the engine; None: not available.
+        store_bytes, store_requests: Bytes and requests for chunks over the network.
+        peer_bytes: Bytes of chunks from peers.
+        needs, hits: Uses of chunks, and those that cost no store byte.
+        retries: Number of retried requests.
+        throttled: Number of "slow down" answers among them.
+        stalled: Number of requests without progress.
+        in_flight: Number of requests to the store now.
+        fetches: Number of chunks between store and SSD now.
+        limit_bytes, kept_bytes: Size limit of the cache, and size of its kept part.
+        most_recoders: Number of recoders that there may be.
+        recode_busy_seconds: Time for which they had work, together.
+        loop_cpu_seconds: CPU time of the engine's loop.
+        fetch_processes: Number of processes that fetch beside the loop now.
+        hit_bound: The largest share of hits that any policy can reach.
+        waiting_seconds: Time that this session's consumer waited for the engine.
+        parts: Statistics of each member of a mix, by name.
+        reply: Sends this loader's finding, or an error, to the engine, or None if that is not possible.
     """
 
     store_bytes: int = 0
@@ -118,12 +123,12 @@ _IDENTITY = ("consumer", "job", "dataset")
 
 
 def _fields(kind: str) -> list[str]:
-    """The names of the fields of `EngineView` of a type."""
+    """Returns the names of the fields of `EngineView` of a type."""
     return [field.name for field in fields(EngineView) if field.type == kind]
 
 
 def _rows(values: Mapping[str, object], table: str, mine: tuple[object, ...]) -> list[Mapping[str, object]]:
-    """The rows of a table that are about this session."""
+    """Returns the rows of a table that are about this session."""
     rows = values.get(table)
     found = rows if isinstance(rows, list) else []
     return [row for row in found if tuple(row.get(name) for name in _IDENTITY) == mine]
@@ -138,14 +143,17 @@ class PackingStats:
     """What the rows, or buckets, of this rank were made of.
 
     Attributes:
-        batches: batches of rows. rows: rows in them.
-        documents: documents and pieces of documents. cut: pieces: of these documents not all tokens are in the row.
-        tokens: tokens of all of them.
-        places: tokens that the rows have room for.
-        cost: sum over the batches of the mean cost of a row, as `Balance` has it. squared_cost: of its square.
-        left_out: tokens that `overflow` leaves out of every epoch, of documents longer than a row, over all ranks.
-        estimated: tokens that were expected of the same documents, with `Packing(cost=Estimate(...))`.
-        overflowed: tokens that these have beyond `tokens`, and that had no room in their rows.
+        batches: Number of batches of rows.
+        rows: Number of rows in them.
+        documents: Number of documents and pieces of documents.
+        cut: Number of pieces: of these documents not all tokens are in the row.
+        tokens: Tokens of all of them.
+        places: Tokens that the rows have room for.
+        cost: Sum over the batches of the mean cost of a row, as `Balance` has it.
+        squared_cost: Sum over the batches of the square of that mean.
+        left_out: Tokens that `overflow` leaves out of every epoch, of documents longer than a row, over all ranks.
+        estimated: Tokens that were expected of the same documents, with `Packing(cost=Estimate(...))`.
+        overflowed: Tokens that these have beyond `tokens`, and that had no room in their rows.
     """
 
     batches: int = 0
@@ -204,24 +212,33 @@ class LoaderStats:
     """The statistics since the loader began. Times are seconds.
 
     Attributes:
-        batches: batches delivered. samples: samples in them. nbytes: their bytes in the ring.
-        wait_seconds: the trainer waited for data. step_seconds: it was busy between two batches.
-        wait_median_seconds, wait_p99_seconds: of the last 4,096 batches.
-        load_seconds: workers' time for loading, of which read, decode and transform if the dataset measures them.
-        collate_seconds: collating samples. write_seconds: copying them into the ring.
-        handoff_seconds: making tensors of a finished slot, in the trainer; device_seconds: of which to the device.
-        waiting: the waiting by cause; see `streamer.batches.causes`.
-        ring_slots, ring_bytes: slots of the ring, and their memory together; 0 without a ring.
-        ring_free: slots free now. ready_batches: finished batches waiting now. occupancy: their mean at each request.
-        spilled_batches: batches in memory of their own, for lack of a slot. oversize_batches: larger than their slot.
-        worker_faults: workers' minor page faults. pickled_bytes: pickled structure, all batches.
-        respawns: workers replaced. rereads: batches repeated because a chunk was missing or wrong.
-        skipped: samples replaced by others, documents left out of rows (`on_error="skip"`), in the batches delivered.
-        pinned: whether the ring is registered with CUDA.
-        engine: the engine's view; None: no engine, or no answer in time.
-        members: of a mix, by name; {} for one dataset.
-        growing: of a growing dataset; None: of another one.
-        packing: of the rows that were made; None: samples are not packed.
+        batches, samples: Number of batches delivered, and of samples in them.
+        nbytes: Bytes of these batches in the ring.
+        wait_seconds: Time that the trainer waited for data.
+        step_seconds: Time that it was busy between two batches.
+        wait_median_seconds, wait_p99_seconds: Median and 99th percentile of the waiting for the last 4,096 batches.
+        load_seconds: Time of the workers for loading.
+        read_seconds, decode_seconds, transform_seconds: Parts of the loading, if the dataset measures them.
+        collate_seconds, write_seconds: Time of the workers for collating samples, and for copying them into the ring.
+        handoff_seconds: Time of the trainer for making tensors of finished slots.
+        device_seconds: Part of that time for copies to the device.
+        ring_slots, ring_bytes: Number of slots of the ring, and their memory together; 0 without a ring.
+        ring_free: Number of slots that are free now.
+        ready_batches: Number of finished batches that wait now.
+        occupancy: Mean number of these at a request.
+        spilled_batches: Number of batches in memory of their own, for lack of a slot.
+        oversize_batches: Number of batches that were larger than their slot.
+        worker_faults: Number of minor page faults of the workers.
+        pickled_bytes: Bytes of the pickled structure of all batches.
+        respawns: Number of workers that were replaced.
+        rereads: Number of batches that were repeated because a chunk was missing or wrong.
+        skipped: Samples replaced by others, documents left out of rows (`on_error="skip"`), in the batches delivered.
+        pinned: Whether the ring is registered with CUDA.
+        waiting: Seconds of waiting by cause; see `streamer.batches.causes`.
+        engine: The engine's view, or None if there is no engine, or no answer in time.
+        members: Statistics of each member of a mix, by name; {} for one dataset.
+        growing: Statistics of a growing dataset, or None of another one.
+        packing: Statistics of the rows that were made, or None if samples are not packed.
     """
 
     batches: int = 0
@@ -271,8 +288,8 @@ class TrainerClock:
     Between `ask` and `leave` a prefetcher may take none or several batches: each is `begin`, `arrive`, `opened`.
 
     Attributes:
-        waits, takes, steps: nanoseconds of the last batches: waiting for one, from request to delivery, computing.
-        ledger: the waiting by cause.
+        waits, takes, steps: Nanoseconds of the last batches: waiting for one, from request to delivery, computing.
+        ledger: The waiting by cause.
     """
 
     def __init__(self) -> None:
@@ -293,7 +310,7 @@ class TrainerClock:
         self._at = 0
 
     def ask(self, ready: int) -> None:
-        """The trainer requests a batch while `ready` are finished."""
+        """Notes that the trainer requests a batch while `ready` are finished."""
         self._at = self._asked_at = self.waiting_since = now = time.perf_counter_ns()
         self.occupancy += ready
         self._waited = 0
@@ -306,7 +323,7 @@ class TrainerClock:
         self.waiting_since = self._spend_on_device()
 
     def arrive(self) -> None:
-        """The batch has arrived."""
+        """Notes that the batch has arrived."""
         now = time.perf_counter_ns()
         self._last = waited = now - self._at
         self._waited += waited
@@ -314,8 +331,8 @@ class TrainerClock:
         self._at = now
         self.waiting_since = 0
 
-    def opened(self, trace: Trace | None) -> None:
-        """The tensors of the batch are made; trace None: the batch has failed."""
+    def note_content(self, trace: Trace | None) -> None:
+        """Notes that the tensors of the batch are made; with None for the trace, that the batch has failed."""
         self.ledger.note(trace, self._last, self._at)
         now = time.perf_counter_ns()
         self._handoff += now - self._at
@@ -323,7 +340,7 @@ class TrainerClock:
         self._at = now
 
     def leave(self, samples: int, nbytes: int) -> None:
-        """The trainer receives the batch."""
+        """Notes that the trainer receives the batch."""
         self._left_at = self._spend_on_device()
         self.waits.add(self._waited)
         self.takes.add(self._left_at - self._asked_at)
@@ -333,16 +350,16 @@ class TrainerClock:
         self.nbytes += nbytes
 
     def pause(self) -> None:
-        """The epoch has ended: the time until the next request is not a step."""
+        """Notes that the epoch has ended: the time until the next request is not a step."""
         self._left_at = self.waiting_since = 0
 
-    def waiting_seconds(self) -> float:
-        """The duration of the current wait; any thread."""
+    def measure_wait_seconds(self) -> float:
+        """Returns the duration of the current wait; any thread."""
         since = self.waiting_since
         return (time.perf_counter_ns() - since) / 1e9 if since else 0.0
 
     def stats(self) -> LoaderStats:
-        """The statistics of the trainer's thread."""
+        """Returns the statistics of the trainer's thread."""
         waits = sorted(self.waits.tail().values)
         return LoaderStats(
             batches=self.batches,
@@ -368,5 +385,5 @@ class TrainerClock:
 
 
 def quantile(ordered: Sequence[int], share: float) -> int:
-    """The value below which this share of an ascending sequence is; 0 for an empty one."""
+    """Returns the value below which this share of an ascending sequence is; 0 for an empty one."""
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else 0

@@ -113,7 +113,7 @@ def test_calls_per_batch():
             clock.ask(3)
             clock.begin()
             clock.arrive()
-            clock.opened(trace)
+            clock.note_content(trace)
             clock.leave(8, 100)
     finally:
         sys.setprofile(None)

@@ -18,9 +18,9 @@ from streamer.batches import waiting
 from streamer.batches.waiting import WaitNotice, watch_wait
 from streamer.config import RankConfig
 from streamer.errors import StoreTimeoutError
-from streamer.loader.agreement import agreement
+from streamer.loader import agreement
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.loader.feed.waits import who
+from streamer.loader.feed.waits import name_rank
 from streamer.wire.messages import IndexProgress
 from tests.fake_dataset import FakeDataset
 
@@ -208,7 +208,7 @@ def test_a_listing_is_said_with_its_progress(make_dataset, folder, fake_engine, 
     monkeypatch.setattr(fake_engine, "build", slow)
     for rank in (0, 1):
         asked = make_dataset(folder, rank=rank, world_size=2)._member
-        assert asked.samples == 100
+        assert asked.open().samples == 100
     _joined("streamer-notice")
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert line == (
@@ -222,7 +222,7 @@ def test_an_engine_that_starts_slowly_is_said_with_its_log(make_dataset, folder,
     for options, said in (({}, True), ({"engine": "unix:/run/none.sock"}, False)):
         found = make_dataset(folder, **options)._member
         monkeypatch.setattr(type(found.connections), "connected", False)
-        text = found.waited_for()
+        text = found.describe_wait()
         assert bool(text) == said
         assert not said or (text.startswith("the engine of ") and "to start; log /" in text)
 
@@ -263,8 +263,8 @@ def test_ranks_that_do_not_come_are_named(caplog):
     assert agreement._collect(Meeting(), ["0", "1"]) == ["zero", "one"]
     assert "waiting for ranks [1] of 2 to compare their datasets" in caplog.text
     assert "an error after 1800 s" in caplog.text
-    assert agreement._first_missing(1).startswith("rank 0, which")
-    assert not agreement._first_missing(2)
+    assert agreement._describe_first(1).startswith("rank 0, which")
+    assert not agreement._describe_first(2)
 
 
 def test_who_speaks_is_named():
@@ -274,4 +274,4 @@ def test_who_speaks_is_named():
         def __init__(self, rank: int, world_size: int) -> None:
             self.rank_config = RankConfig(rank=rank, world_size=world_size)
 
-    assert [who(Ranked(3, 4)), who(Ranked(0, 1))] == ["rank 3: ", ""]
+    assert [name_rank(Ranked(3, 4)), name_rank(Ranked(0, 1))] == ["rank 3: ", ""]

@@ -144,7 +144,7 @@ def test_workers_that_cannot_start_are_an_error_of_all_ranks(monkeypatch):
         def compares(self) -> bool:
             return True
 
-        def compare(self, prepare, place: str) -> None:
+        def prepare_and_share(self, prepare, place: str) -> None:
             try:
                 prepare()
             except StreamerError as error:

@@ -237,7 +237,7 @@ def test_the_order_is_explained_once(make_dataset, folder, caplog, monkeypatch):
     caplog.set_level("INFO")
     for rank in (0, 1):
         dataset = make_dataset(folder, batch_size=4, rank=rank, world_size=2)
-        list(dataset), list(dataset), dataset._for_loader().prepare(4)
+        list(dataset), list(dataset), dataset._get_opening().prepare(4)
     said = [(record.levelname, record.getMessage()) for record in caplog.records if "opening" in record.name]
     explained = [text for level, text in said if "mixing" in text]
     assert len(explained) == 1
@@ -271,9 +271,9 @@ def test_a_loop_that_is_left_counts_as_an_epoch(fake_engine, make_dataset, folde
 def test_a_requested_epoch_is_taken_once(make_dataset, folder):
     """By the loader that reads through the data set."""
     dataset = make_dataset(folder)
-    assert dataset._for_loader().take_requested_epoch() is None
+    assert dataset._get_opening().take_epoch() is None
     dataset.set_epoch(4)
-    assert [dataset._for_loader().take_requested_epoch(), dataset._for_loader().take_requested_epoch()] == [4, None]
+    assert [dataset._get_opening().take_epoch(), dataset._get_opening().take_epoch()] == [4, None]
 
 
 def test_a_negative_epoch_is_refused(make_dataset, folder):
@@ -372,7 +372,7 @@ def test_without_shuffle_files_come_by_their_keys(make_dataset, folder):
     dataset = make_dataset(folder, shuffle=False)
     keys = [sample["__key__"] for sample in dataset]
     assert keys == sorted(keys) == [dataset[number]["__key__"] for number in range(100)]
-    assert len(dataset._member.manifest.chunk_samples) > 3
+    assert len(dataset._member.open().manifest.chunk_samples) > 3
     with closing(dataset.select(labels=[1])) as part:
         assert [sample["__key__"] for sample in part] == [key for key in keys if key.startswith("class1/")]
 
@@ -469,7 +469,7 @@ def test_skip_fills_the_place_from_the_same_batch(make_dataset, folder, caplog):
     assert found[:place] + found[place + 1 :] == whole[:place] + whole[place + 1 :]
     assert found[place] in set(batch) - {4}
     (skipped,) = dataset.skipped
-    assert dataset._member.manifest.name(skipped.ordinal).object_key == skipped.key == "class1/004.txt"
+    assert dataset._member.open().manifest.name(skipped.ordinal).object_key == skipped.key == "class1/004.txt"
     assert "decode_text" in skipped.cause
     assert "class1/004.txt" in caplog.text
 
@@ -597,9 +597,9 @@ def test_refresh_makes_the_next_epoch_of_what_is_there(fake_engine, make_dataset
     """With on_change="refresh" the engine is asked before each epoch; new samples are in the next one, each once."""
     dataset = make_dataset(folder, manifest=Index(on_change="refresh"))
     assert sorted(numbers(dataset)) == list(range(100))
-    before = dataset._member.manifest.digest
+    before = dataset._member.open().manifest.digest
     assert sorted(numbers(dataset)) == list(range(100)), "nothing changed: the same manifest"
-    assert dataset._member.manifest.digest == before
+    assert dataset._member.open().manifest.digest == before
     grow(fake_engine, folder)
     assert sorted(numbers(dataset)) == list(range(110))
     assert (len(dataset), dataset.epoch) == (110, 3)
@@ -649,7 +649,7 @@ def test_questions_go_around_the_lines_of_sessions(fake_engine, make_dataset, fo
     assert dataset.refresh()
     assert dataset.samples == 110
     assert dataset[3] == dataset[3]
-    assert dataset._for_loader().prepare(8).session(0, 0).close() is None
+    assert dataset._get_opening().prepare(8).session(0, 0).close() is None
     assert len(dataset._opening.connections._all) == 2, "what was asked on is asked on again"
     samples.close()
 
@@ -663,7 +663,7 @@ def test_a_rank_that_never_looked_takes_part_in_a_refresh(make_dataset, folder, 
     monkeypatch.setattr("streamer.loader.members.member.agree", lambda gather, facts, failure: None)
     dataset = make_dataset(folder)
     assert not dataset.refresh()
-    assert asked == [dataset._member.manifest.digest]
+    assert asked == [dataset._member.open().manifest.digest]
 
 
 def test_a_state_to_resume_is_not_refreshed_away(fake_engine, make_dataset, folder):

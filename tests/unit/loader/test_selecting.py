@@ -19,7 +19,7 @@ def test_one_folder_with_two_transforms(make_dataset, folder):
     same, plain, other = train.select(), train.select(transform=None), train.select(transform=lambda sample: 3)
     assert same[5] == train[5] == {"txt": plain[5]["txt"].upper()}
     assert other[5] == 3
-    assert [dataset._member.opened.selection for dataset in (same, plain, other)] == [None] * 3
+    assert [dataset._member.open().selection for dataset in (same, plain, other)] == [None] * 3
     held_out = train.select(fraction=(0.9, 1.0), transform=None)
     assert held_out.select(max_bytes=10**9)[0]["__key__"] == held_out[0]["__key__"]
     with StreamingDataLoader(train, 5) as loader, StreamingDataLoader(plain, 5) as bare:

@@ -12,7 +12,7 @@ from streamer.wire.schedule import EpochSchedule
 
 Integers = npt.NDArray[np.int64]
 
-# Looked up together: a lane costs 30 us however many cohorts are asked for (2026-11-23).
+# Number of cohorts that are looked up together: a lane costs 30 us however many cohorts are asked for (2026-11-23).
 _BLOCK = 16
 
 
@@ -24,14 +24,15 @@ class CohortFeed:
     and its end, when the last round has trained it.
 
     Args:
-        lanes: lanes of the rank.
+        cohorts: The cohorts of the dataset.
+        lanes: Lanes of the rank.
         chunk_bytes: (chunks,) bytes of each chunk in the cache.
-        steps: number of whole batches that are left of the running round.
-        begin, end: cohorts that the running round trains, half-open.
+        steps: Number of whole batches that are left of the running round.
+        begin, end: Cohorts that the running round trains, half-open.
 
     Attributes:
-        sent: one past the last cohort whose chunks were returned.
-        live_bytes: bytes of the cohorts that were returned and are not `released`.
+        sent: Number one past the last cohort whose chunks were returned.
+        live_bytes: Bytes of the cohorts that were returned and not released.
     """
 
     def __init__(
@@ -64,20 +65,25 @@ class CohortFeed:
         """Returns the chunks of the cohorts in use; those that the running round still needs come before the others.
 
         Args:
-            first_batch: (chunks,) the step that first needs each chunk; `steps` or more: none of the running round.
+            first_batch: (chunks,) the step that first needs each chunk, or `steps` or more if the running round does
+                not.
         """
         uses = self._cohorts.chunks(self._lanes, self._begin, self.sent, earlier=True)
         batch = first_batch[uses.chunk]
         return self._schedule(uses, np.where(batch < self.steps, batch, self._arrival(uses)))
 
-    def extend(self, end: int, budget: float) -> EpochSchedule | None:
-        """Returns the chunks of the next cohorts before `end`, as long as all live ones take at most `budget` bytes."""
+    def extend(self, end: int, budget_bytes: float) -> EpochSchedule | None:
+        """Returns the chunks of the next cohorts before `end`, as long as all live ones fit into the budget."""
         found: list[CohortChunks] = []
         live_bytes = self.live_bytes
         while self.sent < end:
-            uses = self._cohort(self.sent)
+            if self._block is None or not self._block[0] <= self.sent < self._block[0] + _BLOCK:
+                self._block = self.sent, self._cohorts.chunks(self._lanes, self.sent, self.sent + _BLOCK)
+            block = self._block[1]
+            mine = block.first == self.sent
+            uses = CohortChunks._make(column[mine] for column in block)
             live_bytes += int(self._chunk_bytes[uses.chunk].sum())
-            if live_bytes > budget:
+            if live_bytes > budget_bytes:
                 break
             found.append(uses)
             self.sent += 1
@@ -86,7 +92,7 @@ class CohortFeed:
         joined = CohortChunks._make(map(np.concatenate, zip(*found, strict=True)))
         return self._schedule(joined, self._arrival(joined))
 
-    def fitting(self, begin: int, end: int, budget: int) -> int:
+    def find_last_fit(self, begin: int, end: int, budget: int) -> int:
         """Returns one past the last of the cohorts begin..end-1 that fits, once those before `begin` are gone."""
         for cohort in range(begin, end):
             budget -= self._bytes.get(cohort, 0)
@@ -94,7 +100,7 @@ class CohortFeed:
                 return cohort
         return end
 
-    def released(self, begin: int) -> None:
+    def release(self, begin: int) -> None:
         """Records that the cohorts before this one are not in use any more."""
         for last in [last for last in self._bytes if last < begin]:
             self.live_bytes -= self._bytes.pop(last)
@@ -114,11 +120,3 @@ class CohortFeed:
         # A schedule of its own for each part: what is only asked for later must not be held back now.
         last = uses.last[arranged] + self.step(0)
         return EpochSchedule(self._schedules, uses.chunk[arranged], first[arranged], last)
-
-    def _cohort(self, cohort: int) -> CohortChunks:
-        """Returns the chunks whose first sample is in one cohort."""
-        if self._block is None or not self._block[0] <= cohort < self._block[0] + _BLOCK:
-            self._block = cohort, self._cohorts.chunks(self._lanes, cohort, cohort + _BLOCK)
-        uses = self._block[1]
-        mine = uses.first == cohort
-        return CohortChunks._make(column[mine] for column in uses)

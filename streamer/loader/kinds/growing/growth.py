@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch.utils.data import get_worker_info
@@ -10,14 +13,112 @@ from torch.utils.data import get_worker_info
 from streamer.batches.samples.opened import Members
 from streamer.config import RankConfig
 from streamer.errors import ConfigError, Detail, StateError
-from streamer.loader.agreement.agreement import gather_for, process_group
-from streamer.loader.kinds.growing.offers import Offers
+from streamer.loader.agreement import gather_for, process_group, process_store
 from streamer.loader.kinds.step_session import Share
 from streamer.loader.stall.growth import GrowingStats
 from streamer.order.growing import AdmissionLog, Growing, GrowingSpec
 from streamer.order.plan import RankPlan
 from streamer.order.spec import OrderSpec
 from streamer.order.state import State
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+
+# One poll costs 50 us; the trainer has finished batches meanwhile.
+POLL_SECONDS = 0.005
+# Torch's own default.
+_WAIT_SECONDS = 1800.0
+_GAP_SECONDS = 1.0
+
+
+class Offers:
+    """The offers of all ranks, in the process group's store: rank 0 reads those of a round and writes the smallest.
+
+    There is no collective that could meet another one, and no device. Nothing blocks: the feeder must go on delivering
+    batches, on which the ranks that have not offered yet may depend. Used by one thread at a time.
+
+    Args:
+        store: Store of the process group.
+        place: Prefix of the keys, the same on all ranks, used by one log of admissions.
+        rank: Number of this rank.
+        world: Number of ranks.
+        timeout_seconds: Longest wait for the other ranks.
+    """
+
+    def __init__(self, store: Store, place: str, rank: int, world: int, *, timeout_seconds: float) -> None:
+        self._store = store
+        self._place = place
+        self._rank = rank
+        self._world = world
+        self._timeout_seconds = timeout_seconds
+        self._offered = -1
+        self._looked = self._waited = 0.0
+
+    @classmethod
+    def from_process_group(cls, rank: int, world: int) -> Offers:
+        """Returns the n-th offers of this rank, which are compared with the n-th of every other rank."""
+        store = process_store()
+        number = store.add(f"streamer/growers/{rank}", 1)
+        # What init_process_group was given; torch's stubs do not have it.
+        timeout = getattr(store, "timeout", None)
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else _WAIT_SECONDS
+        return cls(store, f"streamer/growing/{number}", rank, world, timeout_seconds=seconds)
+
+    def __repr__(self) -> str:
+        return f"Offers({self._place}, offered for round {self._offered})"
+
+    def agree_on(self, number: int, cohorts: int) -> int | None:
+        """Returns the number of cohorts that every rank has for a round, or None if not all have offered yet.
+
+        Polls at most once in `POLL_SECONDS`. The first offer of a rank for a round counts; rounds come in order.
+
+        Raises:
+            StateError: a rank does not answer in time, or the store fails.
+        """
+        now = time.monotonic()
+        fresh = self._offered != number
+        since = now - self._looked
+        if not fresh and since < POLL_SECONDS:
+            return None
+        # Nothing waited where nothing polled meanwhile: a session may end before the answer.
+        self._waited = 0.0 if fresh else self._waited + min(since, _GAP_SECONDS)
+        self._looked = now
+        try:
+            if fresh:
+                self._store.set(self._key(number, self._rank), str(cohorts))
+                self._offered = number
+            least = self._find_least(number)
+            silent: list[str] = []
+            if least is None and self._waited > self._timeout_seconds:
+                keys = {rank: self._key(number, rank) for rank in range(self._world)}
+                silent = [str(rank) for rank, key in keys.items() if not self._store.check([key])]
+                # Rank 0 answers, if all have offered.
+                silent = silent or ["0"]
+        except Exception as error:  # torch has many types for a store that is gone
+            raise StateError(f"the ranks cannot agree on round {number}: {error}", round=number) from error
+        if silent:
+            ranks = ", ".join(silent)
+            raise StateError(
+                f"ranks {ranks} have not said within {self._timeout_seconds:.0f} s what has arrived: all ranks must "
+                "iterate the same loaders in step; one may have ended",
+                ranks=ranks,
+            )
+        return least
+
+    def _find_least(self, number: int) -> int | None:
+        """Returns the smallest offer for a round, which rank 0 writes, or None if it is not there yet."""
+        key = f"{self._place}/{number}"
+        if self._rank == 0:
+            offers = [self._key(number, rank) for rank in range(self._world)]
+            if not self._store.check(offers):
+                return None
+            self._store.set(key, str(min(int(self._store.get(offer)) for offer in offers)))
+        return int(self._store.get(key)) if self._store.check([key]) else None
+
+    def _key(self, number: int, rank: int) -> str:
+        return f"{self._place}/{number}/{rank}"
+
 
 # A round of fewer batches would spread the uses of a sample over too few others.
 _LEAST_BATCHES = 4
@@ -29,18 +130,18 @@ class Growth:
     Used by one thread at a time; other threads may read the log.
 
     Args:
-        growing: how it grows.
-        order: the order that is asked for.
-        members: the dataset.
-        rank_config: rank and world size.
-        global_batch: B, over all ranks.
+        growing: How it grows, as the user says it.
+        order: The order that is asked for.
+        members: The dataset.
+        rank_config: Rank and world size.
+        global_batch: Samples of a batch over all ranks.
 
     Attributes:
-        order: the order within which samples are admitted.
-        log: the rounds so far.
-        epoch_samples: samples of an epoch over all ranks, in whole batches of the run that began.
-        grow: number of cohorts that each round adds; None: those that have arrived on all ranks.
-        waiting: whether the last `decide` added no round, because other ranks have not said what they have.
+        order: The order within which samples are admitted.
+        log: The rounds so far.
+        epoch_samples: Samples of an epoch over all ranks, in whole batches of the run that began.
+        grow: Number of cohorts that each round adds, or None for those that have arrived on all ranks.
+        waiting: Whether the last `decide` added no round, because other ranks have not said what they have.
     """
 
     def __init__(
@@ -61,7 +162,15 @@ class Growth:
         window_samples = order.window * cohorts.samples // int(np.count_nonzero(self._data.order_samples))
         least = cohorts.enough(max(window_samples, _LEAST_BATCHES * global_batch))
         replayed = () if isinstance(growing.grow, (str, int)) else tuple(growing.grow)
-        self._begin(GrowingSpec(order, growing.reuse, growing.whole_epoch(global_batch), least, replayed))
+        self._begin(
+            GrowingSpec(
+                order=order,
+                reuse=growing.reuse,
+                epoch_samples=growing.whole_epoch(global_batch),
+                least=least,
+                admitted=replayed,
+            )
+        )
 
     def __repr__(self) -> str:
         return f"Growth({self.log!r}, grow={self.grow})"
@@ -75,10 +184,10 @@ class Growth:
         added = self._growing.grow_bytes()
         data_bytes = max(1, int(self.manifest.chunk_local_bytes.sum()))
         self.grow = None if added is None else max(1, round(added * cohorts.per_pass / data_bytes))
-        self._offers = self._own_offers()
+        self._offers = self._make_offers()
 
-    def _own_offers(self) -> Offers | None:
-        """Returns the way to agree with other ranks; None: there is one rank, or nothing to agree on."""
+    def _make_offers(self) -> Offers | None:
+        """Returns the way to agree with other ranks, or None if there is one rank, or nothing to agree on."""
         rank = self.rank_config
         if self.grow is not None or rank.world_size == 1:
             return None
@@ -95,7 +204,7 @@ class Growth:
                 f'torch.distributed: {remedy}; or give grow= in bytes, as grow="20GB"',
                 field="growing",
             )
-        return Offers.of_process_group(rank.rank, rank.world_size)
+        return Offers.from_process_group(rank.rank, rank.world_size)
 
     def decide(self, arrived: int) -> None:
         """Decides on the next round; `arrived` cohorts are local, from the first one on.
@@ -107,7 +216,7 @@ class Growth:
         if added is None:
             added = max(0, arrived - self.log.last.end)
             if self._offers is not None:
-                added = self._offers.agreed(len(self.log), added)
+                added = self._offers.agree_on(len(self.log), added)
         self.waiting = added is None
         if added is not None:
             self.log.admit(added)
@@ -131,7 +240,13 @@ class Growth:
     def spec(self) -> GrowingSpec:
         """The order, with the rounds that are known so far."""
         log = self.log
-        return GrowingSpec(self.order, log.reuse, self.epoch_samples, log.least, tuple(log.admitted))
+        return GrowingSpec(
+            order=self.order,
+            reuse=log.reuse,
+            epoch_samples=self.epoch_samples,
+            least=log.least,
+            admitted=tuple(log.admitted),
+        )
 
     def facts(self) -> dict[str, Detail]:
         """Returns the values that must be equal on all ranks."""
@@ -162,16 +277,16 @@ class Growth:
         cohorts = self.log.cohorts
         rank = self.rank_config
         position = min(plan.position(batch), log.stop - 1)
-        of = log.find_round(position)
-        least, most = log.bound_uses(position)
+        current = log.find_round(position)
+        least_uses, most_uses = log.bound_uses(position)
         sample_bytes = self._data.stored_bytes / cohorts.samples
         return GrowingStats(
             reuse=log.reuse,
-            round=of.number,
-            passes=of.end / cohorts.per_pass,
-            least_uses=least,
-            most_uses=most,
-            live_bytes=int((of.stop - of.start) * sample_bytes),
+            round=current.number,
+            passes=current.end / cohorts.per_pass,
+            least_uses=least_uses,
+            most_uses=most_uses,
+            live_bytes=int((current.stop - current.start) * sample_bytes),
             data_bytes=int(cohorts.samples * sample_bytes),
             sample_bytes=sample_bytes,
             ranks=rank.world_size,

@@ -15,7 +15,7 @@ from streamer.loader.kinds.growing.session import GrowingSession
 from streamer.loader.kinds.kind import Ordering, SessionSource
 from streamer.loader.kinds.one import OneDataset, OneOrdering
 from streamer.loader.kinds.step_session import Share, StepSession
-from streamer.loader.members.member import Member
+from streamer.loader.members.member import DatasetMember
 from streamer.loader.stall.growth import GrowingStats
 from streamer.order.growing import AdmissionLog, Growing, GrowingSpec
 from streamer.order.plan import RankPlan
@@ -27,8 +27,8 @@ class GrowingOrdering(Ordering):
     """The epochs of a growing dataset.
 
     Args:
-        growth: the rounds.
-        free_parts: parts of the order that were chosen automatically: those of a state replace them.
+        growth: The rounds.
+        free_parts: Parts of the order that were chosen automatically: those of a state replace them.
     """
 
     def __init__(self, growth: Growth, free_parts: frozenset[str] = frozenset()) -> None:
@@ -87,7 +87,7 @@ class GrowingOrdering(Ordering):
     ) -> StepSession:
         """See `Ordering`: cohorts are asked for, not epochs."""
         epoch, share = start
-        # Without a value: what is used up leaves first, and is not kept in place of what is in use.
+        # Parts without a value leave first when they are used up, and are not kept in place of what is in use.
         spec = msgspec.structs.replace(spec, parts=stream.parts([0.0], [0]))
         plan = stream.plan(epoch)
         return GrowingSession(
@@ -99,7 +99,7 @@ class GrowingOrdering(Ordering):
         """See `Ordering`."""
         return self.growth.log.admitted
 
-    def growing_stats(self, plans: Callable[[int], RankPlan], epoch: int, batch: int) -> GrowingStats:
+    def measure_growth(self, plans: Callable[[int], RankPlan], epoch: int, batch: int) -> GrowingStats:
         """See `Ordering`."""
         return self.growth.statistics(plans(epoch), batch)
 
@@ -107,11 +107,11 @@ class GrowingOrdering(Ordering):
 class GrowingDataset(OneDataset):
     """A dataset that is trained on while it arrives."""
 
-    def __init__(self, member: Member, growing: Growing) -> None:
+    def __init__(self, member: DatasetMember, growing: Growing) -> None:
         super().__init__(member)
         self._growing = growing
 
-    def make_ordering(self, members: Members, global_batch: int, rank_config: RankConfig) -> GrowingOrdering:
+    def plan_stream(self, members: Members, global_batch: int, rank_config: RankConfig) -> GrowingOrdering:
         """See `StreamKind`."""
         order = self.order(members, global_batch)
         growth = Growth(self._growing, order, members, rank_config, global_batch=global_batch)

@@ -14,8 +14,7 @@ from streamer.client.engine_client import EngineClient
 from streamer.config import format_bytes
 from streamer.errors import BrokenError, CacheFullError
 from streamer.loader.kinds.growing.feed import CohortFeed
-from streamer.loader.kinds.growing.growth import Growth
-from streamer.loader.kinds.growing.offers import POLL_SECONDS
+from streamer.loader.kinds.growing.growth import POLL_SECONDS, Growth
 from streamer.loader.kinds.step_session import StepSession
 from streamer.order.growing import rounds_between
 from streamer.order.plan import RankPlan, batch_count
@@ -33,10 +32,10 @@ class Steps(msgspec.Struct, frozen=True):
     """The batches of all epochs from one on, as steps of a session and as positions of the stream.
 
     Attributes:
-        epoch, first: the epoch and the batch that is step 0.
-        start: position of step 0.
-        batches, batches_later: number of batches of the first epoch, from step 0 on, and of each later one.
-        epoch_samples, size: samples of an epoch, and of a batch, over all ranks.
+        epoch, first: Epoch and number of the batch that is step 0.
+        start: Position of step 0.
+        batches, batches_later: Number of batches of the first epoch, from step 0 on, and of each later one.
+        epoch_samples, size: Samples of an epoch, and of a batch, over all ranks.
     """
 
     epoch: int
@@ -47,7 +46,7 @@ class Steps(msgspec.Struct, frozen=True):
     epoch_samples: int
     size: int
 
-    def of(self, epoch: int, batch: int) -> int:
+    def step_of(self, epoch: int, batch: int) -> int:
         """Returns the step of a batch."""
         if epoch == self.epoch:
             return batch - self.first
@@ -65,27 +64,27 @@ class Steps(msgspec.Struct, frozen=True):
         begin = self.begin(step)
         return min(begin + self.size, (begin // self.epoch_samples + 1) * self.epoch_samples)
 
-    def before(self, position: int) -> int:
+    def count_before(self, position: int) -> int:
         """Returns the number of steps that end at or before a position."""
         epoch, inside = divmod(position, self.epoch_samples)
         if epoch <= self.epoch:
             return max(0, position - self.start) // self.size
-        return self.of(epoch, min(self.batches_later, inside // self.size))
+        return self.step_of(epoch, min(self.batches_later, inside // self.size))
 
 
 class CacheBudget(msgspec.Struct, frozen=True):
     """The bytes of the cache that a rank's cohorts may take.
 
     Attributes:
-        live: limit for all cohorts that are here or asked for.
-        held_back: bytes of `live` that no round is given, so that the next round's cohorts can arrive while the
+        live: Limit for all cohorts that are here or asked for.
+        held_back: Bytes of `live` that no round is given, so that the next round's cohorts can arrive while the
             current round is still training, also where all that it trains leaves with it.
-        most: limit for rounds that were decided elsewhere; infinite where all data fits.
+        maximum: Limit for rounds that were decided elsewhere; infinite where all data fits.
     """
 
     live: int
     held_back: int
-    most: float
+    maximum: float
 
 
 class GrowingSession(StepSession):
@@ -95,9 +94,13 @@ class GrowingSession(StepSession):
     first batch of the next round is asked for, the rank offers what has arrived; the least of all ranks is admitted.
 
     Args:
-        spec: the consumer, with one part.
-        first: the batch of `plan` that is step 0.
-        on_close: called once, when the session is closed.
+        client: Connection to the engine, used by this session only.
+        spec: Consumer, with one part.
+        growth: The rounds.
+        recipe: Inputs of the batches.
+        plan: Batches of this rank in the first epoch.
+        first: Number of the batch of `plan` that is step 0.
+        on_close: Called once, when the session is closed.
     """
 
     def __init__(
@@ -117,21 +120,29 @@ class GrowingSession(StepSession):
         later = batch_count(epoch_samples, size, recipe.last_batch)
         self._growth = growth
         self._lanes = growth.spec.rank_lanes(recipe.split, recipe.entry)
-        self._steps = Steps(plan.order.epoch, first, position, plan.batches - first, later, epoch_samples, size)
+        self._steps = Steps(
+            epoch=plan.order.epoch,
+            first=first,
+            start=position,
+            batches=plan.batches - first,
+            batches_later=later,
+            epoch_samples=epoch_samples,
+            size=size,
+        )
         self._asked = self._wanted = self._ready = -1
         self._next = self._arrived = 0
-        # Where an epoch was left early or left out, the uses of its rounds are lost.
+        # If an epoch was left early or left out, the uses of its rounds are lost.
         while growth.log.stop < position:
             growth.decide(0)
             time.sleep(POLL_SECONDS if growth.waiting else 0)
-        self._feed, self._first = self._begun(recipe, plan, position)
+        self._feed, self._first = self._plan_begin(recipe, plan, position)
         self._begin = self._cohorts_at(position)
-        self._budget = self._budget_of(client.welcome.limit_bytes, len(self._lanes))
+        self._budget = self._compute_budget(client.welcome.limit_bytes, len(self._lanes))
         (part,) = spec.parts
         part = msgspec.structs.replace(part, open_bytes=self._budget.live)
         super().__init__(client, msgspec.structs.replace(spec, parts=(part,)), on_close)
 
-    def _begun(self, recipe: SampleRecipe, plan: RankPlan, position: int) -> tuple[CohortFeed, EpochSchedule]:
+    def _plan_begin(self, recipe: SampleRecipe, plan: RankPlan, position: int) -> tuple[CohortFeed, EpochSchedule]:
         """Returns the feed of a session that begins at a position, and what it asks for first."""
         log = self._growth.log
         size = recipe.global_batch
@@ -142,24 +153,26 @@ class GrowingSession(StepSession):
         begin = log.next_begin
         end = log.last.end
         if position < log.stop:
-            of = log.find_round(position)
-            # After a resume with another batch size, batches do not follow each other over the end of an epoch.
+            current = log.find_round(position)
+            # Batches do not follow each other over the end of an epoch after a resume with another batch size.
             whole = epoch_samples % size == 0
-            stop = of.stop if whole else min(of.stop, (position // epoch_samples + 1) * epoch_samples)
+            stop = current.stop if whole else min(current.stop, (position // epoch_samples + 1) * epoch_samples)
             steps = (stop - position) // size
-            begin = of.begin
-            end = of.end
+            begin = current.begin
+            end = current.end
             for need in plan.order.needs(recipe.split, Batches(position, size, 0, steps)) if steps else ():
                 np.minimum.at(first_batch, need.chunk, need.first)
         feed = CohortFeed(log.cohorts, self._lanes, sizes, steps=steps, begin=begin, end=end)
         return feed, feed.first(first_batch)
 
-    def _budget_of(self, limit_bytes: int, lanes: int) -> CacheBudget:
+    def _compute_budget(self, limit_bytes: int, lanes: int) -> CacheBudget:
         """Returns this rank's part of `WINDOW_SHARE` of a cache, or more where that is too little for its rounds."""
         rank = self._growth.rank_config
         log = self._growth.log
         sizes = self._growth.manifest.chunk_local_bytes
-        per_pass, all_lanes, total = log.cohorts.per_pass, log.cohorts.spec.lanes, int(sizes.sum())
+        per_pass = log.cohorts.per_pass
+        all_lanes = log.cohorts.spec.lanes
+        total = int(sizes.sum())
 
         def size(cohorts: int) -> int:
             return total * cohorts * lanes // (all_lanes * per_pass)
@@ -172,8 +185,8 @@ class GrowingSession(StepSession):
         needed = max(self._feed.live_bytes, trained) + held_back
         own = limit_bytes // max(1, rank.world_size // max(1, rank.nodes))
         # Cohorts of two passes may be live together; their chunks are the same files.
-        most = math.inf if max(needed, own) >= size(per_pass) + edges else max(needed, own)
-        return CacheBudget(max(needed, int(WINDOW_SHARE * own)), held_back, most)
+        maximum = math.inf if max(needed, own) >= size(per_pass) + edges else max(needed, own)
+        return CacheBudget(max(needed, int(WINDOW_SHARE * own)), held_back, maximum)
 
     def _ask_first(self) -> None:
         self._session.extend(self._first)
@@ -195,7 +208,7 @@ class GrowingSession(StepSession):
 
     def step_of(self, epoch: int, batch: int) -> int:
         """See `StepSession`; the batch is needed now."""
-        step = self._steps.of(epoch, batch)
+        step = self._steps.step_of(epoch, batch)
         self._asked = max(self._asked, step)
         return step
 
@@ -203,9 +216,9 @@ class GrowingSession(StepSession):
         """See `StepSession`."""
         log = self._growth.log
         end = self._steps.end(step)
-        # What fills a last batch up is before its end by the lanes at most.
+        # The samples that fill a last batch up are before its end by the lanes at most.
         first = max(0, min(self._steps.begin(step), end - log.cohorts.spec.lanes))
-        return tuple(msgspec.structs.astuple(of) for of in rounds_between(log, first, end - 1))
+        return tuple(msgspec.structs.astuple(each) for each in rounds_between(log, first, end - 1))
 
     def want(self, step: int) -> None:
         """See `StepSession`."""
@@ -215,7 +228,7 @@ class GrowingSession(StepSession):
     def wait(self, step: int, timeout_seconds: float | None = None) -> None:
         """See `StepSession`."""
         self._asked = max(self._asked, step)
-        # What has arrived meanwhile counts, also where the step is ready already.
+        # The cohorts that have arrived meanwhile count, also where the step is ready already.
         self.pump()
         super().wait(step, timeout_seconds)
 
@@ -226,7 +239,7 @@ class GrowingSession(StepSession):
         released = begin > self._begin
         if released:
             self._begin = begin
-            self._feed.released(begin)
+            self._feed.release(begin)
             self._session.done(self._feed.step(begin), flush=flush)
         if released or self._due(step) > self._feed.sent:
             self._update()
@@ -248,13 +261,13 @@ class GrowingSession(StepSession):
         end = self._steps.end(self._asked) if self._asked >= 0 else 0
         while log.stop < end:
             budget = self._budget.live - self._budget.held_back
-            self._growth.decide(self._feed.fitting(log.next_begin, self._arrived, budget))
+            self._growth.decide(self._feed.find_last_fit(log.next_begin, self._arrived, budget))
             if self._growth.waiting:
                 return
             self._update()
-        self._check_owed()
+        self._check_progress()
 
-    def _check_owed(self) -> None:
+    def _check_progress(self) -> None:
         """Makes sure that a batch whose rounds are decided, and before which all is consumed, is on its way."""
         step = self._asked
         if self._ready < step <= min(self._next, self._wanted) and self._session.idle:
@@ -276,7 +289,7 @@ class GrowingSession(StepSession):
         arrived = feed.cohorts_through(through)
         self._arrived = max(self._arrived, arrived)
         position = self._growth.log.trainable(arrived)
-        self._ready = max(min(through, feed.steps - 1), self._steps.before(position) - 1)
+        self._ready = max(min(through, feed.steps - 1), self._steps.count_before(position) - 1)
         self._extend()
         if through < feed.steps - 1:
             step = min(self._wanted, feed.steps - 1)
@@ -286,7 +299,7 @@ class GrowingSession(StepSession):
         self._session.want(min(step, feed.step(feed.sent) - 1))
 
     def _due(self, step: int) -> int:
-        """Returns one past the last cohort that a step needs; 0: its round is not decided."""
+        """Returns one past the last cohort that a step needs, or 0 if its round is not decided."""
         log = self._growth.log
         position = self._steps.end(max(0, step)) - 1
         return log.find_round(position).end if position < log.stop else 0
@@ -302,17 +315,17 @@ class GrowingSession(StepSession):
         all_data = self._begin + self._growth.log.cohorts.per_pass
         for end, budget in (
             (self._due(self._next), math.inf),
-            (self._due(self._asked), self._budget.most),
+            (self._due(self._asked), self._budget.maximum),
             (all_data, self._budget.live),
         ):
             schedule = self._feed.extend(end, budget)
             if schedule is not None:
                 self._session.extend(schedule)
-        if self._feed.live_bytes > self._budget.most:
+        if self._feed.live_bytes > self._budget.maximum:
             raise CacheFullError(
                 f"the rounds of this run take {format_bytes(self._feed.live_bytes)} of the cache on this rank, "
-                f"which has {format_bytes(self._budget.most)}: raise cache_bytes; a run that is repeated needs what "
+                f"which has {format_bytes(self._budget.maximum)}: raise cache_bytes; a run that is repeated needs what "
                 "the first one had",
                 live_bytes=self._feed.live_bytes,
-                room_bytes=self._budget.most,
+                room_bytes=self._budget.maximum,
             )

@@ -38,7 +38,7 @@ def _cost(row: np.ndarray) -> int:
 
 def test_the_balance_of_ranks_is_that_of_the_job(make):
     """Without and with Balance, for each number of rows that divides the batch."""
-    text = explain_rows(make()._member.opened.rows, 1 << 20, RANKS * 2, 17)
+    text = explain_rows(make()._member.open().rows, 1 << 20, RANKS * 2, 17)
     found = re.search(rf"{RANKS} ranks of 2 rows: ([\d.]+), with Balance\(rows=2\) ([\d.]+)", text)
     wanted = dearest(make, 2), dearest(make, 2, balance=Balance(rows=2))
     assert tuple(map(float, found.groups())) == pytest.approx(wanted, abs=0.0006)
@@ -47,7 +47,7 @@ def test_the_balance_of_ranks_is_that_of_the_job(make):
 def test_rows_and_sets_are_described(make):
     """How full rows are, and what must be local; a batch larger than an epoch has no steps to compare."""
     dataset = make()
-    lines = explain_rows(dataset._member.opened.rows, 1 << 20, 10 * dataset.rows, 17).splitlines()
+    lines = explain_rows(dataset._member.open().rows, 1 << 20, 10 * dataset.rows, 17).splitlines()
     assert lines[0].startswith(f"rows     {dataset.rows:,} rows of 64 tokens in ")
     assert re.match(r"sets     [\d.]+ .?B each, local before the first of their rows: ", lines[1])
     assert len(lines) == 3

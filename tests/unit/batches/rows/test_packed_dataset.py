@@ -158,7 +158,7 @@ def test_tokens_that_are_left_out_are_counted(make, given, overflow):
     kept = ROW if overflow == "truncate" else 0
     assert stats.left_out == sum(longer) - kept * len(longer)
     assert stats.cut == (len(longer) if kept else 0)
-    assert f"{stats.left_out:,} tokens are left out ({overflow})" in dataset._member.opened.rows.describe()
+    assert f"{stats.left_out:,} tokens are left out ({overflow})" in dataset._member.open().rows.describe()
 
 
 def test_samples_have_no_padding(make_dataset, url):
@@ -534,12 +534,12 @@ def test_the_digest_of_many_numbers_is_kept(make, given, tmp_path, monkeypatch, 
     (kept,) = fake_engine.root.rglob("*.costs")
     digest = kept.read_text()
     kept.write_text("")
-    assert make(Packing(ROW, set_rows=8, cost=str(path)))._member.opened.rows.recipe.spec.costs == digest
+    assert make(Packing(ROW, set_rows=8, cost=str(path)))._member.open().rows.recipe.spec.costs == digest
     monkeypatch.setattr(costs, "_digest", lambda _: pytest.fail("read again"))
     assert make(Packing(ROW, set_rows=8, cost=str(path))).rows == whole
     monkeypatch.setattr(costs, "_digest", lambda _: "of other numbers")
     np.save(path, np.array([len(one) + 1 for one in given], np.int32))
-    assert make(Packing(ROW, set_rows=8, cost=str(path)))._member.opened.rows.recipe.spec.costs == "of other numbers"
+    assert make(Packing(ROW, set_rows=8, cost=str(path)))._member.open().rows.recipe.spec.costs == "of other numbers"
 
 
 def test_several_packings_of_one_job_are_told_apart(make, make_dataset, url, fake_engine):

@@ -29,7 +29,7 @@ def everything_local(fake_engine):
 def test_a_recipe_travels_and_opens_the_same_samples(make_dataset, folder, everything_local):
     """Through cloudpickle, with a lambda: batches and samples as in the process that made it."""
     dataset = make_dataset(folder, transform=lambda sample: (sample["__key__"], sample["txt"]))
-    prepared = everything_local(dataset._for_loader().prepare(7, "fill"))
+    prepared = everything_local(dataset._get_opening().prepare(7, "fill"))
     reader = cloudpickle.loads(cloudpickle.dumps(prepared.recipe())).open()
     for batch in (0, 14):
         ordinals, repeated = reader.batch(1, batch)
@@ -46,7 +46,7 @@ def test_a_recipe_travels_and_opens_the_same_samples(make_dataset, folder, every
 def test_a_selections_batches_have_the_manifests_numbers(make_dataset, folder, everything_local):
     """The engine and the files know only the manifest."""
     dataset = make_dataset(folder).select(labels=["class2"])
-    prepared = everything_local(dataset._for_loader().prepare(33))
+    prepared = everything_local(dataset._get_opening().prepare(33))
     reader: StreamReader = cloudpickle.loads(cloudpickle.dumps(prepared.recipe())).open()
     ordinals, _ = reader.batch(0, 0)
     assert set(prepared.members.each[0].manifest.labels[ordinals].tolist()) == {2}
@@ -55,7 +55,7 @@ def test_a_selections_batches_have_the_manifests_numbers(make_dataset, folder, e
 
 def test_a_chunk_that_is_not_there_is_named_by_number(make_dataset, folder):
     """So that the rank can lease it again."""
-    prepared = make_dataset(folder)._for_loader().prepare(7)
+    prepared = make_dataset(folder)._get_opening().prepare(7)
     reader = prepared.recipe().open()
     ordinal = int(prepared.ordinals(0, 0)[0])
     with pytest.raises(ChunkUnreadableError, match="missing") as caught:
@@ -70,14 +70,14 @@ def test_a_users_file_not_found_is_the_users(make_dataset, folder, everything_lo
     def transform(sample):
         raise FileNotFoundError("my labels.csv")
 
-    reader = everything_local(make_dataset(folder, transform=transform)._for_loader().prepare(7)).recipe().open()
+    reader = everything_local(make_dataset(folder, transform=transform)._get_opening().prepare(7)).recipe().open()
     with pytest.raises(FileNotFoundError, match=r"labels\.csv"):
         reader.load(0, 3)
 
 
 def test_an_empty_sample_needs_no_chunk(make_dataset, folder):
     """0 bytes are never requested."""
-    prepared = make_dataset(folder)._for_loader().prepare(1)
+    prepared = make_dataset(folder)._get_opening().prepare(1)
     reader = prepared.recipe().open()
     starts = prepared.members.each[0].manifest.locate(np.arange(100))
     (empty,) = np.flatnonzero(starts[1] == starts[2]).tolist()
@@ -86,7 +86,7 @@ def test_an_empty_sample_needs_no_chunk(make_dataset, folder):
 
 def test_a_manifest_that_is_gone_is_an_error(make_dataset, folder):
     """Not a worker that waits for ever."""
-    recipe = make_dataset(folder)._for_loader().prepare(7).recipe()
+    recipe = make_dataset(folder)._get_opening().prepare(7).recipe()
     (recipe.members[0].manifest_path / "root.json").unlink()
     with pytest.raises(ManifestError, match=r"no manifest|root\.json"):
         recipe.open()
@@ -97,7 +97,7 @@ def test_a_broken_member_of_a_tar_is_found_in_its_object(make_dataset, tars, eve
     content = (tars / "1.tar").read_bytes()
     place = content.index(b'{"n": 44}')
     (tars / "1.tar").write_bytes(content.replace(b'{"n": 44}', b'{"n": 44!'))
-    reader = everything_local(make_dataset(tars)._for_loader().prepare(7)).recipe().open()
+    reader = everything_local(make_dataset(tars)._get_opening().prepare(7)).recipe().open()
     with pytest.raises(DecodeError, match=r"'044'.*decode_json.*1\.tar \[\d+, \d+\)") as caught:
         reader.load(0, 44)
     where = str(caught.value.details["object"])

@@ -103,7 +103,7 @@ def number_of(sample: dict[str, object]) -> int:
 
 def test_one_sample_shows_where_the_other_arrays_are(make_dataset, fake_engine, npy, ordinary):
     """After the first batch nothing is read in the ordinary way; arrays, keys and labels are the same."""
-    batches = Batches(make_dataset(npy)._for_loader().prepare(8), fake_engine, {"npy": SHAPE})
+    batches = Batches(make_dataset(npy)._get_opening().prepare(8), fake_engine, {"npy": SHAPE})
     assert not batches.reader.draws
     for _ in range(2):
         samples, in_place = batches.make([5, 3, 39, 0])
@@ -115,7 +115,7 @@ def test_one_sample_shows_where_the_other_arrays_are(make_dataset, fake_engine, 
 
 def test_fields_around_an_array_are_read_too(make_dataset, fake_engine, tars, ordinary):
     """A tar's members before and behind the array: each sample has its own."""
-    batches = Batches(make_dataset(tars)._for_loader().prepare(8), fake_engine, {"npy": SHAPE})
+    batches = Batches(make_dataset(tars)._get_opening().prepare(8), fake_engine, {"npy": SHAPE})
     batches.make([0])
     ordinary.clear()
     samples, in_place = batches.make(list(range(39, -1, -1)))
@@ -137,7 +137,7 @@ def test_several_arrays_in_a_sample(make_dataset, fake_engine, tmp_path, ordinar
         arrays = {"a.npy": array(number), "b.npy": array(number + 50), "c.npy": np.arange(number, number + 9)}
         entries += [(f"{number:03}.{name}", npy_of(numbers)) for name, numbers in arrays.items()]
     (root / "0.tar").write_bytes(tar_of(entries))
-    batches = Batches(make_dataset(root)._for_loader().prepare(2), fake_engine, {"a.npy": SHAPE, "b.npy": SHAPE})
+    batches = Batches(make_dataset(root)._get_opening().prepare(2), fake_engine, {"a.npy": SHAPE, "b.npy": SHAPE})
     batches.make([0])
     ordinary.clear()
     samples, in_place = batches.make([5, 4, 3, 2, 1, 0])
@@ -158,7 +158,7 @@ def test_raw_numbers_without_a_header(make_dataset, fake_engine, tmp_path, ordin
         array(number).tofile(root / f"{number:03}.bin")
     decode = {"bin": ArrayDecoder("<f4", (3, -1))}
     shape = RowShape(np.dtype("<f4"), (3, 700))
-    batches = Batches(make_dataset(root, decode=decode)._for_loader().prepare(2), fake_engine, {"bin": shape})
+    batches = Batches(make_dataset(root, decode=decode)._get_opening().prepare(2), fake_engine, {"bin": shape})
     for _ in range(2):
         samples, in_place = batches.make(list(range(10)))
         assert all(in_place)
@@ -177,7 +177,7 @@ def test_a_sample_that_is_not_alike_is_read_in_the_ordinary_way(make_dataset, fa
         "text": np.array("x" * NUMBERS),
     }[odd]
     np.save(npy / "007.npy", other)
-    batches = Batches(make_dataset(npy)._for_loader().prepare(8), fake_engine, {"npy": SHAPE})
+    batches = Batches(make_dataset(npy)._get_opening().prepare(8), fake_engine, {"npy": SHAPE})
     ordinals = [batches.ordinal(number) for number in (6, 7, 8)]
     for _ in range(3):
         samples, in_place = batches.make(ordinals)
@@ -200,7 +200,7 @@ def test_samples_of_many_layouts_are_not_read_twice_for_long(
     root = tmp_path / "mixed"
     root.mkdir()
     (root / "0.tar").write_bytes(tar_of(entries))
-    batches = Batches(make_dataset(root)._for_loader().prepare(4), fake_engine, {"npy": SHAPE})
+    batches = Batches(make_dataset(root)._get_opening().prepare(4), fake_engine, {"npy": SHAPE})
     batches.make([0])
     odd, read = [1, 3, 5, 7], []
     for _ in range(4):
@@ -216,7 +216,7 @@ def test_samples_of_many_layouts_are_not_read_twice_for_long(
 
 def test_another_sample_in_a_place(make_dataset, fake_engine, npy):
     """The index of one that is left out takes another: its own bytes, in that index's row."""
-    batches = Batches(make_dataset(npy)._for_loader().prepare(8), fake_engine, {"npy": SHAPE})
+    batches = Batches(make_dataset(npy)._get_opening().prepare(8), fake_engine, {"npy": SHAPE})
     first, second, third = (batches.ordinal(number) for number in (1, 2, 9))
     batches.make([first, second])
     rows = Rows(np.zeros(1 << 17, np.uint8), batches.shapes, 2)
@@ -229,7 +229,7 @@ def test_another_sample_in_a_place(make_dataset, fake_engine, npy):
 
 def test_it_is_said_what_is_read(make_dataset, fake_engine, npy):
     """One sample of each chunk, before they are read: whoever looks at the clock can name it."""
-    batches = Batches(make_dataset(npy)._for_loader().prepare(8), fake_engine, {"npy": SHAPE})
+    batches = Batches(make_dataset(npy)._get_opening().prepare(8), fake_engine, {"npy": SHAPE})
     batches.make(range(4))
     assert batches.read_with == []
     batches.make(range(8, 16))
@@ -258,7 +258,7 @@ def test_a_read_that_hangs_is_seen_by_the_timeout(make_dataset, npy, monkeypatch
 
 def test_an_error_of_the_disk_is_that_of_one_sample(make_dataset, fake_engine, npy, monkeypatch):
     """A read of many that fails is made again one by one: the rest of the batch is right, and the culprit known."""
-    batches = Batches(make_dataset(npy)._for_loader().prepare(8), fake_engine, {"npy": SHAPE})
+    batches = Batches(make_dataset(npy)._get_opening().prepare(8), fake_engine, {"npy": SHAPE})
     batches.make([0])
     samples, read = [batches.make([ordinal])[0][0] for ordinal in (1, 2, 3)], CachedBytes.read_into
 
@@ -278,7 +278,7 @@ def test_an_error_of_the_disk_is_that_of_one_sample(make_dataset, fake_engine, n
 
 def test_what_is_left_out_is_not_read_with_the_others(make_dataset, fake_engine, npy):
     """A batch in which a sample has ended workers is read one by one, without it."""
-    batches = Batches(make_dataset(npy)._for_loader().prepare(8), fake_engine, {"npy": SHAPE})
+    batches = Batches(make_dataset(npy)._get_opening().prepare(8), fake_engine, {"npy": SHAPE})
     begun: list[int] = []
     maker = BatchMaker(batches.reader, MakerRules(17), lambda task, ordinal, since: begun.append(ordinal))
     for batch in range(3):  # the first says what it looks like, the second where
@@ -294,7 +294,7 @@ def test_what_is_left_out_is_not_read_with_the_others(make_dataset, fake_engine,
 def test_every_byte_is_checked(make_dataset, fake_engine, npy):
     """A bit that is wrong inside the array or its head: the chunk is told, the sample is not made."""
     for place in (70, 64 + 128 + 500):
-        batches = Batches(make_dataset(npy)._for_loader().prepare(8), fake_engine, {"npy": SHAPE})
+        batches = Batches(make_dataset(npy)._get_opening().prepare(8), fake_engine, {"npy": SHAPE})
         batches.make([4])
         chunk = batches.reader._maker.places(0, np.array([11]))[0].chunk
         with fake_engine.path(chunk).open("r+b") as file:
@@ -343,7 +343,7 @@ def test_a_byte_of_an_array_in_a_zip_archive_is_another(make_dataset, fake_engin
 def test_a_transform_is_never_given_a_row(make_dataset, fake_engine, npy):
     """It may keep what it is given, and rows are used again."""
     dataset = make_dataset(npy, transform=lambda sample: sample)
-    prepared = dataset._for_loader().prepare(8)
+    prepared = dataset._get_opening().prepare(8)
     fake_engine.make_local(0)
     reader = prepared.recipe().open()
     assert not reader.takes_rows

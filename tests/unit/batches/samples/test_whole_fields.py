@@ -43,7 +43,7 @@ class Batches:
     """Makes the batches of one reader in slots, and takes them out again."""
 
     def __init__(self, dataset, engine, **rules):
-        prepared = dataset._for_loader().prepare(BATCH)
+        prepared = dataset._get_opening().prepare(BATCH)
         for chunk in range(prepared.members.each[0].manifest.chunks):
             engine.make_local(chunk)
         self.engine = engine

@@ -194,7 +194,7 @@ def test_nothing_is_seeded_where_nothing_draws(make_dataset, pictures):
         (None, lambda name, content: len(content), True),
     ]
     for transform, decode, draws in kinds:
-        prepared = make_dataset(pictures, transform=transform, decode=decode)._for_loader().prepare(BATCH)
+        prepared = make_dataset(pictures, transform=transform, decode=decode)._get_opening().prepare(BATCH)
         source = prepared.recipe().open()
         assert source.draws is draws
         made = maker.BatchMaker(source, maker.MakerRules(17))

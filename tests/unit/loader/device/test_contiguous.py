@@ -12,7 +12,7 @@ from streamer.batches.batch.collate import collate
 from streamer.batches.batch.ragged import Ragged
 from streamer.batches.batch.slot_layout import BatchReader, WritableBatch
 from streamer.loader.delivery import Delivery
-from streamer.loader.device.contiguous import Packed, map_tensors
+from streamer.loader.device.copying import SlotRange, map_tensors
 
 SAMPLES = [
     {"jpg": np.full((30, 40, 3), n, np.uint8), "x": np.full((40, 10), n, np.float64), "cls": n} for n in range(8)
@@ -30,11 +30,11 @@ def delivery(structure: object) -> Delivery:
 def test_one_copy_for_all_tensors():
     """The run covers them all; taken apart, each has its values, dtype and shape."""
     batch = delivery(collate(SAMPLES))
-    packed = Packed.of(batch)
+    packed = SlotRange.find(batch)
     assert packed is not None
     assert packed.nbytes == 8 * 3600 + 8 * 3200 + 64
     whole = packed.source().clone()
-    moved = packed.on(whole)
+    moved = packed.view_in(whole)
     assert moved.memory is None, "the slot is not held by what was made of it"
     for name in ("jpg", "x", "cls"):
         assert torch.equal(moved.content[name], batch.content[name])
@@ -62,27 +62,27 @@ def test_encoded_files_stay_where_they_are():
 def test_what_is_not_one_run_is_copied_tensor_by_tensor():
     """Memory of their own, strings in between, a single tensor, a batch from elsewhere."""
     batch = delivery(collate(SAMPLES))
-    foreign = batch.with_content({**batch.content, "more": torch.ones(5)})
-    assert Packed.of(foreign) is None
+    foreign = batch.replace_content({**batch.content, "more": torch.ones(5)})
+    assert SlotRange.find(foreign) is None
     mixed = Delivery({**batch.content, "more": torch.ones(5)}, 0, 0, batch.repeated, memory=batch.memory)
-    assert Packed.of(mixed) is None
+    assert SlotRange.find(mixed) is None
     scattered = Delivery(
         {"jpg": batch.content["jpg"][:, ::2], "x": batch.content["x"]}, 0, 0, batch.repeated, memory=batch.memory
     )
-    assert Packed.of(scattered) is None
+    assert SlotRange.find(scattered) is None
     texts = [{"a": np.zeros(2000), "text": "x" * 9000, "b": np.zeros(2000)} for _ in range(4)]
-    assert Packed.of(delivery(collate(texts))) is None
+    assert SlotRange.find(delivery(collate(texts))) is None
     single = delivery(collate([{"x": sample["x"]} for sample in SAMPLES]))
-    assert Packed.of(single) is None
-    assert Packed.of(batch.content) is None
-    assert Packed.of(delivery(collate(["a", "b"]))) is None
+    assert SlotRange.find(single) is None
+    assert SlotRange.find(batch.content) is None
+    assert SlotRange.find(delivery(collate(["a", "b"]))) is None
 
 
 def test_the_source_of_a_copy_keeps_its_slot():
     """A slot is free when its array has died: not while a copy that is on its way reads it, and at once afterwards."""
     batch, freed = delivery(collate(SAMPLES)), []
     weakref.finalize(batch.memory, freed.append, True)
-    packed = Packed.of(batch)
+    packed = SlotRange.find(batch)
     assert packed is not None
     source = packed.source()
     del batch, packed

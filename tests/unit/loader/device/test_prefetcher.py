@@ -11,7 +11,7 @@ import torch
 
 from streamer.errors import ConfigError
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.loader.device.contiguous import Packed
+from streamer.loader.device.copying import SlotRange
 from streamer.loader.device.prefetcher import CudaMover, DevicePrefetcher, Normalize, check_device, map_tensors
 from tests.fake_dataset import FakeDataset
 from tests.inspection import copy_with, poison_freed_slots
@@ -93,7 +93,7 @@ class PackedLateDevice(LateDevice):
     taken = 0
 
     def move(self, batch, transform):
-        packed = Packed.of(batch)
+        packed = SlotRange.find(batch)
         assert packed is not None
         self.taken += 1
         whole = torch.empty(packed.nbytes, dtype=torch.uint8)
@@ -102,7 +102,7 @@ class PackedLateDevice(LateDevice):
         self.begun.append(copy)
         if len(self.begun) > self.every:
             self.begun.pop(0).run()
-        return packed.on(whole), copy
+        return packed.view_in(whole), copy
 
 
 @pytest.mark.parametrize("careless", [False, True])

@@ -125,7 +125,7 @@ def test_a_worker_that_still_starts_is_given_nothing():
             assert outcome.pending.step == step
             run.outcomes.remove(outcome)
             outcome.discard(feeder.ring)
-            feeder.took(run, step + 1, 0)
+            feeder.note_taken(run, step + 1, 0)
         assert sorted(handle.ready for handle in feeder._pool.workers.values()) == [False, True]
     finally:
         prepared.made.others.set()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from streamer.loader.feed.reorder import BatchCursor, Window
+from streamer.loader.feed.run import BatchCursor, BatchWindow
 
 
-def window(batches: int = 3, span: int = 4) -> Window[str]:
-    return Window(BatchCursor(lambda epoch: batches, 0, 0), span)
+def window(batches: int = 3, span: int = 4) -> BatchWindow[str]:
+    return BatchWindow(BatchCursor(lambda epoch: batches, 0, 0), span)
 
 
 def test_a_window_crosses_epochs_and_skips_empty_ends():

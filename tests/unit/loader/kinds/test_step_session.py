@@ -13,7 +13,7 @@ from streamer import Order
 from streamer.batches.skipping import SkipLedger
 from streamer.errors import BrokenError
 from streamer.loader.kinds.step_session import Share, open_bytes
-from streamer.loader.rank.sample_iterator import Progress, SampleIterator
+from streamer.loader.rank.sample_iterator import IterationProgress, SampleIterator
 from streamer.wire.schedule import EpochSchedule
 
 
@@ -47,10 +47,10 @@ def test_the_steps_of_a_span_are_those_of_its_batches(workers):
 @pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"order": Order(lanes=2, shuffle_window=4)}])
 def test_a_share_reads_only_what_is_leased(make_dataset, folder, workers, first, options):
     """The fake engine deletes everything else; together the shares have the rest of the epoch."""
-    prepared = make_dataset(folder, **options)._for_loader().prepare(7)
+    prepared = make_dataset(folder, **options)._get_opening().prepare(7)
     found: Counter[int] = Counter()
     for worker in range(workers):
-        progress = Progress(2, Share(worker, workers, first))
+        progress = IterationProgress(2, Share(worker, workers, first))
         samples = SampleIterator(prepared, progress, SkipLedger(0), lambda epoch: None)
         found.update(str(sample["__key__"]) for sample in samples)
     expected: Counter[int] = Counter()
@@ -62,7 +62,7 @@ def test_a_share_reads_only_what_is_leased(make_dataset, folder, workers, first,
 
 def test_a_session_goes_on_over_the_epochs_end(fake_engine, make_dataset, folder):
     """Steps go on counting; the next epoch is told before the last quarter of the one before."""
-    prepared = make_dataset(folder)._for_loader().prepare(10)
+    prepared = make_dataset(folder)._get_opening().prepare(10)
     session = prepared.session(0, 4)
     engine_session = fake_engine.sessions[0]
     assert [session.step_of(0, batch) for batch in (4, 9)] == [0, 5]
@@ -89,7 +89,7 @@ def test_a_session_goes_on_over_the_epochs_end(fake_engine, make_dataset, folder
 
 def test_a_long_job_remembers_few_epochs(make_dataset, folder):
     """Regression: every epoch stayed, 0.3 kB each; 1,000 epochs of 10 batches were 350 kB of a rank."""
-    session = make_dataset(folder)._for_loader().prepare(10).session(0, 0)
+    session = make_dataset(folder)._get_opening().prepare(10).session(0, 0)
     for epoch in range(30):
         for batch in range(10):
             step = session.step_of(epoch, batch)
@@ -103,7 +103,7 @@ def test_a_long_job_remembers_few_epochs(make_dataset, folder):
 
 def test_an_epoch_that_is_over_is_not_in_the_session(make_dataset, folder):
     """Only forward."""
-    session = make_dataset(folder)._for_loader().prepare(10).session(3, 0)
+    session = make_dataset(folder)._get_opening().prepare(10).session(3, 0)
     with pytest.raises(ValueError, match="epoch 2"):
         session.step_of(2, 0)
     session.close()
@@ -112,7 +112,7 @@ def test_an_epoch_that_is_over_is_not_in_the_session(make_dataset, folder):
 def test_the_session_identifies_itself_to_the_engine(fake_engine, make_dataset, folder):
     """What the sessions of a job are compared by, and how much is open at once."""
     dataset = make_dataset(folder, rank=1, world_size=2, order=Order(shuffle_window=4))
-    prepared = dataset._for_loader().prepare(5)
+    prepared = dataset._get_opening().prepare(5)
     prepared.session(0, 2).close()
     spec = fake_engine.sessions[0].spec
     assert spec.dataset == fake_engine.manifest.digest
@@ -126,20 +126,20 @@ def test_the_session_identifies_itself_to_the_engine(fake_engine, make_dataset, 
     assert 0 < spec.open_bytes <= int(fake_engine.manifest.chunk_local_bytes.sum())
     assert spec.stream == "shuffle block of all"
     half = dataset.select(fraction=(0, 0.5))
-    half._for_loader().prepare(5).session(0, 0).close()
-    assert fake_engine.sessions[1].spec.stream == f"shuffle block of {half._member.opened.digest}"
+    half._get_opening().prepare(5).session(0, 0).close()
+    assert fake_engine.sessions[1].spec.stream == f"shuffle block of {half._member.open().digest}"
 
 
 def test_workers_do_not_compare_their_starts(fake_engine, make_dataset, folder):
     """Each goes on where it stood."""
-    prepared = make_dataset(folder)._for_loader().prepare(5)
+    prepared = make_dataset(folder)._get_opening().prepare(5)
     prepared.share_session(0, Share(1, 2, 6), endless=False).close()
     assert (fake_engine.sessions[0].spec.start, fake_engine.sessions[0].spec.consumer) == (0, "rank 0 worker 1 of 2")
 
 
 def test_a_schedule_that_ends_before_its_batches_is_an_error(make_dataset, folder, monkeypatch):
     """The reader of the last batch would wait for an engine that is asked for nothing."""
-    prepared = make_dataset(folder)._for_loader().prepare(10)
+    prepared = make_dataset(folder)._get_opening().prepare(10)
     whole = prepared.schedule
 
     def shorter(epoch: int, share: Share) -> tuple[EpochSchedule, int]:

@@ -37,13 +37,13 @@ def test_indices_that_are_none_are_refused(indices):
 
 def test_nothing_chosen_is_everything(make_dataset, folder):
     """No selection at all: no file, no numbers to translate."""
-    manifest = make_dataset(folder)._member.manifest
+    manifest = make_dataset(folder)._member.open().manifest
     assert choose(manifest, ()) is None
 
 
 def test_each_choice_counts_in_the_one_before(make_dataset, folder):
     """Every second of the first ten of class 1."""
-    manifest = make_dataset(folder)._member.manifest
+    manifest = make_dataset(folder)._member.open().manifest
     chosen = choose(
         manifest, [(None, Where(labels=[1])), (slice(0, 10), Where()), (np.arange(0, 10, 2), Where(sizes=(0, None)))]
     )

@@ -136,7 +136,7 @@ def test_a_batch_of_parts_of_groups_is_logged(make_mix, caplog):
     """Not where a rank has whole groups."""
     for world_size, warned in ((2, True), (3, False), (1, False)):
         data = make_mix("ab", batching=Homogeneous(group=8), world_size=world_size, rank=0)
-        data._for_loader().prepare(24 // world_size, None)
+        data._get_opening().prepare(24 // world_size, None)
         assert ("has parts of several groups of 8" in caplog.text) == warned
         caplog.clear()
 
@@ -212,7 +212,7 @@ def test_explain_names_members_batches_and_cache(make_mix, caplog):
         assert part in text, text
     with caplog.at_level(logging.INFO, "streamer.loader.rank.opening"):
         for _ in range(2):
-            data._for_loader().prepare(12)
+            data._get_opening().prepare(12)
     assert sum("10 batches of 12" in record.message for record in caplog.records) == 1
 
 
@@ -494,7 +494,7 @@ def test_a_member_of_one_sample(make_mix, tmp_path):
 def test_a_member_that_repeats_inside_a_batch_is_logged(make_mix, caplog):
     """7 samples for 10 places of a batch."""
     data = make_mix("ac", weights={"a": 1, "c": 1})
-    data._for_loader().prepare(20)
+    data._get_opening().prepare(20)
     assert "member c has 7 samples, fewer than a batch takes of it" in caplog.text
 
 

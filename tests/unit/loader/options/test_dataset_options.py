@@ -9,7 +9,7 @@ import pytest
 from streamer.config import Environment
 from streamer.errors import ConfigError
 from streamer.loader.options.arguments import Order
-from streamer.loader.options.dataset_options import DatasetOptions, absolute, as_urls
+from streamer.loader.options.dataset_options import DatasetOptions, absolute, list_urls
 
 
 def environment(**variables: str) -> Environment:
@@ -43,14 +43,14 @@ def test_a_scheme_may_be_written_in_capitals():
 def test_a_scheme_with_one_slash_is_no_local_path(url):
     """As pathlib leaves it."""
     with pytest.raises(ConfigError, match=r"write (s3|gs|https)://(bucket|h)/x as text"):
-        DatasetOptions(urls=as_urls(url))
+        DatasetOptions(urls=list_urls(url))
 
 
 def test_one_url_or_several():
     """Texts or paths."""
-    assert as_urls("s3://b") == ("s3://b",)
-    assert as_urls(Path("/d")) == ("/d",)
-    assert as_urls(["s3://b", Path("/d")]) == ("s3://b", "/d")
+    assert list_urls("s3://b") == ("s3://b",)
+    assert list_urls(Path("/d")) == ("/d",)
+    assert list_urls(["s3://b", Path("/d")]) == ("s3://b", "/d")
 
 
 def test_the_environment_gives_what_the_user_does_not(tmp_path):

@@ -10,9 +10,9 @@ import pytest
 # Kept from a module that is cleared after theirs, as a library may do.
 PROGRAM = """
 import sys, threading
-from streamer.loader.feed import wakeup
+from streamer.loader.feed import feeder as wakeup
 from streamer.loader.rank import sample_iterator
-from streamer.loader.agreement import epoch_cell
+from streamer.loader import epoch_cell
 iterator = sample_iterator.SampleIterator
 threading.kept = [epoch_cell.EpochCell(), iterator.__new__(iterator), wakeup.Wakeup()]
 threading.modules = [epoch_cell, sample_iterator, wakeup]

@@ -54,9 +54,9 @@ def test_cohorts_are_asked_for_while_there_is_room(cohorts: Cohorts) -> None:
     forced = feed.extend(6, math.inf)
     assert forced is not None
     assert feed.sent == 6
-    assert feed.fitting(0, 6, live) == 4
+    assert feed.find_last_fit(0, 6, live) == 4
     before = feed.live_bytes
-    feed.released(2)
+    feed.release(2)
     assert before - feed.live_bytes in range(3 * SIZE, 5 * SIZE)
     assert forced.first.min() == feed.step(4)
 
@@ -68,14 +68,14 @@ def test_steps_and_positions_belong_together(start: int) -> None:
     positions = [steps.begin(step) for step in range(25)]
     assert positions == list(range(200 + start, 450 + start, 10))
     for step, position in enumerate(positions):
-        assert steps.of(position // 100, position % 100 // 10) == step
+        assert steps.step_of(position // 100, position % 100 // 10) == step
         assert steps.end(step) == position + 10
-        assert steps.before(position) == step
-        assert steps.before(position + 9) == step
+        assert steps.count_before(position) == step
+        assert steps.count_before(position + 9) == step
 
 
 def test_a_last_batch_that_is_filled_up_ends_with_its_epoch() -> None:
     """After a resume with another batch size: 4 batches of 30 for 100 samples."""
     steps = Steps(0, 0, 0, 4, 4, 100, 30)
     assert [steps.end(step) for step in range(5)] == [30, 60, 90, 100, 130]
-    assert [steps.before(position) for position in (90, 99, 100, 130)] == [3, 3, 4, 5]
+    assert [steps.count_before(position) for position in (90, 99, 100, 130)] == [3, 3, 4, 5]

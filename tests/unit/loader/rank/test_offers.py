@@ -7,7 +7,7 @@ import time
 import pytest
 
 from streamer.errors import StateError
-from streamer.loader.kinds.growing.offers import POLL_SECONDS, Offers
+from streamer.loader.kinds.growing.growth import POLL_SECONDS, Offers
 
 
 class Store(dict[str, str]):
@@ -31,22 +31,22 @@ class Lost(Store):
 
 
 def offers_of(store: Store, rank: int = 0, world: int = 2, seconds: float = 60.0) -> Offers:
-    return Offers(store, "here", rank, world, seconds)
+    return Offers(store, "here", rank, world, timeout_seconds=seconds)
 
 
 def answer(offers: Offers, number: int, cohorts: int) -> int | None:
     """What is known after one look more."""
     time.sleep(POLL_SECONDS)
-    return offers.agreed(number, cohorts)
+    return offers.agree_on(number, cohorts)
 
 
 def test_the_least_of_all_ranks_counts():
     """As soon as all of them have said theirs; what a rank said first counts."""
     store = Store()
     ranks = [offers_of(store, rank, 3) for rank in range(3)]
-    assert [ranks[rank].agreed(3, cohorts) for rank, cohorts in ((0, 7), (1, 5))] == [None, None]
+    assert [ranks[rank].agree_on(3, cohorts) for rank, cohorts in ((0, 7), (1, 5))] == [None, None]
     assert answer(ranks[0], 3, 2) is None
-    assert ranks[2].agreed(3, 6) is None
+    assert ranks[2].agree_on(3, 6) is None
     assert [answer(offers, 3, 1) for offers in ranks] == [5, 5, 5]
 
 
@@ -54,7 +54,7 @@ def test_a_new_session_gets_the_same_answer():
     """Rank 0 may have answered a session that ended before it knew."""
     store = Store({"here/3/1": "5"})
     offers = offers_of(store)
-    assert [offers.agreed(3, 7), answer(offers, 3, 0)] == [5, 5]
+    assert [offers.agree_on(3, 7), answer(offers, 3, 0)] == [5, 5]
 
 
 def test_the_store_is_asked_now_and_then():
@@ -63,7 +63,7 @@ def test_the_store_is_asked_now_and_then():
     offers = offers_of(store)
     begun = time.monotonic()
     for _ in range(1000):
-        assert offers.agreed(3, 7) is None
+        assert offers.agree_on(3, 7) is None
     assert store.looks <= 2 + 2 * (time.monotonic() - begun) / POLL_SECONDS
 
 
@@ -72,22 +72,22 @@ def test_a_rank_that_says_nothing_is_named(rank: int, said: list[int], silent: s
     """After the time of the process group; where all have offered it is rank 0, which answers."""
     store = Store({f"here/3/{other}": "5" for other in said})
     offers = offers_of(store, rank, 3, 0.01)
-    assert offers.agreed(3, 7) is None
+    assert offers.agree_on(3, 7) is None
     time.sleep(0.02)
     with pytest.raises(StateError, match=f"ranks {silent} have not said within 0 s"):
-        offers.agreed(3, 7)
+        offers.agree_on(3, 7)
 
 
 def test_time_in_which_nothing_looks_does_not_count(monkeypatch: pytest.MonkeyPatch):
     """A session that ends before the answer, and another one an hour later: the other ranks may be as late."""
     offers = offers_of(Store())
-    assert offers.agreed(3, 7) is None
+    assert offers.agree_on(3, 7) is None
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 3600)
-    assert offers.agreed(3, 7) is None
+    assert offers.agree_on(3, 7) is None
 
 
 def test_a_store_that_fails_ends_the_wait():
     """Regression: an error that torch had not raised ended the wait, and nobody told the feeder."""
     with pytest.raises(StateError, match="cannot agree on round 3: the store is gone"):
-        offers_of(Lost()).agreed(3, 7)
+        offers_of(Lost()).agree_on(3, 7)

@@ -13,10 +13,10 @@ from streamer.loader.rank import opening
 
 def test_the_batches_of_all_ranks_are_the_global_batch(make_dataset, folder):
     """Whatever the number of ranks, as long as it divides the batch."""
-    whole = make_dataset(folder)._for_loader().prepare(12, "fill")
+    whole = make_dataset(folder)._get_opening().prepare(12, "fill")
     for world_size in (2, 3, 4):
         ranks = [
-            make_dataset(folder, rank=rank, world_size=world_size)._for_loader().prepare(12 // world_size)
+            make_dataset(folder, rank=rank, world_size=world_size)._get_opening().prepare(12 // world_size)
             for rank in range(world_size)
         ]
         assert {prepared.global_batch for prepared in ranks} == {12}
@@ -28,9 +28,9 @@ def test_the_batches_of_all_ranks_are_the_global_batch(make_dataset, folder):
 
 def test_a_state_is_plain_and_comes_back(make_dataset, folder):
     """Through JSON, in another dataset of the same data."""
-    state = make_dataset(folder)._for_loader().prepare(10).state(3, 4)
+    state = make_dataset(folder)._get_opening().prepare(10).state(3, 4)
     assert (state["epoch"], state["position"], state["global_batch"]) == (3, 40, 10)
-    prepared = make_dataset(folder)._for_loader().prepare(10)
+    prepared = make_dataset(folder)._get_opening().prepare(10)
     assert prepared.resume(json.loads(json.dumps(state))) == (3, 4)
     assert prepared.plan(3).batches == 10
     assert prepared.state(3, 4) == state
@@ -38,9 +38,9 @@ def test_a_state_is_plain_and_comes_back(make_dataset, folder):
 
 def test_another_batch_goes_on_with_exactly_the_rest(make_dataset, folder):
     """Positions 40..99 in batches of 7; a state of the resumed run counts positions, too."""
-    whole = make_dataset(folder)._for_loader().prepare(10)
+    whole = make_dataset(folder)._get_opening().prepare(10)
     seen = [o for batch in range(4) for o in whole.ordinals(3, batch).tolist()]
-    prepared = make_dataset(folder)._for_loader().prepare(7)
+    prepared = make_dataset(folder)._get_opening().prepare(7)
     epoch, first = prepared.resume(whole.state(3, 4))
     assert epoch == 3
     rest = [o for batch in range(first, prepared.plan(3).batches) for o in prepared.ordinals(3, batch).tolist()]
@@ -54,7 +54,7 @@ def test_another_batch_goes_on_with_exactly_the_rest(make_dataset, folder):
 
 def test_a_finished_epoch_goes_on_with_the_next(make_dataset, folder):
     """Unless the iterator itself is put back at its end."""
-    prepared = make_dataset(folder)._for_loader().prepare(10)
+    prepared = make_dataset(folder)._get_opening().prepare(10)
     state = prepared.state(3, 10)
     assert prepared.resume(state) == (4, 0)
     assert prepared.reenter(state) == (3, 10)
@@ -62,13 +62,13 @@ def test_a_finished_epoch_goes_on_with_the_next(make_dataset, folder):
 
 def test_automatic_parts_of_the_order_follow_the_state(make_dataset, folder):
     """They were chosen for the batch of the run that saved it; given ones must agree."""
-    saved = make_dataset(folder, order=Order(lanes=2, shuffle_window=6))._for_loader().prepare(10)
-    prepared = make_dataset(folder)._for_loader().prepare(10)
+    saved = make_dataset(folder, order=Order(lanes=2, shuffle_window=6))._get_opening().prepare(10)
+    prepared = make_dataset(folder)._get_opening().prepare(10)
     assert prepared.spec != saved.spec
     prepared.resume(saved.state(1, 2))
     assert prepared.spec == saved.spec
     assert prepared.ordinals(1, 2).tolist() == saved.ordinals(1, 2).tolist()
-    fixed = make_dataset(folder, order=Order(lanes=5))._for_loader().prepare(10)
+    fixed = make_dataset(folder, order=Order(lanes=5))._get_opening().prepare(10)
     with pytest.raises(StateError, match="lanes"):
         fixed.resume(saved.state(1, 2))
 
@@ -76,16 +76,16 @@ def test_automatic_parts_of_the_order_follow_the_state(make_dataset, folder):
 @pytest.mark.parametrize(("cut", "stored"), [("fixed", "fixed"), ("by_key", "common"), ("redrawn", "redrawn")])
 def test_a_run_keeps_the_cut_that_it_began_with(make_dataset, folder, cut, stored):
     """Where its user names none; another one is refused. States keep the words that they always had."""
-    saved = make_dataset(folder, order=Order(cut=cut))._for_loader().prepare(10)
+    saved = make_dataset(folder, order=Order(cut=cut))._get_opening().prepare(10)
     state = json.loads(json.dumps(saved.state(1, 2)))
     assert state["cut"] == stored
-    prepared = make_dataset(folder)._for_loader().prepare(10)
+    prepared = make_dataset(folder)._get_opening().prepare(10)
     prepared.resume(state)
     assert prepared.spec == saved.spec
     for epoch in (1, 2):
         assert prepared.ordinals(epoch, 2).tolist() == saved.ordinals(epoch, 2).tolist()
         assert prepared.recipe().open().batch(epoch, 2)[0].tolist() == saved.ordinals(epoch, 2).tolist()
-    other = make_dataset(folder, order=Order(cut="fixed" if cut == "by_key" else "by_key"))._for_loader().prepare(10)
+    other = make_dataset(folder, order=Order(cut="fixed" if cut == "by_key" else "by_key"))._get_opening().prepare(10)
     with pytest.raises(StateError, match=f"cut was '{cut}'"):
         other.resume(state)
 
@@ -93,9 +93,9 @@ def test_a_run_keeps_the_cut_that_it_began_with(make_dataset, folder, cut, store
 def test_a_state_of_a_selection_does_not_fit_the_whole(make_dataset, folder):
     """The digest of what takes part is a part of the order."""
     dataset = make_dataset(folder)
-    state = dataset.select(labels=[0])._for_loader().prepare(10).state(0, 1)
+    state = dataset.select(labels=[0])._get_opening().prepare(10).state(0, 1)
     with pytest.raises(StateError, match="manifest"):
-        dataset._for_loader().prepare(10).resume(state)
+        dataset._get_opening().prepare(10).resume(state)
 
 
 def test_all_ranks_prepare_together(make_dataset, folder, monkeypatch):
@@ -108,9 +108,9 @@ def test_all_ranks_prepare_together(make_dataset, folder, monkeypatch):
 
     monkeypatch.setattr(opening, "gather_for", lambda rank_config: gather)
     dataset = make_dataset(folder, rank=0, world_size=2)
-    prepared = dataset._for_loader().prepare(5, "drop")
+    prepared = dataset._get_opening().prepare(5, "drop")
     assert not told, "preparing needs nobody else"
-    dataset._for_loader().compare(lambda: prepared, "epoch 0, batch 3")
+    dataset._get_opening().prepare_and_share(lambda: prepared, "epoch 0, batch 3")
     facts = told[0]["facts"]
     assert facts["seed"] == 17
     assert (facts["global_batch"], facts["world_size"], facts["last_batch"]) == (10, 2, "drop")
@@ -118,7 +118,7 @@ def test_all_ranks_prepare_together(make_dataset, folder, monkeypatch):
     assert facts["resume"] == "epoch 0, batch 3"
     wrong = make_dataset(folder, shuffle=False, order=Order(lanes=3), rank=0, world_size=2)
     with pytest.raises(ConfigError, match="lanes"):
-        wrong._for_loader().compare(lambda: wrong._for_loader().prepare(5), "")
+        wrong._get_opening().prepare_and_share(lambda: wrong._get_opening().prepare(5), "")
     assert told[1]["failure"][0] == "ConfigError"
     next(iter(dataset))
     assert len(told) == 3, "a bare loop compares, too"
@@ -140,7 +140,7 @@ def test_a_rank_with_another_state_is_refused(make_dataset, folder, monkeypatch)
 def test_each_session_has_a_line_of_its_own(make_dataset, folder):
     """Loaders of one dataset never share a connection; the next session of a loader uses the connection of its last."""
     dataset = make_dataset(folder)
-    train, other = dataset._for_loader().prepare(10), dataset._for_loader().prepare(12)
+    train, other = dataset._get_opening().prepare(10), dataset._get_opening().prepare(12)
     sessions = [train.session(0, 0), other.session(0, 0), train.session(1, 0)]
     connections = [session._client for session in sessions]
     assert len(set(map(id, connections))) == 3
@@ -155,7 +155,7 @@ def test_each_session_has_a_line_of_its_own(make_dataset, folder):
 def test_a_session_that_cannot_begin_gives_its_line_back(fake_engine, make_dataset, folder, monkeypatch):
     """Broken over its schedule: the next one has it."""
     dataset = make_dataset(folder)
-    prepared = dataset._for_loader().prepare(10)
+    prepared = dataset._get_opening().prepare(10)
     with monkeypatch.context() as broken:
         broken.setattr("streamer.loader.kinds.step_session.EpochSession._extend", lambda session: 1 // 0)
         with pytest.raises(ZeroDivisionError):
@@ -168,10 +168,10 @@ def test_a_session_that_cannot_begin_gives_its_line_back(fake_engine, make_datas
 def test_ways_to_read_one_data_set_are_streams_of_their_own(make_dataset, folder):
     """So that ranks which read it in several ways disagree only where they read it in the same way."""
     dataset = make_dataset(folder, batch_size=4)
-    streams = [dataset._for_loader().prepare(size).session(0, 0)._spec.stream for size in (10, 12, 10)]
-    plain = dataset._plain().session(0, 0)._spec.stream
+    streams = [dataset._get_opening().prepare(size).session(0, 0)._spec.stream for size in (10, 12, 10)]
+    plain = dataset._prepare_plain().session(0, 0)._spec.stream
     assert streams[0] == streams[2] == "shuffle block of all"
     assert streams[1] == "shuffle block of all, by 12"
     assert plain == "shuffle block of all, sample by sample"
     other = make_dataset(folder, order=Order(stream="mine"))
-    assert other._for_loader().prepare(12).session(0, 0)._spec.stream == "mine", "the first size is the usual one"
+    assert other._get_opening().prepare(12).session(0, 0)._spec.stream == "mine", "the first size is the usual one"

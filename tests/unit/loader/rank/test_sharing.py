@@ -10,16 +10,24 @@ import pytest
 
 from streamer import Order
 from streamer.errors import ConfigError
-from streamer.loader.agreement.agreement import exchange, pack
+from streamer.loader.agreement import compress_texts, exchange
 from streamer.loader.rank import sharing
-from streamer.loader.rank.sharing import _Deal, _host, _Node, _nodes, _Place, address_towards, has_lanes
+from streamer.loader.rank.sharing import (
+    _Deal,
+    _EngineNode,
+    _find_host,
+    _group_ranks,
+    _Place,
+    address_towards,
+    has_lanes,
+)
 from streamer.wire.messages import Sharer
 
 
 def test_ranks_of_one_engine_are_one_node() -> None:
     """By folder and process: copied disks have one id."""
     places = [_Place("a", "7@x", ""), _Place("b", "9@y", ""), _Place("a", "7@x", ""), _Place("a", "8@y", "")]
-    assert _nodes(places) == [[0, 2], [1], [3]]
+    assert _group_ranks(places) == [[0, 2], [1], [3]]
 
 
 def test_the_address_is_the_one_that_others_reach(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,12 +35,12 @@ def test_the_address_is_the_one_that_others_reach(monkeypatch: pytest.MonkeyPatc
     asked: list[str] = []
     monkeypatch.setattr(sharing, "address_towards", lambda host: asked.append(host) or "10.0.0.1")
     places = [_Place("a", "1", "127.0.1.1"), _Place("b", "2", "10.0.0.2"), _Place("c", "3", "10.0.0.3")]
-    assert [_host(places, rank) for rank in range(3)] == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+    assert [_find_host(places, rank) for rank in range(3)] == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
     assert asked == ["10.0.0.2"]
     alone = [_Place("a", "1", "127.0.0.1"), _Place("b", "2", "127.0.0.1")]
-    assert _host(alone, 0) == "127.0.0.1"
+    assert _find_host(alone, 0) == "127.0.0.1"
     with pytest.raises(ConfigError, match="MASTER_ADDR"):
-        _host([_Place("a", "1", ""), _Place("b", "2", "10.0.0.2")], 0)
+        _find_host([_Place("a", "1", ""), _Place("b", "2", "10.0.0.2")], 0)
 
 
 def test_the_way_to_a_host() -> None:
@@ -53,7 +61,7 @@ def test_many_ranks_read_little_of_the_store_of_rank_0() -> None:
         for word, port, address in zip(words, ports, addresses, strict=True)
     ]
     nodes = [
-        _Node(address, f"{address}:{port}", 3_500_000_000_000, [(node + lane, int(size)) for lane, size in held])
+        _EngineNode(address, f"{address}:{port}", 3_500_000_000_000, [(node + lane, int(size)) for lane, size in held])
         for node, (address, port) in enumerate(zip(addresses, ports, strict=True))
         for held in [list(enumerate(draw.integers(10**9, 10**10, 4)))]
     ]
@@ -61,7 +69,7 @@ def test_many_ranks_read_little_of_the_store_of_rank_0() -> None:
     second, third = (
         [_text(None if rank % 8 else one[rank // 8]) for rank in range(2048)] for one in (nodes, addresses)
     )
-    assert 2048 * sum(len(pack(texts)) for texts in (first, second, third)) < 64e6
+    assert 2048 * sum(len(compress_texts(texts)) for texts in (first, second, third)) < 64e6
 
 
 def _text(value: object) -> str:
@@ -78,13 +86,13 @@ def _text(value: object) -> str:
 
 def test_lanes_are_told_to_engines_by_the_order_of_their_ids(make_dataset, folder) -> None:
     """Readers with their samples, and two former holders at most."""
-    prepared = make_dataset(folder, order=Order(lanes=2))._for_loader().prepare(12)
+    prepared = make_dataset(folder, order=Order(lanes=2))._get_opening().prepare(12)
     lanes = prepared._plans.chunk_lanes()
     shared = sharing.Shared(
         manifest=prepared.members.each[0].manifest, name="all", global_batch=12, lanes=lanes, lane_count=2
     )
     held = [[(0, 10)], [(0, 30), (1, 5)], [(0, 20)]]
-    nodes = [_Node("10.0.0.1", f"10.0.0.1:{number}", 1, lane) for number, lane in enumerate(held)]
+    nodes = [_EngineNode("10.0.0.1", f"10.0.0.1:{number}", 1, lane) for number, lane in enumerate(held)]
     deal = _Deal(shared, nodes, [4, 4, 4])
     sharers = [Sharer(name, node.address, 1) for name, node in zip("cab", nodes, strict=True)]
     told = deal.request("t", "10.0.0.1", sharers)
@@ -100,9 +108,9 @@ def test_lanes_are_told_to_engines_by_the_order_of_their_ids(make_dataset, folde
 def test_each_chunk_with_samples_has_a_lane(make_dataset, folder) -> None:
     """Those without any of a selection have none."""
     dataset = make_dataset(folder, order=Order(lanes=2))
-    prepared = dataset._for_loader().prepare(12)
+    prepared = dataset._get_opening().prepare(12)
     assert set(prepared._plans.chunk_lanes().tolist()) == {0, 1}
-    part = dataset.select(labels=[0])._for_loader().prepare(12)
+    part = dataset.select(labels=[0])._get_opening().prepare(12)
     lanes, samples = part._plans.chunk_lanes(), part.members.each[0].chunk_samples
     assert ((lanes < 0) == (samples == 0)).all()
     assert (lanes < 0).any()
@@ -120,8 +128,8 @@ def test_where_lanes_can_be_split(chunks: int, batch: int, lanes: int, expected:
 def test_without_a_process_group_nothing_is_shared(make_dataset, folder, caplog) -> None:
     """Said once, with the other ways."""
     dataset = make_dataset(folder, order=Order(peers="auto"))
-    side = dataset._for_loader()
+    side = dataset._get_opening()
     for _ in range(2):
-        side.compare(lambda: side.prepare(12), "")
+        side.prepare_and_share(lambda: side.prepare(12), "")
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len([text for text in said if 'peers="auto" is off' in text and "[peers] members" in text]) == 1

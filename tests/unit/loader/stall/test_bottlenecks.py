@@ -87,7 +87,7 @@ class Simulation:
             trainer.begin()
             self.time.now = max(now, done)
             trainer.arrive()
-            trainer.opened(trace)
+            trainer.note_content(trace)
             self.time.now += int(self.device * MS)
             trainer.leave(BATCH, 0)
             self.taken.append(self.time.now)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from streamer.loader.stall.growth import GrowingStats, sentence
+from streamer.loader.stall.growth import GrowingStats, advise_growth
 
 # 500 MB/s over a link of 125 MB/s, 2 TB, 200 GB of SSD, samples of 1 MB.
 GROWING = GrowingStats(
@@ -29,7 +29,7 @@ RATES = {
 
 def test_a_reuse_that_is_too_small_is_named() -> None:
     """1.25 G / F, rounded up, with both rates."""
-    assert sentence(GROWING, **RATES) == (
+    assert advise_growth(GROWING, **RATES) == (
         "the trainer reads 500 MB/s, the link brings 125 MB/s: Growing(reuse=5) instead of 3 would not wait"
     )
 
@@ -45,18 +45,18 @@ def test_a_reuse_that_is_too_small_is_named() -> None:
 )
 def test_nothing_is_said_where_nothing_is_to_be_changed(growing: GrowingStats, rates: dict) -> None:
     """It is enough, nothing waits, or nothing was measured."""
-    assert sentence(growing, **rates) == ""
+    assert advise_growth(growing, **rates) == ""
 
 
 @pytest.mark.parametrize(("passes", "told"), [(0.4, False), (1.2, True)])
 def test_strict_epochs_that_would_not_wait_are_named(passes: float, told: bool) -> None:
     """With 80 % cached a fifth of the rate is enough, once all data has arrived."""
     growing = replace(GROWING, reuse=5, passes=passes, data_bytes=250_000_000_000)
-    assert ("without growing= no epoch would wait" in sentence(growing, **RATES)) is told
-    assert "the cache holds 80% of the data" in sentence(replace(growing, passes=1), **RATES)
+    assert ("without growing= no epoch would wait" in advise_growth(growing, **RATES)) is told
+    assert "the cache holds 80% of the data" in advise_growth(replace(growing, passes=1), **RATES)
 
 
 def test_ranks_and_machines_add_up() -> None:
     """Eight ranks on two machines, each with a link of its own."""
     growing = replace(GROWING, reuse=2, ranks=8, nodes=2)
-    assert "Growing(reuse=3) instead of 2" in sentence(growing, **{**RATES, "samples_per_second": 62.5})
+    assert "Growing(reuse=3) instead of 2" in advise_growth(growing, **{**RATES, "samples_per_second": 62.5})

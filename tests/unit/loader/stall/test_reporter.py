@@ -14,7 +14,7 @@ from streamer.errors import ConfigError
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.report import Snapshot, StallReport, compare
-from streamer.loader.stall.reporter import Reports, StallReporter, advised
+from streamer.loader.stall.reporter import Reports, StallReporter, add_decode_advice
 from streamer.loader.stall.stats import LoaderStats
 from streamer.media.video.cost import ClipCost
 from streamer.wire.messages import ReportFinding
@@ -142,15 +142,15 @@ def test_the_engine_receives_what_was_found():
     assert heard == [ReportFinding.make(report.share, str(report.bottleneck), report.advice)]
 
 
-def test_videos_are_advised_on_where_decoding_limits_the_training():
+def test_videos_are_add_decode_advice_on_where_decoding_limits_the_training():
     """By those members of which most is thrown away; nothing is computed for other bottlenecks."""
     wasteful, thrifty = ClipCost(95, 16, 31, 8, 48, 5.28), ClipCost(40, 16, 31, 8, 0, 0)
     report = StallReport(bottleneck=Bottleneck.DECODE, advice="2 more workers")
-    assert advised(report, [None, thrifty]).advice == "2 more workers"
-    assert advised(report, [None, thrifty, wasteful]).advice == (
+    assert add_decode_advice(report, [None, thrifty]).advice == "2 more workers"
+    assert add_decode_advice(report, [None, thrifty, wasteful]).advice == (
         "2 more workers; clips: 95 packets for 16 of 31 frames, 83% thrown away; key frames are 5.3 s apart; cheaper: "
         'start="key": 31 packets, clips_per_sample=4: 48 a clip, videos encoded with ffmpeg -g 31: about 46'
     )
     costs = iter([wasteful])
-    assert "thrown" not in advised(StallReport(bottleneck=Bottleneck.STORE), costs).advice
+    assert "thrown" not in add_decode_advice(StallReport(bottleneck=Bottleneck.STORE), costs).advice
     assert next(costs) is wasteful

@@ -59,7 +59,7 @@ def test_stages_add_up():
     """Each worker's nanoseconds by stage, faults and pickled bytes."""
     counted = FeedCounters()
     for _ in range(2):
-        counted.made(Made(1, 10, (0, 150), Stages(9, 1, 2, 3, 4, 5), 7, 8))
+        counted.count(Made(1, 10, (0, 150), Stages(9, 1, 2, 3, 4, 5), 7, 8))
     assert counted.nanoseconds == [18, 2, 4, 6, 8, 10]
     assert (counted.worker_faults, counted.pickled_bytes) == (14, 300)
 

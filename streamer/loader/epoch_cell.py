@@ -59,9 +59,9 @@ class WorkerTicket(msgspec.Struct, frozen=True):
     """Identifies the workers of one `iter(loader)`.
 
     Attributes:
-        base_seed: the same in all workers of one loader's iterator.
-        round: number of earlier iterations of this process with this seed (persistent workers).
-        worker: its number.
+        base_seed: Seed that is the same in all workers of one loader's iterator.
+        round: Number of earlier iterations of this process with this seed (persistent workers).
+        worker: Number of the worker.
     """
 
     base_seed: int
@@ -70,12 +70,14 @@ class WorkerTicket(msgspec.Struct, frozen=True):
 
 
 class EpochCell:
-    """The shared memory. Any process may use it; calls are short and locked across processes.
+    """Keeps the next epoch and the manifest in shared memory.
+
+    Any process may use it; calls are short and locked across processes.
 
     Args:
-        first: the epoch of the first `begin`.
-        manifest: digest of the manifest, if it is known.
-        annotations: digest of the table of annotations, if it is known.
+        first: Epoch of the first `begin`.
+        manifest: Digest of the manifest, or "" if it is not known.
+        annotations: Digest of the table of annotations, or "" if it is not known.
     """
 
     _pid: int
@@ -112,13 +114,14 @@ class EpochCell:
         return self._settle("annotations", digest)
 
     def replace(self, manifest: str, annotations: str) -> None:
-        """Records others, after a change between two epochs."""
-        with self._locked() as table:
-            table["manifest"], table["annotations"] = manifest.encode(), annotations.encode()
+        """Records another manifest and table of annotations, after a change between two epochs."""
+        with self._lock() as table:
+            table["manifest"] = manifest.encode()
+            table["annotations"] = annotations.encode()
 
     def set(self, epoch: int) -> None:
         """Sets the epoch of the next `begin` in any process; the one after it gets `epoch + 1`."""
-        with self._locked() as table:
+        with self._lock() as table:
             table["next_epoch"] = epoch
 
     def begin(self, ticket: WorkerTicket | None = None) -> int:
@@ -127,7 +130,7 @@ class EpochCell:
         Raises:
             ConfigError: a worker number above 4095.
         """
-        with self._locked():
+        with self._lock():
             return self._take() if ticket is None else self._join(ticket)
 
     def keep_rank(self, rank: int, world_size: int) -> None:
@@ -136,7 +139,7 @@ class EpochCell:
         Raises:
             StateError: the samples were read as another rank before.
         """
-        with self._locked() as table:
+        with self._lock() as table:
             before = int(table["rank"]), int(table["world_size"])
             table["rank"] = rank
             table["world_size"] = world_size
@@ -145,7 +148,7 @@ class EpochCell:
 
     def note_once(self) -> bool:
         """Returns whether a line about this dataset's ranks is still to be logged, and records that it is."""
-        with self._locked() as table:
+        with self._lock() as table:
             before = bool(table["noted"])
             table["noted"] = 1
             return not before
@@ -154,7 +157,7 @@ class EpochCell:
         return bytes(self._own()[name].item()).decode()
 
     def _settle(self, name: str, digest: str) -> str:
-        with self._locked() as table:
+        with self._lock() as table:
             if not self._digest(name):
                 table[name] = digest.encode()
             return self._digest(name)
@@ -165,7 +168,8 @@ class EpochCell:
         byte, bit = divmod(ticket.worker, 8)
         entries = self._table["entries"]
         begun = int(self._table["iterations"])
-        # From the newest back: a worker that joins twice under one seed is in a new iteration with a repeated seed.
+        # The search goes from the newest back: a worker that joins twice under one seed is in a new iteration with a
+        # repeated seed.
         for number in range(begun - 1, max(-1, begun - 1 - _ENTRIES), -1):
             entry = entries[number % _ENTRIES]
             if (entry["seed"], entry["round"]) == (ticket.base_seed, ticket.round) and not entry["joined"][
@@ -173,11 +177,8 @@ class EpochCell:
             ] >> bit & 1:
                 entry["joined"][byte] |= 1 << bit
                 return int(entry["epoch"])
-        return self._record(entries[begun % _ENTRIES], ticket)
-
-    def _record(self, entry: npt.NDArray[np.void], ticket: WorkerTicket) -> int:
-        byte, bit = divmod(ticket.worker, 8)
         epoch = self._take()
+        entry = entries[begun % _ENTRIES]
         entry["seed"] = ticket.base_seed
         entry["round"] = ticket.round
         entry["epoch"] = epoch
@@ -192,7 +193,7 @@ class EpochCell:
         return epoch
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[npt.NDArray[np.void]]:
+    def _lock(self) -> Iterator[npt.NDArray[np.void]]:
         # A record lock belongs to the process (two threads of one need the other lock) and ends with it.
         table = self._own()
         with self._threads:
@@ -216,7 +217,8 @@ class EpochCell:
         self._map()
         self._pid = os.getpid()
         self._table["next_epoch"] = known.next_epoch
-        self._table["manifest"], self._table["annotations"] = known.manifest.encode(), known.annotations.encode()
+        self._table["manifest"] = known.manifest.encode()
+        self._table["annotations"] = known.annotations.encode()
 
     def _attach(self, descriptor: int, known: _Known) -> None:
         self._descriptor = descriptor
@@ -225,7 +227,7 @@ class EpochCell:
         self._threads = threading.Lock()
         # The process whose table it is; 0 where this one has not decided yet.
         self._pid = 0
-        # For a process that is no worker: what the table held when that process was made.
+        # What the table held when a process that is no worker was made from this one.
         self._known = known
 
     def _map(self) -> None:
@@ -241,10 +243,10 @@ class EpochCell:
         self._remember()
         if context.get_spawning_popen() is None:
             return EpochCell, tuple(self._known)
-        return _shared, (reduction.DupFd(self._descriptor), *self._known)
+        return _attach_cell, (reduction.DupFd(self._descriptor), *self._known)
 
 
-def _shared(handle: resource_sharer.DupFd, *known: object) -> EpochCell:
+def _attach_cell(handle: resource_sharer.DupFd, *known: object) -> EpochCell:
     cell = EpochCell.__new__(EpochCell)
     cell._attach(handle.detach(), _Known(*known))  # type: ignore[arg-type]
     cell._map()

@@ -20,8 +20,7 @@ from streamer.batches import checks
 from streamer.batches.samples.joins import How, JoinRecipe, OpenedJoin
 from streamer.errors import ConfigError, ManifestError
 from streamer.formats.registry import find_format, restore_format
-from streamer.loader.members.joins.keys import KeyReader
-from streamer.loader.members.joins.tables import keep, keep_keys, name_table
+from streamer.loader.members.keys import KeyReader, keep, keep_keys, name_table
 from streamer.loader.members.selections import Choice
 from streamer.loader.options.dataset_options import DatasetOptions
 from streamer.manifest.joined import (
@@ -40,6 +39,7 @@ from streamer.manifest.table import Manifest
 
 logger = logging.getLogger(__name__)
 
+
 MissingRows = Literal["error", "drop", "null"]
 
 
@@ -57,10 +57,11 @@ class Join:
     """The options of a join; see `StreamingDataset.join`.
 
     Attributes:
-        other, choices: the right side, and its selections.
-        on: the key in the left side, and in the right one.
-        columns: name in the right side, and in the samples; None: all.
-        after: number of selections of the left side that come before it.
+        other, choices: Options of the right side, and its selections.
+        on: Key in the left side, and in the right one.
+        columns: Name of each column in the right side, and in the samples, or None for all.
+        missing, how: As in `StreamingDataset.join`.
+        after: Number of selections of the left side that come before it.
     """
 
     other: DatasetOptions
@@ -77,7 +78,7 @@ class Join:
         return self.other.place
 
     @classmethod
-    def of(
+    def from_arguments(
         cls, left: DatasetOptions, right: tuple[DatasetOptions, tuple[Choice, ...]], given: JoinArguments, after: int
     ) -> Self:
         """Checks the arguments of `StreamingDataset.join`.
@@ -88,28 +89,26 @@ class Join:
         checks.one_of("missing", given.missing, get_args(MissingRows))
         checks.one_of("how", given.how, get_args(How))
         _check_sides(left, right[0])
+        on: object = given.on
+        pair = (on, on) if isinstance(on, str) else on
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(k, str) and k for k in pair):
+            raise ConfigError(
+                f"on={on!r}: give the name of a field, or a pair: in this dataset, in the other", field="on"
+            )
         return cls(
-            # One engine fetches both sides.
+            # The engine is that of the left side, since one engine fetches both.
             other=replace(right[0], engine=left.engine, cache_dir=left.cache_dir, cache_bytes=left.cache_bytes),
             choices=right[1],
-            on=_pair(given.on),
-            columns=_columns(given.columns),
+            on=(str(pair[0]), str(pair[1])),
+            columns=_check_columns(given.columns),
             missing=given.missing,
             how=given.how,
             after=after,
         )
 
 
-def _pair(on: object) -> tuple[str, str]:
-    """The key in either side."""
-    pair = (on, on) if isinstance(on, str) else on
-    if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(each, str) and each for each in pair)):
-        raise ConfigError(f"on={on!r}: give the name of a field, or a pair: in this dataset, in the other", field="on")
-    return str(pair[0]), str(pair[1])
-
-
-def _columns(columns: object) -> tuple[tuple[str, str], ...] | None:
-    """The fields of the right side, with the names that samples get."""
+def _check_columns(columns: object) -> tuple[tuple[str, str], ...] | None:
+    """Returns the fields of the right side, with the names that samples get, or None for all."""
     if columns is None:
         return None
     if isinstance(columns, str) or not isinstance(columns, Iterable):
@@ -122,7 +121,7 @@ def _columns(columns: object) -> tuple[tuple[str, str], ...] | None:
 
 
 def _check_sides(left: DatasetOptions, right: DatasetOptions) -> None:
-    """Refuses what cannot be joined."""
+    """Refuses datasets that cannot be joined."""
     if not (left.growing.joins and left.packing.joins and left.order.peers == "off"):
         raise ConfigError(
             'join() of a dataset with growing=, packing= or Order(peers="auto"): leave it out, or join before with '
@@ -144,8 +143,8 @@ class JoinMaker:
     """Finds or makes the table of rows of one join.
 
     Args:
-        join: the options.
-        left, right: the keys of both sides.
+        join: Options of the join.
+        left, right: Keys of both sides.
     """
 
     def __init__(self, join: Join, left: KeyReader, right: KeyReader) -> None:
@@ -161,7 +160,8 @@ class JoinMaker:
             ManifestError: a sample lacks a row, or has several, where it must not; or keys that cannot be compared.
             ConfigError: the names of the fields are needed and not known.
         """
-        left, right = self._left, self._right
+        left = self._left
+        right = self._right
         name = name_table("join", left, right, arranged=self._arranges)
         table = left.kept.open_or_make(name, self._open_table, self._make)
         self._check(table)
@@ -198,18 +198,19 @@ class JoinMaker:
             lambda path: write_keys((keys for _, keys in left.batches()), path),
         )
         folder.mkdir()
-        with left.named():
+        with left.name_errors():
             matched = match(listed, table, folder)
         self._write(folder, matched)
 
     def _write(self, place: Path, matched: Matched) -> None:
         """Writes the rest of a table whose samples are matched."""
-        left, right = self._left.manifest, self._right.manifest
+        left = self._left.manifest
+        right = self._right.manifest
         first = map_numbers(place / FIRST_NAME, left.samples + 1, "<i8").view(np.int64)
         rows = map_numbers(place / RIGHT_NAME, matched.rows, "<i8").view(np.int64)
         part = right
         if self._arranges and matched.rows:
-            # Only here: processes that find the table do not need what writes manifests.
+            # Imported here, since processes that find the table do not need what writes manifests.
             from streamer.indexing.arrange import arrange
 
             indexer = find_format(right.format, right.content.options)
@@ -249,7 +250,7 @@ class JoinMaker:
         logger.info("%s", without)
 
     def _check_names(self) -> None:
-        """A sample without a row gets None for each field, for which their names must be known."""
+        """Refuses a join whose samples may get None for fields whose names are not known."""
         join = self._join
         right = self._right.manifest
         if join.columns is None and not right.facts.fields and (join.how == "many" or join.missing == "null"):
@@ -261,13 +262,13 @@ class JoinMaker:
 
 
 def finer_chunks(left: Manifest, right: Manifest) -> int:
-    """Bytes of chunks in which a right side is to be cut, where its own have more rows than those of the left side.
+    """Chooses finer chunks for a right side whose own have more rows than those of the left side.
 
     Such a chunk is used by many of the left side, at times that the shuffle of these decides: unless it stays in the
     cache, it is fetched as often. Plain formats are arranged instead; others have blocks that cannot be cut.
 
     Returns:
-        A power of 2, or 0 if they stay as they are.
+        Bytes of a chunk, a power of 2, or 0 if the chunks stay as they are.
     """
     if right.samples * left.chunks <= left.samples * right.chunks or not restore_format(right).recuts:
         return 0

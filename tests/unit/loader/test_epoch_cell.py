@@ -14,7 +14,7 @@ import pytest
 from torch.utils.data._utils import worker as torch_worker
 
 from streamer.errors import ConfigError, StateError
-from streamer.loader.agreement.epoch_cell import EpochCell, WorkerTicket
+from streamer.loader.epoch_cell import EpochCell, WorkerTicket
 
 
 @pytest.fixture(scope="module")

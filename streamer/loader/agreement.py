@@ -25,13 +25,14 @@ from streamer.errors import ConfigError, Detail, StateError, StreamerError
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
+logger = logging.getLogger(__name__)
+
+
 # Every rank passes a text; every rank gets all texts in order of rank, None for a rank that did not take part.
 Gather = Callable[[str], list[str | None]]
 
 
-logger = logging.getLogger(__name__)
-
-# As long as torch itself waits for a rank (default of init_process_group with gloo).
+# Torch itself waits as long for a rank (default of init_process_group with gloo).
 _WAIT_SECONDS = 1800.0
 _REASON = (
     ": each does so at its first iter(), so all must iterate the same loaders in the same order; this is an "
@@ -55,7 +56,7 @@ class ParentRank(msgspec.Struct, frozen=True):
     pid: int
 
     @classmethod
-    def received(cls, place: tuple[int, int]) -> ParentRank:
+    def from_parent(cls, place: tuple[int, int]) -> ParentRank:
         """Makes it in the process that unpickles."""
         return cls(*place, os.getpid())
 
@@ -74,10 +75,10 @@ def detect(
     """Finds rank and world size: as given, else from torch.distributed, else from the variables of a launcher.
 
     Args:
-        rank: overrides; needs `world_size`.
-        world_size: overrides; needs `rank`.
-        environment: the parsed environment; read when None.
-        parent: the rank of the process that has started this one as a worker, if it was sent along.
+        rank: Rank that the user gives; needs `world_size`.
+        world_size: World size that the user gives; needs `rank`.
+        environment: Parsed environment, or None to read it.
+        parent: Rank of the process that has started this one as a worker, if it was sent along.
 
     Raises:
         ConfigError: only one of the two is given, or the rank is not below the world size.
@@ -95,7 +96,10 @@ def detect(
 
 
 def gather_for(config: RankConfig) -> Gather | None:
-    """The way to compare over all ranks, or None: no process group, one rank, or a dataset that overrides its rank."""
+    """Returns the way to compare over all ranks.
+
+    Returns None if there is no process group, or one rank, or if the dataset overrides its rank.
+    """
     group = process_group()
     if group is None or group[1] == 1 or group != (config.rank, config.world_size):
         return None
@@ -106,23 +110,33 @@ def agree(gather: Gather, facts: Mapping[str, Detail], failure: StreamerError | 
     """Compares `facts` over all ranks. Collective.
 
     Args:
-        gather: collects one text of every rank.
-        facts: what must be equal everywhere, by name.
-        failure: why this rank could not prepare.
+        gather: Collects one text of every rank.
+        facts: Values that must be equal everywhere, by name.
+        failure: Error because of which this rank could not prepare, if any.
 
     Raises:
         StreamerError: the failure of the lowest rank that failed, on every rank.
         StateError: ranks disagree (names the facts and the first two ranks that differ), or some did not take part.
     """
-    _compare(_exchanged(gather, dict(facts), failure))
+    facts_of = _exchange_outcomes(gather, dict(facts), failure)
+    for rank, found in enumerate(facts_of):
+        differing = [name for name in found if found[name] != facts_of[0].get(name)]
+        if differing:
+            listed = "; ".join(f"{name}: {facts_of[0].get(name)!r} and {found[name]!r}" for name in differing)
+            raise StateError(
+                f"rank 0 and rank {rank} do not train on the same order: {listed}. Give every rank the same dataset, "
+                "seed, batch_size and state",
+                rank=rank,
+                fields=", ".join(differing),
+            )
 
 
 def exchange(gather: Gather, make: Callable[[], object]) -> list[Any]:
-    """The value of each rank, in order of rank. Collective.
+    """Returns the value of each rank, in order of rank. Collective.
 
     Args:
-        gather: collects one text of every rank.
-        make: returns a JSON value; its error is raised on every rank.
+        gather: Collects one text of every rank.
+        make: Returns a JSON value; its error is raised on every rank.
 
     Raises:
         StreamerError: the failure of the lowest rank that failed, on every rank.
@@ -134,11 +148,11 @@ def exchange(gather: Gather, make: Callable[[], object]) -> list[Any]:
         value = make()
     except StreamerError as error:
         failure = error
-    return _exchanged(gather, value, failure)
+    return _exchange_outcomes(gather, value, failure)
 
 
-def _exchanged(gather: Gather, value: object, failure: StreamerError | None) -> list[Any]:
-    """A rank that failed takes part too, so that the others do not wait for it."""
+def _exchange_outcomes(gather: Gather, value: object, failure: StreamerError | None) -> list[Any]:
+    """Exchanges values or errors; a rank that failed takes part too, so that the others do not wait for it."""
     failed = None if failure is None else (type(failure).__name__, failure.message, failure.details)
     texts = gather(json.dumps({"facts": value, "failure": failed}))
     missing = [rank for rank, text in enumerate(texts) if text is None]
@@ -158,19 +172,6 @@ def _exchanged(gather: Gather, value: object, failure: StreamerError | None) -> 
     return [entry["facts"] for entry in entries]
 
 
-def _compare(facts_of: list[dict[str, Detail]]) -> None:
-    for rank, facts in enumerate(facts_of):
-        differing = [name for name in facts if facts[name] != facts_of[0].get(name)]
-        if differing:
-            listed = "; ".join(f"{name}: {facts_of[0].get(name)!r} and {facts[name]!r}" for name in differing)
-            raise StateError(
-                f"rank 0 and rank {rank} do not train on the same order: {listed}. Give every rank the same dataset, "
-                "seed, batch_size and state",
-                rank=rank,
-                fields=", ".join(differing),
-            )
-
-
 def process_group() -> tuple[int, int] | None:
     """Returns rank and size of the default process group, if there is one. Never imports torch."""
     torch = sys.modules.get("torch")
@@ -183,21 +184,23 @@ def _gather(text: str) -> list[str | None]:
     """Gathers through the process group's store: no collective that could meet another one, no device, no pickle."""
     from torch import distributed
 
-    store, rank, size = process_store(), distributed.get_rank(), distributed.get_world_size()
+    store = process_store()
+    rank = distributed.get_rank()
+    size = distributed.get_world_size()
     # The n-th comparison of this rank is the n-th of every other.
     place = f"streamer/{store.add(f'streamer/compared/{rank}', 1)}"
     store.set(f"{place}/{rank}", text)
     if rank == 0:
-        texts = pack(_collect(store, [f"{place}/{other}" for other in range(size)]))
+        texts = compress_texts(_collect(store, [f"{place}/{other}" for other in range(size)]))
         store.set(f"{place}/all", texts)  # type: ignore[arg-type]  # it takes bytes, too
     # Rank 0 answers in any case, so the others wait longer than it does.
-    with watch_wait(logger, lambda: _first_missing(rank)):
+    with watch_wait(logger, lambda: _describe_first(rank)):
         store.wait([f"{place}/all"], timedelta(seconds=_WAIT_SECONDS + 60))
-    return unpack(store.get(f"{place}/all"))
+    return decompress_texts(store.get(f"{place}/all"))
 
 
-def pack(texts: list[str | None]) -> bytes:
-    """The texts of all ranks, as each of them reads it from rank 0.
+def compress_texts(texts: list[str | None]) -> bytes:
+    """Returns the texts of all ranks in the form in which each rank reads them from rank 0.
 
     Each text that several ranks have passed is there once. Compressed, because 2,048 ranks on 256 engines with
     peers="auto" read 222 MB of plain JSON, and 47 MB of this (2026-11-23).
@@ -207,16 +210,21 @@ def pack(texts: list[str | None]) -> bytes:
     return zlib.compress(json.dumps([distinct, [number[text] for text in texts]]).encode())
 
 
-def unpack(packed: bytes) -> list[str | None]:
-    """Returns the texts that `pack` was given."""
+def decompress_texts(packed: bytes) -> list[str | None]:
+    """Returns the texts that `compress_texts` was given."""
     distinct, numbers = json.loads(zlib.decompress(packed))
     return [distinct[number] for number in numbers]
 
 
 def _collect(store: Store, keys: list[str]) -> list[str | None]:
     """Lets rank 0 read for all: with R ranks that is R requests, not R squared."""
+
+    def describe_wait() -> str:
+        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        return f"ranks {missing} of {len(keys)} to compare their datasets{_REASON}"
+
     try:
-        WaitNotice(logger).wait(partial(_wait_all, store, keys), lambda: _missing(store, keys))
+        WaitNotice(logger).wait(partial(_wait_all, store, keys), describe_wait)
     except RuntimeError:  # torch's timeout; `check` finds the missing ranks
         return [store.get(key).decode() if store.check([key]) else None for key in keys]
     return [store.get(key).decode() for key in keys]
@@ -234,18 +242,13 @@ def _wait_all(store: Store, keys: list[str], seconds: float | None) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _missing(store: Store, keys: list[str]) -> str:
-    missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-    return f"ranks {missing} of {len(keys)} to compare their datasets{_REASON}"
-
-
-def _first_missing(rank: int) -> str:
-    """Describes what all ranks wait for, on rank 1 only: rank 0 may be missing."""
+def _describe_first(rank: int) -> str:
+    """Describes what all ranks wait for, on rank 1 only, because rank 0 may be missing."""
     return f"rank 0, which compares the datasets of all ranks{_REASON}" if rank == 1 else ""
 
 
 def process_store() -> Store:
-    """The store of the default process group."""
+    """Returns the store of the default process group."""
     from torch.distributed import distributed_c10d
 
     return distributed_c10d._get_default_store()

@@ -11,8 +11,8 @@ import pytest
 
 from streamer.config import Environment
 from streamer.errors import ConfigError, ObjectNotFoundError, StateError, StreamerError
-from streamer.loader.agreement import agreement as distributed
-from streamer.loader.agreement.agreement import agree, detect, exchange, gather_for, pack, unpack
+from streamer.loader import agreement as distributed
+from streamer.loader.agreement import agree, compress_texts, decompress_texts, detect, exchange, gather_for
 
 
 def environment(**variables: str) -> Environment:
@@ -134,15 +134,15 @@ def test_what_ranks_say_arrives_in_their_order():
 def test_the_texts_of_all_ranks_arrive_as_they_were():
     """Also that of a rank that did not take part."""
     texts = ["engine 1", "engine 1", None, "engine 2 \N{SNOWMAN}"]
-    assert unpack(pack(texts)) == texts
+    assert decompress_texts(compress_texts(texts)) == texts
 
 
 RANK = """
 import os, sys
 import torch.distributed as dist
 from streamer.errors import StreamerError
-from streamer.loader.agreement import agreement as distributed
-from streamer.loader.agreement.agreement import agree, detect, gather_for
+from streamer.loader import agreement as distributed
+from streamer.loader.agreement import agree, detect, gather_for
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
 rank_config = detect()

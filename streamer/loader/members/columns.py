@@ -1,27 +1,31 @@
-"""Columns of samples for conditions: of the annotations, kept beside the manifest, or read from the data."""
+"""Columns of samples for conditions, and manifests of some fields, with which the bytes of others are not read."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from streamer.annotations.join import JoinRules, key_rows
 from streamer.annotations.table import AnnotationTable
 from streamer.batches.scan import KEY, ChunkScan, MissingFieldError, MissingPartError, field_value, scan_chunks
+from streamer.client.engine_client import EngineClient
 from streamer.decode.dispatch import SampleDecoder
-from streamer.errors import ConfigError, DecodeError
+from streamer.errors import AccessDeniedError, ConfigError, DecodeError, ManifestError, printable
 from streamer.formats.base import Field
+from streamer.formats.registry import restore_format
 from streamer.formats.table.records import TableOpener, fixed_dtype
 from streamer.loader.members.connections import EngineConnections
-from streamer.loader.members.narrow import find_field, list_narrow_fields, narrow_manifest
 from streamer.loader.members.single_reads import StreamedBytes
 from streamer.manifest.column_files import ColumnFiles, column_of
+from streamer.manifest.columns import BinaryColumn, encode_text
 from streamer.manifest.condition import ColumnValues
 from streamer.manifest.model import SampleName
 from streamer.manifest.table import Manifest
@@ -32,19 +36,93 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+
+def find_field(manifest: Manifest, column: str) -> str:
+    """Returns the field that has a column, or of which it is a part ("meta.width"); "" if there is none."""
+    names = {field.name for field in manifest.facts.fields}
+    while column and column not in names:
+        column = column.rpartition(".")[0]
+    return column
+
+
+def list_narrow_fields(manifest: Manifest) -> list[str]:
+    """Returns the names of the fields that are read without the bytes of the others."""
+    if not manifest.facts.fields:
+        return []
+    found = restore_format(manifest)
+    names = [field.name for field in manifest.facts.fields]
+    return [name for name in names if found.narrow(manifest.facts, [name]) is not None]
+
+
+def narrow_manifest(
+    manifest: Manifest, fields: Collection[str], client: EngineClient, request: GetManifest
+) -> Manifest:
+    """Finds or builds the manifest of these fields, with the same samples in the same order.
+
+    Args:
+        manifest: Manifest of the whole dataset.
+        fields: Names of its fields; the whole manifest is returned for none.
+        client: Connection to the engine, which finds or builds it.
+        request: Request with which the whole manifest was asked for.
+
+    Returns:
+        The manifest of the fields, or that of the dataset where the format cannot read them alone, where these fields
+        are all, or where they alone are no dataset or one of other objects than the manifest's.
+    """
+    if not fields or len(manifest.facts.fields) <= len(fields):
+        return manifest
+    narrow = restore_format(manifest).narrow(manifest.facts, fields)
+    if narrow is None:
+        return manifest
+    names = printable(", ".join(fields))
+    options = msgspec.json.encode(narrow.options)
+    asked = msgspec.structs.replace(
+        request, format=narrow.name, format_options=options, manifest="", build=True, chunk_bytes=0
+    )
+    try:
+        found = Manifest.open(client.manifest(asked))
+    except (ManifestError, AccessDeniedError) as error:
+        # An array of which no chunk was written is no dataset, and credentials may read objects and not list them.
+        reason = error.message
+        logger.warning("%s: read with all other fields, because alone they cannot be: %s", names, reason)
+        return manifest
+    # All objects must be those of the whole manifest: they may have changed since that was made.
+    if found.samples != manifest.samples or not np.isin(_hash_objects(found), _hash_objects(manifest)).all():
+        logger.warning("%s: read with all other fields, because the objects have changed", names)
+        return manifest
+    return found
+
+
+def _hash_objects(manifest: Manifest) -> npt.NDArray[np.int64]:
+    """Returns a hash of key and version of each object."""
+    hashes = np.empty(manifest.objects, np.int64)
+    base = encode_text(manifest.content.base)
+    number = 0
+    for tables in manifest.tables:
+        keys = tables["objects"]["key"]
+        versions = tables["objects"]["version"]
+        assert isinstance(keys, BinaryColumn)
+        assert isinstance(versions, BinaryColumn)
+        for row in range(len(keys)):
+            hashes[number] = hash((base + keys[row], versions[row]))
+            number += 1
+    return hashes
+
+
+# Number of columns that a message names.
 _NAMED = 30
 Find = Callable[[Sequence[str]], Sequence[ColumnValues | None]]
 
 
-class Columns:
-    """The columns of one manifest. Used by one thread.
+class SampleColumns:
+    """Finds and reads the columns of one manifest. Used by one thread.
 
     Args:
-        manifest: of the samples.
-        joined: the annotations of the samples.
+        manifest: Manifest of the samples.
+        joined: Rules by which the samples have annotations, or None if they have none.
         fallback_dir: Where files are written if the manifest's folder is read-only for this process, and for locks.
         connections: Connections to the engine, which reads what is not there yet.
-        request: what the manifest was asked for with.
+        request: Request with which the manifest was asked for.
     """
 
     def __init__(
@@ -63,17 +141,17 @@ class Columns:
         self._files = ColumnFiles(manifest, fallback_dir)
 
     def __repr__(self) -> str:
-        return f"Columns({self._manifest!r}, {self._files!r})"
+        return f"SampleColumns({self._manifest!r}, {self._files!r})"
 
     def get(self, names: Sequence[str], joins: Sequence[tuple[OpenedJoin, Find]] = ()) -> list[ColumnValues]:
-        """Columns that are at hand, or cheap to read.
+        """Returns columns that are at hand, or cheap to read.
 
         Args:
             names: Names of the columns.
-            joins: the joins of the samples, and `find` of each right side.
+            joins: Joins of the samples, each with `find` of its right side.
 
         Raises:
-            ConfigError: one is neither; names those that are, and how to have others.
+            ConfigError: a column is neither. The message names those that are, and how to have others.
         """
         found = dict(zip(names, self.find(names), strict=True))
         for join, find in joins:
@@ -89,19 +167,19 @@ class Columns:
                 found[name] = None if column is None else column.join_to(join.table.row)
         for name, column in found.items():
             if column is None:
-                raise self._unknown(name, [join for join, _ in joins])
+                raise self._make_unknown_error(name, [join for join, _ in joins])
         return [column for column in found.values() if column is not None]
 
     def find(self, names: Sequence[str]) -> list[ColumnValues | None]:
-        """Returns the same of this dataset only, or None if a column is neither."""
-        found = {name: self._of_annotations(name) or self._files.find(name) for name in names}
+        """Returns columns of this dataset alone; None for one that is neither at hand nor cheap to read."""
+        found = {name: self._read_annotations(name) or self._files.find(name) for name in names}
         missing = [name for name, column in found.items() if column is None and find_field(self._manifest, name)]
         narrow = list_narrow_fields(self._manifest) if missing else []
         cheap = [name for name in missing if find_field(self._manifest, name) in narrow]
         found |= zip(cheap, self.read(cheap), strict=True)
         return [found[name] for name in names]
 
-    def _unknown(self, name: str, joins: Sequence[OpenedJoin]) -> ConfigError:
+    def _make_unknown_error(self, name: str, joins: Sequence[OpenedJoin]) -> ConfigError:
         rights = [(join.manifest, field, join.recipe.columns) for join in joins if (field := join.field_of(name))]
         sources = [(manifest, field) for manifest, field, _ in rights]
         # A join that names its columns has this one; otherwise it may be of either side.
@@ -113,19 +191,20 @@ class Columns:
             for manifest, field in sources
             if field == KEY or not list_narrow_fields(manifest)
         )
-        names = dict.fromkeys([*self._known(), *(name for join in joins for name in self._joined_names(join))])
-        known = ", ".join(list(names)[:_NAMED]) or "none"
+        # The names that need no index: of this dataset, then of what samples get from right sides.
+        names = [] if self._joined is None else [field.name for field in self._table(self._joined).head.fields]
+        names += [*self._files.names, *list_narrow_fields(self._manifest)]
+        for join in joins:
+            if join.recipe.columns is not None:
+                names += [to for _, to in join.recipe.columns]
+                continue
+            theirs = [*ColumnFiles(join.manifest, self._fallback_dir).names, *list_narrow_fields(join.manifest)]
+            names += [name for name in theirs if name not in (KEY, join.recipe.key)]
+        known = ", ".join(list(dict.fromkeys(names))[:_NAMED]) or "none"
         remedy = f"{commands} reads others from the samples, once" if commands else "Name one of these"
         return ConfigError(
             f"where= names the column {name!r}; columns of this dataset are: {known}. {remedy}", field="where"
         )
-
-    def _joined_names(self, join: OpenedJoin) -> list[str]:
-        """Names of the columns that samples get from a right side, as far as they are known."""
-        if join.recipe.columns is not None:
-            return [to for _, to in join.recipe.columns]
-        known = [*ColumnFiles(join.manifest, self._fallback_dir).names, *list_narrow_fields(join.manifest)]
-        return [name for name in known if name not in (KEY, join.recipe.key)]
 
     def read(self, names: Sequence[str]) -> list[ColumnValues]:
         """Reads columns of all samples, and keeps them; one process of a machine reads while the others wait.
@@ -140,14 +219,19 @@ class Columns:
             if missing:
                 self._check_kinds(missing)
                 logger.info("reads the columns %s of %d samples", ", ".join(missing), self._manifest.samples)
-                for name, values in zip(missing, self._values(missing), strict=True):
+                for name, values in zip(missing, self._read_values(missing), strict=True):
                     self._files.add(name, values)
         found = [self._files.find(name) for name in names]
         return [column for column in found if column is not None]
 
-    def _values(self, names: Sequence[str]) -> list[list[object]]:
+    def _read_values(self, names: Sequence[str]) -> list[list[object]]:
         """Reads the values of some columns, sample by sample, several chunks at the same time."""
-        source = self._narrow(names)
+        source = self._manifest
+        fields = {find_field(self._manifest, name) for name in names}
+        if KEY not in names and "" not in fields:
+            # A format that has columns reads these alone.
+            with self._connections.for_requests() as client:
+                source = narrow_manifest(self._manifest, sorted(fields), client, self._request)
 
         @contextmanager
         def open_bytes() -> Iterator[StreamedBytes]:
@@ -163,7 +247,7 @@ class Columns:
                 sample = scan.open_sample(ordinal, content)
                 for column, wanted in zip(values, names, strict=True):
                     own_key = wanted == KEY and KEY not in sample.fields
-                    column.append(sample.key if own_key else _value(sample.fields, wanted, decoder, ordinal))
+                    column.append(sample.key if own_key else _read_value(sample.fields, wanted, decoder, ordinal))
             return values
 
         columns = [list[object]() for _ in names]
@@ -171,14 +255,6 @@ class Columns:
             for column, some in zip(columns, values, strict=True):
                 column.extend(some)
         return columns
-
-    def _narrow(self, names: Sequence[str]) -> Manifest:
-        """The manifest of the columns alone, of a format that has columns."""
-        fields = {find_field(self._manifest, name) for name in names}
-        if KEY in names or "" in fields:
-            return self._manifest
-        with self._connections.for_requests() as client:
-            return narrow_manifest(self._manifest, sorted(fields), client, self._request)
 
     def _check_kinds(self, names: Sequence[str]) -> None:
         """Refuses columns that have arrays by their kind, before they are read."""
@@ -192,15 +268,10 @@ class Columns:
                     field="where",
                 )
 
-    def _known(self) -> list[str]:
-        """Names of the columns that need no index."""
-        given = [] if self._joined is None else [field.name for field in self._table(self._joined).head.fields]
-        return list(dict.fromkeys([*given, *self._files.names, *list_narrow_fields(self._manifest)]))
-
     def _table(self, joined: JoinRules) -> AnnotationTable:
         return AnnotationTable.open(joined.table)
 
-    def _of_annotations(self, name: str) -> ColumnValues | None:
+    def _read_annotations(self, name: str) -> ColumnValues | None:
         """Returns a field of the annotations, by the keys of the samples, or None if there is no such field."""
         if self._joined is None:
             return None
@@ -208,8 +279,8 @@ class Columns:
         names = [field.name for field in table.head.fields]
         if name not in names:
             return None
-        rows = key_rows(self._manifest, self._joined)
-        if rows is None:
+        found = key_rows(self._manifest, self._joined)
+        if found is None:
             raise ConfigError(
                 f"where= names {name!r} of the annotations, which are joined when samples are read: the keys are in "
                 "the samples. Conditions on annotations are for datasets of files",
@@ -218,13 +289,13 @@ class Columns:
         opener = TableOpener(table.head.fields)
         decoder = SampleDecoder()
         values: list[object] = []
-        for row in rows.tolist():
+        for row in found.tolist():
             own = {} if row < 0 else {f.name: f for f in opener.open(memoryview(table.row(row)), SampleName())[1]}
-            values.append(_value(own, name, decoder, row) if own else None)
+            values.append(_read_value(own, name, decoder, row) if own else None)
         return column_of(name, values)
 
 
-def _value(fields: Mapping[str, Field], wanted: str, decoder: SampleDecoder, ordinal: int) -> object:
+def _read_value(fields: Mapping[str, Field], wanted: str, decoder: SampleDecoder, ordinal: int) -> object:
     """Returns the value of a column in the fields of a sample, or None if it has none."""
     try:
         value = field_value(wanted, fields, decoder)

@@ -1,1 +1,0 @@
-"""What the ranks of a job agree on before they read."""

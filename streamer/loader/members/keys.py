@@ -1,0 +1,269 @@
+"""The keys of the samples of a dataset: of the manifest or a kept column, else read chunk by chunk from the data."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from copy import copy
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from streamer.batches.scan import KEY, ChunkScan, field_value, scan_chunks
+from streamer.decode.dispatch import SampleDecoder
+from streamer.errors import ConfigError, DecodeError, ManifestError
+from streamer.formats.registry import restore_format
+from streamer.loader.members.connections import EngineConnections
+from streamer.loader.members.single_reads import StreamedBytes
+from streamer.manifest.column_files import ColumnFiles
+from streamer.manifest.columns import BinaryColumn
+from streamer.manifest.condition import ColumnValues
+from streamer.manifest.kept import KeptFiles, hash_question
+from streamer.manifest.keys import Keys, KeyTable, Kind, build_keys, hash_values, number_keys
+from streamer.manifest.selection import Selection
+from streamer.manifest.table import Manifest
+
+logger = logging.getLogger(__name__)
+
+
+_NAMES_AT_ONCE = 1 << 16
+
+
+class KeyReader:
+    """Reads the keys of the samples of a dataset, in its order.
+
+    Args:
+        manifest: Manifest of the dataset; one with the columns that the key needs is enough.
+        connections: Connections to the engine, with the dataset's credentials.
+        on: "__key__", a field, or a field and the names of its parts, "json.uid".
+        fallback_dir: Where files are written if the manifest's folder is read-only for this process, and for locks.
+        whole: Manifest of the dataset, where `manifest` has fewer columns.
+        selection: Selection outside of which samples have no key, or None for all samples.
+
+    Attributes:
+        manifest: Manifest of the dataset, with all its columns.
+        kept: Tables that are made of the keys.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        connections: EngineConnections,
+        on: str,
+        *,
+        fallback_dir: Path,
+        whole: Manifest | None = None,
+        selection: Selection | None = None,
+    ) -> None:
+        self.manifest = whole or manifest
+        self.selection = selection
+        self.kept = KeptFiles(self.manifest.path.parent, fallback_dir)
+        self._read_from = manifest
+        self._connections = connections
+        self._on = on
+        self._column = ColumnFiles(self.manifest, fallback_dir).find(on)
+        own = restore_format(manifest)
+        fields = {spec.name for spec in manifest.facts.fields}
+        self._is_numbered = on == KEY and own.numbered_keys and KEY not in fields
+        self._scan = ChunkScan(manifest, self._open_bytes)
+        self._decoder = SampleDecoder()
+
+    def __repr__(self) -> str:
+        return f"KeyReader({self._on}, {self.manifest!r})"
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What the keys depend on."""
+        chosen = "" if self.selection is None else self.selection.digest
+        return self.manifest.digest, chosen, self._on
+
+    @property
+    def unselected(self) -> KeyReader:
+        """The keys of all samples."""
+        whole = copy(self)
+        whole.selection = None
+        return whole
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether the keys are in the samples only."""
+        are_names = self._on == KEY and self._read_from.whole_objects
+        return not (self._is_numbered or are_names or self._column is not None)
+
+    def batches(self) -> Generator[tuple[int, Keys]]:
+        """Yields the keys of the samples, each batch with the number of its first sample; none outside the selection.
+
+        Raises:
+            ManifestError: keys that are neither texts nor whole numbers, or a sample without the field.
+        """
+        for first, keys in self._read_all():
+            if self.selection is not None:
+                begin, stop = np.searchsorted(self.selection.ordinals, (first, first + len(keys)))
+                chosen = np.zeros(len(keys), np.bool_)
+                chosen[self.selection.ordinals[begin:stop] - first] = True
+                keys.missing[~chosen] = True
+            yield first, keys
+
+    def key_text(self, ordinal: int) -> str:
+        """Returns the key of a sample, for messages."""
+        chunk = int(self._read_from.chunk_first.searchsorted(ordinal, "right")) - 1
+        if self._on == KEY and self._read_from.whole_objects:
+            return repr(self._read_from.name(ordinal).object_key)
+        if self._is_numbered:
+            return str(ordinal)
+        if self._column is not None:
+            return f"{self._column.value(ordinal)!r:.100}"
+        first = int(self._read_from.chunk_first[chunk])
+        return f"{self._read_values(chunk, slice(ordinal - first, ordinal - first + 1))[0]!r:.100}"
+
+    @contextmanager
+    def name_errors(self) -> Iterator[None]:
+        """Lets an error of the block say which side it is about."""
+        try:
+            yield
+        except ManifestError as error:
+            raise ManifestError(f"{', '.join(self.manifest.urls[:4])}: {error.message}", **error.details) from error
+
+    def _read_all(self) -> Iterator[tuple[int, Keys]]:
+        if self._is_numbered:
+            for first in range(0, self.manifest.samples, _NAMES_AT_ONCE):
+                stop = min(first + _NAMES_AT_ONCE, self.manifest.samples)
+                yield first, number_keys(np.arange(first, stop, dtype=np.uint64))
+        elif self._on == KEY and self._read_from.whole_objects:
+            yield from self._read_names()
+        elif self._column is not None:
+            yield from self._read_kept(self._column)
+        else:
+            yield from self._read_chunks()
+
+    def _read_names(self) -> Iterator[tuple[int, Keys]]:
+        first = 0
+        for tables in self._read_from.tables:
+            column = tables["objects"]["key"]
+            assert isinstance(column, BinaryColumn)
+            for row in range(0, len(column), _NAMES_AT_ONCE):
+                names = [column[number] for number in range(row, min(row + _NAMES_AT_ONCE, len(column)))]
+                yield first, hash_values(names)
+                first += len(names)
+
+    def _read_kept(self, column: ColumnValues) -> Iterator[tuple[int, Keys]]:
+        for first in range(0, self.manifest.samples, _NAMES_AT_ONCE):
+            some = range(first, min(first + _NAMES_AT_ONCE, self.manifest.samples))
+            try:
+                yield first, hash_values(column.value(row) for row in some)
+            except ManifestError as error:
+                raise self._locate_error(error, first) from error
+
+    def _read_chunks(self) -> Iterator[tuple[int, Keys]]:
+        """Reads chunk after chunk, several at the same time, without those that have no selected sample."""
+        wanted = np.arange(self._read_from.chunks)
+        if self.selection is not None:
+            wanted = np.flatnonzero(np.diff(self.selection.ordinals.searchsorted(self._read_from.chunk_first)))
+        yield from scan_chunks(wanted.tolist(), self._read_chunk)
+
+    def _read_chunk(self, chunk: int) -> tuple[int, Keys]:
+        first = int(self._read_from.chunk_first[chunk])
+        values = self._read_values(chunk)
+        try:
+            return first, hash_values(values)
+        except ManifestError as error:
+            raise self._locate_error(error, first) from error
+
+    def _locate_error(self, error: ManifestError, first: int) -> ManifestError:
+        """Names the sample of a key among those from `first` on."""
+        at = first + int(error.details.pop("index", 0) or 0)
+        return ManifestError(f"the key {self._on!r} of sample {at}: {error.message}", sample=at)
+
+    def _read_values(self, chunk: int, part: slice = slice(None)) -> list[object]:
+        """Reads the keys of the samples of a chunk, or of a part of them."""
+        values: list[object] = []
+        for ordinal, content in self._scan.read_samples(chunk, part):
+            try:
+                sample = self._scan.open_sample(ordinal, content)
+                own_key = self._on == KEY
+                values.append(sample.key if own_key else field_value(self._on, sample.fields, self._decoder))
+            except (DecodeError, ConfigError) as error:
+                raise ManifestError(
+                    f"the key {self._on!r} of sample {ordinal}: {error.message}", sample=ordinal
+                ) from error
+        return values
+
+    @contextmanager
+    def _open_bytes(self) -> Iterator[StreamedBytes]:
+        with self._connections.for_requests() as connection:
+            yield StreamedBytes(connection, self._read_from)
+
+
+Opened = TypeVar("Opened")
+
+# Raised when other files are written for the same manifests.
+_REVISION = 3
+_NUMBER = re.compile("-?[0-9]{1,100}")
+
+
+def name_table(what: str, *sides: KeyReader, arranged: bool = False) -> str:
+    """Returns the name of the folder of what is made of one side or of both."""
+    content = [_REVISION, arranged, *(each for side in sides for each in side.identity)]
+    return f"{'-'.join(side.manifest.digest for side in sides)}.{hash_question(msgspec.json.encode(content))}.{what}"
+
+
+def keep(what: str, side: KeyReader, open_path: Callable[[Path], Opened], write: Callable[[Path], object]) -> Opened:
+    """Opens a table of one side, which is written if it is not there.
+
+    Raises:
+        ManifestError: keys that are neither texts nor whole numbers, or it cannot be written.
+    """
+
+    def make(folder: Path) -> None:
+        logger.info("reads the keys of %s", ", ".join(side.manifest.urls[:4]))
+        folder.mkdir()
+        with side.name_errors():
+            write(folder)
+
+    return side.kept.open_or_make(name_table(what, side), open_path, make)
+
+
+def keep_keys(side: KeyReader) -> KeyTable:
+    """Opens the sorted keys of one side; see `keep`."""
+    return keep("keys", side, KeyTable.open, lambda folder: build_keys(side.batches(), folder))
+
+
+def find_key(side: KeyReader, key: str, *, reads: bool = True) -> int:
+    """Finds the manifest ordinal of the first sample with a key, by the table of keys where there is one.
+
+    Args:
+        side: Keys; samples outside its selection do not count.
+        key: Its "__key__"; the number of a sample without one.
+        reads: Whether the data are read where keys are nowhere else.
+
+    Raises:
+        KeyError: there is none.
+        ConfigError: the data would have to be read.
+    """
+    table = side.kept.open(name_table("keys", side.unselected), KeyTable.open)
+    if table is not None:
+        rows = table.rows_of(_convert_key(key, table.head.kind))
+        chosen = rows if side.selection is None else rows[np.isin(rows, side.selection.ordinals)]
+        if len(chosen):
+            return int(chosen[0])
+    elif side.reads_data and not reads:
+        raise ConfigError(
+            f"find({key!r:.100}): the keys of these samples are in the samples: `streamer index "
+            f"{' '.join(side.manifest.urls[:1])} --columns {KEY}` reads them once; get(key) reads until it finds one",
+            field="key",
+        )
+    else:
+        with closing(side.batches()) as batches:
+            for first, keys in batches:
+                if len(found := keys.places_of(_convert_key(key, keys.kind))):
+                    return first + int(found[0])
+    raise KeyError(f"no sample has the key {key!r}")
+
+
+def _convert_key(key: str, kind: Kind) -> str | int:
+    """Converts a key of digits to a number if the keys of the table are numbers."""
+    return int(key) if kind == "number" and _NUMBER.fullmatch(key) else key
