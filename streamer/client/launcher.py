@@ -217,7 +217,7 @@ def _connect_when_up(settings: ClientSettings) -> Connection:
 def _make_runtime_dir(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Its name says nothing: a link may lead somewhere else at each look.
+        # The descriptor counts, and not the name: a link may lead somewhere else at each look.
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         status = os.fstat(descriptor)
         os.close(descriptor)

@@ -119,7 +119,22 @@ class Server:
 
     def statistics(self) -> Values:
         """Returns the statistics of the engine and of the service: its connections, its process, its warnings."""
-        return {**engine_statistics(self._engine), **self._own_statistics(self._engine.now())}
+        return {
+            **engine_statistics(self._engine),
+            "version": VERSION,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "uptime_seconds": round(self._engine.now() - self._begun, 3),
+            "connections": len(self._clients),
+            "connections_total": self._count["connections"],
+            "connections_refused": self._count["refused"],
+            "dropped_protocol": self._count["dropped protocol"],
+            "dropped_unread": self._count["dropped unread"],
+            "dropped_silent": self._count["dropped silent"],
+            "dropped_unfinished": self._count["dropped unfinished"],
+            "warnings": self._warnings(),
+            **process_statistics(),
+        }
 
     def reload(self, config: EngineConfig) -> None:
         """Applies who may connect. Open connections stay.
@@ -380,23 +395,6 @@ class Server:
             keys = {options_key(dataset.options) for dataset in datasets}
             if (key and state.requests.tasks) or key in keys or (not key and keys):
                 client.send(notice)
-
-    def _own_statistics(self, now: float) -> Values:
-        return {
-            "version": VERSION,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "uptime_seconds": round(now - self._begun, 3),
-            "connections": len(self._clients),
-            "connections_total": self._count["connections"],
-            "connections_refused": self._count["refused"],
-            "dropped_protocol": self._count["dropped protocol"],
-            "dropped_unread": self._count["dropped unread"],
-            "dropped_silent": self._count["dropped silent"],
-            "dropped_unfinished": self._count["dropped unfinished"],
-            "warnings": self._warnings(),
-            **process_statistics(),
-        }
 
     def _watch_grace(self) -> None:
         if self._config.grace_seconds is not None and not self._clients and self._grace is None:

@@ -87,7 +87,7 @@ class IndexCost:
             return
         self._measured = True
         rate = done / seconds
-        # What an earlier manifest knows is not read.
+        # Rows that an earlier manifest knows are not read.
         rest = step.total_bytes - self._known_bytes
         whole = rest / rate
         size = format_bytes(rest)
