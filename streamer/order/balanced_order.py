@@ -81,9 +81,17 @@ class BalancedOrder(OuterOrder["RowOrder | EpochOrder | MixOrder"]):
         The rows of a rank's lanes stay in these lanes, so that no other chunks are needed.
         """
         low, high = self._widen(np.array([run.first_position]), np.array([run.stop_position - 1]))
-        begin, end = (int(low[0]) - run.origin) // run.size, (int(high[0]) - run.origin) // run.size + 1
+        begin = (int(low[0]) - run.origin) // run.size
+        end = (int(high[0]) - run.origin) // run.size + 1
         wide = Batches(run.origin, run.size, begin, end)
-        return [self._widen_needs(needs, run) for needs in self.inner.needs(split, wide)]
+        found = []
+        for needs in self.inner.needs(split, wide):
+            start = run.origin + needs.first * run.size
+            stop = run.origin + (needs.last + 1) * run.size
+            first, last = self._widen(start, stop - 1)
+            used = (first < run.stop_position) & (last >= run.first_position)
+            found.append(Needs(needs.chunk[used], run.number(first[used]), run.number(last[used]), needs.passes[used]))
+        return found
 
     def chunk_lanes(self, chunks: int) -> Integers:
         """Returns the lane of each chunk in one dataset, (M,): that of the inner order."""
@@ -92,11 +100,6 @@ class BalancedOrder(OuterOrder["RowOrder | EpochOrder | MixOrder"]):
     def count_drawn(self, position: int) -> Integers:
         """Returns the rows of each member of a mix among the first positions; see `MixOrder.count_drawn`."""
         return cast("RowOrder | MixOrder", self.inner).count_drawn(position)
-
-    def _widen_needs(self, needs: Needs, run: Batches) -> Needs:
-        first, last = self._widen(run.origin + needs.first * run.size, run.origin + (needs.last + 1) * run.size - 1)
-        used = (first < run.stop_position) & (last >= run.first_position)
-        return Needs(needs.chunk[used], run.number(first[used]), run.number(last[used]), needs.passes[used])
 
     def _widen(self, first: Integers, last: Integers) -> tuple[Integers, Integers]:
         """Returns the first and last position of the superwindows around some positions, which may be negative."""

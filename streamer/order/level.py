@@ -108,14 +108,14 @@ def check_lanes(what: str, lanes: int, batch_size: int) -> None:
         )
 
 
-def superwindow(rows: int, most: int) -> int:
-    """Returns T, the batches that are made level together: the largest power of two with at most `most` rows.
+def superwindow(rows: int, max_rows: int) -> int:
+    """Returns T, the batches that are made level together: the largest power of two with at most `max_rows` rows.
 
     Args:
         rows: Rows of a lane in a batch.
-        most: Number of batches; at least one is taken.
+        max_rows: Rows of a superwindow in a lane; at least one batch is taken.
     """
-    return 1 << max(0, (most // rows).bit_length() - 1)
+    return 1 << max(0, (max_rows // rows).bit_length() - 1)
 
 
 def level(costs: Integers, turns: int, group: int, keys: Words, turn_keys: Words) -> Integers:
@@ -165,7 +165,8 @@ def level_members(costs: Integers, members: Integers, group: int, keys: Words, t
     """
     groups = np.arange(len(costs)) // group
     ranks = np.argsort(np.argsort(turn_keys, kind="stable"))[groups * len(turn_keys) // len(keys)]
-    sums, found = np.zeros(len(keys), np.int64), np.empty(len(costs), np.int64)
+    sums = np.zeros(len(keys), np.int64)
+    found = np.empty(len(costs), np.int64)
     mean = int(costs.sum()) // len(keys)
     kinds = unique(members).tolist()
     # Members that cost most come first: the others fill up what these leave unequal.
@@ -175,8 +176,10 @@ def level_members(costs: Integers, members: Integers, group: int, keys: Words, t
         turn = np.arange(len(places)) - np.searchsorted(groups[places], groups[places])
         for number in range(int(turn.max()) + 1):
             mine = places[turn == number]
-            of, batch = groups[mine], ranks[mine]
-            rows, dearest = dearest[: len(mine)], dearest[len(mine) :]
+            of = groups[mine]
+            batch = ranks[mine]
+            rows = dearest[: len(mine)]
+            dearest = dearest[len(mine) :]
             least = mine[np.lexsort((keys[of], batch, sums[of]))]
             # Rows that make any group too dear are in the first batches of that order, in all lanes.
             above = int(np.argmin(np.append(sums[groups[least]] + costs[rows] > mean, False)))

@@ -146,34 +146,26 @@ def explain(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_b
         nodes: number of machines.
     """
     order = f"{spec.order_id}: seed {spec.seed}, shuffle {spec.shuffle}, {spec.cut} cut"
-    rows = {"order": order, "dataset": _describe_dataset(chunk_samples, total_bytes)}
+    samples = int(chunk_samples.sum())
+    chunks = max(1, int(np.count_nonzero(chunk_samples)))
+    dataset = (
+        f"{counted(samples, 'samples')} in {counted(chunks, 'chunks')}, {format_bytes(total_bytes)}: "
+        f"{samples / chunks:,.1f} samples, {format_bytes(total_bytes / chunks)} per chunk"
+    )
+    rows = {"order": order, "dataset": dataset}
     if spec.shuffle != "none":
         rows["lanes"] = f"{spec.lanes}: {global_batch / spec.lanes:g} samples of a batch from each"
-        rows["window"] = _describe_window(spec, chunk_samples, total_bytes)
+        opened = min(spec.lanes * spec.lane_window, chunks)
+        rows["window"] = (
+            f"{counted(opened, 'chunks')} open over all nodes ({spec.lane_window} per lane, "
+            f"shuffle_window={spec.window}): {format_bytes(opened * total_bytes / chunks)} of cache"
+        )
         rows["mixing"] = _describe_mixing(spec, chunk_samples, global_batch)
         if advice := _advise(spec, chunk_samples, global_batch, total_bytes):
             rows["advice"] = advice
     if nodes > 1:
         rows["nodes"] = str(lane_spread(spec, global_batch, nodes))
     return "\n".join(f"{name:<8} {text}" for name, text in rows.items())
-
-
-def _describe_dataset(chunk_samples: Integers, total_bytes: int) -> str:
-    samples = int(chunk_samples.sum())
-    chunks = max(1, int(np.count_nonzero(chunk_samples)))
-    return (
-        f"{counted(samples, 'samples')} in {counted(chunks, 'chunks')}, {format_bytes(total_bytes)}: "
-        f"{samples / chunks:,.1f} samples, {format_bytes(total_bytes / chunks)} per chunk"
-    )
-
-
-def _describe_window(spec: OrderSpec, chunk_samples: Integers, total_bytes: int) -> str:
-    chunks = max(1, int(np.count_nonzero(chunk_samples)))
-    opened = min(spec.lanes * spec.lane_window, chunks)
-    return (
-        f"{counted(opened, 'chunks')} open over all nodes ({spec.lane_window} per lane, "
-        f"shuffle_window={spec.window}): {format_bytes(opened * total_bytes / chunks)} of cache"
-    )
 
 
 def _describe_mixing(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> str:

@@ -151,17 +151,13 @@ def _sequence(first: Sequence[object], samples: Samples) -> object:
     if isinstance(first, tuple) or type(first) is list:
         return columns
     try:
-        return _clone_sequence(first, columns)
+        if not isinstance(first, MutableSequence):
+            return type(first)(columns)  # type: ignore[call-arg]
+        clone = copy.copy(first)
+        for place, column in enumerate(columns):
+            clone[place] = column
     except TypeError:
         return columns
-
-
-def _clone_sequence(first: Sequence[object], columns: list[object]) -> object:
-    if not isinstance(first, MutableSequence):
-        return type(first)(columns)  # type: ignore[call-arg]
-    clone = copy.copy(first)
-    for place, column in enumerate(columns):
-        clone[place] = column
     return clone
 
 

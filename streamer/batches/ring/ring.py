@@ -81,7 +81,9 @@ class Slot:
         """Closes the descriptor; the mapping ends with its last view."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
-        self.descriptor, self.nbytes, self._mapping = -1, 0, memoryview(b"")
+        self.descriptor = -1
+        self.nbytes = 0
+        self._mapping = memoryview(b"")
 
 
 class SlotView(weakref.ref[Bytes]):

@@ -84,7 +84,12 @@ class RowAssembler:
         found = {name: array for name, array in arrays.items() if len(array) == tokens}
         if not found or (named is not None and len(found) < len(names)):
             raise self._other_length(arrays, tokens)
-        self._check_names(found)
+        own = {POSITIONS, DOCUMENTS, *([LABELS] if self._packing.labels is not None else [])}
+        if taken := own & found.keys():
+            raise DecodeError(
+                f"packing makes {', '.join(sorted(taken))} itself, and the sample has a field of that name: leave it "
+                "out in the transform"
+            )
         if self._packing.labels is not None:
             find_token_field(found, named)
         self._known = list(fields), list(found)
@@ -234,14 +239,6 @@ class RowAssembler:
         else:
             following = tokens[begin + 1 : begin + size + 1]
             labels[: len(following)] = following
-
-    def _check_names(self, found: Mapping[str, Array]) -> None:
-        taken = {POSITIONS, DOCUMENTS, *([LABELS] if self._packing.labels is not None else [])}
-        if taken := taken & found.keys():
-            raise DecodeError(
-                f"packing makes {', '.join(sorted(taken))} itself, and the sample has a field of that name: leave it "
-                "out in the transform"
-            )
 
     def _other_length(self, arrays: Mapping[str, Array], tokens: int) -> DecodeError:
         source = "as the format has them" if self._packing.cost is None else f"by {self._packing.cost}"

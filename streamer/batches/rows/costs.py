@@ -46,7 +46,14 @@ class DocumentCosts:
         self._token_bytes = 0.0
         self._constant = 0
         if isinstance(measured, Estimate):
-            _check_bytes(manifest)
+            # Chunks of Parquet, Arrow and compressed files are made when they are fetched.
+            if manifest.recoded:
+                raise ConfigError(
+                    f"Estimate: how many bytes a sample of these files ({manifest.format}, columns or compressed) has "
+                    "is not known before it is read: count the tokens once, streamer.measure(dataset, function, "
+                    'to="costs.npy")',
+                    field="cost",
+                )
             self._token_bytes = measured.bytes_per_token
         elif measured is None:
             self._token_bytes, self._constant = _find_known(manifest, fields)
@@ -120,20 +127,6 @@ def _find_known(manifest: Manifest, fields: tuple[str, ...]) -> tuple[int, int]:
         'Balance(..., lengths="costs.npy")',
         field="cost",
     )
-
-
-def _check_bytes(manifest: Manifest) -> None:
-    """Makes sure that the bytes of samples are known.
-
-    Raises:
-        ConfigError: chunks are made when they are fetched, of Parquet, Arrow or compressed files.
-    """
-    if manifest.recoded:
-        raise ConfigError(
-            f"Estimate: how many bytes a sample of these files ({manifest.format}, columns or compressed) has is not "
-            'known before it is read: count the tokens once, streamer.measure(dataset, function, to="costs.npy")',
-            field="cost",
-        )
 
 
 def _map_file(path: str, manifest: Manifest) -> npt.NDArray[np.integer]:

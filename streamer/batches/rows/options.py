@@ -52,10 +52,10 @@ class Estimate:
     safety: float = 0.02
 
     def __post_init__(self) -> None:
-        for name, least, most in (("bytes_per_token", 0.01, 1 << 30), ("safety", 0, 0.5)):
+        for name, low, high in (("bytes_per_token", 0.01, 1 << 30), ("safety", 0, 0.5)):
             given: object = getattr(self, name)
-            if isinstance(given, bool) or not isinstance(given, Real) or not least <= float(given) <= most:
-                raise ConfigError(f"Estimate: {name}={given!r} must be a number, {least} to {most}", field=name)
+            if isinstance(given, bool) or not isinstance(given, Real) or not low <= float(given) <= high:
+                raise ConfigError(f"Estimate: {name}={given!r} must be a number, {low} to {high}", field=name)
             object.__setattr__(self, name, float(given))
 
     @property
@@ -93,7 +93,7 @@ class RowOption(ABC):
     @property
     @abstractmethod
     def room(self) -> int:
-        """Most tokens of a row, or of a batch."""
+        """Limit of the tokens of a row, or of a batch."""
 
     @abstractmethod
     def spec(self, costs: str = "") -> RowSpec:
@@ -270,7 +270,7 @@ class Buckets(RowOption):
     [samples]. Every sample is once in an epoch, and all ranks make the same number of steps. See docs/sequences.md.
 
     Args:
-        budget: most of samples x the longest of them, in the unit of `cost`, 16 to 2**24.
+        budget: limit of samples x the longest of them, in the unit of `cost`, 16 to 2**24.
         most: samples of a batch; None: as many as the budget allows.
         overflow: samples longer than the budget: "error", or "drop".
         cost: the length of each sample: as of `Packing`, but for an `Estimate`: the budget is a limit of memory.
@@ -307,7 +307,7 @@ class Buckets(RowOption):
 
     @property
     def room(self) -> int:
-        """Most tokens of a batch."""
+        """Limit of the tokens of a batch."""
         return self.budget
 
     def spec(self, costs: str = "") -> RowSpec:

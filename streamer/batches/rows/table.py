@@ -178,16 +178,6 @@ def _counts(spec: RowSpec, documents: Documents, sets: Sets) -> Integers:
     return row_counts(spec, sets, lambda number: documents.costs(documents.list_documents(sets.chunks(number))))
 
 
-def _check_counts(costs: Integers, first: int) -> None:
-    """Refuses counts that no document has, whose rows would take all memory; `first`: number of the first document."""
-    if (most := int(costs.max())) > _MOST_TOKENS:
-        raise ConfigError(
-            f"cost: sample {first + int(costs.argmax())} has {most} tokens, at most {_MOST_TOKENS} are possible; "
-            "correct its number, or measure again",
-            field="cost",
-        )
-
-
 def _sum_tokens(spec: RowSpec, documents: Documents, chunks: tuple[int, int]) -> Integers:
     """Returns the tokens of each chunk of a run, (2, M): those that go to rows, and all.
 
@@ -200,8 +190,13 @@ def _sum_tokens(spec: RowSpec, documents: Documents, chunks: tuple[int, int]) ->
     for first in range(int(ends[0]), int(ends[-1]), _BLOCK):
         numbers = np.arange(first, min(first + _BLOCK, int(ends[-1])))
         costs = documents.costs(numbers)
-        if spec.costs:
-            _check_counts(costs, first)
+        # No document has such a count, and its rows would take all memory.
+        if spec.costs and (largest := int(costs.max())) > _MOST_TOKENS:
+            raise ConfigError(
+                f"cost: sample {first + int(costs.argmax())} has {largest} tokens, at most {_MOST_TOKENS} are "
+                "possible; correct its number, or measure again",
+                field="cost",
+            )
         sums = total + np.cumsum([limit_costs(costs, spec), np.maximum(costs, 0)], axis=1)
         here = slice(*np.searchsorted(ends, [first, first + len(numbers)], side="right"))
         before[:, here] = sums[:, ends[here] - first - 1]

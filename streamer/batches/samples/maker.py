@@ -410,7 +410,8 @@ def locate_samples(manifest: Manifest, content: ByteSource, ordinals: Integers) 
         order = np.argsort(chunks, kind="stable")
         for some in np.split(order, np.flatnonzero(np.diff(chunks[order])) + 1):
             bounds = content.boundaries(int(chunks[some[0]]))
-            starts[some], stops[some] = bounds[samples[some]], bounds[samples[some] + 1]
+            starts[some] = bounds[samples[some]]
+            stops[some] = bounds[samples[some] + 1]
     return [column.tolist() for column in (samples, starts, stops, ordinals, chunks)]
 
 

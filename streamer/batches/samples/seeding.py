@@ -170,7 +170,8 @@ def _make_seed_by(thing: object, method: str) -> Seed | None:
     if parameters == ["random_generator", "py_random"]:
         # All steps share one pair: albumentations 2.0.8 gives each step the same number in `set_random_seed`, so that
         # two flips would always agree.
-        numpy, python = np.random.Generator(np.random.PCG64(0)), random.Random(0)
+        numpy = np.random.Generator(np.random.PCG64(0))
+        python = random.Random(0)
         seeds = list(filter(None, map(_make_seed, (numpy, python))))
         return lambda mixed: ([seed(mixed) for seed in seeds], setter(numpy, python))
     try:
@@ -185,7 +186,8 @@ def _make_seed(generator: object) -> Seed | None:
     if isinstance(generator, np.random.Generator):
         return _make_seed(generator.bit_generator)
     if isinstance(generator, np.random.BitGenerator):
-        bits, kind = generator, type(generator)
+        bits = generator
+        kind = type(generator)
         is_numpys = kind.__module__.startswith("numpy.")
         return (lambda mixed: setattr(bits, "state", kind(mixed).state)) if is_numpys else None
     if isinstance(generator, random.Random):

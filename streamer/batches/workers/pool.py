@@ -115,7 +115,13 @@ class WorkerPool:
         ours, theirs = Channel.pair()
         ours.set_blocking(False)
         if self._config.worker_type == "process":
-            handle = WorkerHandle(number, ours, self._start_process(number, theirs))
+            descriptors = [self._status_page.descriptor, theirs.fileno()]
+            process: WorkerProcess
+            if self._forks and self.forked is not None:
+                process = self.forked.start(number, self._config.workers, descriptors)
+            else:
+                process = SpawnedProcess(number, self._config.workers, descriptors)
+            handle = WorkerHandle(number, ours, process)
             theirs.close()
             if self._payload >= 0 and self._held is not None:
                 self._held.restore()
@@ -164,12 +170,6 @@ class WorkerPool:
         if self._payload >= 0:
             os.close(self._payload)
             self._payload = -1
-
-    def _start_process(self, number: int, channel: Channel) -> WorkerProcess:
-        descriptors = [self._status_page.descriptor, channel.fileno()]
-        if self._forks and self.forked is not None:
-            return self.forked.start(number, self._config.workers, descriptors)
-        return SpawnedProcess(number, self._config.workers, descriptors)
 
     def _serve(self, number: int, channel: Channel) -> None:
         assert self._contents is not None

@@ -173,8 +173,8 @@ class Cohorts:
         first = np.searchsorted(stop, low, side="right") if earlier else np.searchsorted(start, low)
         run = slice(int(first), int(np.searchsorted(start, self._samples_before(end))))
         base = turn * self.per_pass
-        most = self.per_pass - 1
-        cohorts = (base + np.minimum(sample // self.size, most) for sample in (start[run], stop[run] - 1))
+        last = self.per_pass - 1
+        cohorts = (base + np.minimum(sample // self.size, last) for sample in (start[run], stop[run] - 1))
         return CohortChunks(pieces.chunk[run].astype(np.uint32), *cohorts)
 
     def _lane(self, turn: int, lane: int) -> _Sequence:

@@ -134,12 +134,12 @@ class AdmissionLog:
         number = min(bisect_right(self._starts, position) - 1, len(self) - 1)
         per_pass = self.cohorts.per_pass
         least = 0
-        most = 0
+        highest = 0
         for first in range(0, self._admitted_by(number - 1), per_pass):
             # Uses fall from cohort to cohort of a pass.
             least += self._uses(first + per_pass - 1, number)
-            most += self._uses(first, number)
-        return least, min(most, least + self.reuse)
+            highest += self._uses(first, number)
+        return least, min(highest, least + self.reuse)
 
     def _uses(self, cohort: int, number: int) -> int:
         """Returns how many rounds before `number` have trained a cohort."""

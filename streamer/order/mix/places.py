@@ -90,7 +90,8 @@ class LaneWindows:
             for mine in self._groups(np.flatnonzero(size == batches), first):
                 windows = self._open(unique(first[mine]), unique(lanes[mine]), batches)
                 at = self._index(windows, first[mine], lanes[mine], slots[mine])
-                members[mine], counts[mine] = windows.members[at], windows.counts[at]
+                members[mine] = windows.members[at]
+                counts[mine] = windows.counts[at]
         return members, counts
 
     def counts(self, slots: Integers) -> Integers:
@@ -131,7 +132,8 @@ class LaneWindows:
         size = np.full(len(slots), self._window)
         tail = np.flatnonzero(batch >= self._tail_first[0])
         which = np.searchsorted(self._tail_first, batch[tail], side="right") - 1
-        first[tail], size[tail] = self._tail_first[which], self._tail_sizes[which]
+        first[tail] = self._tail_first[which]
+        size[tail] = self._tail_sizes[which]
         return first, size
 
     def _stops(self, lanes: Integers, first: Integers, size: Integers) -> Integers:
@@ -140,8 +142,8 @@ class LaneWindows:
 
     def _groups(self, mine: Integers, first: Integers) -> list[Integers]:
         """Cuts places so that those of each part lie in few enough windows to be computed together."""
-        most = max(1, _CELLS // (self._window * self._cells))
-        group = np.searchsorted(unique(first[mine]), first[mine]) // most
+        together = max(1, _CELLS // (self._window * self._cells))
+        group = np.searchsorted(unique(first[mine]), first[mine]) // together
         return [mine] if group.max() == 0 else [mine[group == number] for number in range(int(group.max()) + 1)]
 
     def _index(self, windows: _Windows, first: Integers, lanes: Integers, slots: Integers) -> tuple[Integers, ...]:

@@ -170,19 +170,16 @@ class MemberStream:
             end: (N,) one past its last one.
         """
         if self.member.order.shuffle == "none":
-            return self._pieces_in_order(int(begin[0]), int(end[0]))
+            first = self.chunks.first
+            chunk_begin = int(np.searchsorted(first, int(begin[0]), side="right")) - 1
+            chunk_end = int(np.searchsorted(first, int(end[0]), side="left"))
+            numbers = chunk_begin + np.flatnonzero(self.chunks.samples[chunk_begin:chunk_end])
+            edges = np.maximum(first[numbers], int(begin[0])), np.minimum(first[numbers + 1], int(end[0]))
+            return LanePieces(np.zeros_like(numbers), numbers.astype(np.uint32), *edges)
         order = self.order(number, turn)
         order.fill(lanes)
         lane, pieces, low, high = lane_runs(order.deal, lanes, begin, end)
         return LanePieces(lane, order.piece_chunks[pieces], low, high)
-
-    def _pieces_in_order(self, begin: int, end: int) -> LanePieces:
-        first = self.chunks.first
-        low = int(np.searchsorted(first, begin, side="right")) - 1
-        high = int(np.searchsorted(first, end, side="left"))
-        numbers = low + np.flatnonzero(self.chunks.samples[low:high])
-        edges = np.maximum(first[numbers], begin), np.minimum(first[numbers + 1], end)
-        return LanePieces(np.zeros_like(numbers), numbers.astype(np.uint32), *edges)
 
     def lane_lengths(self, number: int, turn: int, lanes: Integers) -> Integers:
         """Returns the samples of some lanes in a pass: (N,)."""

@@ -85,17 +85,17 @@ class RowContent:
             return SetRows(*concat(kept, pad_sizes(kept, spec), order, spec.length))
         items = cut_items(kept, spec.length)
         if seed is not None and epoch > 0:
-            most = _count(spec, costs) if count is None else count
-            if (anew := self._pack_anew(items, documents, epoch, most)) is not None:
-                return _gather(items, anew, most)
+            wanted_rows = _count(spec, costs) if count is None else count
+            if (anew := self._pack_anew(items, documents, epoch, wanted_rows)) is not None:
+                return _gather(items, anew, wanted_rows)
         row, count = best_fit(pad_sizes(items.size, spec), spec.length)
         if seed is None:
             return _gather(items, row, count)
         words = fold_each(fold(seed, TAG_COMPANION, epoch), documents)
         return _redraw(_gather(items, row, count), kept, words)
 
-    def _pack_anew(self, items: Items, documents: Integers, epoch: int, most: int) -> Integers | None:
-        """Returns the rows of another packing, exactly `most` of them, or None if all that were tried need more."""
+    def _pack_anew(self, items: Items, documents: Integers, epoch: int, wanted_rows: int) -> Integers | None:
+        """Returns the rows of another packing, exactly `wanted_rows` of them, or None if all that were tried need more."""
         spec = self._spec
         seed = self._seed
         assert seed is not None
@@ -107,8 +107,8 @@ class RowContent:
             share = (words >> np.uint64(32)).astype(np.int64) * noise >> 16
             order = np.argsort(-sizes * ((1 << 32) - share), kind="stable")
             row, count = best_fit_in(order, sizes, spec.length)
-            if count <= most:
-                return spread(row, count, most)
+            if count <= wanted_rows:
+                return spread(row, count, wanted_rows)
         return None
 
 

@@ -151,9 +151,9 @@ def best_fit_in(order: Integers, sizes: Integers, length: int) -> tuple[Integers
     return found, opened
 
 
-def stable_order(values: Integers, most: int) -> Integers:
-    """Returns the stable order of values 0..most; those below 2**16 take a tenth of the time (numpy's radix sort)."""
-    return np.argsort(values.astype(np.uint16) if most < 1 << 16 else values, kind="stable")
+def stable_order(values: Integers, limit: int) -> Integers:
+    """Returns the stable order of values 0..limit; those below 2**16 take a tenth of the time (numpy's radix sort)."""
+    return np.argsort(values.astype(np.uint16) if limit < 1 << 16 else values, kind="stable")
 
 
 def spread(row: Integers, rows: int, wanted: int) -> Integers:
@@ -174,24 +174,24 @@ def spread(row: Integers, rows: int, wanted: int) -> Integers:
     return row
 
 
-def buckets(sizes: Integers, order: Integers, budget: int, most: int) -> tuple[Items, Integers]:
+def buckets(sizes: Integers, order: Integers, budget: int, max_samples: int) -> tuple[Items, Integers]:
     """Returns the documents bucket after bucket, and where each bucket begins, (R+1,).
 
-    A bucket is closed when another document would make it larger than the budget, or than `most`: so their numbers
-    follow from the sizes alone, whatever the order of equal sizes is. Documents without a token are in none.
+    A bucket is closed when another document would make it larger than the budget, or than `max_samples`: so their
+    numbers follow from the sizes alone, whatever the order of equal sizes is. Documents without a token are in none.
 
     Args:
         sizes: (D,) tokens of each document, at most `budget`.
         order: (D,) the documents by size, descending.
-        budget: most of documents x the longest of them.
-        most: documents of a bucket.
+        budget: Limit of documents x the longest of them.
+        max_samples: Documents of a bucket at most.
     """
     document = order[sizes[order] > 0]
     first = [0]
     count = 0
     longest = 0
     for place, size in enumerate(sizes[document].tolist()):
-        if count and ((count + 1) * longest > budget or count == most):
+        if count and ((count + 1) * longest > budget or count == max_samples):
             first.append(place)
             count = 0
         if not count:
