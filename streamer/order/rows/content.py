@@ -95,7 +95,7 @@ class RowContent:
         return _redraw(_gather(items, row, count), kept, words)
 
     def _pack_anew(self, items: Items, documents: Integers, epoch: int, wanted_rows: int) -> Integers | None:
-        """Returns the rows of another packing, exactly `wanted_rows` of them, or None if all that were tried need more."""
+        """Returns the rows of another packing, exactly `wanted_rows` of them, or None if all tries need more."""
         spec = self._spec
         seed = self._seed
         assert seed is not None
