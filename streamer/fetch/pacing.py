@@ -35,7 +35,7 @@ NOTICED_REFUSALS = 8.0
 CLIMBING_SHARE = 0.25
 # A larger share is never taken for chance: full speed does not help a store that refuses this many.
 CHANCE_MOST = 0.4
-# What was found to be chance is tried again after this long, because the trial may have been wrong.
+# A share that was found to be chance is tried again after this long, because the trial may have been wrong.
 REPEAT_SECONDS = 30.0
 TRIAL_FACTOR = 0.9
 # The share of a measured limit that is sent.
@@ -44,7 +44,7 @@ LIMIT_FACTOR = 0.97
 HOLD_SECONDS = 15.0
 RAISE_SECONDS = 2.0
 RAISE_FACTOR = 1.1
-# After a trial that found no limit, and after an outage, the rate doubles at each interval.
+# The rate doubles at each interval after a trial that found no limit, and after an outage.
 RESUME_FACTOR = 2.0
 # Rate for a store that refuses everything, to see when that ends.
 LEAST_PER_SECOND = 16.0

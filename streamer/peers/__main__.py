@@ -12,7 +12,7 @@ import sys
 from streamer.base.message_socket import MessageSocket
 from streamer.peers.server import PeerServer
 
-# Below the trainer's workers and the engine: what it sends is for others.
+# It is below the trainer's workers and the engine, since what it sends is for others.
 _NICE = 10
 
 

@@ -14,7 +14,7 @@ from streamer.peers.homes import PeerMember
 from streamer.peers.lane_homes import LaneHomes, LaneReaders
 from streamer.peers.lookup import join_address
 
-# Before another job takes over: for fetches that wait for peers of the job before.
+# Another job takes over after this, so that fetches which wait for peers of the job before can end.
 _FINISH_SECONDS = 30.0
 
 

@@ -21,7 +21,7 @@ from streamer.peers.homes import PeerMember
 
 logger = logging.getLogger(__name__)
 
-# Until a peer is asked again for a manifest that it did not send, or that this service may not serve.
+# A peer is asked again after this for a manifest that it did not send, or that this service may not serve.
 _AGAIN_SECONDS = 60.0
 # It is in memory until it is written: 4 bytes a sample in tars, 60 million of them.
 _MOST_BYTES = 256 << 20

@@ -26,7 +26,7 @@ _MOST_PAUSE_SECONDS = 60.0
 _LOST_SECONDS = 1.0
 # Requests at once that may be answered with a chunk; it sends 16 at once, to all.
 _WINDOW = 16
-# Of the requests: what a peer that sends to others may cost the store because it is slow.
+# A peer that sends to others may cost the store this share of the requests because it is slow.
 _HEDGES_SHARE = 0.02
 # A peer with this many wrong answers is broken.
 _MOST_WRONG = 30

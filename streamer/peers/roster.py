@@ -88,7 +88,7 @@ class Roster:
             address.since = now
         address.facts = facts
         address.answered_at = now
-        # Not of an address that an engine has left: the older one must still answer.
+        # An address that an engine has left does not count: the older one must still answer.
         newer = [other.facts for other in self._addresses.values() if other.since > address.since]
         same = [other for other in (self._me, *newer) if other is not None and other.id == facts.id]
         if any(other.instance != facts.instance for other in same):

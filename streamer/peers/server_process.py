@@ -36,7 +36,7 @@ _BACKLOG = 512
 # A server that has run for so long was of use: the next one starts after a short pause.
 _USEFUL_SECONDS = 60.0
 _MIN_PAUSE_SECONDS = 1.0
-# After a Leave it sends what is under way for 5 s.
+# It sends what is under way for 5 s after a Leave.
 _END_SECONDS = 6.0
 
 

@@ -15,7 +15,7 @@ import pycurl
 
 from streamer.errors import ConfigError
 
-# As cert-manager names them.
+# These are the names of cert-manager.
 CERTIFICATE: Final = "tls.crt"
 KEY: Final = "tls.key"
 AUTHORITY: Final = "ca.crt"

@@ -18,12 +18,12 @@ _CONNECT_SECONDS = 1.0
 _HANDSHAKE_SECONDS = 4.0
 # No byte for this long ends a request that nothing else has ended; the store has been asked long before.
 _SILENT_SECONDS = 10
-# Of an answer that is not 200.
+# So much of an answer that is not 200 is read.
 _MOST_BYTES = 4096
 _MOST_LINES = 64
 # Pieces are of 16 KiB; a call for each would be a tenth of what they cost.
 _REPORT_BYTES = 64 * 1024
-# What came was no HTTP, or a callback has refused it.
+# The answer was no HTTP, or a callback has refused it.
 _WRONG = (pycurl.E_UNSUPPORTED_PROTOCOL, pycurl.E_FTP_WEIRD_SERVER_REPLY, pycurl.E_WRITE_ERROR)
 # A certificate that is not of the authority, or one's own files cannot be read; or the peer says so.
 _UNTRUSTED = (pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CERTPROBLEM, pycurl.E_SSL_CACERT_BADFILE)

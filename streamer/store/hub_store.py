@@ -33,7 +33,7 @@ class HubStore(FsspecStore):
     def __init__(
         self, root: str, protocol: str, options: Mapping[str, object], *, open_web: Callable[..., ObjectStore]
     ) -> None:
-        # With it a listing names the commit in which each file last changed.
+        # This option makes a listing name the commit in which each file last changed.
         super().__init__(root, protocol, {"expand_info": True, **options})
         self._open_web = open_web
         self._web: ObjectStore | None = None

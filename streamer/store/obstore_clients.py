@@ -137,11 +137,11 @@ def _make_s3(root: StoreRoot, ring: AnyRing | None, timeout: timedelta, retries:
     provider: S3CredentialProvider | None = None
     keys = boto_keys.find_in_options(root.settings.config)
     if keys is not None and keys.secret:
-        # By a provider: to options alone obstore would add the environment's session token.
+        # A provider gives them: to options alone obstore would add the environment's session token.
         provider = partial(_give_credential, Issued(keys))
     elif ring is not None and ring.issued.credentials is not None:
         provider = lambda: _give_credential(ring.issued)  # noqa: E731
-    # By itself obstore would put the bucket into the path of an endpoint, or nowhere (object_store 0.12).
+    # If left alone, obstore would put the bucket into the path of an endpoint, or nowhere (object_store 0.12).
     base = place.base.rstrip("/")
     where = {"endpoint": base, "virtual_hosted_style_request": True, "region": place.region}
     if "AWS_ENDPOINT_URL_S3" in os.environ:  # obstore prefers it to options
@@ -220,7 +220,7 @@ def _make_http(root: StoreRoot, ring: AnyRing | None, timeout: timedelta, retrie
 _STATUS = re.compile(r"status code: (\d{3})")
 # obstore's words for a bucket in another region, instead of a status.
 _ELSEWHERE = "redirect without LOCATION"
-# Where obstore asks for credentials by itself: a machine's metadata server, or an issuer of tokens.
+# obstore asks for credentials by itself at these: a machine's metadata server, or an issuer of tokens.
 # It strikes the url of STS out of its texts.
 _ASKED = re.compile(r"Error performing \w+ (?:https?://([^/\s]+)|REDACTED)")
 _METADATA = ("169.254.169.254", "169.254.170.2", "169.254.170.23", "metadata.google.internal", "metadata")
@@ -251,7 +251,7 @@ def map_error(url: str, error: Exception, target: ObjectRecord | None) -> Stream
         return failures.error_of(url, answer)
     reason = next((reason for sign, reason in _REASONS.items() if sign in str(error)), "the request failed")
     if reason == failures.NO_LENGTH and url.startswith("gs://"):
-        # Google unpacks what is stored with this header for each request that does not accept gzip.
+        # Google decompresses what is stored with this header for each request that does not accept gzip.
         return failures.make_encoding_error(url, "gzip")
     return failures.unreachable(url, reason)
 
@@ -278,7 +278,7 @@ def _answer(error: Exception, text: str) -> failures.StoreAnswer:
     return failures.StoreAnswer(status, failures.word_of(str(error), "Code"), message=failures.message_of(text))
 
 
-# Without an answer there is no status; obstore 0.12 distinguishes the causes only in its text. The first match wins.
+# There is no status if there is no answer; obstore 0.12 tells the causes only in its text. The first match wins.
 _REASONS = {
     "dns error": failures.UNRESOLVED,
     "UnknownIssuer": failures.UNTRUSTED,

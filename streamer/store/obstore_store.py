@@ -49,7 +49,7 @@ ANSWER_SECONDS = 30.0
 PART_BYTES = 8 << 20
 MOST_PARTS = 9_000
 PARTS_AT_ONCE = 4
-# As many as S3 answers at once.
+# S3 answers as many at once.
 PAGE_OBJECTS = 1000
 # Requests for empty objects of a page, which may be folder markers.
 HEADS_AT_ONCE = 16

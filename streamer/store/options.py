@@ -25,10 +25,10 @@ Options = Mapping[str, object]
 # The ending of S3 Express's bucket names: their requests are signed with keys of a session, which s3fs asks for, and
 # their listings have no order (AWS, "S3 directory bucket naming rules" and "Differences for directory buckets").
 _EXPRESS = "--x-s3"
-# Of the file of a service account's key (Google, "Create and delete service account keys").
+# These are the fields of the file of a service account's key (Google, "Create and delete service account keys").
 _OF_SERVICE_ACCOUNT = ("type", "project_id", "private_key_id", "private_key", "client_email", "client_id")
 _NOT_OF_A_KEY = ("gcs_base_url", "disable_oauth")
-# What gcsfs takes of a Google user's sign-in.
+# gcsfs takes these of a Google user's sign-in.
 _OF_GOOGLE_USER = {"client_id", "client_secret", "refresh_token"}
 # Azure's public cloud, which obstore knows.
 _AZURE_SUFFIX = "core.windows.net"

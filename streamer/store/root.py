@@ -59,7 +59,7 @@ class StoreRoot:
         # The chosen ones are judged alone: what the operator's environment names is not the choice of a client.
         complete = _add_variables(address, options, variables)
         self.settings = self.chosen if complete == options else translate(address, complete)
-        # Of S3: what is known of the bucket's place, by region, and the regions that the store has named.
+        # A bucket of S3 has places, by region, and the store may name regions.
         self._places: dict[str, BucketPlace] = {}
         self._moved: list[str] = []
 
@@ -108,7 +108,7 @@ class StoreRoot:
         known = self._moved[-1] if self._moved else str(self.settings.config.get("region") or region or "")
         if known not in self._places:
             place = find_place(self.url, self.settings, known or None)
-            # One that clients may read in two ways would lead to another host.
+            # An address that clients may read in two ways could lead to another host.
             if not is_plain(place.base):
                 raise ConfigError(
                     f"{self.label}: options and AWS configuration make no address of a bucket: {shown(place.base)}",

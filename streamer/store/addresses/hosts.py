@@ -33,7 +33,7 @@ _GOOGLE_BUCKET = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,221}", re.ASCII)
 _CONTAINER = re.compile(r"[$A-Za-z0-9_-][$A-Za-z0-9._-]{0,254}", re.ASCII)
 _ACCOUNT = re.compile(r"[a-z0-9]{3,24}(?:-secondary)?", re.ASCII)
 _TENANT = re.compile(r"[A-Za-z0-9.-]{1,253}", re.ASCII)
-# Of AWS; other servers have other names, which are in signatures only.
+# This is the form of AWS; other servers have other names, which are in signatures only.
 _REGION = re.compile(r"[a-z0-9-]{1,40}", re.ASCII)
 _ANY_REGION = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 _HOST = re.compile(r"[a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63})*", re.ASCII)
@@ -63,13 +63,13 @@ def check_names(root: str, kind: str, config: Mapping[str, object]) -> None:
     for what, name, has_form, example in _names(root, kind, config):
         if not has_form:
             raise ConfigError(
-                # Without what may be a login before the host.
+                # The name is shown without what may be a login before the host.
                 f"{what} {name.rpartition('@')[2][:100]!r} is not written as each {what} is ({example}); check the url "
                 "and the storage options",
                 field="url" if name in root else "storage_options",
             )
     for endpoint in (config.get("endpoint"), config.get("base_url")):
-        # Without a scheme it has an error of its own, which names the remedy.
+        # One that has no scheme gets an error of its own, which names the remedy.
         if endpoint is not None and "//" in str(endpoint) and not is_plain(str(endpoint), allows_login=True):
             raise ConfigError(
                 f"{shown(root)}: the endpoint that storage_options name is not an address of a host, as "
@@ -159,7 +159,7 @@ class Redirects(msgspec.Struct, frozen=True):
 
 # obstore has the same limit.
 OF_WEB_SERVERS = Redirects(10, None)
-# From one server of a cluster to the one that has the object, and once more while the cluster changes.
+# One server of a cluster sends to the one that has the object, and once more while the cluster changes.
 MOST_IN_CLUSTER = 3
 _WITHHELD = frozenset({"authorization", "cookie", "cookie2", "proxy-authorization", "www-authenticate"})
 _HARMLESS = frozenset({"user-agent", "accept", "accept-language", "accept-encoding"})

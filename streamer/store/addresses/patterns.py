@@ -21,7 +21,7 @@ MAX_URLS = 1_000_000
 MAX_EXPANDED_LETTERS = 256 << 20
 _MOST_BRACES = 64
 _MOST_NESTED = 10_000
-# Of the ends of a range.
+# Each end of a range has at most this many digits.
 _MOST_DIGITS = 18
 # A choice of a brace that is a part of a name for each server, whatever stands beside it.
 _PART_OF_NAME = re.compile(r"[\w.=+*~@-]*")
@@ -280,7 +280,7 @@ def brace_order(url: str) -> Callable[[str], int] | None:
         return None
     address = split(url)
     every = expand(address.key if address.scheme == "file" else url)
-    # By what is before the first wildcard: of a thousand patterns a url is compared with one or two.
+    # They are found by what is before the first wildcard: of a thousand patterns a url is compared with one or two.
     named: dict[str, int] = {}
     globs: defaultdict[str, list[tuple[int, Automaton]]] = defaultdict(list)
     # Equal rests share what follows them: `{0000..9999}/*.tar` has one.

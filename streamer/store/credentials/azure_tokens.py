@@ -13,7 +13,7 @@ from streamer.store.credentials.key_ring import Issued
 
 _SCOPE = "https://storage.azure.com/.default"
 _SECRETS = ("account_key", "sas_key", "client_secret")
-# Their names in obstore.
+# These are their names in obstore.
 _VARIABLES = (
     *("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY"),
     *("AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_TOKEN"),

@@ -89,7 +89,7 @@ def find(root: str, profile: str | None) -> Issued[AwsKeys | None]:
         frozen = credentials.get_frozen_credentials()
     ends = getattr(credentials, "_expiry_time", None)  # boto has no public name for it
     keys = AwsKeys(frozen.access_key, frozen.secret_key, frozen.token)
-    # In datetime's own UTC: botocore's times have dateutil's tzlocal(), which obstore refuses.
+    # The time is in datetime's own UTC: botocore's times have dateutil's tzlocal(), which obstore refuses.
     utc = ends.astimezone(UTC) if isinstance(ends, datetime) else None
     return Issued(keys, utc, region, str(credentials.method or "unknown"))
 

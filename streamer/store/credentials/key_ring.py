@@ -200,7 +200,7 @@ class KeyRing(Generic[C]):
             )
 
 
-# Of whatever credentials.
+# It holds whatever credentials there are.
 AnyRing = KeyRing[Any]
 
 

@@ -68,7 +68,7 @@ class Names:
         if now < self._next:
             return False
         self._next = now + _KEPT_SECONDS
-        # Not in the loop's own threads, whose end would be waited for.
+        # It is not one of the loop's own threads, whose end would be waited for.
         loop = asyncio.get_running_loop()
         Thread(target=self._look, args=(loop,), name="streamer-names", daemon=True).start()
         return True
