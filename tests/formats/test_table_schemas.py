@@ -448,6 +448,17 @@ def test_maps_with_a_key_twice(chosen: Format, write, ending: str):
 
 
 @BOTH
+def test_lists_of_one_length_that_are_null(chosen: Format, write, ending: str):
+    """The whole list is None, also where its slots have numbers, and in a struct."""
+    pair = pa.list_(pa.int64(), 2)
+    slots = pa.FixedSizeListArray.from_arrays(pa.array([1, 2, 7, 8]), 2, mask=pa.array([False, True]))
+    parts = pa.array([{"p": [1, 2]}, {"p": None}], pa.struct([("p", pair)]))
+    rows = samples(chosen, {f"a.{ending}": write(pa.table({"x": slots, "s": parts}))})
+    assert [rows[0][name].tolist() for name in ("x", "s.p")] == [[1, 2]] * 2  # type: ignore[attr-defined]
+    assert [rows[1][name] for name in ("x", "s.p")] == [None, None]
+
+
+@BOTH
 def test_two_columns_of_one_name(chosen: Format, write, ending: str):
     """The file is not damaged."""
     table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])

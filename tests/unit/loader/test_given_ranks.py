@@ -1,0 +1,36 @@
+"""Ranks that are given, as those of a data-parallel group are, beside a process group of other ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamer import Growing, Order, StreamingDataLoader
+from streamer.errors import ConfigError
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process group of four ranks, of which this one is the first."""
+    for module in ("rank.opening", "kinds.growing.growth"):
+        monkeypatch.setattr(f"streamer.loader.{module}.process_group", lambda: (0, 4))
+
+
+@pytest.mark.usefixtures("group")
+def test_engines_of_given_ranks_cannot_be_asked(make_dataset, folder, caplog: pytest.LogCaptureFixture) -> None:
+    """`peers="auto"` does not say that torch.distributed is not initialised, which it is."""
+    data = make_dataset(folder, order=Order(peers="auto"), rank=0, world_size=2)
+    with StreamingDataLoader(data, 4, reports=None) as loader:
+        next(iter(loader))
+    (said,) = [record.getMessage() for record in caplog.records if "peers=" in record.getMessage()]
+    assert "take the place of torch.distributed" in said
+
+
+@pytest.mark.usefixtures("group")
+def test_given_ranks_cannot_agree_on_what_grows(make_dataset, folder) -> None:
+    """The error does not ask for a process group, which is there."""
+    data = make_dataset(folder, growing=Growing(reuse=2, epoch_samples=40), rank=0, world_size=2)
+    with (
+        StreamingDataLoader(data, 4, reports=None) as loader,
+        pytest.raises(ConfigError, match="take the place of its 4 ranks"),
+    ):
+        next(iter(loader))
