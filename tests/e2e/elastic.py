@@ -21,9 +21,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from streamer import MixedDataset, StreamingDataLoader, StreamingDataset
+from streamer import MixedDataset, StreamingDataLoader, StreamingDataset, Weights
 from streamer.errors import StreamerError
-from streamer.loader.options.mix_options import grouped
 
 
 def samples_of(batch: list[dict[str, object]]) -> list[str]:
@@ -63,9 +62,10 @@ def main() -> None:
     where = {"cache_dir": task["cache_dir"], "cache_bytes": "64MB"}
     if "members" in task:
         members = {name: StreamingDataset(url, **where) for name, url in task["members"].items()}
-        dataset = MixedDataset(members, **grouped(task["dataset"], {}, list(members)))
+        weights = Weights(**task["dataset"]["weights"]) if "weights" in task["dataset"] else None
+        dataset = MixedDataset(members, weights=weights)
     else:
-        dataset = StreamingDataset(task["url"], **where, **grouped(task["dataset"], {}))
+        dataset = StreamingDataset(task["url"], **where, **task["dataset"])
     with StreamingDataLoader(
         dataset,
         task["global_batch"] // world,

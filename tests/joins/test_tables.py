@@ -38,7 +38,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("keys are read")
 
-    monkeypatch.setattr(keys_module.KeyReader, "_values", refuse)
+    monkeypatch.setattr(keys_module.KeyReader, "_read_values", refuse)
 
 
 def test_a_key_is_found_in_the_table_of_a_join(tmp_path: Path, closing: Closing, monkeypatch: pytest.MonkeyPatch):
