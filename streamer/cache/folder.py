@@ -29,9 +29,10 @@ import msgspec
 from streamer.base import linux
 from streamer.errors import CacheError, CacheVersionError, ConfigError, IntegrityError
 from streamer.formats.chunkfile import HEADER_BYTES, SUFFIX, ChunkHeader, relative_path
+from streamer.manifest.beside import CACHE_MARKER
 
 LAYOUT_VERSION = 1
-MARKER = "streamer-cache"
+MARKER = CACHE_MARKER
 _MARKER_TEXT = "streamer cache "
 # Begins like the marker: earlier versions take a folder that has nothing else for an empty one.
 LOCK_NAME = MARKER + ".lock"

@@ -211,6 +211,11 @@ class SupplyOwner:
         clock.note_content(delivery.trace)
         return delivery
 
+    @property
+    def lost_batches(self) -> int:
+        """Number of batches so far of which the trainer got an error instead."""
+        return 0 if self.supply is None else self.supply.lost_batches
+
     def advance(self, delivery: Delivery) -> None:
         """Goes on to the batch after this one; idempotent."""
         if self.supply is not None:
@@ -383,11 +388,13 @@ class _Deliveries:
     def __next__(self) -> Delivery:
         if self._left <= 0:
             raise StopIteration
+        lost_before = self._supply.lost_batches
         try:
             delivery = self._supply.take(self._clock)
             self._untaken = delivery, self._left - 1
         except Exception:
-            self._left -= 1
+            # A signal's handler may raise, too, as one that limits the time of a step: no batch goes for it.
+            self._left -= self._supply.lost_batches - lost_before
             raise
         return delivery
 

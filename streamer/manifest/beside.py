@@ -8,6 +8,9 @@ from functools import lru_cache
 BESIDE = ".streamer/"
 _WITHIN = f"/{BESIDE}"
 
+# The marker of a cache folder (`streamer/cache/folder.py`), which may lie below a local dataset's url.
+CACHE_MARKER = "streamer-cache"
+
 # Systems put these beside data, under names that begin with no dot.
 _OF_SYSTEMS = frozenset(["__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found"])
 _FILES_OF_SYSTEMS = frozenset(["Thumbs.db", "desktop.ini"])

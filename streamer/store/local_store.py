@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
 
 from streamer.errors import ObjectNotFoundError, StoreError, printable
-from streamer.manifest.beside import is_hidden, is_hidden_folder
+from streamer.manifest.beside import CACHE_MARKER, is_hidden, is_hidden_folder
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.store import failures, versions
 from streamer.store.addresses import patterns, urls
@@ -143,7 +143,7 @@ def files_below(start: str) -> Iterator[str]:
     """Yields the paths of all files below a folder, in no order; of linked folders below the link.
 
     A link to a folder that it is in is not followed, because all below it is found without it; a line in the log names
-    it. A folder that several links name is walked for each of them, as ImageFolder does it.
+    it. A folder that several links name is walked for each of them, as ImageFolder does it. A cache folder is left out.
 
     Raises:
         StoreError: links lead to one folder from more than `MOST_VISITS` places.
@@ -153,7 +153,11 @@ def files_below(start: str) -> Iterator[str]:
     waiting: list[tuple[str, frozenset[_Folder]]] = [(start, frozenset([_identity(start)]))]
     while waiting:
         folder, above = waiting.pop()
-        for entry in _entries(folder, start):
+        entries = _entries(folder, start)
+        if folder != start and any(entry.name == CACHE_MARKER for entry in entries):
+            logger.warning("%s is a cache folder of streamer below the data, and is left out", folder)
+            continue
+        for entry in entries:
             if not _is_folder(entry):
                 yield os.path.join(folder, entry.name)
                 continue

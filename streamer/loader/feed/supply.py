@@ -40,9 +40,14 @@ ENGINE_SECONDS = 0.5
 
 
 class Supply(ABC):
-    """Makes the batches of a run, in order."""
+    """Makes the batches of a run, in order.
+
+    Attributes:
+        lost_batches: number of batches of which the trainer got an error instead.
+    """
 
     counters: FeedCounters
+    lost_batches: int = 0
 
     @property
     @abstractmethod
@@ -145,6 +150,7 @@ class FedSupply(Supply):
         outcome = self._notice.wait(self._run.outcomes.first, self._describe_wait)
         arrived()
         if isinstance(outcome, FailedBatch):
+            self.lost_batches += 1
             self._run.outcomes.remove(outcome)
             self.feeder.note_taken(self._run, self._run.taken + 1, self._run.epoch_taken)
             raise self._keep_final_error(outcome.error) if outcome.final else outcome.error
@@ -279,6 +285,7 @@ class InlineSupply(Supply):
         except Exception:
             # A Ctrl-C is no Exception: the batch is made again after it.
             self._batch += 1
+            self.lost_batches += 1
             raise
         stages = msgspec.structs.replace(stages, collate=watch.lap())
         self.counters.count(

@@ -89,6 +89,31 @@ def test_the_next_call_gives_the_interrupted_batch(workers: int, transformed: bo
             assert loader.stats().spilled_batches <= stats.spilled_batches + 2
 
 
+class TooLateError(Exception):
+    """What a handler of SIGALRM raises."""
+
+
+def test_a_signal_handler_that_raises_costs_no_batch() -> None:
+    """A limit of time for a step: each alarm ended the epoch a batch earlier, without a word."""
+    signals = iter([True] * 5 + [False] * 1000)
+    with StreamingDataLoader(FakeDataset(SAMPLES, make), BATCH, 2, worker_type="thread", reports=None) as loader:
+        batches = iter(loader)
+        seen = next(batches)["x"][:, 0].tolist()
+        take = loader._supply_owner.take
+
+        def alarmed(clock: object) -> object:
+            if next(signals):
+                raise TooLateError
+            return take(clock)
+
+        loader._supply_owner.take = alarmed
+        for _ in range(5):
+            with pytest.raises(TooLateError):
+                next(batches)
+        seen += [number for batch in batches for number in batch["x"][:, 0].tolist()]
+    assert seen == list(range(SAMPLES))
+
+
 def test_the_state_after_an_interrupt_is_that_of_the_last_batch_given() -> None:
     """A run that goes on from it misses nothing."""
     with StreamingDataLoader(FakeDataset(SAMPLES, make), BATCH, reports=None) as loader:

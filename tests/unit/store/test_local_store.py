@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from streamer.cache.folder import open_folder
 from streamer.errors import ObjectNotFoundError, StoreError
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.store import local_store
@@ -105,6 +106,15 @@ async def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -
         await asyncio.wait_for(store.get(Get(record, 0, 10), lambda piece: None), 10)
     with pytest.raises(StoreError, match="not a regular file any more"):
         read_files([Extent(record, 0, 10)], [memoryview(bytearray(10))])
+
+
+async def test_a_cache_folder_below_the_data_is_none_of_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """`cache_dir="data/cache"`: its marker, and later its chunks, were samples."""
+    write(tmp_path / "a.bin")
+    open_folder(tmp_path / "cache")
+    found = [record.url async for page in LocalStore().list(f"{tmp_path}/") for record in page]
+    assert found == [f"{tmp_path}/a.bin"]
+    assert "cache is a cache folder of streamer below the data, and is left out" in caplog.text
 
 
 async def test_a_mounted_configmap_has_each_file_once(tmp_path: Path) -> None:
