@@ -31,7 +31,7 @@ _MAX_COMPARED = 10_000
 
 # Separators of the segments of a path, for some server or other, and what begins what follows it.
 _SEGMENTS = re.compile(r"[/\\?#]")
-# What ends a segment for a server that has parameters, or that is written in C.
+# These end a segment for a server that has parameters, or that is written in C.
 _END_OF_SEGMENT = re.compile(r"[;\0]")
 # Servers decode once or twice; a name that is encoded more often has no other use than to pass them.
 _MAX_DECODINGS = 4
@@ -242,7 +242,7 @@ def _comparable(url: str) -> str:
         # A link in a served folder must not lead out of it.
         return "file://" + os.path.realpath(address.key)
     is_web = address.scheme in HTTP_SCHEMES
-    # As it is sent: the key of a web server is decoded.
+    # The url is compared as it is sent: the key of a web server is decoded.
     if has_dots(url.partition("://")[2].partition("/")[2] if is_web else address.key):
         raise _make_refusal(url)
     if is_web and (not url.isprintable() or _CONTROLS.search(address.key)):

@@ -22,7 +22,7 @@ from streamer.fetch.retry import (
     max_denied_seconds,
     read_retry_after,
 )
-from streamer.fetch.statistics import Tally
+from streamer.fetch.statistics import RequestTally
 from streamer.manifest.model import Extent
 from streamer.store.addresses.urls import shown
 from streamer.store.base import Get, ObjectStore
@@ -263,7 +263,7 @@ class Endpoint:
             return False
         return self.outcomes.count_since(earlier).ordinary
 
-    async def probe(self, tally: Tally) -> None:
+    async def probe(self, tally: RequestTally) -> None:
         """Requests one byte of the object served last, at most once a second, to see whether the endpoint works.
 
         When all readers wait for one object, no other request shows that the endpoint works: an object that did not
@@ -286,7 +286,7 @@ class Endpoint:
         self.watch.record_progress(self.last_success)
         self.newest_served = max(self.newest_served, now)
 
-    async def is_denied_for_good(self, error: AccessDeniedError, since: float, tally: Tally) -> bool:
+    async def is_denied_for_good(self, error: AccessDeniedError, since: float, tally: RequestTally) -> bool:
         """Whether a refusal is final: of one object or one kind of request, or of everything for too long.
 
         While it is not final, credentials are looked up again, once for all requests that were refused together.

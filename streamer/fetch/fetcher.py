@@ -19,7 +19,7 @@ from streamer.fetch.memory_budget import ChunkBuffer, MemoryBudget
 from streamer.fetch.pacing import Pacing
 from streamer.fetch.ranges import close_gaps, plan_ranges
 from streamer.fetch.request import MakeView
-from streamer.fetch.statistics import FetchStatistics, Histogram, Tally
+from streamer.fetch.statistics import FetchStatistics, Histogram, RequestTally
 from streamer.fetch.transfer import FetchContext, RangeTransfer
 from streamer.fetch.whole_call import WholeCall
 from streamer.manifest.model import Chunk, Extent, ObjectRecord
@@ -105,7 +105,7 @@ class Fetcher:
         self._last: Endpoint | None = None
         self._budget = memory or MemoryBudget(config)
         self._memory = self._budget.gate
-        self.tally = Tally()
+        self.tally = RequestTally()
         self._open = False
 
     def __repr__(self) -> str:

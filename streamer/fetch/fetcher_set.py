@@ -152,7 +152,7 @@ class FetcherSet:
     def statistics(self) -> dict[str, int | float]:
         """The counts and gauges of all fetchers: sums, the worst of the latencies, and the one memory."""
         total = sum_statistics([asdict(pooled.fetcher.statistics()) for pooled in self._open.values()])
-        # Each counts the requests that wait for the shared memory, and its bytes.
+        # Every fetcher counts the requests that wait for the shared memory, and its bytes.
         total["waiting"] -= self.memory.gate.waiting * max(0, len(self._open) - 1)
         total["reserved_bytes"] = self.memory.gate.used
         total["reserved_peak_bytes"] = self.memory.gate.peak

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-# With fewer samples a p95 means nothing.
+# A p95 of fewer samples means nothing.
 LEAST_SAMPLES = 20
 # Enough for a p99 (5 samples of 512), few enough to follow the link within seconds.
 MOST_SAMPLES = 512

@@ -14,7 +14,7 @@ from streamer.fetch import hedge
 from streamer.fetch.endpoint import QUEUED_SECONDS, RATE_LEAST_BYTES, Endpoint
 from streamer.fetch.hedge import Sampled
 from streamer.fetch.presence_clock import Alarm, TaskDeadline
-from streamer.fetch.statistics import Tally
+from streamer.fetch.statistics import RequestTally
 from streamer.manifest.model import Extent
 from streamer.store.addresses.urls import shown
 from streamer.store.base import PIECE_BYTES, Get
@@ -40,7 +40,7 @@ class RequestSpec(msgspec.Struct, frozen=True):
     extent: Extent
     endpoint: Endpoint
     config: FetchConfig
-    tally: Tally
+    tally: RequestTally
     first_byte: Sampled
     first_byte_seconds: float
     duplicate_seconds: float | None

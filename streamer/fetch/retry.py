@@ -148,7 +148,7 @@ def gives_up(failing: Failing, config: FetchConfig) -> bool:
         away_seconds = min(failing.idle_seconds, failing.quiet_seconds)
         if failing.tries >= SILENT_TRIES and away_seconds >= config.outage_seconds:
             return True
-        # Each try gets a few bytes, so the endpoint is never quiet.
+        # Every try gets a few bytes, so the endpoint is never quiet.
         return failing.tries >= config.attempts and failing.idle_seconds >= config.outage_seconds
     enough = failing.tries >= (SILENT_TRIES if failing.silent else config.attempts)
     return enough and failing.idle_seconds >= config.failing_seconds

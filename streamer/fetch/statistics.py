@@ -78,7 +78,7 @@ class Histogram(msgspec.Struct):
         return Histogram(counts, self.sum_seconds + other.sum_seconds)
 
 
-class Tally(msgspec.Struct):
+class RequestTally(msgspec.Struct):
     """Mutable counts; one owner, one loop."""
 
     requests: int = 0
@@ -115,7 +115,7 @@ COUNTS = (
 )
 
 
-def counts_of(tally: Tally) -> dict[str, int]:
+def counts_of(tally: RequestTally) -> dict[str, int]:
     """Returns the counts of a tally by the names of `COUNTS`."""
     return {name: getattr(tally, name) for name in COUNTS}
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from streamer.fetch.endpoint import Endpoint
     from streamer.fetch.fair_gate import WaitQueue
     from streamer.fetch.hedge import Sampled
-    from streamer.fetch.statistics import Tally
+    from streamer.fetch.statistics import RequestTally
 
 
 # Fewer bytes are not progress: a body that always breaks delivers half of the rest each time, at last single bytes, and
@@ -57,7 +57,7 @@ class FetchContext(msgspec.Struct, frozen=True):
     make_view: MakeView
     group: asyncio.TaskGroup
     config: FetchConfig
-    tally: Tally
+    tally: RequestTally
 
 
 class RangeTransfer:

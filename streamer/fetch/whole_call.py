@@ -21,7 +21,7 @@ from streamer.fetch.retry import (
     read_retry_after,
     retryable,
 )
-from streamer.fetch.statistics import Tally
+from streamer.fetch.statistics import RequestTally
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class WholeCall:
         long: whether the answer comes only after minutes: an endpoint that is silent meanwhile has not failed.
     """
 
-    def __init__(self, endpoint: Endpoint, config: FetchConfig, tally: Tally, *, long: bool = False) -> None:
+    def __init__(self, endpoint: Endpoint, config: FetchConfig, tally: RequestTally, *, long: bool = False) -> None:
         self._endpoint = endpoint
         self._is_watched = not long
         self._config = config

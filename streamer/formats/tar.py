@@ -48,7 +48,7 @@ _EXTENDED = frozenset([_LONG_NAME, _LONG_LINK, _PAX, _PAX_SOLARIS, _PAX_GLOBAL])
 _KNOWN_REFUSED = {ord("S"): "a sparse file", ord("M"): "a part of a multi-volume archive"}
 
 
-class Entry(msgspec.Struct, frozen=True):
+class TarEntry(msgspec.Struct, frozen=True):
     """One entry of an archive. `[start, stop)` has all its headers, its content and the padding.
 
     Attributes:
@@ -72,7 +72,7 @@ class Parser(msgspec.Struct):
     _name: str | None = None
     _pax: dict[str, str] = msgspec.field(default_factory=dict)
 
-    def header(self, block: bytes, offset: int) -> tuple[int, int] | Entry | None:
+    def header(self, block: bytes, offset: int) -> tuple[int, int] | TarEntry | None:
         """Parses the block at `offset`: returns a range of bytes for `meta`, an entry, or None at the end mark."""
         if block == _ZERO:
             if self._start is not None:
@@ -98,7 +98,7 @@ class Parser(msgspec.Struct):
         elif kind == _PAX_GLOBAL and parse_pax(payload, offset).keys() & {"path", "size"}:
             raise DamagedError("a global PAX header renames or resizes all entries", offset)
 
-    def _entry(self, kind: int, name: str, size: int, offset: int) -> Entry:
+    def _entry(self, kind: int, name: str, size: int, offset: int) -> TarEntry:
         if self._pax:
             name, size = self._apply_pax(name, size, offset)
         empty = kind in _EMPTY
@@ -110,7 +110,7 @@ class Parser(msgspec.Struct):
         # A ustar name that ends in a slash is a directory in archives older than type flags.
         is_file = kind in _FILES and not name.endswith("/")
         is_link = kind in {_HARD_LINK, _SYMBOLIC_LINK}
-        return Entry(
+        return TarEntry(
             name=name,
             is_file=is_file,
             start=start,
@@ -165,7 +165,7 @@ def parse_pax(payload: bytes, offset: int) -> dict[str, str]:
     return records
 
 
-def read_entries(size: int, position: int = 0) -> Generator[Need | Entry, memoryview | None, None]:
+def read_entries(size: int, position: int = 0) -> Generator[Need | TarEntry, memoryview | None, None]:
     """Walks an archive of `size` bytes from the entry at `position`: yields needs, forward only, and entries in order.
 
     Raises:
@@ -186,7 +186,7 @@ def read_entries(size: int, position: int = 0) -> Generator[Need | Entry, memory
         if found is None:
             yield from _check_trailer(window, position + BLOCK)
             return
-        if isinstance(found, Entry):
+        if isinstance(found, TarEntry):
             if found.content_stop > size:
                 missing = found.content_stop - size
                 raise DamagedError(f"cut off inside {found.name!r}, which needs {missing} more bytes", size)
@@ -197,7 +197,7 @@ def read_entries(size: int, position: int = 0) -> Generator[Need | Entry, memory
     raise DamagedError("cut off: the end-of-archive mark is missing", size)
 
 
-def entries_of(content: memoryview) -> Generator[Entry, None, None]:
+def entries_of(content: memoryview) -> Generator[TarEntry, None, None]:
     """Yields the entries of a run of whole entries that is in memory."""
     parser = Parser()
     position = 0
@@ -207,7 +207,7 @@ def entries_of(content: memoryview) -> Generator[Entry, None, None]:
         found = parser.header(block, position)
         if found is None:
             raise DamagedError("an end-of-archive mark inside a sample", position)
-        if isinstance(found, Entry):
+        if isinstance(found, TarEntry):
             if found.content_stop > size:
                 raise DamagedError(f"cut off inside {found.name!r}", size)
             yield found

@@ -20,7 +20,7 @@ from streamer.formats.tar import (
     BLOCK,
     INDEX_ENDINGS,
     INDEX_PROBE_BYTES,
-    Entry,
+    TarEntry,
     begins_entry,
     entries_of,
     read_entries,
@@ -120,7 +120,7 @@ def _unify_spelling(fields: list[Field]) -> list[Field]:
 
 
 def _group(
-    walk: Generator[Need | Entry, memoryview | None, None],
+    walk: Generator[Need | TarEntry, memoryview | None, None],
 ) -> Generator[Need | Span | Note, memoryview | None, None]:
     """Joins consecutive entries with the same key to spans; counts the links among them."""
     key: str | None = None

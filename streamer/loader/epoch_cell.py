@@ -227,7 +227,7 @@ class EpochCell:
         self._threads = threading.Lock()
         # The process whose table it is; 0 where this one has not decided yet.
         self._pid = 0
-        # What the table held when a process that is no worker was made from this one.
+        # The content that the table had when a process that is no worker was made from this one.
         self._known = known
 
     def _map(self) -> None:

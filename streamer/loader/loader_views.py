@@ -241,7 +241,7 @@ def batch_sources(prepared: RankStream, delivery: Delivery | None) -> npt.NDArra
     sources = prepared.sources(delivery.epoch, delivery.batch)
     if not delivery.skipped or not prepared.packing.replaces:
         return sources
-    # Each missing sample is replaced by the next one that is there, as `BatchMaker` does.
+    # A missing sample is replaced by the next one that is there, as `BatchMaker` does.
     missing = np.isin(codes, [code for code, _ in delivery.skipped])
     there = np.flatnonzero(~missing)
     after = np.searchsorted(there, np.flatnonzero(missing)) % len(there)

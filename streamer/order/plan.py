@@ -10,7 +10,7 @@ import numpy as np
 from streamer.base.unique import unique
 from streamer.errors import ConfigError
 from streamer.order.hashing import Flags, Integers
-from streamer.order.protocol import Batches, Needs, Order
+from streamer.order.protocol import Batches, Needs, SampleOrder
 from streamer.order.rank_split import LaneRun, LaneSplit, RankSplit
 from streamer.order.schedule import Schedule, merge
 
@@ -55,7 +55,7 @@ class RankPlan:
 
     def __init__(
         self,
-        order: Order,
+        order: SampleOrder,
         global_batch: int,
         world: int,
         rank: int,

@@ -10,7 +10,7 @@ import numpy as np
 from streamer.order.hashing import Chunks, Flags, Integers
 from streamer.order.rank_split import RankSplit
 
-# The answer of `Order.find_known` where nothing is decided later.
+# The answer of `SampleOrder.find_known` where nothing is decided later.
 ALL_POSITIONS = 0, 1 << 62
 
 
@@ -58,7 +58,7 @@ class Needs(msgspec.Struct, frozen=True, eq=False):
     passes: Integers
 
 
-class Order(Protocol):
+class SampleOrder(Protocol):
     """The global order of one epoch: positions origin..samples-1 to samples, the same on all machines."""
 
     @property
@@ -86,7 +86,7 @@ class Order(Protocol):
         """Positions that one call of `ordinals` should have, so that its fixed cost does not count."""
         ...
 
-    def open_epoch(self, epoch: int) -> Order:
+    def open_epoch(self, epoch: int) -> SampleOrder:
         """The order of another epoch, sharing what does not change from epoch to epoch."""
         ...
 

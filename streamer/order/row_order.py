@@ -12,7 +12,7 @@ import numpy as np
 
 from streamer.order.epoch import EpochOrder
 from streamer.order.hashing import Chunks, Flags, Integers
-from streamer.order.protocol import Batches, Needs, Order
+from streamer.order.protocol import Batches, Needs, SampleOrder
 from streamer.order.rank_split import RankSplit
 from streamer.order.rows.sets import Sets
 from streamer.order.spec import auto_window
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from streamer.order.mix.order import MixOrder
 
 
-Inner = TypeVar("Inner", bound=Order)
+Inner = TypeVar("Inner", bound=SampleOrder)
 
 
 class OuterOrder(Generic[Inner]):
-    """An `Order` of rows that answers as another order does; subclasses have answers of their own.
+    """A `SampleOrder` of rows that answers as another order does; subclasses have answers of their own.
 
     Attributes:
         inner: the other order.
@@ -78,7 +78,7 @@ class OuterOrder(Generic[Inner]):
 
 
 class RowOrder(OuterOrder["EpochOrder | MixOrder | GrowingOrder"]):
-    """An `Order` of rows. Owned by one thread.
+    """A `SampleOrder` of rows. Owned by one thread.
 
     Args:
         inner: the order of one epoch; its chunks are the sets, numbered through all members of a mix.

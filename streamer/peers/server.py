@@ -283,7 +283,7 @@ def _open(path: str) -> BinaryIO | None:
 
 # ---------------------------------------------------------------- which chunk is sent next
 
-# One peer asks for a few dozen chunks at once.
+# A peer asks for a few dozen chunks at once.
 _MOST_WAITING = 256
 
 
@@ -302,7 +302,7 @@ class Sends:
 
     def __init__(self, max_sends: int, max_bytes: int) -> None:
         self._gate = FairGate(max_bytes)
-        # One gate bounds both: each send takes its length, and its part of the number.
+        # A gate bounds both: each send takes its length, and its part of the number.
         self._least_bytes = -(-max_bytes // max_sends)
         self._waiting: Counter[str] = Counter()
         self.under_way = 0

@@ -84,7 +84,7 @@ _REFUSED_EVERYWHERE = (424, 425, 426, 427, 428, 429, 430, 431, 432, 433, 434, 43
 # Calls whose first argument is a process, which must be this one or 0: tgkill, prlimit64, sched_setaffinity,
 # sched_setscheduler, sched_setparam, sched_setattr. A limit of CPU time ends the engine as a signal does.
 _OF_PROCESSES = {"x86_64": (234, 302, 203, 144, 142, 314), "aarch64": (131, 261, 122, 119, 118, 274)}
-# Its second argument is the process if the first one says so, and that is 0; others name groups and users.
+# The second argument is the process if the first one says so, and that is 0; others name groups and users.
 _SETPRIORITY = {"x86_64": 141, "aarch64": 140}
 # F_SETOWN, F_SETSIG, F_SETOWN_EX: any signal for any process of this user, when a pipe has bytes.
 _FCNTL = {"x86_64": 72, "aarch64": 25}

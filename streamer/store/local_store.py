@@ -182,7 +182,7 @@ def _entries(folder: str, start: str) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return list(entries)
     except PermissionError:
-        # Only the administrator reads lost+found, which the root of a disk has.
+        # The administrator alone reads lost+found, which the root of a disk has.
         if is_hidden_folder(os.path.relpath(folder, start)):
             return []
         raise

@@ -19,7 +19,7 @@ from streamer.media.audio import ogg
 from streamer.media.audio.format import Audio
 from streamer.media.audio.window_records import WindowHeader
 from streamer.media.audio.windows import Windows, cut_parts
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 from tests.formats.cases import Case, find, recode, samples_in
 from tests.formats.contract import FormatContract, samples_of
 from tests.formats.summary import summary
@@ -116,7 +116,7 @@ def test_drawn_windows_are_inside_of_their_cells(make: Callable[[], bytes], chun
 
 def test_drawn_windows_are_uniform():
     """10,000 draws of a cell of 1,000 samples, in ten parts: chi-square below what one in a thousand exceeds."""
-    head = WindowHeader("a.wav", Codec("pcm"), 0, 500, 2_000, 501, places=1_000)
+    head = WindowHeader("a.wav", TrackCodec("pcm"), 0, 500, 2_000, 501, places=1_000)
     found = np.bincount([(head.draw(np.random.default_rng(seed)) - 500) // 100 for seed in range(10_000)])
     assert len(found) == 10
     assert ((found - 1_000) ** 2 / 1_000).sum() < 27.9

@@ -19,7 +19,7 @@ from streamer.media.audio.frames import AudioFrames
 from streamer.media.audio.index import cut_blocks
 from streamer.media.audio.recordings import Packeted
 from streamer.media.audio.windows import Windows
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 from tests.formats.cases import find, samples_in
 from tests.recordings import decoded, encoded, m4a, sound
 from tests.videos import video
@@ -140,7 +140,7 @@ def test_the_track_is_chosen_by_its_number():
 )
 def test_what_aac_tells_its_decoder(config: str, rate: int, samples: int):
     """The rate that is decoded, and the samples of a packet."""
-    sound, each = tracks._aac(Codec("aac", bytes.fromhex(config), rate=1, channels=2))
+    sound, each = tracks._aac(TrackCodec("aac", bytes.fromhex(config), rate=1, channels=2))
     assert (sound.rate, each) == (rate, samples)
 
 
@@ -148,7 +148,7 @@ def test_what_aac_tells_its_decoder(config: str, rate: int, samples: int):
 def test_other_aac_is_refused(config: str, reason: str):
     """xHE-AAC, which FFmpeg does not read everywhere, and what is cut off."""
     with pytest.raises(DamagedError, match=reason):
-        tracks._aac(Codec("aac", bytes.fromhex(config), rate=1, channels=2))
+        tracks._aac(TrackCodec("aac", bytes.fromhex(config), rate=1, channels=2))
 
 
 @pytest.mark.parametrize("between", [0, 60_000])
@@ -159,7 +159,7 @@ def test_hints_of_many_packets_are_short(between: int):
     offsets = np.cumsum(sizes + gaps) - sizes
     firsts = 960 * np.arange(count + 1)
     recording = Packeted(
-        Codec("opus", rate=48_000, channels=1), int(firsts[-1]), AudioFrames(offsets, sizes, firsts, 48_000)
+        TrackCodec("opus", rate=48_000, channels=1), int(firsts[-1]), AudioFrames(offsets, sizes, firsts, 48_000)
     )
     source = Source(ObjectRecord("x.mp4", int(offsets[-1] + sizes[-1]), ""), chunk_bytes=1 << 40)
     blocks = list(cut_blocks(source, recording, Windows.cut(recording.total, 480_000, 480_000, pad=True)))

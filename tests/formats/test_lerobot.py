@@ -19,7 +19,7 @@ from msgspec import structs
 from streamer.errors import ConfigError, DecodeError, ManifestError, RecodeError
 from streamer.formats import LeRobot
 from streamer.formats.base import Block, ObjectRecord
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.tables import Packets
 from streamer.media.lerobot.info import TOLERANCE
@@ -129,7 +129,11 @@ def test_nearest_frames(count: int):
     numbers = np.arange(count)
     packets = Packets(*([numbers] * 7))
     video = CameraVideo(
-        ObjectRecord("a.mp4", 0, ""), packets, FrameTable(numbers, 100 * numbers, numbers, numbers), Codec(""), 1000
+        ObjectRecord("a.mp4", 0, ""),
+        packets,
+        FrameTable(numbers, 100 * numbers, numbers, numbers),
+        TrackCodec(""),
+        1000,
     )
     for late in (-0.00009, 0.0, 0.00009):
         assert video.frames_at(numbers / 10 + late, 0, TOLERANCE).tolist() == numbers.tolist()

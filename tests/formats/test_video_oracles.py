@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from streamer.media.containers.movie import VIDEO
-from streamer.media.containers.records import Opened, open_record
+from streamer.media.containers.records import OpenedRecord, open_record
 from streamer.media.decode.video import Frames, decode_frames
 from streamer.media.decode.video_packets import VideoPackets
 from streamer.media.video.format import Video
@@ -72,7 +72,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     return found
 
 
-def records(path: Path) -> Iterator[tuple[Opened, bytes]]:
+def records(path: Path) -> Iterator[tuple[OpenedRecord, bytes]]:
     """The records of all clips of a video."""
     content = path.read_bytes()
     for cut in SPARSE if path.name in LARGE else CUTS:
@@ -201,7 +201,7 @@ def test_frames_at_times_are_those_of_torchcodec(
     assert sum(map(len, ours.values())) > 500
 
 
-def middles(record: Opened) -> list[float]:
+def middles(record: OpenedRecord) -> list[float]:
     """Times in the middle of the frames of a clip, seconds."""
     pts, duration = record.head.draw(None)
     return ((pts + duration / 2) / record.head.timescale).tolist()

@@ -17,7 +17,7 @@ from streamer.batches.rows.options import NO_PACKING, AnyPacking, NoPacking, Row
 from streamer.errors import BrokenError, ConfigError
 from streamer.manifest.table import Manifest
 from streamer.order.level import BalanceSpec
-from streamer.order.protocol import Order
+from streamer.order.protocol import SampleOrder
 from streamer.order.rows.spec import MOST_LENGTH, RowSpec
 from streamer.order.spec import OrderSpec
 
@@ -189,7 +189,9 @@ class OrderRows(ABC):
         """
 
     @abstractmethod
-    def map_to_chunks(self, order: Order, members: Sequence[OrderRows], first_chunks: Sequence[int]) -> Order:
+    def map_to_chunks(
+        self, order: SampleOrder, members: Sequence[OrderRows], first_chunks: Sequence[int]
+    ) -> SampleOrder:
         """Returns an order that says which chunks it needs, from one that counts these rows.
 
         Args:
@@ -288,7 +290,9 @@ class SampleRows(OrderRows):
         """See `OrderRows`."""
         balance.measure(data)
 
-    def map_to_chunks(self, order: Order, members: Sequence[OrderRows], first_chunks: Sequence[int]) -> Order:
+    def map_to_chunks(
+        self, order: SampleOrder, members: Sequence[OrderRows], first_chunks: Sequence[int]
+    ) -> SampleOrder:
         """See `OrderRows`: samples are counted in the chunks themselves."""
         return order
 

@@ -20,7 +20,7 @@ from streamer.batches.rows.pieces import Pieces
 from streamer.batches.rows.table import Documents, Integers, RowTable
 from streamer.config import counted
 from streamer.order.level import BalanceSpec, level_of
-from streamer.order.protocol import Order
+from streamer.order.protocol import SampleOrder
 from streamer.order.row_order import RowOrder, join_sets, row_window
 from streamer.order.rows.content import RowContent, SetRows
 from streamer.order.rows.sets import Sets
@@ -223,7 +223,9 @@ class PlannedRows(OrderRows):
     def measure(self, data: Measurable, balance: AnyBalance) -> None:
         """See `OrderRows`."""
 
-    def map_to_chunks(self, order: Order, members: Sequence[OrderRows], first_chunks: Sequence[int]) -> Order:
+    def map_to_chunks(
+        self, order: SampleOrder, members: Sequence[OrderRows], first_chunks: Sequence[int]
+    ) -> SampleOrder:
         """See `OrderRows`."""
         sets = [cast("PlannedRows", rows).sets for rows in members]
         return RowOrder(cast("EpochOrder", order), join_sets(list(zip(sets, first_chunks, strict=False))))

@@ -21,7 +21,7 @@ from streamer.formats.registry import restore_format
 from streamer.manifest.layout import selection_name
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
-from streamer.order.protocol import Order
+from streamer.order.protocol import SampleOrder
 
 if TYPE_CHECKING:
     from streamer.batches.rows.costs import DocumentCosts
@@ -290,7 +290,7 @@ class Members:
         """Samples of each that an order counts: selected samples, or rows."""
         return [int(member.order_first[-1]) for member in self.each]
 
-    def map_to_chunks(self, order: Order) -> Order:
+    def map_to_chunks(self, order: SampleOrder) -> SampleOrder:
         """Returns an order of the chunks of all members, from one of what is counted of them."""
         rows = [member.rows for member in self.each]
         return rows[0].map_to_chunks(order, rows, self.first_chunks)

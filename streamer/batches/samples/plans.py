@@ -23,7 +23,7 @@ from streamer.order.kinds import find_orders
 from streamer.order.kinds.kind import NO_ROUNDS, NoRounds, RankView, Uses
 from streamer.order.kinds.leveling import find_level
 from streamer.order.plan import LastBatch, RankPlan
-from streamer.order.protocol import Order
+from streamer.order.protocol import SampleOrder
 from streamer.order.rank_split import LaneRun, RankSplit
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Plans:
         view = RankView(recipe.split, recipe.entry, rounds)
         order = find_orders(recipe.spec).order(members.each, recipe.entry[0], view)
         costs = StreamCodes(recipe.spec, members).costs
-        self._order: Order = find_level(recipe.spec.balance).apply(members.map_to_chunks(order), costs)
+        self._order: SampleOrder = find_level(recipe.spec.balance).apply(members.map_to_chunks(order), costs)
         self._chunks = members.first_chunks[-1]
         self._kept: OrderedDict[int, RankPlan] = OrderedDict()
 

@@ -16,7 +16,7 @@ from streamer.errors import RecodeError
 from streamer.formats.base import FieldSpec, Records
 from streamer.formats.table.records import fixed_dtype, head_dtype
 
-# What follows one another in values: of each value its own bytes, or the same in all.
+# Bytes that follow one another in values: those of each value, or the same in all.
 Pieces: TypeAlias = Sequence[pa.LargeBinaryArray | pa.LargeBinaryScalar]
 
 _NO_BYTES = np.empty(0, np.uint8)

@@ -276,7 +276,7 @@ class EpochSession(StepSession):
                 steps=steps,
                 final_step=schedule.final_step,
             )
-        # Only a few epochs are kept in a long job: those before the running one go.
+        # Few epochs are kept in a long job: those before the running one go.
         running = max((known for known, (begin, _) in self._bases.items() if begin <= self._done), default=None)
         self._bases = {known: at for known, at in self._bases.items() if running is None or known >= running}
         self._bases[epoch] = (base, share)

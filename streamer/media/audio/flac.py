@@ -19,7 +19,7 @@ from streamer.manifest.protocols import Need
 from streamer.media.audio.frames import AudioFrames
 from streamer.media.audio.recordings import Edge, Edged
 from streamer.media.audio.window_records import Integers
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 
 MAGIC = b"fLaC"
 # Bytes that are read where a chunk begins: some frames of most files, 0.8 % of chunks of 8 MiB; two frames at least.
@@ -84,10 +84,10 @@ def read_flac(record: ObjectRecord, head: memoryview, start: int, chunk_bytes: i
     return (yield from _probe(record, audio, at, chunk_bytes))
 
 
-def parse_codec(info: bytes) -> Codec:
+def parse_codec(info: bytes) -> TrackCodec:
     """Reads STREAMINFO."""
     packed = int.from_bytes(info[10:18], "big")
-    return Codec("flac", info, rate=packed >> 44, channels=(packed >> 41 & 7) + 1)
+    return TrackCodec("flac", info, rate=packed >> 44, channels=(packed >> 41 & 7) + 1)
 
 
 def block_of(info: bytes) -> int:
@@ -95,7 +95,7 @@ def block_of(info: bytes) -> int:
     return int.from_bytes(info[:2], "big") if info[:2] == info[2:4] else 0
 
 
-def _fill_block_size(audio: Codec, content: memoryview) -> Codec:
+def _fill_block_size(audio: TrackCodec, content: memoryview) -> TrackCodec:
     """Writes the size of blocks to a STREAMINFO that does not say it, if the first frames have one.
 
     Some writers leave 0 as the least size, or count the last block as well. Files of before 2007 whose sizes differ do
@@ -114,7 +114,7 @@ def _fill_block_size(audio: Codec, content: memoryview) -> Codec:
     return msgspec.structs.replace(audio, extradata=size + size + audio.extradata[4:])
 
 
-def _probe(record: ObjectRecord, audio: Codec, start: int, chunk_bytes: int) -> Reading[Flac]:
+def _probe(record: ObjectRecord, audio: TrackCodec, start: int, chunk_bytes: int) -> Reading[Flac]:
     # The head has 0 where it does not tell them: a frame is then as long as if nothing got smaller.
     total = int.from_bytes(audio.extradata[13:18], "big") & (1 << 36) - 1
     longest_frame = int.from_bytes(audio.extradata[7:10], "big") or _longest_block(audio) * _width(audio)
@@ -146,7 +146,7 @@ def _probe(record: ObjectRecord, audio: Codec, start: int, chunk_bytes: int) -> 
     return Flac(audio, total, tuple(Edge(*edge) for edge in edges.items()))
 
 
-def frames_of(content: memoryview, audio: Codec, first: int | None, stop: int = 0) -> AudioFrames:
+def frames_of(content: memoryview, audio: TrackCodec, first: int | None, stop: int = 0) -> AudioFrames:
     """Finds the frames of a run, of which the last may be cut off.
 
     Args:
@@ -166,7 +166,7 @@ def frames_of(content: memoryview, audio: Codec, first: int | None, stop: int = 
     return AudioFrames(offsets[:-1], np.diff(offsets), np.append(starts[chain], stops[chain[-1:]]), content=content)
 
 
-def _first_sample(content: memoryview, audio: Codec) -> int:
+def _first_sample(content: memoryview, audio: TrackCodec) -> int:
     """Returns the number that the frame with which a run begins says its first sample has."""
     places, numbers, _, are_samples = _heads(content)
     if not len(places) or places[0]:
@@ -239,11 +239,11 @@ def _crc8_table() -> Integers:
     return table
 
 
-def _width(audio: Codec) -> int:
+def _width(audio: TrackCodec) -> int:
     """Bytes of a sample of all channels, at most: the difference of two channels has a bit more."""
     bits = (int.from_bytes(audio.extradata[10:18], "big") >> 36 & 31) + 1
     return -(-audio.channels * (bits + 1) // 8)
 
 
-def _longest_block(audio: Codec) -> int:
+def _longest_block(audio: TrackCodec) -> int:
     return int.from_bytes(audio.extradata[2:4], "big")

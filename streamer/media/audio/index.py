@@ -19,7 +19,7 @@ from streamer.media.audio.tracks import read_track
 from streamer.media.audio.wav import is_wav, read_wav
 from streamer.media.audio.window_records import WindowHeader, encode_head
 from streamer.media.audio.windows import Windows, cut_parts
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.movie import is_movie
 
 HEAD_BYTES = 4096
@@ -43,7 +43,7 @@ class BlockNote(msgspec.Struct, frozen=True, array_like=True):
     """
 
     path: str
-    audio: Codec
+    audio: TrackCodec
     windows: Windows
     ranges: tuple[Range, ...]
     first: int

@@ -15,7 +15,7 @@ from streamer.formats.reading import Reading, Window
 from streamer.manifest.model import ObjectRecord
 from streamer.media.audio.frames import AudioFrames
 from streamer.media.audio.recordings import Packeted
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 
 _RATES = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}
 _KBITS = {
@@ -95,7 +95,7 @@ def read_mp3(record: ObjectRecord) -> Reading[Packeted]:
     lengths = np.array(sizes[tagged:], np.int64)
     each = shape.samples
     firsts = each * np.arange(len(places) + 1, dtype=np.int64) - skip
-    audio = Codec("mp3float", rate=shape.rate, channels=shape.channels)
+    audio = TrackCodec("mp3float", rate=shape.rate, channels=shape.channels)
     return Packeted(audio, max(0, int(firsts[-1]) - padding), AudioFrames(places, lengths, firsts, LEAD_FRAMES * each))
 
 

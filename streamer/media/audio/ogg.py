@@ -23,7 +23,7 @@ from streamer.media.audio.flac import PROBE_BYTES
 from streamer.media.audio.frames import AudioFrames
 from streamer.media.audio.recordings import Edge, Edged
 from streamer.media.audio.window_records import Integers
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 
 MAGIC = b"OggS"
 _VORBIS = b"\1vorbis"
@@ -130,12 +130,12 @@ def skip_of(setup: bytes) -> int:
     return int.from_bytes(setup[10:12], "little")
 
 
-def parse_codec(setup: bytes) -> Codec:
+def parse_codec(setup: bytes) -> TrackCodec:
     """What the decoder is told so that it skips nothing."""
-    return Codec("opus", setup[:10] + b"\0\0" + setup[12:], rate=_RATE, channels=setup[9])
+    return TrackCodec("opus", setup[:10] + b"\0\0" + setup[12:], rate=_RATE, channels=setup[9])
 
 
-def _read_start(record: ObjectRecord) -> Reading[tuple[Codec, int, int, int, int]]:
+def _read_start(record: ObjectRecord) -> Reading[tuple[TrackCodec, int, int, int, int]]:
     """Returns the audio, its pre-skip, number of the stream, byte of the first page with audio, its first sample."""
     for length in _STARTS:
         head = yield from read_range(0, min(record.size, length), record)
@@ -156,7 +156,7 @@ def _read_start(record: ObjectRecord) -> Reading[tuple[Codec, int, int, int, int
     raise damaged(record, f"there is no audio in its first {len(head)} bytes", 0)
 
 
-def _first_page(record: ObjectRecord, content: memoryview, serial: int, audio: Codec) -> Edge | None:
+def _first_page(record: ObjectRecord, content: memoryview, serial: int, audio: TrackCodec) -> Edge | None:
     """The first page of a run in which a packet ends, and its first sample."""
     page = next((page for page in _own(record, content, serial) if page.granule > 0), None)
     return None if page is None else Edge(page.byte, _first_sample(page, content, audio))
@@ -186,12 +186,12 @@ def _pages_of(content: memoryview) -> Iterator[Page]:
         at = stop
 
 
-def _first_sample(page: Page, content: memoryview, audio: Codec) -> int:
+def _first_sample(page: Page, content: memoryview, audio: TrackCodec) -> int:
     """The first sample of the first packet that begins in a page, in which a packet ends."""
     return page.granule - int(_packets_of([page], content, 0, audio).firsts[-1])
 
 
-def frames_of(content: memoryview, first: int, audio: Codec) -> AudioFrames:
+def frames_of(content: memoryview, first: int, audio: TrackCodec) -> AudioFrames:
     """The packets of a run of pages; the first one that begins in it has the sample `first`; raises DamagedError."""
     pages = list(_pages_of(content))
     for page, following in pairwise(pages):
@@ -200,7 +200,7 @@ def frames_of(content: memoryview, first: int, audio: Codec) -> AudioFrames:
     return _packets_of(pages, content, first, audio)
 
 
-def _packets_of(pages: Sequence[Page], content: memoryview, first: int, audio: Codec) -> AudioFrames:
+def _packets_of(pages: Sequence[Page], content: memoryview, first: int, audio: TrackCodec) -> AudioFrames:
     """The packets that begin and end in pages."""
     joined, starts, ends = _join_pages(pages, content)
     # An empty packet has no byte.
@@ -225,7 +225,7 @@ def _join_pages(pages: Sequence[Page], content: memoryview) -> tuple[bytes, Inte
     return joined, starts, ends
 
 
-def _vorbis_of(pages: Sequence[Page], content: memoryview) -> Codec:
+def _vorbis_of(pages: Sequence[Page], content: memoryview) -> TrackCodec:
     """Reads the heads of Vorbis; raises DamagedError."""
     joined, starts, ends = _join_pages(pages, content)
     heads = [joined[start:end] for start, end in zip(starts[:3].tolist(), ends[:3].tolist(), strict=True)]
@@ -233,7 +233,7 @@ def _vorbis_of(pages: Sequence[Page], content: memoryview) -> Codec:
         raise DamagedError("the heads of Vorbis are cut off")
     # Matroska has the lengths of two before them, in bytes of which all but the last are 255.
     lengths = b"".join(b"\xff" * (len(each) // 255) + bytes([len(each) % 255]) for each in heads[:2])
-    audio = Codec(
+    audio = TrackCodec(
         "vorbis",
         b"\2" + lengths + b"".join(heads),
         rate=int.from_bytes(heads[0][12:16], "little"),
@@ -246,7 +246,7 @@ def _vorbis_of(pages: Sequence[Page], content: memoryview) -> Codec:
 
 
 @lru_cache(maxsize=16)
-def _blocks_of(audio: Codec) -> tuple[int, Integers]:
+def _blocks_of(audio: TrackCodec) -> tuple[int, Integers]:
     """The mask of the first byte of a packet that has its mode, and the samples in the window of each mode.
 
     Modes are the last thing in the last head, which is read from its end, where a bit says that it is whole.
@@ -278,7 +278,7 @@ def _blocks_of(audio: Codec) -> tuple[int, Integers]:
 
 
 def _vorbis_packets(
-    joined: bytes, begins: Integers, edges: tuple[Integers, Integers], first: int, audio: Codec
+    joined: bytes, begins: Integers, edges: tuple[Integers, Integers], first: int, audio: TrackCodec
 ) -> AudioFrames:
     """Packets of Vorbis: a packet and the next one are decoded for the samples from the middle of its window on."""
     mask, windows = _blocks_of(audio)

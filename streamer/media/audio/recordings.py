@@ -12,7 +12,7 @@ import numpy as np
 from streamer.formats.reading import Range
 from streamer.media.audio.frames import AudioFrames, PackedFrames
 from streamer.media.audio.window_records import Integers
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 
 # A request costs as much as the bytes that a connection transfers in its time; see `formats.reading`.
 _NEAR_BYTES = 64 << 10
@@ -26,7 +26,7 @@ class Recording(msgspec.Struct, frozen=True):
         total: samples of all channels that are played.
     """
 
-    audio: Codec
+    audio: TrackCodec
     total: int
 
     @property

@@ -15,7 +15,7 @@ from streamer.media.audio import flac, mp3, ogg
 from streamer.media.audio.frames import AudioFrames
 from streamer.media.audio.recordings import Packeted
 from streamer.media.audio.window_records import Integers
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.movie import AUDIO, Movie, read_movie
 
 # A packet of AAC overlaps with the next one; with two before it the difference to a whole decode is 2.1e-6 at most
@@ -75,7 +75,7 @@ def _samples(durations: Integers, timescale: int, rate: int, each: int) -> Integ
     return spans
 
 
-def _describe(codec: Codec) -> tuple[Codec, int, int, int]:
+def _describe(codec: TrackCodec) -> tuple[TrackCodec, int, int, int]:
     """Rate and channels as the decoder has them, samples of a packet (0: of several lengths), lead, pre-skip."""
     setup = codec.extradata
     if codec.name == "aac":
@@ -97,7 +97,7 @@ def _describe(codec: Codec) -> tuple[Codec, int, int, int]:
     )
 
 
-def _aac(codec: Codec) -> tuple[Codec, int]:
+def _aac(codec: TrackCodec) -> tuple[TrackCodec, int]:
     """Reads the AudioSpecificConfig: rate and channels, and samples of a packet."""
     bits = "".join(f"{byte:08b}" for byte in codec.extradata)
     at = 0

@@ -12,7 +12,7 @@ from streamer.formats.reading import Reading, read_range
 from streamer.manifest.model import ObjectRecord
 from streamer.media.audio.recordings import Recording
 from streamer.media.audio.window_records import PCM, Integers
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 
 _READ_BYTES = 4096
 _FORMS = {"<": Struct("<HHIIHH"), ">": Struct(">HHIIHH")}
@@ -59,7 +59,7 @@ def read_wav(record: ObjectRecord, head: memoryview) -> Reading[Wav]:
     at = 12
     long = 0
     base = 0
-    form: tuple[Codec, int] | None = None
+    form: tuple[TrackCodec, int] | None = None
     while at + 8 <= record.size:
         if at + 8 + _FORM_BYTES + 24 > base + len(head):
             base, head = at, (yield from read_range(at, min(record.size, at + _READ_BYTES), record))
@@ -97,7 +97,7 @@ def _number(content: memoryview, order: str) -> int:
     return int.from_bytes(content, "little" if order == "<" else "big")
 
 
-def _form(record: ObjectRecord, content: memoryview, at: int, order: str) -> tuple[Codec, int]:
+def _form(record: ObjectRecord, content: memoryview, at: int, order: str) -> tuple[TrackCodec, int]:
     if len(content) < _FORM_BYTES:
         raise damaged(record, f"its fmt chunk has {len(content)} bytes", at)
     tag, channels, rate, _, width, bits = _FORMS[order].unpack_from(content)
@@ -117,9 +117,9 @@ def _form(record: ObjectRecord, content: memoryview, at: int, order: str) -> tup
         raise damaged(record, f"its fmt chunk says {channels} channels, {rate} Hz, {width} bytes a sample", at)
     # Earlier versions wrote it so: numbers of one byte, and of three in the order of WAV, have no order.
     named = dtype if dtype == "u1" or (dtype == "i3" and order == "<") else order + dtype
-    return Codec(PCM, named.encode(), rate=rate, channels=channels), width
+    return TrackCodec(PCM, named.encode(), rate=rate, channels=channels), width
 
 
-def width_of(audio: Codec) -> int:
+def width_of(audio: TrackCodec) -> int:
     """Bytes of a sample of all channels."""
     return int(chr(audio.extradata[-1])) * audio.channels

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from streamer.errors import DecodeError
 from streamer.media.containers.clips import draw_numbers
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 
 Integers = NDArray[np.int64]
 
@@ -46,7 +46,7 @@ class WindowHeader(msgspec.Struct, frozen=True, array_like=True):
     """
 
     path: str
-    audio: Codec
+    audio: TrackCodec
     first: int
     start: int
     stop: int

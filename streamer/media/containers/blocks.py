@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from streamer.manifest.blocks import LONGEST_HINT, Block
 from streamer.media.containers.clips import Pattern, Samples
 from streamer.media.containers.columns import pack_columns, unpack_columns
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.packets.frame_order import max_reorder
 from streamer.media.containers.records import ClipAudioHeader, heads_bytes, part_bytes
@@ -48,7 +48,7 @@ class ClipHint(msgspec.Struct, frozen=True, array_like=True):
     """
 
     key: str
-    codec: Codec
+    codec: TrackCodec
     timescale: int
     pattern: Pattern
     counts: tuple[int, int, int, int]
@@ -78,7 +78,7 @@ class Described(msgspec.Struct, frozen=True):
     """What a track is besides its packets: path of the video, codec parameters, ticks of a second, its clips' audio."""
 
     key: str
-    codecs: Sequence[Codec]
+    codecs: Sequence[TrackCodec]
     timescale: int
     audio: TrackSound | None = None
 

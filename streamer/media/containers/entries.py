@@ -36,7 +36,7 @@ _DECODER_CONFIG = 4
 _DECODER_SPECIFIC = 5
 
 
-class Codec(msgspec.Struct, frozen=True, array_like=True):
+class TrackCodec(msgspec.Struct, frozen=True, array_like=True):
     """What a decoder has to be told.
 
     Attributes:
@@ -58,7 +58,7 @@ class Codec(msgspec.Struct, frozen=True, array_like=True):
     channels: int = 0
 
 
-def read_codec(entry: bytes, *, video: bool, rotation: int = 0) -> Codec:
+def read_codec(entry: bytes, *, video: bool, rotation: int = 0) -> TrackCodec:
     """Reads a sample entry of a video or audio track.
 
     Raises:
@@ -71,13 +71,13 @@ def read_codec(entry: bytes, *, video: bool, rotation: int = 0) -> Codec:
     found: dict[str, object] = {"name": CODECS.get(kind, ""), "extradata": b""}
     if video:
         width, height = numbers(">HH", entry, 32)
-        codec = Codec("", width=width, height=height, rotation=rotation)
+        codec = TrackCodec("", width=width, height=height, rotation=rotation)
         at = _VIDEO_BYTES
     else:
         [version] = numbers(">H", entry, 16)
         [channels] = numbers(">H", entry, 24)
         [rate] = numbers(">I", entry, 32)
-        codec = Codec("", rate=rate >> 16, channels=channels)
+        codec = TrackCodec("", rate=rate >> 16, channels=channels)
         at = _AUDIO_BYTES + _LONGER.get(version, 0)
     for inner, body in boxes(memoryview(entry)[at:]):
         if inner == b"sinf":

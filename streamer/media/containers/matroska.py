@@ -18,7 +18,7 @@ from streamer.formats.reading import Window
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Answer, Need
 from streamer.media.containers.ebml import MAX_HEADER_BYTES, elements, header, number_at, read_real, read_unsigned
-from streamer.media.containers.entries import ENCRYPTED, Codec
+from streamer.media.containers.entries import ENCRYPTED, TrackCodec
 from streamer.media.containers.movie import prefer
 from streamer.media.containers.tables import MAX_PACKETS, Packets
 
@@ -75,12 +75,12 @@ _CODECS = {
 }  # fmt: skip
 
 
-class Entry(msgspec.Struct):
+class MatroskaEntry(msgspec.Struct):
     """A track: number, type, codec, nanoseconds of a frame, and why its packets are not read, if they are not."""
 
     number: int = 0
     type: int = 0
-    codec: Codec = Codec("")
+    codec: TrackCodec = TrackCodec("")
     frame_nanoseconds: int = 0
     unread: str = ""
 
@@ -143,7 +143,7 @@ class MatroskaTracks:
 
     def __init__(self, stream_index: int | None) -> None:
         self.nanoseconds = 1_000_000
-        self.tracks: list[tuple[Entry, Blocks]] = []
+        self.tracks: list[tuple[MatroskaEntry, Blocks]] = []
         self._stream_index = stream_index
 
     def begin_group(self) -> None:
@@ -170,7 +170,7 @@ class MatroskaTracks:
             elif kind in _BLOCKS:
                 blocks.add(content, body, stop, simple=kind == _SIMPLE_BLOCK)
 
-    def choose_track(self) -> tuple[Entry, Blocks]:
+    def choose_track(self) -> tuple[MatroskaEntry, Blocks]:
         """Returns the track to take, see `prefer`; raises UnreadError if it is not read."""
         sizes = [(len(blocks.columns[0]), entry.codec.width * entry.codec.height) for entry, blocks in self.tracks]
         entry, blocks = self.tracks[prefer(sizes)]
@@ -183,7 +183,7 @@ class MatroskaTracks:
 
 def read_matroska(
     record: ObjectRecord, stream_index: int | None = None
-) -> Generator[Need, Answer, tuple[Packets, Codec, int]]:
+) -> Generator[Need, Answer, tuple[Packets, TrackCodec, int]]:
     """Reads a file from its beginning to its end.
 
     Args:
@@ -233,7 +233,7 @@ def _ticks(nanoseconds: int) -> tuple[int, int]:
     return (second, nanoseconds) if second % nanoseconds else (second // nanoseconds, 1)
 
 
-def _packets(blocks: Blocks, entry: Entry, nanoseconds: int, size: int) -> Packets:
+def _packets(blocks: Blocks, entry: MatroskaEntry, nanoseconds: int, size: int) -> Packets:
     offset, length, time, duration, key, shown = (np.frombuffer(column, np.int64) for column in blocks.columns)
     timescale, ticks = _ticks(nanoseconds)
     # FFmpeg takes the usual duration, too. The limit is a thousand seconds: a wrong one is of the last frame alone.
@@ -253,7 +253,7 @@ def _packets(blocks: Blocks, entry: Entry, nanoseconds: int, size: int) -> Packe
     return packets
 
 
-def _find_videos(content: memoryview, stream_index: int | None) -> list[Entry]:
+def _find_videos(content: memoryview, stream_index: int | None) -> list[MatroskaEntry]:
     found = [_entry(body) for kind, body in elements(content) if kind == _ENTRY]
     wanted = found if stream_index is None else found[stream_index : stream_index + 1] if stream_index >= 0 else []
     videos = [entry for entry in wanted if entry.type == _VIDEO_TRACK]
@@ -265,8 +265,8 @@ def _find_videos(content: memoryview, stream_index: int | None) -> list[Entry]:
     return videos
 
 
-def _entry(content: memoryview) -> Entry:
-    found = Entry()
+def _entry(content: memoryview) -> MatroskaEntry:
+    found = MatroskaEntry()
     name = ""
     codec: dict[str, Any] = {}
     for kind, body in elements(content):
@@ -287,12 +287,12 @@ def _entry(content: memoryview) -> Entry:
             codec |= _parse_frame(body, found)
     if name not in _CODECS:
         found.unread = found.unread or f"is encoded as {name!r}, which is not read"
-    found.codec = Codec(_CODECS.get(name, ""), **codec)
+    found.codec = TrackCodec(_CODECS.get(name, ""), **codec)
     return found
 
 
-def _parse_frame(content: memoryview, entry: Entry) -> dict[str, Any]:
-    """What Video says, as `Codec` has it."""
+def _parse_frame(content: memoryview, entry: MatroskaEntry) -> dict[str, Any]:
+    """What Video says, as `TrackCodec` has it."""
     found: dict[str, Any] = {}
     for kind, body in elements(content):
         if kind in {_WIDTH, _HEIGHT}:

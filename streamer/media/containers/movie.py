@@ -13,7 +13,7 @@ from streamer.manifest.model import ObjectRecord
 from streamer.media.containers import fragments
 from streamer.media.containers.boxes import HEADER_BYTES, LONG_HEADER_BYTES, boxes, header, name_of, numbers
 from streamer.media.containers.edits import EMPTY, Edit, read_edits, rescale, shift_of
-from streamer.media.containers.entries import TURNS, Codec, read_codec
+from streamer.media.containers.entries import TURNS, TrackCodec, read_codec
 from streamer.media.containers.fragment_index import HEAD_BYTES, check_whole, read_moofs
 from streamer.media.containers.tables import Packets, Tables
 
@@ -53,7 +53,7 @@ class Track(msgspec.Struct):
         """Number of its packets."""
         return self.tables.count or (self.runs.count if self.runs else 0)
 
-    def codec(self, entry: int = 0) -> Codec:
+    def codec(self, entry: int = 0) -> TrackCodec:
         """Returns what a decoder has to be told; raises UnreadError for codecs that are not read."""
         if not 0 <= entry < len(self.entries):
             raise DamagedError(f"track {self.number} has {len(self.entries)} sample entries, not number {entry + 1}")

@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 
-from streamer.media.containers.entries import CODECS, OBJECT_TYPES, TURNS, Codec
+from streamer.media.containers.entries import CODECS, OBJECT_TYPES, TURNS, TrackCodec
 from streamer.media.containers.records import open_record
 
 # Types of entries by decoder, the first of several; boxes of their parameters; types of objects of esds.
@@ -87,7 +87,7 @@ def rows(*columns: np.ndarray) -> bytes:
     return struct.pack(">I", len(columns[0])) + np.stack(columns, -1).astype(">i4").tobytes()
 
 
-def movie_box(tables: list[bytes], edit: tuple[int, int], codec: Codec, timescale: int, *chunks: int) -> bytes:
+def movie_box(tables: list[bytes], edit: tuple[int, int], codec: TrackCodec, timescale: int, *chunks: int) -> bytes:
     """Returns the box moov, whose track has chunks at these bytes of the file; the edit begins and is so long."""
     first, shown = edit
     a, b, c, d = next(matrix for matrix, turn in TURNS.items() if turn == codec.rotation)
@@ -108,7 +108,7 @@ def movie_box(tables: list[bytes], edit: tuple[int, int], codec: Codec, timescal
     return box(b"moov", head, box(b"trak", track, box(b"edts", edits), media))
 
 
-def _entry(codec: Codec) -> bytes:
+def _entry(codec: TrackCodec) -> bytes:
     """The sample entry of these parameters."""
     kind = _KINDS.get(codec.name)
     if kind is None and codec.name not in _OBJECTS:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.media.containers.clips import Pattern, draw_numbers
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.tables import Integers
 
 _LENGTH = struct.Struct("<I")
@@ -42,7 +42,7 @@ class ClipAudioHeader(msgspec.Struct, frozen=True, array_like=True):
         stored: bytes of the packets, at the end of the record.
     """
 
-    codec: Codec
+    codec: TrackCodec
     total: int
     length: int
     played_at: float
@@ -104,7 +104,7 @@ class ClipHeader(msgspec.Struct, frozen=True, array_like=True):
         return (found / self.timescale).reshape(self.shape(len(found)))
 
 
-class Opened(msgspec.Struct, frozen=True):
+class OpenedRecord(msgspec.Struct, frozen=True):
     """A record whose bytes are not copied.
 
     Attributes:
@@ -117,7 +117,7 @@ class Opened(msgspec.Struct, frozen=True):
     """
 
     head: ClipHeader
-    codec: Codec
+    codec: TrackCodec
     packets: Sequence[memoryview]
     pts: Sequence[int]
     keys: Sequence[int]
@@ -147,8 +147,8 @@ _HEAD = msgspec.msgpack.Decoder(ClipHeader)
 
 
 @lru_cache(maxsize=64)
-def _codec(content: bytes) -> Codec:
-    return msgspec.msgpack.decode(content, type=Codec)
+def _codec(content: bytes) -> TrackCodec:
+    return msgspec.msgpack.decode(content, type=TrackCodec)
 
 
 def heads_bytes(key: str, samples: int, numbers: int, audio: ClipAudioHeader | None = None) -> int:
@@ -157,7 +157,7 @@ def heads_bytes(key: str, samples: int, numbers: int, audio: ClipAudioHeader | N
     return samples * (_HEAD_BYTES + len(key.encode()) + more) + 16 * numbers
 
 
-def part_bytes(packets: int, codec: Codec | None) -> int:
+def part_bytes(packets: int, codec: TrackCodec | None) -> int:
     """Returns the bytes of a part besides its packets; `codec` is None if it does not begin with a key packet."""
     return _PART.size + _PACKET.size * packets + (len(_encode(codec)) if codec else 0)
 
@@ -168,7 +168,9 @@ def encode_head(head: ClipHeader) -> bytes:
     return _LENGTH.pack(len(content)) + content
 
 
-def encode_part(pts: Sequence[int], content: Sequence[memoryview], codec: Codec | None, *, behind_gap: bool) -> bytes:
+def encode_part(
+    pts: Sequence[int], content: Sequence[memoryview], codec: TrackCodec | None, *, behind_gap: bool
+) -> bytes:
     """Returns the bytes of a part, of packets that are shown at `pts`."""
     described = _encode(codec) if codec else b""
     head = _PART.pack(len(pts) | _GAP * behind_gap, len(described))
@@ -186,7 +188,7 @@ def read_head(record: memoryview) -> tuple[ClipHeader, memoryview]:
     return _HEAD.decode(body), record[_LENGTH.size + length :]
 
 
-def open_record(record: memoryview) -> Opened:
+def open_record(record: memoryview) -> OpenedRecord:
     """Reads a record.
 
     Raises:
@@ -194,7 +196,7 @@ def open_record(record: memoryview) -> Opened:
     """
     head, rest = read_head(record)
     rest = rest[: len(rest) - (head.audio.stored if head.audio else 0)]
-    codec: Codec | None = None
+    codec: TrackCodec | None = None
     packets = list[memoryview]()
     pts = list[int]()
     keys = list[int]()
@@ -219,4 +221,4 @@ def open_record(record: memoryview) -> Opened:
             pts.append(time)
     if codec is None or at != len(rest):
         raise ValueError(f"packets up to byte {at} of {len(rest)}")
-    return Opened(head=head, codec=codec, packets=packets, pts=pts, keys=keys, gaps=gaps)
+    return OpenedRecord(head=head, codec=codec, packets=packets, pts=pts, keys=keys, gaps=gaps)

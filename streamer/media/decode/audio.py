@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from streamer.decode.target import Array, Draws
 from streamer.media.audio.window_records import PCM, packets_of, split_record
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 from streamer.media.decode.contexts import check_codecs, context_of, packet_of
 from streamer.media.decode.deadline import Deadline
 from streamer.media.decode.decoder import MediaDecoder, memory_for
@@ -62,7 +62,7 @@ class WindowStart(MediaDecoder):
         return head.seconds(head.draw(draws() if draws else None))
 
 
-def numbers(content: memoryview, audio: Codec) -> Wave:
+def numbers(content: memoryview, audio: TrackCodec) -> Wave:
     """Converts the numbers of a WAV file, as soundfile does."""
     dtype = audio.extradata.decode()
     stored = _widen_numbers(content, dtype) if dtype.endswith("i3") else np.frombuffer(content, dtype)
@@ -81,7 +81,7 @@ def _widen_numbers(content: memoryview, dtype: str) -> NDArray[np.int32]:
     return wide.view(">i4" if is_big else "<i4")[:, 0]
 
 
-def decode_packets(packets: Sequence[memoryview], audio: Codec) -> Wave:
+def decode_packets(packets: Sequence[memoryview], audio: TrackCodec) -> Wave:
     """Decodes packets from the first to the last."""
     context = context_of(audio)
     import av

@@ -23,7 +23,7 @@ from streamer.media.decode.decoder import MediaDecoder, check_seconds
 
 # How far apart places are looked for in files whose frames say where they are.
 _STRETCH_BYTES = 256 << 10
-# In WAV and AU, FFmpeg (8.0) takes their bits in another order than libsndfile.
+# FFmpeg (8.0) takes their bits in WAV and AU in another order than libsndfile.
 _G726 = frozenset(["g726", "g726le"])
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.tables import Packets
 from streamer.media.decode.contexts import check_library, limit
@@ -167,7 +167,7 @@ def _read_by_times(content: memoryview, opened: _Opened, deadline: Deadline) -> 
     context = opened.stream.codec_context
     if (base := stream.time_base) is None:
         raise ValueError("its times have no unit")
-    codec = Codec(context.codec.name, context.extradata or b"", context.width, context.height)
+    codec = TrackCodec(context.codec.name, context.extradata or b"", context.width, context.height)
     # Ticks of a whole number of a second.
     pts = np.array([packet.pts for packet in found], np.int64) * base.numerator
     duration = np.array([packet.duration or 0 for packet in found], np.int64) * base.numerator
@@ -228,7 +228,7 @@ def _read_by_number(content: memoryview, opened: _Opened, deadline: Deadline) ->
     place = np.arange(count)
     frames = FrameTable(place, pts, np.diff(pts, append=pts[-1:] + usual), place)
     played = _Played(content, {time: number for number, time in enumerate(pts.tolist())}, kept, deadline)
-    return VideoPackets(Codec(name), (), pts.tolist(), timescale, play=played.find, deadline=deadline), frames
+    return VideoPackets(TrackCodec(name), (), pts.tolist(), timescale, play=played.find, deadline=deadline), frames
 
 
 def _decode_all(opened: _Opened, deadline: Deadline) -> Iterator[VideoFrame]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.base.extras import require
 from streamer.errors import ConfigError
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 
 if TYPE_CHECKING:
     import av
@@ -36,7 +36,7 @@ def check_codecs(names: Collection[str]) -> None:
             ) from error
 
 
-def context_of(codec: Codec) -> av.VideoCodecContext | av.AudioCodecContext:
+def context_of(codec: TrackCodec) -> av.VideoCodecContext | av.AudioCodecContext:
     """Opens a context for these parameters, which has decoded nothing.
 
     None is used again: packets bring parameter sets, quantisers, Huffman tables and rates of their own, decoders of AAC

@@ -10,7 +10,7 @@ import numpy as np
 
 from streamer.formats.reading import read_in_memory
 from streamer.manifest.model import ObjectRecord
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.movie import VIDEO, read_movie
 from streamer.media.containers.packets.frame_order import is_reordered, max_reorder
@@ -40,7 +40,7 @@ class VideoPackets(msgspec.Struct, frozen=True):
         deadline: Limit of the time for decoding.
     """
 
-    codec: Codec
+    codec: TrackCodec
     packets: Sequence[memoryview]
     pts: Sequence[int]
     timescale: int

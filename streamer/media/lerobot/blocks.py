@@ -45,7 +45,7 @@ class EpisodeHint(msgspec.Struct, frozen=True, array_like=True):
     spans: list[Run]
 
 
-class Part(msgspec.Struct, frozen=True):
+class FramePart(msgspec.Struct, frozen=True):
     """Episodes of a file of rows whose videos are the same.
 
     Attributes:

@@ -19,7 +19,7 @@ from streamer.manifest.blocks import Block
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Examine, Examined, Indexing, LeftOut, Source, Span, Survey, Surveying
 from streamer.media.containers.tables import Integers
-from streamer.media.lerobot.blocks import EpisodeHint, Part, reach_of
+from streamer.media.lerobot.blocks import EpisodeHint, FramePart, reach_of
 from streamer.media.lerobot.episodes import EPISODE_COLUMNS, TASK_COLUMNS, Episode, File, files_of, tasks_of
 from streamer.media.lerobot.info import EPISODE, FRAME, NAME, TASK, TIME, TOLERANCE, Info, frames_of, read_info
 from streamer.media.lerobot.notes import PAD, Notes, lengths_of
@@ -167,7 +167,7 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
                 (videos[url], _frames(video=videos[url], camera=camera, rows=file.rows, episodes=episodes, notes=notes))
                 for camera, url in enumerate(urls)
             ]
-            part = Part(
+            part = FramePart(
                 record=source.record, rows=rows, videos=frames, windows=windows, reach=reach, sample_bytes=sample_bytes
             )
             yield from part.blocks(list(map(Run.from_episode, episodes)), source.chunk_bytes)

@@ -13,7 +13,7 @@ from streamer.formats.failures import UnreadError, errors_of
 from streamer.formats.reading import Reading
 from streamer.manifest.model import ObjectRecord
 from streamer.media.containers.clips import Pattern, Samples
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.movie import VIDEO, read_movie
 from streamer.media.containers.tables import Integers, Packets
@@ -74,7 +74,7 @@ class CameraVideo(msgspec.Struct, frozen=True):
     record: ObjectRecord
     packets: Packets
     frames: FrameTable
-    codec: Codec
+    codec: TrackCodec
     timescale: int
 
     def frames_at(self, seconds: NDArray[np.float64], episode: int, tolerance: float) -> Integers:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from streamer.order.hashing import Integers, Words
-from streamer.order.protocol import Order
+from streamer.order.protocol import SampleOrder
 from streamer.order.rank_split import RankSplit
 from streamer.order.spec import OrderSpec
 
@@ -143,7 +143,7 @@ class Orders(ABC):
     """The orders of one kind: of all epochs of a spec."""
 
     @abstractmethod
-    def order(self, members: Sequence[Counted], epoch: int, view: RankView) -> Order:
+    def order(self, members: Sequence[Counted], epoch: int, view: RankView) -> SampleOrder:
         """Returns the order of an epoch: of samples, or of rows, whose chunks are sets then."""
 
     @abstractmethod

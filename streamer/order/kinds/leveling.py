@@ -12,7 +12,7 @@ from streamer.errors import StateError
 from streamer.order.epoch import EpochOrder
 from streamer.order.hashing import Integers
 from streamer.order.level import BalanceSpec
-from streamer.order.protocol import Order
+from streamer.order.protocol import SampleOrder
 
 # (epoch, rows as the order calls them, coefficients) -> int64 cost of each.
 Costs = Callable[[int, Integers, tuple[int, int]], Integers]
@@ -22,7 +22,7 @@ class Leveling(ABC):
     """What is made level."""
 
     @abstractmethod
-    def apply(self, order: Order, costs: Costs) -> Order:
+    def apply(self, order: SampleOrder, costs: Costs) -> SampleOrder:
         """Returns the order after its samples have changed places."""
 
     @abstractmethod
@@ -45,7 +45,7 @@ class Leveling(ABC):
 class NoLeveling(Leveling):
     """Nothing changes places."""
 
-    def apply(self, order: Order, costs: Costs) -> Order:
+    def apply(self, order: SampleOrder, costs: Costs) -> SampleOrder:
         """See `Leveling`."""
         return order
 
@@ -63,7 +63,7 @@ class LaneLeveling(Leveling):
     def __init__(self, spec: BalanceSpec) -> None:
         self._spec = spec
 
-    def apply(self, order: Order, costs: Costs) -> Order:
+    def apply(self, order: SampleOrder, costs: Costs) -> SampleOrder:
         """See `Leveling`."""
         # Imported here, since other orders do not need it.
         from streamer.order.balanced_order import BalancedOrder

@@ -69,7 +69,7 @@ def check_names(root: str, kind: str, config: Mapping[str, object]) -> None:
                 field="url" if name in root else "storage_options",
             )
     for endpoint in (config.get("endpoint"), config.get("base_url")):
-        # One that has no scheme gets an error of its own, which names the remedy.
+        # An address without a scheme gets an error of its own, which names the remedy.
         if endpoint is not None and "//" in str(endpoint) and not is_plain(str(endpoint), allows_login=True):
             raise ConfigError(
                 f"{shown(root)}: the endpoint that storage_options name is not an address of a host, as "
@@ -159,7 +159,7 @@ class Redirects(msgspec.Struct, frozen=True):
 
 # obstore has the same limit.
 OF_WEB_SERVERS = Redirects(10, None)
-# One server of a cluster sends to the one that has the object, and once more while the cluster changes.
+# A server of a cluster sends to the one that has the object, and once more while the cluster changes.
 MOST_IN_CLUSTER = 3
 _WITHHELD = frozenset({"authorization", "cookie", "cookie2", "proxy-authorization", "www-authenticate"})
 _HARMLESS = frozenset({"user-agent", "accept", "accept-language", "accept-encoding"})

@@ -21,7 +21,7 @@ MAX_URLS = 1_000_000
 MAX_EXPANDED_LETTERS = 256 << 20
 _MOST_BRACES = 64
 _MOST_NESTED = 10_000
-# Each end of a range has at most this many digits.
+# An end of a range has at most this many digits.
 _MOST_DIGITS = 18
 # A choice of a brace that is a part of a name for each server, whatever stands beside it.
 _PART_OF_NAME = re.compile(r"[\w.=+*~@-]*")

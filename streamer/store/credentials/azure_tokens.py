@@ -60,7 +60,7 @@ def find(root: str, config: Mapping[str, object], variables: Mapping[str, str] =
         from azure.identity import DefaultAzureCredential
     except ImportError:
         return Issued(None)
-    # Each way is tried once: the ring tries again, and meanwhile those who wait learn the reason.
+    # A way is tried once: the ring tries again, and meanwhile those who wait learn the reason.
     client: dict[str, object] = {"retry_total": 0}
     if "client_id" in config:
         client["managed_identity_client_id"] = str(config["client_id"])

@@ -109,7 +109,7 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
         groups = yield from self._find_columns(source, facts)
         with _errors_of(source.record, ()):
             if len(groups) > 1:
-                # Their datasets lie in any order in the file.
+                # The datasets of groups lie in any order in the file.
                 for columns in groups:
                     yield from tiles.blocks_of(columns, (0, tiles.common_rows(columns)), source.chunk_bytes)
                 return

@@ -16,7 +16,7 @@ import pytest
 from streamer.decode import Frames, SampleDecoder, VideoClip
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field, FieldSpec
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.packets.keys import find_droppable
 from streamer.media.decode.contexts import context_of
 from streamer.media.decode.deadline import Deadline
@@ -177,7 +177,7 @@ def test_damaged_packets():
             [whole.pts[0], whole.pts[0] + 1],
         )
     with pytest.raises(ConfigError, match=r"this PyAV \([\d.]+\) has no decoder 'h2640': .* pip install -U av"):
-        context_of(Codec("h2640"))
+        context_of(TrackCodec("h2640"))
 
 
 def test_codecs_that_PyAV_does_not_have():

@@ -12,7 +12,7 @@ from streamer.errors import StoreTimeoutError
 from streamer.fetch.endpoint import Endpoint
 from streamer.fetch.hedge import Sampled
 from streamer.fetch.request import Request, RequestSpec
-from streamer.fetch.statistics import Tally
+from streamer.fetch.statistics import RequestTally
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.store.base import Take
 from tests.unit.fetch.answering_store import AnsweringStore
@@ -34,7 +34,7 @@ async def _received(
         Extent(ObjectRecord("s3://bucket/o", len(BODY), "etag:1"), 0, len(BODY)),
         endpoint,
         config,
-        Tally(),
+        RequestTally(),
         Sampled(),
         first_byte_seconds,
         duplicate_seconds,

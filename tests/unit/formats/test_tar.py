@@ -11,8 +11,8 @@ from streamer.formats.reading import JUMP_BYTES, PROBE_BYTES, READ_BYTES
 from streamer.formats.tar import (
     BLOCK,
     META_BYTES,
-    Entry,
     Parser,
+    TarEntry,
     entries_of,
     pad_size,
     parse_header,
@@ -213,7 +213,7 @@ def test_entries_in_memory_are_the_same():
     raw = tar_of([("a.jpg", b"x" * 700), ("n" * 200 + ".txt", b"")], tarfile.GNU_FORMAT)
     found, _ = driven(read_entries(len(raw)), raw)
     assert list(entries_of(memoryview(raw)[: found[-1].stop])) == found
-    assert isinstance(found[0], Entry)
+    assert isinstance(found[0], TarEntry)
 
 
 def test_entries_in_memory_refuse_an_end():
@@ -236,9 +236,9 @@ def test_headers_in_memory_are_read_as_those_of_the_archive():
                 assert outcome(block + content, entries_of) == outcome(block + content, of_the_archive)
 
 
-def outcome(raw: bytes, walk: Callable[[memoryview], Iterable[Entry]]) -> object:
+def outcome(raw: bytes, walk: Callable[[memoryview], Iterable[TarEntry]]) -> object:
     """The entries that are found, then the error or None."""
-    found: list[Entry] = []
+    found: list[TarEntry] = []
     try:
         found.extend(walk(memoryview(raw)))
     except DamagedError as error:
@@ -246,7 +246,7 @@ def outcome(raw: bytes, walk: Callable[[memoryview], Iterable[Entry]]) -> object
     return found, None
 
 
-def of_the_archive(raw: memoryview) -> Iterator[Entry]:
+def of_the_archive(raw: memoryview) -> Iterator[TarEntry]:
     """The entries by the parser that reads archives; the errors of `entries_of` where they end too early."""
     parser, position = Parser(), 0
     while position < len(raw):
@@ -254,7 +254,7 @@ def of_the_archive(raw: memoryview) -> Iterator[Entry]:
         found = parser.header(block, position)
         if found is None:
             raise DamagedError("an end-of-archive mark inside a sample", position)
-        if isinstance(found, Entry):
+        if isinstance(found, TarEntry):
             if found.content_stop > len(raw):
                 raise DamagedError(f"cut off inside {found.name!r}", len(raw))
             yield found

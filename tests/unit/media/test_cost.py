@@ -12,7 +12,7 @@ from streamer.formats.registry import restore_format
 from streamer.indexing.build import build
 from streamer.media.containers.blocks import Described, cut_blocks
 from streamer.media.containers.clips import Pattern, Sampling, samples_of
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.frames import FrameTable
 from streamer.media.video.cost import ClipCost, block_costs
 from tests.unit.manifest.conftest import MemoryStore
@@ -26,7 +26,7 @@ def costs(sampling: Sampling, frames: int = 20, gop: int = 7) -> list[list[float
     packets = track(frames, gop)
     found = FrameTable.from_packets(packets)
     samples = samples_of(sampling, packets, found, TIMESCALE)
-    described = Described("a.mp4", [Codec("vp9", width=8, height=4)], TIMESCALE)
+    described = Described("a.mp4", [TrackCodec("vp9", width=8, height=4)], TIMESCALE)
     [block] = cut_blocks(packets, found, samples, described, 1 << 20)
     return block_costs(block.hint).tolist()
 

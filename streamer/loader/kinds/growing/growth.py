@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 
-# One poll costs 50 us; the trainer has finished batches meanwhile.
+# A poll costs 50 us; the trainer has finished batches meanwhile.
 POLL_SECONDS = 0.005
 # Torch's own default.
 _WAIT_SECONDS = 1800.0
@@ -60,7 +60,7 @@ class Offers:
         """Returns the n-th offers of this rank, which are compared with the n-th of every other rank."""
         store = process_store()
         number = store.add(f"streamer/growers/{rank}", 1)
-        # What init_process_group was given; torch's stubs do not have it.
+        # The timeout that init_process_group was given; torch's stubs do not have it.
         timeout = getattr(store, "timeout", None)
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else _WAIT_SECONDS
         return cls(store, f"streamer/growing/{number}", rank, world, timeout_seconds=seconds)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from streamer.errors import RecodeError
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.packets.nal_units import (
     MAX_SET_BYTES,
     H264Sets,
@@ -35,7 +35,7 @@ _MPEG2_B = 3
 
 
 @lru_cache(maxsize=64)
-def max_reorder(codec: Codec) -> int:
+def max_reorder(codec: TrackCodec) -> int:
     """Returns how many frames, at most, a stream stores before a frame and shows after it; 0 if it never reorders."""
     if codec.name == "mpeg4" or codec.name in _MPEG:
         return 1
@@ -47,7 +47,7 @@ def max_reorder(codec: Codec) -> int:
         return _SETS[codec.name](b"").max_reorder()
 
 
-def is_reordered(packets: Iterable[memoryview], codec: Codec) -> bool:
+def is_reordered(packets: Iterable[memoryview], codec: TrackCodec) -> bool:
     """Returns whether a frame is shown before one that is stored before it.
 
     Args:
@@ -67,7 +67,7 @@ def is_reordered(packets: Iterable[memoryview], codec: Codec) -> bool:
         return True
 
 
-def check_order(packets: Sequence[memoryview], pts: Sequence[int], codec: Codec, gaps: Sequence[int] = ()) -> None:
+def check_order(packets: Sequence[memoryview], pts: Sequence[int], codec: TrackCodec, gaps: Sequence[int] = ()) -> None:
     """Refuses packets whose times only ascend although their frames are shown in another order.
 
     Args:
@@ -100,7 +100,7 @@ def _has_type(packet: memoryview, start_code: bytes, offset: int, shift: int, wa
     return False
 
 
-def _counts_back(packets: Iterable[memoryview], sets: ParameterSets, codec: Codec) -> bool:
+def _counts_back(packets: Iterable[memoryview], sets: ParameterSets, codec: TrackCodec) -> bool:
     length_bytes = length_bytes_of(codec)
     anchor: int | None = None
     highest: int | None = None

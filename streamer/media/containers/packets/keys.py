@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from streamer.errors import RecodeError
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.packets.nal_units import has_lengths, length_bytes_of, split_units
 
 # Types of NAL units: h264 (ISO/IEC 14496-10, 7.4.1), hevc (ISO/IEC 23008-2, 7.4.2.2), and of SEI messages.
@@ -19,7 +19,7 @@ _HEVC_LAST_FRAME = 31
 _SEI_BYTES = 64
 
 
-def check_key(packet: memoryview, codec: Codec) -> None:
+def check_key(packet: memoryview, codec: TrackCodec) -> None:
     """Refuses a key packet after which frames are not whole at once (intra refresh), which mp4 calls a key, too.
 
     Raises:
@@ -52,7 +52,7 @@ def _golomb(bits: int, at: int) -> tuple[int, int]:
     return (left >> max(0, 63 - 2 * zeros)) - 1, at + 2 * zeros + 1
 
 
-def find_droppable(packets: Sequence[memoryview], codec: Codec) -> list[bool]:
+def find_droppable(packets: Sequence[memoryview], codec: TrackCodec) -> list[bool]:
     """Returns which packets may be ones to which no other of these refers; FFmpeg itself finds out for those of h264.
 
     Of hevc sub-layer non-reference frames of the highest sub-layer: frames of higher ones may refer to others

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 
 # The byte of avcC and hvcC that has the bytes of a length, and how long they are at least.
 _LENGTH_AT = {"h264": 4, "hevc": 21}
@@ -52,12 +52,12 @@ _HEVC_LAST_KEY = 21
 _HEVC_LAST_RESERVED_KEY = 23
 
 
-def has_lengths(codec: Codec) -> bool:
+def has_lengths(codec: TrackCodec) -> bool:
     """Returns whether the packets of a codec have lengths, and not start codes as in other containers."""
     return codec.name in _MIN_BYTES and len(codec.extradata) >= _MIN_BYTES[codec.name]
 
 
-def length_bytes_of(codec: Codec) -> int:
+def length_bytes_of(codec: TrackCodec) -> int:
     """Returns how many bytes the length of a NAL unit takes."""
     return (codec.extradata[_LENGTH_AT[codec.name]] & 3) + 1 if has_lengths(codec) else _USUAL_LENGTH_BYTES
 

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import RecodeError
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.movie import VIDEO
 from streamer.media.containers.packets.frame_order import check_order, is_reordered, max_reorder
 from streamer.media.containers.packets.nal_units import MAX_REORDER
 from tests.videos import index_of, video
 
-AVC = Codec("h264", bytes(4) + b"\x03" + bytes(10))
+AVC = TrackCodec("h264", bytes(4) + b"\x03" + bytes(10))
 ENCODED = {
     "h264": ("libx264", {"preset": "veryfast", "bf": "3", "g": "12"}),
     "hevc": ("libx265", {"preset": "ultrafast", "x265-params": "keyint=12:bframes=3:log-level=none:pools=1"}),
@@ -38,12 +38,12 @@ def h264_slice(kind: int) -> bytes:
     [
         (AVC, packet(b"\x06sei", h264_slice(5)), packet(h264_slice(6))),
         (AVC, packet(h264_slice(0)), packet(h264_slice(1), h264_slice(1))),
-        (Codec("mpeg4"), memoryview(b"\0\0\1\xb2user\0\0\1\xb6\x50"), memoryview(b"\0\0\1\xb6\x90")),
-        (Codec("mpeg4"), memoryview(b"\0\0\1\xb6\x10"), memoryview(b"\0\0\1\xb6\x50P\0\0\1\xb6\x90")),
-        (Codec("mpeg2video"), memoryview(b"\0\0\1\xb3\0\0\1\0\0\x10"), memoryview(b"\0\0\1\0\0\x18")),
+        (TrackCodec("mpeg4"), memoryview(b"\0\0\1\xb2user\0\0\1\xb6\x50"), memoryview(b"\0\0\1\xb6\x90")),
+        (TrackCodec("mpeg4"), memoryview(b"\0\0\1\xb6\x10"), memoryview(b"\0\0\1\xb6\x50P\0\0\1\xb6\x90")),
+        (TrackCodec("mpeg2video"), memoryview(b"\0\0\1\xb3\0\0\1\0\0\x10"), memoryview(b"\0\0\1\0\0\x18")),
     ],
 )
-def test_b_frames_without_times_of_showing_are_refused(codec: Codec, of_p: memoryview, of_b: memoryview):
+def test_b_frames_without_times_of_showing_are_refused(codec: TrackCodec, of_p: memoryview, of_b: memoryview):
     """Their times only ascend, as those of decoding do; sprites of MPEG-4 are no B-frames."""
     check_order([of_p, of_p, of_b], [0, 20, 10], codec)
     check_order([of_p, of_p, memoryview(b"\0\0\1\xb6\xd0")], [0, 1, 2], codec)
@@ -52,7 +52,7 @@ def test_b_frames_without_times_of_showing_are_refused(codec: Codec, of_p: memor
             check_order([of_p, of_p, of_b], [0, 10, 20], codec, gaps)
 
 
-def stored(content: bytes) -> tuple[Codec, list[memoryview], np.ndarray]:
+def stored(content: bytes) -> tuple[TrackCodec, list[memoryview], np.ndarray]:
     """Codec, packets and times of a video."""
     movie, _ = index_of(content)
     track = movie.track(VIDEO)
@@ -107,10 +107,10 @@ def test_damaged_headers_prove_nothing(name: str):
                 changed[at] ^= data.draw(st.integers(1, 255))
             return bytes(changed[: data.draw(st.integers(0, len(changed)))])
 
-        damaged = Codec(codec.name, damage(codec.extradata))
+        damaged = TrackCodec(codec.name, damage(codec.extradata))
         assert 0 <= max_reorder(damaged) <= MAX_REORDER
         is_reordered([memoryview(damage(bytes(each[:200]))) for each in packets], damaged)
 
     check()
-    cut = Codec(codec.name, codec.extradata[:12])
+    cut = TrackCodec(codec.name, codec.extradata[:12])
     assert max_reorder(cut) == MAX_REORDER

@@ -7,11 +7,11 @@ import struct
 import pytest
 
 from streamer.errors import RecodeError
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.packets.keys import check_key, find_droppable
 
-HEVC = Codec("hevc", b"\1" + bytes(20) + b"\x03" + bytes(10))
-AVC = Codec("h264", bytes(4) + b"\x03" + bytes(10))
+HEVC = TrackCodec("hevc", b"\1" + bytes(20) + b"\x03" + bytes(10))
+AVC = TrackCodec("h264", bytes(4) + b"\x03" + bytes(10))
 
 
 def packet(*units: bytes) -> memoryview:
@@ -49,5 +49,5 @@ def test_pictures_to_which_no_other_refers():
     assert find_droppable([*base, picture(2, 2), picture(3, 2)], HEVC) == [False] * 6 + [True, False]
     assert find_droppable([*base, packet(hevc(35), b"\2")], HEVC) == [False] * 7
     assert find_droppable(base, AVC) == [True] * 6
-    assert find_droppable(base, Codec("vp9")) == [False] * 6
-    assert find_droppable(base, Codec("hevc", b"\0\0\0\1" + HEVC.extradata[4:])) == [False] * 6
+    assert find_droppable(base, TrackCodec("vp9")) == [False] * 6
+    assert find_droppable(base, TrackCodec("hevc", b"\0\0\0\1" + HEVC.extradata[4:])) == [False] * 6

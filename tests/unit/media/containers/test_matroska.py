@@ -11,14 +11,14 @@ import pytest
 
 from streamer.formats.failures import DamagedError, UnreadError
 from streamer.manifest.model import ObjectRecord
-from streamer.media.containers.entries import Codec
+from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.matroska import read_matroska
 from streamer.media.containers.tables import Packets
 from tests.videos import MATROSKA, made
 
 
-def read(content: bytes, stream_index: int | None = None) -> tuple[Packets, Codec, int]:
+def read(content: bytes, stream_index: int | None = None) -> tuple[Packets, TrackCodec, int]:
     steps = read_matroska(ObjectRecord("s3://b/x.mkv", len(content), ""), stream_index)
     answer = None
     while True:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from streamer.media.containers.edits import Edit
-from streamer.media.containers.entries import Codec, read_codec
+from streamer.media.containers.entries import TrackCodec, read_codec
 from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.mp4 import _entry, clip_mp4
 from streamer.media.containers.records import encode_head, open_record, read_head
@@ -18,11 +18,11 @@ from tests.formats.cases import block_bytes, find, recode
 from tests.videos import index_of, made
 
 CODECS = [
-    Codec("h264", b"\1avcC", 640, 272, 0, (1, 1, 1, False)),
-    Codec("hevc", b"\1hvcC", 640, 272, 90, (9, 16, 9, True)),
-    Codec("libdav1d", b"\x81av1C", 64, 32, 180),
-    *(Codec(name, b"", 64, 32, 270) for name in ("vp8", "vp9", "mjpeg", "png", "prores")),
-    *(Codec(name, bytes(200), 64, 32) for name in ("mpeg4", "mpeg2video", "mpeg1video")),
+    TrackCodec("h264", b"\1avcC", 640, 272, 0, (1, 1, 1, False)),
+    TrackCodec("hevc", b"\1hvcC", 640, 272, 90, (9, 16, 9, True)),
+    TrackCodec("libdav1d", b"\x81av1C", 64, 32, 180),
+    *(TrackCodec(name, b"", 64, 32, 270) for name in ("vp8", "vp9", "mjpeg", "png", "prores")),
+    *(TrackCodec(name, bytes(200), 64, 32) for name in ("mpeg4", "mpeg2video", "mpeg1video")),
 ]
 
 
@@ -35,7 +35,7 @@ def record_of(name: str, chosen: Video, place: int) -> memoryview:
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
-def test_entries_are_read_as_they_were(codec: Codec):
+def test_entries_are_read_as_they_were(codec: TrackCodec):
     """Name, parameters, size and colours of every codec that mp4 has."""
     assert read_codec(_entry(codec), video=True, rotation=codec.rotation) == codec
 
@@ -43,7 +43,7 @@ def test_entries_are_read_as_they_were(codec: Codec):
 def test_other_codecs_are_refused():
     """FFV1, which Matroska has."""
     with pytest.raises(ValueError, match="ffv1 is not a codec of mp4"):
-        _entry(Codec("ffv1", b"", 64, 32))
+        _entry(TrackCodec("ffv1", b"", 64, 32))
 
 
 @pytest.mark.parametrize("name", ["open_gop.mp4", "variable.mp4", "late.mp4"])
