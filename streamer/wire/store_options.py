@@ -7,6 +7,10 @@ from collections.abc import Mapping
 
 from streamer.errors import ConfigError
 
+# Options have keys of some kB, and names of columns. They are parsed and compared on the engine's loop: 8 MB kept it
+# for seconds.
+MAX_OPTIONS_BYTES = 1 << 20
+
 
 class StoreOptions:
     """fsspec's storage options as JSON text: encoded once, by who has them. They may be secret, and are never logged.
@@ -94,6 +98,10 @@ def decode_options(encoded: bytes, field: str) -> dict[str, object]:
     Raises:
         ConfigError: they are not a JSON mapping. Their text is not quoted, because it may contain a secret.
     """
+    if len(encoded) > MAX_OPTIONS_BYTES:
+        raise ConfigError(
+            f"{field} have {len(encoded):,} bytes; at most {MAX_OPTIONS_BYTES:,} are possible", field=field
+        )
     try:
         options = json.loads(encoded)
     except (ValueError, RecursionError):

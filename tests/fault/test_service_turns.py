@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 import time
@@ -25,6 +26,7 @@ from streamer.wire.messages import (
     ReportError,
     ReportFinding,
 )
+from streamer.wire.store_options import StoreOptions
 from tests.fault.test_service import HELLO, connections, data, make_service, opened, until  # noqa: F401
 
 LIMITS = ServiceLimits(clients=300, answer_bytes=64 << 20, request_bytes=64 << 20, schedule_bytes=256 << 20)
@@ -61,6 +63,8 @@ def _messages(kind: str, digest: str, chunks: int, url: str) -> Sequence[object]
             ]
         case "globs":
             return [GetManifest(1, [url + "*a" * 2000 + "*c"], "auto"), GetManifest(2, [url + "**/*" * 50], "auto")]
+        case "options" | "extensions":
+            return _wide_messages(kind, digest, url)
         case "urls":
             count = min(99_000, (MAX_REQUEST_BYTES - 10_000) // (len(url) + 10))
             return [GetManifest(1, [f"{url}{number}" for number in range(count)], "auto")]
@@ -84,6 +88,20 @@ def _messages(kind: str, digest: str, chunks: int, url: str) -> Sequence[object]
     raise ValueError(kind)
 
 
+def _wide_messages(kind: str, digest: str, url: str) -> Sequence[object]:
+    """Messages whose size is in one field."""
+    if kind == "extensions":
+        return [GetManifest(1, [url], "auto", extensions=["x" * 4000] * 1000) for _ in range(20)]
+    many = json.dumps({f"name {number}": number for number in range(300_000)}).encode()
+    return [
+        GetManifest(1, [url], "auto", format_options=many),
+        GetManifest(2, [url], "auto", format_options=b"[" * 4_000_000),
+        GetManifest(3, [url], "auto", StoreOptions(many)),
+        Read(4, digest, 0, 0, 1, StoreOptions(many)),
+        OpenSession(2, "j", digest, "greedy", StoreOptions(many)),
+    ]
+
+
 @pytest.mark.timing
 @pytest.mark.parametrize(
     "kind",
@@ -94,6 +112,8 @@ def _messages(kind: str, digest: str, chunks: int, url: str) -> Sequence[object]
         "short epochs",
         "braces",
         "globs",
+        "options",
+        "extensions",
         "urls",
         "names",
         "session names",

@@ -13,7 +13,7 @@ from streamer.store.obstore_clients import certificates
 from streamer.store.root import StoreRoot
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "empty", "missing"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "empty", "long", "missing"])
 def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
     """A pipe held the thread that read it for ever; sixty of them stopped a service."""
     path = tmp_path / "ca"
@@ -25,6 +25,9 @@ def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
         path.mkdir()
     elif kind == "empty":
         path.touch()
+    elif kind == "long":
+        with path.open("wb") as file:
+            file.truncate((16 << 20) + 1)
     with pytest.raises(ConfigError, match="cannot be read"):
         certificates(str(path))
 
