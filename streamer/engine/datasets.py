@@ -174,19 +174,25 @@ class Datasets:
     def __len__(self) -> int:
         return len(self._open)
 
-    def get(self, digest: str, options: Mapping[str, object]) -> Dataset:
+    def get(self, digest: str, options: Mapping[str, object], *, key: str = "") -> Dataset:
         """Returns the dataset of a manifest in the cache folder, read with these options.
+
+        Args:
+            digest: that of the manifest.
+            options: what the client sent.
+            key: the `options_key` of `options` if it is known; of 4,096 parts it takes half of the time.
 
         Raises:
             ManifestError: no such manifest here, or it cannot be read.
             AccessDeniedError: its objects are not served, or are those of another endpoint than the options name.
         """
         manifest = self._manifest(digest)
-        options = self._options(manifest, options)
+        used = self._options(manifest, options)
         known = self._open.setdefault(digest, {})
-        key = options_key(options)
+        if not key or used is not options:
+            key = options_key(used)
         if key not in known:
-            known[key] = Dataset(manifest, options, f"{digest}.{next(self._numbers)}")
+            known[key] = Dataset(manifest, used, f"{digest}.{next(self._numbers)}")
         known[key].touched = True
         return known[key]
 

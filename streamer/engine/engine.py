@@ -318,7 +318,7 @@ class Engine:
 
     def _dataset(self, part: Part) -> Dataset:
         try:
-            return self.datasets.get(part.dataset, part.options.mapping)
+            return self.datasets.get(part.dataset, part.options.mapping, key=part.options.key)
         except StreamerError as error:
             if not part.name:
                 raise

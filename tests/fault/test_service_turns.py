@@ -25,6 +25,8 @@ from streamer.wire.messages import (
     Reject,
     ReportError,
     ReportFinding,
+    ShareCache,
+    Sharer,
 )
 from streamer.wire.store_options import StoreOptions
 from tests.fault.test_service import HELLO, connections, data, make_service, opened, until  # noqa: F401
@@ -63,7 +65,7 @@ def _messages(kind: str, digest: str, chunks: int, url: str) -> Sequence[object]
             ]
         case "globs":
             return [GetManifest(1, [url + "*a" * 2000 + "*c"], "auto"), GetManifest(2, [url + "**/*" * 50], "auto")]
-        case "options" | "extensions":
+        case "options" | "options of parts" | "extensions" | "sharers":
             return _wide_messages(kind, digest, url)
         case "urls":
             count = min(99_000, (MAX_REQUEST_BYTES - 10_000) // (len(url) + 10))
@@ -92,6 +94,22 @@ def _wide_messages(kind: str, digest: str, url: str) -> Sequence[object]:
     """Messages whose size is in one field."""
     if kind == "extensions":
         return [GetManifest(1, [url], "auto", extensions=["x" * 4000] * 1000) for _ in range(20)]
+    if kind == "sharers":
+        readers = [[(number % 4096, 1) for number in range(300)] for _ in range(4000)]
+        sharers = [Sharer(f"{number:04}" + "x" * 500, f"h{number}:1", 1) for number in range(4096)]
+        lanes = np.full(3_000_000, -1, "<i2").tobytes()
+        return [
+            ShareCache(1, digest, "t", "host", sharers, "n", lanes),
+            ShareCache(2, digest, "t", "host", [], "n", b"", readers, readers[:100]),
+        ]
+    if kind == "options of parts":
+        # 4,096 times 500 bytes or 1.5 kB, all of them different.
+        short = [StoreOptions.make({f"{part} {name}": name for name in range(28)}) for part in range(4096)]
+        long = [StoreOptions.make({"key": str(part), "x": "y" * 1500}) for part in range(4096)]
+        return [
+            OpenSession(session, "j", digest, "greedy", parts=[Part(digest, str(n), one) for n, one in enumerate(each)])
+            for session, each in enumerate((short, long))
+        ]
     many = json.dumps({f"name {number}": number for number in range(300_000)}).encode()
     return [
         GetManifest(1, [url], "auto", format_options=many),
@@ -113,7 +131,9 @@ def _wide_messages(kind: str, digest: str, url: str) -> Sequence[object]:
         "braces",
         "globs",
         "options",
+        pytest.param("options of parts", marks=pytest.mark.slow),
         "extensions",
+        "sharers",
         "urls",
         "names",
         "session names",

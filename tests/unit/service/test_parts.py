@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from streamer.engine.session import EngineSession
-from streamer.errors import ProtocolError, StreamerError
+from streamer.errors import ConfigError, ProtocolError, StreamerError
 from streamer.service.server import Server, _ClientState
 from streamer.wire.messages import Event, Extend, GetManifest, OpenSession, Part
 from streamer.wire.store_options import StoreOptions
@@ -89,3 +89,18 @@ async def test_options_that_are_none_fail_the_session_only(server: Server, parts
     (error,) = peer.failures
     assert "member books" in str(error)
     assert "hunter2" not in str(error)
+
+
+async def test_long_options_are_read_once_or_refused(server: Server, parts: list[Part]) -> None:
+    """Equal ones count once, however many parts have them; 3 MB of different ones are not read."""
+    peer = Peer()
+    same = StoreOptions.make({"key": "x" * 1500})
+    session = opened(server, peer, [Part(parts[0].dataset, str(n), StoreOptions(same.encoded)) for n in range(2000)])
+    assert len({id(part.options) for part in session.request.parts}) == 1
+    session.close()
+    different = [Part(parts[0].dataset, str(n), StoreOptions.make({"key": f"{n}" + "x" * 1500})) for n in range(2000)]
+    server.take(peer, OpenSession(2, "job", "mix", "rank 0", parts=different))  # type: ignore[arg-type]
+    (error,) = peer.failures
+    assert isinstance(error, ConfigError)
+    assert "at most 2,097,152 are possible" in str(error)
+    assert 2 not in server._clients[peer].sessions  # type: ignore[index]

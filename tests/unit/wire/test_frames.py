@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from streamer.errors import ConfigError, ProtocolError
 from streamer.wire import frames
-from streamer.wire.messages import Advance, Extend, Failed, GetManifest, Hello, Ready, Reject, Statistics
+from streamer.wire.messages import Advance, Extend, Failed, GetManifest, Hello, Ready, Reject, ShareCache, Statistics
 
 MESSAGES = [
     Hello(1, "0.1", 3, "job"),
@@ -82,3 +82,22 @@ def test_names_that_are_not_utf_8() -> None:
     assert event == Failed("StoreError", "/d/\\udcff is missing", {"url": "/d/\\udcff", "size": 3})
     with pytest.raises(ConfigError, match=r"'/d/\\udcff' is not UTF-8, and cannot be sent"):
         frames.encode(GetManifest(1, ["/d/\udcff"], "auto"))
+
+
+def test_more_readers_than_a_job_has_are_refused_before_they_are_made() -> None:
+    """Readers of 32,767 lanes by 4,096 engines are taken, with those that hold the lanes; a million are not."""
+    readers = [[(lane % 4096, 70_000)] for lane in range(32_767)]
+    readers[0] += [(engine, 70_000) for engine in range(4096)]
+    former = [[(1, 1 << 40), (4095, 1 << 40)] for _ in range(32_767)]
+    largest = ShareCache(1, "d", "t", "host", [], "n", b"\0" * 3_000_000, readers, former)
+    assert next(frames.request_decoder().feed(frames.encode(largest))) == largest
+    for field in ("readers", "former"):
+        many = msgspec.structs.replace(largest, lanes=b"", **{field: [[(1, 1)] * 300] * 4000})
+        with pytest.raises(ProtocolError, match="the readers of shared caches take"):
+            next(frames.request_decoder().feed(frames.encode(many)))
+    # The tag in another encoding of the same number.
+    body = frames.encode(many)[4:]
+    assert body[1] == 11
+    body = body[:1] + b"\xcc" + body[1:]
+    with pytest.raises(ProtocolError, match="the readers of shared caches take"):
+        next(frames.request_decoder().feed(struct.pack(">I", len(body)) + body))
