@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import struct
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from streamer.client.engine_client import EngineClient
+from streamer.errors import ObjectNotFoundError
 from streamer.service.limits import ServiceLimits
 from streamer.wire.frames import MAX_REQUEST_BYTES, encode
 from streamer.wire.messages import (
@@ -165,6 +172,56 @@ def test_another_client_is_answered_meanwhile(make_service, data, kind):  # noqa
                 worst = max(worst, took)
                 calm = calm + 1 if not pending and took < 0.05 else 0
             assert worst < MOST_SECONDS
+
+
+@pytest.fixture
+def million() -> Iterator[str]:
+    """The address of an S3 with a million objects of one byte, in a process of its own."""
+    program = Path(__file__).with_name("million_objects.py")
+    with subprocess.Popen([sys.executable, str(program), "1000000"], stdout=subprocess.PIPE) as server:
+        yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+        server.kill()
+
+
+@pytest.fixture
+def turns(monkeypatch) -> list[float]:
+    """Seconds of CPU of each turn of a loop, which other programs of the machine do not lengthen."""
+    found: list[float] = []
+    run = asyncio.Handle._run
+
+    def measure(handle: asyncio.Handle) -> None:
+        begun = time.thread_time()
+        run(handle)
+        found.append(time.thread_time() - begun)
+
+    monkeypatch.setattr(asyncio.Handle, "_run", measure)
+    return found
+
+
+@pytest.mark.timing
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("url", "is_refused"),
+    [
+        ("s3://bucket/x/{000000..999999}.bin", False),
+        ("s3://bucket/x/", False),
+        ("s3://bucket/y/{000000..999999}.bin", True),
+    ],
+    ids=["braces", "prefix", "missing"],
+)
+def test_no_turn_over_a_million_objects_takes_long(turns, make_service, million, url, is_refused):  # noqa: F811
+    """From the first page of the list to the session: all that is made of one message of 40 letters."""
+    service = make_service(LIMITS)
+    options = {"key": "k", "secret": "s", "endpoint_url": million}
+    with service.client() as unnamed, EngineClient(replace(unnamed.settings, storage_options=options)) as client:
+        if is_refused:
+            with pytest.raises(ObjectNotFoundError, match="1000000 of the 1000000 objects"):
+                client.manifest(GetManifest(0, [url], "auto"))
+        else:
+            digest = client.manifest(GetManifest(0, [url], "auto")).name
+            client.open_session(OpenSession(0, "j", digest, "greedy")).close()
+    assert max(turns) < MOST_SECONDS
 
 
 def test_frames_without_an_end_share_one_budget(make_service):  # noqa: F811
