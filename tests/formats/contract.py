@@ -349,8 +349,9 @@ class FormatContract:
             is_number = dtype is not None and not dtype.shape and dtype.kind in "iu" and spec.name.isidentifier()
             if is_number and case.format.narrow(facts, [spec.name]) is not None:
                 values = [sample[spec.name] for sample in samples_in(case.format, case.objects)]
-                part = job.dataset(case).select(where=f"{spec.name} == {values[0]!r}")
-                assert part.samples == values.count(values[0])
+                wanted = next(value for value in values if value is not None)
+                part = job.dataset(case).select(where=f"{spec.name} == {wanted!r}")
+                assert part.samples == values.count(wanted)
                 return
 
     @pytest.mark.formats

@@ -2,7 +2,7 @@
 
     python media_columns.py FOLDER WRITTEN
 
-Of each file in FOLDER there is a row in WRITTEN/sounds.parquet or WRITTEN/films.parquet, by its ending.
+Of each file in FOLDER there is a row in WRITTEN/sounds/a.parquet or WRITTEN/videos/a.parquet, by its ending.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from datasets.table import embed_table_storage
 
 COLUMNS = {
     "sounds": ("audio", datasets.Audio(), {".wav", ".flac", ".mp3"}),
-    "films": ("video", datasets.Video(), {".mp4"}),
+    "videos": ("video", datasets.Video(), {".mp4"}),
 }
 
 
