@@ -167,14 +167,14 @@ def _session(rank: int, job: str) -> dict[str, object]:
 
 
 async def _draw(folder: Path, live: str) -> None:
-    from streamer.service.web import serving
+    from streamer.service.web import serve_http
 
     async with browser() as chromium:
         await chromium.open(f"http://{live}/", height=840)
         # Rates are those between two looks.
         await asyncio.sleep(5)
         await chromium.picture(folder / "page.png")
-        async with serving("127.0.0.1:9467", crowded, lambda: ""):
+        async with serve_http("127.0.0.1:9467", crowded, lambda: ""):
             await chromium.open("http://127.0.0.1:9467/", width=390, height=844, dark=True)
             await chromium.picture(folder / "page-phone.png")
 

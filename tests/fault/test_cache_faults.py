@@ -197,7 +197,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 import test_cache_faults as shared
-from streamer.client.chunk_reader import ChunkReader, Wanted
+from streamer.client.chunk_reader import ChunkReader, WantedSample
 from streamer.errors import IntegrityError
 
 reader, offsets = ChunkReader([Path(sys.argv[1])]), shared.offsets_of(20_000)
@@ -209,7 +209,7 @@ def read(seed):
         number, sample = pick.randrange(40), pick.randrange(shared.SAMPLES)
         start, stop = int(offsets[sample]), int(offsets[sample + 1])
         try:
-            (found,) = reader.read(shared.key_of(number), 20_000, shared.SAMPLES, [Wanted(sample, start, stop)])
+            (found,) = reader.read(shared.key_of(number), 20_000, shared.SAMPLES, [WantedSample(sample, start, stop)])
         except (IntegrityError, FileNotFoundError):
             continue
         assert found == bodies[number][start:stop], number

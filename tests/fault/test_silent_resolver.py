@@ -20,6 +20,7 @@ CLOSING = """
 import asyncio, time
 from streamer.errors import ClosedError
 from streamer.store import open_store
+from streamer.store.base import Get
 from streamer.manifest.model import ObjectRecord
 
 async def main():

@@ -345,7 +345,7 @@ def test_recipe_that_fails_to_open():
     ):
         list(loader)
     assert "put those into a module" in caught.value.__notes__[0]
-    assert "in _opened" in str(caught.value.__cause__)
+    assert "no_such_module" in str(caught.value.__cause__)
 
 
 def environment(epoch: int, ordinal: int) -> object:

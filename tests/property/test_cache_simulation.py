@@ -50,6 +50,6 @@ def test_a_hanging_job_ends_the_run_and_keeps_its_session() -> None:
 def test_a_deadlock_is_seen() -> None:
     """A policy that answers `wait` for ever."""
     policy = policy_of(20)
-    policy.opened = lambda session, chunk: False  # type: ignore[method-assign]
+    policy.open = lambda session, chunk: False  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="deadlock"):
         Simulation(policy, [plan()]).run()

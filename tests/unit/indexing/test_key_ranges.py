@@ -48,7 +48,7 @@ def everything(keys: list[str], most: int) -> tuple[list[str], int, int]:
     start()
     while running:
         now, _, rest = heappop(running)
-        ranges.ended(rest)
+        ranges.finish(rest)
         start()
     return found, total, now
 
