@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from streamer.errors import ConfigError, ProtocolError, ProtocolVersionError, describe_undecoded
+from streamer.errors import ConfigError, Discreet, ProtocolError, ProtocolVersionError, describe_undecoded
 from streamer.wire.messages import PROTOCOL, Event, Message, Request, ShareCache
 from streamer.wire.store_options import StoreOptions
 
@@ -148,7 +148,7 @@ def request_decoder() -> FrameDecoder[Request]:
     return FrameDecoder(msgspec.msgpack.Decoder(Request, dec_hook=_decode_options), MAX_REQUEST_BYTES, _check_shares)
 
 
-class _SharesOfLanes(msgspec.Struct, array_like=True, frozen=True):
+class _SharesOfLanes(Discreet, msgspec.Struct, array_like=True, frozen=True):
     """The lists of a ShareCache that may be long, as bytes; in other messages these fields are other ones."""
 
     tag: msgspec.Raw = msgspec.Raw(b"")
