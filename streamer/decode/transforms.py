@@ -128,20 +128,25 @@ class OnField:
                 self._move_masks(step, made, rng)
             if out_too:
                 arguments["out"] = place if number >= self._placing else None
-            left = self._find_companions(made, name) if self._is_unknown[number] else {}
             image = made[self.field]
-            shape = tuple(image.shape[:2])
-            # The function may change the image in place. It takes 0.5 ms, so some samples alone are looked at.
-            before = Views.take(image) if left and self._looks_left and isinstance(image, np.ndarray) else None
-            self._looks_left -= before is not None
+            if not self._is_unknown[number]:
+                made[self.field] = step(image, **arguments)
+                continue
+            shape = np.shape(image)[:2]
+            before: Views | None = None
+            if self._looks_left and self._find_companions(made, name):
+                # The function may change the image in place. It takes 0.5 ms, so some samples alone are looked at.
+                before = Views.take(image) if isinstance(image, np.ndarray) else None
+                self._looks_left -= before is not None
             moved = step(image, **arguments)
-            if left:
-                is_resized = _is_resized(shape, moved)
-                move = RESIZES if is_resized else before.find_move(moved) if before is not None else ""
-                if move and move != MAY_MOVE:
-                    self._refuse_apart(step, made, left)
-                elif move:
-                    warn_of_move(step, move, name, left)
+            is_resized = _is_resized(shape, moved)
+            move = RESIZES if is_resized else before.find_move(moved) if before is not None else ""
+            # Few samples have moved, so what would stay behind is looked for once more.
+            left = self._find_companions(made, name) if move else {}
+            if left and move != MAY_MOVE:
+                self._refuse_apart(step, made, left)
+            elif left:
+                warn_of_move(step, move, name, left)
             made[self.field] = moved
         return made
 

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from streamer.decode.together import check_whole_step, find_companions, moves_pixels
 from streamer.decode.transforms import CentreCrop, HorizontalFlip, OnField, RandomResizedCrop, Resize, make_transform
@@ -102,6 +103,14 @@ PHOTO = np.random.default_rng(1).integers(0, 255, (10, 15, 3), np.uint8).repeat(
 def mirror_in_place(image: np.ndarray) -> np.ndarray:
     image[...] = image[:, ::-1].copy()
     return image
+
+
+def test_a_function_may_return_an_image_of_pillow():
+    """Regression: the step after it ended with an AttributeError, as images of Pillow have no shape."""
+    steps = OnField("jpg", Image.fromarray, lambda image: np.asarray(image)[::2])
+    assert steps({"__key__": "k", "jpg": PHOTO}, rng=rng())["jpg"].shape == PHOTO[::2].shape
+    with pytest.raises(ConfigError, match="boxes would stay where they were"):
+        steps({"__key__": "k", "jpg": PHOTO, "boxes": BOXES}, rng=rng())
 
 
 @pytest.mark.parametrize("square", [False, True])
