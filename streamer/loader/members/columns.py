@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from streamer.formats.base import Field
 from streamer.formats.registry import restore_format
 from streamer.formats.table.records import TableOpener, fixed_dtype
 from streamer.loader.members.connections import EngineConnections
-from streamer.loader.members.single_reads import StreamedBytes
+from streamer.loader.members.single_reads import stream_bytes
 from streamer.manifest.column_files import ColumnFiles, column_of
 from streamer.manifest.columns import BinaryColumn, encode_text
 from streamer.manifest.condition import ColumnValues
@@ -233,12 +233,7 @@ class SampleColumns:
             with self._connections.for_requests() as client:
                 source = narrow_manifest(self._manifest, sorted(fields), client, self._request)
 
-        @contextmanager
-        def open_bytes() -> Iterator[StreamedBytes]:
-            with self._connections.for_requests() as connection:
-                yield StreamedBytes(connection, source)
-
-        scan = ChunkScan(source, open_bytes)
+        scan = ChunkScan(source, partial(stream_bytes, self._connections, source))
         decoder = SampleDecoder()
 
         def read_chunk(chunk: int) -> list[list[object]]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +19,7 @@ from streamer.decode.dispatch import SampleDecoder
 from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.registry import restore_format
 from streamer.loader.members.connections import EngineConnections
-from streamer.loader.members.single_reads import StreamedBytes
+from streamer.loader.members.single_reads import stream_bytes
 from streamer.manifest.column_files import ColumnFiles
 from streamer.manifest.columns import BinaryColumn
 from streamer.manifest.condition import ColumnValues
@@ -63,13 +64,12 @@ class KeyReader:
         self.selection = selection
         self.kept = KeptFiles(self.manifest.path.parent, fallback_dir)
         self._read_from = manifest
-        self._connections = connections
         self._on = on
         self._column = ColumnFiles(self.manifest, fallback_dir).find(on)
         own = restore_format(manifest)
         fields = {spec.name for spec in manifest.facts.fields}
         self._is_numbered = on == KEY and own.numbered_keys and KEY not in fields
-        self._scan = ChunkScan(manifest, self._open_bytes)
+        self._scan = ChunkScan(manifest, partial(stream_bytes, connections, manifest))
         self._decoder = SampleDecoder()
 
     def __repr__(self) -> str:
@@ -191,11 +191,6 @@ class KeyReader:
                     f"the key {self._on!r} of sample {ordinal}: {error.message}", sample=ordinal
                 ) from error
         return values
-
-    @contextmanager
-    def _open_bytes(self) -> Iterator[StreamedBytes]:
-        with self._connections.for_requests() as connection:
-            yield StreamedBytes(connection, self._read_from)
 
 
 Opened = TypeVar("Opened")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from streamer.loader.agreement import ParentRank, agree, detect, gather_for
 from streamer.loader.epoch_cell import EpochCell
 from streamer.loader.members.connections import EngineConnections
 from streamer.loader.members.selections import Choice, Names, add_joined, choose, new_fields, select_annotated
-from streamer.loader.members.single_reads import StreamedBytes
+from streamer.loader.members.single_reads import StreamedBytes, stream_bytes
 from streamer.loader.options.dataset_options import DatasetOptions, table_request
 from streamer.manifest.kept import remove_orphans
 from streamer.manifest.reader_lock import open_held
@@ -400,11 +400,9 @@ class DatasetMember:
             joins=tuple(join.recipe for join in data.joins),
         )
 
-    @contextmanager
-    def stream_bytes(self, manifest: Manifest) -> Iterator[StreamedBytes]:
-        """Reads the bytes of a manifest with the credentials of this dataset."""
-        with self.connections.for_requests() as connection:
-            yield StreamedBytes(connection, manifest)
+    def stream_bytes(self, manifest: Manifest) -> AbstractContextManager[StreamedBytes]:
+        """Opens the bytes of a manifest with the credentials of this dataset."""
+        return stream_bytes(self.connections, manifest)
 
     @property
     def _fallback_dir(self) -> Path:

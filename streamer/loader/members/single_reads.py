@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from streamer.batches.samples.maker import SampleLocation
 from streamer.client.engine_client import EngineClient
+from streamer.loader.members.connections import EngineConnections
 from streamer.manifest.table import Manifest
 
 logger = logging.getLogger(__name__)
@@ -81,3 +82,10 @@ class StreamedBytes:
             for at in range(start, stop, _PIECE_BYTES)
         ]
         return memoryview(bytearray(b"".join(pieces)))
+
+
+@contextmanager
+def stream_bytes(connections: EngineConnections, manifest: Manifest) -> Iterator[StreamedBytes]:
+    """Opens the bytes of the samples of a manifest, over a connection that nobody else uses meanwhile."""
+    with connections.for_requests() as connection:
+        yield StreamedBytes(connection, manifest)
