@@ -44,7 +44,7 @@ from streamer.manifest.protocols import (
     Span,
 )
 
-# Bytes that an indexer asks for at a time; see formats/window.py.
+# Bytes that an indexer asks for at a time; see formats/reading.py.
 WINDOW_BYTES = 8 << 20
 # Concurrent small reads of one object: pages of an index, 4 KiB each.
 _NEEDS_AT_ONCE = 256

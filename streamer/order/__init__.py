@@ -7,9 +7,8 @@ cut.py        chunks to lanes
 deal.py       pieces of a lane to groups: the moving window of open chunks
 decode.py     places in the lanes to ordinals
 epoch.py      positions to ordinals
-padding.py    positions past the end
-rank_split.py positions of a batch to ranks
-lane_split.py the same where caches hold parts of the data
+rank_split.py positions of a batch to ranks, also where caches hold parts of the data, and positions past the end
+audit.py      digests of the samples of an epoch, and their comparison
 protocol.py   what a rank asks of the order of a dataset or a mix
 schedule.py   chunks to batches: the schedule for the engine
 plan.py       one rank's epoch

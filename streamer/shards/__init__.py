@@ -1,7 +1,6 @@
 """Writes datasets as shards that every tool reads: `streamer pack`.
 
 Pure:
-tar.py         one tar, header by header; records where its samples are
 values.py      a sample as the files of a tar
 plan.py        the order of the samples, cut into shards
 job.py         the identity of a pack, and the names of the files that it writes
@@ -16,11 +15,10 @@ task.py        reads samples, writes a shard, uploads it, writes its receipt
 
 All of them:
 destination.py the content of the destination, and what is written there
-iterable.py    shards of samples that a program makes
 finish.py      checks the shards, and writes the manifest
 settle.py      does so even if another pack of the same job is writing
 prepared.py    a pack of a dataset: index, plan, run
 progress.py    progress of a pack
-pack.py        `streamer.pack`
+pack.py        `streamer.pack`; shards of samples that a program makes
 verify.py      `streamer verify`
 """

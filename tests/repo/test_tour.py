@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -51,3 +52,17 @@ def test_the_table_of_words_is_short():
     words = [word.strip() for row in table.splitlines() for word in row.split("|")[1].split(",")]
     assert 30 < len(table.splitlines()) <= 45
     assert len(words) == len(set(words))
+
+
+def test_packages_name_files_that_exist():
+    """The list of files in a package's docstring is in step with its folder."""
+    missing = []
+    named = 0
+    for package in sorted((ROOT / "streamer").rglob("__init__.py")):
+        for line in (ast.get_docstring(ast.parse(package.read_text())) or "").splitlines():
+            if line.partition(" ")[0].endswith(".py"):
+                files = re.findall(r"(?<![\w/.])(\w+\.py)\b", line)
+                named += len(files)
+                missing += [f"{package.parent.name}: {file}" for file in files if not (package.parent / file).exists()]
+    assert named > 60
+    assert missing == []

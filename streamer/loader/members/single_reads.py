@@ -86,6 +86,6 @@ class StreamedBytes:
 
 @contextmanager
 def stream_bytes(connections: EngineConnections, manifest: Manifest) -> Iterator[StreamedBytes]:
-    """Opens the bytes of the samples of a manifest, over a connection that nobody else uses meanwhile."""
+    """Opens the bytes of the samples of a manifest, over a connection of one user at a time."""
     with connections.for_requests() as connection:
         yield StreamedBytes(connection, manifest)
