@@ -19,8 +19,8 @@ from av.video.reformatter import Interpolation
 
 from streamer.formats.base import Need
 from streamer.manifest.model import ObjectRecord
-from streamer.media.containers import mp4
 from streamer.media.containers.movie import VIDEO, Movie, read_movie
+from streamer.media.video import mp4
 from tests.recordings import NO_NOISE
 
 SIZE = (128, 96)

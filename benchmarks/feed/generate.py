@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from benchmarks.feed.workloads import Workload
 from streamer.errors import ConfigError
-from streamer.tables.tfrecord.format import sum_lengths
+from streamer.tables.tfrecord import sum_lengths
 
 Progress = Callable[[float, float], None]
 

@@ -63,7 +63,7 @@ COMMANDS = {
     "warm": "streamer.cli.warm_command",
     "cache": "streamer.cli.cache_command",
     "show": "streamer.cli.show_command",
-    "audit": "streamer.tools.audit.audit_command",
+    "audit": "streamer.tools.audit_command",
     "bench": "streamer.tools.bench_command",
     "plan": "streamer.tools.plan_command",
 }

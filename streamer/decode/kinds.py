@@ -22,13 +22,14 @@ from streamer.manifest.model import NESTED
 
 # The kind of a field without a value, whatever a rule says about its name.
 NULL = "null"
-_MEDIA = "streamer.media.decode.kinds:find_decoder"
+_MEDIA = "streamer.media.decode:find_decoder"
 _FOREIGN = "streamer.tables.foreign:find_decoder"
 # How kinds begin, and the function that returns the decoder of such a kind, or None.
 ELSEWHERE = {
     **dict.fromkeys(["audio", "clip", "depth:"], _MEDIA),
-    "tf-list:": "streamer.tables.tfrecord.decode:find_decoder",
-    **dict.fromkeys(["mds-", "litdata-", "pil", "jpeg_array", "int-text", "float-text", "decimal-text"], _FOREIGN),
+    **dict.fromkeys(
+        ["mds-", "litdata-", "tf-list:", "pil", "jpeg_array", "int-text", "float-text", "decimal-text"], _FOREIGN
+    ),
 }
 # "<f4[3,224,224]", "<i8", "?".
 _NUMBERS = re.compile(r"([<>|=]?[?a-z][0-9]*)(?:\[(-?\d*(?:,-?\d+)*)\])?")

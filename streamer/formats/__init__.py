@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from streamer.media.audio.format import Audio as Audio
     from streamer.media.lerobot.format import LeRobot as LeRobot
     from streamer.media.video.format import Video as Video
-    from streamer.tables.arrays.rows import Npy as Npy
-    from streamer.tables.arrays.rows import RawArrays as RawArrays
     from streamer.tables.arrow_ipc.format import ArrowIPC as ArrowIPC
     from streamer.tables.hdf5.format import HDF5 as HDF5
     from streamer.tables.litdata.format import LitData as LitData
     from streamer.tables.lmdb import LMDB as LMDB
     from streamer.tables.mds import Mds as Mds
+    from streamer.tables.npy import Npy as Npy
+    from streamer.tables.npy import RawArrays as RawArrays
     from streamer.tables.parquet.format import Parquet as Parquet
     from streamer.tables.recordio import RecordIO as RecordIO
-    from streamer.tables.tfrecord.format import TFRecord as TFRecord
+    from streamer.tables.tfrecord import TFRecord as TFRecord
     from streamer.tables.tokens.format import Tokens as Tokens
     from streamer.tables.zarr.format import Zarr as Zarr
 
@@ -70,10 +70,10 @@ BUILT_IN = {
     # The files of LeRobot are Parquet and mp4.
     "lerobot": BuiltIn("streamer.media.lerobot.format", "LeRobot"),
     "lmdb": BuiltIn("streamer.tables.lmdb", "LMDB", "LMDB", ("lmdb", "mdb"), files=("data.mdb",)),
-    "tfrecord": BuiltIn("streamer.tables.tfrecord.format", "TFRecord", "TFRecord", ("tfrecord", "tfrecords", "tfrec")),
+    "tfrecord": BuiltIn("streamer.tables.tfrecord", "TFRecord", "TFRecord", ("tfrecord", "tfrecords", "tfrec")),
     "recordio": BuiltIn("streamer.tables.recordio", "RecordIO", "RecordIO (MXNet)", ("rec",)),
     "jsonl": BuiltIn("streamer.formats.json_lines", "JsonLines", "JSON lines", ("jsonl", "ndjson", "jsonlines")),
-    "npy": BuiltIn("streamer.tables.arrays.rows", "Npy"),
+    "npy": BuiltIn("streamer.tables.npy", "Npy"),
     "hdf5": BuiltIn("streamer.tables.hdf5.format", "HDF5", "HDF5", ("h5", "hdf5", "hdf", "he5")),
     "parquet": BuiltIn("streamer.tables.parquet.format", "Parquet", "Parquet", ("parquet", "pq", "parq")),
     "zarr": BuiltIn(
@@ -82,7 +82,7 @@ BUILT_IN = {
         "zarr",
         files=(".zarray", ".zgroup", ".zattrs", ".zmetadata", "zarr.json"),
     ),
-    "raw": BuiltIn("streamer.tables.arrays.rows", "RawArrays"),
+    "raw": BuiltIn("streamer.tables.npy", "RawArrays"),
     # `x.bin` with `x.idx` beside it; see `detect`.
     "tokens": BuiltIn("streamer.tables.tokens.format", "Tokens", "tokens (Megatron)"),
     "video": BuiltIn("streamer.media.video.format", "Video"),

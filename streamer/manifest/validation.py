@@ -35,7 +35,7 @@ KEYS_RULE = "keys are those of their chunks"
 # Among the details of the error for a manifest of a version that kept logins of urls, or of another program.
 SECRETS_RULE = "urls have no logins and no signatures"
 _RANGE_BYTES = 16
-# The ranges of a block of which nothing was written; see `tables.arrays.tiles.blocks_of`.
+# The ranges of a block of which nothing was written; see `tables.tiles.blocks_of`.
 _NOTHING = ((0, 1),)
 _START_BYTES = 4
 # Longer than any object of any store, and exact as a floating-point number: sums of 500 such lengths fit into int64.

@@ -16,9 +16,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.decode.arrays import Content, usable
+from streamer.decode.arrays import Content, decode_npy, usable
 from streamer.decode.images import Stored, decode_image
+from streamer.decode.texts import decode_json, decode_text
 from streamer.tables.litdata.leaves import NUMPY_DTYPES, TORCH_DTYPES, dtype_of
+from streamer.tables.tfrecord_example import STRINGS, byte_strings
 
 Array = NDArray[Any]
 Decoder = Callable[[memoryview], object]
@@ -220,10 +222,20 @@ def find_decoder(kind: str) -> Decoder | None:
         return partial(decode_mds_array, dtype=inner)
     if name == "mds-list" and inner in _PICTURES:
         return partial(decode_parts, decode=_PICTURES[inner], head=4)
+    if kind.startswith(STRINGS):
+        decode = _TFRECORD_VALUES.get(inner)
+        return None if decode is None else lambda content: [decode(value) for value in byte_strings(content)]
     return _NAMED.get(kind)
 
 
 _PICTURES: dict[str, Decoder] = {"jpg": decode_image, "png": decode_image, "pil": decode_pixels}
+_TFRECORD_VALUES: dict[str, Decoder] = {
+    "bytes": bytes,
+    "image": decode_image,
+    "json": decode_json,
+    "npy": decode_npy,
+    "txt": decode_text,
+}
 _NAMED: dict[str, Decoder] = {
     "pil": decode_pixels,
     "jpeg_array": partial(decode_parts, decode=decode_image, head=0),

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from streamer.manifest.model import ObjectRecord
     from streamer.store import ObjectStore
-    from streamer.tools.link.meter import Cell, Way
-    from streamer.tools.link.report import LinkFigures
+    from streamer.tools.link_meter import Cell, Way
+    from streamer.tools.link_report import LinkFigures
 
 HELP = "measure the link to a store"
 
@@ -93,8 +93,8 @@ def _measure_link(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
     from streamer.loader.options.dataset_options import absolute
     from streamer.store import StoreRoot
+    from streamer.tools import link_report
     from streamer.tools.doctor.reach import access_findings
-    from streamer.tools.link import report as link_report
 
     for finding in access_findings(StoreRoot.resolve(absolute(arguments.url), arguments.storage_options)):
         terminal.line(f"{finding.subject}: {finding.fact}")
@@ -133,8 +133,8 @@ class _Bench:
 
     async def run(self) -> LinkFigures:
         from streamer.loader.options.dataset_options import absolute
-        from streamer.tools.link.meter import find_objects, measure_latency
-        from streamer.tools.link.report import LinkFigures, best
+        from streamer.tools.link_meter import find_objects, measure_latency
+        from streamer.tools.link_report import LinkFigures, best
 
         url = absolute(self._arguments.url)
         store, client = self._open(url, "auto")
@@ -180,7 +180,7 @@ class _Bench:
 
     async def _compare(self, url: str, objects: Sequence[ObjectRecord], chosen: Cell) -> list[Cell]:
         """Measures the chosen combination with each client that can read the url, one after the other."""
-        from streamer.tools.link.meter import measure_latency
+        from streamer.tools.link_meter import measure_latency
 
         found = []
         for name in (*_NATIVE, "fsspec"):
@@ -205,7 +205,7 @@ class _Bench:
         """Measures the chosen combination at both endpoints, in turns."""
         from msgspec.structs import replace
 
-        from streamer.tools.link.meter import Way, combine_cells, measure_latency
+        from streamer.tools.link_meter import Way, combine_cells, measure_latency
 
         here = endpoint_of(url, self._arguments.storage_options)
         shape = (chosen.client, chosen.connections, chosen.range_bytes)
@@ -230,7 +230,7 @@ class _Bench:
         ]
 
     async def _cell(self, store: ObjectStore, objects: Sequence[ObjectRecord], shape: tuple[str, int, int]) -> Cell:
-        from streamer.tools.link.meter import measure_cell, ranges
+        from streamer.tools.link_meter import measure_cell, ranges
 
         cell = await measure_cell(store, ranges(objects, shape[2]), shape, self._arguments.seconds)
         self._received_bytes += cell.received_bytes

@@ -212,7 +212,7 @@ def _link(manifest: Manifest, arguments: argparse.Namespace, terminal: Terminal)
 
 async def _measure_link(manifest: Manifest, arguments: argparse.Namespace) -> Link:
     from streamer.store import open_store
-    from streamer.tools.link.meter import measure_link
+    from streamer.tools.link_meter import measure_link
     from streamer.tools.planning.model import Link
 
     objects = [manifest.object(number) for number in range(min(manifest.objects, 1000))]

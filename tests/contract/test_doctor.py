@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from streamer.tools.doctor.finding import Finding
+from streamer.tools.doctor import Finding
 from streamer.tools.doctor.reach import url_findings
 
 pytestmark = pytest.mark.usefixtures("warm_runtime")

@@ -17,8 +17,7 @@ from streamer.formats.registry import find_format
 from streamer.media.audio import flac as flac_files
 from streamer.media.audio import ogg
 from streamer.media.audio.format import Audio
-from streamer.media.audio.window_records import WindowHeader
-from streamer.media.audio.windows import Windows, cut_parts
+from streamer.media.audio.windows import WindowHeader, Windows, cut_parts
 from streamer.media.containers.entries import TrackCodec
 from tests.formats.cases import Case, find, recode, samples_in
 from tests.formats.contract import FormatContract, samples_of

@@ -19,11 +19,11 @@ from msgspec import structs
 from streamer.errors import ConfigError, DecodeError, ManifestError, RecodeError
 from streamer.formats import LeRobot
 from streamer.formats.base import Block, ObjectRecord
+from streamer.media.containers.clips import FrameTable
 from streamer.media.containers.entries import TrackCodec
-from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.tables import Packets
+from streamer.media.lerobot.episodes import CameraVideo
 from streamer.media.lerobot.info import TOLERANCE
-from streamer.media.lerobot.windows import CameraVideo
 from tests.formats.cases import Case, block_bytes, contents_of, facts_of, find, opened, recode, samples_in
 from tests.formats.contract import FormatContract, samples_of
 from tests.formats.summary import summary

@@ -16,7 +16,7 @@ from streamer.formats.base import Block, Facts, Format
 from streamer.formats.compressed import UnpackError, unpack
 from streamer.formats.json_lines import JsonLines
 from streamer.formats.webdataset import WebDataset
-from streamer.tables.tfrecord.format import TFRecord
+from streamer.tables.tfrecord import TFRecord
 from tests.formats.cases import Case, find, read_case
 from tests.formats.contract import FormatContract
 from tests.formats.test_webdataset import TestWebDataset

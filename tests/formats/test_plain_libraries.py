@@ -11,7 +11,7 @@ import pytest
 
 from streamer.formats.base import Format
 from streamer.tables.recordio import RecordIO
-from streamer.tables.tfrecord.format import TFRecord
+from streamer.tables.tfrecord import TFRecord
 from tests.formats.cases import MemoryStore, built, read_case
 from tests.formats.contract import samples_of
 from tests.formats.library_environment import python_with_only

@@ -10,7 +10,7 @@ import pytest
 from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.base import Facts, SampleName
 from streamer.formats.registry import find_format
-from streamer.tables.arrays.rows import Npy, RawArrays, RowOpener
+from streamer.tables.npy import Npy, RawArrays, RowOpener
 from tests.formats.cases import Case, find, read_case
 from tests.formats.contract import FormatContract
 

@@ -11,7 +11,7 @@ from streamer.decode.dispatch import SampleDecoder
 from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.base import Facts, SampleName
 from streamer.formats.registry import find_format
-from streamer.tables.tfrecord.format import TFRecord, sum_lengths
+from streamer.tables.tfrecord import TFRecord, sum_lengths
 from tests.formats.cases import Case, contents_of, find, read_case, samples_in
 from tests.formats.contract import FormatContract
 

@@ -18,7 +18,7 @@ from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Need
 from streamer.media.audio.frames import AudioFrames
 from streamer.media.audio.recordings import Edge, Edged
-from streamer.media.audio.window_records import Integers
+from streamer.media.audio.windows import Integers
 from streamer.media.containers.entries import TrackCodec
 
 MAGIC = b"fLaC"

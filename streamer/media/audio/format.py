@@ -14,8 +14,7 @@ from streamer.manifest.protocols import Indexing, Short, Source, Survey, Surveyi
 from streamer.media.audio.flac import PROBE_BYTES
 from streamer.media.audio.index import HEAD_BYTES, BlockNote, cut_blocks, read_recording
 from streamer.media.audio.recode import AudioRecoder
-from streamer.media.audio.window_records import AUDIO, PCM, START, TIME_MARK, split_record
-from streamer.media.audio.windows import Windows
+from streamer.media.audio.windows import AUDIO, PCM, START, TIME_MARK, Windows, split_record
 
 _RATE = Struct("<i")
 _FIELDS = (FieldSpec("audio", AUDIO), FieldSpec("sample_rate", "<i4"), FieldSpec("start_seconds", START))

@@ -10,8 +10,8 @@ import numpy as np
 
 from streamer.formats.failures import DamagedError
 from streamer.formats.reading import Range
-from streamer.media.audio.window_records import Integers, encode_piece
-from streamer.media.containers.columns import pack_columns, unpack_columns
+from streamer.media.audio.windows import Integers, encode_piece
+from streamer.media.containers.blocks import pack_columns, unpack_columns
 
 # Size, bytes before it that are of no packet, samples.
 _COLUMNS = 3

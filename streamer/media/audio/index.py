@@ -17,8 +17,7 @@ from streamer.media.audio.frames import PackedFrames
 from streamer.media.audio.recordings import Recording
 from streamer.media.audio.tracks import read_track
 from streamer.media.audio.wav import is_wav, read_wav
-from streamer.media.audio.window_records import WindowHeader, encode_head
-from streamer.media.audio.windows import Windows, cut_parts
+from streamer.media.audio.windows import WindowHeader, Windows, cut_parts, encode_head
 from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.movie import is_movie
 

@@ -22,7 +22,7 @@ from streamer.manifest.protocols import Need
 from streamer.media.audio.flac import PROBE_BYTES
 from streamer.media.audio.frames import AudioFrames
 from streamer.media.audio.recordings import Edge, Edged
-from streamer.media.audio.window_records import Integers
+from streamer.media.audio.windows import Integers
 from streamer.media.containers.entries import TrackCodec
 
 MAGIC = b"OggS"

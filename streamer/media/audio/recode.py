@@ -15,8 +15,7 @@ from streamer.media.audio.frames import AudioFrames, Units
 from streamer.media.audio.index import BlockNote
 from streamer.media.audio.recordings import Recording
 from streamer.media.audio.wav import width_of
-from streamer.media.audio.window_records import PCM, Integers, WindowHeader, encode_head
-from streamer.media.audio.windows import Windows, cut_parts
+from streamer.media.audio.windows import PCM, Integers, WindowHeader, Windows, cut_parts, encode_head
 
 _NOTE = msgspec.msgpack.Decoder(BlockNote)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from streamer.formats.reading import Range
 from streamer.media.audio.frames import AudioFrames, PackedFrames
-from streamer.media.audio.window_records import Integers
+from streamer.media.audio.windows import Integers
 from streamer.media.containers.entries import TrackCodec
 
 # A request costs as much as the bytes that a connection transfers in its time; see `formats.reading`.

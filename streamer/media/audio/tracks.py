@@ -14,7 +14,7 @@ from streamer.manifest.model import ObjectRecord
 from streamer.media.audio import flac, mp3, ogg
 from streamer.media.audio.frames import AudioFrames
 from streamer.media.audio.recordings import Packeted
-from streamer.media.audio.window_records import Integers
+from streamer.media.audio.windows import Integers
 from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.movie import AUDIO, Movie, read_movie
 

@@ -11,7 +11,7 @@ from streamer.formats.failures import damaged, refused
 from streamer.formats.reading import Reading, read_range
 from streamer.manifest.model import ObjectRecord
 from streamer.media.audio.recordings import Recording
-from streamer.media.audio.window_records import PCM, Integers
+from streamer.media.audio.windows import PCM, Integers
 from streamer.media.containers.entries import TrackCodec
 
 _READ_BYTES = 4096

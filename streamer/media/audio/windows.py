@@ -1,12 +1,33 @@
-"""Windows of one length in a recording: which samples each has, and which parts of the bytes they share. No I/O."""
+"""Windows of one length in a recording: which samples each has, and its record. No I/O.
+
+    record   uint32 length of the head | head (MessagePack) | pieces
+    piece    of numbers: the numbers; of packets: uint32 count | uint32 length of each | packets
+
+A record has all that its window needs: the pieces from the one in which decoding begins to the last one that is wanted.
+"""
 
 from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.errors import DecodeError
+from streamer.media.containers.clips import draw_numbers
+from streamer.media.containers.entries import TrackCodec
+
 Integers = NDArray[np.int64]
+_LENGTH = struct.Struct("<I")
+# The kinds of the fields of a record; see `streamer.media.decode.audio`.
+AUDIO = "audio"
+START = "audio-start"
+# Mark between the path of a file and a time in it, in the keys of samples.
+TIME_MARK = "#t="
+# The codec of recordings that are numbers, of which `extradata` is the dtype; "i3" and ">i3" are of three bytes.
+PCM = "pcm"
 
 
 class Windows(msgspec.Struct, frozen=True, array_like=True):
@@ -75,3 +96,76 @@ def cut_parts(lower: Integers, upper: Integers) -> tuple[Integers, Integers, Int
     used = depth[:-1] > 0
     number = np.concatenate([[0], np.cumsum(used)]).astype(np.int64)
     return edges[:-1][used], edges[1:][used], np.stack([number[begin], number[end]], 1)[:, None]
+
+
+class WindowHeader(msgspec.Struct, frozen=True, array_like=True):
+    """The head of a record.
+
+    Attributes:
+        path: of the object below the dataset's url.
+        audio: how it is encoded.
+        first: the number of the first sample that the pieces decode to.
+        start: the first sample of the window, or the first one with which it may begin.
+        stop: the sample behind all that it may have.
+        length: samples of a window.
+        places: samples with which it may begin.
+        played_at: when sample 0 is played, seconds.
+    """
+
+    path: str
+    audio: TrackCodec
+    first: int
+    start: int
+    stop: int
+    length: int
+    places: int = 1
+    played_at: float = 0.0
+
+    def draw(self, rng: np.random.Generator | None) -> int:
+        """Returns the first sample of the window that `rng` draws, or of the one in the middle."""
+        return self.start + int(draw_numbers(self.places, rng))
+
+    def seconds(self, sample: int) -> float:
+        """When a sample is played."""
+        return self.played_at + sample / self.audio.rate
+
+
+_HEAD = msgspec.msgpack.Decoder(WindowHeader)
+
+
+def encode_head(head: WindowHeader) -> bytes:
+    """Returns the beginning of a record."""
+    content = msgspec.msgpack.encode(head)
+    return _LENGTH.pack(len(content)) + content
+
+
+def split_record(content: memoryview) -> tuple[WindowHeader, memoryview]:
+    """Returns head and pieces of a record; raises DecodeError."""
+    try:
+        (length,) = _LENGTH.unpack_from(content)
+        head = _HEAD.decode(content[_LENGTH.size : _LENGTH.size + length])
+    except (struct.error, msgspec.MsgspecError) as error:
+        raise DecodeError(f"{len(content)} bytes are not a window of audio: {error}", offset=0) from error
+    return head, content[_LENGTH.size + length :]
+
+
+def encode_piece(lengths: Integers, packets: Sequence[memoryview | bytes]) -> bytes:
+    """Returns a piece of packets of these lengths, which may be joined already."""
+    return b"".join([_LENGTH.pack(len(lengths)), lengths.astype("<u4").tobytes(), *packets])
+
+
+def packets_of(content: memoryview) -> list[memoryview]:
+    """Returns the packets of the pieces of a record; raises ValueError if they do not fill it."""
+    found = []
+    at = 0
+    while at < len(content):
+        (count,) = _LENGTH.unpack_from(content, at)
+        at += _LENGTH.size + 4 * count
+        if at > len(content):
+            raise ValueError(f"{count} packets in {len(content)} bytes")
+        for length in np.frombuffer(content[at - 4 * count : at], "<u4").tolist():
+            found.append(content[at : at + length])
+            at += length
+    if at != len(content):
+        raise ValueError(f"packets end at byte {at}, there are {len(content)}")
+    return found

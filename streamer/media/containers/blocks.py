@@ -11,11 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.manifest.blocks import LONGEST_HINT, Block
-from streamer.media.containers.clips import Pattern, Samples
-from streamer.media.containers.columns import pack_columns, unpack_columns
+from streamer.media.containers.clips import FrameTable, Pattern, Samples
 from streamer.media.containers.entries import TrackCodec
-from streamer.media.containers.frames import FrameTable
-from streamer.media.containers.packets.frame_order import max_reorder
+from streamer.media.containers.packet_checks import max_reorder
 from streamer.media.containers.records import ClipAudioHeader, heads_bytes, part_bytes
 from streamer.media.containers.tables import Integers, Packets
 
@@ -30,6 +28,7 @@ _MAX_EXTRA_BYTES = 64 << 20
 # Columns of packets and of samples in a hint.
 _PACKET_COLUMNS = 5
 _SAMPLE_COLUMNS = 3
+_MAX_COLUMN_BYTES = 256 << 20
 
 
 class ClipHint(msgspec.Struct, frozen=True, array_like=True):
@@ -348,3 +347,30 @@ def _check(
         raise ValueError("a hint whose columns contradict each other")
     if first.min() < 0 or (first >= stop).any() or stop.max() > packets or flat.min() < 0 or flat.max() >= packets:
         raise ValueError(f"a hint whose samples are not in its {packets} packets")
+
+
+def pack_columns(columns: Sequence[NDArray[np.int64]]) -> bytes:
+    """Returns columns as bytes."""
+    # The bytes of like weight beside each other: a third of the length.
+    raw = b"".join(column.astype("<i8").view("u1").reshape(-1, 8).T.tobytes() for column in columns)
+    return zlib.compress(raw, 6)
+
+
+def unpack_columns(content: bytes, lengths: Sequence[int]) -> list[NDArray[np.int64]]:
+    """Returns the columns of these lengths; raises ValueError if the bytes have others."""
+    total = 8 * sum(lengths)
+    if min(lengths) < 0 or total > _MAX_COLUMN_BYTES:
+        raise ValueError(f"a hint of columns of {lengths}")
+    try:
+        raw = zlib.decompressobj().decompress(content, total + 1)
+    except zlib.error as error:
+        raise ValueError(f"the columns of a hint are damaged: {error}") from error
+    if len(raw) != total:
+        raise ValueError(f"a hint of columns of {lengths} has {len(raw)} bytes")
+    columns = list[NDArray[np.int64]]()
+    at = 0
+    for length in lengths:
+        column = np.frombuffer(raw, "u1", 8 * length, at).reshape(8, length).T.copy().view("<i8").reshape(length)
+        columns.append(column)
+        at += 8 * length
+    return columns

@@ -12,10 +12,9 @@ from streamer.formats.reading import Reading, read_range
 from streamer.manifest.model import ObjectRecord
 from streamer.media.containers import fragments
 from streamer.media.containers.boxes import HEADER_BYTES, LONG_HEADER_BYTES, boxes, header, name_of, numbers
-from streamer.media.containers.edits import EMPTY, Edit, read_edits, rescale, shift_of
 from streamer.media.containers.entries import TURNS, TrackCodec, read_codec
-from streamer.media.containers.fragment_index import HEAD_BYTES, check_whole, read_moofs
-from streamer.media.containers.tables import Packets, Tables
+from streamer.media.containers.fragments import HEAD_BYTES, check_whole, read_moofs
+from streamer.media.containers.tables import EMPTY, Edit, Packets, Tables, read_edits, rescale, shift_of
 
 _MAX_ENTRIES = 64
 _NOTHING = memoryview(b"")

@@ -13,8 +13,7 @@ from streamer.errors import RecodeError
 from streamer.formats.base import Records
 from streamer.formats.failures import needing
 from streamer.media.containers.blocks import ClipHint, Needed, read_hint
-from streamer.media.containers.packets.frame_order import check_order
-from streamer.media.containers.packets.keys import check_key
+from streamer.media.containers.packet_checks import check_key, check_order
 from streamer.media.containers.records import ClipAudioHeader, ClipHeader, encode_head, encode_part
 from streamer.media.containers.tables import Integers
 

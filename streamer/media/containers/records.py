@@ -2,7 +2,7 @@
 
     head   u32 bytes | MessagePack of `Head`
     part   u32 packets | u32 bytes of codec | packets x (u32 size, i64 pts) | MessagePack of `Codec` | packets
-    audio  pieces of `streamer.media.audio.window_records`, if the head says so
+    audio  pieces of `streamer.media.audio.windows`, if the head says so
 
 Only parts that begin with a key packet have codec parameters. The highest bit of their number of packets says that
 packets before them are left out. Numbers are little-endian, times ticks of the track.
@@ -21,6 +21,12 @@ from numpy.typing import NDArray
 from streamer.media.containers.clips import Pattern, draw_numbers
 from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.tables import Integers
+
+# The kinds of the fields of clips; see `streamer.media.decode.video`.
+CLIP = "clip"
+PTS = "clip-pts"
+DURATION = "clip-duration"
+CLIP_AUDIO = "clip-audio"
 
 _LENGTH = struct.Struct("<I")
 _PART = struct.Struct("<II")

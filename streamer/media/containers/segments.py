@@ -15,8 +15,15 @@ from streamer.formats.names import base_name
 from streamer.formats.reading import Asking
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Examine, Examined, LeftOut
-from streamer.media.containers.clips import ROUNDING_TICKS, Cells, Pattern, Samples, Sampling, samples_of_cells
-from streamer.media.containers.frames import FrameTable
+from streamer.media.containers.clips import (
+    ROUNDING_TICKS,
+    Cells,
+    FrameTable,
+    Pattern,
+    Samples,
+    Sampling,
+    samples_of_cells,
+)
 from streamer.media.containers.tables import Integers, Packets
 
 PATH = "path"

@@ -9,11 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.decode.target import Array, Draws
-from streamer.media.audio.window_records import PCM, packets_of, split_record
+from streamer.media.audio.windows import PCM, packets_of, split_record
 from streamer.media.containers.entries import TrackCodec
-from streamer.media.decode.contexts import check_codecs, context_of, packet_of
-from streamer.media.decode.deadline import Deadline
-from streamer.media.decode.decoder import MediaDecoder, memory_for
+from streamer.media.decode.decoder import Deadline, MediaDecoder, check_codecs, context_of, memory_for, packet_of
 
 if TYPE_CHECKING:
     from av import AudioFrame

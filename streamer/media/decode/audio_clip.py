@@ -16,10 +16,8 @@ from streamer.media.audio.index import read_recording
 from streamer.media.audio.recode import record_of
 from streamer.media.containers.clips import draw_numbers
 from streamer.media.decode.audio import Wave, WindowAudio, join_frames, take_frames
-from streamer.media.decode.containers import open_container
-from streamer.media.decode.contexts import check_library
-from streamer.media.decode.deadline import Deadline
-from streamer.media.decode.decoder import MediaDecoder, check_seconds
+from streamer.media.decode.decoder import Deadline, MediaDecoder, check_library, check_seconds
+from streamer.media.decode.video_packets import open_container
 
 # How far apart places are looked for in files whose frames say where they are.
 _STRETCH_BYTES = 256 << 10

@@ -15,20 +15,17 @@ import numpy as np
 from streamer.decode.target import Array, Draws
 from streamer.errors import ConfigError
 from streamer.formats.failures import UnreadError
-from streamer.media.audio.window_records import packets_of
-from streamer.media.containers.clips import Pattern
+from streamer.media.audio.windows import packets_of
+from streamer.media.containers.clips import FrameTable, Pattern
 from streamer.media.containers.entries import ENCRYPTED
-from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.movie import is_movie
-from streamer.media.containers.packets.keys import find_droppable
+from streamer.media.containers.packet_checks import find_droppable
 from streamer.media.containers.records import open_record, read_head
 from streamer.media.containers.tables import Integers
 from streamer.media.decode.audio import decode_packets
-from streamer.media.decode.containers import read_container
-from streamer.media.decode.deadline import Deadline
-from streamer.media.decode.decoder import MediaDecoder, check_seconds, memory_for
+from streamer.media.decode.decoder import Deadline, MediaDecoder, check_seconds, memory_for
 from streamer.media.decode.rgb import turn_size, write_rgb
-from streamer.media.decode.video_packets import DisorderError, VideoPackets, read_mp4
+from streamer.media.decode.video_packets import DisorderError, VideoPackets, read_container, read_mp4
 
 if TYPE_CHECKING:
     from av import VideoFrame

@@ -12,7 +12,7 @@ from streamer.manifest.blocks import LONGEST_HINT, Block
 from streamer.manifest.model import ObjectRecord
 from streamer.media.containers.blocks import Described, block_of
 from streamer.media.containers.tables import Integers
-from streamer.media.lerobot.windows import CameraVideo, Run
+from streamer.media.lerobot.episodes import CameraVideo, Run
 
 # Hints of more are seldom short enough.
 _MAX_FRAMES = 8192

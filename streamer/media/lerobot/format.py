@@ -20,10 +20,31 @@ from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Examine, Examined, Indexing, LeftOut, Source, Span, Survey, Surveying
 from streamer.media.containers.tables import Integers
 from streamer.media.lerobot.blocks import EpisodeHint, FramePart, reach_of
-from streamer.media.lerobot.episodes import EPISODE_COLUMNS, TASK_COLUMNS, Episode, File, files_of, tasks_of
-from streamer.media.lerobot.info import EPISODE, FRAME, NAME, TASK, TIME, TOLERANCE, Info, frames_of, read_info
-from streamer.media.lerobot.notes import PAD, Notes, lengths_of
-from streamer.media.lerobot.windows import CameraVideo, Run, read_camera
+from streamer.media.lerobot.episodes import (
+    EPISODE_COLUMNS,
+    TASK_COLUMNS,
+    CameraVideo,
+    Episode,
+    File,
+    Run,
+    files_of,
+    read_camera,
+    tasks_of,
+)
+from streamer.media.lerobot.info import (
+    EPISODE,
+    FRAME,
+    NAME,
+    PAD,
+    TASK,
+    TIME,
+    TOLERANCE,
+    Info,
+    Notes,
+    frames_of,
+    lengths_of,
+    read_info,
+)
 from streamer.media.video.clip_audio import find_clip_codecs
 from streamer.tables.parquet.format import Parquet
 

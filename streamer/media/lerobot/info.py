@@ -1,15 +1,18 @@
-"""meta/info.json of LeRobot: features, names of files; and what a sample has of them, by the options. No I/O."""
+"""meta/info.json of LeRobot, what a sample has of it by the options, and the notes of the facts. No I/O."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from struct import Struct
 from typing import Any
 
 import msgspec
 
 from streamer.errors import ConfigError, ManifestError
-from streamer.manifest.model import FieldSpec, ObjectRecord
+from streamer.formats.base import Facts, FieldSpec
+from streamer.manifest.model import ObjectRecord
+from streamer.media.containers.records import CLIP
 from streamer.media.lerobot.depth import depth_of
 
 NAME = "meta/info.json"
@@ -25,6 +28,8 @@ _LONGEST_SECONDS = 1e6
 _PLACE = re.compile(r"\{(\w+)(?::0(\d)d)?\}")
 _VIDEO = "video"
 _IMAGE = "image"
+# The end of the name of the field that says which rows of a window are outside of the episode.
+PAD = "_is_pad"
 
 
 class Feature(msgspec.Struct, frozen=True):
@@ -142,3 +147,45 @@ def frames_of(
             )
         found[key] = [round(delta * fps) for delta in seconds]
     return found
+
+
+class Notes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Notes of the facts.
+
+    Attributes:
+        rows: facts of the files of rows, as `Parquet` has them.
+        windows: frames from a row to those of its windows, by feature.
+        cameras: that samples have.
+        tasks: by number.
+        fps: frames a second.
+        depths: kinds of the depth cameras.
+        tolerance: how far rows and frames may be from their times, seconds.
+    """
+
+    rows: Facts
+    windows: dict[str, list[int]]
+    cameras: list[str]
+    tasks: dict[int, str]
+    fps: float
+    depths: dict[str, str] = msgspec.field(default_factory=dict)
+    tolerance: float = TOLERANCE
+
+    def kind(self, camera: str) -> str:
+        """Returns the kind of the field of a camera."""
+        return self.depths.get(camera, CLIP)
+
+    def fields(self) -> list[FieldSpec]:
+        """The fields that are in rows, as samples have them."""
+        found = []
+        for spec in self.rows.fields:
+            window = self.windows.get(spec.name)
+            base, _, shape = spec.kind.removesuffix("]").partition("[")
+            kind = spec.kind if window is None else f"{base}[{','.join(filter(None, [str(len(window)), shape]))}]"
+            found.append(FieldSpec(spec.name, kind))
+        pads = [FieldSpec(name + PAD, f"?[{len(window)}]") for name, window in self.windows.items()]
+        return [*found, *pads, FieldSpec("task", "txt")]
+
+
+def lengths_of(cameras: int) -> Struct:
+    """How a record begins."""
+    return Struct(f"<{1 + 2 * cameras}I")

@@ -15,9 +15,8 @@ from streamer.formats.table.writer import Column, catch_decode_errors, join, mak
 from streamer.media.containers.recode import ClipRecoder
 from streamer.media.containers.tables import Integers
 from streamer.media.lerobot.blocks import EpisodeHint
-from streamer.media.lerobot.info import EPISODE, FRAME, TASK, TIME, TOLERANCE
-from streamer.media.lerobot.notes import Notes, lengths_of
-from streamer.media.lerobot.windows import Run
+from streamer.media.lerobot.episodes import Run
+from streamer.media.lerobot.info import EPISODE, FRAME, TASK, TIME, TOLERANCE, Notes, lengths_of
 from streamer.tables.parquet.recode import ParquetRecoder
 
 _NO_NULLS = np.empty(0, bool)

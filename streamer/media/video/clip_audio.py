@@ -14,8 +14,7 @@ from streamer.media.audio.frames import AudioFrames, PackedFrames
 from streamer.media.audio.recordings import Packeted
 from streamer.media.audio.windows import cut_parts
 from streamer.media.containers.blocks import ClipHint
-from streamer.media.containers.clips import Samples
-from streamer.media.containers.frames import FrameTable
+from streamer.media.containers.clips import FrameTable, Samples
 from streamer.media.containers.records import ClipAudioHeader
 from streamer.media.containers.tables import Integers
 

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from streamer.manifest.blocks import decode_hints
 from streamer.manifest.table import Manifest
 from streamer.media.containers.blocks import Needed, read_hint
-from streamer.media.containers.clips import Pattern
-from streamer.media.containers.frames import FrameTable
+from streamer.media.containers.clips import FrameTable, Pattern
 from streamer.media.containers.tables import Integers, Packets
 
 # Other settings gain little where less is thrown away.

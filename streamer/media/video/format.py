@@ -19,20 +19,18 @@ from streamer.manifest.protocols import Indexing, Short, Source, Survey, Surveyi
 from streamer.manifest.table import Manifest
 from streamer.media.audio.recordings import Packeted
 from streamer.media.audio.tracks import find_audio_track
-from streamer.media.audio.window_records import TIME_MARK
+from streamer.media.audio.windows import TIME_MARK
 from streamer.media.containers.blocks import Described, cut_blocks
-from streamer.media.containers.clips import Pattern, Sampling, samples_of
-from streamer.media.containers.frames import FrameTable
+from streamer.media.containers.clips import FrameTable, Pattern, Sampling, samples_of
 from streamer.media.containers.matroska import read_matroska
 from streamer.media.containers.movie import VIDEO, read_movie
 from streamer.media.containers.recode import ClipRecoder
-from streamer.media.containers.records import read_head
+from streamer.media.containers.records import CLIP, CLIP_AUDIO, DURATION, PTS, read_head
 from streamer.media.containers.segments import Segments, assign_rows, read_table
 from streamer.media.containers.tables import Integers, Packets
 from streamer.media.video.clip_audio import ClipAudio, find_audio_pieces, find_clip_codecs
 from streamer.media.video.cost import ClipCost, mean_cost, sample_cost
-from streamer.media.video.kinds import CLIP, CLIP_AUDIO, DURATION, PTS
-from streamer.media.video.packing import can_pack_clips, find_clip_bytes, pack_clip
+from streamer.media.video.mp4 import can_pack_clips, find_clip_bytes, pack_clip
 
 _FIELDS = (FieldSpec("frames", CLIP), FieldSpec("pts_seconds", PTS), FieldSpec("duration_seconds", DURATION))
 _AUDIO_FIELDS = (FieldSpec("audio", CLIP_AUDIO), FieldSpec("sample_rate", "<i4"))

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from streamer.formats.failures import DamagedError
 from streamer.formats.reading import Reading
-from streamer.tables.arrays.tiles import Int64Array, Tiles
 from streamer.tables.hdf5 import messages
 from streamer.tables.hdf5.messages import UNDEFINED, Cursor, HeldBytes, Layout
 from streamer.tables.hdf5.objects import CHUNKS, read_btree
+from streamer.tables.tiles import Int64Array, Tiles
 
 # Addresses, lengths and masks of chunks, by their number in the grid.
 Elements = NDArray[np.void]

@@ -13,8 +13,8 @@ import numpy as np
 
 from streamer.errors import RecodeError
 from streamer.formats.compressed import inflate
-from streamer.tables.arrays.tiles import Array, ColumnHint
 from streamer.tables.hdf5.messages import Filter
+from streamer.tables.tiles import Array, ColumnHint
 
 DEFLATE = 1
 SHUFFLE = 2

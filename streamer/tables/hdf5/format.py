@@ -22,13 +22,13 @@ from streamer.formats.reading import Asking, Reading, read_together
 from streamer.formats.windows import RowFormat, RowPiece, RowPieces
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
-from streamer.tables.arrays import tiles
-from streamer.tables.arrays.tiles import NO_TILES, ArraysError, ColumnHint, Decode, TileColumn, TileRecoder, Tiles
+from streamer.tables import tiles
 from streamer.tables.hdf5 import messages
 from streamer.tables.hdf5.chunks import find_chunks
 from streamer.tables.hdf5.filters import UNDO, FilteredChunks, filters_of
 from streamer.tables.hdf5.messages import UNDEFINED, HeldBytes
 from streamer.tables.hdf5.objects import Header, Links, Path, read_group, read_header, read_root
+from streamer.tables.tiles import NO_TILES, ArraysError, ColumnHint, Decode, TileColumn, TileRecoder, Tiles
 
 _CHOOSE = 'name the datasets that you want: HDF5(datasets={"image": "/images"})'
 # A message names at most so many datasets.

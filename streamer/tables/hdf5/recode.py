@@ -9,8 +9,8 @@ import h5py
 import numpy as np
 
 from streamer.errors import RecodeError
-from streamer.tables.arrays.tiles import Array, ColumnHint
 from streamer.tables.hdf5.filters import filters_of
+from streamer.tables.tiles import Array, ColumnHint
 
 with suppress(ImportError):
     # Registers blosc, bitshuffle, Zstandard and others.

@@ -30,7 +30,7 @@ from streamer.formats.sidecars import contradicts, pair_sidecars
 from streamer.formats.table.records import is_dtype
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Need, Source, Survey, Surveying
-from streamer.tables.arrays.rows import read_heads
+from streamer.tables.npy import read_heads
 from streamer.tables.tokens import megatron
 from streamer.tables.tokens.windows import PLACE, TokenWindowRecoder, ascends, cut_windows
 

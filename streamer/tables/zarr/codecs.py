@@ -19,7 +19,7 @@ from streamer.formats.failures import damaged, needing
 from streamer.formats.reading import Reading, read_ranges
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Need
-from streamer.tables.arrays.tiles import NO_TILES, Array, ColumnHint, Int64Array, TileColumn, Tiles
+from streamer.tables.tiles import NO_TILES, Array, ColumnHint, Int64Array, TileColumn, Tiles
 from streamer.tables.zarr.metadata import ZarrArray, ZarrCodec
 
 _CHECKSUM_BYTES = 4

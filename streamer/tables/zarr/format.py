@@ -22,8 +22,8 @@ from streamer.formats.reading import Reading, read_ranges
 from streamer.formats.windows import RowFormat
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, LeftOut, Need, Source, Survey, Surveying
-from streamer.tables.arrays.rows import FIELD, ArrayRows
-from streamer.tables.arrays.tiles import ArraysError, TileRecoder, blocks_of, common_rows, facts_of_columns, opener_of
+from streamer.tables.npy import FIELD, ArrayRows
+from streamer.tables.tiles import ArraysError, TileRecoder, blocks_of, common_rows, facts_of_columns, opener_of
 from streamer.tables.zarr.codecs import Stored, ZarrChunkDecoder
 from streamer.tables.zarr.metadata import CHUNK_NAME, NAMES, ZarrArray, nodes_of, read_metadata
 

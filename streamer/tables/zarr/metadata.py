@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from streamer.formats.table.records import is_dtype
-from streamer.tables.arrays.tiles import ArraysError
+from streamer.tables.tiles import ArraysError
 
 ZARR_3 = "zarr.json"
 ARRAY_2 = ".zarray"

@@ -13,7 +13,7 @@ from streamer.cli.terminal import Terminal
 from streamer.config import counted
 
 if TYPE_CHECKING:
-    from streamer.tools.doctor.finding import Finding
+    from streamer.tools.doctor import Finding
 
 HELP = "what this machine has and lacks, and whether a url can be read"
 
@@ -47,11 +47,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     import asyncio
 
     from streamer.cli.dataset import client_settings
-    from streamer.tools.doctor.environment import environment_findings
-    from streamer.tools.doctor.libraries import library_findings
-    from streamer.tools.doctor.link import link_findings
+    from streamer.tools.doctor.environment import environment_findings, library_findings
     from streamer.tools.doctor.machine import machine_findings
-    from streamer.tools.doctor.reach import url_findings
+    from streamer.tools.doctor.reach import link_findings, url_findings
 
     settings = client_settings(arguments)
     found = [*machine_findings(settings), *environment_findings(settings.runtime_dir)]

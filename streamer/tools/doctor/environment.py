@@ -1,13 +1,19 @@
-"""Checks of what a process finds around it: interpreter, descriptors, signals, variables, sandbox, runtime folder."""
+"""Checks of what a process finds around it: interpreter, descriptors, signals, variables, sandbox, runtime folder.
+
+Also of the optional libraries: the extras of this distribution, as listed in its own metadata.
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
+import re
 import resource
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 
 from streamer.base import linux
@@ -17,7 +23,7 @@ from streamer.base.interpreter import find_interpreter
 from streamer.config import format_bytes
 from streamer.errors import ConfigError
 from streamer.launchers import find_place
-from streamer.tools.doctor.finding import Finding
+from streamer.tools.doctor import Finding
 
 # Modules of Python that are built only where a library's headers are, and what lacks without them.
 _MODULES = {
@@ -32,6 +38,11 @@ _NEEDED = ("ssl", "ctypes", "zlib")
 # A chunk with the samples that it may be extended by.
 _FILE_BYTES = 1 << 30
 _SOCKS = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY")
+_DISTRIBUTION = "streamer-data"
+_NAME = re.compile(r"[\w.-]+")
+_EXTRA = re.compile(r"extra == ['\"]([\w-]+)['\"]")
+# These extras are for developers of streamer.
+_NOT_SHOWN = ("dev", "demo", "fuzz")
 
 
 def environment_findings(runtime_dir: Path, variables: Mapping[str, str] | None = None) -> Iterator[Finding]:
@@ -159,3 +170,37 @@ def _ranks(env: Mapping[str, str]) -> Iterator[Finding]:
         return
     if place.note:
         yield Finding("warning", "rank", f"{place.rank} of {place.world_size}", place.note)
+
+
+def library_findings() -> Iterator[Finding]:
+    """Yields each extra with the installed versions, or with what is missing."""
+    try:
+        required = metadata.requires(_DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        yield Finding("warning", "extras", f"{_DISTRIBUTION} is not installed, only importable", "pip install .")
+        return
+    for extra, names in sorted(extras(required).items()):
+        versions = {name: _version(name) for name in names}
+        if missing := sorted(name for name, version in versions.items() if version is None):
+            advice = f"pip install '{_DISTRIBUTION}[{extra}]' where it is needed"
+            yield Finding("optional", extra, f"no {', '.join(missing)}", advice)
+        else:
+            yield Finding("ok", extra, ", ".join(f"{name} {version}" for name, version in sorted(versions.items())))
+
+
+def extras(required: list[str]) -> dict[str, list[str]]:
+    """Returns the distributions of each extra in requirements with markers, without extras that consist of others."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for line in required:
+        extra = _EXTRA.search(line)
+        name = _NAME.match(line)
+        if extra is not None and name is not None and extra[1] not in _NOT_SHOWN and name[0] != _DISTRIBUTION:
+            found[extra[1]].append(name[0])
+    return found
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

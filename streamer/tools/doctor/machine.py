@@ -16,7 +16,7 @@ from streamer.cache.folder import filesystem_type
 from streamer.config import GiB, MiB, format_bytes
 from streamer.errors import StreamerError
 from streamer.recode.sandbox import describe_gaps
-from streamer.tools.doctor.finding import Finding
+from streamer.tools.doctor import Finding
 
 if TYPE_CHECKING:
     from streamer.client.settings import ClientSettings

@@ -9,9 +9,9 @@ import pytest
 
 from streamer.cli.exit_codes import Exit
 from streamer.cli.main import main
-from streamer.tools.doctor.libraries import extras, library_findings
-from streamer.tools.doctor.link import assess_link
-from streamer.tools.link.meter import Cell, Latency, QuickTest
+from streamer.tools.doctor.environment import extras, library_findings
+from streamer.tools.doctor.reach import assess_link
+from streamer.tools.link_meter import Cell, Latency, QuickTest
 
 
 def test_extras_are_read_from_the_metadata() -> None:

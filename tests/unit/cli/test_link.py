@@ -19,8 +19,8 @@ from streamer.store import Client, open_store
 from streamer.store.base import Get, Take
 from streamer.store.local_store import LocalStore
 from streamer.tools.bench_command import _Bench, add_arguments, client_of, endpoint_of, move_to_endpoint
-from streamer.tools.link.meter import Cell, Latency, Way, combine_cells, find_objects, measure_cell, ranges
-from streamer.tools.link.report import LinkFigures, advice, best, cell_row, save_plot
+from streamer.tools.link_meter import Cell, Latency, Way, combine_cells, find_objects, measure_cell, ranges
+from streamer.tools.link_report import LinkFigures, advice, best, cell_row, save_plot
 
 
 def _cell(connections: int, range_bytes: int, rate: float, client: str = "obstore", cpu: float = 1.0) -> Cell:

@@ -19,7 +19,8 @@ from streamer.manifest.protocols import Source
 from streamer.media.audio.flac import _crc8_table
 from streamer.media.audio.index import read_recording
 from streamer.media.audio.recode import record_of
-from streamer.media.decode import audio, deadline
+from streamer.media.decode import audio
+from streamer.media.decode import decoder as deadline
 from streamer.media.decode.audio import WindowAudio
 from tests.recordings import RATE, decoded, encoded, flac, m4a, mp3, opus, sound, wav
 

@@ -17,9 +17,8 @@ from streamer.decode import Frames, SampleDecoder, VideoClip
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field, FieldSpec
 from streamer.media.containers.entries import TrackCodec
-from streamer.media.containers.packets.keys import find_droppable
-from streamer.media.decode.contexts import context_of
-from streamer.media.decode.deadline import Deadline
+from streamer.media.containers.packet_checks import find_droppable
+from streamer.media.decode.decoder import Deadline, context_of
 from streamer.media.decode.rgb import write_rgb
 from streamer.media.decode.video import _find_frames, decode_frames, read_video
 from streamer.media.decode.video_packets import VideoPackets

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamer.decode import Frames, VideoClip
-from streamer.media.decode import containers, deadline
-from streamer.media.decode.deadline import Deadline
+from streamer.media.decode import decoder as deadline
+from streamer.media.decode import video_packets as containers
+from streamer.media.decode.decoder import Deadline
 from streamer.media.decode.video import decode_frames, read_video
 from streamer.media.decode.video_packets import VideoPackets
 from streamer.media.video.format import Video

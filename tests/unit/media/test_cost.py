@@ -11,9 +11,8 @@ from streamer.formats.detect import chooser
 from streamer.formats.registry import restore_format
 from streamer.indexing.build import build
 from streamer.media.containers.blocks import Described, cut_blocks
-from streamer.media.containers.clips import Pattern, Sampling, samples_of
+from streamer.media.containers.clips import FrameTable, Pattern, Sampling, samples_of
 from streamer.media.containers.entries import TrackCodec
-from streamer.media.containers.frames import FrameTable
 from streamer.media.video.cost import ClipCost, block_costs
 from tests.unit.manifest.conftest import MemoryStore
 from tests.unit.media.containers.conftest import TIMESCALE, track

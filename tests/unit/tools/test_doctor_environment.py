@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from streamer.tools.doctor import environment
+from streamer.tools.doctor import Finding, environment
 from streamer.tools.doctor.environment import environment_findings
-from streamer.tools.doctor.finding import Finding
 
 
 def _found(folder: Path, **variables: str) -> dict[str, Finding]:

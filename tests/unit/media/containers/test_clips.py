@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from streamer.batches.samples.seeding import SampleDraws
-from streamer.media.containers.clips import Pattern, Samples, Sampling, draw_numbers, samples_of
-from streamer.media.containers.frames import FrameTable
+from streamer.media.containers.clips import FrameTable, Pattern, Samples, Sampling, draw_numbers, samples_of
 from streamer.media.containers.records import ClipHeader
 from tests.unit.media.containers.conftest import TIMESCALE, track
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from streamer.errors import RecodeError
 from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.movie import VIDEO
-from streamer.media.containers.packets.frame_order import check_order, is_reordered, max_reorder
-from streamer.media.containers.packets.nal_units import MAX_REORDER
+from streamer.media.containers.nal_units import MAX_REORDER
+from streamer.media.containers.packet_checks import check_order, is_reordered, max_reorder
 from tests.videos import index_of, video
 
 AVC = TrackCodec("h264", bytes(4) + b"\x03" + bytes(10))

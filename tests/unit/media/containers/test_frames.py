@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.formats.failures import DamagedError
-from streamer.media.containers.frames import FrameTable
+from streamer.media.containers.clips import FrameTable
 from streamer.media.containers.movie import prefer
 from streamer.media.containers.tables import Packets
 from tests.unit.media.containers.conftest import TIMESCALE, track

@@ -8,7 +8,7 @@ import pytest
 
 from streamer.errors import RecodeError
 from streamer.media.containers.entries import TrackCodec
-from streamer.media.containers.packets.keys import check_key, find_droppable
+from streamer.media.containers.packet_checks import check_key, find_droppable
 
 HEVC = TrackCodec("hevc", b"\1" + bytes(20) + b"\x03" + bytes(10))
 AVC = TrackCodec("h264", bytes(4) + b"\x03" + bytes(10))

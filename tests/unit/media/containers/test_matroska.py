@@ -11,8 +11,8 @@ import pytest
 
 from streamer.formats.failures import DamagedError, UnreadError
 from streamer.manifest.model import ObjectRecord
+from streamer.media.containers.clips import FrameTable
 from streamer.media.containers.entries import TrackCodec
-from streamer.media.containers.frames import FrameTable
 from streamer.media.containers.matroska import read_matroska
 from streamer.media.containers.tables import Packets
 from tests.videos import MATROSKA, made

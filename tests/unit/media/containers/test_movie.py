@@ -12,9 +12,9 @@ import pytest
 
 from streamer.formats.failures import DamagedError, UnreadError
 from streamer.media.containers.boxes import boxes
-from streamer.media.containers.edits import Edit, Shift, shift_of
-from streamer.media.containers.frames import FrameTable
+from streamer.media.containers.clips import FrameTable
 from streamer.media.containers.movie import Movie
+from streamer.media.containers.tables import Edit, Shift, shift_of
 from tests.videos import KINDS, index_of, made
 
 

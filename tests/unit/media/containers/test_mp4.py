@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from streamer.media.containers.edits import Edit
+from streamer.media.containers.clips import FrameTable
 from streamer.media.containers.entries import TrackCodec, read_codec
-from streamer.media.containers.frames import FrameTable
-from streamer.media.containers.mp4 import _entry, clip_mp4
 from streamer.media.containers.records import encode_head, open_record, read_head
+from streamer.media.containers.tables import Edit
 from streamer.media.video.format import Video
+from streamer.media.video.mp4 import _entry, clip_mp4
 from tests.formats.cases import block_bytes, find, recode
 from tests.videos import index_of, made
 

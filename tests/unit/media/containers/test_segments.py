@@ -13,8 +13,7 @@ import pytest
 
 from streamer.errors import ConfigError, ManifestError, RecodeError
 from streamer.manifest.model import ObjectRecord
-from streamer.media.containers.clips import Pattern, Sampling
-from streamer.media.containers.frames import FrameTable
+from streamer.media.containers.clips import FrameTable, Pattern, Sampling
 from streamer.media.containers.recode import ClipRecoder
 from streamer.media.containers.segments import Segments, SegmentTable, assign_rows, read_table
 from streamer.media.containers.tables import Packets

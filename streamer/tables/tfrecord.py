@@ -35,7 +35,7 @@ from streamer.manifest.beside import is_hidden
 from streamer.manifest.blocks import MOST_FETCH_BYTES, MOST_RECORD_BYTES
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Examine, Examined, Indexing, Source, Span, Surveying
-from streamer.tables.tfrecord import example
+from streamer.tables import tfrecord_example as example
 
 _NAME = re.compile(r".*\.(tfrecords?|tfrec)((-|\.)\d+-of-\d+|-\d+)?(\.(gz|gzip|zlib|zst))?|.+-\d{5}-of-\d{5}(\.gz)?")
 _INDEX_ENDINGS = (".idx", "/.idx", ".index", "/.index")

@@ -1,13 +1,23 @@
-"""Writes a clip as a small mp4: its packets as they are, and an edit list by which players show the clip alone."""
+"""Writes clips in shards: small mp4s of their packets, which are not encoded anew, with times and source.
+
+An edit list has players show the clip alone.
+"""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from streamer.formats.base import Field
+from streamer.manifest.blocks import decode_hints
+from streamer.manifest.table import Manifest
+from streamer.media.audio.windows import TIME_MARK
+from streamer.media.containers.blocks import Needed, read_hint
 from streamer.media.containers.entries import CODECS, OBJECT_TYPES, TURNS, TrackCodec
-from streamer.media.containers.records import open_record
+from streamer.media.containers.records import CLIP, DURATION, PTS, open_record, read_head
+from streamer.media.containers.tables import Integers
 
 # Types of entries by decoder, the first of several; boxes of their parameters; types of objects of esds.
 _KINDS = {name: kind for kind, name in reversed(CODECS.items())}
@@ -15,6 +25,7 @@ _PARAMETERS = {"h264": b"avcC", "hevc": b"hvcC", "libdav1d": b"av1C"}
 _OBJECTS = {name: number for number, name in reversed(OBJECT_TYPES.items())}
 _ONE = 1 << 16
 _MAX_TICKS = 1 << 31
+_FRAMES = "frames"
 
 
 def clip_mp4(record: memoryview) -> bytes:
@@ -134,3 +145,44 @@ def _descriptor(tag: int, body: bytes) -> bytes:
     """A descriptor, with its length in four bytes of seven bits."""
     length = len(body)
     return bytes([tag, *(length >> shift & 0x7F | (0x80 if shift else 0) for shift in (21, 14, 7, 0))]) + body
+
+
+def pack_clip(field: Field, key: str) -> Iterable[tuple[str, object]] | None:
+    """Returns names and values of a field of the clip with this key: its video and where it is from, or times.
+
+    Raises:
+        ValueError: it cannot be an mp4.
+    """
+    if field.kind == CLIP:
+        path, _, times = key.rpartition(TIME_MARK)
+        name = "mp4" if field.name == _FRAMES else f"{field.name}.mp4"
+        source = {"path": path, "time": [float(each) for each in times.split(",")]}
+        return [(name, clip_mp4(field.content)), ("source", source)]
+    if field.kind in (PTS, DURATION):
+        head, _ = read_head(field.content)
+        return [(field.name, head.seconds(durations=field.kind == DURATION).tolist())]
+    return None
+
+
+def can_pack_clips(manifest: Manifest) -> bool:
+    """Whether the packets of each clip are a video: they are not where GOPs between its frames are left out."""
+    for needed in _blocks(manifest):
+        gaps = np.cumsum(needed.behind_gap)
+        if (gaps[needed.stop - 1] > gaps[needed.first]).any():
+            return False
+    return True
+
+
+def find_clip_bytes(manifest: Manifest) -> Integers:
+    """Returns the bytes of the packets of each clip, which has those of its own of a GOP that several clips share."""
+    found = [np.empty(0, np.int64)]
+    for needed in _blocks(manifest):
+        before = np.append(0, np.cumsum(needed.size))
+        found.append(before[needed.stop] - before[needed.first])
+    return np.concatenate(found)
+
+
+def _blocks(manifest: Manifest) -> Iterator[Needed]:
+    for number in range(manifest.chunks):
+        for block in decode_hints(manifest.chunk(number).hint):
+            yield read_hint(block.hint)[1]

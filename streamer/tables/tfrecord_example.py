@@ -16,7 +16,7 @@ import numpy as np
 
 from streamer.formats.failures import DamagedError
 
-# How kinds of lists of byte strings begin; see `streamer.tables.tfrecord.decode`.
+# How kinds of lists of byte strings begin; see `streamer.tables.foreign.find_decoder`.
 STRINGS = "tf-list:"
 BYTES = 0x0A
 FLOATS = 0x12

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from streamer.errors import ConfigError, RecodeError
 from streamer.formats.base import Block, Facts, FieldSpec, ObjectRecord, Opener, Records, Span
 from streamer.formats.table.records import TableOpener, fixed_dtype, head_bytes, head_dtype
-from streamer.tables.arrays.rows import ArrayRows, RowOpener, kind_of_rows
+from streamer.tables.npy import ArrayRows, RowOpener, kind_of_rows
 
 Int64Array = NDArray[np.int64]
 

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Prints the result for each epoch of each order."""
     from streamer.order.audit import audit_epoch, describe_audit
-    from streamer.tools.audit.expected import StateOrder
+    from streamer.tools.audit_states import StateOrder
 
     orders, without = _records(arguments.files)
     if without:
@@ -78,7 +78,7 @@ def _records(files: Sequence[Path]) -> tuple[dict[str, tuple[State, dict[int, li
     """The records of each order by epoch, with a state of the order; and the number of states without any."""
     from streamer.order.audit import read_records
     from streamer.order.state import State
-    from streamer.tools.audit.states import states_in
+    from streamer.tools.audit_states import states_in
 
     orders: dict[str, tuple[State, dict[int, list[Record]]]] = {}
     without = 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from streamer.config import FetchConfig, MiB, counted, format_bytes
 from streamer.engine.processes.policy import count_max_processes
-from streamer.tools.link.meter import Cell, Latency, Way
+from streamer.tools.link_meter import Cell, Latency, Way
 
 # More connections or longer ranges must gain this much to be worth it.
 _WORTH = 0.92

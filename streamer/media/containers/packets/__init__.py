@@ -1,1 +1,0 @@
-"""What the bytes of packets say without being decoded."""

@@ -1,1 +1,0 @@
-"""Arrays whose rows are samples."""

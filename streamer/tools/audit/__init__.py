@@ -1,1 +1,0 @@
-"""`streamer audit`: whether every sample came exactly once."""

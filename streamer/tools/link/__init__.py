@@ -1,1 +1,0 @@
-"""Measures a link and reports it: the work of `streamer bench`."""
