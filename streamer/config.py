@@ -249,8 +249,8 @@ class Environment:
     # The socket and the interval of notifications that a service manager names (sd_notify(3)).
     notify_socket: str | None = None
     watchdog_seconds: float | None = None
-    # STREAMER_* settings of `streamer serve` by lower-case name ("cache_bytes"), as written.
-    service: Mapping[str, str] = field(default_factory=dict)
+    # The settings of an engine in STREAMER_* variables, by lower-case name ("cache_bytes"), as written.
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, variables: Mapping[str, str] | None = None) -> Environment:
@@ -272,23 +272,41 @@ class Environment:
             config=Path(os.path.abspath(env["STREAMER_CONFIG"])) if env.get("STREAMER_CONFIG") else None,
             notify_socket=env.get("NOTIFY_SOCKET") or None,
             watchdog_seconds=(read_number(env, ("WATCHDOG_USEC",)) or 0) / 1e6 or None,
-            service={
-                name.lower(): env[f"STREAMER_{name}"] for name in SERVICE_VARIABLES if env.get(f"STREAMER_{name}")
+            settings={
+                name.lower(): env[f"STREAMER_{name}"]
+                for name in (*ENGINE_VARIABLES, *SERVICE_VARIABLES)
+                if env.get(f"STREAMER_{name}")
             },
         )
+
+    def engine_settings(self) -> dict[str, str]:
+        """Returns the settings of an engine that this process starts for itself.
+
+        Raises:
+            ConfigError: a variable is set that only a service can have.
+        """
+        for name in self.settings:
+            if name.upper() in SERVICE_VARIABLES:
+                raise ConfigError(
+                    f"STREAMER_{name.upper()} is a setting of `streamer serve`, and the engine that a job starts for "
+                    "itself cannot have it: unset it, or run `streamer serve` with it and set STREAMER_ENGINE to "
+                    "unix:/path/of/its/socket here",
+                    field=f"STREAMER_{name.upper()}",
+                )
+        return dict(self.settings)
 
 
 # The socket of an embedded engine in its cache folder, for clients that do not see its runtime folder. It begins like
 # the folder's marker: earlier versions take a folder that has nothing else for an empty one.
 CACHE_SOCKET_NAME = "streamer-cache.sock"
 
-# The variables of every process of streamer, and those that only `streamer serve` reads.
+# The variables of every process of streamer, those of any engine, and those that only `streamer serve` can have.
 _COMMON = frozenset(
     ["CACHE_DIR", "RUNTIME_DIR", "ENGINE", "LOG", "LOG_FORMAT", "TOKEN_FILE", "CONFIG", "JOB", "NODE", "NODES"]
 )
+ENGINE_VARIABLES = ("CACHE_BYTES", "MEMORY_BYTES", "FETCH_PROCESSES", "GROUP")
 SERVICE_VARIABLES = (
-    *("SOCKET", "HTTP", "CACHE_BYTES", "MEMORY_BYTES", "FETCH_PROCESSES"),
-    *("GROUP", "ALLOW_UIDS", "DRAIN_SECONDS", "MAX_CONNECTIONS"),
+    *("SOCKET", "HTTP", "ALLOW_UIDS", "DRAIN_SECONDS", "MAX_CONNECTIONS"),
     *("PEERS", "PEERS_LISTEN", "PEERS_TOKEN_FILE", "PEERS_TLS_FOLDER"),
 )
 # Kubernetes puts these into every container when a Service is called "streamer".
@@ -301,7 +319,7 @@ def check_variables(variables: Mapping[str, str] | None = None) -> None:
     Raises:
         ConfigError: names it, and those that there are.
     """
-    known = {f"STREAMER_{name}" for name in (*_COMMON, *SERVICE_VARIABLES)}
+    known = {f"STREAMER_{name}" for name in (*_COMMON, *ENGINE_VARIABLES, *SERVICE_VARIABLES)}
     for name in os.environ if variables is None else variables:
         if name.startswith("STREAMER_") and name not in known and not _KUBERNETES.fullmatch(name):
             raise ConfigError(f"{name} is not a setting; there are {', '.join(sorted(known))}", field=name)

@@ -12,7 +12,6 @@ import logging
 import os
 import select
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Self, TypeVar
@@ -23,7 +22,7 @@ from streamer import errors
 from streamer.base import linux
 from streamer.client import in_process
 from streamer.client.connection import Connection, DisconnectedError
-from streamer.client.launcher import Restarts, connect, pause_before_restart
+from streamer.client.launcher import Restarts, connect, pause_before_restart, warn_once
 from streamer.client.pending_requests import Ask, ManifestAsk, PendingRequests
 from streamer.client.session import Session
 from streamer.client.settings import ClientSettings
@@ -286,7 +285,7 @@ class EngineClient:
         if asked is None or not found or asked == found:
             return
         remedy = "change limit_bytes of the service" if self.settings.external else "end its other jobs, and wait 3 s"
-        _warn_once(
+        warn_once(
             f"{welcome.pid} {asked}",
             f"cache_bytes={asked} ({format_bytes(asked)}) is not used: the engine of {welcome.root} runs already, with "
             f"a limit of {format_bytes(found)}; to change it, {remedy}",
@@ -347,7 +346,7 @@ class EngineClient:
                 self._answers[event.request] = event
                 self._restarts.record_progress()
             case Notice():
-                _warn_once(f"{self._connect().welcome.pid} {event.number}", event.text)
+                warn_once(f"{self._connect().welcome.pid} {event.number}", event.text)
             case Opened() | Ready() | Failed():
                 logger.debug("late event %s", type(event).__name__)
             case _:
@@ -393,13 +392,3 @@ class EngineClient:
 
 def _make_error(event: Failed) -> errors.StreamerError:
     return errors.from_wire(event.kind, event.message, event.details)
-
-
-# A rank has several connections, and one line suffices for all of them.
-_warned: deque[str] = deque(maxlen=64)
-
-
-def _warn_once(key: str, text: str) -> None:
-    if key not in _warned:
-        _warned.append(key)
-        logger.warning("%s", text)

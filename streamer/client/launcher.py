@@ -18,6 +18,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from streamer.client.in_process import start_engine
 from streamer.client.runtime_folder import remove_leftovers
 from streamer.client.settings import ClientSettings
 from streamer.client.store_variables import record_engine
-from streamer.config import CACHE_SOCKET_NAME, Environment
+from streamer.config import CACHE_SOCKET_NAME, ENGINE_VARIABLES, Environment, check_variables
 from streamer.errors import ConfigError, EngineUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -91,15 +92,29 @@ class Restarts:
         return 0.0 if self.crashes == 1 else _FIRST_PAUSE_SECONDS * 2 ** (self.crashes - 2)
 
 
+# A rank has several connections, and one line suffices for all of them.
+_warned: deque[str] = deque(maxlen=64)
+
+
+def warn_once(key: str, text: str) -> None:
+    """Logs a warning unless one with the same key was logged in this process."""
+    if key not in _warned:
+        _warned.append(key)
+        logger.warning("%s", text)
+
+
 def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Connection:
     """Returns a connection to the engine that `settings` names; starts the embedded one if necessary.
 
     Raises:
         EngineUnavailableError: no answer in `connect_seconds`, or engines crash at their start.
+        ConfigError: a variable of the environment is set that only a service can have.
         StreamerError: the engine's reason for not starting (cache folder, limit, version).
     """
     open_standard_descriptors()
-    join_trainer(Environment.read())
+    environment = Environment.read()
+    join_trainer(environment)
+    _check_variables(settings, environment)
     restarts = Restarts() if restarts is None else restarts
     if settings.external:
         connection = _connect_when_up(settings)
@@ -109,6 +124,23 @@ def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Conne
             record_engine(connection.welcome.pid)
     restarts.record_connection(time.monotonic())
     return connection
+
+
+def _check_variables(settings: ClientSettings, environment: Environment) -> None:
+    """Refuses variables that the engine of this process cannot have, and warns once about those without effect."""
+    if not settings.external:
+        environment.engine_settings()
+    elif without_effect := [name.upper() for name in environment.settings if name.upper() in ENGINE_VARIABLES]:
+        names = ", ".join(f"STREAMER_{name}" for name in without_effect)
+        warn_once(
+            names,
+            f"{names} has no effect here: the engine at {settings.socket_path} is a service, which has the settings "
+            "that it was started with",
+        )
+    try:
+        check_variables()
+    except ConfigError as error:
+        warn_once(error.message, error.message)
 
 
 def pause_before_restart(settings: ClientSettings, restarts: Restarts) -> None:

@@ -1,4 +1,4 @@
-"""The variables in which stores find credentials and addresses. An engine has those of the process that started it.
+"""The variables that an engine has from the process that started it: credentials and addresses of stores, settings.
 
 It also serves other processes, and stays for some seconds after the last one: the next job may have other variables.
 """
@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Mapping
 
+from streamer.config import ENGINE_VARIABLES
 from streamer.errors import StoreError, StreamerError
 
 logger = logging.getLogger(__name__)
@@ -18,6 +19,7 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _NAMES = frozenset(
     [*_PROXIES, *map(str.upper, _PROXIES), *_CERTIFICATES, "NETRC", "STORAGE_EMULATOR_HOST", "STREAMER_CONFIG"]
+    + [f"STREAMER_{name}" for name in ENGINE_VARIABLES]
 )
 # Pid of an engine -> its variables, or, if they cannot be read, those of this process when it first met that engine.
 _met: dict[int, dict[str, str]] = {}

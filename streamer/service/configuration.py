@@ -48,7 +48,7 @@ _SECTIONS: dict[str, type[object]] = {
 _ELSEWHERE = frozenset(
     ["cache", "fetch", "datasets", "service", "peers", "grace_seconds", "refuse_local", "secret_files"]
 )
-# The field that a variable of `Environment.service`, or an option of the command line, sets.
+# The field that a variable of `Environment.settings`, or an option of the command line, sets.
 _PLACES = {
     "cache_dir": ("cache", "directory"),
     "cache_bytes": ("cache", "limit_bytes"),
@@ -78,20 +78,15 @@ def read_service_config(path: Path | None, environment: Environment, options: Ma
 
     Args:
         path: TOML file, or None for environment and options only.
-        environment: its `service` variables take precedence over the file.
+        environment: its `settings` take precedence over the file.
         options: Options of the command line, by the same names, or None where not given. They take precedence over all.
 
     Raises:
         ConfigError: a setting is unknown or invalid; names it.
     """
     tables, datasets, files = _read_file(path)
-    variables: dict[str, object] = dict(environment.service)
-    variables["token_file"] = environment.token_file
-    for source in (variables, options):
-        for name, value in source.items():
-            if value is not None:
-                section, field = _PLACES[name]
-                tables[section][field] = value
+    for source in (environment.settings, {"token_file": environment.token_file}, options):
+        _override(tables, source)
     tables["cache"].setdefault("directory", environment.cache_dir)
     tables["engine"].setdefault("socket_path", environment.runtime_dir / "engine.sock")
     tables["service"].setdefault("http", DEFAULT_HTTP)
@@ -100,17 +95,19 @@ def read_service_config(path: Path | None, environment: Environment, options: Ma
     return replace(config, secret_files=(*files, *token))
 
 
-def read_trainer_config(path: Path, engine: EngineConfig) -> EngineConfig:
+def read_trainer_config(path: Path | None, variables: Mapping[str, str], engine: EngineConfig) -> EngineConfig:
     """Returns the configuration of an engine that a trainer starts: [cache], [fetch] and [engine] of a file.
 
     Args:
-        path: the TOML file, which a service may read as well.
-        engine: the trainer's settings; its folder, socket and limit take precedence over the file.
+        path: TOML file, which a service may read as well, or None.
+        variables: Settings of the environment (`Environment.engine_settings`), which take precedence over the file.
+        engine: Settings of the trainer; its folder, socket and limit take precedence over all.
 
     Raises:
         ConfigError: see `read_service_config`.
     """
     tables, _, _ = _read_file(path)
+    _override(tables, variables)
     tables["cache"]["directory"] = engine.cache.directory
     if engine.cache.limit_bytes is not None:
         tables["cache"]["limit_bytes"] = engine.cache.limit_bytes
@@ -119,6 +116,14 @@ def read_trainer_config(path: Path, engine: EngineConfig) -> EngineConfig:
     return replace(
         file, service=engine.service, peers=engine.peers, refuse_local=False, grace_seconds=engine.grace_seconds
     )
+
+
+def _override(tables: _Tables, settings: Mapping[str, object]) -> None:
+    """Puts settings of the environment or the command line into the tables of a file; None where one is not given."""
+    for name, value in settings.items():
+        if value is not None:
+            section, field = _PLACES[name]
+            tables[section][field] = value
 
 
 def _assemble(tables: _Tables, datasets: tuple[DatasetConfig, ...]) -> EngineConfig:

@@ -52,15 +52,15 @@ def _run(settings: object, ready_fd: int, timing: StartupTiming) -> None:
 
     timing.end("imports")
     configure(logging.INFO, "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s", Environment.read())
-    config = configuration(settings)
+    config = configuration(settings, Environment.read())
     uvloop.run(EngineService(config, lambda: _report(ready_fd, {"ready": True}), timing=timing).run())
 
 
-def configuration(settings: object) -> EngineConfig:
-    """Configuration of an engine that a client starts for itself.
+def configuration(settings: object, environment: Environment) -> EngineConfig:
+    """Returns the configuration of an engine that a client starts for itself, whose environment it has.
 
     Raises:
-        ConfigError: it is not a mapping.
+        ConfigError: it is not a mapping, or a setting of the file or the environment is invalid.
     """
     if not isinstance(settings, Mapping):
         raise ConfigError("the configuration of the engine is not a mapping", field="stdin")
@@ -68,11 +68,12 @@ def configuration(settings: object) -> EngineConfig:
     config = EngineConfig(
         cache=cache, socket_path=Path(settings["socket"]), grace_seconds=settings.get("grace_seconds", 3.0)
     )
-    if not settings.get("config"):
+    variables = environment.engine_settings()
+    if not settings.get("config") and not variables:
         return config
-    from streamer.service.configuration import read_trainer_config
+    from streamer.service.configuration import read_trainer_config  # Only where there is something: a slower start.
 
-    return read_trainer_config(Path(settings["config"]), config)
+    return read_trainer_config(Path(settings["config"]) if settings.get("config") else None, variables, config)
 
 
 def _report(descriptor: int, line: dict[str, object]) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import uvloop
 
-from streamer.config import EngineConfig
+from streamer.config import EngineConfig, Environment
 from streamer.errors import BrokenError, StreamerError
 from streamer.service.embedded import configuration
 from streamer.service.lifecycle import EngineService
@@ -110,7 +110,7 @@ def start(settings: Mapping[str, object]) -> None:
     Raises:
         StreamerError: the reason why it did not start.
     """
-    InlineEngine(configuration(settings)).start()
+    InlineEngine(configuration(settings, Environment.read())).start()
 
 
 def end(unless_at: Collection[Path] = (), *, shared: bool = True) -> None:

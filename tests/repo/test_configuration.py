@@ -12,6 +12,7 @@ import pytest
 
 from streamer.cli import serve_command
 from streamer.config import (
+    ENGINE_VARIABLES,
     FETCH_SETTINGS,
     SERVICE_VARIABLES,
     CacheConfig,
@@ -115,7 +116,7 @@ def test_variables_and_options_are_all_named() -> None:
     """Every variable of the page exists, every variable of the service is there, and so is every option."""
     variables = set(re.findall(r"STREAMER_[A-Z_]+", PAGE))
     check_variables(dict.fromkeys(variables, ""))
-    assert {f"STREAMER_{name}" for name in SERVICE_VARIABLES} <= variables
+    assert {f"STREAMER_{name}" for name in (*ENGINE_VARIABLES, *SERVICE_VARIABLES)} <= variables
     parser = argparse.ArgumentParser(add_help=False)
     serve_command.add_arguments(parser)
     options = set(re.findall(r"^ +(--[a-z-]+)", parser.format_help(), re.MULTILINE))

@@ -5,7 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from streamer.config import CacheConfig, DatasetConfig, EngineConfig, Environment, check_variables
+from streamer.config import (
+    SERVICE_VARIABLES,
+    CacheConfig,
+    DatasetConfig,
+    EngineConfig,
+    Environment,
+    check_variables,
+)
 from streamer.errors import ConfigError
 from streamer.service.configuration import DEFAULT_HTTP, read_service_config, read_trainer_config
 
@@ -67,13 +74,34 @@ def test_an_engine_of_a_trainer_reads_the_same_file(tmp_path):
         cache=CacheConfig(directory=tmp_path, limit_bytes=7), socket_path=tmp_path / "s", grace_seconds=2
     )
     file = written(tmp_path, FILE + "[peers]\nmembers = 'a:1'\n")
-    config = read_trainer_config(file, own)
+    config = read_trainer_config(file, {}, own)
     assert (config.cache.directory, config.cache.limit_bytes, config.cache.group) == (tmp_path, 7, "2000")
     assert (config.fetch.window_max, config.fetch.hedge) == (32, False)
     assert (config.socket_path, config.grace_seconds) == (tmp_path / "s", 2)
     assert (config.service, config.peers, config.datasets, config.refuse_local) == (own.service, own.peers, (), False)
     unlimited = replace(own, cache=CacheConfig(directory=tmp_path))
-    assert read_trainer_config(file, unlimited).cache.limit_bytes == 200 * 10**9
+    assert read_trainer_config(file, {}, unlimited).cache.limit_bytes == 200 * 10**9
+
+
+def test_variables_count_for_the_engine_of_a_trainer(tmp_path):
+    """More than the file, which need not be there, and less than the arguments of the dataset."""
+    own = EngineConfig(cache=CacheConfig(directory=tmp_path), socket_path=tmp_path / "s")
+    variables = environment(
+        STREAMER_CACHE_BYTES="1GB", STREAMER_MEMORY_BYTES="64MiB", STREAMER_FETCH_PROCESSES="3", STREAMER_GROUP="7"
+    ).engine_settings()
+    for file in (None, written(tmp_path, FILE)):
+        config = read_trainer_config(file, variables, own)
+        assert (config.cache.limit_bytes, config.cache.group) == (10**9, "7")
+        assert (config.fetch.memory_bytes, config.fetch_processes) == (64 << 20, 3)
+    limited = replace(own, cache=CacheConfig(directory=tmp_path, limit_bytes=7))
+    assert read_trainer_config(None, variables, limited).cache.limit_bytes == 7
+
+
+@pytest.mark.parametrize("name", SERVICE_VARIABLES)
+def test_a_variable_of_a_service_is_refused_by_a_trainer(name):
+    """It would do nothing, without a word."""
+    with pytest.raises(ConfigError, match=f"STREAMER_{name} is a setting of `streamer serve`"):
+        environment(**{f"STREAMER_{name}": "x"}).engine_settings()
 
 
 def test_nothing_said_is_a_service_on_loopback():
