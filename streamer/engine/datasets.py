@@ -35,7 +35,7 @@ from streamer.formats import chunkfile
 from streamer.manifest.columns import BinaryColumn
 from streamer.manifest.model import Chunk, Extent, ObjectRecord
 from streamer.manifest.table import Manifest
-from streamer.manifest.validation import check_key
+from streamer.manifest.validation import check_key, has_stamped_keys, stamp_keys
 from streamer.store.addresses.urls import split
 from streamer.wire.store_options import StoreOptions
 
@@ -102,7 +102,9 @@ class Dataset:
         self.options = options
         self.name = name or manifest.digest
         self.touched = True
-        self._checked = bytearray(manifest.chunks)
+        # Of each chunk whether its key was checked; None if all were.
+        self._checked = None if has_stamped_keys(manifest.path) else bytearray(manifest.chunks)
+        self._unchecked = manifest.chunks
         self.file_bytes: npt.NDArray[np.int64] = (
             chunkfile.HEADER_BYTES + manifest.chunk_local_bytes + manifest.chunk_samples * chunkfile.CRC_BYTES
         )
@@ -141,16 +143,23 @@ class Dataset:
     def check_key(self, chunk: int) -> None:
         """Checks once that a chunk's key is its own, before its bytes are kept or found under that name.
 
-        A manifest that is installed was checked as a whole, but an earlier version may have installed this one. It
-        takes 15 us, and 1 us more for each object where objects are samples.
+        A manifest that is installed was checked as a whole, but an earlier version may have installed this one, or
+        another program has written to its folder. It takes 15 us, and 1 us more for each object where objects are
+        samples: 38 ms of the first batch of a warm start with a look-ahead of 826 chunks (2026-11-29).
 
         Raises:
             ManifestError: there is no such chunk.
             ManifestCorruptError: its key is that of another chunk.
         """
-        if not self._checked[chunk]:
-            check_key(self.manifest, chunk)
-            self._checked[chunk] = 1
+        if self._checked is None or self._checked[chunk]:
+            return
+        check_key(self.manifest, chunk)
+        self._checked[chunk] = 1
+        self._unchecked -= 1
+        # The keys of blocks of several objects are not among those that are checked here.
+        if self._unchecked == 0 and not self.manifest.recoded:
+            self._checked = None
+            stamp_keys(self.manifest.path)
 
 
 class Datasets:

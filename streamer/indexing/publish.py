@@ -15,7 +15,7 @@ from streamer.manifest.model import Facts
 from streamer.manifest.packing import key_at_endpoint
 from streamer.manifest.staging import settle, workplace
 from streamer.manifest.table import Manifest
-from streamer.manifest.validation import base_keys, foreign
+from streamer.manifest.validation import base_keys, foreign, stamp_keys
 
 
 def publish(rows: ManifestRows, root: Path) -> Path:
@@ -37,7 +37,9 @@ def publish(rows: ManifestRows, root: Path) -> Path:
             parts.append(ManifestPart(runs))
         content = _content(rows, parts)
         (place / ROOT_NAME).write_bytes(encode_root(content, rows.listing.urls, file_bytes))
-        return settle(place, root / content.digest())
+        folder = settle(place, root / content.digest())
+        stamp_keys(folder)
+        return folder
 
 
 def publish_again(manifest: Manifest, root: Path) -> Path:
@@ -82,7 +84,9 @@ def publish_at(manifest: Manifest, root: Path, endpoint: str) -> Path:
             parts.append(ManifestPart({**part.tables, "chunks": TableRun(run.first, run.count, digest_of(chunks))}))
         content = msgspec.structs.replace(manifest.content, parts=parts, endpoint=endpoint)
         (place / ROOT_NAME).write_bytes(encode_root(content, manifest.urls, file_bytes))
-        return settle(place, root / content.digest(), durable=False)
+        folder = settle(place, root / content.digest(), durable=False)
+        stamp_keys(folder)
+        return folder
 
 
 def _content(rows: ManifestRows, parts: list[ManifestPart]) -> ManifestContent:

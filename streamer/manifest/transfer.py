@@ -11,7 +11,7 @@ from streamer.manifest.layout import ROOT_NAME, TABLE_SUFFIX, Root, file_name
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.staging import settle, workplace
 from streamer.manifest.table import Manifest
-from streamer.manifest.validation import open_and_verify
+from streamer.manifest.validation import open_and_verify, stamp_keys
 
 _FILE_NAME = re.compile(rf"{re.escape(ROOT_NAME)}|[a-z]+-[0-9]{{5,9}}{re.escape(TABLE_SUFFIX)}")
 
@@ -71,7 +71,9 @@ def verify_and_settle(place: Path, root: Path, check: Callable[[Manifest], None]
         check(manifest)
     # The reader of a copy verifies it again: if a power loss tears it, that costs another copy. Waiting for the
     # disk six times took 36 ms of a trainer's start while other programs wrote to it (2026-11-22).
-    return Manifest.open(settle(place, root / manifest.digest, durable=False))
+    folder = settle(place, root / manifest.digest, durable=False)
+    stamp_keys(folder)
+    return Manifest.open(folder)
 
 
 def install_files(

@@ -8,8 +8,10 @@ chunk, and a foreign one is refused.
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -210,6 +212,29 @@ def check_key(manifest: Manifest, chunk: int) -> None:
     key = next(keys.between(chunk, chunk + 1))
     if key is None or key_at_endpoint(key, manifest.content.endpoint) != manifest.chunk_keys[chunk].tobytes():
         raise foreign(manifest, chunk)
+
+
+def stamp_keys(folder: Path) -> None:
+    """Notes beside a manifest's folder that all keys of the files in it, as they are now, were checked or computed."""
+    with suppress(OSError):  # Without it they are checked again.
+        _stamp_path(folder).write_text(_describe_files(folder))
+
+
+def has_stamped_keys(folder: Path) -> bool:
+    """Whether all keys were checked when the files of a manifest's folder were as they are now."""
+    try:
+        return _stamp_path(folder).read_text() == _describe_files(folder)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _stamp_path(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.checked")
+
+
+def _describe_files(folder: Path) -> str:
+    files = [(entry.name, entry.stat()) for entry in os.scandir(folder)]
+    return "".join(f"{name} {status.st_size} {status.st_mtime_ns}\n" for name, status in sorted(files))
 
 
 def base_keys(manifest: Manifest) -> Iterator[bytes | None]:

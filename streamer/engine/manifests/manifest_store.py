@@ -4,6 +4,7 @@
     manifests/sources/<name>   "<listing> <digest>": the newest answer to one request, for that listing; then a line for
                                each note about objects that were left out
     manifests/logs/<name>/     what an unfinished index for that request has found; gone with the answer
+    manifests/<digest>.checked the files of a manifest whose keys were checked, as they were then
     manifests/<digest>.<rest>  what is made of a manifest: selections, columns, rows of documents, tables of keys;
                                <digest>-<digest>.<rest> of two, as a join is
 

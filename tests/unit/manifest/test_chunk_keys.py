@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from streamer.engine import datasets
 from streamer.errors import ManifestCorruptError
 from streamer.indexing.publish import publish_at
 from streamer.indexing.rows import ManifestRows
@@ -65,6 +67,29 @@ def test_a_foreign_key_is_refused(manifest, tmp_path, row):
     assert not list((tmp_path / "root").glob("[0-9a-f]*"))
     with pytest.raises(ManifestCorruptError):
         check_key(Manifest.open(forged), row % manifest.chunks)
+
+
+def test_keys_are_checked_once_for_the_same_files(manifest, tmp_path, monkeypatch):
+    """Each at its first use where nothing says that they were, or where somebody has written to the folder since."""
+    copied = shutil.copytree(manifest.path, tmp_path / manifest.digest, copy_function=shutil.copy)
+    checked = []
+    monkeypatch.setattr(datasets, "check_key", lambda manifest, chunk: checked.append(chunk))
+
+    def use_all(folder: Path) -> list[int]:
+        checked.clear()
+        dataset = datasets.Dataset(Manifest.open(folder), {})
+        for chunk in (*range(manifest.chunks), 0):
+            dataset.check_key(chunk)
+        return list(checked)
+
+    # Nothing is beside it.
+    assert use_all(copied) == list(range(manifest.chunks))
+    if not manifest.recoded:
+        assert use_all(copied) == []
+        os.utime(copied / ROOT_NAME)
+        assert use_all(copied) == list(range(manifest.chunks))
+    installed = install_files(export_files(manifest), tmp_path / "root")
+    assert use_all(manifest.path) == use_all(installed.path) == []
 
 
 def test_each_chunk_has_the_key_that_is_computed(manifest):

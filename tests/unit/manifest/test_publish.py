@@ -19,7 +19,7 @@ async def test_publishing_twice_keeps_the_first(build_it, store, tars):
     before = {p.name: p.stat().st_ino for p in first.path.iterdir()}
     await build_it(store(tars), "s3://b/tars/")
     assert {p.name: p.stat().st_ino for p in first.path.iterdir()} == before
-    assert [p.name for p in first.path.parent.iterdir()] == [first.digest]
+    assert {p.name for p in first.path.parent.iterdir()} == {first.digest, f"{first.digest}.checked"}
 
 
 async def test_a_broken_folder_is_replaced(build_it, store, tars):
@@ -30,7 +30,7 @@ async def test_a_broken_folder_is_replaced(build_it, store, tars):
         Manifest.open(first.path)
     await build_it(store(tars), "s3://b/tars/")
     open_and_verify(first.path)
-    assert [p.name for p in first.path.parent.iterdir()] == [first.digest]
+    assert {p.name for p in first.path.parent.iterdir()} == {first.digest, f"{first.digest}.checked"}
 
 
 async def test_an_open_manifest_outlives_its_folder(build_it, store, tars):

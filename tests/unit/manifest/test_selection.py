@@ -79,7 +79,7 @@ def test_it_lies_next_to_the_manifest_and_opens_again(tar_manifest):
     for opened in (Selection.open(tar_manifest, first.digest, verify=True), pickle.loads(pickle.dumps(first))):
         assert opened.ordinals.tolist() == list(range(10))
         assert not opened.ordinals.flags.owndata
-    assert len(list(tar_manifest.path.parent.iterdir())) == 3
+    assert len(list(tar_manifest.path.parent.iterdir())) == 4
 
 
 def test_a_selection_of_another_manifest_has_another_digest(tar_manifest, file_manifest):
