@@ -29,7 +29,9 @@ def lines(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
     return [record.getMessage() for record in caplog.records if text in record.getMessage()]
 
 
-@pytest.mark.parametrize("engine", ["auto", pytest.param("inline", marks=pytest.mark.leaves_over("libuv keeps a pipe for signals"))])
+@pytest.mark.parametrize(
+    "engine", ["auto", pytest.param("inline", marks=pytest.mark.leaves_over("libuv keeps a pipe for signals"))]
+)
 def test_an_engine_that_a_job_starts_has_the_settings_of_its_environment(
     settings: ClientSettings, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
