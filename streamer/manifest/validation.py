@@ -220,7 +220,7 @@ def stamp_keys(folder: Path) -> None:
         _stamp_path(folder).write_text(_describe_files(folder))
 
 
-def has_stamped_keys(folder: Path) -> bool:
+def are_keys_checked(folder: Path) -> bool:
     """Whether all keys were checked when the files of a manifest's folder were as they are now."""
     try:
         return _stamp_path(folder).read_text() == _describe_files(folder)
