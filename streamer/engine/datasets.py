@@ -35,7 +35,7 @@ from streamer.formats import chunkfile
 from streamer.manifest.columns import BinaryColumn
 from streamer.manifest.model import Chunk, Extent, ObjectRecord
 from streamer.manifest.table import Manifest
-from streamer.manifest.validation import check_key, are_keys_checked, stamp_keys
+from streamer.manifest.validation import check_key, has_key_stamp, stamp_keys
 from streamer.store.addresses.urls import split
 from streamer.wire.store_options import StoreOptions
 
@@ -103,7 +103,7 @@ class Dataset:
         self.name = name or manifest.digest
         self.touched = True
         # Of each chunk whether its key was checked; None if all were.
-        self._checked = None if are_keys_checked(manifest.path) else bytearray(manifest.chunks)
+        self._checked = None if has_key_stamp(manifest.path) else bytearray(manifest.chunks)
         self._unchecked = manifest.chunks
         self.file_bytes: npt.NDArray[np.int64] = (
             chunkfile.HEADER_BYTES + manifest.chunk_local_bytes + manifest.chunk_samples * chunkfile.CRC_BYTES

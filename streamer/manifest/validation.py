@@ -220,7 +220,7 @@ def stamp_keys(folder: Path) -> None:
         _stamp_path(folder).write_text(_describe_files(folder))
 
 
-def are_keys_checked(folder: Path) -> bool:
+def has_key_stamp(folder: Path) -> bool:
     """Whether all keys were checked when the files of a manifest's folder were as they are now."""
     try:
         return _stamp_path(folder).read_text() == _describe_files(folder)
