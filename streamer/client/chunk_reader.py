@@ -73,7 +73,7 @@ class ChunkReader:
     """Reads from the cache folder, the first root, and the read-only layers below it. Usable from any thread."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
-        # Each with whether every user may make folders beside it.
+        # The second value says whether every user may make folders beside the root.
         self._roots = [(os.fspath(root), os.fspath(root).startswith(_SHARED_BY_ALL)) for root in roots]
         self._tables: dict[tuple[bytes, int, int], bytes] = {}
         self._tables_left = _KEPT_BYTES
@@ -130,7 +130,7 @@ class ChunkReader:
     def _read(self, key: bytes, lengths: tuple[int, int], wanted: Iterable[_Target]) -> None:
         """Reads entries of a file of these lengths (bytes, entries); those that follow each other together."""
         entries = list(wanted)
-        # Without a closure and a loop, which took 0.6 us of a call of 24 us.
+        # A closure and a loop took 0.6 us of a call of 24 us.
         try:
             self._read_once(key, lengths, entries, 0)
         except FileNotFoundError:

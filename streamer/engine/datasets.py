@@ -102,7 +102,7 @@ class Dataset:
         self.options = options
         self.name = name or manifest.digest
         self.touched = True
-        # Of each chunk whether its key was checked; None if all were.
+        # Whether the key of each chunk was checked; None if all were.
         self._checked = None if has_key_stamp(manifest.path) else bytearray(manifest.chunks)
         self._unchecked = manifest.chunks
         self.file_bytes: npt.NDArray[np.int64] = (

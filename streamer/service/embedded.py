@@ -71,7 +71,7 @@ def configuration(settings: object, environment: Environment) -> EngineConfig:
     variables = environment.engine_settings()
     if not settings.get("config") and not variables:
         return config
-    from streamer.service.configuration import read_trainer_config  # Only where there is something: a slower start.
+    from streamer.service.configuration import read_trainer_config  # It would slow down each start.
 
     return read_trainer_config(Path(settings["config"]) if settings.get("config") else None, variables, config)
 
