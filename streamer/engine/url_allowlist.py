@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from hashlib import blake2b
 from unicodedata import normalize
 from urllib.parse import unquote
 
@@ -18,9 +19,9 @@ import msgspec
 from streamer.config import DatasetConfig, FetchConfig
 from streamer.errors import AccessDeniedError, ConfigError
 from streamer.fetch import Fetcher
-from streamer.fetch.fetcher_set import FetcherSet, ignore_notice
+from streamer.fetch.fetcher_set import FetcherSet, ignore_notice, options_key
 from streamer.manifest.model import Chunk
-from streamer.store import ObjectStore, open_store
+from streamer.store import ObjectStore, open_root
 from streamer.store.addresses.patterns import count_urls, expand, one_of_all
 from streamer.store.addresses.urls import HTTP_SCHEMES, Address, shown, split
 from streamer.store.root import StoreRoot
@@ -28,6 +29,9 @@ from streamer.store.root import StoreRoot
 Options = Mapping[str, object]
 # Urls that braces may stand for where each has to be compared: 0.05 s.
 _MAX_COMPARED = 10_000
+# Places that are remembered, of 100 bytes, and roots that wait for their stores.
+_MOST_PLACES = 10_000
+_MOST_UNOPENED = 16
 
 # Separators of the segments of a path, for some server or other, and what begins what follows it.
 _SEGMENTS = re.compile(r"[/\\?#]")
@@ -55,6 +59,51 @@ class _AllowedUrl(msgspec.Struct, frozen=True):
         return f"_AllowedUrl({shown(self.prefix)!r})"
 
 
+class _NamedRoots:
+    """Roots of urls that clients name: each is resolved once, for its place and for the store that opens next."""
+
+    def __init__(self) -> None:
+        self._address: Address | None = None
+        # By a digest of the options, and by root.
+        self._places: dict[tuple[bytes, str], str] = {}
+        self._unopened: dict[tuple[bytes, str], StoreRoot] = {}
+
+    def find_address(self, url: str) -> Address:
+        """Returns an address below the root of a url, which is split if the last one was of another root."""
+        address = self._address
+        if address is None or not url.startswith(f"{address.root}/"):
+            address = self._address = split(url)
+        return address
+
+    def describe_places(self, urls: Iterable[str], options: Options) -> set[str]:
+        """Returns what options say of the places of urls; see `StoreRoot.describe_chosen_endpoint`."""
+        digest = _digest(options)
+        return {self._describe_place(self.find_address(url), options, digest) for url in urls}
+
+    def _describe_place(self, address: Address, options: Options, digest: bytes) -> str:
+        asked = digest, address.root
+        place = self._places.get(asked)
+        if place is None:
+            root = StoreRoot.resolve(address, options)
+            place = root.describe_chosen_endpoint()
+            if len(self._places) >= _MOST_PLACES:
+                self._places.clear()
+            self._places[asked] = place
+            if len(self._unopened) >= _MOST_UNOPENED:
+                self._unopened.clear()
+            self._unopened[asked] = root
+        return place
+
+    def take(self, address: Address, options: Options) -> StoreRoot:
+        """Returns the root of a store that opens, and keeps it no longer: what the store learns of it is its own."""
+        return self._unopened.pop((_digest(options), address.root), None) or StoreRoot.resolve(address, options)
+
+
+def _digest(options: Options) -> bytes:
+    """Returns 16 bytes that stand for options, which are secret and may be long."""
+    return blake2b(options_key(options).encode(), digest_size=16).digest()
+
+
 class UrlAllowlist:
     """Decides by url; pure but for resolving links of local files.
 
@@ -68,6 +117,7 @@ class UrlAllowlist:
         self.refuse_local = refuse_local
         entries = [_AllowedUrl(_comparable(one.url), one.storage_options, one.writable) for one in datasets]
         self._entries = sorted(entries, key=lambda entry: len(entry.prefix), reverse=True)
+        self.roots = _NamedRoots()
 
     def __repr__(self) -> str:
         return f"UrlAllowlist({self._entries})"
@@ -108,8 +158,7 @@ class UrlAllowlist:
         """
         if self.restricted or not self.refuse_local:
             return ""
-        named = {StoreRoot.resolve(url, options).describe_chosen_endpoint() for url in urls}
-        return "; ".join(sorted(named - {""}))
+        return "; ".join(sorted(self.roots.describe_places(urls, options) - {""}))
 
     def has_one_owner(self, place: str, urls: Iterable[str]) -> bool:
         """Whether who may write at `place` may write these objects, too, as far as this engine knows.
@@ -302,4 +351,9 @@ class Fetchers(FetcherSet):
         return self.use(options)
 
     def _open_store(self, options: Mapping[str, object], url: Address) -> ObjectStore:
-        return open_store(url, options, client=self._client, refuse_local=self.allowlist.refuse_local)
+        root = self.allowlist.roots.take(url, options)
+        return open_root(root, client=self._client, refuse_local=self.allowlist.refuse_local)
+
+    def find_address(self, url: str) -> Address:
+        """See `FetcherSet.find_address`; an address that the allowlist has found already is not looked for again."""
+        return self.allowlist.roots.find_address(url)

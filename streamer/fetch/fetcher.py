@@ -86,6 +86,7 @@ class Fetcher:
         open_store: opens the store of a root; called once per root. The fetcher closes it.
         memory: Budget that it shares with other fetchers. By default its own.
         notify: called with a sentence when a store has served nothing for a while.
+        find_address: returns an address below the root of a url.
 
     Attributes:
         tally: what is counted.
@@ -97,7 +98,9 @@ class Fetcher:
         open_store: OpenStore,
         memory: MemoryBudget | None = None,
         notify: Notify = ignore_notice,
+        find_address: Callable[[str], Address] = split,
     ) -> None:
+        self._find_address = find_address
         self._config = config
         self._open_store = open_store
         self._notify = notify
@@ -212,6 +215,8 @@ class Fetcher:
                         _check_memory_for(count, url)
                     if enough(found):
                         break
+                    # Stores without pages have them all at once: 10^6 objects would take one turn of the loop.
+                    await asyncio.sleep(0)
             return found
 
         return await call.run(pages)
@@ -317,7 +322,7 @@ class Fetcher:
             raise ClosedError("the fetcher is closed; use it inside its `async with`")
         if (last := self._last) is not None and url.startswith(last.root + "/"):
             return last
-        address = split(url)
+        address = self._find_address(url)
         if address.root not in self._endpoints:
             store = self._open_store(address)
             self._endpoints[address.root] = Endpoint(address.root, store, self._config, self._notify)

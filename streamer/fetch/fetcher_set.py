@@ -22,7 +22,7 @@ from streamer.errors import StreamerError
 from streamer.fetch.fetcher import Fetcher
 from streamer.fetch.memory_budget import MemoryBudget
 from streamer.fetch.statistics import COUNTS, Histogram, counts_of, sum_statistics
-from streamer.store.addresses.urls import Address
+from streamer.store.addresses.urls import Address, split
 from streamer.store.base import ObjectStore
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,8 @@ class FetcherSet:
         if key not in self._open:
             opener = partial(self._open_store, options)
             notify = partial(self._notify, key)
-            self._open[key] = _Pooled(Fetcher(self._config, opener, self.memory, notify))
+            fetcher = Fetcher(self._config, opener, self.memory, notify, find_address=self.find_address)
+            self._open[key] = _Pooled(fetcher)
             await self._open[key].fetcher.__aenter__()
         pooled = self._open[key]
         pooled.users += 1
@@ -107,6 +108,10 @@ class FetcherSet:
         finally:
             pooled.users -= 1
             pooled.touched = True
+
+    def find_address(self, url: str) -> Address:
+        """Returns an address below the root of a url."""
+        return split(url)
 
     def close_idle(self, needed: Container[str]) -> None:
         """Closes fetchers that were not used since the last call.

@@ -73,7 +73,7 @@ class Rank:
 @pytest.fixture
 def store(monkeypatch) -> Counted:
     made = Counted()
-    monkeypatch.setattr(url_allowlist, "open_store", lambda *_, **__: made)
+    monkeypatch.setattr(url_allowlist, "open_root", lambda *_, **__: made)
     return made
 
 

@@ -105,7 +105,7 @@ async def at_rest(engine: Engine, link: Link) -> None:
 @pytest.fixture
 def link(monkeypatch) -> Link:
     made = Link()
-    monkeypatch.setattr(url_allowlist, "open_store", lambda *_, **__: made)
+    monkeypatch.setattr(url_allowlist, "open_root", lambda *_, **__: made)
     return made
 
 

@@ -74,7 +74,7 @@ class World:
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(tmp_path)
     monkeypatch.setattr(
-        url_allowlist, "open_store", lambda url, options, **_: Bucket(options, lambda name: name == made.refusing)
+        url_allowlist, "open_root", lambda root, **_: Bucket(root.options, lambda name: name == made.refusing)
     )
     return made
 

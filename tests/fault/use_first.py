@@ -80,7 +80,7 @@ async def main(data: str, cache: str, limit_bytes: str, halt: str) -> None:
     """Index, then one epoch."""
     reading.READ_BYTES = containers.WINDOW_BYTES = WINDOW_BYTES
     store = Told(halt == "1")
-    url_allowlist.open_store = lambda *_, **__: store
+    url_allowlist.open_root = lambda *_, **__: store
     cached = CacheConfig(directory=Path(cache), limit_bytes=int(limit_bytes))
     config = EngineConfig(cache=cached, fetch=FetchConfig(hedge=False), grace_seconds=None, settle_seconds=0.0)
     request = GetManifest(0, [f"{data}/"], "auto", chunk_bytes=CHUNK_BYTES)

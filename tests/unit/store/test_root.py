@@ -84,7 +84,10 @@ _NO_OBJECTS = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(_LISTING
 
 
 @pytest.mark.process
-async def test_a_url_is_split_and_its_options_are_translated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_service", [False, True], ids=["engine of a trainer", "service without datasets"])
+async def test_a_url_is_split_and_its_options_are_translated_once(
+    is_service: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On the way from the url of a dataset to the first request of its engine, and not again for the next ones."""
     calls: Counter[str] = Counter()
 
@@ -104,10 +107,14 @@ async def test_a_url_is_split_and_its_options_are_translated_once(monkeypatch: p
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    given = {"key": "k", "secret": "s", "endpoint_url": endpoint}
+    given = {"key": "k", "secret": "s"}
+    if is_service:  # An address of its own machine is the choice of its operator.
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    else:
+        given["endpoint_url"] = endpoint
     count(urls.split, "split")
     count(options.translate, "translate")
-    allowlist = UrlAllowlist()
+    allowlist = UrlAllowlist(refuse_local=is_service)
     async with Fetchers(FetchConfig(), allowlist) as fetchers:
         found = ["s3://bucket/train/", "s3://bucket/val/"]
         assert allowlist.endpoint(found, allowlist.options(found, given)) == ""
