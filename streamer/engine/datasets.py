@@ -14,13 +14,15 @@ import itertools
 import re
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
+from streamer.base.concurrency import in_thread
 from streamer.config import FetchConfig
 from streamer.engine.url_allowlist import Fetchers, UrlAllowlist
 from streamer.errors import (
@@ -39,26 +41,38 @@ from streamer.manifest.validation import check_key, has_key_stamp, stamp_keys
 from streamer.store.addresses.urls import split
 from streamer.wire.store_options import StoreOptions
 
-# Pairs of a manifest and options: 300 bytes each. The oldest is proven again.
+# Pairs of a manifest and options: 100 bytes each. The oldest is proven again.
 _MAX_RIGHTS = 50_000
 
 # A digest comes from clients and becomes part of a path.
 _DIGEST = re.compile("[0-9a-zA-Z]{1,64}")
 # Roots that are taken out by columns; the urls of further ones are looked at one by one.
 _MAX_ROOTS = 16
-_MAX_URLS_KEPT = 1000
+_MAX_CHOSEN = 10_000
+# Objects whose urls are looked at in a turn of the loop; each may be of another root, which takes 0.1 ms.
+_FEW_OBJECTS = 1000
+
+
+def _name_pair(digest: str, key: str) -> bytes:
+    """Returns 16 bytes that stand for a manifest and options, which are secret and may be long."""
+    return blake2b(f"{digest} {key}".encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
 def find_roots(manifest: Manifest) -> list[str]:
     """Returns the url of an object of each bucket or server that a manifest names; all objects are in one, mostly."""
-    if manifest.content.base.count("/") > 2:
+    if _names_one_root(manifest):
         return [manifest.object(0).url]
-    urls = (manifest.object(number).url for number in _find_first_objects(manifest))
+    urls = (manifest.object(number).url for number in _find_first_objects(manifest, least_bytes=0))
     return list({split(url).root: url for url in urls}.values()) or list(manifest.urls)
 
 
-def _find_first_objects(manifest: Manifest) -> Iterator[int]:
-    """Yields objects so that each root is that of one of them.
+def _names_one_root(manifest: Manifest) -> bool:
+    """Whether all urls begin with the same bucket or server."""
+    return manifest.content.base.count("/") > 2
+
+
+def _find_first_objects(manifest: Manifest, least_bytes: int) -> Iterator[int]:
+    """Yields objects of so many bytes so that each root that such objects have is that of one of them.
 
     Roots are taken out by columns, one after the other: 10^6 objects one by one kept the loop for 3 s (2026-11-28).
     """
@@ -66,7 +80,8 @@ def _find_first_objects(manifest: Manifest) -> Iterator[int]:
     first = 0
     for tables in manifest.tables:
         keys = cast("BinaryColumn", tables["objects"]["key"])
-        rows = np.arange(len(keys))
+        sizes = cast("npt.NDArray[np.int64]", tables["objects"]["size"])
+        rows = np.flatnonzero(sizes >= least_bytes)
         for _ in range(_MAX_ROOTS):
             if not len(rows):
                 break
@@ -176,8 +191,8 @@ class Datasets:
         # Datasets by digest and key of options.
         self._open: dict[str, dict[str, Dataset]] = {}
         self._expected: dict[str, Manifest] = {}
-        # Urls of an object of each root, by digest.
-        self._urls: dict[str, list[str]] = {}
+        # The service's options for pairs of a manifest and what a client offers; none where that is used.
+        self._chosen: dict[bytes, Mapping[str, object]] = {}
         self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
@@ -196,12 +211,14 @@ class Datasets:
             AccessDeniedError: its objects are not served, or are those of another endpoint than the options name.
         """
         manifest = self._manifest(digest)
-        used = self._options(manifest, options)
+        key = key or options_key(options)
+        if self._allowlist.decides or manifest.content.endpoint:
+            options = self._choose_options(manifest, options, key)
+            key = options_key(options) if self._allowlist.restricted else key
+        self._expected.pop(digest, None)
         known = self._open.setdefault(digest, {})
-        if not key or used is not options:
-            key = options_key(used)
         if key not in known:
-            known[key] = Dataset(manifest, used, f"{digest}.{next(self._numbers)}")
+            known[key] = Dataset(manifest, options, f"{digest}.{next(self._numbers)}")
         known[key].touched = True
         return known[key]
 
@@ -213,29 +230,52 @@ class Datasets:
         folder = self._root / "manifests" / digest
         if not folder.is_dir():
             raise ManifestError(f"no manifest {digest} in {self._root}; ask for it by url or manifest= first")
-        return self._expected.pop(digest, None) or Manifest.open(folder)
+        if digest not in self._expected:
+            self._expected[digest] = Manifest.open(folder)
+        return self._expected[digest]
 
-    def _options(self, manifest: Manifest, offered: Mapping[str, object]) -> Mapping[str, object]:
-        """Returns the options for a manifest's objects.
+    def gets_at_once(self, digest: str, offered: StoreOptions) -> bool:
+        """Whether `get` takes little time: not where it has to look at the urls of very many objects."""
+        if not self._allowlist.decides or _name_pair(digest, offered.key) in self._chosen:
+            return True
+        try:
+            manifest = self._manifest(digest)
+        except ManifestError:
+            # `get` says so at once.
+            return True
+        return _names_one_root(manifest) or manifest.objects <= _FEW_OBJECTS
+
+    async def choose_options(self, digest: str, offered: StoreOptions) -> None:
+        """Looks in a thread at what `get` would look at.
+
+        Raises:
+            ManifestError, AccessDeniedError: as `get`.
+        """
+        manifest = self._manifest(digest)
+        await in_thread(None, partial(self._choose_options, manifest, offered.mapping, key=offered.key))
+
+    def _choose_options(self, manifest: Manifest, offered: Mapping[str, object], key: str) -> Mapping[str, object]:
+        """Returns the options for a manifest's objects, which are looked for once.
 
         Its urls are not asked: they are not in its digest, and the writer of a manifest may put any url there.
         """
-        urls = self._urls_of(manifest) if self._allowlist.decides else []
-        options = self._allowlist.options(urls, offered) if urls else offered
-        if manifest.content.endpoint != self._allowlist.endpoint(urls, options):
+        pair = _name_pair(manifest.digest, key)
+        allowlist = self._allowlist
+        if (known := self._chosen.get(pair)) is not None:
+            return known if allowlist.restricted else offered
+        urls = find_roots(manifest)
+        options = allowlist.options(urls, offered)
+        if manifest.content.endpoint != allowlist.endpoint(urls, options):
             raise AccessDeniedError(
                 f"dataset {manifest.digest} was listed at another endpoint than the one that these storage options "
                 "lead to; ask for it by its url with these options"
             )
+        # A thread may be here while the service reads its configuration again.
+        if allowlist is self._allowlist:
+            if len(self._chosen) >= _MAX_CHOSEN:
+                self._chosen.clear()
+            self._chosen[pair] = options if allowlist.restricted else {}
         return options
-
-    def _urls_of(self, manifest: Manifest) -> list[str]:
-        """Returns what `find_roots` does, which is called once while a dataset is open."""
-        if manifest.digest not in self._urls:
-            if len(self._urls) >= _MAX_URLS_KEPT:
-                self._urls.clear()
-            self._urls[manifest.digest] = find_roots(manifest)
-        return self._urls[manifest.digest]
 
     def expect(self, manifest: Manifest) -> None:
         """Keeps a manifest that a client has asked for until `drop_idle`, for the session that follows.
@@ -263,12 +303,13 @@ class Datasets:
     def reload(self, allowlist: UrlAllowlist) -> None:
         """Applies other credentials to open datasets; one that is not served any more fails at its next fetch."""
         self._allowlist = allowlist
+        self._chosen.clear()
         if not allowlist.restricted:
             return
         for digest, known in self._open.items():
             for dataset in known.values():
                 with suppress(StreamerError):
-                    dataset.options = self._options(dataset.manifest, {})
+                    dataset.options = self._choose_options(dataset.manifest, {}, options_key({}))
             self._open[digest] = {options_key(dataset.options): dataset for dataset in known.values()}
 
     def all(self) -> list[Dataset]:
@@ -286,7 +327,7 @@ class Rights:
     def __init__(self, datasets: Datasets, fetchers: Fetchers) -> None:
         self._datasets = datasets
         self._fetchers = fetchers
-        self._known: dict[tuple[str, str], None] = {}
+        self._known: dict[bytes, None] = {}
 
     def __repr__(self) -> str:
         return f"Rights({len(self._known)} known)"
@@ -296,11 +337,15 @@ class Rights:
         if self._fetchers.allowlist.refuse_local:
             if len(self._known) >= _MAX_RIGHTS:
                 del self._known[next(iter(self._known))]
-            self._known[digest, options.key] = None
+            self._known[_name_pair(digest, options.key)] = None
 
     def has(self, digest: str, options: StoreOptions) -> bool:
-        """Whether these options are known to be good; always where the service has its own, or one user."""
-        return not self._fetchers.allowlist.refuse_local or (digest, options.key) in self._known
+        """Whether these options are known to be good, as the service's own are, and `Datasets.get` takes little time.
+
+        Those of the one user of an engine are good.
+        """
+        is_good = not self._fetchers.allowlist.refuse_local or _name_pair(digest, options.key) in self._known
+        return is_good and self._datasets.gets_at_once(digest, options)
 
     async def prove(self, digest: str, options: StoreOptions) -> None:
         """Reads a byte of the objects unless the options are known to be good; a restarted engine knows none.
@@ -309,10 +354,12 @@ class Rights:
             AccessDeniedError: the store refuses.
             StreamerError: the manifest is not here, or the store cannot be asked.
         """
+        if not self._datasets.gets_at_once(digest, options):
+            await self._datasets.choose_options(digest, options)
         if self.has(digest, options):
             return
         dataset = self._datasets.get(digest, options.mapping)
-        for record in _find_examples(dataset.manifest):
+        for record in await in_thread(None, _find_examples, dataset.manifest):
             self._fetchers.allowlist.check_objects([record.url], dataset.options)
             # If the object has changed, the store has answered: readers get this error, or the bytes of the cache.
             async with self._fetchers.use(dataset.options) as fetcher:
@@ -324,11 +371,9 @@ class Rights:
 def _find_examples(manifest: Manifest) -> list[ObjectRecord]:
     """Returns an object that has bytes of each bucket or server, or of the first one if all are in one folder."""
     found: dict[str, ObjectRecord] = {}
-    one = manifest.content.base.count("/") > 2
-    for number in range(manifest.objects):
+    for number in _find_first_objects(manifest, least_bytes=1):
         record = manifest.object(number)
-        if record.size:
-            found.setdefault("" if one else split(record.url).root, record)
-            if one:
-                break
+        if _names_one_root(manifest):
+            return [record]
+        found.setdefault(split(record.url).root, record)
     return list(found.values())

@@ -64,7 +64,7 @@ class _NamedRoots:
 
     def __init__(self) -> None:
         self._address: Address | None = None
-        # By a digest of the options, and by root.
+        # Both are kept by a digest of the options, and by root.
         self._places: dict[tuple[bytes, str], str] = {}
         self._unopened: dict[tuple[bytes, str], StoreRoot] = {}
 
@@ -233,7 +233,7 @@ class UrlAllowlist:
             AccessDeniedError: a url is not served here.
         """
         found: dict[str, tuple[str, _AllowedUrl]] = {}
-        # Those above whose ordinary names one entry stands, with their path where they are local.
+        # Folders above whose ordinary names one entry stands, with their path where they are local.
         folders: dict[str, str] = {}
         for url in urls:
             folder, _, name = url.rpartition("/")

@@ -98,7 +98,7 @@ class FetcherSet:
         if key not in self._open:
             opener = partial(self._open_store, options)
             notify = partial(self._notify, key)
-            fetcher = Fetcher(self._config, opener, self.memory, notify, find_address=self.find_address)
+            fetcher = Fetcher(self._config, opener, memory=self.memory, notify=notify, find_address=self.find_address)
             self._open[key] = _Pooled(fetcher)
             await self._open[key].fetcher.__aenter__()
         pooled = self._open[key]

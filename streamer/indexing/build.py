@@ -167,7 +167,8 @@ async def build(
 
 async def _check_start(listing: Listing, reader: RangeReader, options: BuildOptions) -> None:
     """Looks at the first bytes of a file whose name says nothing."""
-    place = options.doubtful([decode_text(key) for key in listing.keys])
+    # A thread looks: 10^6 names take half a second.
+    place = await asyncio.to_thread(lambda: options.doubtful([decode_text(key) for key in listing.keys]))
     if place is not None and (record := listing.record(place)).size:
         options.check_start(record.url, await reader.read(Extent(record, 0, min(_START_BYTES, record.size))))
 
@@ -221,7 +222,7 @@ async def _containers(
     # A thread does it: 10^5 objects take a second.
     known = await asyncio.to_thread(take_over, survey.sources, options.known, indexer, survey.facts, chunk_bytes)
     if options.on_estimate:
-        options.on_estimate(_estimate(surveyed, known, chunk_bytes))
+        options.on_estimate(await asyncio.to_thread(_estimate, surveyed, known, chunk_bytes))
     _leave_out(survey.left_out, options, "rows or parts of the dataset")
     indexed = _Indexed(
         surveyed=surveyed, chosen=listed.indexer, chunk_bytes=chunk_bytes, reader=reader, options=options
@@ -304,15 +305,23 @@ class _Indexed:
 
     async def rows(self, known: Mapping[int, Cut | list[Block]]) -> ManifestRows:
         """Returns the rows of all containers, some of which are known."""
-        numbers = range(len(self._listing))
-        for number, cut in known.items():
-            self._count_object(number, cut, 0)
-        unknown = [number for number in numbers if number not in known]
+        # Threads look at all of them: 10^6 take seconds.
+        unknown = await asyncio.to_thread(self._count_known, known)
         if self._options.elsewhere is None:
             indexed = await map_concurrently(self._index_or_leave, unknown, self._budget.parallel_objects)
         else:
             indexed = await self._index_elsewhere(unknown, self._options.elsewhere)
-        found = {**known, **dict(zip(unknown, indexed, strict=True))}
+        return await asyncio.to_thread(lambda: self._join({**known, **dict(zip(unknown, indexed, strict=True))}))
+
+    def _count_known(self, known: Mapping[int, Cut | list[Block]]) -> list[int]:
+        """Counts the containers that are known; returns the others."""
+        for number, cut in known.items():
+            self._count_object(number, cut, 0)
+        return [number for number in range(len(self._listing)) if number not in known]
+
+    def _join(self, found: Mapping[int, Cut | list[Block] | None]) -> ManifestRows:
+        """Joins the rows of all containers, and reports what is left out."""
+        numbers = range(len(self._listing))
         cuts = [found[number] for number in numbers]
         listing = self._listing
         good = [cut for cut in cuts if cut is not None]
@@ -322,7 +331,7 @@ class _Indexed:
             self._report_damages()
             listing = listing.only([number for number in numbers if cuts[number] is not None])
         contained = Contained(listing, self._chosen, self._survey.facts, self._chunk_bytes)
-        return await asyncio.to_thread(contained.rows, good)
+        return contained.rows(good)
 
     def _report_damages(self) -> None:
         assert self._options.on_damage is not None
@@ -340,6 +349,8 @@ class _Indexed:
 
     async def _index_or_leave(self, number: int) -> Cut | list[Block] | None:
         """Indexes a container; returns None if it is damaged and is to be left out."""
+        # Empty ones need nothing that would be waited for: 10^6 would take one turn of the loop.
+        await asyncio.sleep(0)
         try:
             return await self._index(number)
         except ManifestError as error:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.base.concurrency import map_concurrently
+from streamer.base.sorting import sort_names, sort_places
 from streamer.errors import ConfigError, ManifestError, describe_undecoded
 from streamer.manifest.beside import is_beside, is_hidden, is_hidden_folder
 from streamer.manifest.columns import decode_text, encode_text, is_utf_8
@@ -180,6 +181,8 @@ async def _list_one(url: str, lister: Lister, order_of: OrderOf) -> _UrlListing:
         names += [record.url for record in page]
         versions += [encode_text(record.version) for record in page]
         sizes.extend(record.size for record in page)
+        # A listing that is known already gives its pages without a pause: 10^6 names take a second.
+        await asyncio.sleep(0)
     if not names:
         raise ManifestError(f"no objects below {url}; is the prefix right?", url=url)
     # A thread does it: braces may stand for 10^6 urls, and so many names take a second.
@@ -192,7 +195,7 @@ async def _list_one(url: str, lister: Lister, order_of: OrderOf) -> _UrlListing:
 def _sort_objects(
     url: str, names: list[str], versions: list[bytes], sizes: array[int], place_of: Callable[[str], int] | None
 ) -> _UrlListing:
-    order = sorted(range(len(names)), key=names.__getitem__)
+    order = sort_places(names)
     if (twice := next((names[a] for a, b in pairwise(order) if names[a] == names[b]), None)) is not None:
         raise ManifestError(
             f"{twice} comes twice in the listing of {url}: the pages of the store overlap, or the url names it twice; "
@@ -201,7 +204,7 @@ def _sort_objects(
         )
     folder = _folder(url, [names[i] for i in order])
     if place_of is not None:
-        order.sort(key=list(map(place_of, names)).__getitem__)
+        order = [order[i] for i in sort_places([place_of(names[i]) for i in order])]
     return _UrlListing(
         url=url,
         folder=folder,
@@ -314,7 +317,7 @@ def _join(urls: tuple[str, ...], parts: list[_UrlListing], given: Sequence[str] 
     keys = [encode_text(f"{part.folder[len(base) :]}{key}") for part in parts for key in part.keys]
     _refuse_doubles(keys, base, len(parts))
     folders = (_class_name(key) for part in parts for key in part.keys)
-    classes = tuple(sorted({name for name in folders if name}))
+    classes = tuple(sort_names({name for name in folders if name}))
     if given is not None:
         if strange := sorted(set(classes).difference(given)):
             raise ConfigError(

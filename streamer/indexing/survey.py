@@ -63,8 +63,9 @@ async def survey_objects(
         StoreError: the reader failed.
     """
     reader = refuse_pointers(reader)
-    accepted = [listed.listing.record(number) for number in range(len(listed.listing))]
-    places = {record.url: place for place, record in enumerate(accepted)}
+    listing = listed.listing
+    # Threads look at all objects: 10^6 take seconds.
+    accepted = await asyncio.to_thread(lambda: [listing.record(number) for number in range(len(listing))])
     damages: list[ManifestError] = []
     while True:
         try:
@@ -73,21 +74,32 @@ async def survey_objects(
             )
             break
         except ManifestError as error:
-            kept = [record for record in accepted if record.url != error.details.get("url")]
+            damaged = error.details.get("url")
+            kept = await asyncio.to_thread(lambda url, of: [one for one in of if one.url != url], damaged, accepted)
             if not skips or len(kept) == len(accepted):
                 raise
             damages.append(error)
             if not kept:
                 raise damages[0] from error
             accepted = kept
+    return Surveyed(await asyncio.to_thread(_choose_sources, listed, found, len(accepted)), found, damages)
+
+
+def _choose_sources(listed: ListedDataset, found: Survey, accepted: int) -> Listing:
+    """Returns the listing of the objects that a survey names.
+
+    Raises:
+        ManifestError: it names one twice, or one that was not listed.
+    """
+    places = {listed.listing.record(place).url: place for place in range(len(listed.listing))}
     chosen = [places.get(source.record.url, -1) for source in found.sources]
     if -1 in chosen or len(set(chosen)) < len(chosen):
         raise ManifestError(
             f"the survey of format {listed.indexer.name!r} names {len(chosen)} objects; each must be one of the "
-            f"{len(accepted)} that it accepts, and named once",
-            objects=len(accepted),
+            f"{accepted} that it accepts, and named once",
+            objects=accepted,
         )
-    return Surveyed(listed.listing.only(chosen), found, damages)
+    return listed.listing.only(chosen)
 
 
 async def _survey_objects(

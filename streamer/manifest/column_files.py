@@ -22,6 +22,7 @@ from streamer.manifest.arrow_ipc.reader import map_table, read_table
 from streamer.manifest.columns import BinaryColumn, ColumnType
 from streamer.manifest.condition import ColumnValues, Kind
 from streamer.manifest.kept import KeptFiles
+from streamer.manifest.model import ObjectRecord
 from streamer.manifest.table import Manifest
 
 COLUMN_SUFFIX = ".column"
@@ -33,6 +34,11 @@ _INT64 = range(-(2**63), 2**63)
 _UINT64 = range(2**64)
 # Files have the bits of these as int64.
 _DTYPES = {"float": np.float64, "uint": np.uint64}
+
+
+def select_columns(records: Iterable[ObjectRecord]) -> dict[str, ObjectRecord]:
+    """Selects the columns of manifests among the objects below a url, by name."""
+    return {record.url.rpartition("/")[2]: record for record in records if record.url.endswith(COLUMN_SUFFIX)}
 
 
 class ColumnFiles:

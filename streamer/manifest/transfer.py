@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from streamer.errors import ManifestCorruptError
@@ -26,17 +26,18 @@ def export_files(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
         yield name, (manifest.path / name).read_bytes()
 
 
-def select_files(records: Sequence[ObjectRecord]) -> dict[str, ObjectRecord]:
-    """The files of a manifest among the objects below a url, by name.
+def select_files(records: Iterable[ObjectRecord]) -> dict[str, ObjectRecord]:
+    """Selects the files of a manifest among the objects below a url, by name.
 
     Other objects are ignored. Empty if there is no root.json; of several, the one in the outermost folder counts.
     """
-    roots = [record.url for record in records if record.url.endswith(f"/{ROOT_NAME}")]
+    named = [record for record in records if _FILE_NAME.fullmatch(record.url.rpartition("/")[2])]
+    roots = [record.url for record in named if record.url.endswith(f"/{ROOT_NAME}")]
     if not roots:
         return {}
     folder = min(roots, key=lambda url: url.count("/")).removesuffix(ROOT_NAME)
-    inside = {record.url.removeprefix(folder): record for record in records if record.url.startswith(folder)}
-    return {name: record for name, record in inside.items() if _FILE_NAME.fullmatch(name)}
+    inside = {record.url.removeprefix(folder): record for record in named if record.url.startswith(folder)}
+    return {name: record for name, record in inside.items() if "/" not in name}
 
 
 def check_sizes(root: Root, records: Mapping[str, ObjectRecord], where: str) -> list[ObjectRecord]:

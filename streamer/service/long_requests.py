@@ -187,7 +187,8 @@ class LongRequests:
             request, urls=urls, manifest=manifest, options=NO_OPTIONS if restricted else StoreOptions.make(options)
         )
         digest = await self._engine.manifest(wanted, progress)
-        client.send(ManifestReady(request.request, digest, self._engine.manifests.notes(wanted, digest)))
+        notes = await self._engine.manifests.notes(wanted, digest)
+        client.send(ManifestReady(request.request, digest, notes))
 
     async def _read(self, client: ClientConnection, requests: ClientRequests, request: Read) -> None:
         """Reads for one request of a client at a time; the bytes stay reserved until the client has received them."""

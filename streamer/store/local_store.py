@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
 
+from streamer.base.sorting import sort_names
 from streamer.errors import ObjectNotFoundError, StoreError, printable
 from streamer.manifest.beside import CACHE_MARKER, is_hidden, is_hidden_folder
 from streamer.manifest.model import Extent, ObjectRecord
@@ -134,7 +135,7 @@ def _walk(path: str, pattern: patterns.UrlPattern) -> list[ObjectRecord]:
         raise ObjectNotFoundError(
             f"{start}: no such file or folder on the machine of the engine; check the path", url=start
         )
-    names = [name for name in sorted(files_below(start)) if pattern.matches(name)]
+    names = [name for name in sort_names(files_below(start)) if pattern.matches(name)]
     pattern.require(names)
     return [record for name in names if (record := _record_if_there(name, start)) is not None]
 

@@ -17,6 +17,7 @@ from obstore import get_async, head_async, put_async
 from obstore import list as list_pages
 
 from streamer.base.concurrency import map_concurrently
+from streamer.base.sorting import sort_names
 from streamer.errors import (
     AccessDeniedError,
     ObjectChangedError,
@@ -145,18 +146,18 @@ class ObstoreStore:
             yield [record]
             return
         found = False
-        matched = set[str]()
+        matched = dict[str, None]()
         try:
             async for page in self._pages(pattern.folder):
                 found = True
                 if kept := await pattern.filter_records(page):
                     if pattern.named:
-                        matched.update(record.url for record in kept)
+                        matched.update((record.url, None) for record in kept)
                     yield kept
         except AccessDeniedError as refusal:
             if found or not pattern.may_be_asked_for_each(refusal):
                 raise
-            async for page in self._head_each(sorted(pattern.named)):
+            async for page in self._head_each(await asyncio.to_thread(sort_names, pattern.named)):
                 yield page
             return
         if pattern.named:

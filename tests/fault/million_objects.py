@@ -1,4 +1,7 @@
-"""A bucket of very many objects of one byte: `python million_objects.py COUNT` prints its port and serves."""
+"""A bucket of very many objects: `python million_objects.py COUNT BYTES` prints its port and serves.
+
+Each object has so many bytes, of which the first alone can be read.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ from urllib.parse import parse_qs, urlsplit
 PAGE = 1000
 
 
-def page(count: int, query: dict[str, list[str]]) -> bytes:
+def page(count: int, size: int, query: dict[str, list[str]]) -> bytes:
     """A page of the listing; the token is the number of its first object."""
     prefix = query.get("prefix", [""])[0]
     first = int(query.get("continuation-token", ["0"])[0])
     last = min(first + PAGE, count)
     keys = (f"x/{number:06}.bin" for number in range(first, last))
     entries = "".join(
-        f"<Contents><Key>{key}</Key><Size>1</Size><ETag>&quot;e&quot;</ETag>"
+        f"<Contents><Key>{key}</Key><Size>{size}</Size><ETag>&quot;e&quot;</ETag>"
         "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
         for key in keys
         if key.startswith(prefix)
@@ -28,7 +31,7 @@ def page(count: int, query: dict[str, list[str]]) -> bytes:
     ).encode()
 
 
-async def main(count: int) -> None:
+async def main(count: int, size: int) -> None:
     """Serves."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -38,13 +41,13 @@ async def main(count: int) -> None:
                 method, target, _ = line.split(" ")
                 address = urlsplit(target)
                 query = parse_qs(address.query)
-                body = page(count, query) if "list-type" in query else b"a"
+                body = page(count, size, query) if "list-type" in query else b"a"
                 status = "200 OK" if "list-type" in query or method == "HEAD" else "206 Partial Content"
                 lines = [
                     f"HTTP/1.1 {status}",
                     'ETag: "e"',
                     f"Content-Length: {len(body)}",
-                    "Content-Range: bytes 0-0/1",
+                    f"Content-Range: bytes 0-0/{size}",
                 ]
                 writer.write("\r\n".join([*lines, "", ""]).encode() + (b"" if method == "HEAD" else body))
                 await writer.drain()
@@ -57,4 +60,4 @@ async def main(count: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1])))
+    asyncio.run(main(int(sys.argv[1]), int(sys.argv[2])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import struct
@@ -40,6 +41,8 @@ from tests.fault.test_service import HELLO, connections, data, make_service, ope
 
 LIMITS = ServiceLimits(clients=300, answer_bytes=64 << 20, request_bytes=64 << 20, schedule_bytes=256 << 20)
 MOST_SECONDS = 1.0
+# Of CPU, which takes longer where other programs use the caches: the longest turns take 0.1 s on two calm cores.
+MOST_TURN_SECONDS = 0.3
 USES = 330_000
 
 
@@ -174,13 +177,26 @@ def test_another_client_is_answered_meanwhile(make_service, data, kind):  # noqa
             assert worst < MOST_SECONDS
 
 
-@pytest.fixture
-def million() -> Iterator[str]:
-    """The address of an S3 with a million objects of one byte, in a process of its own."""
+@contextlib.contextmanager
+def million_objects(size: int) -> Iterator[str]:
+    """The address of an S3 with a million objects of so many bytes, in a process of its own."""
     program = Path(__file__).with_name("million_objects.py")
-    with subprocess.Popen([sys.executable, str(program), "1000000"], stdout=subprocess.PIPE) as server:
+    with subprocess.Popen([sys.executable, str(program), "1000000", str(size)], stdout=subprocess.PIPE) as server:
         yield f"http://127.0.0.1:{int(server.stdout.readline())}"
         server.kill()
+
+
+@contextlib.contextmanager
+def other_client(root: Path) -> Iterator[list[float]]:
+    """Another client of the service in this folder; the list has its longest wait at the end."""
+    program = Path(__file__).with_name("waiting_client.py")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, str(program), str(root)], **pipes) as client:
+        assert client.stdout.readline() == "ready\n"
+        waits = []
+        yield waits
+        client.stdin.close()
+        waits.append(float(client.stdout.readline()))
 
 
 @pytest.fixture
@@ -202,26 +218,31 @@ def turns(monkeypatch) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("url", "is_refused"),
+    ("url", "size", "is_refused"),
     [
-        ("s3://bucket/x/{000000..999999}.bin", False),
-        ("s3://bucket/x/", False),
-        ("s3://bucket/y/{000000..999999}.bin", True),
+        ("s3://bucket/x/{000000..999999}.bin", 1, False),
+        ("s3://bucket/x/", 1, False),
+        ("s3://bucket/y/{000000..999999}.bin", 1, True),
     ],
     ids=["braces", "prefix", "missing"],
 )
-def test_no_turn_over_a_million_objects_takes_long(turns, make_service, million, url, is_refused):  # noqa: F811
-    """From the first page of the list to the session: all that is made of one message of 40 letters."""
+def test_a_million_objects_let_nobody_wait(turns, make_service, url, size, is_refused):  # noqa: F811
+    """From the first page of the list to the session: all that is made of one message of 40 letters.
+
+    Where the objects are large, each of them is a chunk.
+    """
     service = make_service(LIMITS)
-    options = {"key": "k", "secret": "s", "endpoint_url": million}
-    with service.client() as unnamed, EngineClient(replace(unnamed.settings, storage_options=options)) as client:
-        if is_refused:
-            with pytest.raises(ObjectNotFoundError, match="1000000 of the 1000000 objects"):
-                client.manifest(GetManifest(0, [url], "auto"))
-        else:
-            digest = client.manifest(GetManifest(0, [url], "auto")).name
-            client.open_session(OpenSession(0, "j", digest, "greedy")).close()
-    assert max(turns) < MOST_SECONDS
+    with million_objects(size) as address, other_client(service.root) as waits, service.client() as unnamed:
+        options = {"key": "k", "secret": "s", "endpoint_url": address}
+        with EngineClient(replace(unnamed.settings, storage_options=options)) as client:
+            if is_refused:
+                with pytest.raises(ObjectNotFoundError, match="1000000 of the 1000000 objects"):
+                    client.manifest(GetManifest(0, [url], "auto"))
+            else:
+                digest = client.manifest(GetManifest(0, [url], "auto")).name
+                client.open_session(OpenSession(0, "j", digest, "greedy")).close()
+    assert max(turns) < MOST_TURN_SECONDS
+    assert waits[0] < MOST_SECONDS
 
 
 def test_frames_without_an_end_share_one_budget(make_service):  # noqa: F811

@@ -32,15 +32,20 @@ async def refuse_tables_around(
     request = asked.message
     if request.format != AUTO and not find_format(request.format, asked.format_options).reads_tables:
         return
-    urls = [record.url for record in records]
-    # Threads look: a million names take 0.3 s.
-    if not await in_thread(None, has_data, urls):
+
+    def find_folders() -> list[str]:
+        urls = [record.url for record in records]
+        if not has_data(urls):
+            return []
+        # The listing itself may have one: the index sees nothing of hidden folders, such as Hudi's.
+        if found := table_log(urls):
+            raise ManifestError(refuse_table(*found), url=found[1])
+        objects = set(urls)
+        return list(dict.fromkeys(folder for url in request.urls for folder in logs_around(url, objects)))
+
+    # A thread looks: a million names take 0.5 s.
+    if not (folders := await in_thread(None, find_folders)):
         return
-    # The listing itself may have one: the index sees nothing of hidden folders, such as Hudi's.
-    if found := await in_thread(None, table_log, urls):
-        raise ManifestError(refuse_table(*found), url=found[1])
-    objects = set(urls)
-    folders = list(dict.fromkeys(folder for url in request.urls for folder in logs_around(url, objects)))
     options = await in_thread(None, allowlist.options, request.urls, request.options.mapping)
 
     async def look(folder: str) -> str:

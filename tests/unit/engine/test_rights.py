@@ -16,6 +16,7 @@ import obstore.store
 import pytest
 
 from streamer.config import CacheConfig, DatasetConfig, EngineConfig
+from streamer.engine import datasets
 from streamer.engine.engine import Engine
 from streamer.engine.manifests.manifest_copy import Ownership
 from streamer.engine.manifests.manifest_store import LocatedRequest
@@ -191,6 +192,24 @@ async def test_a_restarted_engine_asks_the_store(shared, tmp_path):
         assert len(s3.seen) == before + 1
         with pytest.raises(AccessDeniedError):
             await later.rights.prove(digest, StoreOptions.make({}))
+
+
+async def test_many_urls_of_several_buckets_are_looked_at_in_a_thread(shared, monkeypatch):
+    """Each may be of another bucket: a session over them opens at once only when that is done."""
+    engine, s3 = shared
+    s3.objects["public/y/b.tar"] = GOOD
+    options = StoreOptions.make(A)
+    request = GetManifest(0, ["s3://private/x/", "s3://public/y/"], "auto", options)
+    digest = await engine.manifest(request, lambda *_: None)
+    threads = []
+    look = datasets.find_roots
+    monkeypatch.setattr(datasets, "_FEW_OBJECTS", 1)
+    monkeypatch.setattr(datasets, "find_roots", lambda one: threads.append(threading.current_thread()) or look(one))
+    assert not engine.rights.has(digest, options)
+    await engine.rights.prove(digest, options)
+    assert engine.rights.has(digest, options)
+    assert engine.datasets.get(digest, options.mapping).options == A
+    assert [thread is threading.main_thread() for thread in threads] == [False]
 
 
 async def test_equal_requests_with_other_options_are_asked_separately(shared):

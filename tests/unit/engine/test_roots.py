@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.engine.datasets import find_roots
+from streamer.engine.datasets import _find_examples, find_roots
 from streamer.manifest.columns import BinaryColumn
 from streamer.store.addresses.urls import split
 
@@ -30,7 +31,10 @@ class FakeManifest:
         keys = [url.removeprefix(base).encode() for url in urls]
         cut = len(keys) // parts
         ends = [*(cut * number for number in range(parts)), len(keys)]
-        self.tables = [{"objects": {"key": BinaryColumn.of(keys[start:stop])}} for start, stop in pairwise(ends)]
+        self.tables = [
+            {"objects": {"key": BinaryColumn.of(keys[start:stop]), "size": np.zeros(stop - start, np.int64)}}
+            for start, stop in pairwise(ends)
+        ]
         self.objects = len(urls)
         self._urls = urls
 
@@ -52,6 +56,16 @@ def test_each_root_once(parts: list[tuple[str, str]], base: str, tables: int) ->
     found = find_roots(FakeManifest(base, urls, tables))  # type: ignore[arg-type]
     assert sorted(split(url).root for url in found) == sorted({split(url).root for url in urls})
     assert set(found) <= set(urls)
+
+
+def test_examples_have_bytes() -> None:
+    """One of each root that has an object with bytes: a store is asked for the first byte of each."""
+    urls = ["s3://a/0", "s3://a/1", "s3://b/0", "s3://c/0", "s3://c/1"]
+    manifest = FakeManifest("s3://", urls, 2)
+    manifest.tables[0]["objects"]["size"][1] = 1
+    manifest.tables[1]["objects"]["size"][[1, 2]] = 1
+    found = _find_examples(manifest)  # type: ignore[arg-type]
+    assert [record.url for record in found] == ["s3://a/1", "s3://c/0"]
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ async def test_an_index_asks_for_as_much_as_the_link_takes(tmp_path: Path, monke
     """More than the 16 requests that are right for fast connections: the fetcher decides how many are sent."""
     for number in range(40):
         (tmp_path / f"{number}.tar").write_bytes(tar_of([(f"{number}.txt", b"text")]))
-    monkeypatch.setattr(url_allowlist, "open_store", lambda url, options, **rest: TogetherStore())
+    monkeypatch.setattr(url_allowlist, "open_root", lambda root, **rest: TogetherStore())
     fetch = FetchConfig(window_start=32, memory_bytes=1 << 30, first_byte_seconds=60.0)
     config = EngineConfig(cache=CacheConfig(directory=tmp_path / "cache"), fetch=fetch, settle_seconds=0.0)
     async with asyncio.timeout(30), Engine(config) as engine:
@@ -91,7 +91,7 @@ async def found(engine: Engine, url: str, **choices: object) -> tuple[Manifest, 
     steps: list[str] = []
     digest = await engine.manifest(request, lambda text, done, total: steps.append(text))
     manifest = Manifest.open(engine.cache.root / "manifests" / digest)
-    return manifest, engine.manifests.notes(request, digest), bool(steps)
+    return manifest, await engine.manifests.notes(request, digest), bool(steps)
 
 
 async def test_notes_are_kept_with_the_answer(engine: Engine, files: str) -> None:
