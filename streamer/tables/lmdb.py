@@ -96,7 +96,18 @@ class LMDB(Format, frozen=True, forbid_unknown_fields=True):
         skipped = re.compile("|".join(map(translate, self.skip)) or r"(?!)").match
         places = _Places()
         found = 0
-        numbers = yield from _entry_pages(record, tree)
+        # The tree is read level by level from the root, down to the leaf pages.
+        numbers = [tree.root] if tree.entries else []
+        seen = 0
+        for _ in range(tree.depth - 1):
+            below: list[int] = []
+            for pages in _batches(numbers, tree):
+                for number, page in (yield from _read_pages(record, tree, pages)):
+                    below += children(page, number, tree)
+            seen += len(below)
+            numbers = sorted(set(below))
+            if len(numbers) < len(below) or seen > tree.pages:
+                raise DamagedError("a page is below several others", 0)
         for pages in _batches(numbers, tree):
             for number, page in (yield from _read_pages(record, tree, pages)):
                 for entry in entries(page, number, tree):
@@ -108,22 +119,6 @@ class LMDB(Format, frozen=True, forbid_unknown_fields=True):
         if found != tree.entries:
             raise DamagedError(f"{found} entries, its head says {tree.entries}", 0)
         return places
-
-
-def _entry_pages(record: ObjectRecord, tree: LMDBTree) -> Reading[Sequence[int]]:
-    """Returns the numbers of the leaf pages; reads the tree level by level from the root."""
-    level = [tree.root] if tree.entries else []
-    seen = 0
-    for _ in range(tree.depth - 1):
-        below: list[int] = []
-        for pages in _batches(level, tree):
-            for number, page in (yield from _read_pages(record, tree, pages)):
-                below += children(page, number, tree)
-        seen += len(below)
-        level = sorted(set(below))
-        if len(level) < len(below) or seen > tree.pages:
-            raise DamagedError("a page is below several others", 0)
-    return level
 
 
 def _batches(numbers: Sequence[int], tree: LMDBTree) -> Iterator[list[list[int]]]:

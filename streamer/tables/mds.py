@@ -164,7 +164,14 @@ class _MdsRecoder:
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         try:
             notes = _NOTES.decode(hint)
-            _check_hash(content, notes.hashes)
+            # The first of the hashes that hashlib has is checked; it has none of xxhash.
+            known = [
+                name for name in notes.hashes if name in hashlib.algorithms_available and not name.startswith("shake_")
+            ]
+            for name in known[:1]:
+                actual = hashlib.new(name, content, usedforsecurity=False).hexdigest()
+                if actual != notes.hashes[name]:
+                    raise ValueError(f"its {name} is {actual}, index.json says {notes.hashes[name]}")
             shard = unpack_shard(notes.compression, content, notes.raw_bytes)
             offsets = read_offsets(shard, samples, len(shard))
         except ValueError as error:  # msgspec's errors are such, too
@@ -244,12 +251,3 @@ def _kind(encoding: str) -> str:
 
 def _describe_columns(columns: Sequence[Sequence[Any]]) -> str:
     return ", ".join(f"{name}: {encoding}" for name, encoding, _ in columns)
-
-
-def _check_hash(content: memoryview, hashes: Mapping[str, str]) -> None:
-    """Checks the first of the hashes that hashlib has: not those of xxhash; raises ValueError."""
-    known = [name for name in hashes if name in hashlib.algorithms_available and not name.startswith("shake_")]
-    for name in known[:1]:
-        actual = hashlib.new(name, content, usedforsecurity=False).hexdigest()
-        if actual != hashes[name]:
-            raise ValueError(f"its {name} is {actual}, index.json says {hashes[name]}")

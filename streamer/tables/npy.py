@@ -179,7 +179,12 @@ def read_heads(accepted: Sequence[ObjectRecord]) -> Reading[list[tuple[ObjectRec
 def _head(record: ObjectRecord, content: memoryview) -> Reading[NpyHead]:
     """Parses the header of a file, of which the first bytes are known."""
     start = bytes(content[:12])
-    length = _header_length(start)
+    if len(start) < 12:
+        length = _LONGEST_HEAD_BYTES + 1
+    elif start[6] == 1:
+        length = 10 + int.from_bytes(start[8:10], "little")
+    else:
+        length = 12 + int.from_bytes(start[8:12], "little")
     if length > _LONGEST_HEAD_BYTES or length > record.size or not start.startswith(b"\x93NUMPY"):
         raise refused(
             record,
@@ -195,21 +200,6 @@ def _head(record: ObjectRecord, content: memoryview) -> Reading[NpyHead]:
         shape, fortran_order, dtype = read(stream, max_header_size=_LONGEST_HEAD_BYTES)
     except Exception as error:  # numpy's parser of literals raises whatever Python's does
         raise refused(record, f"is not an .npy file: {error}") from error
-    return NpyHead(
-        _rows(record=record, start=length, shape=shape, fortran_order=fortran_order, dtype=dtype),
-        kind_of_rows(dtype, shape[1:]),
-    )
-
-
-def _header_length(start: bytes) -> int:
-    if len(start) < 12:
-        return _LONGEST_HEAD_BYTES + 1
-    return 10 + int.from_bytes(start[8:10], "little") if start[6] == 1 else 12 + int.from_bytes(start[8:12], "little")
-
-
-def _rows(
-    record: ObjectRecord, start: int, shape: tuple[int, ...], fortran_order: bool, dtype: np.dtype[np.generic]
-) -> ArrayRows:
     if dtype.kind not in "biufc":
         raise refused(record, f"holds {dtype}, not plain numbers" + (" but pickles" if dtype.hasobject else ""))
     if fortran_order and len(shape) > 1:
@@ -217,8 +207,8 @@ def _rows(
     if not shape or min(shape[1:], default=1) < 1:
         raise refused(record, f"has shape {shape}, which has no rows of a byte or more")
     row_bytes = dtype.itemsize * math.prod(shape[1:])
-    if start + shape[0] * row_bytes != record.size:
+    if length + shape[0] * row_bytes != record.size:
         raise refused(
-            record, f"has {record.size - start} bytes of numbers; shape {shape} of {dtype} has {shape[0] * row_bytes}"
+            record, f"has {record.size - length} bytes of numbers; shape {shape} of {dtype} has {shape[0] * row_bytes}"
         )
-    return ArrayRows(start, row_bytes, shape[0])
+    return NpyHead(ArrayRows(length, row_bytes, shape[0]), kind_of_rows(dtype, shape[1:]))

@@ -256,8 +256,17 @@ def _edges(columns: Sequence[TileColumn], rows: tuple[int, int], chunk_bytes: in
         return [*range(*rows, max(1, chunk_bytes // total)), rows[1]]
     step = longest.tile[0]
     most = chunk_bytes * longest.row_bytes // total
-    tops, lengths, counts = _runs_of_tiles(longest, rows)
-    _check_written(tops, step, rows, total)
+    # Tiles are taken together that begin in one row: the row, their bytes, and how many they are.
+    among = slice(*np.searchsorted(longest.tiles.origins[:, 0], rows).tolist())
+    tops, places, counts = np.unique(longest.tiles.origins[among, 0], return_index=True, return_counts=True)
+    lengths = np.add.reduceat(longest.tiles.lengths[among], places) if len(tops) else places
+    gaps = np.append(tops, rows[1]) - np.append(rows[0], tops + step)
+    widest = int(gaps.argmax())
+    if int(gaps[widest]) * total > _MOST_UNWRITTEN_BYTES:
+        first = int(tops[widest - 1]) + step if widest else rows[0]
+        raise ArraysError(
+            f"{int(gaps[widest])} rows from row {first} on, {int(gaps[widest]) * total} bytes, were never written"
+        )
     edges = [rows[0]]
     fetched = 0
     tiles = 0
@@ -269,24 +278,6 @@ def _edges(columns: Sequence[TileColumn], rows: tuple[int, int], chunk_bytes: in
         fetched = fetched + length
         tiles = tiles + count
     return [*edges, rows[1]]
-
-
-def _runs_of_tiles(column: TileColumn, rows: tuple[int, int]) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Returns the tiles that begin in one row: the row, their bytes, and how many."""
-    among = slice(*np.searchsorted(column.tiles.origins[:, 0], rows).tolist())
-    tops, places, counts = np.unique(column.tiles.origins[among, 0], return_index=True, return_counts=True)
-    lengths = np.add.reduceat(column.tiles.lengths[among], places) if len(tops) else places
-    return tops, lengths, counts
-
-
-def _check_written(tops: Int64Array, step: int, rows: tuple[int, int], row_bytes: int) -> None:
-    gaps = np.append(tops, rows[1]) - np.append(rows[0], tops + step)
-    widest = int(gaps.argmax())
-    if int(gaps[widest]) * row_bytes > _MOST_UNWRITTEN_BYTES:
-        first = int(tops[widest - 1]) + step if widest else rows[0]
-        raise ArraysError(
-            f"{int(gaps[widest])} rows from row {first} on, {int(gaps[widest]) * row_bytes} bytes, were never written"
-        )
 
 
 def _join_pieces(pieces: Sequence[_Piece]) -> list[_Piece]:

@@ -293,10 +293,8 @@ def _blocks(
 def _block(dictionaries: Sequence[MessagePlace], run: Sequence[MessagePlace], row_bytes: int) -> Block:
     ranges = joined_ranges(part for place in (*dictionaries, *run) for part in place.ranges)
     rows = sum(place.message.rows for place in run)
-    values = sum(_body_bytes(place) * (_GROWTH if place.message.compressed else 1) for place in run)
+    values = 0
+    for place in run:
+        head_bytes = place.stop - place.start - place.message.body_bytes
+        values += (place.fetch_bytes - head_bytes) * (_GROWTH if place.message.compressed else 1)
     return Block(ranges, rows, values + rows * row_bytes, DICTIONARIES if dictionaries else b"")
-
-
-def _body_bytes(place: MessagePlace) -> int:
-    """Returns the bytes of what is wanted of a message, without its head."""
-    return place.fetch_bytes - (place.stop - place.start - place.message.body_bytes)

@@ -154,24 +154,20 @@ class _SchemaReader:
                 raise UnreadError(f"a tensor inside of a list, column {own!r}, which is not read")
             self.logicals[1 + len(self.elements)] = exact = f"tensor[{','.join(map(str, shape))}]"
         self.types.append(f"{own}: {exact}")
-        self.layouts.append(_layout(kind, field))
+        # Files may differ in the dictionary of a column, and in the scale of decimals.
+        layout = ""
+        if field.has(4):
+            dictionary = field.table(4)
+            index = dictionary.table(1) if dictionary.has(1) else None
+            bits = (index.number(0, "<i"), index.number(1, "<?")) if index else (32, 1)
+            layout = f"dictionary {dictionary.number(0, '<q')} of {bits}"
+        if kind == _DECIMAL:
+            details = field.table(3)
+            layout += f"decimal {details.number(0, '<i')}, {details.number(1, '<i')}, {details.number(2, '<i', 128)}"
+        self.layouts.append(layout)
         self.elements += elements
         for part, child in parts:
             self.add(child, part, depth + 1, inside=inside or kind != _STRUCT)
-
-
-def _layout(kind: int, field: Table) -> str:
-    """Returns what may differ between files: the dictionary of a column, the scale of decimals."""
-    found = ""
-    if field.has(4):
-        dictionary = field.table(4)
-        index = dictionary.table(1) if dictionary.has(1) else None
-        bits = (index.number(0, "<i"), index.number(1, "<?")) if index else (32, 1)
-        found = f"dictionary {dictionary.number(0, '<q')} of {bits}"
-    if kind == _DECIMAL:
-        details = field.table(3)
-        found += f"decimal {details.number(0, '<i')}, {details.number(1, '<i')}, {details.number(2, '<i', 128)}"
-    return found
 
 
 def _make_groups(name: str, meaning: str, inner: str, children: int) -> list[parquet.Element]:

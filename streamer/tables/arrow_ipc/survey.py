@@ -229,7 +229,13 @@ def _finish_head(record: ObjectRecord, content: memoryview, tail: memoryview | N
     """Reads what is longer than the first reads."""
     try:
         if tail is not None:
-            footer = bytes((yield from _read_footer(record, tail)))
+            length = messages.footer_bytes(tail) + END_BYTES
+            if length > record.size:
+                raise DamagedError(f"a footer of {length} bytes")
+            end = tail
+            if length > len(tail):
+                end = yield from read_range(record.size - length, record.size, record)
+            footer = bytes(end[-length:-END_BYTES])
             message = messages.schema_message(memoryview(footer))
             return FileHead(message, footer, _lists_rows(footer, tail, record.size - len(tail)))
         if len(content) < PREFIX_BYTES:
@@ -244,15 +250,6 @@ def _finish_head(record: ObjectRecord, content: memoryview, tail: memoryview | N
         raise refused(record, f"has {error}", of_one=True) from error
     except ValueError as error:
         raise damaged(record, f"not an Arrow file: {error}", record.size if tail is not None else 0) from error
-
-
-def _read_footer(record: ObjectRecord, tail: memoryview) -> Reading[memoryview]:
-    length = messages.footer_bytes(tail) + END_BYTES
-    if length > record.size:
-        raise DamagedError(f"a footer of {length} bytes")
-    if length > len(tail):
-        tail = yield from read_range(record.size - length, record.size, record)
-    return tail[-length:-END_BYTES]
 
 
 def _lists_rows(footer: bytes, tail: memoryview, start: int) -> bool:

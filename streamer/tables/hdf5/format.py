@@ -180,7 +180,17 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
             pattern = _split_pattern(next(iter(self.datasets.values()), ""))[0]
             if not pattern:
                 return 1, [(yield from self._choose(held, links))]
-            names, inside = yield from _match_groups(held, links, pattern)
+            # The groups that match the pattern are sorted by number: demo_2 comes before demo_10.
+            above, _, last = pattern.rpartition("/")
+            inside = links
+            if above:
+                inside = (yield from _walk(held, links, above))[1] or {}
+            names = fnmatch.filter(inside, last)
+            if not names:
+                raise ArraysError(f"it has no group {pattern!r}")
+            names.sort(
+                key=lambda name: [(not part.isdigit(), int(part) if part.isdigit() else part) for part in _PARTS(name)]
+            )
             found: list[dict[str, _HDF5Dataset]] = []
             for first in range(0, len(names[:limit]), _GROUPS_AT_ONCE):
                 some = names[:limit][first : first + _GROUPS_AT_ONCE]
@@ -233,19 +243,6 @@ def _split_pattern(path: str) -> tuple[str, str]:
     parts = _parts(path)
     place = next((place for place, part in enumerate(parts) if "*" in part), None)
     return ("", path) if place is None else ("/".join(parts[: place + 1]), "/".join(parts[place + 1 :]))
-
-
-def _match_groups(held: HeldBytes, links: Links, pattern: str) -> Reading[tuple[list[str], Links]]:
-    """Returns the names of the groups that a pattern stands for, demo_2 before demo_10, and what is beside them."""
-    above, _, last = pattern.rpartition("/")
-    inside: Links | None = links
-    if above:
-        _, inside = yield from _walk(held, links, above)
-    names = fnmatch.filter(inside or {}, last)
-    if not names:
-        raise ArraysError(f"it has no group {pattern!r}")
-    names.sort(key=lambda name: [(not part.isdigit(), int(part) if part.isdigit() else part) for part in _PARTS(name)])
-    return names, inside or {}
 
 
 def _read_columns(held: HeldBytes, datasets: Mapping[str, _HDF5Dataset]) -> Reading[dict[str, TileColumn]]:

@@ -218,19 +218,16 @@ def read_datatype(message: Cursor) -> np.dtype[np.generic]:
             raise UnreadError(f"floating-point numbers of {size} bytes, {parts}")
         return np.dtype(order + _IEEE[size, exponent, mantissa])
     if kind == _ENUM:
-        return _enum(message, version, bits & 0xFFFF)
+        count = bits & 0xFFFF
+        base = read_datatype(message)
+        names = [_name(message, version) for _ in range(count)] if count == len(_BOOL) else []
+        values = [message.number(base.itemsize) for _ in names]
+        if base.itemsize == 1 and dict(zip(names, values, strict=True)) == _BOOL:
+            return np.dtype(bool)
+        return base
     if kind == _COMPOUND:
         return _complex(message, version, bits & 0xFFFF, size)
     raise UnreadError(f"values of type {_CLASSES[kind] if kind < len(_CLASSES) else kind}")
-
-
-def _enum(message: Cursor, version: int, count: int) -> np.dtype[np.generic]:
-    base = read_datatype(message)
-    names = [_name(message, version) for _ in range(count)] if count == len(_BOOL) else []
-    values = [message.number(base.itemsize) for _ in names]
-    if base.itemsize == 1 and dict(zip(names, values, strict=True)) == _BOOL:
-        return np.dtype(bool)
-    return base
 
 
 def _complex(message: Cursor, version: int, count: int, size: int) -> np.dtype[np.generic]:

@@ -49,23 +49,21 @@ class HDF5ChunkDecoder:
     def __call__(self, stored: memoryview, mask: int) -> Array:
         """Returns the items of a chunk."""
         if mask not in self._datasets:
-            self._datasets[mask] = self._dataset(mask)
+            # A dataset without the filters of the mask: HDF5 2.0 reads a chunk with all filters after it was written
+            # with a mask.
+            filters = [each for place, each in enumerate(self._filters) if not mask >> place & 1]
+            settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            settings.set_chunk(self._shape)
+            for each in filters:
+                values = each.values[_MADE.get(each.number, 0) :]
+                settings.set_filter(each.number, each.flags, values)
+            if self._fill:
+                settings.set_fill_value(np.frombuffer(self._fill, self._dtype, 1).reshape(()))
+            datatype = h5py.h5t.py_create(self._dtype, logical=True)
+            space = h5py.h5s.create_simple(self._shape)
+            self._datasets[mask] = h5py.h5d.create(self._file.id, str(mask).encode(), datatype, space, settings)
         dataset = self._datasets[mask]
         dataset.write_direct_chunk((0,) * len(self._shape), bytes(stored))
         items: Array = np.empty(self._shape, self._dtype)
         dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, items)
         return items
-
-    def _dataset(self, mask: int) -> h5py.h5d.DatasetID:
-        # HDF5 2.0 reads a chunk with all filters after it was written with a mask.
-        filters = [each for place, each in enumerate(self._filters) if not mask >> place & 1]
-        settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        settings.set_chunk(self._shape)
-        for each in filters:
-            values = each.values[_MADE.get(each.number, 0) :]
-            settings.set_filter(each.number, each.flags, values)
-        if self._fill:
-            settings.set_fill_value(np.frombuffer(self._fill, self._dtype, 1).reshape(()))
-        kind = h5py.h5t.py_create(self._dtype, logical=True)
-        space = h5py.h5s.create_simple(self._shape)
-        return h5py.h5d.create(self._file.id, str(mask).encode(), kind, space, settings)

@@ -67,18 +67,14 @@ def _column(field: FieldSpec, values: pa.Array | None, rows: int) -> Column:
         return Column(numbers.to_numpy(zero_copy_only=False), nulls=nulls_of(values))
     if field.kind in {"txt", "bytes"}:
         return bytes_column(values.cast(pa.large_string() if field.kind == "txt" else pa.large_binary()))
-    return _encode_values(values)
-
-
-def _encode_values(values: pa.Array) -> Column:
     kind = values.type
     if pa.types.is_list(kind) and not values.null_count and not values.values.null_count:
         if pa.types.is_int64(kind.value_type):
             return _numbers(values, INTEGERS)
         if pa.types.is_float64(kind.value_type):
             return _numbers(values, FLOATS)
-    rows = values.to_pylist()
-    return make_bytes_column([None if value is None else PACKED + msgspec.msgpack.encode(value) for value in rows])
+    listed = values.to_pylist()
+    return make_bytes_column([None if value is None else PACKED + msgspec.msgpack.encode(value) for value in listed])
 
 
 def _numbers(values: pa.ListArray, tag: bytes) -> Column:

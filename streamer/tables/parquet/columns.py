@@ -144,18 +144,14 @@ def _list_column(
         counts = sum_items(sizes, counts)
         values = items
         first = False
-    found = _list_numbers(values, base)
-    return lists_column(found, kind, counts, nulls)
-
-
-def _list_numbers(values: pa.Array, dtype: str) -> NDArray[np.generic]:
     if not values.null_count:
-        return numbers_of(values, dtype)
-    if np.dtype(dtype).kind != "f":
+        found = numbers_of(values, base)
+    elif np.dtype(base).kind != "f":
         raise _RefusalError(f"a list of {values.type} has a null in it, which an array cannot have")
-    found = numbers_of(values, dtype).copy()
-    found[values.is_null().to_numpy(zero_copy_only=False)] = np.nan
-    return found
+    else:
+        found = numbers_of(values, base).copy()
+        found[values.is_null().to_numpy(zero_copy_only=False)] = np.nan
+    return lists_column(found, kind, counts, nulls)
 
 
 def lists_column(

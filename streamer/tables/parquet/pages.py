@@ -129,7 +129,13 @@ class RowGroupParts(msgspec.Struct, frozen=True):
         for primitive in self.primitives:
             assert primitive.pages
             pages = primitive.pages.run(first, stop)
-            spans = _spans(primitive, pages)
+            # The dictionary is read only if these pages need it.
+            starts = primitive.pages.starts
+            users = primitive.column.dictionary_pages
+            dictionary = (primitive.column.start, starts[0])
+            values = (starts[pages.start], starts[pages.stop])
+            has_users = dictionary[0] < dictionary[1] and (users is None or pages.start < users)
+            spans = [dictionary, values] if has_users else [values]
             ranges += spans
             rows = primitive.pages.first_rows[pages.stop] - primitive.pages.first_rows[pages.start]
             skipped = first - primitive.pages.first_rows[pages.start]
@@ -212,17 +218,6 @@ def _cuts(group: RowGroupParts, count: int) -> list[int]:
         if edges[-1] < first_rows[nearest] < group.rows:
             edges.append(first_rows[nearest])
     return [*edges, group.rows]
-
-
-def _spans(primitive: Primitive, pages: slice) -> list[Range]:
-    """Returns the places of the dictionary, if these pages need it, and of the pages."""
-    assert primitive.pages
-    starts = primitive.pages.starts
-    users = primitive.column.dictionary_pages
-    dictionary = (primitive.column.start, starts[0])
-    values = (starts[pages.start], starts[pages.stop])
-    has_users = dictionary[0] < dictionary[1] and (users is None or pages.start < users)
-    return [dictionary, values] if has_users else [values]
 
 
 def _hint(primitive: Primitive, length: int, rows: int, skipped: int = 0) -> PrimitiveHint:

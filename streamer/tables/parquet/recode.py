@@ -7,7 +7,7 @@ Long lists of numbers do without pyarrow (number_lists.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import msgspec
@@ -23,7 +23,7 @@ from streamer.tables.parquet.fields import has_nested
 from streamer.tables.parquet.footer import MAGIC
 from streamer.tables.parquet.number_lists import number_list, read_lists
 from streamer.tables.parquet.pages import ParquetFileHint, PrimitiveHint
-from streamer.tables.parquet.schema import Element, SchemaNode, prune
+from streamer.tables.parquet.schema import SchemaNode, prune
 
 _HINT = msgspec.msgpack.Decoder(list[PrimitiveHint] | ParquetFileHint)
 # Schemas of files whose plans are kept.
@@ -93,10 +93,28 @@ class _Plan:
         if edges[-1] != len(content) or len(primitives) != len(self._ways):
             raise ValueError(f"{len(primitives)} primitives of {edges[-1]} bytes; there are {len(content)}")
         places = list(pairwise(edges))
-        lists = self._read_lists(content, primitives, places, samples)
-        tables = self._tables(
-            content=content, primitives=primitives, places=places, samples=samples, left_out=lists.keys()
-        )
+        # These fields are taken from the pages as they are.
+        lists: dict[int, Column] = {}
+        for number, field in self._lists.items():
+            start, stop = places[number]
+            if found := read_lists(content[start:stop], primitives[number], field, samples):
+                lists[number] = lists_column(found[0], field.kind, found[1])
+        # Each other primitive gets a table with it and the rows of the block.
+        chunks = [
+            _column_chunk(way, primitive, start)
+            for way, primitive, (start, _) in zip(self._ways, primitives, places, strict=True)
+        ]
+        if not lists and all(primitive.rows == samples for primitive in primitives):
+            tables: list[pa.Table | None] = [_read(content, self._schema, chunks, samples)] * len(primitives)
+        else:
+            tables = [
+                None
+                if number in lists
+                else _read(content, schema, [chunk], primitive.rows).slice(primitive.skipped, samples)
+                for number, (schema, chunk, primitive) in enumerate(
+                    zip(self._way_schemas, chunks, primitives, strict=True)
+                )
+            ]
         return [
             constant_column(spec, None, samples)
             if node is None
@@ -105,66 +123,27 @@ class _Plan:
             for spec, node, known in self._fields
         ]
 
-    def _read_lists(
-        self, content: memoryview, primitives: Sequence[PrimitiveHint], places: Sequence[tuple[int, int]], samples: int
-    ) -> dict[int, Column]:
-        """Reads the fields that are taken from the pages as they are, by the number of their primitive."""
-        columns = {}
-        for number, field in self._lists.items():
-            start, stop = places[number]
-            if found := read_lists(content[start:stop], primitives[number], field, samples):
-                columns[number] = lists_column(found[0], field.kind, found[1])
-        return columns
-
-    def _tables(
-        self,
-        content: memoryview,
-        primitives: Sequence[PrimitiveHint],
-        places: Sequence[tuple[int, int]],
-        samples: int,
-        left_out: Collection[int],
-    ) -> list[pa.Table]:
-        """Returns for each primitive a table with it and the rows of the block; None if it is left out."""
-        chunks = [
-            _column_chunk(way, primitive, start)
-            for way, primitive, (start, _) in zip(self._ways, primitives, places, strict=True)
-        ]
-        if not left_out and all(primitive.rows == samples for primitive in primitives):
-            return [_read(content, self._schema, chunks, samples)] * len(primitives)
-        return [
-            None
-            if number in left_out
-            else _read(content, schema, [chunk], primitive.rows).slice(primitive.skipped, samples)
-            for number, (schema, chunk, primitive) in enumerate(zip(self._way_schemas, chunks, primitives, strict=True))
-        ]
-
 
 # ---------------------------------------------------------------- the metadata of a file of these pages
 
 
 def _schema(node: SchemaNode, nested_paths: set[tuple[str, ...]]) -> list[thrift.Fields]:
-    return [
-        _element(node.element, plain=any(node.path[: len(path)] == path for path in nested_paths)),
-        *(element for child in node.children for element in _schema(child, nested_paths)),
-    ]
-
-
-def _element(element: Element, *, plain: bool) -> thrift.Fields:
-    """Returns a SchemaElement. `plain`: groups as they are written, lists are not unpacked."""
+    # Groups of plain nodes are as they are written: their lists stay groups.
+    plain = any(node.path[: len(path)] == path for path in nested_paths)
     fields: dict[int, tuple[int, object]] = {
-        3: (thrift.I32, element.repetition),
-        4: (thrift.BINARY, element.name.encode()),
+        3: (thrift.I32, node.element.repetition),
+        4: (thrift.BINARY, node.element.name.encode()),
     }
-    if element.children:
-        fields[5] = (thrift.I32, element.children)
+    if node.element.children:
+        fields[5] = (thrift.I32, node.element.children)
     else:
-        fields[1] = (thrift.I32, element.type)
-        fields[2] = (thrift.I32, element.length)
-    if element.meaning in _CONVERTED and not (plain and element.children):
-        fields[6] = (thrift.I32, _CONVERTED[element.meaning])
-        fields[7] = (thrift.I32, element.scale)
-        fields[8] = (thrift.I32, element.precision)
-    return fields
+        fields[1] = (thrift.I32, node.element.type)
+        fields[2] = (thrift.I32, node.element.length)
+    if node.element.meaning in _CONVERTED and not (plain and node.element.children):
+        fields[6] = (thrift.I32, _CONVERTED[node.element.meaning])
+        fields[7] = (thrift.I32, node.element.scale)
+        fields[8] = (thrift.I32, node.element.precision)
+    return [fields, *(element for child in node.children for element in _schema(child, nested_paths))]
 
 
 def _column_chunk(way: Sequence[SchemaNode], primitive: PrimitiveHint, start: int) -> thrift.Fields:

@@ -142,7 +142,15 @@ class _United:
             where = tail.footer_start + error.offset if tail else 0
             self._failure = self._failure or damaged(record, f"in the footer, {error}", where)
             return ""
-        self._memory.add(record, self._encode(found))
+        # Descriptions that are alike are encoded once, for `_recall`.
+        key = id(found.root), found.rows > 0
+        if key not in self._encoded:
+            # Kept, so that no other schema has its number.
+            self._kept.append(found.root)
+            features = found.metadata.get(HUGGING_FACE, b"")
+            content = found.root.elements(), [*found.root.logicals().items()], features, found.rows > 0
+            self._encoded[key] = msgspec.msgpack.encode(content)
+        self._memory.add(record, self._encoded[key])
         if (writer := find_writer([child.element.name for child in found.root.children])) is not None:
             raise ManifestError(refuse_table(writer, record.url), url=record.url)
         if found.rows:
@@ -168,17 +176,6 @@ class _United:
             root = tree(elements, dict(logicals))
             self._remembered[content] = Description(root, int(has_rows), {HUGGING_FACE: features} if features else {})
         return self._remembered[content]
-
-    def _encode(self, found: Description) -> bytes:
-        """Encodes the description of a file for `_recall`; those that are alike once."""
-        key = id(found.root), found.rows > 0
-        if key not in self._encoded:
-            # Kept, so that no other schema has its number.
-            self._kept.append(found.root)
-            features = found.metadata.get(HUGGING_FACE, b"")
-            content = found.root.elements(), [*found.root.logicals().items()], features, found.rows > 0
-            self._encoded[key] = msgspec.msgpack.encode(content)
-        return self._encoded[key]
 
     def _unite(self, record: ObjectRecord, found: Description) -> str:
         """Adds the columns of a file; returns why they do not fit to the others, "" if they do."""

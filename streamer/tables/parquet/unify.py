@@ -82,12 +82,25 @@ def describe_type(node: SchemaNode) -> str:
 def _merge(first: SchemaNode, other: SchemaNode) -> SchemaNode:
     if first.has_no_values or other.has_no_values:
         chosen = other if first.has_no_values else first
-        return _copy(chosen, _optional(chosen.element))
+        element = chosen.element
+        return _copy(
+            chosen, msgspec.structs.replace(element, repetition=OPTIONAL) if not element.repetition else element
+        )
     lists = first.items(), other.items()
     if lists[0] or lists[1]:
         return _merge_lists(first, other)
     if first.is_map or other.is_map:
-        return _merge_maps(first, other)
+        if not (first.is_map and other.is_map):
+            raise _different(first, other)
+        entries = first.children[0]
+        others = other.children[0]
+        if len(entries.children) != len(others.children):
+            raise _different(first, other)
+        merged = []
+        for own, each in zip(entries.children, others.children, strict=True):
+            part = _merge(own, each)
+            merged.append(_copy(part, msgspec.structs.replace(part.element, name=own.element.name)))
+        return _copy(first, _widest(first, other), [_copy(entries, entries.element, merged)])
     if bool(first.children) != bool(other.children):
         raise _different(first, other)
     if first.children:
@@ -115,7 +128,16 @@ def _merge_lists(first: SchemaNode, other: SchemaNode, inside: bool = False) -> 
     else:
         # The same one, whichever comes first.
         base, bare = min(((first, own[1]), (other, others[1])), key=lambda each: _names(each[0]))
-    return _replace_item(base, item, bare)
+    # The list gets the item; if the repeated node is `bare`, it is the item itself.
+    if base.is_repeated:
+        return _copy(item, msgspec.structs.replace(item.element, name=base.element.name, repetition=2))
+    repeated = base.children[0]
+    if bare:
+        element = msgspec.structs.replace(item.element, name=repeated.element.name, repetition=2)
+        return _copy(base, base.element, [_copy(item, element)])
+    name = repeated.children[0].element.name
+    inner = _copy(item, msgspec.structs.replace(item.element, name=name))
+    return _copy(base, base.element, [_copy(repeated, repeated.element, [inner])])
 
 
 def _merge_items(own: tuple[SchemaNode, bool], others: tuple[SchemaNode, bool]) -> SchemaNode:
@@ -141,42 +163,9 @@ def _around(node: SchemaNode) -> list[SchemaNode]:
     return [node.children[0]] if node.children and not node.is_repeated else []
 
 
-def _replace_item(base: SchemaNode, item: SchemaNode, bare: bool) -> SchemaNode:
-    """Returns the list with another item; `bare`: the repeated node is the item."""
-    if base.is_repeated:
-        return _copy(item, msgspec.structs.replace(item.element, name=base.element.name, repetition=2))
-    repeated = base.children[0]
-    if bare:
-        element = msgspec.structs.replace(item.element, name=repeated.element.name, repetition=2)
-        return _copy(base, base.element, [_copy(item, element)])
-    name = repeated.children[0].element.name
-    inner = _copy(item, msgspec.structs.replace(item.element, name=name))
-    return _copy(base, base.element, [_copy(repeated, repeated.element, [inner])])
-
-
-def _merge_maps(first: SchemaNode, other: SchemaNode) -> SchemaNode:
-    if not (first.is_map and other.is_map):
-        raise _different(first, other)
-    entries = first.children[0]
-    others = other.children[0]
-    if len(entries.children) != len(others.children):
-        raise _different(first, other)
-    parts = [
-        _copy(merged, msgspec.structs.replace(merged.element, name=own.element.name))
-        for own, merged in (
-            (own, _merge(own, each)) for own, each in zip(entries.children, others.children, strict=True)
-        )
-    ]
-    return _copy(first, _widest(first, other), [_copy(entries, entries.element, parts)])
-
-
 def _copy(node: SchemaNode, element: Element, children: Sequence[SchemaNode] | None = None) -> SchemaNode:
     kept = node.children if children is None else list(children)
     return SchemaNode(element=element, path=node.path, primitive=node.primitive, children=kept, logical=node.logical)
-
-
-def _optional(element: Element) -> Element:
-    return msgspec.structs.replace(element, repetition=OPTIONAL) if element.repetition == 0 else element
 
 
 def _widest(first: SchemaNode, other: SchemaNode) -> Element:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.base import Facts, Field, FieldSpec, Format, Opener, Recoder, SampleName
 from streamer.formats.failures import damaged, refused
-from streamer.formats.reading import Reading, read_ranges, spans_between
+from streamer.formats.reading import read_ranges, spans_between
 from streamer.formats.sidecars import contradicts, pair_sidecars
 from streamer.formats.table.records import is_dtype
 from streamer.manifest.model import ObjectRecord
@@ -127,7 +127,16 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
             accepted = [record for record in accepted if not _is_npy(record)]
         sources = pair_sidecars(accepted, others, ("/.idx",), 0).sources
         contents = yield from read_ranges(list(map(_head_of, sources)))
-        counts = yield from _datatrove_counts(accepted, others)
+        # Files of datatrove say at the ends of their indexes how many tokens they have.
+        indexes = {
+            record.url: others[f"{record.url}.index"]
+            for record in accepted
+            if record.url.endswith(_DATATROVE) and f"{record.url}.index" in others
+        }
+        width = _END.itemsize
+        filled = {url: index for url, index in indexes.items() if index.size >= width}
+        ends = yield from read_ranges([Need(index.size - width, index.size, index) for index in filled.values()])
+        counts = {url: int(np.frombuffer(end, _END)[0]) for url, end in zip(filled, ends, strict=True)}
         streams = [
             self._stream(source, content, counts.get(source.record.url))
             for source, content in zip(sources, contents, strict=True)
@@ -221,7 +230,12 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
         if found := _llm_c(record, content):
             return found
         if count is not None:
-            return self._count_tokens(record, count)
+            wide = {2: "<u2", 4: "<u4"}.get(record.size // count if count and record.size % count == 0 else 0)
+            if wide is None:
+                raise damaged(record, f"{record.size} bytes, and {record.url}.index says {count} tokens of 2 or 4", 0)
+            if self.dtype and np.dtype(self.dtype).itemsize != np.dtype(wide).itemsize:
+                raise refused(record, f"has {count} tokens of {wide}, not dtype={self.dtype!r}: leave dtype out")
+            return Stream(np.dtype(self.dtype or wide).str)
         if not self.dtype:
             raise refused(
                 record,
@@ -229,15 +243,6 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
                 "Tokens(sequence_length=..., dtype='<u2')",
             )
         return Stream(np.dtype(self.dtype).str.replace("|", ""))
-
-    def _count_tokens(self, record: ObjectRecord, count: int) -> Stream:
-        """Returns the tokens of a file of datatrove, which has `count` of them."""
-        wide = {2: "<u2", 4: "<u4"}.get(record.size // count if count and record.size % count == 0 else 0)
-        if wide is None:
-            raise damaged(record, f"{record.size} bytes, and {record.url}.index says {count} tokens of 2 or 4", 0)
-        if self.dtype and np.dtype(self.dtype).itemsize != np.dtype(wide).itemsize:
-            raise refused(record, f"has {count} tokens of {wide}, not dtype={self.dtype!r}: leave dtype out")
-        return Stream(np.dtype(self.dtype or wide).str)
 
     def _check_index(self, record: ObjectRecord, what: str) -> None:
         """Refuses a file without an index of documents, if the options need one."""
@@ -249,19 +254,6 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
 
 def _is_npy(record: ObjectRecord) -> bool:
     return record.url.lower().endswith(".npy")
-
-
-def _datatrove_counts(accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Reading[dict[str, int]]:
-    """Reads how many tokens the files of datatrove have, from the ends of their indexes."""
-    indexes = {
-        record.url: others[f"{record.url}.index"]
-        for record in accepted
-        if record.url.endswith(_DATATROVE) and f"{record.url}.index" in others
-    }
-    width = _END.itemsize
-    filled = {url: index for url, index in indexes.items() if index.size >= width}
-    ends = yield from read_ranges([Need(index.size - width, index.size, index) for index in filled.values()])
-    return {url: int(np.frombuffer(end, _END)[0]) for url, end in zip(filled, ends, strict=True)}
 
 
 def _head_of(source: Source) -> Need:

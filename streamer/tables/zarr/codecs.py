@@ -68,16 +68,12 @@ class ZarrChunkDecoder:
                 raise UnpackError(f"is cut off, or has more than {most} bytes")
             return memoryview(content)
         if packing == "crc32c":
-            return _verify_checksum(stored)
+            checked = stored[:-_CHECKSUM_BYTES]
+            checksum = stored[-_CHECKSUM_BYTES:]
+            if checksum_of(checked) != int.from_bytes(checksum, "little"):
+                raise UnpackError("its checksum is wrong")
+            return checked
         return _decompress_with_numcodecs(packing, stored, most)
-
-
-def _verify_checksum(stored: memoryview) -> memoryview:
-    content = stored[:-_CHECKSUM_BYTES]
-    checksum = stored[-_CHECKSUM_BYTES:]
-    if checksum_of(content) != int.from_bytes(checksum, "little"):
-        raise UnpackError("its checksum is wrong")
-    return content
 
 
 def checksum_of(content: memoryview) -> int:

@@ -82,7 +82,12 @@ class Zarr(RowFormat, frozen=True, forbid_unknown_fields=True):
         objects = sorted(accepted, key=_url)
         stores: list[tuple[dict[str, Stored], ObjectRecord]] = []
         facts = Facts()
-        for root in _roots(nodes):
+        # Nodes that are in no other one are the roots.
+        roots: list[str] = []
+        for node in sorted(nodes):
+            if not roots or not node.startswith(roots[-1]):
+                roots.append(node)
+        for root in roots:
             sidecar = others[root + nodes[root]]
             with _errors_of(sidecar):
                 found = yield from self._arrays(root, nodes, others)
@@ -159,15 +164,6 @@ class Zarr(RowFormat, frozen=True, forbid_unknown_fields=True):
 
 def _url(record: ObjectRecord) -> str:
     return record.url
-
-
-def _roots(nodes: Mapping[str, str]) -> list[str]:
-    """Returns the nodes that are in no other one."""
-    roots: list[str] = []
-    for node in sorted(nodes):
-        if not roots or not node.startswith(roots[-1]):
-            roots.append(node)
-    return roots
 
 
 def _find_objects(objects: Sequence[ObjectRecord], node: str, array: ZarrArray) -> Stored:

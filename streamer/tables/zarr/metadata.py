@@ -159,7 +159,19 @@ def _array_3(found: _Array3) -> ZarrArray:
     shard = None
     if codecs and codecs[0].name == _SHARDS:
         shard, codecs = _shard(codecs, outer)
-    codecs, order = _check_codecs(codecs, len(shape))
+    # The codec that makes bytes of items says their byte order; the others remain.
+    names = [codec.name for codec in codecs]
+    place = names.index(_BYTES) if _BYTES in names else -1
+    unknown = [name for name in names[:place] if name != _TRANSPOSE] + [
+        name for name in names[place + 1 :] if name not in PACKINGS
+    ]
+    if place < 0 or unknown:
+        raise ArraysError(f"it is stored by codecs {names}; {', '.join((_BYTES, _TRANSPOSE, *PACKINGS))} are read")
+    for codec in codecs[:place]:
+        if sorted(_numbers(codec.configuration.get("order"))) != [*range(len(shape))]:
+            raise ArraysError(f"its axes are transposed by {codec.configuration}")
+    order = _order(codecs[place])
+    codecs = [*codecs[:place], *codecs[place + 1 :]]
     dtype = np.dtype(order + _DTYPES[found.data_type])
     separator = encoding.configuration.get("separator", "/" if encoding.name == "default" else ".")
     if encoding.name not in {"default", "v2"} or separator not in {"/", "."}:
@@ -239,21 +251,6 @@ class _Sharding(msgspec.Struct, frozen=True):
     codecs: list[ZarrCodec]
     index_codecs: list[ZarrCodec]
     index_location: str = "end"
-
-
-def _check_codecs(codecs: Sequence[ZarrCodec], axes: int) -> tuple[list[ZarrCodec], str]:
-    """Returns the codecs of a chunk without the one that makes bytes of items, and the byte order, "<" or ">"."""
-    names = [codec.name for codec in codecs]
-    place = names.index(_BYTES) if _BYTES in names else -1
-    unknown = [name for name in names[:place] if name != _TRANSPOSE] + [
-        name for name in names[place + 1 :] if name not in PACKINGS
-    ]
-    if place < 0 or unknown:
-        raise ArraysError(f"it is stored by codecs {names}; {', '.join((_BYTES, _TRANSPOSE, *PACKINGS))} are read")
-    for codec in codecs[:place]:
-        if sorted(_numbers(codec.configuration.get("order"))) != [*range(axes)]:
-            raise ArraysError(f"its axes are transposed by {codec.configuration}")
-    return [*codecs[:place], *codecs[place + 1 :]], _order(codecs[place])
 
 
 def _numbers(found: object) -> list[int]:
