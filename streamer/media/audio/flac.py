@@ -202,7 +202,16 @@ def _heads(content: memoryview) -> tuple[Integers, Integers, Integers, Integers]
     heads = np.frombuffer(content, np.uint8)[within].astype(np.int64)
     size_code = heads[:, 2] >> 4
     rate_code = heads[:, 2] & 15
-    number, end = _decode_numbers(heads)
+    # Numbers behind the fourth byte are coded as UTF-8 does; they end at 0 where there is none.
+    lead = heads[:, 4]
+    more = _MORE_OF_NUMBER[lead]
+    number = lead & _LEAD_MASK[more]
+    end = 5 + more
+    for place in range(1, 7):
+        byte = heads[:, 4 + place]
+        end[(more >= place) & (byte & 0xC0 != 0x80)] = 0
+        number = np.where(more >= place, number << 6 | byte & 0x3F, number)
+    end[more < 0] = 0
     is_head = (size_code > 0) & (rate_code < 15) & (heads[:, 3] & 1 == 0) & (heads[:, 3] >> 4 <= 10) & (end > 0)
     row = np.arange(len(heads))
     stored = heads[row, end]
@@ -215,20 +224,6 @@ def _heads(content: memoryview) -> tuple[Integers, Integers, Integers, Integers]
         crc = np.where(place < end, table[crc ^ heads[:, place]], crc)
     is_head &= (places + end < len(content)) & (crc == heads[row, end])
     return places[is_head], number[is_head], count[is_head], (heads[:, 1] & 1)[is_head]
-
-
-def _decode_numbers(heads: Integers) -> tuple[Integers, Integers]:
-    """Returns the numbers behind the fourth byte, coded as UTF-8 does, and where they end, 0 where there is none."""
-    lead = heads[:, 4]
-    more = _MORE_OF_NUMBER[lead]
-    number = lead & _LEAD_MASK[more]
-    end = 5 + more
-    for place in range(1, 7):
-        byte = heads[:, 4 + place]
-        end[(more >= place) & (byte & 0xC0 != 0x80)] = 0
-        number = np.where(more >= place, number << 6 | byte & 0x3F, number)
-    end[more < 0] = 0
-    return number, end
 
 
 @cache

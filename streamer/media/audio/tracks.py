@@ -14,7 +14,6 @@ from streamer.manifest.model import ObjectRecord
 from streamer.media.audio import flac, mp3, ogg
 from streamer.media.audio.frames import AudioFrames
 from streamer.media.audio.recordings import Packeted
-from streamer.media.audio.windows import Integers
 from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.movie import AUDIO, Movie, read_movie
 
@@ -45,7 +44,16 @@ def find_audio_track(movie: Movie, stream_index: int | None = None) -> Packeted:
         raise UnreadError("has audio whose packets are not stored in their order")
     # Packets behind the last one that is shown are left out.
     count = int(np.flatnonzero(packets.shown).max(initial=-1)) + 1
-    counts = _samples(packets.duration[:count], track.timescale, audio.rate, each)
+    # A packet has `each` samples, the last one at most so many; without `each` their durations say it.
+    durations = packets.duration[:count]
+    counts = durations * audio.rate
+    if not each and (counts % track.timescale).any():
+        raise UnreadError(f"has times in 1/{track.timescale} s, which are not whole samples of {audio.rate} Hz")
+    counts //= track.timescale
+    if each and len(counts):
+        last = int(counts[-1])
+        counts[:] = each
+        counts[-1] = last if 0 < last < each else each
     # Files of faac begin so: nothing is decoded of a packet that is played when the next one is.
     counts[:-1][np.diff(packets.pts[:count]) == 0] = 0
     begin, length = movie.find_edit(track)
@@ -60,19 +68,6 @@ def find_audio_track(movie: Movie, stream_index: int | None = None) -> Packeted:
     seconds = float(packets.pts[0] / track.timescale + skip / audio.rate) if count else 0.0
     frames = AudioFrames(packets.offset[:count], packets.size[:count], firsts, lead)
     return Packeted(audio, max(0, total), frames, seconds)
-
-
-def _samples(durations: Integers, timescale: int, rate: int, each: int) -> Integers:
-    """Returns the samples of packets: `each`, at most so many of the last one; as their durations say if it is 0."""
-    spans = durations * rate
-    if not each and (spans % timescale).any():
-        raise UnreadError(f"has times in 1/{timescale} s, which are not whole samples of {rate} Hz")
-    spans //= timescale
-    if each and len(spans):
-        last = int(spans[-1])
-        spans[:] = each
-        spans[-1] = last if 0 < last < each else each
-    return spans
 
 
 def _describe(codec: TrackCodec) -> tuple[TrackCodec, int, int, int]:

@@ -308,7 +308,15 @@ def read_hint(content: bytes) -> tuple[ClipHint, Needed]:
     rows = np.split(flat, np.cumsum(row_lengths)[:-1])
     starts = np.cumsum(gaps + np.append(0, size[:-1]))
     drawn_rows = list(draws.reshape(samples, -1, 2)) if drawn else []
-    extra = _read_extra(hint.extra, samples)
+    extra: list[bytes] = []
+    if hint.extra:
+        try:
+            raw = zlib.decompressobj().decompress(hint.extra, _MAX_EXTRA_BYTES)
+        except zlib.error as error:
+            raise ValueError(f"the rows of a hint are damaged: {error}") from error
+        extra = msgspec.msgpack.decode(raw, type=list[bytes])
+        if len(extra) != samples:
+            raise ValueError(f"a hint of {samples} samples has {len(extra)} rows of a table")
     # The column has 1 for keys, and 2 more for those behind a gap.
     times = np.cumsum(pts)
     return hint, Needed(
@@ -324,19 +332,6 @@ def read_hint(content: bytes) -> tuple[ClipHint, Needed]:
         behind_gap=key > 1,
         extra=extra,
     )
-
-
-def _read_extra(content: bytes, samples: int) -> list[bytes]:
-    if not content:
-        return []
-    try:
-        raw = zlib.decompressobj().decompress(content, _MAX_EXTRA_BYTES)
-    except zlib.error as error:
-        raise ValueError(f"the rows of a hint are damaged: {error}") from error
-    found = msgspec.msgpack.decode(raw, type=list[bytes])
-    if len(found) != samples:
-        raise ValueError(f"a hint of {samples} samples has {len(found)} rows of a table")
-    return found
 
 
 def _check(

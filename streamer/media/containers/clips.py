@@ -184,7 +184,20 @@ def samples_of(sampling: Sampling, packets: Packets, frames: FrameTable, timesca
     pattern = sampling.pattern_of(timescale)
     end = int(frames.pts[-1] + frames.duration[-1]) if len(frames) else 0
     possible = len(frames) if sampling.repeats_last else pattern.fits(frames.pts, end)
-    edges = _edges(sampling, pattern, frames, timescale)
+    # The cells of the grid begin with these frames; the last edge is the number of frames.
+    step = sampling.step
+    seconds = sampling.step_seconds
+    if step is None and seconds is None:
+        step = pattern.count * pattern.every or None
+        seconds = pattern.count * sampling.pattern.ticks
+    if step is not None:
+        edges = np.arange(0, len(frames), step)
+    else:
+        assert seconds is not None
+        last = (int(frames.pts[-1]) - int(frames.pts[0])) / timescale / seconds if len(frames) else -1
+        times = np.arange(int(last) + 1) * (seconds * timescale) + ROUNDING_TICKS
+        edges = np.searchsorted(frames.pts, np.floor(times) + frames.pts[:1], "right") - 1
+    edges = np.append(np.unique(edges), len(frames))
     edges = edges[: np.searchsorted(edges[:-1], possible) + 1]
     stops = np.minimum(edges[1:], possible)
     cells = Cells(edges[:-1], stops, np.full(len(stops), len(frames)), np.empty((len(stops), 0), np.int64))
@@ -216,23 +229,6 @@ def samples_of_cells(
     else:
         rows = list(np.minimum(pattern.find_frames(frames.pts, firsts.ravel()).reshape(count, -1), end[:, None] - 1))
     return _find_packets(pattern, (rows, draws, cells.extra), packets, frames)
-
-
-def _edges(sampling: Sampling, pattern: Pattern, frames: FrameTable, timescale: int) -> Integers:
-    """The frames with which the cells of the grid begin, and the number of frames."""
-    step = sampling.step
-    seconds = sampling.step_seconds
-    if step is None and seconds is None:
-        step = pattern.count * pattern.every or None
-        seconds = pattern.count * sampling.pattern.ticks
-    if step is not None:
-        edges = np.arange(0, len(frames), step)
-    else:
-        assert seconds is not None
-        last = (int(frames.pts[-1]) - int(frames.pts[0])) / timescale / seconds if len(frames) else -1
-        times = np.arange(int(last) + 1) * (seconds * timescale) + ROUNDING_TICKS
-        edges = np.searchsorted(frames.pts, np.floor(times) + frames.pts[:1], "right") - 1
-    return np.append(np.unique(edges), len(frames))
 
 
 def _find_packets(

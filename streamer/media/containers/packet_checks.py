@@ -159,13 +159,6 @@ def check_key(packet: memoryview, codec: TrackCodec) -> None:
                 raise RecodeError(f"it has no whole key frames: a frame of type {kind} is called one")
 
 
-def _golomb(bits: int, at: int) -> tuple[int, int]:
-    """Reads an Exp-Golomb number, as many zeros as bits follow the first one; returns it and the place behind it."""
-    left = bits << at & (1 << 64) - 1
-    zeros = 64 - left.bit_length()
-    return (left >> max(0, 63 - 2 * zeros)) - 1, at + 2 * zeros + 1
-
-
 def find_droppable(packets: Sequence[memoryview], codec: TrackCodec) -> list[bool]:
     """Returns which packets may be ones to which no other of these refers; FFmpeg itself finds out for those of h264.
 
@@ -194,7 +187,10 @@ def _recovery_frames(sei: bytes) -> int:
         kind, at = _sum(sei, at)
         size, at = _sum(sei, at)
         if kind == _RECOVERY_POINT:
-            return _golomb(int.from_bytes(sei[at : at + 8].ljust(8, b"\0"), "big"), 0)[0]
+            # An Exp-Golomb number: as many bits follow its first one as zeros stand before it.
+            bits = int.from_bytes(sei[at : at + 8].ljust(8, b"\0"), "big")
+            zeros = 64 - bits.bit_length()
+            return (bits >> max(0, 63 - 2 * zeros)) - 1
         at += size
     return 0
 

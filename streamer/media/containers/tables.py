@@ -195,7 +195,13 @@ class Tables(msgspec.Struct):
         elif name == b"stz2":
             [bits] = numbers("B", body, 7)
             [self.count] = numbers(">I", body, 8)
-            self.bodies[b"stsz"] = _short_sizes(body, bits, self.count)
+            if bits == _HALVES:
+                packed = table(name="stz2", content=body, dtype="u1", count=(self.count + 1) // 2, at=12)
+                self.bodies[b"stsz"] = np.stack([packed >> 4, packed & 15], 1).reshape(-1)[: self.count]
+            elif bits not in {8, 16}:
+                raise DamagedError(f"stz2 has sizes of {bits} bits")
+            else:
+                self.bodies[b"stsz"] = table(name="stz2", content=body, dtype=f">u{bits // 8}", count=self.count, at=12)
         elif name in _LAYOUTS:
             [count] = numbers(">I", body, 4)
             self.bodies[b"stco" if name == b"co64" else name] = table(
@@ -218,16 +224,7 @@ class Tables(msgspec.Struct):
             )
         sizes = self.bodies.get(b"stsz")
         size = np.full(self.count, self.fixed_size, np.int64) if sizes is None else sizes.astype(np.int64)
-        offset, entry = self._places(size)
-        duration = self._expand(b"stts")
-        time = np.cumsum(duration) - duration
-        if self.has_times:
-            # Files of some cameras have negative ones in version 0, too.
-            time += self._expand(b"ctts").astype(np.uint32).view(np.int32)
-        return [offset, size, time, duration, self._keys().astype(np.int64), entry]
-
-    def _places(self, size: Integers) -> tuple[Integers, Integers]:
-        """Offset and number of the codec parameters of each packet: packets are in chunks, chunks in runs of a kind."""
+        # Packets are in chunks, and chunks in runs that have one number of codec parameters.
         runs = self._table(b"stsc").astype(np.int64)
         chunks = self._table(b"stco").astype(np.int64)
         first = runs[:, 0] - 1
@@ -239,7 +236,13 @@ class Tables(msgspec.Struct):
         run, inside = _run_of(per_chunk * repeats, number, "stsc")
         before = np.cumsum(size) - size
         offset = chunks[first[run] + inside // per_chunk[run]] + before - before[number - inside % per_chunk[run]]
-        return offset, runs[run, 2] - 1
+        entry = runs[run, 2] - 1
+        duration = self._expand(b"stts")
+        time = np.cumsum(duration) - duration
+        if self.has_times:
+            # Files of some cameras have negative ones in version 0, too.
+            time += self._expand(b"ctts").astype(np.uint32).view(np.int32)
+        return [offset, size, time, duration, self._keys().astype(np.int64), entry]
 
     def _expand(self, name: bytes) -> Integers:
         pairs: Integers = self._table(name).astype(np.int64)
@@ -275,12 +278,3 @@ def _run_of(lengths: Integers, number: Integers, name: str) -> tuple[Integers, I
         raise DamagedError(f"{name} has {ends[-1] if len(ends) else 0} samples, stsz {len(number)}")
     run = np.searchsorted(ends, number, "right")
     return run, number - (ends - lengths)[run]
-
-
-def _short_sizes(body: memoryview, bits: int, count: int) -> NDArray[Any]:
-    if bits == _HALVES:
-        packed = table(name="stz2", content=body, dtype="u1", count=(count + 1) // 2, at=12)
-        return np.stack([packed >> 4, packed & 15], 1).reshape(-1)[:count]
-    if bits not in {8, 16}:
-        raise DamagedError(f"stz2 has sizes of {bits} bits")
-    return table(name="stz2", content=body, dtype=f">u{bits // 8}", count=count, at=12)

@@ -87,7 +87,15 @@ class FramePart(msgspec.Struct, frozen=True):
 
     def _cut_run(self, spans: Sequence[Run], first: int, stop: int) -> Iterator[Block]:
         """Yields these samples in blocks whose hints are short enough."""
-        block = self._block(_cut(spans, first, stop))
+        inside = []
+        at = 0
+        for span in spans:
+            length = span.stop - span.first
+            low, high = max(first - at, 0), min(stop - at, length)
+            if low < high:
+                inside.append(msgspec.structs.replace(span, first=span.first + low, stop=span.first + high))
+            at += length
+        block = self._block(inside)
         if len(block.hint) > LONGEST_HINT and stop - first > 1:
             middle = (first + stop) // 2
             yield from self._cut_run(spans, first, middle)
@@ -143,19 +151,6 @@ class FramePart(msgspec.Struct, frozen=True):
                     at += self.rows[number].samples
             moved.append(span.shift(taken[first - 1] - edges[first - 1]))
         return [self.rows[number] for number in taken], moved
-
-
-def _cut(spans: Sequence[Run], first: int, stop: int) -> list[Run]:
-    """The samples [first, stop) of spans."""
-    found = []
-    at = 0
-    for span in spans:
-        length = span.stop - span.first
-        low, high = max(first - at, 0), min(stop - at, length)
-        if low < high:
-            found.append(msgspec.structs.replace(span, first=span.first + low, stop=span.first + high))
-        at += length
-    return found
 
 
 def reach_of(windows: Iterable[Sequence[int]]) -> tuple[int, int]:

@@ -168,7 +168,17 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
             return
         notes = msgspec.convert(facts.notes, Notes, strict=False)
         file, records = msgspec.msgpack.decode(source.notes, type=tuple[File, dict[str, ObjectRecord]])
-        rows = yield from _blocks_of(source, notes, file)
+        # `Parquet` reads the rows.
+        found: list[Span | Block] = []
+        parquet = Parquet(tuple(spec.name for spec in notes.rows.fields))
+        yield from collected(parquet.index(msgspec.structs.replace(source, notes=b""), notes.rows), found.append)
+        rows = [block for block in found if isinstance(block, Block)]
+        if (count := sum(block.samples for block in rows)) != file.rows:
+            raise ManifestError(
+                f"{source.record.url} has {count} rows, and its episodes have {file.rows} by meta/episodes; "
+                "write it again",
+                url=source.record.url,
+            )
         fields = notes.fields()
         reach = reach_of(notes.windows.get(spec.name, [0]) for spec in notes.rows.fields)
         windows = [notes.windows.get(camera, [0]) for camera in notes.cameras]
@@ -202,20 +212,6 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
         with needing("Files of LeRobot are read with pyarrow", "parquet"):
             from streamer.media.lerobot.recode import LeRobotRecoder, TableRecoder
         return LeRobotRecoder(msgspec.convert(facts.notes, Notes, strict=False)) if facts.notes else TableRecoder()
-
-
-def _blocks_of(source: Source, notes: Notes, file: File) -> Asking[list[Block]]:
-    """Finds the blocks of all rows of a file, as `Parquet` reads them."""
-    found: list[Span | Block] = []
-    rows = Parquet(tuple(spec.name for spec in notes.rows.fields))
-    yield from collected(rows.index(msgspec.structs.replace(source, notes=b""), notes.rows), found.append)
-    blocks = [block for block in found if isinstance(block, Block)]
-    if (count := sum(block.samples for block in blocks)) != file.rows:
-        raise ManifestError(
-            f"{source.record.url} has {count} rows, and its episodes have {file.rows} by meta/episodes; write it again",
-            url=source.record.url,
-        )
-    return blocks
 
 
 def _drop_unlisted(

@@ -108,7 +108,14 @@ class LeRobotRecoder:
 
     def _column(self, name: str, column: Column, spans: Sequence[Run]) -> Column:
         if (window := self._notes.windows.get(name)) is None:
-            return _take_rows(column, _rows(spans))
+            rows = _rows(spans)
+            nulls = None if column.nulls is None else column.nulls[rows]
+            if column.lengths is None:
+                return Column(column.values[rows], nulls=nulls)
+            edges = np.append(0, np.cumsum(column.lengths))
+            pairs = zip(edges[rows].tolist(), edges[rows + 1].tolist(), strict=True)
+            values = [column.values[start:stop] for start, stop in pairs]
+            return Column(np.concatenate(values), column.lengths[rows], nulls)
         if column.nulls is not None:
             raise RecodeError(f"feature {name!r} has rows without a value, which have no window", field=name)
         return Column(column.values[np.concatenate([span.window(window) for span in spans])])
@@ -137,17 +144,6 @@ def _one(columns: Sequence[Column]) -> Column:
     counts = [len(c.values if c.lengths is None else c.lengths) for c in columns]
     nulls = [np.zeros(n, bool) if c.nulls is None else c.nulls for c, n in zip(columns, counts, strict=True)]
     return Column(values, lengths, np.concatenate(nulls))
-
-
-def _take_rows(column: Column, rows: Integers) -> Column:
-    """The values of some rows."""
-    nulls = None if column.nulls is None else column.nulls[rows]
-    if column.lengths is None:
-        return Column(column.values[rows], nulls=nulls)
-    edges = np.append(0, np.cumsum(column.lengths))
-    pairs = zip(edges[rows].tolist(), edges[rows + 1].tolist(), strict=True)
-    values = [column.values[start:stop] for start, stop in pairs]
-    return Column(np.concatenate(values), column.lengths[rows], nulls)
 
 
 def _join_records(rows: Records, videos: Sequence[Records], samples: int) -> Records:

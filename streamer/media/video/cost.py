@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from streamer.manifest.blocks import decode_hints
 from streamer.manifest.table import Manifest
 from streamer.media.containers.blocks import Needed, read_hint
-from streamer.media.containers.clips import FrameTable, Pattern
+from streamer.media.containers.clips import FrameTable
 from streamer.media.containers.tables import Integers, Packets
 
 # Other settings gain little where less is thrown away.
@@ -105,7 +105,12 @@ def block_costs(content: bytes) -> Numbers:
     Where clips are drawn, those in the middle count.
     """
     hint, needed = read_hint(content)
-    rows = _rows(hint.pattern, needed)
+    rows = needed.rows
+    if needed.draws:
+        rows = []
+        for row, draws in zip(needed.rows, needed.draws, strict=True):
+            base, number = draws.T
+            rows.append(row[hint.pattern.find_frames(needed.pts[row], base + number // 2).ravel()])
     flat = np.concatenate(rows)
     lengths = np.array(list(map(len, rows)))
     begins = np.cumsum(lengths) - lengths
@@ -134,17 +139,6 @@ def block_costs(content: bytes) -> Numbers:
     apart = apart[_count_absent(needed, frames, keys[:-1], keys[1:]) < apart / 2]
     costs[:, 5] = np.median(apart) / hint.timescale if len(apart) else np.nan
     return costs
-
-
-def _rows(pattern: Pattern, needed: Needed) -> list[Integers]:
-    """The packets of the frames of each sample."""
-    if not needed.draws:
-        return needed.rows
-    chosen = []
-    for row, draws in zip(needed.rows, needed.draws, strict=True):
-        base, number = draws.T
-        chosen.append(row[pattern.find_frames(needed.pts[row], base + number // 2).ravel()])
-    return chosen
 
 
 def _frames(needed: Needed, wanted: Integers) -> FrameTable:

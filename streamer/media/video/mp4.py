@@ -129,16 +129,13 @@ def _entry(codec: TrackCodec) -> bytes:
     if codec.name in _PARAMETERS:
         boxes.append(box(_PARAMETERS[codec.name], codec.extradata))
     elif kind in {None, b"mp4v"}:
-        boxes.append(_esds(_OBJECTS[codec.name], codec.extradata))
+        number = _OBJECTS[codec.name]
+        inner = _descriptor(5, codec.extradata) if codec.extradata else b""
+        decoder = _descriptor(4, struct.pack(">BB11x", number, 0x11) + inner)
+        boxes.append(full(b"esds", 0, _descriptor(3, struct.pack(">HB", 1, 0) + decoder + _descriptor(6, b"\2"))))
     if codec.colour is not None:
         boxes.append(box(b"colr", b"nclx", struct.pack(">HHHB", *codec.colour[:3], codec.colour[3] << 7)))
     return box(kind or b"mp4v", head, *boxes)
-
-
-def _esds(number: int, specific: bytes) -> bytes:
-    inner = _descriptor(5, specific) if specific else b""
-    decoder = _descriptor(4, struct.pack(">BB11x", number, 0x11) + inner)
-    return full(b"esds", 0, _descriptor(3, struct.pack(">HB", 1, 0) + decoder + _descriptor(6, b"\2")))
 
 
 def _descriptor(tag: int, body: bytes) -> bytes:
