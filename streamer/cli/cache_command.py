@@ -19,7 +19,6 @@ from streamer.errors import CacheError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from streamer.cache.maintenance import FolderStatistics
     from streamer.manifest.table import Manifest
 
 HELP = "look at a cache folder, check it, empty it, copy it"
@@ -99,17 +98,13 @@ def _stat(arguments: argparse.Namespace, terminal: Terminal) -> int:
     found = stat(arguments.folder)
     terminal.line(f"{arguments.folder}: {found.chunks:,} chunks, {format_bytes(found.used_bytes)} on the disk")
     if found.datasets:
-        terminal.table(("dataset", "chunks", "bytes", "of it"), _dataset_rows(arguments.folder, found))
+        ordered = sorted(found.datasets.items(), key=lambda item: -item[1][1])
+        rows = [
+            (name or "(unknown)", f"{chunks:,}", format_bytes(size), _share(arguments.folder, name, chunks))
+            for name, (chunks, size) in ordered
+        ]
+        terminal.table(("dataset", "chunks", "bytes", "of it"), rows)
     return Exit.DONE
-
-
-def _dataset_rows(folder: Path, found: FolderStatistics) -> list[tuple[str, str, str, str]]:
-    """A row for each dataset, the largest first."""
-    ordered = sorted(found.datasets.items(), key=lambda item: -item[1][1])
-    return [
-        (name or "(unknown)", f"{chunks:,}", format_bytes(size), _share(folder, name, chunks))
-        for name, (chunks, size) in ordered
-    ]
 
 
 def _share(folder: Path, digest: str, chunks: int) -> str:

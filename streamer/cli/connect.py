@@ -71,7 +71,13 @@ def find_engine(socket: Path | None, cache_dir: Path | None, settings: ClientSet
     """
     from streamer.client.runtime_folder import describe_engine, find_engines
 
-    named = _from_arguments(socket, cache_dir, settings)
+    named = None
+    if socket is not None:
+        named = _reachable_at(Path(os.path.abspath(socket)), settings)
+    elif cache_dir is not None:
+        named = _find_engine_of(Path(os.path.abspath(cache_dir)), settings)
+    elif settings.external:
+        named = replace(settings, connect_seconds=CONNECT_SECONDS)
     if named is not None:
         return named
     running = find_engines(settings.runtime_dir)
@@ -87,15 +93,6 @@ def find_engine(socket: Path | None, cache_dir: Path | None, settings: ClientSet
             field="socket",
         )
     return replace(_reachable_at(running[0], settings), is_configured=False)
-
-
-def _from_arguments(socket: Path | None, cache_dir: Path | None, settings: ClientSettings) -> ClientSettings | None:
-    """The settings for the engine that an option or the environment names; None if none is named."""
-    if socket is not None:
-        return _reachable_at(Path(os.path.abspath(socket)), settings)
-    if cache_dir is not None:
-        return _find_engine_of(Path(os.path.abspath(cache_dir)), settings)
-    return replace(settings, connect_seconds=CONNECT_SECONDS) if settings.external else None
 
 
 def _find_engine_of(cache_dir: Path, settings: ClientSettings) -> ClientSettings:

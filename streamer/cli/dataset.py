@@ -135,7 +135,9 @@ def open_samples(arguments: argparse.Namespace, manifest: Manifest) -> OpenedDat
     from streamer.loader.options.arguments import Index
 
     for given in arguments.join:
-        join = JoinOptions.parse(_key(arguments.on) | ({"url": given} if isinstance(given, str) else given))
+        left, equal, right = (arguments.on or "").partition("=")
+        key = {"on": (left, right) if equal else left} if left else {}
+        join = JoinOptions.parse(key | ({"url": given} if isinstance(given, str) else given))
         dataset = join.join(
             dataset,
             arguments.storage_options,
@@ -178,12 +180,6 @@ def dataset_of(arguments: argparse.Namespace, manifest: str | None) -> Streaming
         cache_dir=arguments.cache_dir,
         shuffle=not arguments.no_shuffle,
     )
-
-
-def _key(on: str | None) -> dict[str, object]:
-    """The key of --on, KEY or LEFT=RIGHT."""
-    left, equal, right = (on or "").partition("=")
-    return {"on": (left, right) if equal else left} if left else {}
 
 
 def choose_format(name: str, options: Mapping[str, Any]) -> str | Format:

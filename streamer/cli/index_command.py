@@ -136,7 +136,20 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         if arguments.beside:
             where = _manifest_url_beside(manifest, arguments.urls)
             _export(manifest, fallback_dir, where, arguments.storage_options)
-        _summary(manifest, where, terminal)
+        largest_bytes = int(manifest.chunk_local_bytes.max(initial=0))
+        terminal.line(
+            f"{counted(manifest.samples, 'samples')} in {counted(manifest.objects, 'objects')}, "
+            f"{format_bytes(manifest.total_bytes)}, "
+            f"{counted(manifest.chunks, 'chunks')} of up to {format_bytes(largest_bytes)}"
+        )
+        terminal.line(f"format {manifest.format}, digest {manifest.digest}")
+        terminal.line(f"manifest: {where}")
+        if manifest.classes:
+            shown = ", ".join(manifest.classes[:_CLASSES_SHOWN])
+            more = " ..." if len(manifest.classes) > _CLASSES_SHOWN else ""
+            terminal.line(
+                f"{len(manifest.classes):,} {'class' if len(manifest.classes) == 1 else 'classes'}: {shown}{more}"
+            )
         if arguments.measure is not None:
             _measure(manifest, arguments, terminal)
         # Rows say themselves what --explain says of samples.
@@ -352,19 +365,3 @@ def _export(manifest: Manifest, fallback_dir: Path, url: str, options: Mapping[s
     if "://" not in url:
         Path(url).mkdir(parents=True, exist_ok=True)
     asyncio.run(copy())
-
-
-def _summary(manifest: Manifest, where: str, terminal: Terminal) -> None:
-    terminal.line(
-        f"{counted(manifest.samples, 'samples')} in {counted(manifest.objects, 'objects')}, "
-        f"{format_bytes(manifest.total_bytes)}, "
-        f"{counted(manifest.chunks, 'chunks')} of up to {format_bytes(int(manifest.chunk_local_bytes.max(initial=0)))}"
-    )
-    terminal.line(f"format {manifest.format}, digest {manifest.digest}")
-    terminal.line(f"manifest: {where}")
-    if manifest.classes:
-        shown = ", ".join(manifest.classes[:_CLASSES_SHOWN])
-        more = " ..." if len(manifest.classes) > _CLASSES_SHOWN else ""
-        terminal.line(
-            f"{len(manifest.classes):,} {'class' if len(manifest.classes) == 1 else 'classes'}: {shown}{more}"
-        )

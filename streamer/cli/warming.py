@@ -168,7 +168,15 @@ class Warming:
         present = present_keys(own)
         below = frozenset[bytes]().union(*map(present_keys, layers))
         limit = self._counter("limit_bytes")
-        places = self._places()
+        # Engines that are peers keep other chunks each, and together they hold more.
+        members = [
+            (PeerMember(str(row["member"]), "", int(_number(row["limit_bytes"]))), row["here"])
+            for row in cast("list[dict[str, object]]", self._client.statistics().get("homes", []))
+        ]
+        places: Places | None = None
+        if len(members) >= 2:
+            (me,) = [member for member, here in members if here]
+            places = Homes(me, [member for member, here in members if not here]).places
         everything = self._target is not None
         chosen = plan(
             manifest=self._manifest,
@@ -197,17 +205,6 @@ class Warming:
         finally:
             session.close()
 
-    def _places(self) -> Places | None:
-        """The places of an engine among peers: each keeps other chunks, and together they hold more."""
-        members = [
-            (PeerMember(str(row["member"]), "", int(_number(row["limit_bytes"]))), row["here"])
-            for row in cast("list[dict[str, object]]", self._client.statistics().get("homes", []))
-        ]
-        if len(members) < 2:
-            return None
-        (me,) = [member for member, here in members if here]
-        return Homes(me, [member for member, here in members if not here]).places
-
     def _read(self, session: Session, chosen: WarmPlan, slices: Sequence[slice], report: Report) -> Warmed:
         total = int(chosen.file_bytes.sum())
         done = 0
@@ -216,7 +213,12 @@ class Warming:
             self._extend(session, number + (1 if self._pace.bytes_per_second else 2), slices, chosen.chunks)
             session.wait(number)
             self._take(chosen.chunks[part])
-            self._count()
+            # The engine counts the bytes of the present slice until its leases end.
+            sessions = cast("list[dict[str, object]]", self._client.statistics()["sessions"])
+            for entry in sessions:
+                if entry["consumer"] == self._consumer:
+                    cost = _number(entry["epoch_needed_bytes"]) - _number(entry["epoch_hit_bytes"])
+                    self._fetched[int(_number(entry["epoch"]))] = int(cost)
             session.done(number + 1)
             done += int(chosen.file_bytes[part].sum())
             report(done, total)
@@ -246,14 +248,6 @@ class Warming:
                 "a second run copies only what is missing",
                 where=str(self._target),
             )
-
-    def _count(self) -> None:
-        """Counts the bytes of the present slice; must be called before its leases end."""
-        sessions = cast("list[dict[str, object]]", self._client.statistics()["sessions"])
-        for entry in sessions:
-            if entry["consumer"] == self._consumer:
-                cost = _number(entry["epoch_needed_bytes"]) - _number(entry["epoch_hit_bytes"])
-                self._fetched[int(_number(entry["epoch"]))] = int(cost)
 
     def _counter(self, name: str) -> int:
         return int(_number(self._client.statistics()[name]))

@@ -82,16 +82,29 @@ def chooser(
         names = list(keys)
         if fixed is None and (table := has_table(names)) is not None:
             raise ConfigError(refuse_table(*table), field="format", found=table[0])
-        names = _visible(names)
+        visible = [key for key in names if not is_hidden(key) or _is_mark(key)]
+        names = visible if visible or len(names) != 1 else [base_name(names[0]).lstrip(".")]
         metadata = metadata_of(names) if fixed is None else ""
         names = [key for key in names if key != metadata] if metadata else names
         if extensions is not None:
-            return _named_files(names, Folder(frozenset(extensions), metadata, classes))
+            chosen = Folder(frozenset(extensions), metadata, classes)
+            if not any(map(chosen.accepts, names)):
+                wanted = ", ".join(sorted(chosen.extensions or ()))
+                raise ConfigError(
+                    f"extensions={wanted}: none of the {len(names)} files has one ({count_endings(names)})",
+                    field="extensions",
+                )
+            return chosen
         found = fixed or (Folder(classes=classes) if classes else find_format(detect(names)))
         if isinstance(found, Folder):
             found = replace(class_folders(names, on_note), metadata=metadata, classes=classes)
         if isinstance(found, WebDataset) and fixed is None:
-            _note_files_beside(names, found, on_note)
+            indexes = tuple(f".{ending.rpartition('.')[2]}" for ending in INDEX_ENDINGS)
+            beside = [
+                key for key in names if not found.accepts(key) and not key.endswith(indexes) and not is_hidden(key)
+            ]
+            if beside:
+                on_note(f"{len(beside)} files beside the tars are not samples ({count_endings(beside)})")
         if splits := splits_in(filter(found.accepts, names), of_files=not found.whole_objects):
             _check_splits(splits, None if fixed is None else on_note)
         return found
@@ -102,15 +115,6 @@ def chooser(
 def _find_classes(options: Mapping[str, object]) -> Sequence[str] | None:
     given = options.get("classes")
     return None if given is None else Folder(classes=given).classes  # type: ignore[arg-type]
-
-
-def _visible(keys: Sequence[str]) -> list[str]:
-    """Returns the keys that are not hidden, and the hidden files by which a format is recognized (`.zarray`).
-
-    A hidden file that the user names himself is taken for what its name says without the dot.
-    """
-    found = [key for key in keys if not is_hidden(key) or _is_mark(key)]
-    return found if found or len(keys) != 1 else [base_name(keys[0]).lstrip(".")]
 
 
 def _is_mark(key: str) -> bool:
@@ -180,23 +184,6 @@ def _leave_out_sidecars(keys: Sequence[str], tar_keys: Iterable[str]) -> list[st
         for key in keys
         if key in tars or key.rpartition(".")[0] not in (stems if extension(key) in _SIDECARS else tars)
     ]
-
-
-def _note_files_beside(keys: Sequence[str], tars: WebDataset, on_note: Callable[[str], None]) -> None:
-    """Notes the files beside tars that are neither samples nor index files."""
-    indexes = tuple(f".{ending.rpartition('.')[2]}" for ending in INDEX_ENDINGS)
-    beside = [key for key in keys if not tars.accepts(key) and not key.endswith(indexes) and not is_hidden(key)]
-    if beside:
-        on_note(f"{len(beside)} files beside the tars are not samples ({count_endings(beside)})")
-
-
-def _named_files(keys: Sequence[str], chosen: Folder) -> Folder:
-    if not any(map(chosen.accepts, keys)):
-        wanted = ", ".join(sorted(chosen.extensions or ()))
-        raise ConfigError(
-            f"extensions={wanted}: none of the {len(keys)} files has one ({count_endings(keys)})", field="extensions"
-        )
-    return chosen
 
 
 def _special_format(keys: Sequence[str]) -> str:

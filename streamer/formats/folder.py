@@ -147,8 +147,15 @@ def class_folders(keys: Sequence[str], on_note: Callable[[str], None]) -> Folder
         on_note(text)
     if is_flat:
         return Folder()
+    # The samples are the files of the commonest kind.
     endings = Counter(map(extension, files))
-    chosen = _commonest(endings)
+    groups: Counter[frozenset[str]] = Counter()
+    for ending, count in endings.items():
+        groups[next((kind for kind in _MEDIA if ending in kind), frozenset([ending]))] += count
+    if any(kind in groups for kind in _MEDIA):
+        groups = Counter({kind: count for kind, count in groups.items() if not kind <= COMPANIONS})
+    # Images where as many files are something else; then by name, so that the choice follows from the listing alone.
+    chosen = max(groups, key=lambda kind: (groups[kind], kind is _IMAGES, sorted(kind)))
     if not endings.keys() <= chosen:
         others = [key for key in files if extension(key) not in chosen]
         on_note(
@@ -156,16 +163,6 @@ def class_folders(keys: Sequence[str], on_note: Callable[[str], None]) -> Folder
             f"folders are .{', .'.join(sorted(endings.keys() & chosen))}; Folder(extensions=...) chooses others"
         )
     return Folder(extensions=chosen)
-
-
-def _commonest(endings: Counter[str]) -> frozenset[str]:
-    groups: Counter[frozenset[str]] = Counter()
-    for ending, count in endings.items():
-        groups[next((kind for kind in _MEDIA if ending in kind), frozenset([ending]))] += count
-    if any(kind in groups for kind in _MEDIA):
-        groups = Counter({kind: count for kind, count in groups.items() if not kind <= COMPANIONS})
-    # Images where as many files are something else; then by name, so that the choice follows from the listing alone.
-    return max(groups, key=lambda kind: (groups[kind], kind is _IMAGES, sorted(kind)))
 
 
 def _describe_paired_folders(keys: Sequence[str]) -> str:

@@ -97,7 +97,13 @@ class WebDataset(Format, frozen=True, forbid_unknown_fields=True):
             reason = f"not a WebDataset sample: {error} (at byte {error.offset})"
             raise DecodeError(reason, offset=error.offset) from error
         if any(field.name.endswith("jpeg") for field in fields):
-            fields = _unify_spelling(fields)
+            # A sample that has both spellings keeps both.
+            taken = {field.name for field in fields}
+            names = [field_name(field.name) for field in fields]
+            fields = [
+                field if name in taken else Field(name, field.content)
+                for name, field in zip(names, fields, strict=True)
+            ]
         if key is None:
             raise DecodeError(f"no file among the {len(content)} bytes of a sample")
         return key, fields
@@ -110,13 +116,6 @@ def split_name(name: str) -> tuple[str, str] | None:
     if dot <= slash + 1 or (name.startswith("__") and _META_NAME.match(name)):
         return None
     return name[:dot], name[dot + 1 :].lower()
-
-
-def _unify_spelling(fields: list[Field]) -> list[Field]:
-    """Returns fields with "jpg" for "jpeg"; a sample that has both keeps both."""
-    taken = {field.name for field in fields}
-    names = [field_name(field.name) for field in fields]
-    return [field if name in taken else Field(name, field.content) for name, field in zip(names, fields, strict=True)]
 
 
 def _group(

@@ -24,7 +24,7 @@ from streamer.formats.reading import Asking, collected
 from streamer.formats.table.records import fixed_dtype, head_dtype
 from streamer.manifest.blocks import LONGEST_HINT
 from streamer.manifest.model import ObjectRecord, SampleName
-from streamer.manifest.protocols import Indexing, Note, Short, Source, Span, Survey, Surveying
+from streamer.manifest.protocols import Indexing, Note, Short, Source, Span, Surveying
 
 
 class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,7 +54,16 @@ class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
         found = yield from rows
         if self.window is None:
             return found
-        return msgspec.structs.replace(found, facts=_make_window_facts(found, self.window[0]))
+        # Windows have a length only if rows have a fixed one.
+        length = self.window[0]
+        if other := next((field for field in found.facts.fields if fixed_dtype(field.kind) is None), None):
+            raise refused(
+                found.sources[0].record,
+                f"has a field {other.name!r} of kind {other.kind!r}, and window= takes numbers and arrays whose shape "
+                "the file says: name the other fields (columns=)",
+            )
+        facts = _change_kinds(found.facts, lambda dtype, lengths: f"{dtype}[{','.join([str(length), *lengths])}]")
+        return msgspec.structs.replace(found, facts=facts)
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds rows, and puts them together to windows."""
@@ -149,23 +158,12 @@ class WindowOpener:
         return None, found
 
 
-def _is_window(window: object) -> bool:
+def _is_window(value: object) -> bool:
     return (
-        isinstance(window, tuple | list)
-        and len(window) == 2
-        and all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in window)
+        isinstance(value, tuple | list)
+        and len(value) == 2
+        and all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in value)
     )
-
-
-def _make_window_facts(found: Survey, length: int) -> Facts:
-    """The facts of windows of this many rows; raises ManifestError for rows of no fixed length."""
-    if other := next((field for field in found.facts.fields if fixed_dtype(field.kind) is None), None):
-        raise refused(
-            found.sources[0].record,
-            f"has a field {other.name!r} of kind {other.kind!r}, and window= takes numbers and arrays whose shape the "
-            "file says: name the other fields (columns=)",
-        )
-    return _change_kinds(found.facts, lambda dtype, lengths: f"{dtype}[{','.join([str(length), *lengths])}]")
 
 
 def _find_row_facts(facts: Facts) -> Facts:
@@ -318,7 +316,18 @@ class WindowRecoder:
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Decodes the pieces of a block; rows that windows have in common are shared parts."""
         length, stride = self._window
-        rows = self._decode_rows(content, hint)
+        # The rows begin with those of the first window: uint8, shape (rows, row_bytes).
+        try:
+            block = _HINT.decode(hint)
+        except msgspec.MsgspecError as error:
+            raise RecodeError(f"a hint of {len(hint)} bytes does not say where rows are: {error}") from error
+        found = []
+        at = 0
+        for piece in block.pieces:
+            found += self._piece(content[at : at + piece.fetch_bytes], piece)
+            at += piece.fetch_bytes
+        joined = np.frombuffer(found[0], np.uint8) if len(found) == 1 else np.frombuffer(b"".join(found), np.uint8)
+        rows = joined.reshape(-1, self._row_bytes)[block.skipped :]
         needed = (samples - 1) * stride + length
         if samples < 1 or not needed <= len(rows):
             raise RecodeError(f"{len(rows)} rows are not {samples} windows of {length} rows, one every {stride}")
@@ -334,20 +343,6 @@ class WindowRecoder:
             part_lengths=np.diff(edges) * self._row_bytes,
             part_ranges=ranges,
         )
-
-    def _decode_rows(self, content: memoryview, hint: bytes) -> NDArray[np.uint8]:
-        """The rows of a block from the first window on, uint8, shape (rows, row_bytes)."""
-        try:
-            block = _HINT.decode(hint)
-        except msgspec.MsgspecError as error:
-            raise RecodeError(f"a hint of {len(hint)} bytes does not say where rows are: {error}") from error
-        found = []
-        at = 0
-        for piece in block.pieces:
-            found += self._piece(content[at : at + piece.fetch_bytes], piece)
-            at += piece.fetch_bytes
-        joined = np.frombuffer(found[0], np.uint8) if len(found) == 1 else np.frombuffer(b"".join(found), np.uint8)
-        return joined.reshape(-1, self._row_bytes)[block.skipped :]
 
     def _piece(self, content: memoryview, piece: PieceHint) -> list[memoryview]:
         buffers = [content]

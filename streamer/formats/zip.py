@@ -133,15 +133,11 @@ def _entries(source: Source) -> Reading[list[tuple[_ZipEntry, int]]]:
         directory = _find_directory((yield from read_range(*_tail(record), record)), record.size)
     content = yield from read_range(directory.start, directory.stop, record)
     found = sorted(_read_entries(content, directory), key=lambda entry: entry.start)
-    return list(zip(found, _stops(found, directory), strict=True))
-
-
-def _stops(entries: Sequence[_ZipEntry], directory: _Directory) -> list[int]:
-    starts = [*(entry.start for entry in entries), directory.start]
-    for entry, (start, stop) in zip(entries, pairwise(starts), strict=True):
+    starts = [*(entry.start for entry in found), directory.start]
+    for entry, (start, stop) in zip(found, pairwise(starts), strict=True):
         if start + _HEAD.size + entry.packed_bytes > stop:
             raise DamagedError(f"entry {entry.name!r} goes on behind byte {stop}, where another begins", start)
-    return starts[1:]
+    return list(zip(found, starts[1:], strict=True))
 
 
 def _find_directory(tail: memoryview, size: int) -> _Directory:

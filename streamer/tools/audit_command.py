@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,10 +52,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Prints the result for each epoch of each order."""
-    from streamer.order.audit import audit_epoch, describe_audit
-    from streamer.tools.audit_states import StateOrder
+    from streamer.order.audit import audit_epoch, describe_audit, read_records
+    from streamer.order.state import State
+    from streamer.tools.audit_states import StateOrder, states_in
 
-    orders, without = _records(arguments.files)
+    # For each order a state of it, and its records by epoch.
+    orders: dict[str, tuple[State, dict[int, list[Record]]]] = {}
+    without = 0
+    for saved in (state for path in arguments.files for state in states_in(path)):
+        state = State.from_dict(saved)
+        saved_records = read_records(saved)
+        without += not saved_records
+        for record in saved_records:
+            _, epochs = orders.setdefault(state.spec.order_id, (state, {}))
+            epochs.setdefault(record.epoch, []).append(record)
     if without:
         terminal.note(f"{without} states have no digests: of an earlier version, of a stock DataLoader, or of no batch")
     if not orders:
@@ -72,21 +81,3 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
             for line in describe_audit(result):
                 terminal.line(line)
     return Exit.DONE if proven else Exit.FAILED
-
-
-def _records(files: Sequence[Path]) -> tuple[dict[str, tuple[State, dict[int, list[Record]]]], int]:
-    """The records of each order by epoch, with a state of the order; and the number of states without any."""
-    from streamer.order.audit import read_records
-    from streamer.order.state import State
-    from streamer.tools.audit_states import states_in
-
-    orders: dict[str, tuple[State, dict[int, list[Record]]]] = {}
-    without = 0
-    for saved in (state for path in files for state in states_in(path)):
-        state = State.from_dict(saved)
-        records = read_records(saved)
-        without += not records
-        for record in records:
-            _, epochs = orders.setdefault(state.spec.order_id, (state, {}))
-            epochs.setdefault(record.epoch, []).append(record)
-    return orders, without

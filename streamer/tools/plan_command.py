@@ -154,11 +154,6 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         with terminal.progress("searching", "simulations") as bar:
             found = limits(data, setting, bar.update)
     figures = _Figures(data=data, setting=setting, prices=prices, plan=plan, limits=found, decoding=decoding)
-    _show(figures, arguments, terminal)
-    return Exit.DONE
-
-
-def _show(figures: _Figures, arguments: argparse.Namespace, terminal: Terminal) -> None:
     for line in _assumptions(figures):
         terminal.line(line)
     terminal.line()
@@ -167,6 +162,7 @@ def _show(figures: _Figures, arguments: argparse.Namespace, terminal: Terminal) 
     for line in _conclusions(figures):
         terminal.line(line)
     write_figures(arguments, terminal, figures.plain(), partial(_save_plot, figures))
+    return Exit.DONE
 
 
 def _measure_clips(manifest: Manifest, client: EngineClient, terminal: Terminal) -> Decoding | None:
@@ -285,22 +281,18 @@ def _assumptions(figures: _Figures) -> Iterator[str]:
             f"each node's engine carries {format_bytes(carried)}/s of this data with fetch_processes = {processes}, "
             "less than its link; --fetch-processes plans with others"
         )
-    if figures.decoding is not None:
-        yield from _describe_decode_time(figures.decoding, job)
+    if (decoding := figures.decoding) is not None:
+        yield f"decoding: {decoding.cost}"
+        workers = math.ceil(job.batch_size * decoding.seconds / job.step_seconds)
+        yield (
+            f"  {decoding.seconds * 1e3:.3g} ms of CPU a sample at full size, measured here: "
+            f"{counted(workers, 'workers')} of each rank for a batch in {job.step_seconds:g} s, which has "
+            f"{format_bytes(decoding.nbytes * job.batch_size)}"
+        )
+        if decoding.cost.cheaper:
+            yield f"  cheaper: {decoding.cost.cheaper}"
     elif not job.sample_seconds:
         yield "reading and decoding are taken to be free; --sample-seconds counts them"
-
-
-def _describe_decode_time(found: Decoding, job: TrainingJob) -> Iterator[str]:
-    """Describes what decoding takes, the workers that it needs, and what would need fewer."""
-    yield f"decoding: {found.cost}"
-    workers = math.ceil(job.batch_size * found.seconds / job.step_seconds)
-    yield (
-        f"  {found.seconds * 1e3:.3g} ms of CPU a sample at full size, measured here: {counted(workers, 'workers')} of "
-        f"each rank for a batch in {job.step_seconds:g} s, which has {format_bytes(found.nbytes * job.batch_size)}"
-    )
-    if found.cost.cheaper:
-        yield f"  cheaper: {found.cost.cheaper}"
 
 
 def _conclusions(figures: _Figures) -> Iterator[str]:

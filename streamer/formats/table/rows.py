@@ -40,7 +40,10 @@ def read_rows(content: memoryview, ending: str, choose: Choose) -> pa.Table:
     if ending in {"csv", "tsv"}:
         return _read_csv(content, "\t" if ending == "tsv" else ",", choose)
     if ending in {"parquet", "pq"}:
-        return _read_parquet(content, choose)
+        import pyarrow.parquet as pq
+
+        file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(content)))
+        return file.read(columns=list(choose(file.schema_arrow.names)), use_threads=False)
     table = _read_json(content) if ending == "json" else _read_lines(content)
     return table.select(choose(table.column_names))
 
@@ -160,13 +163,6 @@ def explain_bad_json(content: memoryview) -> str:
     return f"; it has {found[1].decode()} at byte {found.start(1)}, which JSON does not have: write null or a number"
 
 
-def _read_parquet(content: memoryview, choose: Choose) -> pa.Table:
-    import pyarrow.parquet as pq
-
-    file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(content)))
-    return file.read(columns=list(choose(file.schema_arrow.names)), use_threads=False)
-
-
 def _block_bytes(content: memoryview) -> int:
     return min(len(content) + 1, _LONGEST_ROW)
 
@@ -211,7 +207,9 @@ def _column(values: pa.Array) -> tuple[str, Column]:
         items = values.flatten()
         # NaN where there is none; whole numbers have no such value.
         if not items.null_count or pa.types.is_floating(kind.value_type):
-            return f"{_DTYPES[kind.value_type]}[]", _arrays(values, items, nulls)
+            numbers = np.ascontiguousarray(_numbers(items, float("nan")))
+            counts = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+            return f"{_DTYPES[kind.value_type]}[]", Column(numbers.view(np.uint8), counts * numbers.itemsize, nulls)
     return "json", json_column(values.to_pylist())
 
 
@@ -220,9 +218,3 @@ def _numbers(values: pa.Array, missing: float) -> NDArray[np.generic]:
         values = values.fill_null(False if pa.types.is_boolean(values.type) else missing)
     found: NDArray[np.generic] = values.to_numpy(zero_copy_only=False)
     return found
-
-
-def _arrays(values: pa.Array, items: pa.Array, nulls: NDArray[np.bool_] | None) -> Column:
-    numbers = np.ascontiguousarray(_numbers(items, float("nan")))
-    counts = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return Column(numbers.view(np.uint8), counts * numbers.itemsize, nulls)

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import add_cache_dir, add_storage_options
 from streamer.cli.terminal import Terminal
 from streamer.config import counted
-
-if TYPE_CHECKING:
-    from streamer.tools.doctor import Finding
 
 HELP = "what this machine has and lacks, and whether a url can be read"
 
@@ -61,18 +56,14 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if arguments.json:
         terminal.line(json.dumps([finding._asdict() for finding in found]))
     else:
-        _show(found, terminal)
+        width = max(len(finding.subject) for finding in found)
+        for finding in found:
+            terminal.line(f"{finding.state:<8}  {finding.subject:<{width}}  {finding.fact}")
+            if finding.advice:
+                terminal.line(f"{'':<8}  {'':<{width}}  -> {finding.advice}")
+        counts = (
+            counted(sum(finding.state == state for finding in found), f"{state}s") for state in ("problem", "warning")
+        )
+        terminal.line()
+        terminal.line(", ".join(counts))
     return Exit.FAILED if any(finding.state == "problem" for finding in found) else Exit.DONE
-
-
-def _show(found: Sequence[Finding], terminal: Terminal) -> None:
-    width = max(len(finding.subject) for finding in found)
-    for finding in found:
-        terminal.line(f"{finding.state:<8}  {finding.subject:<{width}}  {finding.fact}")
-        if finding.advice:
-            terminal.line(f"{'':<8}  {'':<{width}}  -> {finding.advice}")
-    counts = (
-        counted(sum(finding.state == state for finding in found), f"{state}s") for state in ("problem", "warning")
-    )
-    terminal.line()
-    terminal.line(", ".join(counts))

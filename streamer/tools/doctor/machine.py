@@ -39,7 +39,17 @@ def machine_findings(settings: ClientSettings) -> Iterator[Finding]:
     yield _python()
     yield _torch()
     yield _memory()
-    yield from _limits()
+    for subject, number, least, flag in (
+        ("open files", resource.RLIMIT_NOFILE, _DESCRIPTORS, "-n"),
+        ("processes", resource.RLIMIT_NPROC, _PROCESSES, "-u"),
+    ):
+        soft, hard = (_MOST if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(number))
+        fact = f"{_number(soft)} (hard limit {_number(hard)})"
+        # The engine raises the soft limit of open files itself.
+        if (hard if number == resource.RLIMIT_NOFILE else soft) < least:
+            yield Finding("warning", subject, fact, f"raise it: ulimit {flag} {least} (LimitNOFILE=, --ulimit)")
+        else:
+            yield Finding("ok", subject, fact)
     yield _shm()
     yield _recoders()
     yield from _cache_folder(settings.cache_dir)
@@ -75,20 +85,6 @@ def _memory() -> Finding:
     if usable < _MEMORY_BYTES:
         return Finding("warning", "memory", fact, "give the job at least 2 GiB: docs/deploy/sizing.md")
     return Finding("ok", "memory", fact)
-
-
-def _limits() -> Iterator[Finding]:
-    for subject, number, least, flag in (
-        ("open files", resource.RLIMIT_NOFILE, _DESCRIPTORS, "-n"),
-        ("processes", resource.RLIMIT_NPROC, _PROCESSES, "-u"),
-    ):
-        soft, hard = (_MOST if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(number))
-        fact = f"{_number(soft)} (hard limit {_number(hard)})"
-        # The engine raises the soft limit of open files itself.
-        if (hard if number == resource.RLIMIT_NOFILE else soft) < least:
-            yield Finding("warning", subject, fact, f"raise it: ulimit {flag} {least} (LimitNOFILE=, --ulimit)")
-        else:
-            yield Finding("ok", subject, fact)
 
 
 _MOST = sys.maxsize

@@ -56,7 +56,18 @@ def simulate(data: OpenedDataset, setting: Setting) -> Plan:
         CacheFullError: the open chunks do not fit into the cache.
         ConfigError: the ranks cannot share a batch, or a number is not above 0.
     """
-    _check(setting)
+    job = setting.job
+    link = setting.link
+    least: dict[str, float] = {
+        "nodes": job.nodes, "ranks": job.ranks_per_node, "batch_size": job.batch_size, "workers": job.workers,
+        "epochs": job.epochs, "link": link.bytes_per_second,
+    }  # fmt: skip
+    for name, value in least.items():
+        if value <= 0:
+            raise ConfigError(f"{name}={value} must be above 0", field=name)
+    for name, seconds in (("step_seconds", job.step_seconds), ("sample_seconds", job.sample_seconds)):
+        if seconds < 0:
+            raise ConfigError(f"{name}={seconds} is negative", field=name)
     return _Ranks(setting.job, _SimulatedNode(data, setting)).run()
 
 
@@ -333,7 +344,12 @@ class _Ranks:
             now = max(now, self._taken_at[needed]) if needed >= 0 else now
         self._schedule(now, step)
         while self._node.progress.last_ready_step() < step:
-            now = max(now, self._next_event(step))
+            # Time goes on to the arrival of the next chunk, or to the next batch that is made.
+            events = [self._made_at[self._done]] if self._done < step else []
+            if (arrival := self._node.next_arrival()) is not None:
+                events.append(arrival)
+            assert events, f"the simulation stands still at step {step}"
+            now = max(now, min(events))
             self._schedule(now, step)
         made_at = now + self._job.batch_size * self._job.sample_seconds
         heapq.heappush(self._idle_at, made_at)
@@ -344,14 +360,6 @@ class _Ranks:
         while self._done < step and self._made_at[self._done] <= now:
             self._done += 1
         self._node.schedule(now, self._done, step + self._span)
-
-    def _next_event(self, step: int) -> float:
-        """Returns when the next chunk arrives, or the next batch is made."""
-        events = [self._made_at[self._done]] if self._done < step else []
-        if (arrival := self._node.next_arrival()) is not None:
-            events.append(arrival)
-        assert events, f"the simulation stands still at step {step}"
-        return min(events)
 
     def _epoch(self, number: int, seconds: float, waited: float) -> EpochPlan:
         node = self._node
@@ -377,18 +385,3 @@ def _too_small(cache_bytes: int, overhead_bytes: int, wanted_bytes: int) -> Cach
         limit_bytes=cache_bytes,
         wanted_bytes=wanted_bytes,
     )
-
-
-def _check(setting: Setting) -> None:
-    job = setting.job
-    link = setting.link
-    least: dict[str, float] = {
-        "nodes": job.nodes, "ranks": job.ranks_per_node, "batch_size": job.batch_size, "workers": job.workers,
-        "epochs": job.epochs, "link": link.bytes_per_second,
-    }  # fmt: skip
-    for name, value in least.items():
-        if value <= 0:
-            raise ConfigError(f"{name}={value} must be above 0", field=name)
-    for name, seconds in (("step_seconds", job.step_seconds), ("sample_seconds", job.sample_seconds)):
-        if seconds < 0:
-            raise ConfigError(f"{name}={seconds} is negative", field=name)
