@@ -19,7 +19,7 @@ from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.base import Field, FieldSpec
 from streamer.formats.names import extension
 from streamer.formats.registry import restore_format
-from streamer.formats.table.records import TableOpener, fixed_dtype
+from streamer.formats.table.records import TableOpener, find_dtype
 from streamer.manifest.columns import BinaryColumn
 from streamer.manifest.model import SampleName
 from streamer.manifest.table import Manifest
@@ -162,7 +162,7 @@ def no_row(table: AnnotationTable, key: str) -> str:
 
 def _empty(field: FieldSpec) -> Field:
     """Returns the field of a sample without annotations: an array of no items, else None."""
-    array = "[" in field.kind and fixed_dtype(field.kind) is None
+    array = "[" in field.kind and find_dtype(field.kind) is None
     return Field(field.name, _NO_BYTES, field.kind if array else NULL)
 
 

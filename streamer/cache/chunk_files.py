@@ -20,7 +20,7 @@ from streamer.base import linux
 from streamer.base.system_limits import is_shortage, limit_error
 from streamer.cache.folder import CacheFolder, Permissions
 from streamer.errors import CacheError, IntegrityError
-from streamer.formats.checksum import crc32, crc32_joined
+from streamer.formats.checksum import crc32, join_crc32
 from streamer.formats.chunkfile import HEADER_BYTES, ChunkHeader
 
 # POSIX allows 1,024 buffers per call on Linux.
@@ -85,7 +85,7 @@ def sample_checksums(parts: Sequence[Buffer], offsets: NDArray[np.int64]) -> NDA
 def compute_checksums(parts: Sequence[Buffer], offsets: NDArray[np.int64]) -> tuple[NDArray[np.uint32], int]:
     """CRC-32 of each sample, and of the parts together."""
     samples = sample_checksums(parts, offsets)
-    return samples, crc32_joined(samples.tolist(), np.diff(offsets).tolist(), parts)
+    return samples, join_crc32(samples.tolist(), np.diff(offsets).tolist(), parts)
 
 
 def write_chunk(chunk: ChunkBytes, folder: CacheFolder) -> int:

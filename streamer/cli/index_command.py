@@ -259,7 +259,7 @@ def _build_in_tasks(arguments: argparse.Namespace, folder: Path, bar: ProgressLi
         on_progress=lambda step: bar.update(step.bytes_done, step.total_bytes, f"{counted(step.samples, 'samples')}"),
     )
     with runner(arguments.on) as running:
-        return asyncio.run(manifest_of_source(source, folder, running, options, notes.append))
+        return asyncio.run(manifest_of_source(source, folder, running, options, on_note=notes.append))
 
 
 def _explain_order(manifest: Manifest, arguments: argparse.Namespace) -> str:
@@ -269,8 +269,9 @@ def _explain_order(manifest: Manifest, arguments: argparse.Namespace) -> str:
 
     batch = arguments.explain
     _check_batch(batch, arguments.nodes)
-    spec = OrderSpec.auto(manifest.digest, manifest.chunk_samples, batch, arguments.seed, "block")
-    return explain(spec, manifest.chunk_samples, batch, int(manifest.chunk_local_bytes.sum()), arguments.nodes)
+    spec = OrderSpec.auto(manifest.digest, manifest.chunk_samples, batch_size=batch, seed=arguments.seed)
+    total_bytes = int(manifest.chunk_local_bytes.sum())
+    return explain(spec, manifest.chunk_samples, batch, total_bytes=total_bytes, nodes=arguments.nodes)
 
 
 def _plan_rows(manifest: Manifest, arguments: argparse.Namespace) -> str:

@@ -313,8 +313,8 @@ def _name(session: Statistics) -> tuple[object, ...]:
     return session.get("job"), session.get("consumer"), session.get("dataset")
 
 
-def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.1%}" if whole else "-"
+def _share(part_value: float, whole_value: float) -> str:
+    return f"{part_value / whole_value:.1%}" if whole_value else "-"
 
 
 def _shorten(text: str) -> str:

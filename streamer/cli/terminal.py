@@ -21,7 +21,7 @@ PLAIN_INTERVAL_SECONDS = 5.0
 class ProgressLine(Protocol):
     """The progress of a running task."""
 
-    def update(self, done: float, total: float | None, text: str = "") -> None:
+    def update(self, done: int, total: int | None, text: str = "") -> None:
         """Reports that `done` of `total` units are finished; `total` is None while unknown."""
         ...
 
@@ -81,7 +81,7 @@ class Terminal:
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()) -> None:
         """Writes aligned columns; the first is text, the others are numbers unless their headers are among `words`."""
         # Names in it may be a stranger's: each cell stays on its line.
-        rows = [[_on_one_line(cell) for cell in row] for row in rows]
+        rows = [[_escape_lines(cell) for cell in row] for row in rows]
         if self.out.isatty() and find_spec("rich") is not None:
             _rich_table(headers, rows, words, self.out)
         else:
@@ -138,18 +138,18 @@ def _printable(text: str) -> str:
     return without_secrets(text).encode("utf-8", "backslashreplace").decode()
 
 
-def _on_one_line(text: str) -> str:
+def _escape_lines(text: str) -> str:
     return without_controls(text).replace("\n", "\\n")
 
 
-def amount(count: float, unit: str) -> str:
+def amount(count: int, unit: str) -> str:
     """A count with its unit: 1.4 GB, 2,000 images."""
     from streamer.config import format_bytes
 
     return format_bytes(count) if unit == "bytes" else f"{count:,.0f} {unit}"
 
 
-def progress_text(done: float, total: float | None, unit: str, text: str) -> str:
+def progress_text(done: int, total: int | None, unit: str, text: str) -> str:
     """Progress in words, with a remark: 1.0 kB of 5.0 kB, 3 of 4 images, 17 chunks."""
     if total is None:
         shown = amount(done, unit)
@@ -169,13 +169,13 @@ class _PlainProgress:
         self._terminal = terminal
         self._next = 0.0
 
-    def update(self, done: float, total: float | None, text: str = "") -> None:
+    def update(self, done: int, total: int | None, text: str = "") -> None:
         now = time.monotonic()
         if now < self._next and done != total:
             return
         self._next = now + PLAIN_INTERVAL_SECONDS
         shown = progress_text(done, total, self._unit, text)
-        self._terminal.note(_on_one_line(f"{self._title}: {shown}"))
+        self._terminal.note(_escape_lines(f"{self._title}: {shown}"))
 
 
 class _RichProgress:
@@ -194,7 +194,7 @@ class _RichProgress:
             TimeRemainingColumn(),
         )
         self._bars = Bars(*columns, console=Console(file=err))
-        self._task = self._bars.add_task(_on_one_line(title), total=None, text="")
+        self._task = self._bars.add_task(_escape_lines(title), total=None, text="")
 
     def __enter__(self) -> _RichProgress:
         self._bars.start()
@@ -203,8 +203,8 @@ class _RichProgress:
     def __exit__(self, *exc: object) -> None:
         self._bars.stop()
 
-    def update(self, done: float, total: float | None, text: str = "") -> None:
-        shown = progress_text(done, total, self._unit, _on_one_line(text))
+    def update(self, done: int, total: int | None, text: str = "") -> None:
+        shown = progress_text(done, total, self._unit, _escape_lines(text))
         self._bars.update(self._task, completed=done, total=total, text=shown)
 
     def line_above(self, text: str) -> None:

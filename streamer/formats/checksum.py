@@ -18,7 +18,7 @@ try:
 except ImportError:  # none, or an older one
     _combine = None
 
-__all__ = ["crc32", "crc32_joined", "crc32_of"]
+__all__ = ["crc32", "join_crc32", "crc32_of"]
 
 # To join two sums takes 0.4 us, as long as to sum 4-20 KB once more (in the cache, from memory).
 _JOIN_LEAST_BYTES = 16 << 10
@@ -32,7 +32,7 @@ def crc32_of(parts: Iterable[memoryview | bytes]) -> int:
     return crc
 
 
-def crc32_joined(sums: Sequence[int], lengths: Sequence[int], parts: Iterable[memoryview | bytes]) -> int:
+def join_crc32(sums: Sequence[int], lengths: Sequence[int], parts: Iterable[memoryview | bytes]) -> int:
     """Returns the CRC-32 of the parts together, of whose consecutive pieces the sums and the lengths are known.
 
     Small pieces are summed once more instead. Both kinds of sums of 8 MiB in 80 samples, from memory: 0.035 instead of

@@ -17,7 +17,7 @@ import numpy as np
 
 from streamer.errors import ConfigError, ManifestError, RecodeError
 from streamer.formats.base import Answer, Block, Facts, Format, Records
-from streamer.formats.failures import check_filled, needing, refused
+from streamer.formats.failures import check_not_empty, make_refusal, require_extra
 from streamer.manifest.blocks import MOST_FETCH_BYTES, MOST_RECORD_BYTES
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Examine, Examined, Indexing, Need, Note, Source, Span
@@ -246,7 +246,7 @@ def check_library(compression: str) -> None:
 
 
 def _cramjam() -> ModuleType:
-    with needing("Zstandard, Brotli and Snappy are unpacked by cramjam", "codecs"):
+    with require_extra("Zstandard, Brotli and Snappy are unpacked by cramjam", "codecs"):
         return importlib.import_module("cramjam")
 
 
@@ -281,12 +281,12 @@ def index_compressed(inner: Format, source: Source, facts: Facts) -> Indexing:
     """
     record = source.record
     if record.size > MOST_FETCH_BYTES:
-        raise refused(
+        raise make_refusal(
             record,
             f"is one compressed stream of {record.size} bytes, of which at most {MOST_FETCH_BYTES} can be read: its "
             "samples are reached by unpacking it from its beginning; unpack it, or pack it as several files",
         )
-    check_filled(record)
+    check_not_empty(record)
     packing = find_packing_of_name(record.url).encode()
     found = yield Examine(object=record, format=inner.name, options=inner.options, facts=facts, hint=packing)
     assert isinstance(found, Examined)

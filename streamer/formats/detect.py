@@ -67,7 +67,7 @@ def chooser(
     Args:
         name: name of the format.
         options: options of the format, if it is named.
-        extensions: extensions of the files that are samples (raw files only); None: see `folder.class_folders`.
+        extensions: extensions of the files that are samples (raw files only), chosen by `folder.class_folders` if None.
         on_note: called with a line about files that are not samples.
 
     Raises:
@@ -136,7 +136,7 @@ def _check_splits(splits: Sequence[str], on_note: Callable[[str], None] | None) 
 
 
 def detect(keys: Sequence[str]) -> str:
-    """Finds the format from object names: by their endings; only tars are "webdataset", else it is "folder".
+    """Finds the format from object names by their endings: tars alone are "webdataset", other files "folder".
 
     Hidden files, folder markers and index files do not count.
 

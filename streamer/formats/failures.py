@@ -25,20 +25,20 @@ class UnreadError(DamagedError):
 def errors_of(record: ObjectRecord, remedy: str = "write it again", *, of_one: bool = False) -> Iterator[None]:
     """Turns errors of a parser into those of an object, in which their offsets are; raises ManifestError.
 
-    `of_one`: see `refused`.
+    `of_one`: see `make_refusal`.
     """
     try:
         yield
     except UnreadError as error:
-        raise refused(record, str(error), error.offset, of_one=of_one) from error
+        raise make_refusal(record, str(error), error.offset, of_one=of_one) from error
     except DamagedError as error:
-        raise damaged(record, str(error), error.offset, remedy) from error
+        raise make_damage_error(record, str(error), error.offset, remedy) from error
 
 
 _LEAVE_OUT = "leave such objects out (Index(on_error='skip'), --index-errors skip)"
 
 
-def damaged(record: ObjectRecord, reason: str, offset: int, remedy: str = "write it again") -> ManifestError:
+def make_damage_error(record: ObjectRecord, reason: str, offset: int, remedy: str = "write it again") -> ManifestError:
     """Makes the error of an object with the wrong bytes; `Index(on_error="skip")` leaves it out."""
     where = f"{reason} (at byte {offset} of {record.size})"
     return ManifestError(
@@ -50,19 +50,19 @@ def damaged(record: ObjectRecord, reason: str, offset: int, remedy: str = "write
     )
 
 
-def check_filled(record: ObjectRecord) -> None:
+def check_not_empty(record: ObjectRecord) -> None:
     """Refuses an object without a byte, as a writer that was killed leaves it; raises ManifestError."""
     if not record.size:
-        raise damaged(record, "it is empty", 0, "delete it if it has no samples")
+        raise make_damage_error(record, "it is empty", 0, "delete it if it has no samples")
 
 
 def check_table(record: ObjectRecord) -> None:
     """Refuses a table without a byte, which cannot be left out; raises ManifestError."""
     if not record.size:
-        raise refused(record, "is empty: write it again")
+        raise make_refusal(record, "is empty: write it again")
 
 
-def refused(record: ObjectRecord, what: str, offset: int = 0, *, of_one: bool = False) -> ManifestError:
+def make_refusal(record: ObjectRecord, what: str, offset: int = 0, *, of_one: bool = False) -> ManifestError:
     """Makes the error of an object that this format does not read.
 
     `of_one`: the others may well be read, so that `Index(on_error="skip")` leaves it out.
@@ -76,7 +76,7 @@ def refused(record: ObjectRecord, what: str, offset: int = 0, *, of_one: bool = 
 
 
 @contextmanager
-def needing(what: str, extra: str) -> Iterator[None]:
+def require_extra(what: str, extra: str) -> Iterator[None]:
     """Imports a library that the extra installs; raises ConfigError, which begins with `what`, if it is missing."""
     try:
         yield

@@ -20,7 +20,7 @@ from streamer.formats.names import (
     base_name,
     extension,
     field_name,
-    find_paired_folders,
+    find_folder_pairs,
 )
 from streamer.manifest.beside import POINTER_ADVICE, POINTER_BYTES, is_hidden, is_pointer
 from streamer.manifest.columns import read_name, write_name
@@ -143,7 +143,7 @@ def class_folders(keys: Sequence[str], on_note: Callable[[str], None]) -> Folder
     """
     files = [key for key in keys if not is_hidden(key)]
     is_flat = 2 * sum("/" in key for key in files) <= len(files)
-    if text := _describe_paired_files(files) if is_flat else _describe_paired_folders(files):
+    if text := _describe_file_pairs(files) if is_flat else _describe_folder_pairs(files):
         on_note(text)
     if is_flat:
         return Folder()
@@ -165,15 +165,15 @@ def class_folders(keys: Sequence[str], on_note: Callable[[str], None]) -> Folder
     return Folder(extensions=chosen)
 
 
-def _describe_paired_folders(keys: Sequence[str]) -> str:
+def _describe_folder_pairs(keys: Sequence[str]) -> str:
     """Returns a line about folders of images and of masks, which would be classes; "" if there are none."""
-    if not (found := find_paired_folders(keys)):
+    if not (found := find_folder_pairs(keys)):
         return ""
     what = "are classes here" if all(name.count("/") == 1 for name in found) else "hold files that belong together"
     return f"{', '.join(found)} {what}, and each file a sample of its own; {_ADVICE}"
 
 
-def _describe_paired_files(keys: Sequence[str]) -> str:
+def _describe_file_pairs(keys: Sequence[str]) -> str:
     """Returns a line about files with others of their name beside them, if these are at least half; else ""."""
     if len({key.rpartition(".")[2] for key in keys}) < 2:
         return ""

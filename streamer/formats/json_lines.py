@@ -11,7 +11,7 @@ import numpy as np
 from streamer.errors import DecodeError
 from streamer.formats.base import Facts, Field, Format, SampleName
 from streamer.formats.compressed import CompressedRecoder, index_compressed, is_compressed
-from streamer.formats.failures import check_filled, damaged, refused
+from streamer.formats.failures import check_not_empty, make_damage_error, make_refusal
 from streamer.formats.names import find_packing_of_bytes, is_shard
 from streamer.formats.reading import Window
 from streamer.manifest.beside import is_hidden
@@ -111,7 +111,7 @@ _TEXT = msgspec.json.Decoder(str)
 
 def _walk(record: ObjectRecord, start: int) -> Indexing:
     """Yields the lines from the one that begins at `start` on; holds no more than a window of them."""
-    check_filled(record)
+    check_not_empty(record)
     window = Window(record.size, start)
     line = start
     blank = True
@@ -137,13 +137,13 @@ def _walk(record: ObjectRecord, start: int) -> Indexing:
 def _begin(record: ObjectRecord, content: memoryview) -> int:
     """Returns where the first line begins: behind a byte order mark."""
     if packing := find_packing_of_bytes(content):
-        raise refused(record, f"is compressed with {packing}; unpack it to plain lines")
+        raise make_refusal(record, f"is compressed with {packing}; unpack it to plain lines")
     start = len(_MARK) if content[: len(_MARK)] == _MARK else 0
     line, end, rest = bytes(content[start:]).partition(b"\n")
     is_only = not end or (len(content) == record.size and not rest.strip())
     begins_list = line.lstrip()[:1] == b"[" and not _is_value(line)
     if begins_list or line.strip() == b"{" or (line.lstrip().startswith(b"[{") and is_only):
-        raise refused(
+        raise make_refusal(
             record,
             "is one JSON document, not a JSON value on each line; write the objects of a list on lines of their own",
         )
@@ -170,4 +170,6 @@ def _line(record: ObjectRecord, start: int, stop: int) -> Span:
 
 
 def _too_long(record: ObjectRecord, start: int) -> Exception:
-    return damaged(record, f"a line of more than {LONGEST_LINE} bytes", start, "write one JSON value on each line")
+    return make_damage_error(
+        record, f"a line of more than {LONGEST_LINE} bytes", start, "write one JSON value on each line"
+    )

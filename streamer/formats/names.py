@@ -118,14 +118,14 @@ def find_packing_of_bytes(content: memoryview) -> str:
 
 
 def splits_in(keys: Iterable[str], *, of_files: bool) -> list[str]:
-    """Returns the names of the splits that objects are in, if one is for training and another is not; else [].
+    """Returns the names of the splits that objects are in, or [] unless one is for training and another is not.
 
     A name says a split if it is the word, or has it among its words (`train_images`, `trainA`, `test2017`), as more
     than half of the names beside it do: of a thousand classes two may be called `train_station` and `test_tube`.
 
     Args:
         keys: paths of objects.
-        of_files: whether the names of files count, too; else those of folders only.
+        of_files: whether the names of files count besides those of folders.
     """
     found: set[str] = set()
     for names in _siblings(keys, of_files=of_files).values():
@@ -142,7 +142,7 @@ def splits_in(keys: Iterable[str], *, of_files: bool) -> list[str]:
     return sorted({_shorten_name(name) for name in found})
 
 
-def find_paired_folders(keys: Iterable[str]) -> list[str]:
+def find_folder_pairs(keys: Iterable[str]) -> list[str]:
     """Returns folders of which some hold images and others what belongs to these, as masks; else []."""
     for parent, names in sorted(_siblings(keys, of_files=False).items()):
         words = {name: set(map(str.lower, _WORDS.findall(name))) for name in names}

@@ -112,7 +112,7 @@ def near_needs(record: ObjectRecord, ranges: Iterable[Range], near_bytes: int) -
     return needs
 
 
-def joined_ranges(ranges: Iterable[Range]) -> tuple[Range, ...]:
+def join_ranges(ranges: Iterable[Range]) -> tuple[Range, ...]:
     """Joins ranges that follow each other without a gap; leaves out empty ones."""
     joined: list[Range] = []
     for start, stop in ranges:
@@ -123,7 +123,7 @@ def joined_ranges(ranges: Iterable[Range]) -> tuple[Range, ...]:
     return tuple(joined)
 
 
-def collected(
+def collect_samples(
     steps: Indexing, add: Callable[[Span | Block], None]
 ) -> Generator[Need | tuple[Need, ...] | Examine, Answer, None]:
     """Runs an index inside of another one, which passes on its needs: `add` gets the samples."""
@@ -190,7 +190,8 @@ class Window:
     def reach(self, start: int, stop: int) -> Generator[Need, Answer, None]:
         """Moves forward until `[start, stop)` is held; jumps if the gap is worth it. Drops what is before `start`."""
         if start - self.stop >= JUMP_BYTES:
-            self.start, self.content = start, memoryview(b"")
+            self.start = start
+            self.content = memoryview(b"")
             self._next_bytes = PROBE_BYTES
         while self.stop < stop:
             yield from self._advance(keep_from=start)
@@ -207,4 +208,5 @@ class Window:
             self.content = received
         else:  # what is wanted lies over two windows: rare and short
             kept = self.content[keep_from - self.start :]
-            self.start, self.content = keep_from, memoryview(bytes(kept) + bytes(received))
+            self.start = keep_from
+            self.content = memoryview(bytes(kept) + bytes(received))

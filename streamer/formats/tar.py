@@ -107,7 +107,8 @@ class Parser(msgspec.Struct):
             text = pax.get("size", str(size))
             if not (text.isascii() and text.isdecimal() and len(text) < 20):
                 raise DamagedError(f"PAX size {text[:40]!r} is not a number", offset)
-            name, size = pax.get("path") or name, int(text)
+            name = pax.get("path") or name
+            size = int(text)
         empty = kind in _EMPTY
         if empty:
             size = 0

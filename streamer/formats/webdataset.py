@@ -13,7 +13,7 @@ from collections.abc import Generator, Mapping, Sequence
 from streamer.errors import DecodeError
 from streamer.formats.base import Facts, Field, Format, SampleName
 from streamer.formats.compressed import CompressedRecoder, index_compressed, is_compressed
-from streamer.formats.failures import DamagedError, errors_of, refused
+from streamer.formats.failures import DamagedError, errors_of, make_refusal
 from streamer.formats.names import field_name
 from streamer.formats.sidecars import pair_sidecars, walk_sidecar
 from streamer.formats.tar import (
@@ -71,7 +71,7 @@ class WebDataset(Format, frozen=True, forbid_unknown_fields=True):
         elif is_compressed(target.url):
             yield from index_compressed(self, source, facts)
         elif target.url.lower().endswith(COMPRESSED_SUFFIXES):
-            raise refused(target, "is compressed in a way that is not read; unpack it to a plain .tar")
+            raise make_refusal(target, "is compressed in a way that is not read; unpack it to a plain .tar")
         else:
             with errors_of(target, _REMEDY):
                 yield from _group(read_entries(target.size, start))

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from streamer.errors import ConfigError, DecodeError, RecodeError
 from streamer.formats.base import Block, Facts, Field, FieldSpec, Format, Opener, Recoder, Records
-from streamer.formats.failures import refused
-from streamer.formats.reading import Asking, collected
-from streamer.formats.table.records import fixed_dtype, head_dtype
+from streamer.formats.failures import make_refusal
+from streamer.formats.reading import Asking, collect_samples
+from streamer.formats.table.records import find_dtype, head_dtype
 from streamer.manifest.blocks import LONGEST_HINT
 from streamer.manifest.model import ObjectRecord, SampleName
 from streamer.manifest.protocols import Indexing, Note, Short, Source, Span, Surveying
@@ -56,8 +56,8 @@ class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return found
         # Windows have a length only if rows have a fixed one.
         length = self.window[0]
-        if other := next((field for field in found.facts.fields if fixed_dtype(field.kind) is None), None):
-            raise refused(
+        if other := next((field for field in found.facts.fields if find_dtype(field.kind) is None), None):
+            raise make_refusal(
                 found.sources[0].record,
                 f"has a field {other.name!r} of kind {other.kind!r}, and window= takes numbers and arrays whose shape "
                 "the file says: name the other fields (columns=)",
@@ -106,7 +106,7 @@ class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def read_runs(self, source: Source, facts: Facts) -> Asking[list[list[RowPiece]]]:
         """Finds the rows of an object, in runs over whose ends no window goes on: here all rows are one."""
         found = RowPieces(source.chunk_bytes)
-        yield from collected(self.index_rows(source, facts, 0), found.add)
+        yield from collect_samples(self.index_rows(source, facts, 0), found.add)
         return [found.all()]
 
     def open_rows(self, facts: Facts) -> Opener:
@@ -124,7 +124,7 @@ class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def _row_dtype(self, facts: Facts) -> np.dtype[np.generic]:
         if self.has_tables(facts):
             return head_dtype(facts.fields)
-        dtype = fixed_dtype(facts.fields[0].kind)
+        dtype = find_dtype(facts.fields[0].kind)
         assert dtype is not None, "rows are of one length"
         return dtype
 
@@ -374,7 +374,8 @@ def _block(pieces: Sequence[RowPiece], windows: tuple[int, int], window: tuple[i
     """A block of these pieces; `windows` are the rows before the first window, and how many windows there are."""
     (skipped, samples) = windows
     (length, stride) = window
-    pieces, surplus = list(pieces), sum(piece.rows for piece in pieces) - skipped - (samples - 1) * stride - length
+    pieces = list(pieces)
+    surplus = sum(piece.rows for piece in pieces) - skipped - (samples - 1) * stride - length
     while surplus >= pieces[-1].rows:
         surplus -= pieces.pop().rows
     # Rows that lie as they are can be left out one by one.

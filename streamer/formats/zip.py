@@ -19,7 +19,7 @@ from streamer.errors import DecodeError
 from streamer.formats.base import Facts, Field, Format, SampleName
 from streamer.formats.checksum import crc32
 from streamer.formats.compressed import inflate
-from streamer.formats.failures import DamagedError, errors_of, refused
+from streamer.formats.failures import DamagedError, errors_of, make_refusal
 from streamer.formats.names import extension, splits_in
 from streamer.formats.reading import Reading, read_each, read_range
 from streamer.manifest.beside import is_hidden
@@ -197,16 +197,16 @@ def _read_entries(content: memoryview, directory: _Directory) -> Iterator[_ZipEn
 
 def _check(record: ObjectRecord, entry: _ZipEntry) -> None:
     if entry.encrypted:
-        raise refused(record, f"has an entry {entry.name!r} that is encrypted", entry.start)
+        raise make_refusal(record, f"has an entry {entry.name!r} that is encrypted", entry.start)
     if entry.method not in {_STORED, _DEFLATED}:
-        raise refused(
+        raise make_refusal(
             record,
             f"has an entry {entry.name!r} that is compressed by method {entry.method}; only stored and deflated ones "
             "are read",
             entry.start,
         )
     if entry.method == _DEFLATED and not entry.bytes <= min(MOST_BYTES, _MOST_RATIO * entry.packed_bytes):
-        raise refused(
+        raise make_refusal(
             record,
             f"has an entry {entry.name!r} that {entry.packed_bytes} bytes unpack to {entry.bytes}; at most "
             f"{MOST_BYTES} are unpacked, and {_MOST_RATIO} of each",

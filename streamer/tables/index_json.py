@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from streamer.errors import DecodeError, ManifestError
 from streamer.formats.base import Field, FieldSpec, SampleName
-from streamer.formats.failures import damaged, refused
+from streamer.formats.failures import make_damage_error, make_refusal
 from streamer.formats.reading import Reading, read_range, read_ranges
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Need
@@ -42,7 +42,7 @@ class ListedChunks(msgspec.Struct, frozen=True):
 
     def refusal(self, reason: str) -> ManifestError:
         """Makes the error of an index file that cannot be used."""
-        return refused(self.record, f"cannot be used: {reason}")
+        return make_refusal(self.record, f"cannot be used: {reason}")
 
 
 def read_indexes(
@@ -51,7 +51,7 @@ def read_indexes(
     decode: Callable[[memoryview], Index],
     names: Callable[[Index], Iterable[str]],
 ) -> Reading[list[tuple[ListedChunks, Index]]]:
-    """Reads the index files, in the order of the urls; the one of a folder goes before those of the folders in it.
+    """Reads the index files in the order of the urls, the one of a folder before those of the folders in it.
 
     An index file all shards of which another one names as well is not read: the joined parts of a large dataset.
 
@@ -166,7 +166,7 @@ def index_offsets(record: ObjectRecord, samples: int) -> Reading[list[int]]:
     try:
         found: list[int] = read_offsets(content, samples, record.size).tolist()
     except ValueError as cause:
-        raise damaged(record, str(cause), 0) from cause
+        raise make_damage_error(record, str(cause), 0) from cause
     return found
 
 

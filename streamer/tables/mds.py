@@ -16,7 +16,7 @@ import numpy as np
 from streamer.errors import RecodeError
 from streamer.formats.base import Block, Facts, FieldSpec, Format, Records
 from streamer.formats.compressed import COMPRESSIONS, check_library, unpack_shard
-from streamer.formats.failures import damaged
+from streamer.formats.failures import make_damage_error
 from streamer.formats.reading import spans_between
 from streamer.manifest.beside import is_hidden
 from streamer.manifest.model import ObjectRecord
@@ -140,11 +140,11 @@ class Mds(Format, frozen=True, forbid_unknown_fields=True):
         notes = _NOTES.decode(source.notes)
         record = source.record
         if record.size != notes.object_bytes:
-            raise damaged(record, f"{record.size} bytes, index.json says {notes.object_bytes}", 0)
+            raise make_damage_error(record, f"{record.size} bytes, index.json says {notes.object_bytes}", 0)
         if not notes.blocked:
             yield from spans_between((yield from index_offsets(record, notes.samples)), start)
         elif notes.raw_bytes < head_bytes(notes.samples):
-            raise damaged(record, f"{notes.raw_bytes} bytes are too few for {notes.samples} samples", 0)
+            raise make_damage_error(record, f"{notes.raw_bytes} bytes are too few for {notes.samples} samples", 0)
         else:
             records = notes.raw_bytes - head_bytes(notes.samples)
             yield Block(((0, record.size),), notes.samples, records, source.notes)

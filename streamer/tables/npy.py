@@ -11,10 +11,10 @@ import numpy as np
 
 from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.base import Facts, Field, FieldSpec, Opener, SampleName
-from streamer.formats.failures import refused
+from streamer.formats.failures import make_refusal
 from streamer.formats.names import COMPANIONS, base_name
 from streamer.formats.reading import Reading, read_range, read_ranges
-from streamer.formats.table.records import fixed_dtype, is_dtype
+from streamer.formats.table.records import find_dtype, is_dtype
 from streamer.formats.windows import RowFormat
 from streamer.manifest.beside import is_hidden
 from streamer.manifest.model import ObjectRecord
@@ -118,7 +118,7 @@ class RawArrays(RowFormat, frozen=True, forbid_unknown_fields=True):
         record = source.record
         count, rest = divmod(record.size - self.header_bytes, self.row_bytes)
         if count < 0 or rest:
-            raise refused(
+            raise make_refusal(
                 record,
                 f"is not {self.header_bytes} bytes of header and samples of {self.row_bytes} bytes ({self.dtype}, "
                 f"shape {self.shape}): {rest} bytes are left; give RawArrays dtype, shape and header_bytes of the file",
@@ -148,7 +148,7 @@ class RowOpener:
     def __init__(self, kind: str, name: str = FIELD) -> None:
         self._kind = kind
         self._name = name
-        dtype = fixed_dtype(kind)
+        dtype = find_dtype(kind)
         assert dtype is not None, "rows are of one length"
         self._row_bytes = dtype.itemsize
 
@@ -168,7 +168,7 @@ def kind_of_rows(dtype: np.dtype[np.generic], shape: Sequence[int]) -> str:
 def read_heads(accepted: Sequence[ObjectRecord]) -> Reading[list[tuple[ObjectRecord, NpyHead]]]:
     """Reads the headers of `.npy` files together; raises ManifestError if one is not an array of numbers in C order."""
     if empty := next((record for record in accepted if not record.size), None):
-        raise refused(empty, "has no bytes, not even the header of an .npy file")
+        raise make_refusal(empty, "has no bytes, not even the header of an .npy file")
     answers = yield from read_ranges([Need(0, min(_HEAD_BYTES, record.size), record) for record in accepted])
     found = []
     for record, content in zip(accepted, answers, strict=True):
@@ -186,7 +186,7 @@ def _head(record: ObjectRecord, content: memoryview) -> Reading[NpyHead]:
     else:
         length = 12 + int.from_bytes(start[8:12], "little")
     if length > _LONGEST_HEAD_BYTES or length > record.size or not start.startswith(b"\x93NUMPY"):
-        raise refused(
+        raise make_refusal(
             record,
             "is not an .npy file, or it is cut off in its header; tokens without a header are read by "
             "Tokens(sequence_length=..., dtype=...), rows by RawArrays(dtype, shape)",
@@ -199,16 +199,16 @@ def _head(record: ObjectRecord, content: memoryview) -> Reading[NpyHead]:
         np.lib.format.read_magic(stream)
         shape, fortran_order, dtype = read(stream, max_header_size=_LONGEST_HEAD_BYTES)
     except Exception as error:  # numpy's parser of literals raises whatever Python's does
-        raise refused(record, f"is not an .npy file: {error}") from error
+        raise make_refusal(record, f"is not an .npy file: {error}") from error
     if dtype.kind not in "biufc":
-        raise refused(record, f"holds {dtype}, not plain numbers" + (" but pickles" if dtype.hasobject else ""))
+        raise make_refusal(record, f"holds {dtype}, not plain numbers" + (" but pickles" if dtype.hasobject else ""))
     if fortran_order and len(shape) > 1:
-        raise refused(record, "is in Fortran order, in which rows are scattered; save np.ascontiguousarray(array)")
+        raise make_refusal(record, "is in Fortran order, in which rows are scattered; save np.ascontiguousarray(array)")
     if not shape or min(shape[1:], default=1) < 1:
-        raise refused(record, f"has shape {shape}, which has no rows of a byte or more")
+        raise make_refusal(record, f"has shape {shape}, which has no rows of a byte or more")
     row_bytes = dtype.itemsize * math.prod(shape[1:])
     if length + shape[0] * row_bytes != record.size:
-        raise refused(
+        raise make_refusal(
             record, f"has {record.size - length} bytes of numbers; shape {shape} of {dtype} has {shape[0] * row_bytes}"
         )
     return NpyHead(ArrayRows(length, row_bytes, shape[0]), kind_of_rows(dtype, shape[1:]))

@@ -15,7 +15,7 @@ import numpy as np
 
 from streamer.errors import DecodeError
 from streamer.formats.base import Facts, Field, Format, SampleName
-from streamer.formats.failures import damaged
+from streamer.formats.failures import make_damage_error
 from streamer.formats.names import kind_of_bytes
 from streamer.formats.reading import Window
 from streamer.formats.sidecars import pair_sidecars, walk_sidecar
@@ -115,25 +115,25 @@ def _walk(record: ObjectRecord, at: int) -> Indexing:
     start = -1
     while at < size:
         if at + _PART.size > size:
-            raise damaged(record, f"cut off inside the head of a record, {size - at} bytes", at)
+            raise make_damage_error(record, f"cut off inside the head of a record, {size - at} bytes", at)
         if not window.covers(at, at + _PART.size):
             yield from window.reach(at, at + _PART.size)
         magic, word = _PART.unpack_from(window.content, at - window.start)
         kind = word >> _LENGTH_BITS
         if magic != MAGIC:
-            raise damaged(record, "not a record: the magic number is missing", at)
+            raise make_damage_error(record, "not a record: the magic number is missing", at)
         if kind > _LAST or (kind in {_WHOLE, _FIRST}) != (start < 0):
-            raise damaged(record, f"a part of kind {kind} where none may be", at)
+            raise make_damage_error(record, f"a part of kind {kind} where none may be", at)
         start = at if start < 0 else start
         following = _pad_stop(at + _PART.size + (word & _LENGTH_MASK))
         if following > size:
-            raise damaged(record, f"cut off inside a record, which needs {following - size} more bytes", at)
+            raise make_damage_error(record, f"cut off inside a record, which needs {following - size} more bytes", at)
         at = following
         if kind in {_WHOLE, _LAST}:
             yield Span(start, at)
             start = -1
     if start >= 0:
-        raise damaged(record, "cut off: the last part of a record is missing", start)
+        raise make_damage_error(record, "cut off: the last part of a record is missing", start)
 
 
 def _begins_record(head: memoryview) -> bool:

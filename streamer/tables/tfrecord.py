@@ -27,7 +27,7 @@ from streamer.formats.compressed import (
     is_compressed,
     unpack,
 )
-from streamer.formats.failures import DamagedError, check_filled, damaged, refused
+from streamer.formats.failures import DamagedError, check_not_empty, make_damage_error, make_refusal
 from streamer.formats.names import base_name, find_packing_of_bytes, kind_of_bytes
 from streamer.formats.reading import Asking, Window, read_range
 from streamer.formats.sidecars import pair_sidecars, walk_sidecar
@@ -108,7 +108,7 @@ class TFRecord(Format, frozen=True, forbid_unknown_fields=True):
         if is_compressed(record.url):
             yield from index_compressed(self, source, facts)
         elif record.url.lower().endswith(".zlib"):
-            raise refused(record, "is compressed with zlib; unpack it, or write it without compression")
+            raise make_refusal(record, "is compressed with zlib; unpack it, or write it without compression")
         elif source.sidecar is None:
             yield from walk(record, start)
         else:
@@ -260,20 +260,20 @@ _RIEGELI = bytes.fromhex("83af70d10d884a3f")
 
 def walk(record: ObjectRecord, start: int) -> Indexing:
     """Yields the frames of a file, one after the other."""
-    check_filled(record)
+    check_not_empty(record)
     window = Window(record.size, start)
     at = start
     size = record.size
     while at < size:
         if at + HEAD.size > size:
-            raise damaged(record, f"cut off inside the head of a record, {size - at} bytes", at)
+            raise make_damage_error(record, f"cut off inside the head of a record, {size - at} bytes", at)
         if not window.covers(at, at + HEAD.size):
             yield from window.reach(at, at + HEAD.size)
         starts, lengths, sums = heads_in(window, at)
         _verify(record=record, window=window, starts=starts, lengths=lengths, sums=sums)
         at = starts[-1] + LEAST_BYTES + lengths[-1]
         if at > size:
-            raise damaged(record, f"cut off inside a record, which needs {at - size} more bytes", starts[-1])
+            raise make_damage_error(record, f"cut off inside a record, which needs {at - size} more bytes", starts[-1])
         for first, stop in zip(starts, [*starts[1:], at], strict=True):
             yield Span(first, stop)
 
@@ -315,10 +315,10 @@ def _verify(record: ObjectRecord, window: Window, starts: list[int], lengths: li
         return
     at = starts[int(wrong[0])]
     if at == 0 and (packing := find_packing_of_bytes(window.content)):
-        raise refused(record, f"is compressed with {packing}; unpack it, or write it without compression")
+        raise make_refusal(record, f"is compressed with {packing}; unpack it, or write it without compression")
     if at == 0 and window.take(0, len(_RIEGELI)) == _RIEGELI:
-        raise refused(record, "is ArrayRecord or Riegeli, which streamer does not read; write it as TFRecord")
-    raise damaged(record, "not a TFRecord frame: the checksum of the length is wrong", at)
+        raise make_refusal(record, "is ArrayRecord or Riegeli, which streamer does not read; write it as TFRecord")
+    raise make_damage_error(record, "not a TFRecord frame: the checksum of the length is wrong", at)
 
 
 def sum_lengths(lengths: NDArray[np.uint64]) -> NDArray[np.uint32]:

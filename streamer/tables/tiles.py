@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from streamer.errors import ConfigError, RecodeError
 from streamer.formats.base import Block, Facts, FieldSpec, ObjectRecord, Opener, Records, Span
-from streamer.formats.table.records import TableOpener, fixed_dtype, head_bytes, head_dtype
+from streamer.formats.table.records import TableOpener, find_dtype, head_bytes, head_dtype
 from streamer.tables.npy import ArrayRows, RowOpener, kind_of_rows
 
 Int64Array = NDArray[np.int64]
@@ -308,7 +308,7 @@ class TileRecoder:
     def __init__(self, facts: Facts, decoder: Decoder) -> None:
         self._fields = facts.fields
         # Dtypes with their shapes.
-        self._dtypes = [fixed_dtype(field.kind) for field in facts.fields]
+        self._dtypes = [find_dtype(field.kind) for field in facts.fields]
         self._decoder = decoder
         self._decoders: dict[bytes, Decode] = {}
 

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     from streamer.order.state import State
     from streamer.tools.audit_states import StateOrder, states_in
 
-    # For each order a state of it, and its records by epoch.
+    # An order has a state, and its records by epoch.
     orders: dict[str, tuple[State, dict[int, list[Record]]]] = {}
     without = 0
     for saved in (state for path in arguments.files for state in states_in(path)):

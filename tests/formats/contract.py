@@ -30,7 +30,7 @@ from streamer.errors import ConfigError, DecodeError, ManifestError, ObjectChang
 from streamer.formats import AUTO, reading
 from streamer.formats.base import Block, Span
 from streamer.formats.registry import find_codecs, find_format
-from streamer.formats.table.records import fixed_dtype
+from streamer.formats.table.records import find_dtype
 from streamer.manifest.blocks import decode_hints
 from streamer.manifest.table import Manifest
 from streamer.manifest.validation import verify
@@ -345,7 +345,7 @@ class FormatContract:
         """Where a format reads a field alone, `where=` takes it as it is."""
         facts = facts_of(find(case.format, case.objects))
         for spec in facts.fields:
-            dtype = fixed_dtype(spec.kind)
+            dtype = find_dtype(spec.kind)
             is_number = dtype is not None and not dtype.shape and dtype.kind in "iu" and spec.name.isidentifier()
             if is_number and case.format.narrow(facts, [spec.name]) is not None:
                 values = [sample[spec.name] for sample in samples_in(case.format, case.objects)]

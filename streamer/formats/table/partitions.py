@@ -91,10 +91,10 @@ def partition_fields(keys: Iterable[str]) -> list[FieldSpec]:
 
 
 def partition_values(fields: Sequence[FieldSpec], key: str) -> list[int | str | None]:
-    """Returns the values of these fields for a file; None where its path does not have one.
+    """Returns the values of these fields for a file, with None where its path does not have one.
 
     Raises:
-        ValueError: A number is wanted, and the path has a text; or a value is not UTF-8.
+        ValueError: A number is wanted and the path has a text, or a value is not UTF-8.
     """
     # The upper one of two folders of one name counts.
     texts = dict(reversed(read_partitions(key))) if fields else {}

@@ -36,7 +36,7 @@ class Extension(IntEnum):
     JSON = 18
 
 
-def fixed_dtype(kind: str) -> np.dtype[np.generic] | None:
+def find_dtype(kind: str) -> np.dtype[np.generic] | None:
     """Returns the dtype of a field of this kind, with its shape; None if its length varies."""
     found = _FIXED.fullmatch(kind)
     if found is None:
@@ -58,13 +58,13 @@ def is_dtype(name: str, kinds: str) -> bool:
 
 def head_bytes(fields: Sequence[FieldSpec]) -> int:
     """Returns the bytes of a record besides the values."""
-    variable = sum(fixed_dtype(field.kind) is None for field in fields)
+    variable = sum(find_dtype(field.kind) is None for field in fields)
     return null_bytes(fields) + 4 * variable
 
 
 def head_dtype(fields: Sequence[FieldSpec]) -> np.dtype[np.void]:
     """Returns the dtype of a record's head: "nulls", "lengths", and the fixed fields by their numbers ("0", "2")."""
-    dtypes = [fixed_dtype(field.kind) for field in fields]
+    dtypes = [find_dtype(field.kind) for field in fields]
     fixed = [(str(number), dtype) for number, dtype in enumerate(dtypes) if dtype is not None]
     variable = len(fields) - len(fixed)
     return np.dtype([("nulls", "u1", (null_bytes(fields),)), ("lengths", "<u4", (variable,)), *fixed])
@@ -76,7 +76,7 @@ class TableOpener:
     def __init__(self, fields: Sequence[FieldSpec]) -> None:
         self._count = len(fields)
         self._null_bytes = at = null_bytes(fields)
-        dtypes = [fixed_dtype(field.kind) for field in fields]
+        dtypes = [find_dtype(field.kind) for field in fields]
         self._variable = [number for number, dtype in enumerate(dtypes) if dtype is None]
         self._lengths = Struct(f"<{len(self._variable)}I")
         at += self._lengths.size

@@ -53,7 +53,7 @@ def _read_csv(content: memoryview, delimiter: str, choose: Choose, texts: Sequen
 
     head = bytes(content[:_LONGEST_HEAD]).partition(b"\n")[0].decode("utf-8-sig", "replace")
     wanted = list(choose(next(csv.reader([head.rstrip("\r")], delimiter=delimiter), [])))
-    quoted = delimiter != "\t" or _has_quoted_fields(content, wanted)
+    quoted = delimiter != "\t" or _has_quotes(content, wanted)
     try:
         table = arrow_csv.read_csv(
             pa.BufferReader(pa.py_buffer(content)),
@@ -97,7 +97,7 @@ _QUOTED_FIELD = re.compile(rb'(?:^|[\t\n])"[^\t\r\n]*"(?=[\t\r\n]|$)')
 _LONE_QUOTE = re.compile(rb'(?:^|[\t\n])"(?![^\t\r\n]*"(?:[\t\r\n]|$))')
 
 
-def _has_quoted_fields(content: memoryview, wanted: Sequence[str]) -> bool:
+def _has_quotes(content: memoryview, wanted: Sequence[str]) -> bool:
     """Whether quotes of a TSV enclose fields, as in CSV, or are letters, as the registered type of TSV has them.
 
     Raises:
@@ -213,8 +213,8 @@ def _column(values: pa.Array) -> tuple[str, Column]:
     return "json", json_column(values.to_pylist())
 
 
-def _numbers(values: pa.Array, missing: float) -> NDArray[np.generic]:
+def _numbers(values: pa.Array, missing_value: float) -> NDArray[np.generic]:
     if values.null_count:
-        values = values.fill_null(False if pa.types.is_boolean(values.type) else missing)
+        values = values.fill_null(False if pa.types.is_boolean(values.type) else missing_value)
     found: NDArray[np.generic] = values.to_numpy(zero_copy_only=False)
     return found

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from streamer.errors import RecodeError
 from streamer.formats.base import FieldSpec, Records
-from streamer.formats.table.records import fixed_dtype, head_dtype
+from streamer.formats.table.records import find_dtype, head_dtype
 
 # Bytes that follow one another in values: those of each value, or the same in all.
 Pieces: TypeAlias = Sequence[pa.LargeBinaryArray | pa.LargeBinaryScalar]
@@ -90,7 +90,7 @@ def bytes_column(values: pa.Array) -> Column:
 
 def numbers_of(values: pa.Array, kind: str) -> NDArray[np.generic]:
     """Returns numbers, 0 where there is none."""
-    dtype = fixed_dtype(kind)
+    dtype = find_dtype(kind)
     assert dtype is not None
     kind_ = values.type
     if pa.types.is_fixed_size_binary(kind_):
@@ -131,7 +131,7 @@ def make_bytes_column(contents: Sequence[bytes | None]) -> Column:
 def constant_column(spec: FieldSpec, value: int | str | None, rows: int) -> Column:
     """Makes a column that has one value in all rows, or none if it is None."""
     nulls = np.ones(rows, np.bool_) if value is None else None
-    if (dtype := fixed_dtype(spec.kind)) is not None:
+    if (dtype := find_dtype(spec.kind)) is not None:
         filled = np.zeros((rows, *dtype.shape), dtype.base)
         if value is not None:
             filled[:] = value

@@ -21,7 +21,7 @@ from streamer.decode.dispatch import SampleDecoder
 from streamer.errors import AccessDeniedError, ConfigError, DecodeError, ManifestError, printable
 from streamer.formats.base import Field
 from streamer.formats.registry import restore_format
-from streamer.formats.table.records import TableOpener, fixed_dtype
+from streamer.formats.table.records import TableOpener, find_dtype
 from streamer.loader.members.connections import EngineConnections
 from streamer.loader.members.single_reads import stream_bytes
 from streamer.manifest.column_files import ColumnFiles, column_of
@@ -255,7 +255,7 @@ class SampleColumns:
         """Refuses columns that have arrays by their kind, before they are read."""
         kinds = {field.name: field.kind for field in self._manifest.facts.fields}
         for name in names:
-            dtype = fixed_dtype(kinds.get(name, ""))
+            dtype = find_dtype(kinds.get(name, ""))
             if dtype is not None and math.prod(dtype.shape) != 1:
                 shape = " x ".join(map(str, dtype.shape))
                 raise ConfigError(

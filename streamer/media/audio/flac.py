@@ -12,7 +12,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from streamer.formats.failures import damaged
+from streamer.formats.failures import make_damage_error
 from streamer.formats.reading import Reading, read_range, read_ranges
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Need
@@ -63,24 +63,25 @@ def read_flac(record: ObjectRecord, head: memoryview, start: int, chunk_bytes: i
     base = start
     while True:
         if at + 4 + INFO_BYTES > base + len(head):
-            base, head = at, (yield from read_range(at, min(record.size, at + _READ_BYTES), record))
+            base = at
+            head = yield from read_range(at, min(record.size, at + _READ_BYTES), record)
         block = head[at - base :]
         if len(block) < 4:
-            raise damaged(record, "its head is cut off", record.size)
+            raise make_damage_error(record, "its head is cut off", record.size)
         kind = block[0]
         length = int.from_bytes(block[1:4], "big")
         if not info:
             info = bytes(block[4 : 4 + INFO_BYTES])
             if kind & 0x7F or len(info) < INFO_BYTES:
-                raise damaged(record, "it does not begin with STREAMINFO", at)
+                raise make_damage_error(record, "it does not begin with STREAMINFO", at)
         at += 4 + length
         if kind & 0x80:
             break
     if at > record.size:
-        raise damaged(record, "its head is cut off", record.size)
+        raise make_damage_error(record, "its head is cut off", record.size)
     audio = parse_codec(info)
     if not audio.rate:
-        raise damaged(record, "its head says 0 Hz", at)
+        raise make_damage_error(record, "its head says 0 Hz", at)
     return (yield from _probe(record, audio, at, chunk_bytes))
 
 
@@ -135,14 +136,14 @@ def _probe(record: ObjectRecord, audio: TrackCodec, start: int, chunk_bytes: int
             base = _first_sample(probe, audio)
         found = frames_of(probe, audio, 0 if place == start else None, total and base + total)
         if not len(found.offsets):
-            raise damaged(record, f"there is no frame in {len(probe)} bytes", place)
+            raise make_damage_error(record, f"there is no frame in {len(probe)} bytes", place)
         moved = 0 if place == start else base
         edges[place + int(found.offsets[0])] = int(found.firsts[0]) - moved
         after = int(found.firsts[-1]) - moved
     edges[record.size] = total = total or after
     samples = [*edges.values()]
     if start < record.size and any(one >= other for one, other in pairwise(samples)):
-        raise damaged(record, "its frames do not follow each other", start)
+        raise make_damage_error(record, "its frames do not follow each other", start)
     return Flac(audio, total, tuple(Edge(*edge) for edge in edges.items()))
 
 

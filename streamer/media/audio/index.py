@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from streamer.formats.base import Answer, Block
-from streamer.formats.failures import check_filled, refused
+from streamer.formats.failures import check_not_empty, make_refusal
 from streamer.formats.reading import Range, Reading, read_range
 from streamer.manifest.protocols import Source
 from streamer.media.audio import flac, mp3, ogg
@@ -78,7 +78,7 @@ def read_recording(source: Source, stream_index: int | None = None) -> Reading[R
         stream_index: number of the track in files that have tracks. None means the first one with audio.
     """
     record = source.record
-    check_filled(record)
+    check_not_empty(record)
     head = yield from read_range(0, min(record.size, HEAD_BYTES), record)
     if is_wav(head):
         return (yield from read_wav(record, head))
@@ -98,7 +98,7 @@ def read_recording(source: Source, stream_index: int | None = None) -> Reading[R
     if mp3.is_mp3(head):
         return (yield from mp3.read_mp3(record))
     what = f"begins with {bytes(head[:4])!r}, which is none of the files that windows are cut out of"
-    raise refused(record, what, of_one=True)
+    raise make_refusal(record, what, of_one=True)
 
 
 def cut_blocks(source: Source, recording: Recording, windows: Windows) -> Generator[Block, Answer, None]:
@@ -107,7 +107,7 @@ def cut_blocks(source: Source, recording: Recording, windows: Windows) -> Genera
         return
     if windows.count > source.record.size:
         what = f"has {recording.total} samples in its bytes, {windows.count} windows"
-        raise refused(source.record, what, of_one=True)
+        raise make_refusal(source.record, what, of_one=True)
     lower, upper = recording.bounds(windows.starts, windows.stops)
     packets = recording.packets_before(lower)
     most = _MAX_BETWEEN_OTHERS if recording.is_interleaved else _MAX_PACKETS

@@ -10,7 +10,7 @@ from functools import lru_cache
 import msgspec
 import numpy as np
 
-from streamer.formats.failures import damaged
+from streamer.formats.failures import make_damage_error
 from streamer.formats.reading import Reading, Window
 from streamer.manifest.model import ObjectRecord
 from streamer.media.audio.frames import AudioFrames
@@ -89,7 +89,7 @@ def read_mp3(record: ObjectRecord) -> Reading[Packeted]:
         sizes += found_sizes
         at += stop
     if not offsets or (shape := shape_of(start[:4])) is None:
-        raise damaged(record, "it has no frame of MP3", 0)
+        raise make_damage_error(record, "it has no frame of MP3", 0)
     skip, padding, tagged = _info(start, shape, len(offsets))
     places = np.array(offsets[tagged:], np.int64)
     lengths = np.array(sizes[tagged:], np.int64)

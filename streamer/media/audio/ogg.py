@@ -15,7 +15,7 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 
-from streamer.formats.failures import DamagedError, damaged, errors_of, refused
+from streamer.formats.failures import DamagedError, errors_of, make_damage_error, make_refusal
 from streamer.formats.reading import Reading, read_range, read_ranges
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Need
@@ -115,12 +115,12 @@ def read_ogg(record: ObjectRecord, chunk_bytes: int) -> Reading[Ogg]:
             stop = min(record.size, place + 4 * PROBE_BYTES)
             found = _first_page(record, (yield from read_range(place, stop, record)), serial, audio)
         if found is None:
-            raise damaged(record, f"there is no page in {4 * PROBE_BYTES} bytes", place)
+            raise make_damage_error(record, f"there is no page in {4 * PROBE_BYTES} bytes", place)
         edges[place + found.byte] = found.sample - base - skip
     ends = [page.granule for page in _own(record, end, serial) if page.granule > 0]
     edges[record.size] = total = max(0, max(ends, default=0) - base - skip)
     if any(one >= other for one, other in pairwise(edges.values())):
-        raise damaged(record, "its pages do not follow each other", begin)
+        raise make_damage_error(record, "its pages do not follow each other", begin)
     kind = Opus if audio.name == "opus" else Vorbis
     return kind(audio, total, tuple(Edge(*edge) for edge in edges.items()))
 
@@ -144,7 +144,7 @@ def _read_start(record: ObjectRecord) -> Reading[tuple[TrackCodec, int, int, int
         is_opus = setup[:8] == b"OpusHead" and len(setup) >= 19 and setup[9] > 0
         if not is_opus and setup[:7] != _VORBIS:
             what = "is Ogg of neither Opus nor Vorbis; AudioClip decodes whole files"
-            raise refused(record, what, of_one=True)
+            raise make_refusal(record, what, of_one=True)
         # Pages of the comments, which may have images, end at sample 0.
         if page := next((page for page in pages if page.granule > 0), None):
             heads = [each for each in pages if each.byte < page.byte]
@@ -153,7 +153,7 @@ def _read_start(record: ObjectRecord) -> Reading[tuple[TrackCodec, int, int, int
                 skip = skip_of(setup) if is_opus else 0
                 first = _first_sample(page, head, audio)
             return audio, skip, pages[0].serial, page.byte, max(0, first)
-    raise damaged(record, f"there is no audio in its first {len(head)} bytes", 0)
+    raise make_damage_error(record, f"there is no audio in its first {len(head)} bytes", 0)
 
 
 def _first_page(record: ObjectRecord, content: memoryview, serial: int, audio: TrackCodec) -> Edge | None:
@@ -166,7 +166,7 @@ def _own(record: ObjectRecord, content: memoryview, serial: int) -> Iterator[Pag
     for page in _pages_of(content):
         if page.serial != serial:
             what = "has several streams, of which none is chosen: store each in a file of its own"
-            raise refused(record, what, of_one=True)
+            raise make_refusal(record, what, of_one=True)
         yield page
 
 
@@ -192,7 +192,10 @@ def _first_sample(page: Page, content: memoryview, audio: TrackCodec) -> int:
 
 
 def frames_of(content: memoryview, first: int, audio: TrackCodec) -> AudioFrames:
-    """The packets of a run of pages; the first one that begins in it has the sample `first`; raises DamagedError."""
+    """Returns the packets of a run of pages; raises DamagedError if the pages do not follow each other.
+
+    The first packet that begins in the run has the sample `first`.
+    """
     pages = list(_pages_of(content))
     for page, following in pairwise(pages):
         if following.byte != page.stop or following.goes_on != page.is_cut:
@@ -252,7 +255,8 @@ def _blocks_of(audio: TrackCodec) -> tuple[int, Integers]:
     Modes are the last thing in the last head, which is read from its end, where a bit says that it is whole.
     """
     setup = audio.extradata
-    first, last = setup.find(_VORBIS), setup.rfind(b"\5" + _VORBIS[1:])
+    first = setup.find(_VORBIS)
+    last = setup.rfind(b"\5" + _VORBIS[1:])
     if not 0 <= first <= last - 30:
         raise DamagedError("the heads of Vorbis are cut off")
     sizes = setup[first + 28]

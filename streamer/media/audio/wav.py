@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from struct import Struct
 
-from streamer.formats.failures import damaged, refused
+from streamer.formats.failures import make_damage_error, make_refusal
 from streamer.formats.reading import Reading, read_range
 from streamer.manifest.model import ObjectRecord
 from streamer.media.audio.recordings import Recording
@@ -62,7 +62,8 @@ def read_wav(record: ObjectRecord, head: memoryview) -> Reading[Wav]:
     form: tuple[TrackCodec, int] | None = None
     while at + 8 <= record.size:
         if at + 8 + _FORM_BYTES + 24 > base + len(head):
-            base, head = at, (yield from read_range(at, min(record.size, at + _READ_BYTES), record))
+            base = at
+            head = yield from read_range(at, min(record.size, at + _READ_BYTES), record)
         chunk = head[at - base :]
         kind = bytes(chunk[:4])
         length = _number(chunk[4:8], order)
@@ -72,14 +73,14 @@ def read_wav(record: ObjectRecord, head: memoryview) -> Reading[Wav]:
             form = _form(record, chunk[8 : 8 + length], at, order)
         elif kind == b"data":
             if form is None:
-                raise damaged(record, "it has no fmt chunk before its samples", at)
+                raise make_damage_error(record, "it has no fmt chunk before its samples", at)
             audio, width = form
             # Recorders that were killed leave 0 before their samples. What is of other chunks is none of them.
             if length == _UNKNOWN or (length == 0 and not (yield from _are_chunks(record, at + 8, order))):
                 length = long or record.size
             return Wav(audio, min(length, record.size - at - 8) // width, at + 8, width)
         at += 8 + length + (length & 1)
-    raise damaged(record, "it is cut off before its samples (a data chunk)", min(at, record.size))
+    raise make_damage_error(record, "it is cut off before its samples (a data chunk)", min(at, record.size))
 
 
 def _are_chunks(record: ObjectRecord, at: int, order: str) -> Reading[bool]:
@@ -99,14 +100,14 @@ def _number(content: memoryview, order: str) -> int:
 
 def _form(record: ObjectRecord, content: memoryview, at: int, order: str) -> tuple[TrackCodec, int]:
     if len(content) < _FORM_BYTES:
-        raise damaged(record, f"its fmt chunk has {len(content)} bytes", at)
+        raise make_damage_error(record, f"its fmt chunk has {len(content)} bytes", at)
     tag, channels, rate, _, width, bits = _FORMS[order].unpack_from(content)
     if tag == _EXTENSIBLE and len(content) >= 26:
         tag = _number(content[24:26], order)
     of_one = -(-bits // 8)
     dtype = _DTYPES.get((tag, of_one))
     if dtype is None:
-        raise refused(
+        raise make_refusal(
             record,
             f"is WAV of tag {tag} with {bits} bits a sample; windows are cut out of PCM of at most 32 bits and "
             "of floats of 32 and 64, others are decoded as whole files (AudioClip)",
@@ -114,7 +115,9 @@ def _form(record: ObjectRecord, content: memoryview, at: int, order: str) -> tup
             of_one=True,
         )
     if not channels or not rate or width != channels * of_one:
-        raise damaged(record, f"its fmt chunk says {channels} channels, {rate} Hz, {width} bytes a sample", at)
+        raise make_damage_error(
+            record, f"its fmt chunk says {channels} channels, {rate} Hz, {width} bytes a sample", at
+        )
     # Earlier versions wrote it so: numbers of one byte, and of three in the order of WAV, have no order.
     named = dtype if dtype == "u1" or (dtype == "i3" and order == "<") else order + dtype
     return TrackCodec(PCM, named.encode(), rate=rate, channels=channels), width

@@ -91,7 +91,8 @@ def cut_parts(lower: Integers, upper: Integers) -> tuple[Integers, Integers, Int
         Where the parts begin and where they end, and the half-open range of parts of each range: (N, 1, 2).
     """
     edges = np.unique(np.concatenate([lower, upper]))
-    begin, end = np.searchsorted(edges, lower), np.searchsorted(edges, upper)
+    begin = np.searchsorted(edges, lower)
+    end = np.searchsorted(edges, upper)
     depth = np.cumsum(np.bincount(begin, minlength=len(edges)) - np.bincount(end, minlength=len(edges)))
     used = depth[:-1] > 0
     number = np.concatenate([[0], np.cumsum(used)]).astype(np.int64)

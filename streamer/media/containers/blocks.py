@@ -266,7 +266,8 @@ def _ranges(
     places = np.append(offset, beside[0])
     sizes = np.append(size, beside[1])
     order = np.argsort(places, kind="stable")
-    lower, upper = places[order], np.maximum.accumulate((places + sizes)[order])
+    lower = places[order]
+    upper = np.maximum.accumulate((places + sizes)[order])
     cuts = np.flatnonzero(lower[1:] > upper[:-1] + _NEAR_BYTES) + 1
     begins = lower[np.append(0, cuts)]
     stops = upper[np.append(cuts, len(order)) - 1]

@@ -358,8 +358,10 @@ def _trun(runs: Runs, body: memoryview, bases: tuple[int, int], defaults: Defaul
             return np.full(count, default, np.int64)
         return rows[:, names.index(name)].astype(np.int64)
 
-    duration, size = column("duration", defaults.duration), column("size", defaults.size)
-    sample_flags, time = column("flags", defaults.flags), column("time", 0).astype(np.uint32).view(np.int32)
+    duration = column("duration", defaults.duration)
+    size = column("size", defaults.size)
+    sample_flags = column("flags", defaults.flags)
+    time = column("time", 0).astype(np.uint32).view(np.int32)
     if first_flags is not None:
         sample_flags[:1] = first_flags
     ends = np.cumsum(size)

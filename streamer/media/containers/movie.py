@@ -140,7 +140,8 @@ def read_movie(record: ObjectRecord, held: memoryview = _NOTHING) -> Reading[Mov
     held_at = 0
     while at + HEADER_BYTES <= size:
         if held_at + len(held) < min(size, at + LONG_HEADER_BYTES):
-            held, held_at = (yield from read_range(at, min(size, at + HEAD_BYTES), record)), at
+            held = yield from read_range(at, min(size, at + HEAD_BYTES), record)
+            held_at = at
         kind, head, length = header(held, at - held_at, size - at)
         if at == 0 and kind not in _FIRST_BOXES:
             raise UnreadError(f"does not begin as mp4 and mov files do, but with {name_of(kind)}")

@@ -11,7 +11,7 @@ import numpy as np
 
 from streamer.errors import RecodeError
 from streamer.formats.base import Records
-from streamer.formats.failures import needing
+from streamer.formats.failures import require_extra
 from streamer.media.containers.blocks import ClipHint, Needed, read_hint
 from streamer.media.containers.packet_checks import check_key, check_order
 from streamer.media.containers.records import ClipAudioHeader, ClipHeader, encode_head, encode_part
@@ -35,7 +35,7 @@ class ClipRecoder:
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Makes the records of a block, or reads the table that a survey asks for; see `Recoder.recode`."""
         if samples < 0:
-            with needing("Tables of segments are read with pyarrow", "parquet"):
+            with require_extra("Tables of segments are read with pyarrow", "parquet"):
                 from streamer.media.containers.segment_table import read_segments
             return read_segments(content, hint.decode(), self._names)
         try:

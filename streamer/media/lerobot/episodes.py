@@ -193,7 +193,7 @@ class CameraVideo(msgspec.Struct, frozen=True):
     codec: TrackCodec
     timescale: int
 
-    def frames_at(self, seconds: NDArray[np.float64], episode: int, tolerance: float) -> Integers:
+    def frames_at(self, seconds: NDArray[np.float64], episode: int, tolerance_seconds: float) -> Integers:
         """The frames nearest to these times of the rows of an episode.
 
         Raises:
@@ -205,19 +205,21 @@ class CameraVideo(msgspec.Struct, frozen=True):
         found: Integers = np.where(seconds - known[before] <= known[after] - seconds, before, after)
         distance = np.abs(known[found] - seconds)
         # This is true for NaN, too.
-        if (far := ~(distance <= tolerance)).any():
+        if (far := ~(distance <= tolerance_seconds)).any():
             row = int(far.argmax())
             raise ManifestError(
                 f"{self.record.url} has no frame at {seconds[row]:.4f} s, where episode {episode} has row {row}: the "
-                f"nearest is at {known[found[row]]:.4f} s, {distance[row]:.2g} s away, and at most {tolerance:g} are "
-                "allowed; allow more (tolerance_s=), leave the episode out (episodes=), or record it again",
+                f"nearest is at {known[found[row]]:.4f} s, {distance[row]:.2g} s away, "
+                f"and at most {tolerance_seconds:g} are allowed; allow more (tolerance_s=), "
+                "leave the episode out (episodes=), or record it again",
                 url=self.record.url,
             )
         return found
 
     def samples(self, rows: Integers) -> Samples:
         """The samples that have these frames: (samples, frames). One frame alone is an image."""
-        start, stop = self.frames.start[rows].min(axis=1), self.frames.packet[rows].max(axis=1) + 1
+        start = self.frames.start[rows].min(axis=1)
+        stop = self.frames.packet[rows].max(axis=1) + 1
         return Samples(
             pattern=Pattern(0 if rows.shape[1] == 1 else rows.shape[1]),
             rows=list(rows),

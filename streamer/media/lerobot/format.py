@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.base import Facts, Field, FieldSpec, Format, Recoder, SampleName
-from streamer.formats.failures import check_table, needing, refused
-from streamer.formats.reading import Asking, collected, read_range
-from streamer.formats.table.records import TableOpener, fixed_dtype, head_dtype
+from streamer.formats.failures import check_table, make_refusal, require_extra
+from streamer.formats.reading import Asking, collect_samples, read_range
+from streamer.formats.table.records import TableOpener, find_dtype, head_dtype
 from streamer.manifest.blocks import Block
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Examine, Examined, Indexing, LeftOut, Source, Span, Survey, Surveying
@@ -107,7 +107,7 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
         try:
             depths = info.kinds(cameras)
         except ValueError as error:
-            raise refused(found[0], f"says of {error}; leave it out: LeRobot(cameras=...)") from error
+            raise make_refusal(found[0], f"says of {error}; leave it out: LeRobot(cameras=...)") from error
         notes = Notes(
             rows=Facts(),
             windows=windows,
@@ -171,7 +171,7 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
         # `Parquet` reads the rows.
         found: list[Span | Block] = []
         parquet = Parquet(tuple(spec.name for spec in notes.rows.fields))
-        yield from collected(parquet.index(msgspec.structs.replace(source, notes=b""), notes.rows), found.append)
+        yield from collect_samples(parquet.index(msgspec.structs.replace(source, notes=b""), notes.rows), found.append)
         rows = [block for block in found if isinstance(block, Block)]
         if (count := sum(block.samples for block in rows)) != file.rows:
             raise ManifestError(
@@ -209,7 +209,7 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
 
     def recoder(self, facts: Facts) -> Recoder:
         """Reads tables of meta/, and makes records of rows and packets."""
-        with needing("Files of LeRobot are read with pyarrow", "parquet"):
+        with require_extra("Files of LeRobot are read with pyarrow", "parquet"):
             from streamer.media.lerobot.recode import LeRobotRecoder, TableRecoder
         return LeRobotRecoder(msgspec.convert(facts.notes, Notes, strict=False)) if facts.notes else TableRecoder()
 
@@ -274,9 +274,9 @@ def _facts(record: ObjectRecord, info: Info, notes: Notes) -> Asking[Facts]:
         raise ManifestError(f"{record.url} contradicts {NAME}: {error.message}", url=record.url) from error
     rows = msgspec.structs.replace(found, fields=tuple(map(info.kind, found.fields)))
     for spec in rows.fields:
-        if spec.name in notes.windows and fixed_dtype(spec.kind) is None:
+        if spec.name in notes.windows and find_dtype(spec.kind) is None:
             raise ConfigError(f"delta_timestamps: feature {spec.name!r} ({spec.kind}) has no windows", field="format")
-    numbers = {spec.name for spec in rows.fields if (dtype := fixed_dtype(spec.kind)) is not None and not dtype.shape}
+    numbers = {spec.name for spec in rows.fields if (dtype := find_dtype(spec.kind)) is not None and not dtype.shape}
     if missing := {EPISODE, FRAME, TIME, TASK} - numbers:
         raise ManifestError(f"{record.url} has no column of numbers {', '.join(sorted(missing))}", url=record.url)
     notes = msgspec.structs.replace(notes, rows=rows)

@@ -132,20 +132,26 @@ def read_info(record: ObjectRecord, content: memoryview) -> Info:
 
 
 def frames_of(
-    deltas: Mapping[str, Sequence[float]], fps: float, known: Sequence[str], tolerance: float
+    deltas: Mapping[str, Sequence[float]], frame_rate: float, known: Sequence[str], tolerance_seconds: float
 ) -> dict[str, list[int]]:
     """Returns time differences in frames; raises ConfigError for other keys, and for parts of frames."""
     found = {}
     for key, seconds in deltas.items():
         if key not in known:
             raise ConfigError(f"delta_timestamps: no feature {key!r}; there are {', '.join(known)}", field="format")
-        wrong = [d for d in seconds if not abs(d) < _LONGEST_SECONDS or abs(d - round(d * fps) / fps) > tolerance]
+        wrong = [
+            delta
+            for delta in seconds
+            if not abs(delta) < _LONGEST_SECONDS
+            or abs(delta - round(delta * frame_rate) / frame_rate) > tolerance_seconds
+        ]
         if wrong or not seconds:
             raise ConfigError(
-                f"delta_timestamps[{key!r}]={list(seconds)} has {wrong or 'nothing'}; give multiples of 1/{fps:g} s",
+                f"delta_timestamps[{key!r}]={list(seconds)} has {wrong or 'nothing'}; give multiples of "
+                f"1/{frame_rate:g} s",
                 field="format",
             )
-        found[key] = [round(delta * fps) for delta in seconds]
+        found[key] = [round(delta * frame_rate) for delta in seconds]
     return found
 
 

@@ -119,7 +119,8 @@ def block_costs(content: bytes) -> Numbers:
     frames = _frames(needed, flat)
     starts = np.zeros(len(needed.size), np.int64)
     starts[frames.packet] = frames.start
-    start, stop = np.minimum.reduceat(starts[flat], begins), np.maximum.reduceat(flat, begins) + 1
+    start = np.minimum.reduceat(starts[flat], begins)
+    stop = np.maximum.reduceat(flat, begins) + 1
     earliest, latest = (of.reduceat(needed.pts[flat], begins) for of in (np.minimum, np.maximum))
     costs = np.full((len(rows), 6), np.nan)
     costs[:, 0] = stop - start

@@ -29,13 +29,14 @@ _FRAMES = "frames"
 
 
 def clip_mp4(record: memoryview) -> bytes:
-    """Returns a video whose frames are those of the clip, from 0 s on; of a clip that is drawn, that in the middle.
+    """Returns a video whose frames are those of the clip, from 0 s on.
 
-    Each frame is shown until the next one of the clip. All other packets are decoded and hidden by the edit list.
+    Of clips that are drawn it has the one in the middle. Each frame is shown until the next one of the clip. All other
+    packets are decoded and hidden by the edit list.
 
     Raises:
-        ValueError, struct.error, msgspec.MsgspecError: bytes that are no record; or one of a codec or with times that
-            mp4 does not have, or without GOPs between its frames, behind which decoders would have to begin anew.
+        ValueError, struct.error, msgspec.MsgspecError: bytes that are no record, a codec or times that mp4 does not
+            have, or GOPs left out between its frames, behind which decoders would have to begin anew.
     """
     opened = open_record(record)
     wanted, duration = opened.head.draw(None)

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from streamer.formats.base import Block, Facts, Format, Recoder
-from streamer.formats.failures import DamagedError, damaged, needing, refused
+from streamer.formats.failures import DamagedError, make_damage_error, make_refusal, require_extra
 from streamer.formats.names import base_name
-from streamer.formats.reading import Range, Reading, Window, joined_ranges, read_ranges
+from streamer.formats.reading import Range, Reading, Window, join_ranges, read_ranges
 from streamer.formats.table.partitions import partition_values
 from streamer.formats.table.records import TableOpener, head_bytes
 from streamer.manifest.blocks import LONGEST_HINT
@@ -87,7 +87,7 @@ class _Chosen(msgspec.Struct, frozen=True):
             return MessagePlace(start, stop, message, ((start, stop),))
         parts = messages.find_parts(metadata, self.buffers, self.columns)
         wanted = [(body + first, body + last) for first, last in parts.ranges]
-        return MessagePlace(start, stop, message, joined_ranges([(start, body), *wanted]))
+        return MessagePlace(start, stop, message, join_ranges([(start, body), *wanted]))
 
 
 class ArrowIPC(Format, frozen=True, forbid_unknown_fields=True):
@@ -123,9 +123,9 @@ class ArrowIPC(Format, frozen=True, forbid_unknown_fields=True):
         record = source.record
         notes = _NOTES.decode(source.notes) if source.notes else ArrowFileNotes()
         if notes.problem:
-            raise refused(record, notes.problem, of_one=True)
+            raise make_refusal(record, notes.problem, of_one=True)
         head, schema = yield from read_file_schema(record, notes.head)
-        known = ArrowColumns.of(facts)
+        known = ArrowColumns.from_facts(facts)
         chosen = _Chosen(schema.buffers, known.find_numbers(schema) if self.columns else None)
         places = yield from (
             _list_messages(record, memoryview(head.footer), chosen)
@@ -140,9 +140,9 @@ class ArrowIPC(Format, frozen=True, forbid_unknown_fields=True):
         except DifferentError as error:
             first, own = error.types
             what = f"has a column {error.name!r} that is {own}, in the other files it is {first}"
-            raise refused(record, what, of_one=True) from error
+            raise make_refusal(record, what, of_one=True) from error
         except ValueError as error:
-            raise refused(record, str(error), of_one=True) from error
+            raise make_refusal(record, str(error), of_one=True) from error
         own_schema = b""
         if (schema.types, schema.layouts) != known.first_layout:
             own_schema = _cut_schema(head, schema)
@@ -156,7 +156,7 @@ class ArrowIPC(Format, frozen=True, forbid_unknown_fields=True):
             if len(hint) > LONGEST_HINT:
                 what = f"has a schema of {len(own_schema)} bytes that is not that of the other files"
                 remedy = f"each of its blocks would carry it, and at most {LONGEST_HINT} bytes can be carried"
-                raise refused(record, f"{what}; {remedy}: write the files with one schema", of_one=True)
+                raise make_refusal(record, f"{what}; {remedy}: write the files with one schema", of_one=True)
             yield msgspec.structs.replace(block, hint=hint)
 
     def opener(self, facts: Facts) -> TableOpener:
@@ -169,7 +169,7 @@ class ArrowIPC(Format, frozen=True, forbid_unknown_fields=True):
 
     def recoder(self, facts: Facts) -> Recoder:
         """Decodes record batches with pyarrow."""
-        with needing("Arrow files are decoded with pyarrow", "parquet"):
+        with require_extra("Arrow files are decoded with pyarrow", "parquet"):
             from streamer.tables.arrow_ipc.recode import BatchRecoder
         return BatchRecoder(facts)
 
@@ -194,7 +194,7 @@ def _walk_messages(record: ObjectRecord, at: int, chosen: _Chosen) -> Reading[li
     held = Window(record.size, at, probe=True)
     while at < record.size:
         if record.size - at < PREFIX_BYTES:
-            raise damaged(record, f"cut off in the head of a message, {record.size - at} bytes", at)
+            raise make_damage_error(record, f"cut off in the head of a message, {record.size - at} bytes", at)
         try:
             yield from held.reach(at, at + PREFIX_BYTES)
             body = at + PREFIX_BYTES + read_prefix(memoryview(held.take(at, at + PREFIX_BYTES)))
@@ -210,7 +210,7 @@ def _walk_messages(record: ObjectRecord, at: int, chosen: _Chosen) -> Reading[li
                 raise DamagedError(f"cut off in a message, which ends at byte {stop}")
             places.append(chosen.place(at, metadata, message))
         except ValueError as error:
-            raise damaged(record, str(error), at) from error
+            raise make_damage_error(record, str(error), at) from error
         at = stop
     return places
 
@@ -236,7 +236,7 @@ def _list_messages(record: ObjectRecord, footer: memoryview, chosen: _Chosen) ->
             places += [_find_place(block, head, chosen) for block, head in zip(some, heads, strict=True)]
         return places
     except ValueError as error:
-        raise damaged(record, str(error), record.size) from error
+        raise make_damage_error(record, str(error), record.size) from error
 
 
 def _find_place(block: tuple[int, int, int, int], head: memoryview, chosen: _Chosen) -> MessagePlace:
@@ -262,13 +262,13 @@ def _blocks(
     batches = [place for place in places if place.message.kind == BATCH and place.message.rows]
     dictionaries = [place for place in places if place.message.kind == DICTIONARY]
     if other := next((place for place in places if place.message.kind not in {BATCH, DICTIONARY}), None):
-        raise damaged(record, f"a message of kind {other.message.kind} among record batches", other.start)
+        raise make_damage_error(record, f"a message of kind {other.message.kind} among record batches", other.start)
     if batches and dictionaries and not is_file and dictionaries[-1].start > batches[0].start:
-        raise refused(
+        raise make_refusal(
             record, "has dictionaries that change, which are not read: write it as a file", dictionaries[-1].start
         )
     if sum(place.stop - place.start for place in dictionaries) > _MOST_DICTIONARY_BYTES:
-        raise refused(
+        raise make_refusal(
             record,
             f"has dictionaries of more than {_MOST_DICTIONARY_BYTES} bytes, which each chunk would have: write their "
             "columns as they are (cast, dictionary_decode)",
@@ -291,7 +291,7 @@ def _blocks(
 
 
 def _block(dictionaries: Sequence[MessagePlace], run: Sequence[MessagePlace], row_bytes: int) -> Block:
-    ranges = joined_ranges(part for place in (*dictionaries, *run) for part in place.ranges)
+    ranges = join_ranges(part for place in (*dictionaries, *run) for part in place.ranges)
     rows = sum(place.message.rows for place in run)
     values = 0
     for place in run:

@@ -24,7 +24,7 @@ class BatchRecoder:
     """Makes records of record batches."""
 
     def __init__(self, facts: Facts) -> None:
-        self._columns = ArrowColumns.of(facts)
+        self._columns = ArrowColumns.from_facts(facts)
         self._fields = facts.fields
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
@@ -157,11 +157,11 @@ def read_batches(schema: memoryview, content: memoryview, *, dictionaries: bool 
 def read_columns(
     schema: memoryview, content: memoryview, buffers: Sequence[tuple[int, int]], columns: Sequence[int]
 ) -> list[pa.RecordBatch]:
-    """Reads columns of record batches, whose bodies have the buffers of these alone; raises as `read_batches`.
+    """Reads columns of record batches, whose bodies have the buffers of these alone, and raises as `read_batches`.
 
     Args:
         schema: The message of the schema.
-        content: Messages that follow each other; dictionaries are whole.
+        content: Messages that follow each other, with whole dictionaries.
         buffers: Buffers of each column of the file; see `Schema`.
         columns: Numbers of the columns.
     """

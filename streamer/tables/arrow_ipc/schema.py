@@ -224,13 +224,13 @@ class ArrowColumns(msgspec.Struct, frozen=True):
     meanings: Mapping[tuple[str, ...], str]
 
     @classmethod
-    def of(cls, facts: Facts) -> ArrowColumns:
+    def from_facts(cls, facts: Facts) -> ArrowColumns:
         """Decodes the facts of a dataset."""
         message = memoryview(b64decode(facts.notes["schema"]))
         first = read_schema(message)
         names = facts.notes.get("columns", [])
         if "united" in facts.notes:
-            wanted = WantedColumns.of(Facts(facts.fields, facts.notes["united"]))
+            wanted = WantedColumns.from_facts(Facts(facts.fields, facts.notes["united"]))
             return cls(
                 names=names,
                 fields=wanted.fields,

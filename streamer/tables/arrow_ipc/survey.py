@@ -14,7 +14,7 @@ import msgspec
 
 from streamer.errors import ManifestError
 from streamer.formats.base import Facts, FieldSpec
-from streamer.formats.failures import DamagedError, UnreadError, damaged, refused
+from streamer.formats.failures import DamagedError, UnreadError, make_damage_error, make_refusal
 from streamer.formats.reading import Reading, read_range, read_ranges
 from streamer.formats.table.partitions import find_path_problems, partition_fields, partition_key
 from streamer.formats.table.schema_memory import SchemaMemory
@@ -84,8 +84,8 @@ def survey_files(
 
     Args:
         records: The files.
-        names: Names of the wanted fields; all are wanted if there are none.
-        context: What else is known; None if paths have no partitions.
+        names: Names of the wanted fields, or none if all are wanted.
+        context: What else is known, or None if paths have no partitions.
 
     Raises:
         ConfigError: No file has a field of a wanted name.
@@ -149,9 +149,9 @@ def _describe(
         counted: Files that have rows.
         first: File that describes those whose columns are the same.
         head: Head of that file.
-        names: Names of the wanted fields; all are wanted if there are none.
+        names: Names of the wanted fields, or none if all are wanted.
         partitions: Fields that the paths have.
-        problems: Why a file does not fit, by its url; added to.
+        problems: Reasons why files do not fit, by url, to which more are added.
     """
     is_uniform = all(each.types == first[1].types for _, each in counted)
     union = SchemaUnion(names, _REMEDY)
@@ -184,9 +184,9 @@ def _parse(record: ObjectRecord, head: FileHead) -> Schema:
     try:
         return read_schema(memoryview(head.message))
     except UnreadError as error:
-        raise refused(record, f"has {error}", of_one=True) from error
+        raise make_refusal(record, f"has {error}", of_one=True) from error
     except ValueError as error:
-        raise damaged(record, f"not an Arrow file: {error}", record.size if head.footer else 0) from error
+        raise make_damage_error(record, f"not an Arrow file: {error}", record.size if head.footer else 0) from error
 
 
 # ---------------------------------------------------------------- heads of files
@@ -218,7 +218,7 @@ def _read_heads(records: Sequence[ObjectRecord]) -> Reading[list[FileHead | Mani
     for record in records:
         try:
             if not record.size:
-                raise damaged(record, "no bytes", 0)
+                raise make_damage_error(record, "no bytes", 0)
             found.append((yield from _finish_head(record, contents[record.url], tails.get(record.url))))
         except ManifestError as error:
             found.append(error)
@@ -247,9 +247,11 @@ def _finish_head(record: ObjectRecord, content: memoryview, tail: memoryview | N
             content = yield from read_range(0, stop, record)
         return FileHead(bytes(content[:stop]), b"", len(content) < record.size or _has_rows(content, stop))
     except UnreadError as error:
-        raise refused(record, f"has {error}", of_one=True) from error
+        raise make_refusal(record, f"has {error}", of_one=True) from error
     except ValueError as error:
-        raise damaged(record, f"not an Arrow file: {error}", record.size if tail is not None else 0) from error
+        raise make_damage_error(
+            record, f"not an Arrow file: {error}", record.size if tail is not None else 0
+        ) from error
 
 
 def _lists_rows(footer: bytes, tail: memoryview, start: int) -> bool:

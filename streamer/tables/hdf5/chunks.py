@@ -56,7 +56,8 @@ def find_chunks(
         key = np.dtype([("length", "<u4"), ("mask", "<u4"), ("offset", "<i8", (len(shape) + 1,))])
         entries = yield from read_btree(held, layout.address, CHUNKS, key)
         elements = np.empty(len(entries), _ELEMENT)
-        elements["address"], elements["length"] = entries["child"], entries["key"]["length"]
+        elements["address"] = entries["child"]
+        elements["length"] = entries["key"]["length"]
         elements["mask"] = entries["key"]["mask"]
         origins: Int64Array = entries["key"]["offset"][:, :-1].astype(np.int64)
     else:
@@ -121,7 +122,8 @@ def _put(elements: Elements, first: int, raw: memoryview, entry: np.dtype[np.voi
     if "length" in (entry.names or ()):
         lengths = np.zeros((len(found), 8), np.uint8)
         lengths[:, : found["length"].shape[1]] = found["length"]
-        among["length"], among["mask"] = lengths.view("<u8")[:, 0], found["mask"]
+        among["length"] = lengths.view("<u8")[:, 0]
+        among["mask"] = found["mask"]
 
 
 def _walk_fixed_array(held: HeldBytes, address: int, elements: Elements) -> Reading[None]:

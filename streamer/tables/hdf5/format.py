@@ -17,7 +17,7 @@ import numpy as np
 
 from streamer.errors import ConfigError
 from streamer.formats.base import Block, Facts, Opener, Recoder
-from streamer.formats.failures import DamagedError, UnreadError, damaged, needing, refused
+from streamer.formats.failures import DamagedError, UnreadError, make_damage_error, make_refusal, require_extra
 from streamer.formats.reading import Asking, Reading, read_together
 from streamer.formats.windows import RowFormat, RowPiece, RowPieces
 from streamer.manifest.model import ObjectRecord
@@ -57,7 +57,8 @@ class _HDF5Dataset(msgspec.Struct, frozen=True):
     def column(self, tiles: Tiles = NO_TILES, base: int = 0) -> TileColumn:
         """Returns the rows of the dataset as a column."""
         if not self.layout.chunk:
-            return TileColumn(self.dtype, self.shape, self.shape, tiles, base + self.layout.address, fill=self.fill)
+            start = base + self.layout.address
+            return TileColumn(self.dtype, self.shape, self.shape, tiles, start=start, fill=self.fill)
         return TileColumn(self.dtype, self.shape, self.layout.chunk, tiles, codecs=self.filters, fill=self.fill)
 
 
@@ -141,7 +142,7 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
             kinds = [(field.name, field.kind) for field in facts.fields]
             for columns in groups:
                 if (own := [(name, column.kind) for name, column in columns.items()]) != kinds:
-                    raise refused(
+                    raise make_refusal(
                         source.record,
                         f"has rows of {own}, the first file of {kinds}; name the others as another dataset",
                     )
@@ -226,7 +227,7 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
             except _MissingError:
                 # A soft link to nothing.
                 continue
-            space = header.of(messages.DATASPACE)
+            space = header.find(messages.DATASPACE)
             if space is not None and messages.read_dataspace(space):
                 found[name] = _dataset(name, header)
         if not found:
@@ -308,7 +309,7 @@ def _paths(held: HeldBytes, links: Links) -> Reading[list[str]]:
         left = left - 1
         with suppress(DamagedError):
             header = yield from read_header(held, address)
-            if header.of(messages.DATASPACE) is not None:
+            if header.find(messages.DATASPACE) is not None:
                 found.append(path)
             inside = (yield from read_group(held, header)) or {}
             queue += _addresses(path, inside)[:_MOST_LOOKED_AT]
@@ -321,22 +322,22 @@ def _addresses(path: str, inside: Links) -> list[tuple[str, int]]:
 
 def _dataset(path: str, header: Header) -> _HDF5Dataset:
     """Parses the header of a dataset; errors name the dataset."""
-    space, kind, layout = (header.of(each) for each in (messages.DATASPACE, messages.DATATYPE, messages.LAYOUT))
+    space, kind, layout = (header.find(each) for each in (messages.DATASPACE, messages.DATATYPE, messages.LAYOUT))
     if space is None or kind is None or layout is None:
         raise DamagedError(f"dataset {path!r} has no shape, type or layout", header.address)
     try:
-        if header.of(messages.EXTERNAL) is not None:
+        if header.find(messages.EXTERNAL) is not None:
             raise UnreadError("its data in other files")
         shape = messages.read_dataspace(space)
         dtype = messages.read_datatype(kind)
-        filters = header.of(messages.FILTERS)
-        fill = header.of(messages.FILL)
+        filters = header.find(messages.FILTERS)
+        fill = header.find(messages.FILL)
         return _HDF5Dataset(
-            dtype,
-            shape or (),
-            messages.read_layout(layout, dtype.itemsize),
-            messages.read_filters(filters) if filters else (),
-            messages.read_fill(fill, dtype.itemsize) if fill else b"",
+            dtype=dtype,
+            shape=shape or (),
+            layout=messages.read_layout(layout, dtype.itemsize),
+            filters=messages.read_filters(filters) if filters else (),
+            fill=messages.read_fill(fill, dtype.itemsize) if fill else b"",
         )
     except UnreadError as error:
         raise UnreadError(f"dataset {path!r} with {error}", header.address) from error
@@ -367,7 +368,7 @@ def _column(held: HeldBytes, dataset: _HDF5Dataset) -> Reading[TileColumn]:
 def _decoder(dtype: np.dtype[np.generic], column: ColumnHint) -> Decode:
     if all(each.number in UNDO for each in filters_of(column)):
         return FilteredChunks(dtype, column)
-    with needing("this HDF5 dataset has filters that only h5py decodes", "hdf5"):
+    with require_extra("this HDF5 dataset has filters that only h5py decodes", "hdf5"):
         from streamer.tables.hdf5.recode import HDF5ChunkDecoder
     return HDF5ChunkDecoder(dtype, column)
 
@@ -379,11 +380,11 @@ def _errors_of(record: ObjectRecord, there: Sequence[str]) -> Iterator[None]:
         yield
     except UnreadError as error:
         what = f"has {error}, which streamer does not read"
-        raise refused(record, f"{what}; {_choice_of(there)}", error.offset) from error
+        raise make_refusal(record, f"{what}; {_choice_of(there)}", error.offset) from error
     except DamagedError as error:
-        raise damaged(record, str(error), error.offset) from error
+        raise make_damage_error(record, str(error), error.offset) from error
     except ArraysError as error:
-        raise refused(record, f"cannot be read by rows: {error}; {_choice_of(there)}") from error
+        raise make_refusal(record, f"cannot be read by rows: {error}; {_choice_of(there)}") from error
 
 
 def _choice_of(there: Sequence[str]) -> str:

@@ -55,7 +55,7 @@ class Header(msgspec.Struct, frozen=True):
     address: int
     found: tuple[Message, ...]
 
-    def of(self, kind: int) -> Cursor | None:
+    def find(self, kind: int) -> Cursor | None:
         """Returns the first message of a kind."""
         return next((Cursor(message.content, message.offset) for number, message in self.found if number == kind), None)
 
@@ -149,10 +149,10 @@ def _messages_of(block: Cursor, version: int, head_bytes: int) -> list[Message]:
 
 def read_group(held: HeldBytes, header: Header) -> Reading[Links | None]:
     """Returns the addresses of a group's objects, by name; None if the object is not a group."""
-    table = header.of(messages.SYMBOL_TABLE)
+    table = header.find(messages.SYMBOL_TABLE)
     if table is not None:
         return (yield from _read_symbols(held, table.number(), table.number()))
-    info = header.of(messages.LINK_INFO)
+    info = header.find(messages.LINK_INFO)
     if info is None:
         return None
     _ = info.number(1)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from streamer.formats.base import FieldSpec, Records
-from streamer.formats.table.records import fixed_dtype
+from streamer.formats.table.records import find_dtype
 from streamer.formats.table.writer import (
     Column,
     bytes_column,
@@ -56,7 +56,7 @@ class ArrowRecoder:
 
 
 def _column(field: FieldSpec, values: pa.Array | None, rows: int) -> Column:
-    dtype = fixed_dtype(field.kind)
+    dtype = find_dtype(field.kind)
     if values is None or pa.types.is_null(values.type):
         nulls = np.ones(rows, np.bool_)
         if dtype is not None:

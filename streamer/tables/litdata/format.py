@@ -22,7 +22,7 @@ import numpy as np
 
 from streamer.formats.base import Block, Facts, FieldSpec, Format, Opener, Recoder
 from streamer.formats.compressed import check_library
-from streamer.formats.failures import damaged, needing
+from streamer.formats.failures import make_damage_error, require_extra
 from streamer.formats.reading import read_range, spans_between
 from streamer.formats.table.records import TableOpener
 from streamer.manifest.model import ObjectRecord
@@ -119,17 +119,17 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
         layout = facts.notes["layout"]
         token_bytes = facts.notes["sample_bytes"]
         if layout != "packed" and record.size != raw_bytes:
-            raise damaged(record, f"{record.size} bytes, index.json says {raw_bytes}", 0)
+            raise make_damage_error(record, f"{record.size} bytes, index.json says {raw_bytes}", 0)
         records = raw_bytes - head_bytes(items)
         if records < 0:
-            raise damaged(record, f"{raw_bytes} bytes are too few for {items} items", 0)
+            raise make_damage_error(record, f"{raw_bytes} bytes are too few for {items} items", 0)
         if layout == "arrow":
             yield from arrow_blocks(record, items, facts.notes["growth"])
         elif layout == "frames":
             yield from frame_blocks(record, items, facts.notes["run"])
         elif layout == "packed":
             if not record.size:
-                raise damaged(record, f"no bytes, index.json says {items} items", 0)
+                raise make_damage_error(record, f"no bytes, index.json says {items} items", 0)
             samples = records // token_bytes if token_bytes else items
             yield Block(((0, record.size),), samples, records, source.notes)
         elif token_bytes:
@@ -149,7 +149,7 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
     def recoder(self, facts: Facts) -> Recoder:
         """Unpacks chunks, or makes records of the rows of Arrow's batches."""
         if facts.notes["layout"] == "arrow":
-            with needing("Arrow chunks of LitData are decoded with pyarrow", "parquet"):
+            with require_extra("Arrow chunks of LitData are decoded with pyarrow", "parquet"):
                 from streamer.tables.litdata.arrow_rows import ArrowRecoder
             return ArrowRecoder(facts.fields)
         check_library("zstd")

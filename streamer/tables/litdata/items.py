@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from streamer.errors import DecodeError, RecodeError
 from streamer.formats.base import Block, Field, FieldSpec, Records, SampleName
 from streamer.formats.compressed import MOST_ITEM_BYTES, unpack, unpack_shard
-from streamer.formats.failures import damaged
-from streamer.formats.reading import joined_ranges, read_range
+from streamer.formats.failures import make_damage_error
+from streamer.formats.reading import join_ranges, read_range
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing
 from streamer.tables.arrow_ipc.messages import MAGIC, PLACE, read_footer
@@ -53,7 +53,7 @@ def frame_blocks(record: ObjectRecord, items: int, run: int) -> Indexing:
     try:
         offsets, frames = _tables(content, items, run, record.size)
     except ValueError as error:
-        raise damaged(record, str(error), 0) from error
+        raise make_damage_error(record, str(error), 0) from error
     edges = np.append(frames["first"], items).astype(np.int64)
     for first, stop in runs_of(frames["length"]):
         place = int(edges[first])
@@ -123,14 +123,14 @@ def arrow_blocks(record: ObjectRecord, items: int, growth: int) -> Indexing:
         if len(batches) != -(-items // BATCH_ROWS) or start < head_bytes(items):
             raise ValueError(f"{len(batches)} record batches of {BATCH_ROWS} rows, index.json says {items} rows")
     except (ValueError, struct.error) as error:
-        raise damaged(record, str(error), 0) from error
+        raise make_damage_error(record, str(error), 0) from error
     ends = batches["place"] + batches["head"] + batches["body"]
     for begin, stop in runs_of(batches["head"] + batches["body"]):
         place = start + int(batches["place"][begin])
         end = start + int(ends[stop - 1])
         rows = min(items, stop * BATCH_ROWS) - begin * BATCH_ROWS
         schema = (start + 8, start + int(batches["place"][0]))
-        ranges = joined_ranges([schema, (place, end)])
+        ranges = join_ranges([schema, (place, end)])
         yield Block(ranges, rows, growth * (end - place), struct.pack("<q", schema[1] - schema[0]))
 
 

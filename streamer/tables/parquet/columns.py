@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from streamer.errors import RecodeError
 from streamer.formats.base import FieldSpec
-from streamer.formats.table.records import ARRAY_DTYPES, Extension, fixed_dtype
+from streamer.formats.table.records import ARRAY_DTYPES, Extension, find_dtype
 from streamer.formats.table.writer import (
     Column,
     Pieces,
@@ -70,7 +70,7 @@ def column_of(
         nulls = nulls_of(values)
         if node.items():
             return _list_column(values, spec.kind, nulls, rows, is_tensor=bool(tensor_shape(known)))
-        if fixed_dtype(spec.kind) is not None:
+        if find_dtype(spec.kind) is not None:
             return Column(numbers_of(values, spec.kind), nulls=nulls)
         if nulls is not None and ".".join(node.path[:-1]) == spec.name:
             # The field is a file, whose bytes are one of its parts.
@@ -90,9 +90,9 @@ def _check_contents(files: pa.StructArray, contents: pa.Array, path_field: str =
     """Refuses files (images, sounds) that have no bytes, but a path, as datasets writes those that it has not embedded.
 
     Args:
-        files: What is known of each file; null for none.
+        files: What is known of each file, or null for none.
         contents: Bytes of each file.
-        path_field: Field that has the paths; "" if there is none.
+        path_field: Field that has the paths, or "" if there is none.
     """
     if not contents.null_count:
         return
@@ -161,7 +161,7 @@ def lists_column(
 
     `found` are the numbers of all rows, one after the other, `counts` how many each row has: int64, shape (rows,).
     """
-    fixed = fixed_dtype(kind)
+    fixed = find_dtype(kind)
     if fixed is None:
         return Column(np.ascontiguousarray(found).view(np.uint8), counts * found.itemsize, nulls)
     if nulls is None:
@@ -209,7 +209,7 @@ class NestedColumns:
         """Makes a column.
 
         Args:
-            arrays: for each primitive below the node, the node's values with (at least) this primitive. Lists and maps
+            arrays: The node's values for each primitive below the node, with (at least) this primitive. Lists and maps
                 are laid out as Arrow's, or as the groups of a Parquet file.
         """
         pieces = self._values(self._node, self._known, arrays)

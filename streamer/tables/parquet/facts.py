@@ -15,7 +15,7 @@ import msgspec
 
 from streamer.errors import ConfigError
 from streamer.formats.base import Facts, FieldSpec
-from streamer.formats.failures import DamagedError, UnreadError, refused
+from streamer.formats.failures import DamagedError, UnreadError, make_refusal
 from streamer.manifest.model import ObjectRecord
 from streamer.tables.parquet.fields import (
     ColumnField,
@@ -127,7 +127,7 @@ class Own(msgspec.Struct, frozen=True):
     widths: list[tuple[int, bool]]
 
     @classmethod
-    def of(cls, root: SchemaNode, paths: Sequence[tuple[str, ...]], fields: Sequence[FieldSpec]) -> Own:
+    def from_schema(cls, root: SchemaNode, paths: Sequence[tuple[str, ...]], fields: Sequence[FieldSpec]) -> Own:
         """Finds the nodes of fields in a schema, of which it may have some."""
         nodes = [values_at(root, path) for path in paths]
         ways = root.ways()
@@ -168,12 +168,12 @@ class WantedColumns(msgspec.Struct, frozen=True):
     meanings: Mapping[tuple[str, ...], str]
 
     @classmethod
-    def of(cls, facts: Facts) -> WantedColumns:
+    def from_facts(cls, facts: Facts) -> WantedColumns:
         """Unpacks what `describe` has made."""
         notes = msgspec.convert(facts.notes, ParquetNotes)
         fields = facts.fields[: len(notes.paths)]
         partitions = facts.fields[len(notes.paths) :]
-        whole = Own.of(tree(notes.schema, dict(notes.logicals)), notes.paths, fields)
+        whole = Own.from_schema(tree(notes.schema, dict(notes.logicals)), notes.paths, fields)
         return cls(fields=fields, partitions=partitions, paths=notes.paths, all=whole, meanings=dict(notes.meanings))
 
     def find_own(self, root: SchemaNode) -> Own:
@@ -190,7 +190,7 @@ class WantedColumns(msgspec.Struct, frozen=True):
         found = [path for path in self.paths if values_at(root, path) is not None]
         # A block has bytes: those of some column, if the file has none that is wanted.
         part = prune(root, found or [next(iter(root.children)).path])
-        return Own.of(part, self.paths, self.fields)
+        return Own.from_schema(part, self.paths, self.fields)
 
     def matches(self, root: SchemaNode, features: object, columns: Sequence[str]) -> bool:
         """Whether a file alone would have the same fields in the same order, so that its records are the same."""
@@ -208,7 +208,7 @@ class WantedColumns(msgspec.Struct, frozen=True):
 
     def decode_own(self, schema: Sequence[Element], logicals: Sequence[tuple[int, str]]) -> Own:
         """Returns the part of a file whose wanted part of the schema is given; `all` for none."""
-        return Own.of(tree(schema, dict(logicals)), self.paths, self.fields) if schema else self.all
+        return Own.from_schema(tree(schema, dict(logicals)), self.paths, self.fields) if schema else self.all
 
 
 def layout_of(fields: Sequence[FieldSpec], meanings: Mapping[tuple[str, ...], str]) -> bytes:
@@ -315,7 +315,7 @@ class SchemaUnion:
                 leading=self._leading,
             )
         except UnreadError as error:
-            raise refused(self.first, f"has {error}") from error
+            raise make_refusal(self.first, f"has {error}") from error
         except ConfigError as error:
             raise ConfigError(f"{self.first.url}: {error}", **error.details) from error
 

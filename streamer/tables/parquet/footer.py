@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from streamer.errors import ManifestError
-from streamer.formats.failures import DamagedError, UnreadError, damaged, refused
+from streamer.formats.failures import DamagedError, UnreadError, make_damage_error, make_refusal
 from streamer.formats.reading import Reading, read_range, read_ranges
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Need
@@ -125,7 +125,8 @@ def _schema(struct: Struct, metadata: Mapping[bytes, bytes]) -> SchemaNode:
 
 
 def _row_group(struct: Struct, primitives: Sequence[Element], data_stop: int) -> RowGroup:
-    rows, columns = struct.integer(3), struct.structs(1)
+    rows = struct.integer(3)
+    columns = struct.structs(1)
     if rows < 0 or len(columns) != len(primitives):
         raise DamagedError(f"a row group of {rows} rows has {len(columns)} columns, the schema {len(primitives)}")
     if not rows:
@@ -208,9 +209,9 @@ def read_end(record: ObjectRecord, known: bytes = b"") -> Reading[tuple[FileTail
     try:
         return tail, read_footer(tail.footer, tail.footer_start)
     except UnreadError as error:
-        raise refused(record, f"has {error}", tail.footer_start, of_one=True) from error
+        raise make_refusal(record, f"has {error}", tail.footer_start, of_one=True) from error
     except DamagedError as error:
-        raise damaged(record, f"in the footer, {error}", tail.footer_start + error.offset) from error
+        raise make_damage_error(record, f"in the footer, {error}", tail.footer_start + error.offset) from error
 
 
 def read_tails(records: Sequence[ObjectRecord]) -> Reading[list[FileTail | ManifestError]]:
@@ -237,9 +238,10 @@ def _whole(record: ObjectRecord, content: bytes) -> Reading[FileTail]:
     """Reads the rest of a footer that is longer than the first read."""
     size = record.size
     if size < len(MAGIC) + TAIL_BYTES:
-        raise damaged(record, f"{size} bytes are not a Parquet file", 0)
+        raise make_damage_error(record, f"{size} bytes are not a Parquet file", 0)
     length = _footer_length(record, content)
-    start, stop = size - length - TAIL_BYTES, size - len(content)
+    start = size - length - TAIL_BYTES
+    stop = size - len(content)
     if start < stop:
         content = bytes((yield from read_range(max(0, start - FIRST_READ), stop, record))) + content
     return FileTail(content, size - len(content), start)
@@ -251,7 +253,7 @@ def _footer_length(record: ObjectRecord, content: bytes) -> int:
     if magic == ENCRYPTED_MAGIC:
         raise make_encryption_error(record)
     if magic != MAGIC:
-        raise damaged(
+        raise make_damage_error(
             record,
             f"it ends with {magic!r}, not with {MAGIC!r}, so it is not a Parquet file, or cut off, or compressed as a "
             "whole (then unpack it)",
@@ -260,10 +262,12 @@ def _footer_length(record: ObjectRecord, content: bytes) -> int:
     length = int.from_bytes(content[-TAIL_BYTES:-4], "little")
     most = min(size - TAIL_BYTES - len(MAGIC), _MOST_FOOTER_BYTES)
     if not 0 < length <= most:
-        raise damaged(record, f"its footer should have {length} bytes, and can have up to {most}", size - TAIL_BYTES)
+        raise make_damage_error(
+            record, f"its footer should have {length} bytes, and can have up to {most}", size - TAIL_BYTES
+        )
     return length
 
 
 def make_encryption_error(record: ObjectRecord) -> ManifestError:
     """Makes the error of a file that is encrypted."""
-    return refused(record, "is encrypted, which streamer does not read; write it without encryption")
+    return make_refusal(record, "is encrypted, which streamer does not read; write it without encryption")

@@ -13,7 +13,7 @@ import msgspec
 
 from streamer.errors import ManifestError
 from streamer.formats.base import Block, Facts, Recoder
-from streamer.formats.failures import DamagedError, damaged, needing, refused
+from streamer.formats.failures import DamagedError, make_damage_error, make_refusal, require_extra
 from streamer.formats.reading import Range, Reading, near_needs, read_ranges
 from streamer.formats.table.layouts import refuse_table, table_log
 from streamer.formats.table.partitions import partition_values
@@ -115,12 +115,12 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
         chunk_bytes = min(source.chunk_bytes, MOST_FETCH_BYTES // 2)
         notes = _NOTES.decode(source.notes) if source.notes else ParquetFileNotes()
         if notes.problem:
-            raise refused(record, notes.problem, of_one=True)
+            raise make_refusal(record, notes.problem, of_one=True)
         tail, footer = yield from read_end(record, notes.end)
         if not any(group.rows for group in footer.groups):
             return
         try:
-            wanted = WantedColumns.of(facts)
+            wanted = WantedColumns.from_facts(facts)
             own = wanted.find_own(footer.root)
             features = features_of(footer.metadata.get(HUGGING_FACE, b"null"))
             describes = own is wanted.all and wanted.matches(footer.root, features, self.columns)
@@ -147,9 +147,9 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
         except DifferentError as error:
             first, own_type = error.types
             what = f"has a column {error.name!r} that is {own_type}, in the other files it is {first}"
-            raise refused(record, what, tail.footer_start, of_one=True) from error
+            raise make_refusal(record, what, tail.footer_start, of_one=True) from error
         except DamagedError as error:
-            raise damaged(record, str(error), tail.footer_start) from error
+            raise make_damage_error(record, str(error), tail.footer_start) from error
 
     def narrow(self, facts: Facts, fields: Collection[str]) -> Parquet:
         """Returns the format of these columns, which are ranges of their own; see `Format.narrow`."""
@@ -161,7 +161,7 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
 
     def recode_rows(self, facts: Facts) -> Recoder:
         """Decodes pages with pyarrow."""
-        with needing("Parquet is decoded with pyarrow", "parquet"):
+        with require_extra("Parquet is decoded with pyarrow", "parquet"):
             from streamer.tables.parquet.recode import ParquetRecoder
         return ParquetRecoder(facts)
 
@@ -177,7 +177,7 @@ def _file_hint(
     try:
         values = partition_values(wanted.partitions, key)
     except ValueError as error:
-        raise refused(record, str(error), of_one=True) from error
+        raise make_refusal(record, str(error), of_one=True) from error
     if own is wanted.all:
         is_plain = describes and not wanted.partitions
         return None if is_plain else ParquetFileHint([], partitions=values, layout=wanted.layout)
@@ -216,7 +216,7 @@ def _find_bytes(pieces: Sequence[tuple[int, bytes]], span: Range) -> bytes:
 def _check_size(record: ObjectRecord, number: int, block: Block) -> None:
     if block.fetch_bytes > MOST_FETCH_BYTES or block.record_bytes > MOST_RECORD_BYTES:
         size = f"{block.fetch_bytes} bytes (about {block.record_bytes} decoded) of the wanted columns"
-        raise refused(
+        raise make_refusal(
             record,
             f"row group {number} has {size} that cannot be cut (it has no page index, or too few pages), and "
             f"at most {MOST_FETCH_BYTES} ({MOST_RECORD_BYTES}) can be decoded together: write it with "

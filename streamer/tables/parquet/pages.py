@@ -10,7 +10,7 @@ import msgspec
 
 from streamer.formats.base import Block
 from streamer.formats.failures import DamagedError
-from streamer.formats.reading import Range, joined_ranges
+from streamer.formats.reading import Range, join_ranges
 from streamer.tables.parquet.footer import ColumnChunk
 from streamer.tables.parquet.schema import Element
 from streamer.tables.parquet.thrift import read_struct
@@ -119,7 +119,7 @@ class RowGroupParts(msgspec.Struct, frozen=True):
             for primitive, (start, stop) in zip(self.primitives, ranges, strict=True)
         ]
         record_bytes = sum(_value_bytes(primitive) for primitive in self.primitives) + self.rows * self.head_bytes
-        return Block(joined_ranges(ranges), self.rows, record_bytes, self._encode_hint(hints))
+        return Block(join_ranges(ranges), self.rows, record_bytes, self._encode_hint(hints))
 
     def run(self, first: int, stop: int) -> Block:
         """Returns the rows `[first, stop)` as one block."""
@@ -141,7 +141,7 @@ class RowGroupParts(msgspec.Struct, frozen=True):
             skipped = first - primitive.pages.first_rows[pages.start]
             hints.append(_hint(primitive, sum(b - a for a, b in spans), rows, skipped))
             record_bytes += _value_bytes(primitive, pages) * (stop - first) // rows
-        return Block(joined_ranges(ranges), stop - first, record_bytes, self._encode_hint(hints))
+        return Block(join_ranges(ranges), stop - first, record_bytes, self._encode_hint(hints))
 
     def _encode_hint(self, hints: list[PrimitiveHint]) -> bytes:
         of_file = None if self.file is None else msgspec.structs.replace(self.file, primitives=hints)

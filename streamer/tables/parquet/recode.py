@@ -42,7 +42,7 @@ class ParquetRecoder:
 
     def __init__(self, facts: Facts) -> None:
         self._fields = facts.fields
-        self._wanted = WantedColumns.of(facts)
+        self._wanted = WantedColumns.from_facts(facts)
         self._plans = {b"": _Plan(self._wanted, self._wanted.all)}
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
@@ -99,7 +99,7 @@ class _Plan:
             start, stop = places[number]
             if found := read_lists(content[start:stop], primitives[number], field, samples):
                 lists[number] = lists_column(found[0], field.kind, found[1])
-        # Each other primitive gets a table with it and the rows of the block.
+        # The other primitives get a table each, with the rows of the block.
         chunks = [
             _column_chunk(way, primitive, start)
             for way, primitive, (start, _) in zip(self._ways, primitives, places, strict=True)

@@ -12,7 +12,7 @@ import msgspec
 
 from streamer.errors import ManifestError
 from streamer.formats.base import Facts, FieldSpec
-from streamer.formats.failures import DamagedError, UnreadError, damaged, refused
+from streamer.formats.failures import DamagedError, UnreadError, make_damage_error, make_refusal
 from streamer.formats.names import base_name
 from streamer.formats.reading import Reading, read_ranges
 from streamer.formats.table.layouts import find_writer, refuse_table
@@ -55,8 +55,8 @@ def describe_files(
 
     Args:
         records: The files.
-        columns: Names of the wanted fields; all are wanted if there are none.
-        base: Folder below which `key=value` in paths are fields, "" for the whole path; None if they are no fields.
+        columns: Names of the wanted fields, or none if all are wanted.
+        base: Folder below which `key=value` in paths are fields, "" for the whole path, or None if they are no fields.
         memory: The schemas of files that were read before.
 
     Returns:
@@ -123,7 +123,7 @@ class _United:
         self._failure: ManifestError | None = None
 
     def add(self, record: ObjectRecord, tail: FileTail | ManifestError | None) -> str:
-        """Adds a file; returns why it is not a part of the dataset, "" if it is, or if its index says it.
+        """Adds a file, and returns why it is not a part of the dataset: "" if it is, or if its index says it.
 
         Args:
             record: The file.
@@ -136,11 +136,11 @@ class _United:
             found = self._recall(record) if tail is None else self._descriptions.read(tail.footer)
         except UnreadError as error:
             where = tail.footer_start if tail else 0
-            self._failure = self._failure or refused(record, f"has {error}", where, of_one=True)
+            self._failure = self._failure or make_refusal(record, f"has {error}", where, of_one=True)
             return ""
         except DamagedError as error:
             where = tail.footer_start + error.offset if tail else 0
-            self._failure = self._failure or damaged(record, f"in the footer, {error}", where)
+            self._failure = self._failure or make_damage_error(record, f"in the footer, {error}", where)
             return ""
         # Descriptions that are alike are encoded once, for `_recall`.
         key = id(found.root), found.rows > 0

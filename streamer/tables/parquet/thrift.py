@@ -80,11 +80,11 @@ def _make_field_error(number: int, kind: str, value: object) -> DamagedError:
 
 
 def read_struct(content: bytes, last: int | None = None) -> tuple[Struct, int]:
-    """Reads one struct; returns it, and where it ends.
+    """Reads one struct, and returns it with the place where it ends.
 
     Args:
         content: the bytes.
-        last: number of the last field that is read, whose end is then returned; None: all are.
+        last: number of the last field that is read, whose end is then returned, or None to read all.
     """
     reader = _Reader(content)
     try:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.base import Facts, Field, FieldSpec, Format, Opener, Recoder, SampleName
-from streamer.formats.failures import damaged, refused
+from streamer.formats.failures import make_damage_error, make_refusal
 from streamer.formats.reading import read_ranges, spans_between
 from streamer.formats.sidecars import contradicts, pair_sidecars
 from streamer.formats.table.records import is_dtype
@@ -148,12 +148,12 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
         streams = []
         for record, head in (yield from read_heads(accepted)):
             if np.dtype(head.kind.partition("[")[0]).kind not in "iu" or "[" in head.kind:
-                raise refused(
+                raise make_refusal(
                     record,
                     f"has rows of {head.kind}, not tokens: integers in one dimension; format='npy' reads its rows",
                 )
             if self.dtype and np.dtype(self.dtype) != np.dtype(head.kind):
-                raise refused(record, f"has tokens of {head.kind}, not dtype={self.dtype!r}: leave dtype out")
+                raise make_refusal(record, f"has tokens of {head.kind}, not dtype={self.dtype!r}: leave dtype out")
             self._check_index(record, "is one array")
             streams.append(Stream(head.kind, head.rows.start))
         return self._make_survey([Source(record) for record in accepted], streams)
@@ -232,12 +232,14 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
         if count is not None:
             wide = {2: "<u2", 4: "<u4"}.get(record.size // count if count and record.size % count == 0 else 0)
             if wide is None:
-                raise damaged(record, f"{record.size} bytes, and {record.url}.index says {count} tokens of 2 or 4", 0)
+                raise make_damage_error(
+                    record, f"{record.size} bytes, and {record.url}.index says {count} tokens of 2 or 4", 0
+                )
             if self.dtype and np.dtype(self.dtype).itemsize != np.dtype(wide).itemsize:
-                raise refused(record, f"has {count} tokens of {wide}, not dtype={self.dtype!r}: leave dtype out")
+                raise make_refusal(record, f"has {count} tokens of {wide}, not dtype={self.dtype!r}: leave dtype out")
             return Stream(np.dtype(self.dtype or wide).str)
         if not self.dtype:
-            raise refused(
+            raise make_refusal(
                 record,
                 "has neither an index file (.idx) nor a head of llm.c, so the type of its tokens is not known; say it: "
                 "Tokens(sequence_length=..., dtype='<u2')",
@@ -247,9 +249,9 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
     def _check_index(self, record: ObjectRecord, what: str) -> None:
         """Refuses a file without an index of documents, if the options need one."""
         if self.sequence_length is None:
-            raise refused(record, f"{what}, so where its documents end is not known; {_CUT}")
+            raise make_refusal(record, f"{what}, so where its documents end is not known; {_CUT}")
         if self.documents:
-            raise refused(record, f"{what}, so nothing says where its documents end; {_EOS}")
+            raise make_refusal(record, f"{what}, so nothing says where its documents end; {_EOS}")
 
 
 def _is_npy(record: ObjectRecord) -> bool:
@@ -260,7 +262,7 @@ def _head_of(source: Source) -> Need:
     """Asks for the bytes that say the dtype."""
     target, length = (source.sidecar, megatron.HEAD_BYTES) if source.sidecar else (source.record, _LLM_C.size)
     if not target.size:
-        raise refused(target, "has no bytes")
+        raise make_refusal(target, "has no bytes")
     return Need(0, min(length, target.size), target)
 
 
@@ -271,7 +273,7 @@ def _llm_c(record: ObjectRecord, content: memoryview) -> Stream | None:
     magic, version, tokens = _LLM_C.unpack(content)
     dtype = _LLM_C_DTYPES.get((magic, version))
     if magic in _LLM_C_MAGICS and dtype is None and 0 <= version <= _LLM_C_MOST_VERSION:
-        raise refused(
+        raise make_refusal(
             record,
             f"begins as a file of llm.c of kind {magic}, version {version}, does, which is not read: save its tokens "
             "with array.tofile(), and name their dtype",
@@ -280,7 +282,7 @@ def _llm_c(record: ObjectRecord, content: memoryview) -> Stream | None:
         return None
     expected = _LLM_C_BYTES + tokens * np.dtype(dtype).itemsize
     if record.size != expected:
-        raise damaged(record, f"its head says {tokens} tokens, which take {expected} bytes", 8)
+        raise make_damage_error(record, f"its head says {tokens} tokens, which take {expected} bytes", 8)
     return Stream(dtype, _LLM_C_BYTES)
 
 
@@ -353,4 +355,4 @@ def check_plain(record: ObjectRecord, content: memoryview) -> None:
     start = bytes(content[:12])
     for magic, what in _STARTS.items():
         if start.startswith(magic):
-            raise refused(record, what)
+            raise make_refusal(record, what)

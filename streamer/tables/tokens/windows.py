@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from streamer.errors import RecodeError
 from streamer.formats.base import Block, Records
-from streamer.formats.failures import refused
+from streamer.formats.failures import make_refusal
 from streamer.formats.reading import Reading
 from streamer.manifest.blocks import LONGEST_HINT
 from streamer.manifest.protocols import Indexing, Source
@@ -26,7 +26,7 @@ _MOST_HINTED = LONGEST_HINT // _HINTED.itemsize
 def cut_windows(
     source: Source, dtype: str, start: int, length: int, documents: megatron.MegatronHead | None
 ) -> Indexing:
-    """Yields runs of windows, each about as long as a chunk; one begins with the last token of the one before.
+    """Yields runs of windows, each about as long as a chunk, that begin with the last token of the one before.
 
     Args:
         source: the file.
@@ -38,7 +38,7 @@ def cut_windows(
     token = np.dtype(dtype).itemsize
     tokens, rest = divmod(source.record.size - start, token)
     if rest:
-        raise refused(source.record, f"ends inside of a token of {token} bytes ({dtype})", source.record.size)
+        raise make_refusal(source.record, f"ends inside of a token of {token} bytes ({dtype})", source.record.size)
     count = (tokens - 1) // length
     most = max(1, (source.chunk_bytes - token) // (length * token))
     begun = DocumentStarts(source, documents)
@@ -50,7 +50,7 @@ def cut_windows(
             windows = (int(starts[_MOST_HINTED]) - 1) // length
             starts = starts[starts <= windows * length]
         if not windows:
-            raise refused(source.record, f"has windows of {length} tokens with more than {_MOST_HINTED} documents")
+            raise make_refusal(source.record, f"has windows of {length} tokens with more than {_MOST_HINTED} documents")
         begin = start + first * length * token
         record_bytes = windows * (length + 1) * token + len(starts) * PLACE.itemsize
         span = (begin, begin + (windows * length + 1) * token)

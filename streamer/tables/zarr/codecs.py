@@ -15,7 +15,7 @@ import numpy as np
 
 from streamer.errors import RecodeError
 from streamer.formats.compressed import UnpackError, unpack
-from streamer.formats.failures import damaged, needing
+from streamer.formats.failures import make_damage_error, require_extra
 from streamer.formats.reading import Reading, read_ranges
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Need
@@ -104,7 +104,7 @@ def _decompress_with_numcodecs(packing: str, stored: memoryview, most: int) -> m
 
 
 def _library(name: str) -> Any:  # noqa: ANN401
-    with needing(f"the codecs of this zarr array need {name}", "zarr"):
+    with require_extra(f"the codecs of this zarr array need {name}", "zarr"):
         return importlib.import_module(name)
 
 
@@ -131,7 +131,9 @@ class Stored(msgspec.Struct, frozen=True):
         expected = math.prod(array.tile) * np.dtype(array.dtype).itemsize
         wrong = (record for record in self.objects if not record.size or (not array.codecs and record.size != expected))
         if record := next(wrong, None):
-            raise damaged(record, f"a chunk of shape {array.tile} and type {array.dtype} has {expected} bytes", 0)
+            raise make_damage_error(
+                record, f"a chunk of shape {array.tile} and type {array.dtype} has {expected} bytes", 0
+            )
         lengths = np.array(sizes, np.int64)
         none = np.zeros_like(lengths)
         origins = np.array(self.origins, np.int64).reshape(-1, len(array.shape))
@@ -145,7 +147,7 @@ class Stored(msgspec.Struct, frozen=True):
         length = self.array.index_bytes
         for record in self.objects:
             if record.size < length:
-                raise damaged(record, f"the index of a shard of this array has {length} bytes", 0)
+                raise make_damage_error(record, f"the index of a shard of this array has {length} bytes", 0)
         starts = [record.size - length if shard.at_end else 0 for record in self.objects]
         answers = yield from read_ranges(
             [Need(start, start + length, record) for start, record in zip(starts, self.objects, strict=True)]
@@ -168,9 +170,10 @@ class Stored(msgspec.Struct, frozen=True):
         record = self.objects[place]
         assert array.shard is not None
         if array.shard.has_checksum:
-            index, checksum = index[:-_CHECKSUM_BYTES], index[-_CHECKSUM_BYTES:]
-            if checksum_of(index) != int.from_bytes(checksum, "little"):
-                raise damaged(record, "the checksum of the index of its chunks is wrong", at)
+            checksum = int.from_bytes(index[-_CHECKSUM_BYTES:], "little")
+            index = index[:-_CHECKSUM_BYTES]
+            if checksum_of(index) != checksum:
+                raise make_damage_error(record, "the checksum of the index of its chunks is wrong", at)
         entries = np.frombuffer(index, "<u8").reshape(-1, 2)
         grid = tuple(size // step for size, step in zip(array.object_shape, array.tile, strict=True))
         origins = np.stack(np.unravel_index(np.arange(len(entries)), grid), axis=1) * np.array(array.tile)
@@ -179,9 +182,9 @@ class Stored(msgspec.Struct, frozen=True):
         starts, lengths = entries[written].T
         size = np.uint64(record.size)
         if ((starts > size) | (lengths > size - np.minimum(starts, size)) | (lengths == 0)).any():
-            raise damaged(record, "its index says that chunks are outside of it", at)
+            raise make_damage_error(record, "its index says that chunks are outside of it", at)
         if not array.codecs:
             expected = math.prod(array.tile) * np.dtype(array.dtype).itemsize
             if (lengths != expected).any():
-                raise damaged(record, f"its index says that chunks do not have {expected} bytes", at)
+                raise make_damage_error(record, f"its index says that chunks do not have {expected} bytes", at)
         return origins[written], entries[written].astype(np.int64), np.full(len(starts), place)

@@ -16,7 +16,7 @@ import msgspec
 
 from streamer.errors import ManifestError
 from streamer.formats.base import Facts, Opener, Recoder
-from streamer.formats.failures import refused
+from streamer.formats.failures import make_refusal
 from streamer.formats.names import base_name
 from streamer.formats.reading import Reading, read_ranges
 from streamer.formats.windows import RowFormat
@@ -149,7 +149,7 @@ class Zarr(RowFormat, frozen=True, forbid_unknown_fields=True):
             raise ArraysError(f"it has no array {missing[len(root) :]!r}, but {there}")
         records = [others[node + nodes[node]] for node in wanted.values()]
         if large := next((record for record in records if not 0 < record.size <= _MOST_METADATA_BYTES), None):
-            raise refused(large, f"has {large.size} bytes; metadata have up to {_MOST_METADATA_BYTES}")
+            raise make_refusal(large, f"has {large.size} bytes; metadata have up to {_MOST_METADATA_BYTES}")
         answers = yield from read_ranges([Need(0, record.size, record) for record in records])
         found = {}
         for (name, node), record, content in zip(wanted.items(), records, answers, strict=True):
@@ -278,4 +278,4 @@ def _errors_of(record: ObjectRecord) -> Iterator[None]:
     try:
         yield
     except ArraysError as error:
-        raise refused(record, f"cannot be read by rows: {error}; {_CHOOSE}") from error
+        raise make_refusal(record, f"cannot be read by rows: {error}; {_CHOOSE}") from error

@@ -46,7 +46,7 @@ class EngineCost:
     loop_request_seconds: float = 4e-6
     fetch_processes: int = 0
 
-    def seconds(self, size_bytes: float, requests: float) -> float:
+    def seconds(self, size_bytes: float, requests: int) -> float:
         """Returns the time that the busiest core takes for so many bytes and requests."""
         fetching = size_bytes * self.byte_seconds + requests * self.request_seconds
         if not self.fetch_processes:

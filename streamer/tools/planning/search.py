@@ -82,8 +82,8 @@ def limits(data: OpenedDataset, setting: Setting, progress: Progress = lambda do
     def wait_with_cache(share: float) -> float:
         return simulate_wait_share(replace(brief, cache_bytes=int(share * whole_bytes)))
 
-    def wait_with_link(power: float) -> float:
-        return simulate_wait_share(replace(brief, link=replace(brief.link, bytes_per_second=rate * power)))
+    def wait_with_link(rate_factor: float) -> float:
+        return simulate_wait_share(replace(brief, link=replace(brief.link, bytes_per_second=rate * rate_factor)))
 
     whole_bytes = int(_epoch_bytes(data) * _WHOLE_SHARE)
     rate = needed_bytes_per_second(data, setting)
@@ -110,26 +110,26 @@ def needed_bytes_per_second(data: OpenedDataset, setting: Setting) -> float:
 
 
 def smallest(
-    waiting: Callable[[float], float], low: float, high: float, middle: Callable[[float, float], float]
+    waiting: Callable[[float], float], low_value: float, high_value: float, middle: Callable[[float, float], float]
 ) -> SmallestNeeds:
     """Halves the range between a value that is too small and one that is large enough.
 
     Args:
         waiting: the share of waiting with a value; it falls as the value grows.
-        low: a value that is too small, or irrelevant.
-        high: the largest value.
+        low_value: a value that is too small, or irrelevant.
+        high_value: the largest value.
         middle: returns a value between two.
     """
-    points = [Point(high, waiting(high))]
+    points = [Point(high_value, waiting(high_value))]
     if points[0].waits:
         return SmallestNeeds(None, tuple(points))
     for _ in range(_HALVINGS):
-        value = middle(low, high)
+        value = middle(low_value, high_value)
         points.append(Point(value, waiting(value)))
-        low, high = (value, high) if points[-1].waits else (low, value)
-    return SmallestNeeds(high, tuple(sorted(points, key=lambda point: point.value)))
+        low_value, high_value = (value, high_value) if points[-1].waits else (low_value, value)
+    return SmallestNeeds(high_value, tuple(sorted(points, key=lambda point: point.value)))
 
 
-def _scale(needed: SmallestNeeds, unit: float) -> SmallestNeeds:
-    points = tuple(Point(point.value * unit, point.waiting_share) for point in needed.points)
-    return SmallestNeeds(None if needed.least is None else needed.least * unit, points)
+def _scale(needed: SmallestNeeds, unit_value: float) -> SmallestNeeds:
+    points = tuple(Point(point.value * unit_value, point.waiting_share) for point in needed.points)
+    return SmallestNeeds(None if needed.least is None else needed.least * unit_value, points)

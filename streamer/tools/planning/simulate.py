@@ -96,7 +96,9 @@ class _SimulatedNode:
         self._ranks = range(job.ranks_per_node)
         self._world = job.nodes * job.ranks_per_node
         self._batch_samples = job.batch_size * self._world
-        spec = OrderSpec.auto(data.digest, data.chunk_samples, self._batch_samples, job.seed, job.shuffle)
+        spec = OrderSpec.auto(
+            data.digest, data.chunk_samples, batch_size=self._batch_samples, seed=job.seed, shuffle=job.shuffle
+        )
         self._order = EpochOrder(spec, data.chunk_samples, 0)
         self.batches = self._plan(0, 0).batches
         self.fetched_bytes = Counter[tuple[int, int]]()
@@ -361,7 +363,7 @@ class _Ranks:
             self._done += 1
         self._node.schedule(now, self._done, step + self._span)
 
-    def _epoch(self, number: int, seconds: float, waited: float) -> EpochPlan:
+    def _epoch(self, number: int, seconds: float, waited_seconds: float) -> EpochPlan:
         node = self._node
         nodes = self._job.nodes
         size_bytes = [size * nodes for size in node.count_by_part(node.fetched_bytes, number)]
@@ -372,7 +374,7 @@ class _Ranks:
             of_joins=tuple(zip(size_bytes[1:], requests[1:], strict=True)),
             hit_share=1.0 - node.missed_bytes[number] / max(1, node.needed_bytes[number]),
             seconds=seconds,
-            waiting_share=waited / seconds if seconds else 0.0,
+            waiting_share=waited_seconds / seconds if seconds else 0.0,
         )
 
 

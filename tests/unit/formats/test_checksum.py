@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 import pytest
 
-from streamer.formats.checksum import crc32, crc32_joined, crc32_of
+from streamer.formats.checksum import crc32, crc32_of, join_crc32
 
 WITHOUT_ISAL = """
 import sys
@@ -46,4 +46,4 @@ def test_joined_sums_are_those_of_the_whole(lengths: list[int]) -> None:
     body = np.random.default_rng(len(lengths)).bytes(sum(lengths))
     stops = np.cumsum(lengths, dtype=int)
     sums = [zlib.crc32(body[stop - length : stop]) for stop, length in zip(stops, lengths, strict=True)]
-    assert crc32_joined(sums, lengths, [body[:7], body[7:]]) == zlib.crc32(body)
+    assert join_crc32(sums, lengths, [body[:7], body[7:]]) == zlib.crc32(body)
