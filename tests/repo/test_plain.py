@@ -118,12 +118,12 @@ def _comments_inside_a_sentence(source: Source) -> Iterator[str]:
 Rule = Callable[[Source], Iterator[str]]
 # What is left; a figure here is lowered with what it counts, and never raised.
 CEILINGS: dict[Rule, int] = {
-    _participles: 131,
+    _participles: 117,
     _prepositions: 25,
     _fragments: 6,
     _shared_class_names: 0,
     _positional_calls: 85,
-    _tuples: 65,
+    _tuples: 47,
     _comments_inside_a_sentence: 12,
 }
 
