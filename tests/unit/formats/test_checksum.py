@@ -14,9 +14,9 @@ from streamer.formats.checksum import crc32, crc32_of, join_crc32
 WITHOUT_ISAL = """
 import sys
 sys.modules["isal"] = sys.modules["isal.isal_zlib"] = None
-from streamer.formats.checksum import crc32, crc32_joined
+from streamer.formats.checksum import crc32, join_crc32
 sums = [crc32(b"1234"), crc32(b"56789")]
-print(crc32.__module__, crc32(b"123456789"), crc32_joined(sums, [4, 5], [b"123456789"]))
+print(crc32.__module__, crc32(b"123456789"), join_crc32(sums, [4, 5], [b"123456789"]))
 """
 
 
