@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.base.concurrency import plain_errors
-from streamer.indexing.checked_reader import refuse_pointers
 from streamer.indexing.index_log import IndexLog, LoggedSamples
-from streamer.indexing.survey import examine, read_needs, reserve_needs
+from streamer.indexing.survey import examine, read_needs, refuse_pointers, reserve_needs
 from streamer.manifest.blocks import Block
 from streamer.manifest.columns import encode_text
 from streamer.manifest.model import Extent, Facts, ObjectRecord

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from streamer.base.system_limits import name_limits
 from streamer.batches.checks import at_least, check_state, flag, function, refuse_method, seconds
 from streamer.batches.checks import epoch as check_epoch
-from streamer.batches.contracts import Collate
+from streamer.batches.samples.units import Collate
 from streamer.batches.skipping import SkipLedger
 from streamer.batches.torch_arguments import check_torch_arguments
 from streamer.batches.workers.fork_server import fork_server

@@ -12,8 +12,8 @@ import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import numpy.typing as npt
 
-from streamer.batches.contracts import Collate
 from streamer.batches.samples.sent_code import send_main_by_value
+from streamer.batches.samples.units import Collate
 from streamer.batches.skipping import SkipLedger, Skipped
 from streamer.errors import StateError
 from streamer.loader.delivery import Delivery

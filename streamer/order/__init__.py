@@ -1,7 +1,6 @@
 """Which rank reads which sample when: pure functions of (seed, epoch, manifest, geometry). No asyncio, no torch.
 
-hashing.py    splitmix64, the only source of chance
-bijection.py  a permutation of [0, n) without a table
+hashing.py    splitmix64, the only source of chance; a permutation of [0, n) without a table
 spec.py       what fixes an order; the automatic choice of lanes and window
 cut.py        chunks to lanes
 deal.py       pieces of a lane to groups: the moving window of open chunks

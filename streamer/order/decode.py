@@ -7,9 +7,8 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from streamer.order.bijection import permute
 from streamer.order.deal import Deal, Slices
-from streamer.order.hashing import Integers, Words, fold_each
+from streamer.order.hashing import Integers, Words, fold_each, permute
 
 # Samples worked on at once: 20 arrays of this length live together, 3 MB.
 _BLOCK = 1 << 14

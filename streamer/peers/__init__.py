@@ -1,9 +1,9 @@
 """Fetches chunks from other engines, serves chunks to them, and finds out which engines they are.
 
-group.py            server and client of one engine together; its homes follow the members
+group.py            server and client of one engine together; homes follow the members; missing manifests
 by_job.py           the same for the engines of one job, whose ranks name the members
 source.py           brings chunks from peers, and from the store where they are late
-serving.py          fetches chunks for peers; manifests.py: takes the manifests that this needs
+serving.py          fetches chunks for peers
 client.py           asks peers; peer.py: the state of one of them, and when it is down; watch.py: when it is late
 transfer.py         one GET by libcurl
 server.py           answers peers, in a process of its own (`__main__.py`)

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from streamer.errors import ManifestCorruptError, ManifestError
-from streamer.manifest.arrow_ipc.layout import read_layout
-from streamer.manifest.arrow_ipc.reader import map_table
+from streamer.manifest.arrow_ipc.reader import map_table, read_layout
 from streamer.manifest.arrow_ipc.writer import write_table
 from streamer.manifest.columns import BinaryColumn
 from streamer.manifest.layout import ManifestContent, ManifestPart, TableRun, decode_root, encode_root, file_name

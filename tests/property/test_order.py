@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamer.order import OrderSpec, RankPlan, Schedule, State, worker_batches
-from streamer.order.bijection import permute
 from streamer.order.epoch import EpochOrder
-from streamer.order.hashing import fold
+from streamer.order.hashing import fold, permute
 from streamer.order.plan import LastBatch
 from streamer.order.spec import Cut
 

@@ -82,10 +82,10 @@ def test_the_environment_is_read_in_one_place(trees: dict[Path, ast.Module]) -> 
     }  # fmt: skip
     assert readers <= {
         "config.py",
+        "batches/workers/fork_protocol.py",
         "batches/workers/fork_server.py",
         "batches/workers/fork_server_main.py",
-        "batches/workers/process.py",
-        "batches/workers/worker_main.py",
+        "batches/workers/worker.py",
         "engine/processes/__main__.py",
         "engine/processes/pool.py",
         "recode/sandbox.py",

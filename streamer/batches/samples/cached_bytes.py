@@ -7,12 +7,35 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from streamer.batches.contracts import ChunkUnreadableError
 from streamer.batches.samples.maker import Integers, SampleLocation
 from streamer.client.chunk_reader import ChunkReader
 from streamer.errors import IntegrityError
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import UNREADABLE
+
+# A chunk that is still missing or wrong after this many new leases is an error. Counted for each chunk: a program that
+# overwrites the cache damages many of one batch.
+REREADS = 3
+
+
+class ChunkUnreadableError(Exception):
+    """A chunk is missing or wrong: lease it again, then repeat the batch.
+
+    A `StreamReader` raises it instead of the FileNotFoundError or IntegrityError of the chunk's file, to tell it from
+    an error of the same type in a user's transform.
+
+    Args:
+        chunk: its number in the manifest.
+        reason: for the engine's log.
+    """
+
+    def __init__(self, chunk: int, reason: str) -> None:
+        super().__init__(chunk, reason)
+        self.chunk = chunk
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"chunk {self.chunk}: {self.reason}"
 
 
 class CachedBytes:

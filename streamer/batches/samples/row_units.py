@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from streamer.batches.batch.placement import NO_SLOT, Rows
-from streamer.batches.contracts import Collate
 from streamer.batches.rows.assemble import Document
 from streamer.batches.rows.bucket import Assembler, make_assembler
 from streamer.batches.rows.collate import collate_row_buffers, collate_rows
 from streamer.batches.rows.options import Buckets, Packing
 from streamer.batches.rows.pieces import PackedCounts
 from streamer.batches.samples.recipe import StreamReader
-from streamer.batches.samples.units import BatchUnits, Integers, UnitMaker
+from streamer.batches.samples.units import BatchUnits, Collate, Integers, UnitMaker
 
 
 class RowsOfBatch(BatchUnits):

@@ -13,7 +13,6 @@ import numpy.typing as npt
 from streamer.batches.batch.collate import collate, collate_by_torch
 from streamer.batches.batch.placement import Rows
 from streamer.batches.batch.ragged import collate_ragged, join_ragged
-from streamer.batches.contracts import Collate
 from streamer.batches.rows.options import AnyPacking
 from streamer.batches.rows.pieces import PackedCounts
 from streamer.batches.samples.recipe import StreamReader
@@ -26,6 +25,9 @@ _UNITS = {
     "rows": ("streamer.batches.samples.row_units", "RowUnitMaker"),
     "buckets": ("streamer.batches.samples.row_units", "RowUnitMaker"),
 }
+
+# A user's `collate_fn`: list of samples -> batch.
+Collate = Callable[[list[object]], object]
 
 
 class BatchUnits(ABC):

@@ -10,16 +10,16 @@ import sys
 
 import msgspec
 
-from streamer.batches.workers import worker_main
+from streamer.batches.workers import worker
 from streamer.batches.workers.fork_protocol import ProcessContext, read_memory_file
 
 
 def main() -> None:
     """Runs the worker of the command line."""
     context, status_page, channel, parent, number, workers = map(int, sys.argv[1:])
-    worker_main.end_with_parent(parent)
-    worker_main.enter_context(msgspec.msgpack.decode(read_memory_file(context), type=ProcessContext))
-    worker_main.serve(number, workers, status_page, channel)
+    worker.end_with_parent(parent)
+    worker.enter_context(msgspec.msgpack.decode(read_memory_file(context), type=ProcessContext))
+    worker.serve(number, workers, status_page, channel)
 
 
 if __name__ == "__main__":

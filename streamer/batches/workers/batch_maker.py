@@ -20,12 +20,12 @@ from streamer.batches.batch.mismatch import check_fields, explain
 from streamer.batches.batch.placement import NO_SLOT, PredictedLayout, Rows
 from streamer.batches.batch.slot_layout import WritableBatch
 from streamer.batches.causes import Stages
-from streamer.batches.contracts import ChunkUnreadableError, Collate
 from streamer.batches.rows.options import NO_PACKING, AnyPacking
 from streamer.batches.rows.pieces import PackedCounts
+from streamer.batches.samples.cached_bytes import ChunkUnreadableError
 from streamer.batches.samples.recipe import StreamReader
 from streamer.batches.samples.seeding import SeededCode, collate_seed, sample_seeds
-from streamer.batches.samples.units import BatchUnits, find_units
+from streamer.batches.samples.units import BatchUnits, Collate, find_units
 from streamer.batches.skipping import OnError, may_skip
 from streamer.errors import ConfigError, WorkerError
 from streamer.order.audit import Tally, tallies

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from streamer.batches.contracts import REREADS
+from streamer.batches.samples.cached_bytes import REREADS
 from streamer.batches.workers.handle import ExitReport, Pending
 from streamer.errors import IntegrityError, WorkerError
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from streamer.base import linux
+from streamer.base.child import absolute_import_paths
 from streamer.base.message_socket import MessageSocket
 
 # The socket of a pool, or the descriptors of a worker.
@@ -145,3 +146,12 @@ def read_memory_file(descriptor: int) -> bytes:
     content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     os.close(descriptor)
     return content
+
+
+def current_context() -> ProcessContext:
+    """Returns working directory, `sys.path` ("" is the current directory) and environment of this process."""
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:
+        folder = ""
+    return ProcessContext(os.fsencode(folder), list(map(os.fsencode, absolute_import_paths())), dict(os.environb))

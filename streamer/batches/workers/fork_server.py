@@ -31,11 +31,11 @@ from streamer.batches.workers.fork_protocol import (
     Settings,
     Started,
     StartWorker,
+    current_context,
     memory_file,
     receive,
     send,
 )
-from streamer.batches.workers.process import current_context
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ import msgspec
 
 from streamer.base import linux
 from streamer.base.message_socket import MessageSocket
-from streamer.batches.workers import worker_main
+from streamer.batches.workers import worker
 from streamer.batches.workers.fork_protocol import (
     CONTROL,
     REQUEST,
@@ -190,7 +190,7 @@ class ForkServerLoop:
         if self._imports.unsafe:
             pool.reply(Refused(start.process, self._imports.unsafe))
             return
-        worker_main.flush_output()
+        worker.flush_output()
         server = os.getpid()
         try:
             pid = os.fork()
@@ -222,16 +222,16 @@ class ForkServerLoop:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            worker_main.end_with_parent(server)
+            worker.end_with_parent(server)
             self._close_all()
-            worker_main.enter_context(context)
+            worker.enter_context(context)
             _renew(context)
-            worker_main.serve(start.number, start.workers, *descriptors)
+            worker.serve(start.number, start.workers, *descriptors)
             code = 0
         except BaseException:  # noqa: BLE001 - the rank notices the end of the process
             traceback.print_exc()
         finally:
-            worker_main.leave(code)
+            worker.leave(code)
 
     def _close_all(self) -> None:
         self._control.close()
@@ -262,7 +262,7 @@ def main() -> None:
     """Runs the server of the command line."""
     control, settings = map(int, sys.argv[1:])
     config = msgspec.msgpack.decode(read_memory_file(settings), type=Settings)
-    worker_main.end_with_parent(config.parent)
+    worker.end_with_parent(config.parent)
     # A trainer that ignores the ends of its children would make this process do so: it could not wait for its own.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])

@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterator
 
 import msgspec
 
+from streamer.base.child import Child, whole_environment
 from streamer.batches.causes import BatchTimeline
 from streamer.batches.ring.ring import Slot
+from streamer.batches.workers.fork_protocol import current_context, memory_file
 from streamer.batches.workers.fork_server import ForkedProcess
-from streamer.batches.workers.process import SpawnedProcess
 from streamer.batches.workers.protocol import NO_SLOT, Channel, Doing, Forget, Message, Open, Task
 
 # A worker may finish its batch in this time after its channel is closed; then it is killed.
 _EXIT_SECONDS = 0.5
 
 Answer = tuple[Message, int]
+
+
+class SpawnedProcess(Child):
+    """A worker that is a new interpreter. Start it on a thread that runs as long as it (PR_SET_PDEATHSIG).
+
+    Args:
+        number: number of the worker.
+        workers: number of workers.
+        descriptors: its status page and its channel.
+    """
+
+    refused = ""
+    ended_with_server = False
+
+    def __init__(self, number: int, workers: int, descriptors: list[int]) -> None:
+        context = memory_file("streamer-context", current_context())
+        try:
+            super().__init__(
+                "streamer.batches.workers",
+                [context, *descriptors],
+                [os.getpid(), number, workers],
+                environment=whole_environment({}),
+                own_session=False,
+                has_output=True,
+            )
+        finally:
+            os.close(context)
+
+
 WorkerProcess = ForkedProcess | SpawnedProcess
 
 

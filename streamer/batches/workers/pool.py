@@ -17,8 +17,7 @@ from streamer.batches.samples.sent_code import send_main_by_value
 from streamer.batches.torch_arguments import WorkerStart
 from streamer.batches.workers.batch_maker import MakerRules
 from streamer.batches.workers.fork_server import ForkedPool, fork_server
-from streamer.batches.workers.handle import ExitReport, WorkerHandle, WorkerProcess
-from streamer.batches.workers.process import SpawnedProcess
+from streamer.batches.workers.handle import ExitReport, SpawnedProcess, WorkerHandle, WorkerProcess
 from streamer.batches.workers.protocol import NOTHING, Channel, Doing, StatusPage
 from streamer.batches.workers.worker import run
 from streamer.client.held_files import HeldFiles

@@ -1,6 +1,5 @@
 """Copies batches to the GPU, and transforms them there."""
 
-from streamer.loader.device.normalize import Normalize
-from streamer.loader.device.prefetcher import DevicePrefetcher
+from streamer.loader.device.prefetcher import DevicePrefetcher, Normalize
 
 __all__ = ["DevicePrefetcher", "Normalize"]

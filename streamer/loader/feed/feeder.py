@@ -19,9 +19,9 @@ import msgspec
 from streamer.base import linux
 from streamer.base.system_limits import limit_error
 from streamer.batches.causes import MADE, RING, START, WORK, BatchTimeline
-from streamer.batches.contracts import REREADS
 from streamer.batches.ring.pinning import Pinner
 from streamer.batches.ring.ring import Limits, Ring
+from streamer.batches.samples.cached_bytes import REREADS
 from streamer.batches.workers import failures
 from streamer.batches.workers.batch_maker import MakerRules
 from streamer.batches.workers.handle import ExitReport, Pending, WorkerHandle
@@ -35,8 +35,7 @@ from streamer.batches.workers.protocol import (
     Unreadable,
     deserialize_error,
 )
-from streamer.batches.workers.supervisor import Supervisor
-from streamer.batches.workers.timeouts import SampleTimeouts
+from streamer.batches.workers.supervisor import SampleTimeouts, Supervisor
 from streamer.errors import BrokenError, ManifestCorruptError, StreamerError
 from streamer.loader.feed.run import BatchRun, FailedBatch, FeedCounters, Finished, RunState
 from streamer.loader.feed.waits import describe_wait, describe_work

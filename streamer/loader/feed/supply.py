@@ -17,8 +17,8 @@ import numpy as np
 from streamer.batches.batch.buffers import Bytes
 from streamer.batches.batch.slot_layout import BatchReader
 from streamer.batches.causes import MADE, NETWORK, WORK, BatchTimeline, Trace
-from streamer.batches.contracts import REREADS, ChunkUnreadableError
 from streamer.batches.ring.shared_memory import map_shared, window
+from streamer.batches.samples.cached_bytes import REREADS, ChunkUnreadableError
 from streamer.batches.samples.seeding import keep_globals
 from streamer.batches.samples.units import find_units
 from streamer.batches.waiting import WaitNotice

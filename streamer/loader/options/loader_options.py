@@ -10,9 +10,9 @@ import msgspec
 from streamer.base import linux
 from streamer.base.cgroup import usable_memory_bytes
 from streamer.batches.checks import at_least, one_of
-from streamer.batches.contracts import Collate
 from streamer.batches.ring.ring import HELD_SLOTS, Limits
 from streamer.batches.samples.seeding import warn_of_generators
+from streamer.batches.samples.units import Collate
 from streamer.batches.torch_arguments import Pin, WorkerStart
 from streamer.batches.workers.imports import find_modules
 from streamer.batches.workers.pool import WorkerConfig

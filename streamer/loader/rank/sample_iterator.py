@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import msgspec
 import numpy as np
 
-from streamer.batches.contracts import REREADS, ChunkUnreadableError
 from streamer.batches.rows.options import AnyPacking, Buckets, Packing
+from streamer.batches.samples.cached_bytes import REREADS, ChunkUnreadableError
 from streamer.batches.samples.maker import SampleLocation
 from streamer.batches.samples.recipe import StreamMaker
 from streamer.batches.skipping import SkipLedger, may_skip

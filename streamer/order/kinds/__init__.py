@@ -1,11 +1,10 @@
 """The kinds of order, each an object: the order of one dataset, of a mix, of a growing dataset. Pure, no I/O.
 
-kind.py          what any of them answers: orders of epochs, codes of samples, rounds
-one.py           one dataset
-mix.py           several datasets, in shares
-growing.py       one dataset, in rounds
-member_codes.py  codes that have the member and the use of a sample
-leveling.py      samples that change places, so that ranks cost the same
+kind.py      what any of them answers: orders of epochs, codes of samples, rounds
+one.py       one dataset
+mix.py       several datasets, in shares; codes that have the member and the use of a sample
+growing.py   one dataset, in rounds
+leveling.py  samples that change places, so that ranks cost the same
 
 A spec says of which kind it is (`OrderSpec.kind`), as a state does.
 """

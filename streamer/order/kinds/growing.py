@@ -8,7 +8,7 @@ from streamer.order.growing.log import KnownRounds
 from streamer.order.growing.order import GrowingOrder
 from streamer.order.growing.spec import GrowingSpec
 from streamer.order.kinds.kind import Counted, NoRounds, Orders, RankView, Selected
-from streamer.order.kinds.member_codes import MemberCodes
+from streamer.order.kinds.mix import MemberCodes
 
 
 class GrowingOrders(Orders):

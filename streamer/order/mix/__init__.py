@@ -4,12 +4,10 @@ shares.py   proportions as a user says them
 request.py  from these and the members' sizes to the spec
 spec.py     what fixes the order of a mix, and how much of each member an epoch takes
 tree.py     how the places of a lane are shared between the members
-halving.py  counts split evenly over batches
 places.py   the places of an epoch, by batching: member, and count in the lane
 streams.py  a member's passes: from a stream position to the sample
 codes.py    one number for member, pass and sample
-order.py    positions to samples
-needs.py    chunks to batches
+order.py    positions to samples, chunks to batches
 explain.py  the mix in words
 """
 

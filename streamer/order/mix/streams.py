@@ -11,10 +11,9 @@ import numpy.typing as npt
 
 from streamer.base.unique import unique
 from streamer.errors import ManifestError
-from streamer.order.bijection import permute
 from streamer.order.decode import OrdinalsTogether
 from streamer.order.epoch import EpochOrder
-from streamer.order.hashing import Chunks, Integers, fold, fold_each
+from streamer.order.hashing import Chunks, Integers, fold, fold_each, permute
 from streamer.order.mix.spec import MixMember
 from streamer.order.schedule import lane_runs
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.indexing.key_ranges import KeyRange, KeyRanges, is_clean, key_between
+from streamer.indexing.tasks import KeyRange, KeyRanges, is_clean, key_between
 
 PAGE = 10
 

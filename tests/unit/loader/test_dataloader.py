@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import default_collate
 
 from streamer import Skip
-from streamer.batches.contracts import ChunkUnreadableError
+from streamer.batches.samples.cached_bytes import ChunkUnreadableError
 from streamer.batches.skipping import Skipped
 from streamer.errors import (
     ClosedError,

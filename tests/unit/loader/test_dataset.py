@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from streamer import Growing, Index, Order, Skip, StreamingDataLoader
-from streamer.batches.contracts import REREADS
+from streamer.batches.samples.cached_bytes import REREADS
 from streamer.errors import ConfigError, DecodeError, IntegrityError, ManifestError, StateError
 from streamer.formats import Folder
 from streamer.loader.dataset import StreamingDataset

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from streamer.errors import ManifestCorruptError
-from streamer.manifest.arrow_ipc.layout import read_layout
+from streamer.manifest.arrow_ipc.reader import read_layout
 from streamer.manifest.arrow_ipc.writer import write_table
 
 

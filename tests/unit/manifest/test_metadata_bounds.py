@@ -15,8 +15,7 @@ from streamer.engine.manifests.manifest_copy import copy_manifest
 from streamer.errors import ManifestCorruptError, ManifestError
 from streamer.formats.failures import DamagedError
 from streamer.formats.sidecars import read_sidecar
-from streamer.indexing.checked_reader import refuse_pointers
-from streamer.indexing.survey import reserve_needs
+from streamer.indexing.survey import refuse_pointers, reserve_needs
 from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.protocols import Need, Source

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer.order.bijection import permute
-from streamer.order.hashing import fold, fold_each
+from streamer.order.hashing import fold, fold_each, permute
 
 _MASK = (1 << 64) - 1
 

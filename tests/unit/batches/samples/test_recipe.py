@@ -6,8 +6,8 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from streamer.batches.contracts import ChunkUnreadableError
 from streamer.batches.samples import seeding
+from streamer.batches.samples.cached_bytes import ChunkUnreadableError
 from streamer.batches.samples.maker import takes
 from streamer.batches.samples.recipe import StreamReader
 from streamer.batches.samples.seeding import SampleDraws

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 from streamer.batches.batch.placement import Rows, RowShape
-from streamer.batches.contracts import ChunkUnreadableError
-from streamer.batches.samples.cached_bytes import CachedBytes
+from streamer.batches.samples.cached_bytes import CachedBytes, ChunkUnreadableError
 from streamer.batches.workers.batch_maker import BatchMaker, MakerRules
 from streamer.decode import ArrayDecoder
 from streamer.errors import WorkerError

@@ -11,8 +11,7 @@ import pytest
 from torch.utils.data import default_collate
 
 from streamer.batches.batch.slot_layout import BatchReader
-from streamer.batches.contracts import ChunkUnreadableError
-from streamer.batches.samples.cached_bytes import CachedBytes
+from streamer.batches.samples.cached_bytes import CachedBytes, ChunkUnreadableError
 from streamer.batches.workers.batch_maker import BatchMaker, MakerRules
 from streamer.decode import ArrayDecoder
 from tests.tars import tar_of

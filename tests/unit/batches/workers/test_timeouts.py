@@ -10,7 +10,7 @@ import pytest
 
 from streamer.batches.workers.pool import WorkerPool
 from streamer.batches.workers.protocol import Doing
-from streamer.batches.workers.timeouts import LATE_SECONDS, SampleTimeouts
+from streamer.batches.workers.supervisor import LATE_SECONDS, SampleTimeouts
 
 LIMIT_SECONDS = 10.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer.order.mix.halving import split_evenly
+from streamer.order.mix.places import split_evenly
 
 
 def _counts(seed: int, shape: tuple[int, int], most: int) -> np.ndarray:
