@@ -5,6 +5,7 @@ scheduler.py          admits, opens, starts fetches        session_progress.py  
 datasets.py           opened manifests, rights to them     collection.py        the datasets of a session as one
 url_allowlist.py      which urls clients may name          corruption_reports.py chunks that readers found wrong
 maintenance.py        what happens over time               statistics.py        counters and levels
+windows.py            what sessions have open together     link_need.py         what keeps the link busy, measured
 fetching/             chunks on their way to the cache     processes/           processes that fetch beside the loop
 manifests/            requests for manifests
 """
@@ -254,6 +255,7 @@ class Engine:
         self.in_flight.leave(session)
         if session.admitted:
             self.scheduler.apply_evictions(self.policy.close_session(*session.parts.names))
+            self.scheduler.plan_windows()
         self.wake()
 
     def admit(self, session: EngineSession, schedule: EpochSchedule) -> None:
@@ -272,6 +274,7 @@ class Engine:
             return
         session.admitted = True
         self.scheduler.apply_evictions(freed)
+        self.scheduler.plan_windows()
 
     def continue_passes(self, session: EngineSession) -> None:
         """Records that running passes of a session go on in another epoch's schedule."""

@@ -19,8 +19,10 @@ from streamer.cache.policy.answers import Admit, Freed, Hit, Wait
 from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.engine.bring import Fetch, Waiter
 from streamer.engine.in_flight import InFlight
+from streamer.engine.link_need import LinkNeed
 from streamer.engine.session import EngineSession
 from streamer.engine.session_progress import Use
+from streamer.engine.windows import plan_windows, share_open_chunks
 from streamer.errors import BrokenError, CacheError, CacheFullError, RecodeError, StreamerError
 
 # Eight clients were back within 40 ms of each other (two cores, 2026-11-20).
@@ -102,6 +104,9 @@ OPEN_SHARE = 0.5
 STEPS_PER_TURN = 16_384
 # The policy is told all chunks of a pass, which takes a tenth of a microsecond each.
 _CHUNKS_OF_A_STEP = 64
+# A plan is kept while the link needs between these shares of what it was made for: each plan may change what is kept.
+MIN_NEED = 0.6
+MAX_NEED = 1.2
 # Consecutive refusals of a chunk before its reader gets the error.
 MAX_REFUSALS = 10
 # The pause after a start ends this long after the last session was opened: eight clients were back within 40 ms of each
@@ -128,6 +133,11 @@ class Scheduler:
         self._sessions = sessions
         self._page_cache = page_cache
         self._loop = loop
+        self._link = LinkNeed()
+        # The need of the link that the windows were planned with.
+        self._planned_need: int | None = None
+        self._look_again_at = 0.0
+        self._several_jobs = False
         self._refusals: Counter[bytes] = Counter()
         self._wake_pending = False
         self._asking: set[str] = set()
@@ -159,6 +169,8 @@ class Scheduler:
         """Handles the end of a fetch, which has failed if there is an error."""
         if fetch.limits is not None:
             self.apply_evictions(self._policy.set_limit(fetch.limits))
+        self._link.end(fetch.key, self._loop.time(), 0 if error else int(fetch.dataset.file_bytes[fetch.chunk]))
+        self._follow_link()
         if error is None:
             self._refusals.pop(fetch.key, None)
             for waiter in fetch.waiters:
@@ -175,6 +187,21 @@ class Scheduler:
                     self._handle_failure(waiter, error, pause)
         self.wake()
 
+    def plan_windows(self, *, changed: bool = True) -> None:
+        """Tells the policy what sessions have open and in look-ahead; `changed`: another one is open or closed."""
+        sessions = [session for session in self._sessions.values() if session.admitted]
+        if changed:
+            share_open_chunks(sessions)
+        self._planned_need = self._link.need_bytes
+        self.apply_evictions(self._policy.set_windows(plan_windows(sessions), self._planned_need))
+
+    def _follow_link(self) -> None:
+        """Plans anew where the link needs a good deal more or less than was planned with."""
+        need = self._link.need_bytes
+        planned = self._planned_need
+        if need is not None and (planned is None or not MIN_NEED * planned <= need <= MAX_NEED * planned):
+            self.plan_windows(changed=False)
+
     def resize_chunk(self, key: bytes, file_bytes: int) -> None:
         """Takes the length of a file that is about to be published; other chunks may have to leave for it."""
         self.apply_evictions(self._policy.resize(key, file_bytes))
@@ -186,6 +213,7 @@ class Scheduler:
         self._steps_left = STEPS_PER_TURN
         live = [session for session in self._sessions.values() if session.admitted and session.failed is None]
         # Sessions that can progress count: a failed one keeps its requests until its reader closes it.
+        self._several_jobs = len({session.owner for session in live}) > 1
         self._asking = {session.owner for session in live if session.progress.has_requests()}
         # First every finished use of every session: otherwise a blocked reader got the error that everything is open,
         # while finished uses of another were not released yet (2 in 11 runs with the smallest cache, 2026-11-20).
@@ -292,15 +320,33 @@ class Scheduler:
         # Hits need none: to find the first need took a fifth of the engine's time in a warm epoch (2026-11-23).
         waiter = Waiter(session, chunk, session.progress.find_first_step(chunk))
         if isinstance(answer, Admit):
+            self._link.begin(key, self._loop.time())
             self.ask_again_for(answer.victims)
             self.in_flight.start(key, waiter, answer.victims)
             return True
         return answer.fetching and self.in_flight.join(key, waiter)
 
     def _must_wait(self, session: EngineSession, use: Use) -> bool:
-        """Whether the session has all that it was planned with, and another job waits for room."""
+        """Whether the link is being measured, or the session has all it was planned with and another job waits."""
         others_ask = bool(self._asking - {session.owner})
-        return others_ask and session.fill >= 1.0 and not session.progress.is_blocking(use)
+        if others_ask and session.fill >= 1.0 and not session.progress.is_blocking(use):
+            return True
+        return self._is_held_back(session, use)
+
+    def _is_held_back(self, session: EngineSession, use: Use) -> bool:
+        """Whether the chunk is not asked for now, because the link is being measured."""
+        now = self._loop.time()
+        # A full link carries what it has, whatever is asked for next: a job alone loses nothing, another would wait.
+        urgent = self._several_jobs and session.progress.is_blocking(use)
+        if not self._link.holds_back(now, urgent=urgent):
+            return False
+        if self._policy.is_local(session.collection.key(use.chunk)):
+            return False
+        if self._look_again_at <= now:
+            # The end of a fetch wakes, but those that are on their way may hang.
+            self._look_again_at = self._link.probe_ends_at
+            self._loop.call_later(self._look_again_at - now, self.wake)
+        return True
 
     def _open_local(self, session: EngineSession) -> None:
         for use in session.progress.openable(max(1, self._steps_left)):

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from streamer.cache.policy.sessions import SessionOpening
@@ -148,6 +149,11 @@ class EngineSession:
         self.unfounded: Counter[int] = Counter()
         self.lookahead_bytes = 0
         self.planned_bytes = 0
+        # The first complete schedule decides what the policy is asked for. Chunks that sessions in step have open as
+        # well are counted once: this is the session's part of its open bytes (see `windows`).
+        self.openings: list[SessionOpening] = []
+        self.first_schedule = EpochSchedule(0, _NONE, np.empty(0, np.int64), np.empty(0, np.int64))
+        self.open_share = 1.0
         self.running_epoch: int | None = None
         self.admitted = False
         self.failed: StreamerError | None = None
@@ -230,6 +236,9 @@ class EngineSession:
         self.lookahead_bytes = max(affordable_bytes // sharers, 2 * int(self.collection.file_bytes.max(initial=0)))
         openings = list(self._openings(schedule))
         self.planned_bytes = sum(one.open_bytes for one in openings) + self.lookahead_bytes
+        self.first_schedule = schedule
+        # The chunks ahead are left out, because they are as many as the schedule has.
+        self.openings = [msgspec.structs.replace(one, ahead=_NONE) for one in openings]
         return openings
 
     def _openings(self, schedule: EpochSchedule) -> Iterator[SessionOpening]:

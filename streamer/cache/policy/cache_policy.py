@@ -6,7 +6,9 @@ while a live session still has it ahead in its running epoch, *referenced* while
 *evictable* when it is kept and neither. *Selected* are, of each live dataset, the chunks with the highest priorities
 (a hash of the key; `rank` in the code) that fit into its quota of `C - S`, known before the first epoch. With w bytes
 open and in look-ahead, `S = 1.1 (1 - f) w + 2 chunks`, `f = min(1, C/D)`, or the mean of the misses and two deviations
-`(1 - f) w + 2 sqrt(f (1 - f) w chunk)` where that is more.
+`(1 - f) w + 2 sqrt(f (1 - f) w chunk)` where that is more. Where `need` bytes on their way keep the link busy (its rate
+times its delay, as the engine measures it), S is not more than the mean of the misses among the o bytes that are open,
+and the root of the squares of `need` and of their margin: `(1 - f) o + hypot(need, margin(o))`.
 
 Why this is optimal for one dataset. In an epoch each chunk of the data (D bytes) is needed exactly once. (`quotas` has
 the rule for several: how they share the kept part, and S; what follows then holds for each of them and its quota.)
@@ -31,7 +33,8 @@ the rule for several: how they share the kept part, and S; what follows then hol
    epoch, and then the link is too slow.) A selected chunk for which nothing can be evicted yet passes through transit
    and is promoted at its release, in place of what is evictable then.
    A cold epoch looks as far ahead as a warm one: the misses are all of the window, but a share f of them is selected
-   and goes to kept; S is sized for the rest, (1 - f) w.
+   and goes to kept; S is sized for the rest, (1 - f) w. Where the need of the link makes S smaller than that, misses
+   beyond it take the room of evictable chunks that are not selected: those leave anyway, and no selected one does.
    With two live datasets of which one does not fill its quota, the other one's chunks beyond its own quota are replaced
    by those of higher rank as they pass, so that they are a uniform sample, too.
 4. *Some session can always progress.* Open chunks of all sessions plus one chunk for each fit into C (`open_session`
@@ -46,6 +49,7 @@ How the engine drives it (one thread, one loop; every call is synchronous and ta
     policy.add_dataset(id, file_bytes, keys);  policy.connect(job) ... policy.disconnect(job)
     policy.open_session(sid, job, id, open_bytes, lookahead_bytes);  policy.start_epoch(sid, remaining_chunks)
     (of a consumer with several datasets: open_sessions(job, ...), one for each; its epochs are passes over the dataset)
+    policy.set_windows(...) when sessions that share chunks have come or gone, or another need of the link is measured
     for each use in schedule order: look_ahead(sid, chunk); need(sid, chunk, blocking=...)
         Hit -> nothing;  Wait -> ask again on change
         Admit -> unlink victims, fetch, resize(key, file_bytes), write the file, then publish(key) or drop_fetch(key)
@@ -66,15 +70,15 @@ from streamer.base.unique import unique
 from streamer.cache.policy.admission import ChunkAdmission
 from streamer.cache.policy.answers import Answer, CacheLimits, Freed, PolicyStatistics
 from streamer.cache.policy.partitions import Outcome, Partitions
-from streamer.cache.policy.quotas import hit_bound, join_pools
+from streamer.cache.policy.quotas import SessionWindow, hit_bound, join_pools
 from streamer.cache.policy.sessions import (
     PolicySession,
     SessionOpening,
     apply_values,
     refuse_if_too_large,
     sum_needs,
+    sum_windows,
     take,
-    windows,
 )
 from streamer.cache.policy.table import VACANT, ChunkState, Places, to_keys
 from streamer.config import format_bytes
@@ -262,6 +266,21 @@ class CachePolicy:
         self._plan()
         return self._make_room(Outcome())
 
+    def set_windows(self, windows: Mapping[str, SessionWindow], link_bytes: int | None) -> Freed:
+        """Sets the windows of sessions, for which S is: a chunk that several have open counts for one of them.
+
+        Whether they fit is not decided anew: what each may have open alone stays as it was opened.
+
+        Args:
+            windows: that of each session.
+            link_bytes: bytes for misses in look-ahead that the link needs, or None for all that there are.
+        """
+        self._partitions.link_bytes = link_bytes
+        for session, window in windows.items():
+            self._sessions[session].window = window
+        self._plan()
+        return self._make_room(Outcome())
+
     def set_values(self, values: Mapping[str, float]) -> Freed:
         """Sets new values of sessions. A chunk is evicted only for another one that replaces it."""
         for session, value in values.items():
@@ -389,7 +408,7 @@ class CachePolicy:
 
     def _plan(self) -> None:
         apply_values(self._sessions.values())
-        self._partitions.plan(windows(self._sessions.values()), sum_needs(self._sessions.values()))
+        self._partitions.plan(sum_windows(self._sessions.values()), sum_needs(self._sessions.values()))
 
     def _make_room(self, outcome: Outcome) -> Freed:
         """Continues what a lower limit began, too: a chunk that was open then may be evicted now."""

@@ -14,7 +14,7 @@ import numpy as np
 from streamer.base.unique import unique
 from streamer.cache.policy.answers import CacheLimits, Freed
 from streamer.cache.policy.emergency import Queues
-from streamer.cache.policy.quotas import share_out, size_staging
+from streamer.cache.policy.quotas import SessionWindow, share_out, size_staging
 from streamer.cache.policy.table import RANK_BITS, ChunkGroup, ChunkState, ChunkTable, charge
 from streamer.cache.policy.victims import Victims
 
@@ -40,6 +40,9 @@ class Partitions:
         self.limits = limits
         self.limit_bytes = limits.limit_bytes
         self.staging_bytes = 0
+        # Bytes of S for misses in look-ahead, or None where all are to have room; and S if all had.
+        self.link_bytes: int | None = None
+        self.max_staging_bytes = 0
         self.kept_bytes = 0
         self.transit_bytes = 0
         self.settling = False
@@ -60,21 +63,23 @@ class Partitions:
 
     # --- sums ------------------------------------------------------------------------------------------------
 
-    def plan(self, window_bytes: Mapping[int, int], needed_bytes: int) -> None:
+    def plan(self, windows: Mapping[int, SessionWindow], needed_bytes: int) -> None:
         """Recomputes C, S and the quotas.
 
         Readers lose nothing when other programs fill the disk: C is at least the bytes that they must have open, and as
         much of their look-ahead as fits into memory.
 
         Args:
-            window_bytes: bytes open and in look-ahead over all sessions, by index of the dataset.
+            windows: bytes open and in look-ahead over all sessions, by index of the dataset.
             needed_bytes: bytes of the open chunks of all sessions and one more for each.
         """
         limits = self.limits
-        window = min(needed_bytes + sum(window_bytes.values()), limits.passing_bytes)
+        window = min(needed_bytes + sum(window.total_bytes for window in windows.values()), limits.passing_bytes)
         self.limit_bytes = max(limits.limit_bytes, window, min(needed_bytes, limits.max_bytes))
         live = [group for group in self.table.groups if group.jobs]
-        self.staging_bytes = size_staging(live, self.limit_bytes, window_bytes)
+        self.staging_bytes = self.max_staging_bytes = size_staging(live, self.limit_bytes, windows)
+        if self.link_bytes is not None:
+            self.staging_bytes = size_staging(live, self.limit_bytes, windows, self.link_bytes)
         share_out(live, self.kept_limit_bytes)
         for group in self.table.groups:
             group.drift_bytes = 0
@@ -153,8 +158,10 @@ class Partitions:
         if victims is not None:
             return self._replace(row, ChunkState.FETCHING_KEPT, victims)
         if self.total_bytes + cost > self.limit_bytes or self.transit_bytes + cost > self.staging_bytes:
-            return None
-        return self._replace(row, ChunkState.FETCHING_TRANSIT, [])
+            victims = self._borrow(group, cost)
+            if victims is None:
+                return None
+        return self._replace(row, ChunkState.FETCHING_TRANSIT, victims or [])
 
     def force(self, row: int, queues: Queues) -> tuple[int, list[int]] | None:
         """Finds space for a blocking request among chunks that are not open; None if all are open or in flight."""
@@ -203,6 +210,16 @@ class Partitions:
                 self._demote(held)
                 return []
         return victims
+
+    def _borrow(self, group: ChunkGroup, cost: int) -> list[int] | None:
+        """Takes room for transit beyond S from evictable chunks that are not selected; None if there are too few.
+
+        They give way to selected ones anyway, and in a cold epoch they are most of the cache, while the link has more
+        to carry than in any later one. At most to what S would be without a measured link.
+        """
+        if self.settling or self.transit_bytes + cost > self.max_staging_bytes:
+            return None
+        return self._victims.collect(self.total_bytes + cost - self.limit_bytes, self._victims.list_spare(group))
 
     def _demote(self, rows: list[int]) -> None:
         """Moves kept chunks to transit: a flag, no copy."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.cache.policy.quotas import NO_WINDOW, SessionWindow
 from streamer.cache.policy.table import ChunkGroup, ChunkTable
 from streamer.config import format_bytes
 from streamer.errors import CacheFullError
@@ -41,6 +41,8 @@ class PolicySession(msgspec.Struct):
 
     Attributes:
         value, counted: see `SessionOpening`.
+        window: its part of what S is for: most bytes that it has open, without those that are counted of other
+            sessions, and in look-ahead. What it has open alone (`open_bytes`) decides whether it fits.
         answered: answered uses among those in look-ahead: each counts once, however often it is asked for.
     """
 
@@ -48,7 +50,7 @@ class PolicySession(msgspec.Struct):
     job: str
     group: ChunkGroup
     open_bytes: int
-    lookahead_bytes: int
+    window: SessionWindow
     scheduled: NDArray[np.bool_]
     ahead: dict[int, int] = msgspec.field(default_factory=dict)
     open: dict[int, int] = msgspec.field(default_factory=dict)
@@ -60,14 +62,16 @@ class PolicySession(msgspec.Struct):
     @classmethod
     def make(cls, job: str, opening: SessionOpening, group: ChunkGroup) -> PolicySession:
         """Makes a session that has not begun an epoch."""
-        sums = (opening.open_bytes, opening.lookahead_bytes)
-        scheduled = np.zeros(len(group.rows), np.bool_)
-        return cls(opening.session, job, group, *sums, scheduled, value=opening.value, counted=opening.counted)
-
-    @property
-    def window_bytes(self) -> int:
-        """Most bytes that it has open and in look-ahead; never more than its dataset."""
-        return min(self.open_bytes + self.lookahead_bytes, self.group.total_bytes)
+        return cls(
+            name=opening.session,
+            job=job,
+            group=group,
+            open_bytes=opening.open_bytes,
+            window=SessionWindow(opening.open_bytes, opening.lookahead_bytes),
+            scheduled=np.zeros(len(group.rows), np.bool_),
+            value=opening.value,
+            counted=opening.counted,
+        )
 
     def answer(self, row: int) -> bool:
         """Counts one answered use; False if all of them were answered before."""
@@ -113,11 +117,15 @@ def take(counts: dict[int, int], row: int, count: int = 1) -> None:
         del counts[row]
 
 
-def windows(sessions: Iterable[PolicySession]) -> Mapping[int, int]:
-    """Most bytes that are open and in look-ahead, by index of the dataset."""
-    sums: Counter[int] = Counter()
+def sum_windows(sessions: Iterable[PolicySession]) -> Mapping[int, SessionWindow]:
+    """Most bytes that are open and in look-ahead, by index of the dataset; none is more than its dataset."""
+    sums: dict[int, SessionWindow] = {}
     for session in sessions:
-        sums[session.group.index] += session.window_bytes
+        room = session.group.total_bytes
+        opened = min(session.window.open_bytes, room)
+        ahead = min(session.window.lookahead_bytes, room - opened)
+        known = sums.get(session.group.index, NO_WINDOW)
+        sums[session.group.index] = SessionWindow(known.open_bytes + opened, known.lookahead_bytes + ahead)
     return sums
 
 

@@ -72,6 +72,12 @@ class Victims:
             assert taken is not None
             yield taken
 
+    def list_spare(self, group: ChunkGroup) -> Iterator[int]:
+        """Evictable chunks of a dataset that do not fit into its quota, the lowest priority first."""
+        while (lowest := self._table.lowest_evictable(group)) is not None and not self._table.is_selected(lowest):
+            self._table.take_evictable(group)
+            yield lowest
+
     def list_lower_ranks(self, row: int) -> Iterator[int]:
         """Evictable, unselected chunks of the same dataset that have a lower rank than this one."""
         group = self._table.groups[self._table.owner[row]]

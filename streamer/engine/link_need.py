@@ -1,0 +1,118 @@
+"""Measures how many bytes must be on their way to keep the link busy: its rate times its delay. Pure, without a clock.
+
+The rate is the highest of the last intervals. The delay is what a chunk takes that has the link almost for itself:
+beside many others it takes as long as they make it, and the rate times that is only the number of bytes on their way,
+whatever it is (Little's law). A full link shows no such chunk, so it is probed: for the time of a few chunks no more
+than two are asked for at once. That is once a minute at most, and the readers have what was asked for before.
+
+Source: Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Queue 14(5), 2016 (ProbeRTT).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+# An interval ends when it is this long and this many chunks have come.
+INTERVAL_SECONDS = 0.25
+INTERVAL_CHUNKS = 8
+# The rate is the highest of so many intervals.
+INTERVALS = 64
+# A chunk has the link almost for itself while at most this many are on their way.
+FEW_IN_FLIGHT = 2
+# The delay is the median of the last chunks that had it; of fewer than three most may be slow answers.
+SAMPLES = 5
+LEAST_SAMPLES = 3
+# A delay is measured again after this: a link changes little within a minute.
+VALID_SECONDS = 60.0
+# A probe counts down from this: by one for each chunk that comes while the link is almost empty, by two for those that
+# had it for themselves. So it takes the last two of the full link and three more.
+PROBE_COUNT = 8
+# A probe that has found too little is repeated after this.
+REPEAT_SECONDS = 10.0
+# A probe ends by itself after twice the time of the bytes in flight and this.
+SLACK_SECONDS = 1.0
+# Half more than the product, because latencies scatter, and chunks are in flight that have come in part.
+MARGIN = 1.5
+
+
+class LinkNeed:
+    """Follows the chunks on their way. Owned by the scheduler, on its loop; `now` is in seconds of the loop's clock."""
+
+    def __init__(self) -> None:
+        # When each chunk was asked for, and the number of crowds until then, or -1 in a crowd. If there is no other
+        # crowd before it comes, it has had the link for itself.
+        self._begun: dict[bytes, tuple[float, int]] = {}
+        self._crowds = 0
+        self._rates: deque[float] = deque(maxlen=INTERVALS)
+        self._seconds: deque[float] = deque(maxlen=SAMPLES)
+        self._chunk_bytes = 0
+        self._interval_begun = 0.0
+        self._interval_bytes = 0
+        self._interval_chunks = 0
+        self._probe_count = 0
+        self._next_probe_at = 0.0
+        # End of the running probe; in the past if there is none.
+        self.probe_ends_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"LinkNeed(need_bytes={self.need_bytes}, in_flight={len(self._begun)})"
+
+    @property
+    def need_bytes(self) -> int | None:
+        """Bytes that should be on their way, or None while that is not known."""
+        if not self._rates or len(self._seconds) < LEAST_SAMPLES:
+            return None
+        return int(MARGIN * max(self._rates) * median(self._seconds))
+
+    def begin(self, key: bytes, now: float) -> None:
+        """Records that a chunk is asked for."""
+        if not self._begun:
+            self._begin_interval(now)
+        uncrowded = len(self._begun) < FEW_IN_FLIGHT
+        self._crowds += not uncrowded
+        self._begun[key] = (now, self._crowds if uncrowded else -1)
+
+    def end(self, key: bytes, now: float, size_bytes: int) -> None:
+        """Records that a chunk has come; one that has failed has no bytes."""
+        begun, crowds = self._begun.pop(key, (now, -1))
+        if not size_bytes:
+            return
+        self._chunk_bytes = max(self._chunk_bytes, size_bytes)
+        self._interval_bytes += size_bytes
+        self._interval_chunks += 1
+        seconds = now - self._interval_begun
+        if seconds >= INTERVAL_SECONDS and self._interval_chunks >= INTERVAL_CHUNKS:
+            self._rates.append(self._interval_bytes / seconds)
+            self._begin_interval(now)
+        if crowds == self._crowds:
+            self._seconds.append(now - begun)
+            if len(self._seconds) >= LEAST_SAMPLES:
+                self._next_probe_at = now + VALID_SECONDS
+        if now >= self.probe_ends_at:
+            self._probe_count = 0
+        if self._probe_count and len(self._begun) < FEW_IN_FLIGHT:
+            self._probe_count = max(0, self._probe_count - (2 if crowds == self._crowds else 1))
+
+    def holds_back(self, now: float, *, urgent: bool) -> bool:
+        """Whether no chunk is to be asked for until another one has come, because the delay is being measured.
+
+        An `urgent` one is held back only beside the few that are measured.
+        """
+        in_flight = len(self._begun)
+        if in_flight > FEW_IN_FLIGHT and self._rates and now >= max(self._next_probe_at, self.probe_ends_at):
+            self._begin_probe(now, in_flight)
+        if not self._probe_count or now >= self.probe_ends_at:
+            return False
+        return in_flight == FEW_IN_FLIGHT or (in_flight > FEW_IN_FLIGHT and not urgent)
+
+    def _begin_probe(self, now: float, in_flight: int) -> None:
+        seconds = (in_flight + PROBE_COUNT) * self._chunk_bytes / max(self._rates)
+        self._probe_count = PROBE_COUNT
+        self._next_probe_at = now + REPEAT_SECONDS
+        self.probe_ends_at = now + SLACK_SECONDS + 2 * seconds
+
+    def _begin_interval(self, now: float) -> None:
+        self._interval_begun = now
+        self._interval_bytes = 0
+        self._interval_chunks = 0

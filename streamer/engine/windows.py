@@ -1,0 +1,63 @@
+"""Plans the windows of all sessions: the bytes that they have open and in look-ahead, for which the cache has room.
+
+Ranks in step have many chunks in common: where an order has fewer lanes than ranks, several ranks read each lane, and
+all of them have its chunks open. Such a chunk takes its room once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from streamer.cache.policy.quotas import SessionWindow
+from streamer.cache.policy.table import charge_each
+from streamer.engine.session import EngineSession
+from streamer.wire.schedule import EpochSchedule
+
+# Entries of the schedules that are compared: 0.1 s. More are of data so large that open chunks are a small part of it.
+_MAX_ENTRIES = 200_000
+
+
+def plan_windows(sessions: Collection[EngineSession]) -> dict[str, SessionWindow]:
+    """Returns the window of each part of each session, by the name of the policy's session."""
+    return {
+        opening.session: SessionWindow(int(session.open_share * opening.open_bytes), opening.lookahead_bytes)
+        for session in sessions
+        for opening in session.openings
+    }
+
+
+def share_open_chunks(sessions: Collection[EngineSession]) -> None:
+    """Sets `open_share` of sessions in step: what they have open together, as a share of the sum."""
+    groups: defaultdict[tuple[object, ...], list[EngineSession]] = defaultdict(list)
+    for session in sessions:
+        session.open_share = 1.0
+        request = session.request
+        if request.order_id and len(session.openings) == 1:
+            groups[request.job, request.stream, request.dataset, request.order_id, request.start].append(session)
+    for group in groups.values():
+        schedules = [session.first_schedule for session in group]
+        if len(group) > 1 and sum(len(one.chunk) for one in schedules) <= _MAX_ENTRIES:
+            together = count_open_together(schedules, charge_each(group[0].collection.file_bytes))
+            summed = sum(session.openings[0].open_bytes for session in group)
+            for session in group:
+                session.open_share = min(1.0, together / max(1, summed))
+
+
+def count_open_together(schedules: Sequence[EpochSchedule], sizes: npt.NDArray[np.int64]) -> int:
+    """Returns the most bytes that schedules of equal steps have open at one step, each chunk once."""
+    chunk = np.concatenate([one.chunk for one in schedules]).astype(np.int64)
+    chunks = np.concatenate([chunk, chunk])
+    steps = np.concatenate([one.first for one in schedules] + [one.last + 1 for one in schedules])
+    change = np.repeat(np.array([1, -1]), len(chunk))
+    # Readers of one chunk, from step to step: at each step those that come are counted before those that go.
+    order = np.lexsort((-change, steps, chunks))
+    readers = np.cumsum(change[order])
+    edges = order[readers == (change[order] > 0)]
+    signed = change[edges] * sizes[chunks[edges]]
+    # Within one step, closing comes before opening.
+    by_step = np.lexsort((signed, steps[edges]))
+    return int(np.cumsum(signed[by_step]).max(initial=0))
