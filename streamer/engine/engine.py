@@ -32,7 +32,7 @@ from streamer.config import EngineConfig, enough_bytes, format_bytes
 from streamer.engine.bring import Publisher, Sources, StoreSource
 from streamer.engine.collection import Collection
 from streamer.engine.corruption_reports import CorruptionReports
-from streamer.engine.datasets import Dataset, Datasets, Rights
+from streamer.engine.datasets import Dataset, Datasets, Preparation, Rights
 from streamer.engine.in_flight import InFlight
 from streamer.engine.manifests.index_resources import Report
 from streamer.engine.manifests.manifests import Manifests
@@ -103,6 +103,7 @@ class Engine:
             in_flight = InFlight(self.sources, self.publisher, tasks, self.scheduler.end_fetch)
             self.in_flight = self.scheduler.in_flight = in_flight
             self.rights = Rights(self.datasets, self.fetchers)
+            self.preparation = Preparation(self.datasets, self.rights, self.policy)
             self.manifests = Manifests(
                 root=self.cache.root / "manifests",
                 fetchers=self.fetchers,

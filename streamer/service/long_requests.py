@@ -12,7 +12,6 @@ import msgspec
 
 from streamer.base.logins import take_logins
 from streamer.base.system_limits import limit_error
-from streamer.engine.datasets import Rights
 from streamer.engine.engine import Engine
 from streamer.errors import BrokenError, ConfigError, ProtocolError, ServiceError, StreamerError
 from streamer.fetch.fair_gate import FairGate, WaitQueue
@@ -240,17 +239,17 @@ def _count_letters(urls: Sequence[str]) -> int:
 
 
 class SessionProofs:
-    """Holds the messages of sessions until it is known that their clients may read; see `engine.datasets.Rights`.
+    """Holds the messages of sessions until it is known that their clients may read, and the engine is prepared.
 
     Lives on the engine's loop.
 
     Args:
-        rights: rights that the engine knows.
+        prepare: see `engine.datasets.Preparation`.
         tasks: runs the requests to the store.
     """
 
-    def __init__(self, rights: Rights, tasks: asyncio.TaskGroup) -> None:
-        self._rights = rights
+    def __init__(self, prepare: Callable[[Part], Awaitable[None]], tasks: asyncio.TaskGroup) -> None:
+        self._prepare = prepare
         self._tasks = tasks
         self._waiting: dict[tuple[ClientConnection, int], list[Step]] = {}
         self._asking: dict[tuple[ClientConnection, int], asyncio.Task[None]] = {}
@@ -317,7 +316,7 @@ class SessionProofs:
         try:
             for part in parts:
                 try:
-                    await self._rights.prove(part.dataset, part.options)
+                    await self._prepare(part)
                 except StreamerError as refusal:
                     raise (refusal.of_member(part.name) if part.name else refusal) from refusal
         except StreamerError as refusal:

@@ -106,7 +106,7 @@ class Server:
         self._cache_notices = [Notice(0, one_line(cache_notice))] if cache_notice else []
         self._errors = JobErrors()
         self._long_requests = LongRequests(engine, tasks, self._limits, self._fail)
-        self._proofs = SessionProofs(engine.rights, tasks)
+        self._proofs = SessionProofs(engine.preparation.prepare, tasks)
         self._clients: dict[ClientConnection, _ClientState] = {}
         # Bytes of a frame whose end has not arrived; those that began first come first.
         self._unfinished: dict[ClientConnection, int] = {}
@@ -291,7 +291,7 @@ class Server:
         except StreamerError as error:
             self._fail(client, error, session=number, consumer=consumer)
             return
-        if all(self._engine.rights.has(part.dataset, part.options) for part in wanted.all_parts):
+        if all(map(self._engine.preparation.is_done, wanted.all_parts)):
             self._begin_session(client, state, number, wanted)
             return
         self._proofs.start(

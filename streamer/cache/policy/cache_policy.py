@@ -80,7 +80,7 @@ from streamer.cache.policy.sessions import (
     sum_windows,
     take,
 )
-from streamer.cache.policy.table import VACANT, ChunkState, Places, to_keys
+from streamer.cache.policy.table import VACANT, ArrangedKeys, ChunkState, Places, to_keys
 from streamer.config import format_bytes
 from streamer.errors import CacheError
 
@@ -154,15 +154,22 @@ class CachePolicy:
         """Adds one dataset, as `add_datasets` does."""
         self.add_datasets([(dataset_id, file_bytes, keys)])
 
-    def add_datasets(self, datasets: Sequence[tuple[str, ArrayLike, ArrayLike]]) -> None:
+    def knows(self, dataset_id: str) -> bool:
+        """Whether a dataset was added."""
+        return any(group.name == dataset_id and len(group.rows) > 0 for group in self._table.groups)
+
+    def add_datasets(
+        self, datasets: Sequence[tuple[str, ArrayLike, ArrayLike]], arranged: ArrangedKeys | None = None
+    ) -> None:
         """Adds datasets; idempotent. Chunks found by key in another dataset are shared with it.
 
         Args:
             datasets: the manifest's digest of each; (M,) lengths of the chunks' files, as far as they are known
-                (`chunkfile.file_bytes`); (M,) or (M, 16) keys, 16 bytes each. Each call sorts all known chunks.
+                (`chunkfile.file_bytes`); (M,) or (M, 16) keys, 16 bytes each. Each call goes through all known chunks.
+            arranged: what `table.arrange_keys` returns for the keys, if it is known. Only with one dataset.
         """
         found = {name: (self._table.group(name), lengths, to_keys(keys)) for name, lengths, keys in datasets}
-        self._table.add_rows([new for new in found.values() if not len(new[0].rows)])
+        self._table.add_rows([new for new in found.values() if not len(new[0].rows)], arranged)
 
     def forget_datasets(self, known: Container[str]) -> list[str]:
         """Drops datasets that are no longer `known` and that no session uses, but not their chunks.

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from streamer.config import CacheConfig, EngineConfig
+from streamer.engine import datasets
 from streamer.engine.engine import Engine
 from streamer.engine.maintenance import remove_idle_once, repeat_after_errors
 from streamer.engine.manifests.manifest_store import QUIET_SECONDS
@@ -20,7 +21,7 @@ from streamer.engine.session import EngineSession
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import ManifestError
 from streamer.manifest.reader_lock import open_held
-from streamer.wire.messages import GetManifest, OpenSession
+from streamer.wire.messages import GetManifest, OpenSession, Part
 from streamer.wire.schedule import EpochSchedule
 from streamer.wire.store_options import StoreOptions
 
@@ -48,6 +49,21 @@ async def manifest_of(engine: Engine, **options: object) -> str:
         0, [str(engine.cache.root.parent / "data")], "auto", StoreOptions.make(options), chunk_bytes=40_000
     )
     return await engine.manifest(request, lambda text, done, total: None)
+
+
+async def test_a_session_over_many_chunks_is_prepared(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their keys are put in order by a thread; the session opens at once then."""
+    monkeypatch.setattr(datasets, "_FEW_CHUNKS", 3)
+    digest = await manifest_of(engine)
+    part = Part(digest)
+    assert not engine.preparation.is_done(part)
+    await engine.preparation.prepare(part)
+    assert engine.preparation.is_done(part)
+    consumer = Consumer(engine, digest)
+    await consumer.read_all()
+    consumer.session.close()
+    # A digest of nothing is an error of the session, as before.
+    assert engine.preparation.is_done(Part("0" * 32))
 
 
 class Consumer:

@@ -29,14 +29,14 @@ class Client:
         self.got.append(error)
 
 
-class AskedRights:
-    """Rights whose store answers with an error, or not at all."""
+class AskedEngine:
+    """An engine whose store answers with an error, or not at all."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self._error = error
         self.asked = 0
 
-    async def prove(self, digest: str, options: object) -> None:
+    async def prepare(self, part: object) -> None:
         self.asked += 1
         if self._error is not None:
             raise self._error
@@ -51,7 +51,7 @@ async def test_an_error_over_a_session_is_that_of_its_client(error, expected):
     """Options of any kind come from a client: what a library makes of them ends no task group, which is the engine."""
     failed = []
     async with asyncio.TaskGroup() as tasks:
-        proofs = SessionProofs(AskedRights(error), tasks)
+        proofs = SessionProofs(AskedEngine(error).prepare, tasks)
         proofs.start(Client(), 1, PARTS, opened=lambda steps: None, failed=failed.append)
     assert [type(one) for one in failed] == [expected]
 
@@ -63,19 +63,18 @@ async def test_an_error_over_what_came_before_the_session_was_open_is_that_of_it
     def opened(steps: object) -> None:
         raise IndexError("a bug")
 
-    class Granted:
-        async def prove(self, digest: str, options: object) -> None: ...
+    async def prepare(part: object) -> None: ...
 
     async with asyncio.TaskGroup() as tasks:
-        SessionProofs(Granted(), tasks).start(Client(), 1, PARTS, opened=opened, failed=failed.append)
+        SessionProofs(prepare, tasks).start(Client(), 1, PARTS, opened=opened, failed=failed.append)
     assert [type(one) for one in failed] == [BrokenError]
 
 
 async def test_questions_about_sessions_end_with_them():
     """A client that comes and goes leaves no request to its store behind."""
-    rights = AskedRights()
+    engine = AskedEngine()
     async with asyncio.TaskGroup() as tasks:
-        proofs = SessionProofs(rights, tasks)
+        proofs = SessionProofs(engine.prepare, tasks)
         for _ in range(100):
             client = Client()
             for session in range(3):
@@ -86,7 +85,7 @@ async def test_questions_about_sessions_end_with_them():
             proofs.drop(client)
             assert proofs.count(client) == 0
     # The group has ended, so all of them have.
-    assert rights.asked == 300
+    assert engine.asked == 300
 
 
 async def test_requests_end_with_their_client(server, monkeypatch):

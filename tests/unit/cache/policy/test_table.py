@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streamer.cache.policy.table import (
     CHUNK_ALLOWANCE_BYTES,
@@ -11,6 +13,7 @@ from streamer.cache.policy.table import (
     SELECTION_BITS,
     ChunkState,
     ChunkTable,
+    arrange_keys,
     charge,
     charge_each,
     draw_ranks,
@@ -57,6 +60,33 @@ def test_known_keys_keep_their_rows() -> None:
     assert rows[1] == 3
     assert len(table) == 6
     assert table.cost[5] == 1
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 40), max_size=20), st.booleans()), max_size=8))
+def test_keys_are_found_after_any_additions(additions: list[tuple[list[int], bool]]) -> None:
+    """Rows that were given up are used again; each key has one row, whose columns are its own."""
+    table = ChunkTable()
+    known: set[bytes] = set()
+    for numbers, gives_up in additions:
+        if gives_up:
+            known = {table.key(row) for group in table.groups for row in group.rows[::2].tolist()}
+            for group in table.groups:
+                group.rows = group.rows[::2]
+            table.reclaim()
+        group = table.group(str(len(table.groups)))
+        raw = [number.to_bytes(16, "little") for number in numbers]
+        keys = to_keys(raw)
+        lengths = np.array(numbers, np.int64) * 4096
+        table.add_rows([(group, lengths, keys)], arrange_keys(keys) if numbers else None)
+        known |= set(raw)
+        assert [table.key(row) for row in group.rows.tolist()] == raw
+        for key in known:
+            row = table.find(key)
+            assert row is not None
+            assert table.key(row) == key
+            assert table.cost[row] == charge(4096 * int.from_bytes(key, "little"))
+            assert table.rank[row] == draw_ranks(to_keys([key]))[0]
+    assert (np.diff(np.argsort(table.keys[table._order], kind="stable")) == 1).all()
 
 
 def test_ranks_are_uniform() -> None:
