@@ -25,7 +25,7 @@ import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
-from streamer.base.process_memory import collect_rarely
+from streamer.base.process import collect_rarely
 from streamer.cache.chunk_cache import ChunkCache
 from streamer.cache.chunk_files import compute_checksums
 from streamer.config import CacheConfig, FetchConfig

@@ -7,16 +7,19 @@ itself runs `pickle.load` on a row that says so (CVE-2025-69872), so a planted r
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from streamer.cache.catalog_row import CatalogRow, ForeignRowError
+from streamer.base.concurrency import in_thread
+from streamer.cache.catalog_row import CatalogChanges, CatalogRow, ForeignRowError
 from streamer.cache.folder import remove_contents
 from streamer.cache.policy.table import KEY_BYTES
 from streamer.errors import CacheError
@@ -24,21 +27,30 @@ from streamer.errors import CacheError
 if TYPE_CHECKING:
     import diskcache
 
-
-import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
-
-from streamer.base.concurrency import in_thread
-from streamer.cache.catalog_row import CatalogChanges
-from streamer.cache.statistics import CacheCounters
-
 logger = logging.getLogger(__name__)
 
 _USED = "used:"
 # diskcache's name of the file.
 _DATABASE = "cache.db"
+
+
+class CacheCounters(msgspec.Struct):
+    """Counts since the start."""
+
+    published_chunks: int = 0
+    written_bytes: int = 0
+    damaged_chunks: int = 0
+    refused_writes: int = 0
+    catalog_failures: int = 0
+
+
+class CacheStatistics(CacheCounters, kw_only=True):
+    """Files and bytes now, and counts since the start."""
+
+    limit_bytes: int
+    charged_bytes: int
+    chunks: int
+    fallback_chunks: int
 
 
 class CatalogContents(msgspec.Struct):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from streamer.base import linux
 from streamer.base.concurrency import in_thread
 from streamer.base.system_limits import is_shortage
-from streamer.cache.catalog import Catalog, CatalogKeeper
+from streamer.cache.catalog import CacheCounters, CacheStatistics, Catalog, CatalogKeeper
 from streamer.cache.catalog_row import CatalogChanges, CatalogRow
 from streamer.cache.chunk_files import Buffer, ChunkBytes, KeyLocks, Published, advise, unlink_all, write_chunk
 from streamer.cache.disk_space import DiskSpace
@@ -33,7 +33,6 @@ from streamer.cache.memory_folder import REFUSALS, RamFallback
 from streamer.cache.policy.answers import CacheLimits
 from streamer.cache.policy.table import charge
 from streamer.cache.reconcile import DatasetFiles, reconcile
-from streamer.cache.statistics import CacheCounters, CacheStatistics
 from streamer.config import CacheConfig
 from streamer.errors import CacheError, CacheFullError, ClosedError
 from streamer.formats.chunkfile import file_bytes

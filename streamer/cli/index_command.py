@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamer.base.absolute import absolute
+from streamer.base.paths import absolute
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import add_cache_dir, add_on, add_sample_choice, add_storage_options, count_of, size_or_auto
 from streamer.cli.terminal import ProgressLine, Terminal

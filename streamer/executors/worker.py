@@ -17,7 +17,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from streamer.base.process_memory import collect_rarely, keep_free_memory
+from streamer.base.process import collect_rarely, keep_free_memory
 from streamer.errors import WorkerError
 
 _KEPT_BYTES = 256 << 20

@@ -14,10 +14,9 @@ presence_clock.py   time that passes only while this process runs, with alarms a
 endpoint.py         what the requests to one bucket or host share; whether it serves at all
 
 From one request to a chunk:
-request.py          one GET under a deadline on progress
-hedged_attempt.py   one try: a request and at most one duplicate
-transfer.py         one range over several tries
-fetcher.py          chunks; whole_call.py: small objects and listings
+request.py          one GET under a deadline on progress; one try: a GET with at most one duplicate
+transfer.py         one range, or a call as a whole, over several tries
+fetcher.py          chunks, small objects and listings
 fetcher_set.py      a fetcher for each set of storage options
 """
 

@@ -20,8 +20,7 @@ from streamer.fetch.pacing import Pacing
 from streamer.fetch.ranges import close_gaps, plan_ranges
 from streamer.fetch.request import MakeView
 from streamer.fetch.statistics import FetchStatistics, Histogram, RequestTally
-from streamer.fetch.transfer import FetchContext, RangeTransfer
-from streamer.fetch.whole_call import WholeCall
+from streamer.fetch.transfer import FetchContext, RangeTransfer, WholeCall
 from streamer.manifest.model import Chunk, Extent, ObjectRecord
 from streamer.store.addresses.urls import Address, shown, split
 from streamer.store.base import ObjectStore, OrderedLister, PartsKeeper

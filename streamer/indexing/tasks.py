@@ -27,8 +27,7 @@ from streamer.manifest.blocks import Block
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.packing import Cut
 from streamer.manifest.protocols import Examine, Examined, Indexer, Note, Short
-from streamer.recode.in_process import examine_here
-from streamer.recode.work import Recoders
+from streamer.recode.work import Recoders, examine_here
 from streamer.store import ObjectStore, open_store
 from streamer.store.addresses.patterns import UrlPattern
 from streamer.store.addresses.urls import Address

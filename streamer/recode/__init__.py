@@ -4,8 +4,8 @@ pool.py       the number of processes, and the next job
 process.py    one process as the engine sees it: start, job, answer, end
 shared.py     the memory in which bytes are passed
 messages.py   the messages between the two; nothing is unpickled
-__main__.py   the process; work.py its work on a job; results.py the result
-in_process.py the same without another process, for tasks of `streamer pack` and `streamer index --on`
+__main__.py   the process; results.py the result
+work.py       the work on a job, also without another process: for tasks of `streamer pack` and `streamer index --on`
 annotations.py     files of labels and boxes, parsed in a recoder
 recoded_chunks.py  chunks in memory, for looking at single samples
 """

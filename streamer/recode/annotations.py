@@ -22,12 +22,11 @@ from streamer.manifest.blocks import Block, encode_hints
 from streamer.manifest.columns import BinaryColumn
 from streamer.manifest.model import Extent, Facts, ObjectRecord
 from streamer.manifest.staging import workplace
-from streamer.recode.in_process import recode_here
 from streamer.recode.messages import RecodeJob
 from streamer.recode.pool import RecoderPool
 from streamer.recode.results import Recoded, whole_object
 from streamer.recode.shared import map_memory
-from streamer.recode.work import Recoders
+from streamer.recode.work import Recoders, recode_here
 
 # Read at once, into memory; the file itself goes to the disk, because it may be longer than that.
 _WINDOW_BYTES = 64 << 20

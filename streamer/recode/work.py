@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 from streamer.annotations.options import TableOptions
 from streamer.annotations.table import ANNOTATIONS
 from streamer.config import format_bytes
-from streamer.errors import ConfigError, RecodeError
+from streamer.errors import ConfigError, RecodeError, StreamerError
 from streamer.formats.base import Buffers, Recoder, Records
 from streamer.formats.chunkfile import encode_table, outside, table_bytes
 from streamer.formats.registry import find_format
 from streamer.manifest.blocks import BlockHint, decode_hints
-from streamer.manifest.model import Codec
-from streamer.recode.messages import RecodeJob
+from streamer.manifest.model import Chunk, Codec
+from streamer.manifest.protocols import Examine, Examined
+from streamer.recode.messages import Done, RecodeJob
+from streamer.recode.results import Recoded, check_records, failure, read_examined
 from streamer.recode.shared import Buffer
 
 # Puts buffers behind those before.
@@ -176,3 +178,37 @@ def _check_total(total: int, job: RecodeJob) -> None:
             f"its records take {format_bytes(total)} and more, {format_bytes(job.planned_bytes)} were planned when it "
             "was indexed; index again, or write it in smaller blocks"
         )
+
+
+def recode_here(recoders: Recoders, job: RecodeJob, chunk: Chunk, content: memoryview) -> Recoded:
+    """Recodes the fetched bytes of a chunk in this process: a task, which has a process of its own and may be repeated.
+
+    An engine has recoders instead, because it must outlive what a damaged file does to one.
+
+    Raises:
+        RecodeError: the chunk cannot be decoded; names object, range, format and reason.
+        ConfigError: the format, or a library of it, is not installed.
+    """
+    made = bytearray()
+
+    def write(buffers: Sequence[Buffer]) -> None:
+        for buffer in buffers:
+            made.extend(buffer)
+
+    try:
+        written, samples, codec = recode(job, recoders.find(job), content, write)
+    except RecodeError as error:
+        raise failure(chunk, job, error.message, -1) from error
+    except BlockError as error:
+        cause = error.__cause__
+        if isinstance(cause, ConfigError):
+            raise cause from error
+        reason = cause.message if isinstance(cause, StreamerError) else repr(cause)
+        raise failure(chunk, job, reason, error.block) from cause
+    return check_records(lambda length: memoryview(made)[:length], Done(written, samples, 0.0, codec), job, chunk)
+
+
+def examine_here(recoders: Recoders, asked: Examine, content: bytes) -> Examined:
+    """Recodes an object as one block, and counts its samples; raises ManifestError with a "reason"."""
+    with read_examined(asked) as chunk:
+        return recode_here(recoders, RecodeJob.examine(asked), chunk, memoryview(content)).answer(asked)

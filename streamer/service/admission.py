@@ -1,9 +1,15 @@
-"""Decides which clients may connect: by the user that the kernel reports, and by a token if one is set."""
+"""Decides which clients may connect, and what all of them may take.
+
+Who connects is decided by the user that the kernel reports, and by a token if one is set; the limits are derived once
+from the service's own memory and descriptor limits.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
+import resource
 import socket
 import struct
 from collections.abc import Iterable
@@ -12,14 +18,27 @@ import msgspec
 
 from streamer.base import linux
 from streamer.cache.folder import group_id
-from streamer.config import CacheConfig, ServiceConfig, read_token
+from streamer.config import CacheConfig, MiB, ServiceConfig, read_token
 from streamer.errors import AccessDeniedError, EngineUnavailableError
+from streamer.fetch.memory_budget import budget_bytes
 
 # The number is in <asm-generic/socket.h>; Linux 4.13. Python's socket module does not have it.
 SO_PEERGROUPS = 59
 # NGROUPS_MAX of Linux; a longer answer is an error of getsockopt.
 _MAX_GROUPS = 65536
 _GROUPS_AT_FIRST = 64
+
+MAX_READ_BYTES = 64 * MiB
+# Unanswered long requests of one client.
+MAX_LONG_REQUESTS = 64
+# Urls of one request: what the root of a manifest has room for.
+MAX_REQUEST_URLS = 100_000
+MAX_SESSIONS_PER_PEER = 256
+# The store's connections (at most 256 an endpoint), the catalog, chunk files and manifests.
+RESERVED_DESCRIPTORS = 512
+MIN_CLIENTS = 16
+# Eight of the longest frames.
+MIN_FRAME_BYTES = 64 * MiB
 
 
 class Credentials(msgspec.Struct, frozen=True):
@@ -143,3 +162,47 @@ class SoleUser:
             f"user {user.uid} needs a service of its own, or this one a [[datasets]] entry for each url that its users "
             'may read in its configuration: [[datasets]] url = "s3://bucket/prefix/"'
         )
+
+
+class ServiceLimits(msgspec.Struct, frozen=True):
+    """Limits of one service, for all clients together.
+
+    Attributes:
+        answer_bytes: contents that were read for clients and that these have not received yet.
+        request_bytes: urls in requests that are being answered, with all that their braces stand for.
+        schedule_bytes: schedules of open sessions, 20 bytes per entry.
+        frame_bytes: frames whose end has not arrived.
+        strangers: connections of users who may not connect, until they have said hello and are told so.
+    """
+
+    clients: int
+    answer_bytes: int
+    request_bytes: int
+    schedule_bytes: int
+    frame_bytes: int = MIN_FRAME_BYTES
+    strangers: int = 16
+
+    @classmethod
+    def make(cls, config: ServiceConfig, memory_bytes: int | None = None) -> ServiceLimits:
+        """Derives them from the cgroup's memory (a quarter, see `fetch.memory_budget`) and the open-files limit."""
+        budget = memory_bytes or budget_bytes()
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return cls(
+            clients=max(MIN_CLIENTS, min(config.max_connections, descriptors - RESERVED_DESCRIPTORS)),
+            answer_bytes=max(MAX_READ_BYTES, budget // 2),
+            request_bytes=budget // 4,
+            schedule_bytes=budget // 2,
+            frame_bytes=max(MIN_FRAME_BYTES, budget // 4),
+        )
+
+
+def raise_limits() -> None:
+    """Raises the limits of descriptors and of the length of files to the system's.
+
+    The customary soft limit of 1024 descriptors is meant for select(2).
+    """
+    for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE):
+        soft, hard = resource.getrlimit(limit)
+        if soft != hard:
+            with contextlib.suppress(ValueError, OSError):  # a kernel that refuses keeps the old limit
+                resource.setrlimit(limit, (hard, hard))

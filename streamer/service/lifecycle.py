@@ -20,15 +20,15 @@ from pathlib import Path
 
 from streamer.base.cgroup import usable_cores
 from streamer.base.extras import require
-from streamer.base.process_memory import collect_rarely
+from streamer.base.process import collect_rarely
 from streamer.cache.folder_guard import take_locks
 from streamer.cache.memory_folder import find_cache, remove_substitute
 from streamer.config import CacheConfig, EngineConfig, check_socket_path
 from streamer.engine.engine import Engine
 from streamer.engine.maintenance import maintain
 from streamer.errors import CacheError, ConfigError, StreamerError
+from streamer.service.admission import raise_limits
 from streamer.service.client_connection import ClientConnection
-from streamer.service.limits import raise_limits
 from streamer.service.listening import Listeners, listen
 from streamer.service.recent_warnings import recent_warnings
 from streamer.service.sd_notify import Notifier

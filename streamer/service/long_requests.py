@@ -15,9 +15,8 @@ from streamer.base.system_limits import limit_error
 from streamer.engine.engine import Engine
 from streamer.errors import BrokenError, ConfigError, ProtocolError, ServiceError, StreamerError
 from streamer.fetch.fair_gate import FairGate, WaitQueue
-from streamer.service.admission import SoleUser
+from streamer.service.admission import MAX_LONG_REQUESTS, MAX_READ_BYTES, MAX_REQUEST_URLS, ServiceLimits, SoleUser
 from streamer.service.client_connection import ClientConnection
-from streamer.service.limits import MAX_LONG_REQUESTS, MAX_READ_BYTES, MAX_REQUEST_URLS, ServiceLimits
 from streamer.service.sharing import CacheSharing
 from streamer.store.addresses.patterns import MAX_EXPANDED_LETTERS, MAX_URLS, count_urls
 from streamer.wire.messages import (

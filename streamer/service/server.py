@@ -11,16 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from streamer.base.process_stats import process_statistics
+from streamer.base.process import process_statistics
 from streamer.config import EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.session import EngineSession
 from streamer.engine.statistics import Table, Values, engine_statistics
 from streamer.errors import ConfigError, EngineUnavailableError, ProtocolError, ServiceError, StreamerError
 from streamer.fetch.fetcher_set import options_key
-from streamer.service.admission import Admission
+from streamer.service.admission import MAX_SESSIONS_PER_PEER, Admission, ServiceLimits
 from streamer.service.client_connection import ClientConnection
-from streamer.service.limits import MAX_SESSIONS_PER_PEER, ServiceLimits
 from streamer.service.long_requests import ClientRequests, LongRequests, SessionProofs
 from streamer.service.recent_warnings import JobErrors
 from streamer.version import VERSION

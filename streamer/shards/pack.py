@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from streamer.annotations.options import Annotations
-from streamer.base.absolute import absolute
 from streamer.base.logins import take_logins
+from streamer.base.paths import absolute
 from streamer.config import parse_bytes
 from streamer.errors import ConfigError, PackError
 from streamer.executors.runner import Runner, run_all, runner

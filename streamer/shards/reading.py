@@ -16,9 +16,8 @@ from streamer.base.concurrency import plain_errors
 from streamer.fetch import Fetched, Fetcher
 from streamer.manifest.model import Chunk, Extent, Facts, SampleName
 from streamer.recode import messages
-from streamer.recode.in_process import recode_here
 from streamer.recode.results import Recoded
-from streamer.recode.work import Recoders
+from streamer.recode.work import Recoders, recode_here
 from streamer.shards.plan import Batch, RecodedBatch
 from streamer.store.addresses.urls import split
 from streamer.store.local_store import read_files

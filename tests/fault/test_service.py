@@ -23,8 +23,8 @@ from streamer.engine.engine import Engine
 from streamer.errors import ServiceError
 from streamer.manifest.table import Manifest
 from streamer.service import client_connection, long_requests
+from streamer.service.admission import ServiceLimits
 from streamer.service.client_connection import ClientConnection
-from streamer.service.limits import ServiceLimits
 from streamer.service.server import Server
 from streamer.wire.frames import encode, event_decoder
 from streamer.wire.messages import (

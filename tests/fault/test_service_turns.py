@@ -19,7 +19,7 @@ import pytest
 
 from streamer.client.engine_client import EngineClient
 from streamer.errors import ObjectNotFoundError
-from streamer.service.limits import ServiceLimits
+from streamer.service.admission import ServiceLimits
 from streamer.wire.frames import MAX_REQUEST_BYTES, encode
 from streamer.wire.messages import (
     Advance,

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from streamer.config import CacheConfig, DatasetConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.errors import ProtocolError
+from streamer.service.admission import ServiceLimits
 from streamer.service.client_connection import ClientConnection
-from streamer.service.limits import ServiceLimits
 from streamer.service.server import Server
 from streamer.wire.frames import FrameDecoder, encode, event_decoder, request_decoder
 from streamer.wire.messages import PROTOCOL, Failed, GetManifest, Hello, Message, Welcome

@@ -18,7 +18,7 @@ import numpy as np
 
 from streamer.base import linux
 from streamer.base.message_socket import MESSAGE_BYTES
-from streamer.base.process_memory import keep_free_memory
+from streamer.base.process import keep_free_memory
 from streamer.batches.batch.buffers import Bytes
 from streamer.batches.batch.slot_layout import WritableBatch
 from streamer.batches.causes import Stages

@@ -179,7 +179,7 @@ def _pack_join(arguments: argparse.Namespace, terminal: Terminal) -> int:
 def _source(arguments: argparse.Namespace) -> DatasetSource:
     import json
 
-    from streamer.base.absolute import absolute
+    from streamer.base.paths import absolute
     from streamer.indexing.source import DatasetSource
 
     return DatasetSource(

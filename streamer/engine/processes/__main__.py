@@ -17,7 +17,7 @@ import uvloop
 from streamer.base import linux
 from streamer.base.logs import configure
 from streamer.base.message_socket import MessageSocket
-from streamer.base.process_memory import collect_rarely
+from streamer.base.process import collect_rarely
 from streamer.config import Environment
 from streamer.engine.processes.fetching import Fetching
 from streamer.engine.processes.messages import MAX_MESSAGE_BYTES, Setup, decode_to_process

@@ -12,8 +12,8 @@ import msgspec
 
 from streamer.annotations.options import Annotations
 from streamer.annotations.table import ANNOTATIONS
-from streamer.base.absolute import absolute as from_root
 from streamer.base.logins import shown, take_logins
+from streamer.base.paths import absolute as from_root
 from streamer.batches import checks
 from streamer.batches.rows.balance import NO_BALANCE, AnyBalance
 from streamer.batches.rows.options import NO_PACKING, AnyPacking

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 from urllib.parse import unquote, urlsplit
 
-from streamer.base.home import find_in_home
+from streamer.base.paths import find_in_home
 from streamer.store.options import Translation
 
 _log = logging.getLogger(__name__)

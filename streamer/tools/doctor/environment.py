@@ -18,8 +18,8 @@ from pathlib import Path
 
 from streamer.base import linux
 from streamer.base.child import import_paths
-from streamer.base.home import find_in_home
 from streamer.base.interpreter import find_interpreter
+from streamer.base.paths import find_in_home
 from streamer.config import format_bytes
 from streamer.errors import ConfigError
 from streamer.launchers import find_place

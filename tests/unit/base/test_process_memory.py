@@ -10,7 +10,7 @@ import pytest
 # In a process of its own: the setting is for the whole process and cannot be taken back.
 ROUNDS = """
 import resource
-from streamer.base.process_memory import keep_free_memory
+from streamer.base.process import keep_free_memory
 
 kept = keep_free_memory(256 << 20)
 faults = []
@@ -37,7 +37,7 @@ def test_second_body_costs_no_page_faults() -> None:
 RARELY = """
 import gc
 import streamer.fetch
-from streamer.base.process_memory import collect_rarely
+from streamer.base.process import collect_rarely
 
 gc.disable()
 collect_rarely()

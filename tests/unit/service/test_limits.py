@@ -3,7 +3,7 @@
 import resource
 
 from streamer.config import MiB, ServiceConfig
-from streamer.service.limits import MAX_READ_BYTES, MIN_CLIENTS, RESERVED_DESCRIPTORS, ServiceLimits
+from streamer.service.admission import MAX_READ_BYTES, MIN_CLIENTS, RESERVED_DESCRIPTORS, ServiceLimits
 
 
 def test_bytes_follow_the_memory():

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from streamer.errors import AccessDeniedError, BrokenError
-from streamer.service.limits import MAX_LONG_REQUESTS
+from streamer.service.admission import MAX_LONG_REQUESTS
 from streamer.service.long_requests import ClientRequests, SessionProofs
 from streamer.wire.messages import Extend, GetManifest, Part, Read
 

@@ -1,4 +1,4 @@
-"""The memory of a process: keeps freed memory for the next use, and collects garbage rarely.
+"""The resources of this process: what it uses, memory that it keeps, and garbage that it collects rarely.
 
 glibc returns freed buffers above 128 KiB to the kernel and faults them in again at the next use. A worker frees such
 buffers with each batch.
@@ -8,13 +8,49 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
+import resource
+from pathlib import Path
+
+from streamer.base.cgroup import usable_cores
+
+_STATUS = Path("/proc/self/status")
+_FIELDS = {"RssAnon": 1024, "VmRSS": 1024, "Threads": 1}
+_DESCRIPTORS = "/proc/self/fd"
 
 # <malloc.h>
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
-
 # Buffers up to this size come from the heap; glibc accepts no larger value.
 _MMAP_THRESHOLD_BYTES = 32 << 20
+
+# Thousands of requests wait as tasks. The collector visited all of them, and every imported module, for each 700 new
+# objects: 5-10 % of the CPU of small objects (two cores, 2026-11-20).
+_COLLECT_AFTER = 10_000
+
+
+def process_statistics() -> dict[str, int | float]:
+    """CPU seconds and usable cores, resident bytes, descriptors and threads of this process; -1 if unknown."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    status = _status()
+    return {
+        "cpu_seconds": round(used.ru_utime + used.ru_stime, 3),
+        "usable_cores": usable_cores(),
+        "anonymous_bytes": status.get("RssAnon", -1),
+        "resident_bytes": status.get("VmRSS", -1),
+        "open_descriptors": len(os.listdir(_DESCRIPTORS)) if os.path.isdir(_DESCRIPTORS) else -1,
+        "threads": status.get("Threads", -1),
+    }
+
+
+def _status() -> dict[str, int]:
+    try:
+        lines = _STATUS.read_text().splitlines()
+    except OSError:
+        return {}
+    found = {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
+    # Sizes are in kB (proc(5)).
+    return {name: int(found[name][0]) * factor for name, factor in _FIELDS.items() if name in found}
 
 
 def keep_free_memory(bytes_kept: int) -> bool:
@@ -38,11 +74,6 @@ def keep_free_memory(bytes_kept: int) -> bool:
         (_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES),
     )
     return all(mallopt(ctypes.c_int(name), ctypes.c_int(value)) == 1 for name, value in settings)
-
-
-# Thousands of requests wait as tasks. The collector visited all of them, and every imported module, for each 700 new
-# objects: 5-10 % of the CPU of small objects (two cores, 2026-11-20).
-_COLLECT_AFTER = 10_000
 
 
 def collect_rarely() -> None:
