@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from functools import partial
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from streamer.manifest.model import ObjectRecord
-    from streamer.store import ObjectStore
+    from streamer.store import ObjectStore, StoreRoot
     from streamer.tools.link_meter import Cell, Way
     from streamer.tools.link_report import LinkFigures
 
@@ -91,14 +90,13 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 def _measure_link(arguments: argparse.Namespace, terminal: Terminal) -> int:
     import uvloop
 
-    from streamer.loader.options.dataset_options import absolute
-    from streamer.store import StoreRoot
     from streamer.tools import link_report
     from streamer.tools.doctor.reach import access_findings
 
-    for finding in access_findings(StoreRoot.resolve(absolute(arguments.url), arguments.storage_options)):
+    bench = _Bench(arguments, terminal)
+    for finding in access_findings(bench.root):
         terminal.line(f"{finding.subject}: {finding.fact}")
-    figures = uvloop.run(_Bench(arguments, terminal).run())
+    figures = uvloop.run(bench.run())
     latency = figures.latency
     terminal.line(
         f"first byte: median {latency.median_seconds * 1e3:.1f} ms, p95 {latency.p95_seconds * 1e3:.1f} ms, "
@@ -124,37 +122,44 @@ def _measure_link(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 class _Bench:
-    """One run of the command."""
+    """One run of the command.
+
+    Attributes:
+        root: the root of the url.
+    """
 
     def __init__(self, arguments: argparse.Namespace, terminal: Terminal) -> None:
+        from streamer.loader.options.dataset_options import absolute
+        from streamer.store import StoreRoot
+
+        self._url = absolute(arguments.url)
+        self.root = StoreRoot.resolve(self._url, arguments.storage_options)
         self._arguments = arguments
         self._terminal = terminal
         self._received_bytes = 0
 
     async def run(self) -> LinkFigures:
-        from streamer.loader.options.dataset_options import absolute
         from streamer.tools.link_meter import find_objects, measure_latency
         from streamer.tools.link_report import LinkFigures, best
 
-        url = absolute(self._arguments.url)
-        store, client = self._open(url, "auto")
+        store, client = self._open(self.root, "auto")
         try:
-            objects = await find_objects(store, url)
+            objects = await find_objects(store, self._url)
             latency = await measure_latency(store, objects, _LATENCY_REQUESTS)
             with self._terminal.progress("measuring", "combinations") as bar:
                 single = await self._cell(store, objects, (client, 1, max(self._arguments.ranges)))
                 grid = await self._grid(store, objects, client, bar)
         finally:
             await store.aclose()
-        clients = await self._compare(url, objects, best(grid)) if client in _NATIVE else ()
+        clients = await self._compare(objects, best(grid)) if client in _NATIVE else ()
         ways: Sequence[Way] = ()
         if self._arguments.other_endpoint:
             try:
-                ways = await self._ways(url, objects, best(grid))
+                ways = await self._ways(objects, best(grid))
             except StoreError as error:
                 self._terminal.note(f"{self._arguments.other_endpoint} is left out: {error}")
         return LinkFigures(
-            url=url, latency=latency, single=single, grid=tuple(grid), clients=tuple(clients), ways=tuple(ways)
+            url=self._url, latency=latency, single=single, grid=tuple(grid), clients=tuple(clients), ways=tuple(ways)
         )
 
     async def _grid(
@@ -178,14 +183,14 @@ class _Bench:
             bar.update(number, len(shapes))
         return cells
 
-    async def _compare(self, url: str, objects: Sequence[ObjectRecord], chosen: Cell) -> list[Cell]:
+    async def _compare(self, objects: Sequence[ObjectRecord], chosen: Cell) -> list[Cell]:
         """Measures the chosen combination with each client that can read the url, one after the other."""
         from streamer.tools.link_meter import measure_latency
 
         found = []
         for name in (*_NATIVE, "fsspec"):
             try:
-                store, client = self._open(url, name)
+                store, client = self._open(self.root, name)
             except (ImportError, ConfigError, StoreError) as error:
                 self._terminal.note(f"{name} is left out: {error}")
                 continue
@@ -201,23 +206,21 @@ class _Bench:
                 await store.aclose()
         return found
 
-    async def _ways(self, url: str, objects: Sequence[ObjectRecord], chosen: Cell) -> list[Way]:
+    async def _ways(self, objects: Sequence[ObjectRecord], chosen: Cell) -> list[Way]:
         """Measures the chosen combination at both endpoints, in turns."""
         from msgspec.structs import replace
 
         from streamer.tools.link_meter import Way, combine_cells, measure_latency
 
-        here = endpoint_of(url, self._arguments.storage_options)
+        here = endpoint_of(self.root)
         shape = (chosen.client, chosen.connections, chosen.range_bytes)
         found = []
         async with AsyncExitStack() as stack:
             for endpoint in (here, self._arguments.other_endpoint):
-                moved, options = move_to_endpoint(url, self._arguments.storage_options, endpoint)
-                store, _ = self._open(moved, chosen.client, options)
+                root = move_to_endpoint(self.root, endpoint)
+                store, _ = self._open(root, chosen.client)
                 stack.push_async_callback(store.aclose)
-                there = [
-                    replace(record, url=record.url.replace(url_root(url), url_root(moved), 1)) for record in objects
-                ]
+                there = [replace(record, url=record.url.replace(self.root.url, root.url, 1)) for record in objects]
                 found.append((endpoint, store, there, await measure_latency(store, there, _LATENCY_REQUESTS)))
             turns = [[await self._cell(store, there, shape) for _, store, there, _ in found] for _ in range(_TURNS)]
         return [
@@ -236,15 +239,11 @@ class _Bench:
         self._received_bytes += cell.received_bytes
         return cell
 
-    def _open(self, url: str, client: str, options: Mapping[str, object] | None = None) -> tuple[ObjectStore, str]:
-        """Opens a store, with the options of the command unless others are given; returns it with its client's name."""
-        from streamer.store import open_store
+    def _open(self, root: StoreRoot, client: str) -> tuple[ObjectStore, str]:
+        """Opens the store of a root; returns it with its client's name."""
+        from streamer.store import open_root
 
-        store = open_store(
-            url,
-            self._arguments.storage_options if options is None else options,
-            client=client,  # type: ignore[arg-type]
-        )
+        store = open_root(root, client=client)  # type: ignore[arg-type]
         return store, client_of(store)
 
 
@@ -259,23 +258,15 @@ def client_of(store: ObjectStore) -> str:
     return kinds.get(type(store), "fsspec")
 
 
-def url_root(url: str) -> str:
-    """Scheme and host or bucket."""
-    from streamer.store.addresses.urls import split
-
-    return split(url).root
-
-
-def endpoint_of(url: str, options: Mapping[str, object]) -> str:
-    """The endpoint of a url.
+def endpoint_of(root: StoreRoot) -> str:
+    """Returns the endpoint of a root.
 
     Raises:
         ConfigError: the endpoint is the cloud's own, which has no name here.
     """
-    if url.startswith(("http://", "https://")):
-        return url_root(url)
-    nested = options.get("client_kwargs")
-    named = options.get("endpoint_url") or (nested.get("endpoint_url") if isinstance(nested, Mapping) else None)
+    if root.is_web:
+        return root.url
+    named = root.chosen.config.get("endpoint") or root.chosen.config.get("base_url")
     if not isinstance(named, str):
         raise ConfigError(
             "--other-endpoint needs endpoint_url in --storage-options, to compare with", field="other_endpoint"
@@ -283,16 +274,18 @@ def endpoint_of(url: str, options: Mapping[str, object]) -> str:
     return named
 
 
-def move_to_endpoint(url: str, options: Mapping[str, object], endpoint: str) -> tuple[str, dict[str, object]]:
-    """The same url at another endpoint, with the options that lead there.
+def move_to_endpoint(root: StoreRoot, endpoint: str) -> StoreRoot:
+    """Returns the same root at another endpoint.
 
     Raises:
         ConfigError: it is not a url of http or https.
     """
+    from streamer.store import StoreRoot
+
     if not endpoint.startswith(("http://", "https://")):
         raise ConfigError(
             f"--other-endpoint {endpoint!r}: write http://host:port or https://...", field="other_endpoint"
         )
-    if url.startswith(("http://", "https://")):
-        return url.replace(url_root(url), endpoint.rstrip("/"), 1), dict(options)
-    return url, {**options, "endpoint_url": endpoint}
+    if root.is_web:
+        return StoreRoot.resolve(endpoint, root.options)
+    return StoreRoot.resolve(root.prefix, {**root.options, "endpoint_url": endpoint})

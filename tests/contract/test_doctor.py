@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from streamer.store.root import StoreRoot
 from streamer.tools.doctor import Finding
 from streamer.tools.doctor.reach import url_findings
 
@@ -63,7 +64,7 @@ def _by_subject(found: list[Finding]) -> dict[str, Finding]:
 async def test_a_web_server_and_its_clock(ahead: timedelta, state: str) -> None:
     """A byte is read; a clock that is wrong by minutes is a problem that is named with its size."""
     with _web_server(ahead) as root:
-        found = _by_subject(await url_findings(f"{root}/x.bin", {}))
+        found = _by_subject(await url_findings(StoreRoot.resolve(f"{root}/x.bin"), f"{root}/x.bin"))
     assert (found["url"].state, found["read"].state) == ("ok", "ok")
     assert found["endpoint"].state == state
     if ahead:
@@ -73,7 +74,7 @@ async def test_a_web_server_and_its_clock(ahead: timedelta, state: str) -> None:
 async def test_an_endpoint_that_does_not_answer(unused_tcp_port: int) -> None:
     """The problem names host and port, and no key."""
     options = {"key": "AKIAEXAMPLE", "secret": "hidden", "endpoint_url": f"http://127.0.0.1:{unused_tcp_port}"}
-    found = _by_subject(await url_findings("s3://bucket/train/", options))
+    found = _by_subject(await url_findings(StoreRoot.resolve("s3://bucket/train/", options), "s3://bucket/train/"))
     assert found["endpoint"].state == "problem"
     assert f"127.0.0.1:{unused_tcp_port}" in found["endpoint"].fact
     assert found["credentials"].state == "ok"

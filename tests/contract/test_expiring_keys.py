@@ -85,13 +85,13 @@ async def test_the_doctor_names_their_source_and_their_end(
 ) -> None:
     """Neither key nor token is shown; an end within ten minutes is a warning."""
     set_up("IRSA", issuer, tmp_path, monkeypatch)
-    (first, *_) = await url_findings("s3://expiring/train/", {})
+    (first, *_) = await url_findings(StoreRoot.resolve("s3://expiring/train/"), "s3://expiring/train/")
     assert (first.subject, first.state) == ("credentials", "warning")
     assert "assume-role-with-web-identity" in first.fact
     assert "until" in first.fact
     assert "secret" not in first.fact
     issuer.refuses = "AccessDenied"
-    (first, *_) = await url_findings("s3://expiring/train/", {})
+    (first, *_) = await url_findings(StoreRoot.resolve("s3://expiring/train/"), "s3://expiring/train/")
     assert first.state == "problem"
     assert "AssumeRoleWithWebIdentity" in first.fact
 

@@ -38,7 +38,8 @@ def sign_in(
     headers = cast("dict[str, str]", translation.client.get("default_headers", {}))
     login = cast("Login | None", None)
     if any(name.lower() == "authorization" for name in headers):
-        translation.login = "with the header Authorization of storage_options"
+        # It may be this function's own: a root may have several stores, one after the other.
+        translation.login = translation.login or "with the header Authorization of storage_options"
     elif login_text:
         login = _parse_login(login_text)
         translation.login = "with the login of the url"

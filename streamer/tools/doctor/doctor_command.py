@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     import asyncio
 
     from streamer.cli.dataset import client_settings
+    from streamer.store import StoreRoot
     from streamer.tools.doctor.environment import environment_findings, library_findings
     from streamer.tools.doctor.machine import machine_findings
     from streamer.tools.doctor.reach import link_findings, url_findings
@@ -50,9 +51,10 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     found = [*machine_findings(settings), *environment_findings(settings.runtime_dir)]
     found += library_findings()
     if arguments.url is not None:
-        found += asyncio.run(url_findings(arguments.url, arguments.storage_options))
+        root = StoreRoot.resolve(arguments.url, arguments.storage_options)
+        found += asyncio.run(url_findings(root, arguments.url))
         if all(finding.state != "problem" for finding in found if finding.subject in ("url", "read", "endpoint")):
-            found += asyncio.run(link_findings(arguments.url, arguments.storage_options))
+            found += asyncio.run(link_findings(root, arguments.url))
     if arguments.json:
         terminal.line(json.dumps([finding._asdict() for finding in found]))
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import aclosing, closing
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 from streamer.config import format_bytes
 from streamer.errors import ConfigError, StreamerError
-from streamer.store import open_root, open_store
+from streamer.store import open_root
 from streamer.store.addresses.urls import shown
 from streamer.store.base import Get
 from streamer.store.credentials.boto_keys import AwsKeys
@@ -38,9 +38,8 @@ _PAGE = "docs/deploy/credentials.md"
 SECONDS = 1.0
 
 
-async def url_findings(url: str, options: Mapping[str, object]) -> list[Finding]:
-    """Lists the first objects below a url and reads a byte of one."""
-    root = StoreRoot.resolve(url, options)
+async def url_findings(root: StoreRoot, url: str) -> list[Finding]:
+    """Lists the first objects below a url of a root and reads a byte of one."""
     found = access_findings(root)
     store = open_root(root)
     try:
@@ -199,10 +198,10 @@ async def _first_page(store: ObjectStore, url: str) -> list[ObjectRecord]:
     return []
 
 
-async def link_findings(url: str, options: Mapping[str, object], seconds: float = SECONDS) -> list[Finding]:
+async def link_findings(root: StoreRoot, url: str, seconds: float = SECONDS) -> list[Finding]:
     """Reads from the objects below a url for some seconds, with one connection and with many."""
     try:
-        store = open_store(url, options)
+        store = open_root(root)
         try:
             return list(assess_link(await measure_link(store, await find_objects(store, url), seconds)))
         finally:

@@ -18,6 +18,7 @@ from streamer.manifest.model import ObjectRecord
 from streamer.store import Client, open_store
 from streamer.store.base import Get, Take
 from streamer.store.local_store import LocalStore
+from streamer.store.root import StoreRoot
 from streamer.tools.bench_command import _Bench, add_arguments, client_of, endpoint_of, move_to_endpoint
 from streamer.tools.link_meter import Cell, Latency, Way, combine_cells, find_objects, measure_cell, ranges
 from streamer.tools.link_report import LinkFigures, advice, best, cell_row, save_plot
@@ -107,7 +108,7 @@ def _bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> _B
     line = [f"{tmp_path}/a.bin", "--seconds", "0.02", "--connections", "2", "4", "--ranges", "64KiB", *options]
     bench = _Bench(parser.parse_args(line), Terminal())
 
-    def opened(url: str, client: str, options: object = None) -> tuple[LocalStore, str]:
+    def opened(root: StoreRoot, client: str) -> tuple[LocalStore, str]:
         return (_Refusing(AccessDeniedError("no")) if client == "obstore" else LocalStore()), client
 
     monkeypatch.setattr(bench, "_open", opened)
@@ -120,7 +121,7 @@ async def test_a_client_that_fails_does_not_cost_the_results_of_the_others(
     """It is left out with its reason."""
     bench = _bench(tmp_path, monkeypatch)
     objects = await find_objects(LocalStore(), f"{tmp_path}/")
-    found = await bench._compare(f"{tmp_path}/a.bin", objects, _cell(2, 1 << 16, 1e6))
+    found = await bench._compare(objects, _cell(2, 1 << 16, 1e6))
     assert [cell.client for cell in found] == ["curl", "fsspec"]
     assert "obstore is left out: no" in capsys.readouterr().err
 
@@ -302,16 +303,21 @@ def test_goes_of_one_combination_add_up() -> None:
 def test_the_other_endpoint() -> None:
     """A url of the web moves itself; one of a bucket moves by its options."""
     options = {"endpoint_url": "https://minio:9000", "key": "k"}
-    assert endpoint_of("s3://b/x/", options) == "https://minio:9000"
-    assert endpoint_of("s3://b/x/", {"client_kwargs": options}) == "https://minio:9000"
-    assert endpoint_of("https://host/a.tar", {}) == "https://host"
-    moved = move_to_endpoint("s3://b/x/", options, "http://minio:9001")
-    assert moved == ("s3://b/x/", {**options, "endpoint_url": "http://minio:9001"})
-    assert move_to_endpoint("https://host/a.tar", {}, "http://host:81/") == ("http://host:81/a.tar", {})
+    bucket = StoreRoot.resolve("s3://b/x/", options)
+    assert endpoint_of(bucket) == "https://minio:9000"
+    nested = StoreRoot.resolve("s3://b/x/", {"client_kwargs": {"endpoint_url": "https://minio:9000"}})
+    assert endpoint_of(nested) == "https://minio:9000"
+    for root in (bucket, nested):
+        moved = move_to_endpoint(root, "http://minio:9001")
+        assert (moved.url, endpoint_of(moved)) == ("s3://b", "http://minio:9001")
+    web = StoreRoot.resolve("https://host/a.tar", {"headers": {"A": "b"}})
+    assert endpoint_of(web) == "https://host"
+    assert move_to_endpoint(web, "http://host:81/").url == "http://host:81"
+    assert move_to_endpoint(web, "http://host:81/").options == web.options
     with pytest.raises(ConfigError, match="endpoint_url"):
-        endpoint_of("s3://b/x/", {})
+        endpoint_of(StoreRoot.resolve("s3://b/x/"))
     with pytest.raises(ConfigError, match="write http"):
-        move_to_endpoint("s3://b/x/", options, "minio:9001")
+        move_to_endpoint(bucket, "minio:9001")
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import contextlib
+import json
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
+from streamer.cli.terminal import Terminal
 from streamer.config import FetchConfig
 from streamer.engine.url_allowlist import Fetchers, UrlAllowlist
 from streamer.errors import AccessDeniedError, ConfigError, StoreError
@@ -16,6 +20,8 @@ from streamer.store import failures, open_store, options
 from streamer.store.addresses import urls
 from streamer.store.obstore_clients import map_error
 from streamer.store.root import StoreRoot
+from streamer.tools import bench_command
+from streamer.tools.doctor import reach
 
 
 @pytest.mark.parametrize(
@@ -83,22 +89,28 @@ _LISTING = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResul
 _NO_OBJECTS = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(_LISTING), _LISTING)
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("is_service", [False, True], ids=["engine of a trainer", "service without datasets"])
-async def test_a_url_is_split_and_its_options_are_translated_once(
-    is_service: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On the way from the url of a dataset to the first request of its engine, and not again for the next ones."""
-    calls: Counter[str] = Counter()
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often urls were split, and options translated."""
+    found: Counter[str] = Counter()
 
     def count(function: object, name: str) -> None:
         def counted(*arguments: object) -> object:
-            calls[name] += 1
+            found[name] += 1
             return function(*arguments)  # type: ignore[operator]
 
         for module in [one for name, one in sys.modules.items() if name.startswith("streamer.")]:
             if vars(module).get(name) is function:
                 monkeypatch.setattr(module, name, counted)
+
+    count(urls.split, "split")
+    count(options.translate, "translate")
+    return found
+
+
+@contextlib.asynccontextmanager
+async def serve_nothing(calls: Counter[str]) -> AsyncIterator[str]:
+    """The endpoint of an S3 whose buckets are empty."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET"):
@@ -106,20 +118,49 @@ async def test_a_url_is_split_and_its_options_are_translated_once(
             writer.write(_NO_OBJECTS)
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("is_service", [False, True], ids=["engine of a trainer", "service without datasets"])
+async def test_a_url_is_split_and_its_options_are_translated_once(
+    is_service: bool, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the way from the url of a dataset to the first request of its engine, and not again for the next ones."""
     given = {"key": "k", "secret": "s"}
-    if is_service:  # An address of its own machine is the choice of its operator.
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    else:
-        given["endpoint_url"] = endpoint
-    count(urls.split, "split")
-    count(options.translate, "translate")
     allowlist = UrlAllowlist(refuse_local=is_service)
-    async with Fetchers(FetchConfig(), allowlist) as fetchers:
+    async with serve_nothing(calls) as endpoint, Fetchers(FetchConfig(), allowlist) as fetchers:
+        if is_service:  # An address of its own machine is the choice of its operator.
+            monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        else:
+            given["endpoint_url"] = endpoint
         found = ["s3://bucket/train/", "s3://bucket/val/"]
         assert allowlist.endpoint(found, allowlist.options(found, given)) == ""
         async with fetchers.use(given) as fetcher:
             for url in found:
                 assert [record for page in await fetcher.list(url) for record in page] == []
-    server.close()
     assert calls == {"requests": 2, "split": 1, "translate": 1}
+
+
+@pytest.mark.process
+async def test_doctor_resolves_a_root_once(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All checks of a url take it."""
+    monkeypatch.setattr(reach, "access_findings", lambda root: [])
+    async with serve_nothing(calls) as endpoint:
+        root = StoreRoot.resolve("s3://bucket/train/", {"key": "k", "secret": "s", "endpoint_url": endpoint})
+        (found,) = await reach.url_findings(root, "s3://bucket/train/")
+        assert "nothing is there" in found.fact
+        assert await reach.link_findings(root, "s3://bucket/train/") == []
+    assert calls == {"requests": 2, "split": 1, "translate": 1}
+
+
+@pytest.mark.process
+def test_bench_resolves_a_root_once(calls: Counter[str]) -> None:
+    """Each client opens a store of it."""
+    parser = argparse.ArgumentParser()
+    bench_command.add_arguments(parser)
+    given = json.dumps({"key": "k", "secret": "s", "endpoint_url": "http://127.0.0.1:1"})
+    bench = bench_command._Bench(parser.parse_args(["s3://bucket/train/", "--storage-options", given]), Terminal())
+    assert [bench._open(bench.root, client)[1] for client in ("auto", "obstore")] == ["curl", "obstore"]
+    assert calls == {"split": 1, "translate": 1}
