@@ -10,6 +10,7 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import TypeAlias, TypeVar
 
+from streamer.base.ranges import Range, join_near_ranges
 from streamer.errors import ShortReadError
 from streamer.formats.failures import DamagedError
 from streamer.manifest.blocks import Block
@@ -21,7 +22,6 @@ Result = TypeVar("Result")
 Reading: TypeAlias = Generator[Need | tuple[Need, ...], Answer, Result]
 # A reading that asks recoders, too.
 Asking: TypeAlias = Generator[Need | tuple[Need, ...] | Examine, Answer, Result]
-Range: TypeAlias = tuple[int, int]
 
 # Objects of which the same part is in memory at once: 16 MiB of the ends of zip files.
 _READ_AT_ONCE = 256
@@ -103,24 +103,7 @@ def read_each(
 
 def near_needs(record: ObjectRecord, ranges: Iterable[Range], near_bytes: int) -> list[Need]:
     """Joins ranges of one object that have less than `near_bytes` between them."""
-    needs: list[Need] = []
-    for start, stop in sorted(ranges):
-        if needs and start - needs[-1].stop < near_bytes:
-            needs[-1] = Need(needs[-1].start, max(stop, needs[-1].stop), record)
-        else:
-            needs.append(Need(start, stop, record))
-    return needs
-
-
-def join_ranges(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """Joins ranges that follow each other without a gap; leaves out empty ones."""
-    joined: list[Range] = []
-    for start, stop in ranges:
-        if joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], stop)
-        elif stop > start:
-            joined.append((start, stop))
-    return tuple(joined)
+    return [Need(start, stop, record) for start, stop in join_near_ranges(sorted(ranges), near_bytes)]
 
 
 def collect_samples(

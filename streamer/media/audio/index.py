@@ -8,9 +8,10 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
+from streamer.base.ranges import Range, join_near_ranges
 from streamer.formats.base import Answer, Block
 from streamer.formats.failures import check_not_empty, make_refusal
-from streamer.formats.reading import Range, Reading, read_range
+from streamer.formats.reading import Reading, read_range
 from streamer.manifest.protocols import Source
 from streamer.media.audio import flac, mp3, ogg
 from streamer.media.audio.frames import PackedFrames
@@ -114,20 +115,11 @@ def cut_blocks(source: Source, recording: Recording, windows: Windows) -> Genera
     stretch = (lower - lower[0]) // source.chunk_bytes + (packets - packets[0]) // most
     cuts = [0, *(np.flatnonzero(np.diff(stretch)) + 1).tolist(), windows.count]
     for first, stop in pairwise(cuts):
-        ranges = _ranges(lower[first:stop].tolist(), upper[first:stop].tolist(), recording.near_bytes)
+        ranges = join_near_ranges(
+            zip(lower[first:stop].tolist(), upper[first:stop].tolist(), strict=True), recording.near_bytes
+        )
         begin, end, _ = cut_parts(lower[first:stop], upper[first:stop])
         note = BlockNote.write(source.key, recording, windows.part(first, stop), ranges)
         longest = WindowHeader(source.key, recording.audio, *[1 << 62] * 5)
         planned = (stop - first) * len(encode_head(longest)) + int((end - begin).sum())
         yield Block(ranges, stop - first, planned, msgspec.msgpack.encode(note), parts=len(begin), part_ranges=1)
-
-
-def _ranges(lower: list[int], upper: list[int], near_bytes: int) -> tuple[Range, ...]:
-    """Joins the bytes of windows that overlap, or have less than `near_bytes` between them."""
-    joined: list[Range] = []
-    for start, stop in zip(lower, upper, strict=True):
-        if joined and start - joined[-1][1] < near_bytes:
-            joined[-1] = joined[-1][0], max(joined[-1][1], stop)
-        else:
-            joined.append((start, stop))
-    return tuple(joined)

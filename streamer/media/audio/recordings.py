@@ -9,7 +9,7 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 
-from streamer.formats.reading import Range
+from streamer.base.ranges import Range
 from streamer.media.audio.frames import AudioFrames, PackedFrames
 from streamer.media.audio.windows import Integers
 from streamer.media.containers.entries import TrackCodec

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from streamer.base.ranges import Range
 from streamer.errors import RecodeError
 from streamer.formats.failures import DamagedError
-from streamer.formats.reading import Range
 from streamer.media.audio.frames import AudioFrames, PackedFrames
 from streamer.media.audio.recordings import Packeted
 from streamer.media.audio.windows import cut_parts

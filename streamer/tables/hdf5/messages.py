@@ -13,8 +13,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from streamer.base.ranges import Range
 from streamer.formats.failures import DamagedError, UnreadError
-from streamer.formats.reading import Range, Reading, near_needs, read_ranges
+from streamer.formats.reading import Reading, near_needs, read_ranges
 from streamer.manifest.model import ObjectRecord
 
 # The first read: of most files it has all object headers.

@@ -11,10 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from streamer.base.ranges import Range
 from streamer.errors import ManifestError
 from streamer.formats.base import Block, Facts, Recoder
 from streamer.formats.failures import DamagedError, make_damage_error, make_refusal, require_extra
-from streamer.formats.reading import Range, Reading, near_needs, read_ranges
+from streamer.formats.reading import Reading, near_needs, read_ranges
 from streamer.formats.table.layouts import refuse_table, table_log
 from streamer.formats.table.partitions import partition_values
 from streamer.formats.table.records import TableOpener, head_bytes
