@@ -10,8 +10,8 @@ import pycurl
 
 from streamer.peers.tls import use_tls
 from streamer.store.curl.multi import Multi
+from streamer.store.curl.request import CurlRequest, make_easy
 
-_BUFFER_BYTES = 512 * 1024
 _CONNECT_SECONDS = 1.0
 # The peer's kernel accepts a connection at once, but its process shakes hands: on two cores with load 10 that took
 # over a second for eight connections (2026-11-23).
@@ -21,6 +21,7 @@ _SILENT_SECONDS = 10
 # So much of an answer that is not 200 is read.
 _MOST_BYTES = 4096
 _MOST_LINES = 64
+_MOST_DIGITS = 19
 # Pieces are of 16 KiB; a call for each would be a tenth of what they cost.
 _REPORT_BYTES = 64 * 1024
 # The answer was no HTTP, or a callback has refused it.
@@ -51,33 +52,30 @@ def _ignore(count: int) -> None:
     """Ignores the bytes of a request that nothing watches."""
 
 
-class PeerTransfer:
-    """Owns a handle of libcurl, for one request at a time. On the engine's loop.
+class PeerTransfer(CurlRequest):
+    """A request to a peer; one at a time. On the engine's loop.
 
     Args:
         tls_folder: folder of certificate, key and authority (`tls`); "" for plain HTTP.
 
     Attributes:
-        received: bytes of the body that arrived.
         why: libcurl's reason for an ending `UNTRUSTED`.
     """
 
+    __slots__ = ("_body", "_length", "_on_bytes", "_refused", "_reported", "why")
+
     def __init__(self, tls_folder: str = "") -> None:
-        self._easy = _easy(tls_folder)
-        self._easy.setopt(pycurl.HEADERFUNCTION, self._take_line)
-        self._easy.setopt(pycurl.WRITEFUNCTION, self._take)
+        super().__init__(_make_easy(tls_folder), self._take_line)
         self._on_bytes: OnBytes = _ignore
         self._length: asyncio.Future[int | None] | None = None
         self._body: memoryview | None = None
-        self._begin()
+        self._reported = 0
+        self._refused = 0
         self.why = ""
-
-    def _begin(self) -> None:
-        self._lines = self._status = self._announced = self._reported = self._refused = self.received = 0
 
     def close(self) -> None:
         """Frees the handle."""
-        self._easy.close()
+        self.easy.close()
 
     @property
     def is_waiting_for_memory(self) -> bool:
@@ -100,31 +98,35 @@ class PeerTransfer:
             The status, or how the request ended without one; after 200 the whole body is in the memory.
         """
         length = self._length = asyncio.get_running_loop().create_future()
-        self._begin()
+        self.begin()
+        self._reported = 0
+        self._refused = 0
         self._on_bytes = on_bytes
-        self._easy.setopt(pycurl.URL, url)
-        self._easy.setopt(pycurl.HTTPHEADER, list(lines))
-        ended = multi.start(self._easy)
+        self.easy.setopt(pycurl.URL, url)
+        self.easy.setopt(pycurl.HTTPHEADER, list(lines))
+        ended = multi.start(self.easy)
         ended.add_done_callback(lambda _: None if length.done() else length.set_result(None))
         try:
             if (count := await length) is not None and not ended.done():
                 self._body = await make_room(count)
                 if not ended.done():
-                    self._easy.pause(pycurl.PAUSE_CONT)
+                    self.easy.pause(pycurl.PAUSE_CONT)
             await ended
-            return self._status if count is None or self.received == count else Ending.CUT_OFF
+            return self.read_head()[0] if count is None or self.received == count else Ending.CUT_OFF
         except pycurl.error as error:
             return self._explain_failure(*error.args)
         except WrongError:
             return Ending.WRONG
         finally:
-            multi.remove(self._easy)
+            multi.remove(self.easy)
             if not ended.cancelled():
                 ended.exception()  # of a request that was cancelled, which nothing else asks for
             self._length = self._body = None
             self._on_bytes = _ignore
 
     def _explain_failure(self, code: int, text: str) -> Ending:
+        if self.failure is not None:
+            raise self.failure
         if code in _WRONG:
             return Ending.WRONG
         if code not in _UNTRUSTED and _ALERT not in text:
@@ -132,25 +134,15 @@ class PeerTransfer:
         self.why = text
         return Ending.UNTRUSTED
 
-    # ------------------------------------------------------------ libcurl's callbacks
-
     def _take_line(self, line: bytes) -> int | None:
         self._on_bytes(0)
-        self._lines += 1
-        name, _, value = line.partition(b":")
-        if line.startswith(b"HTTP/") and line[9:12].isdigit():
-            self._status = int(line[9:12])
-        elif name.lower() == b"content-length" and value.strip().isdigit():
-            self._announced = int(value)
-        return -1 if self._lines > _MOST_LINES else None
+        self.lines.append(line)
+        return -1 if len(self.lines) > _MOST_LINES else None
 
-    def _take(self, piece: bytes) -> int | None:
-        """Takes a piece of the body; returns another number than its length to end the transfer."""
-        if self._status != 200:
-            self._refused += len(piece)
-            return None if self._refused <= _MOST_BYTES else -1
+    def take(self, piece: bytes) -> int | None:
+        """See CurlRequest.take."""
         if self._body is None:
-            return self._announce()
+            return self._announce(piece)
         stop = self.received + len(piece)
         if stop > len(self._body):
             return -1
@@ -161,29 +153,27 @@ class PeerTransfer:
             self._reported = stop
         return None
 
-    def _announce(self) -> int:
-        """Says how long the body is; the transfer continues when there is memory for it."""
-        if not self._announced or self._length is None or self._length.done():  # no length, or it was just cancelled
+    def _announce(self, piece: bytes) -> int | None:
+        """Says how long the body of an answer 200 is; the transfer continues when there is memory for it."""
+        status, headers = self.read_head()
+        if status != 200:
+            self._refused += len(piece)
+            return None if self._refused <= _MOST_BYTES else -1
+        length = headers.get(b"content-length", b"")
+        if self._length is None or self._length.done():  # it was just cancelled
             return -1
-        self._length.set_result(self._announced)
+        if not length.isdigit() or len(length) > _MOST_DIGITS or not int(length):
+            return -1
+        self._length.set_result(int(length))
         return int(pycurl.WRITEFUNC_PAUSE)
 
 
-def _easy(tls_folder: str) -> pycurl.Curl:
-    easy = pycurl.Curl()
-    easy.setopt(pycurl.NOSIGNAL, 1)
-    easy.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1)
-    easy.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP)
+def _make_easy(tls_folder: str) -> pycurl.Curl:
+    easy = make_easy(_HANDSHAKE_SECONDS if tls_folder else _CONNECT_SECONDS, pycurl.PROTO_HTTP)
     # A proxy of the environment is for the store.
     easy.setopt(pycurl.PROXY, "")
-    easy.setopt(pycurl.BUFFERSIZE, _BUFFER_BYTES)
-    easy.setopt(pycurl.TCP_KEEPALIVE, 1)
-    seconds = _HANDSHAKE_SECONDS if tls_folder else _CONNECT_SECONDS
-    easy.setopt(pycurl.CONNECTTIMEOUT_MS, int(seconds * 1000))
     easy.setopt(pycurl.LOW_SPEED_LIMIT, 1)
     easy.setopt(pycurl.LOW_SPEED_TIME, _SILENT_SECONDS)
-    easy.setopt(pycurl.USERAGENT, "streamer")
-    easy.setopt(pycurl.PATH_AS_IS, 1)
     if tls_folder:
         use_tls(easy, tls_folder)
     return easy

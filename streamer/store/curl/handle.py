@@ -20,9 +20,8 @@ from streamer.store.addresses.hosts import host_of
 from streamer.store.addresses.urls import shown
 from streamer.store.base import Get, Take
 from streamer.store.curl.access import Access
+from streamer.store.curl.request import CurlRequest, make_easy
 
-# Size of one read from a socket.
-_BUFFER_BYTES = 512 * 1024
 # Bytes of an answer other than the object that are searched for the store's error code.
 _ERROR_BODY_BYTES = 64 * 1024
 # Most bytes of an answer that is kept: a page of 1,000 keys of 1,024 escaped characters has 4 MB.
@@ -38,17 +37,12 @@ _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".br", ".z", ".deflate")
 _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 
 
-class Handle:
-    """An easy handle of libcurl, and its request; `addresses` are in the form of CURLOPT_RESOLVE.
-
-    Attributes:
-        failure: error raised by a callback, which libcurl does not pass on.
-    """
+class Handle(CurlRequest):
+    """A request to a store; `addresses` are in the form of CURLOPT_RESOLVE."""
 
     __slots__ = (
         "_answer",
         "_fresh",
-        "_lines",
         "_most",
         "_range",
         "_redirects",
@@ -57,30 +51,22 @@ class Handle:
         "_tag",
         "_take",
         "_target",
-        "easy",
-        "failure",
-        "received",
     )
 
     def __init__(self, access: Access, addresses: Sequence[str] = ()) -> None:
+        super().__init__(_make_easy(access))
         self._target = _NOTHING
         self._range = (0, 0)
         self._tag: str | None = None
         self._take: Take | None = None
         self._sink: Take | None = None
-        self._lines: list[bytes] = []
         self._answer = b""
         self._most = 0
         self._redirects = access.redirects
         self._redirects_left = 0
         self._fresh = False
-        self.received = 0
-        self.failure: BaseException | None = None
-        self.easy = _easy(access)
         if addresses:
             self.easy.setopt(pycurl.RESOLVE, list(addresses))
-        self.easy.setopt(pycurl.HEADERFUNCTION, self._lines.append)
-        self.easy.setopt(pycurl.WRITEFUNCTION, self._write)
         if access.refuse_local:
             self.easy.setopt(pycurl.OPENSOCKETFUNCTION, self._open_socket)
 
@@ -99,13 +85,13 @@ class Handle:
         """Drops all state of the request."""
         self._target = _NOTHING
         self._take = None
-        self._begin_again()
+        self.begin()
 
-    def _begin_again(self) -> None:
-        self._sink = self.failure = None
-        self._lines.clear()
+    def begin(self) -> None:
+        """See CurlRequest.begin; the object stays the same."""
+        super().begin()
+        self._sink = None
         self._answer = b""
-        self.received = 0
 
     def prepare(self, address: str, headers: Sequence[str], *, fresh: bool) -> None:
         """Sets the options of the transfer that differ from those of the last one."""
@@ -144,14 +130,14 @@ class Handle:
             raise self._refusal()
         address = quote(found, safe=_ASCII)
         if not self._redirects.follows(address):
-            status, headers = self._head()
+            status, headers = self.read_head()
             if b"x-amz-bucket-region" in headers:
                 raise self._refusal()
             raise failures.make_redirect_error(self._target.url, status, host_of(address))
         if not self._redirects_left:
             raise failures.unreachable(self._target.url, "it redirects too often")
         self._redirects_left -= 1
-        self._begin_again()
+        self.begin()
         return address
 
     def explain_failure(self, error: pycurl.error) -> BaseException:
@@ -178,20 +164,15 @@ class Handle:
             return int(pycurl.SOCKET_BAD)
         return _Socket(family, kind, protocol)
 
-    def _write(self, piece: bytes) -> int | None:
-        """Receives a piece of the body; returns a number other than its length to end the transfer."""
-        try:
-            sink = self._sink
-            if sink is None:
-                sink = self._sink = self._begin()
-            self.received += len(piece)
-            if self.received > self._most:
-                raise self._too_much()
-            sink(piece)
-        except BaseException as error:  # noqa: BLE001 - raised again by `failed`: nothing passes through libcurl
-            self.failure = error
-            return -1
-        return None
+    def take(self, piece: bytes) -> None:
+        """See CurlRequest.take."""
+        sink = self._sink
+        if sink is None:
+            sink = self._sink = self._begin()
+        self.received += len(piece)
+        if self.received > self._most:
+            raise self._too_much()
+        sink(piece)
 
     def _too_much(self) -> StoreError:
         if self._sink == self._keep_answer:
@@ -206,7 +187,7 @@ class Handle:
         self._most = stop - start
         if self._is_expected_range():
             return self._take
-        status, headers = self._head()
+        status, headers = self.read_head()
         is_page = headers.get(b"content-type", b"").lower().startswith(b"text/html")
         was_redirected = self._redirects_left < self._redirects.most
         if is_page and was_redirected and status in (200, 206) and not target.url.lower().endswith((".html", ".htm")):
@@ -225,7 +206,7 @@ class Handle:
 
     def _is_expected_range(self) -> bool:
         """Whether the head has the lines that most servers write; parsing it costs 4 us more."""
-        lines = self._lines
+        lines = self.lines
         tag = self._tag
         (start, stop) = self._range
         return (
@@ -235,25 +216,12 @@ class Handle:
             and f"Content-Range: bytes {start}-{stop - 1}/{self._target.size}\r\n".encode() in lines
         )
 
-    def _head(self) -> tuple[int, dict[bytes, bytes]]:
-        """Status and headers of the last answer; those of proxies and redirects come before it."""
-        status = 0
-        headers = {}
-        for line in self._lines:
-            name, colon, value = line.partition(b":")
-            if colon:
-                headers[name.lower()] = value.strip()
-            elif line.startswith(b"HTTP/"):
-                status = int(line.split()[1])
-                headers = {}
-        return status, headers
-
     def _keep_answer(self, piece: bytes | memoryview) -> None:
         """Keeps a piece of an answer other than the object."""
         self._answer += piece
 
     def _refusal(self) -> StoreError:
-        status, headers = self._head()
+        status, headers = self.read_head()
         if status == 412:
             return versions.make_change_error(self._target, None)
         body = self._answer.decode("utf-8", "replace")
@@ -337,7 +305,7 @@ class Whole(Handle):
 
         Only 307 and 308 redirect an upload: of the others, which are old, clients make a GET.
         """
-        status, self.headers = self._head()
+        status, self.headers = self.read_head()
         if status in {200, 201, 204, 206}:
             return ""
         if self._content is not None and status in {301, 302, 303}:
@@ -353,7 +321,7 @@ class Whole(Handle):
 
     def _begin(self) -> Take:
         self._most = _MOST_BYTES
-        if self._first_byte and self._head()[0] == 200:  # the whole object follows
+        if self._first_byte and self.read_head()[0] == 200:  # the whole object follows
             raise failures.make_ranges_error(self._target.url)
         return self._keep_answer
 
@@ -365,22 +333,14 @@ class _Socket(socket.socket):
         self.close()
 
 
-def _easy(access: Access) -> pycurl.Curl:
-    easy = pycurl.Curl()
-    easy.setopt(pycurl.NOSIGNAL, 1)
-    easy.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1)
-    easy.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
+def _make_easy(access: Access) -> pycurl.Curl:
+    easy = make_easy(access.connect_seconds, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
     if access.proxy is not None:
         easy.setopt(pycurl.PROXY, access.proxy)
-    easy.setopt(pycurl.BUFFERSIZE, _BUFFER_BYTES)
-    easy.setopt(pycurl.TCP_KEEPALIVE, 1)
-    easy.setopt(pycurl.CONNECTTIMEOUT_MS, int(access.connect_seconds * 1000))
-    easy.setopt(pycurl.USERAGENT, "streamer")
     if access.bundle is not None:
         easy.setopt(pycurl.CAINFO, access.bundle)
     if access.folder is not None:
         easy.setopt(pycurl.CAPATH, access.folder)
-    easy.setopt(pycurl.PATH_AS_IS, 1)
     return easy
 
 
