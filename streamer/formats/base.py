@@ -253,6 +253,10 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Whether an object of this name holds samples: it has one of the `endings`, and is not hidden."""
         return key.lower().endswith(self.endings) and not is_hidden(key)
 
+    def explain_empty(self, keys: Sequence[str]) -> str:
+        """Returns why none of the objects of these names holds samples, where the format knows; else ""."""
+        return ""
+
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Returns all accepted objects, without facts; see `Indexer.survey`."""
         yield from ()

@@ -303,7 +303,7 @@ def _select_objects(part: _UrlListing, chosen: Indexer) -> list[int]:
         example = f"{part.folder}{part.keys[0]}"
         raise ManifestError(
             f"none of the {len(part.keys)} objects below {part.url} fits format {chosen.name!r} "
-            f"(the first is {example})",
+            f"(the first is {example}){chosen.explain_empty(part.keys)}",
             url=part.url,
             objects=len(part.keys),
         )

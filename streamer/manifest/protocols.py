@@ -193,6 +193,10 @@ class Indexer(Protocol):
         """Whether an object found by listing a prefix is part of the dataset."""
         ...
 
+    def explain_empty(self, keys: Sequence[str]) -> str:
+        """Returns why none of the objects of these names holds samples, where the format knows; else ""."""
+        ...
+
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Chooses the objects that contain samples, and finds the facts about all of them. Not for whole objects.
 

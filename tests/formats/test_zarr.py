@@ -259,6 +259,13 @@ async def test_stores_of_the_fill_value_alone(unwritten, codecs, tmp_path):
     assert (await built(Zarr(), MemoryStore(objects), tmp_path)).samples == 16
 
 
+def test_metadata_without_a_chunk_are_no_dataset():
+    """The error says what is missing; a folder without a store has another one."""
+    assert "no chunk, so that all of its values are the fill value" in Zarr().explain_empty(["a.zarr/zarr.json"])
+    assert "no chunk" in Zarr().explain_empty(["readme.txt", ".zarray"])
+    assert Zarr().explain_empty(["readme.txt"]) == ""
+
+
 def test_windows_of_stores_of_the_fill_value_alone():
     """Are refused with the store: a window goes on over the rows of an object."""
     objects = {f"a.zarr/{name}": content for name, content in PLAIN.items()} | {"b.zarr/zarr.json": array()}

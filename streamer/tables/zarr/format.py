@@ -72,6 +72,15 @@ class Zarr(RowFormat, frozen=True, forbid_unknown_fields=True):
         """Accepts objects with names of chunks."""
         return CHUNK_NAME.fullmatch(base_name(key)) is not None
 
+    def explain_empty(self, keys: Sequence[str]) -> str:
+        """Says that nothing was written but metadata: samples are read of objects, and here is none."""
+        if not any(base_name(key) in NAMES for key in keys):
+            return ""
+        return (
+            ": the store has metadata and no chunk, so that all of its values are the fill value; write at least one "
+            "chunk (config={'write_empty_chunks': True}), or give the urls of other stores beside it"
+        )
+
     def survey_rows(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Reads the metadata; the listing says which chunks there are."""
         nodes = nodes_of(others)
