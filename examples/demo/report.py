@@ -18,8 +18,10 @@ def make_row(number: int, epoch: Epoch, measured: Measured) -> dict[str, float]:
     """Computes the figures of one epoch over all ranks; shares are from 0 to 1.
 
     `link_wait_share` is the waiting that the link makes unavoidable: the time in which it carries this epoch's bytes,
-    as far as that exceeds the time of the training steps. `hit_bound` is the most hits that a cache of this size can
-    give: every chunk that it keeps, and every further use of a chunk in the same epoch, as many as in epoch 1.
+    as far as that exceeds the time of the training steps. `core_wait_share` is the same of this machine's cores, which
+    work for the store, the engine, the workers and the training at once. Hits are bytes that the store did not send;
+    `kept_share` is the share of the data that the cache keeps from one epoch to the next, beside the chunks that are
+    open or on their way.
     """
     ends = epoch.ends.values()
     rank_seconds = sum(end["seconds"] for end in ends)
@@ -27,8 +29,7 @@ def make_row(number: int, epoch: Epoch, measured: Measured) -> dict[str, float]:
     step_seconds = (rank_seconds - sum(waits)) / len(ends)
     rate = measured.options.link.bytes_per_second
     link_seconds = epoch.store.read_bytes / rate if rate else 0.0
-    first = measured.epochs[0]
-    again = first.hits / max(first.uses, 1)
+    core_seconds = epoch.core_busy_share * epoch.seconds
     samples = sum(end["samples"] for end in ends)
     seconds = max(end["seconds"] for end in ends)
     return {
@@ -38,10 +39,11 @@ def make_row(number: int, epoch: Epoch, measured: Measured) -> dict[str, float]:
         "wait_share": sum(waits) / rank_seconds,
         "longest_wait_seconds": max(waits),
         "link_wait_share": 1 - step_seconds / max(step_seconds, link_seconds),
+        "core_wait_share": 1 - step_seconds / max(step_seconds, core_seconds),
         "link_busy_share": min(1.0, link_seconds / epoch.seconds),
         "core_busy_share": epoch.core_busy_share,
-        "hit_share": epoch.hits / max(epoch.uses, 1),
-        "hit_bound": again + (1 - again) * (epoch.hit_bound if number > 1 else 0.0),
+        "hit_share": max(0.0, 1 - epoch.store.read_bytes / measured.dataset_bytes),
+        "kept_share": sum(epoch.kept_shares) / len(epoch.kept_shares) if number > 1 else 0.0,
         "store_mb": epoch.store.read_bytes / 1e6,
         "requests": epoch.store.reads,
         "loss": sum(step["loss"] for step in epoch.steps) / len(epoch.steps),
@@ -58,8 +60,9 @@ COLUMNS = {
     "samples/s": ("samples_per_second", "{:,.0f}"),
     "waiting": ("wait_share", "{:.0%}"),
     "(link)": ("link_wait_share", "{:.0%}"),
+    "(cores)": ("core_wait_share", "{:.0%}"),
     "hits": ("hit_share", "{:.0%}"),
-    "(cache)": ("hit_bound", "{:.0%}"),
+    "(cache)": ("kept_share", "{:.0%}"),
     "from store": ("store_mb", "{:.1f} MB"),
     "requests": ("requests", "{:,.0f}"),
     "loss": ("loss", "{:.3f}"),
@@ -79,8 +82,8 @@ def describe(measured: Measured) -> str:
     table = ["  ".join([first.ljust(widths[0]), *map(str.rjust, rest, widths[1:])]).rstrip() for first, *rest in lines]
     words = f"""
 {measured.dataset_bytes / 1e6:.1f} MB of data, cache limit {measured.cache_bytes / 1e6:.1f} MB.
-waiting: share of the ranks' time; (link): what of it this link makes unavoidable
-hits: share of the uses of chunks that needed no request; (cache): the most that this cache can give
+waiting: share of the ranks' time; (link), (cores): what of it this link and this machine make unavoidable
+hits: share of the data that the store did not send; (cache): what this cache keeps from one epoch to the next
 from store: counted by the store from the end of the epoch before, look-ahead included
 sample keys in order, all ranks and epochs: {measured.digest()}"""
     if killed := measured.killed:
@@ -95,6 +98,13 @@ longest wait for a batch in that epoch {wait_seconds:.2f} s"""
     for number, row in enumerate(rows, 1):
         bounds.setdefault(name_bound(row), []).append(str(number))
     sentences = [f"Epoch {', '.join(numbers)}: bounded by {bound}." for bound, numbers in bounds.items()]
+    kept_share = rows[-1]["kept_share"]
+    if kept_share:
+        cache_share = measured.cache_bytes / measured.dataset_bytes
+        sentences.append(
+            f"The cache has room for {cache_share:.0%} of the data: it keeps {kept_share:.0%}, which no epoch fetches"
+            f" again; {cache_share - kept_share:.0%} are for its catalog and for chunks that are open or on their way."
+        )
     return "\n".join([*table, words, "", *sentences])
 
 
@@ -139,7 +149,7 @@ def draw(measured: Measured, path: Path) -> None:
     for panel, title, key, bound, scale in (
         ("b", "samples/s", "samples_per_second", "", 1),
         ("c", "waiting, % of time (dotted: the link's)", "wait_share", "link_wait_share", 100),
-        ("d", "hits, % of uses (dotted: the cache's bound)", "hit_share", "hit_bound", 100),
+        ("d", "hits, % of the data (dotted: what is kept)", "hit_share", "kept_share", 100),
         ("e", "from the store, MB", "store_mb", "", 1),
         ("f", "requests to the store", "requests", "", 1),
         ("g", "loss", "loss", "", 1),

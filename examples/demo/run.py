@@ -44,7 +44,8 @@ class Epoch:
     """One epoch of all ranks.
 
     `steps` and `ends` are the ranks' own lines. `store` is what the store sent since the end of the epoch before, and
-    `core_busy_share` the share of this machine's cores that was busy in that time. `uses` and `hits` count chunks.
+    `core_busy_share` the share of this machine's cores that was busy in that time. `kept_shares` is what the engine
+    says now and then: the share of the data that stays.
     """
 
     steps: list[dict[str, Any]] = field(default_factory=list)
@@ -52,9 +53,7 @@ class Epoch:
     store: Counts = field(default_factory=Counts)
     seconds: float = 0.0
     core_busy_share: float = 0.0
-    uses: int = 0
-    hits: int = 0
-    hit_bound: float = 0.0
+    kept_shares: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -108,7 +107,6 @@ class Run:
             # The ranks of one machine; a host name that does not resolve must not stop the demo.
             "GLOO_SOCKET_IFNAME": "lo",
         }
-        self._engine = {"needs": 0, "hits": 0}
         self._batches = 0
         self._pid = 0
 
@@ -168,13 +166,8 @@ class Run:
 
     def _take_step(self, epoch: Epoch, step: dict[str, Any]) -> None:
         epoch.steps.append(step)
-        if engine := step.pop("engine"):
-            # An engine that took over counts from 0.
-            before = self._engine if engine["needs"] >= self._engine["needs"] else {"needs": 0, "hits": 0}
-            epoch.uses += engine["needs"] - before["needs"]
-            epoch.hits += engine["hits"] - before["hits"]
-            epoch.hit_bound = engine["hit_bound"]
-            self._engine = engine
+        if (kept_share := step.pop("kept_share")) is not None:
+            epoch.kept_shares.append(kept_share)
         number = step["epoch"] + 1
         if (number, step["rank"], step["batch"]) == (self._options.kill_epoch, 0, self._batches // 2):
             os.kill(self._pid, signal.SIGKILL)

@@ -104,7 +104,7 @@ def train_epoch(epoch: int, loader: StreamingDataLoader, model: nn.Module, optim
         samples_read += samples
         right += int((scores.argmax(1) == batch["label"])[new].sum())
         keys.update("\n".join(batch["key"]).encode())
-        # Every eighth batch and the last one: what the engine of this machine has counted.
+        # Every eighth batch and the last one: what the engine of this machine keeps.
         asks = dist.get_rank() == 0 and (number % 8 == 7 or number + 1 == len(loader))
         engine = loader.stats().engine if asks else None
         say(
@@ -115,7 +115,7 @@ def train_epoch(epoch: int, loader: StreamingDataLoader, model: nn.Module, optim
             loss=loss.item(),
             wait_seconds=wait_seconds,
             at_seconds=time.monotonic(),
-            engine=engine and {"needs": engine.needs, "hits": engine.hits, "hit_bound": engine.hit_bound},
+            kept_share=engine and engine.hit_bound,
         )
         ready = time.monotonic()
     seconds = time.monotonic() - start

@@ -1,6 +1,6 @@
 """Measures how many bytes must be on their way to keep the link busy: its rate times its delay. Pure, without a clock.
 
-The rate is the highest of the last intervals. The delay is what a chunk takes that has the link almost for itself:
+The rate is that of the best of the last intervals. The delay is what a chunk takes that has the link almost for itself:
 beside many others it takes as long as they make it, and the rate times that is only the number of bytes on their way,
 whatever it is (Little's law). A full link shows no such chunk, so it is probed: for the time of a few chunks no more
 than two are asked for at once. That is once a minute at most, and the readers have what was asked for before.
@@ -10,24 +10,26 @@ Source: Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Queue 1
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from statistics import median
 
 # An interval ends when it is this long and this many chunks have come.
 INTERVAL_SECONDS = 0.25
 INTERVAL_CHUNKS = 8
-# The rate is the highest of so many intervals.
+# The rate is the highest of so many intervals but for a tenth: chunks that have waited for a core come in a burst.
 INTERVALS = 64
+PEAK_SHARE = 0.9
 # A chunk has the link almost for itself while at most this many are on their way.
 FEW_IN_FLIGHT = 2
-# The delay is the median of the last chunks that had it; of fewer than three most may be slow answers.
+# The delay is the median of the last chunks that had it. With three at least a probe would take twice as long.
 SAMPLES = 5
-LEAST_SAMPLES = 3
+LEAST_SAMPLES = 2
 # A delay is measured again after this: a link changes little within a minute.
 VALID_SECONDS = 60.0
 # A probe counts down from this: by one for each chunk that comes while the link is almost empty, by two for those that
-# had it for themselves. So it takes the last two of the full link and three more.
-PROBE_COUNT = 8
+# had it for themselves. So it takes the last two of the full link and two more.
+PROBE_COUNT = 6
 # A probe that has found too little is repeated after this.
 REPEAT_SECONDS = 10.0
 # A probe ends by itself after twice the time of the bytes in flight and this.
@@ -63,7 +65,12 @@ class LinkNeed:
         """Bytes that should be on their way, or None while that is not known."""
         if not self._rates or len(self._seconds) < LEAST_SAMPLES:
             return None
-        return int(MARGIN * max(self._rates) * median(self._seconds))
+        return int(MARGIN * self._rate * median(self._seconds))
+
+    @property
+    def _rate(self) -> float:
+        """Bytes per second of the link at its best."""
+        return sorted(self._rates)[math.ceil(PEAK_SHARE * len(self._rates)) - 1]
 
     def begin(self, key: bytes, now: float) -> None:
         """Records that a chunk is asked for."""
@@ -107,7 +114,7 @@ class LinkNeed:
         return in_flight == FEW_IN_FLIGHT or (in_flight > FEW_IN_FLIGHT and not urgent)
 
     def _begin_probe(self, now: float, in_flight: int) -> None:
-        seconds = (in_flight + PROBE_COUNT) * self._chunk_bytes / max(self._rates)
+        seconds = (in_flight + PROBE_COUNT) * self._chunk_bytes / self._rate
         self._probe_count = PROBE_COUNT
         self._next_probe_at = now + REPEAT_SECONDS
         self.probe_ends_at = now + SLACK_SECONDS + 2 * seconds

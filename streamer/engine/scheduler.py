@@ -335,6 +335,8 @@ class Scheduler:
 
     def _is_held_back(self, session: EngineSession, use: Use) -> bool:
         """Whether the chunk is not asked for now, because the link is being measured."""
+        if not self._policy.is_full:
+            return False
         now = self._loop.time()
         # A full link carries what it has, whatever is asked for next: a job alone loses nothing, another would wait.
         urgent = self._several_jobs and session.progress.is_blocking(use)

@@ -144,6 +144,11 @@ class CachePolicy:
         """C, the limit in bytes."""
         return self._partitions.limit_bytes
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the kept part has no room for another chunk, so that S decides how much stays."""
+        return self._partitions.is_full
+
     def set_limit(self, limit: CacheLimits | int) -> Freed:
         """Sets another limit, because a manifest was added or the disk fills up; may evict chunks that are not open."""
         self._partitions.limits = CacheLimits.make(limit)

@@ -61,6 +61,12 @@ class Partitions:
         """C - S in bytes."""
         return max(0, self.limit_bytes - self.staging_bytes)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the largest chunk of a live dataset does not fit into the kept part."""
+        largest_bytes = max((group.largest_bytes for group in self.table.groups if group.jobs), default=0)
+        return self.kept_bytes + largest_bytes > self.kept_limit_bytes
+
     # --- sums ------------------------------------------------------------------------------------------------
 
     def plan(self, windows: Mapping[int, SessionWindow], needed_bytes: int) -> None:

@@ -18,13 +18,16 @@ from streamer.cache.disk_space import FIXED_BYTES
 from streamer.cache.folder import measure_usage
 from streamer.cache.policy.answers import Admit, Hit
 from streamer.cache.policy.cache_policy import CachePolicy
+from streamer.cache.policy.quotas import SessionWindow
 from streamer.cache.policy.sessions import SessionOpening
 from streamer.cache.policy.table import charge_each
 from streamer.config import CacheConfig, EngineConfig, FetchConfig, enough_bytes, format_bytes
 from streamer.engine.collection import Collection, Parts
 from streamer.engine.datasets import Dataset
+from streamer.engine.link_need import MARGIN
 from streamer.engine.scheduler import OPEN_SHARE
 from streamer.engine.session_progress import SessionProgress, Use, affordable_lookahead, count_open_bytes
+from streamer.engine.windows import count_open_together
 from streamer.errors import CacheFullError, ConfigError
 from streamer.fetch.ranges import plan_ranges
 from streamer.order.epoch import EpochOrder
@@ -149,9 +152,24 @@ class _SimulatedNode:
                 for name, dataset, most, rate in columns
             ],
         )
+        if len(parts.names) == 1:
+            schedules = [EpochSchedule(0, *self._columns(rank, 0)) for rank in self._ranks]
+            together = count_open_together(schedules, charge_each(collection.file_bytes))
+            window = SessionWindow(min(together, int(opened[0])), self._lookahead_bytes)
+            self._policy.set_windows({parts.names[0]: window}, self._link_need_bytes())
         self._extend()
         for part in range(len(parts.names)):
             self._start_epoch(part, 0)
+
+    def _link_need_bytes(self) -> int:
+        """Bytes on their way that keep the link busy, as the engine measures them: no faster than the ranks read."""
+        job = self._setting.job
+        link = self._setting.link
+        step_seconds = max(job.step_seconds, job.batch_size * job.sample_seconds / job.workers)
+        epoch_bytes = float(self._collection.file_bytes.sum()) / job.nodes
+        wanted = epoch_bytes / (self.batches * step_seconds) if step_seconds else link.bytes_per_second
+        chunk_seconds = link.first_byte_seconds + self._parts.mean_bytes / link.connection_bytes_per_second
+        return int(MARGIN * min(wanted, link.bytes_per_second) * chunk_seconds)
 
     def _open_bytes(self, rank: int) -> npt.NDArray[np.int64]:
         """(parts,) the most bytes that a rank has open at once."""

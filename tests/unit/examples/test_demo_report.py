@@ -28,9 +28,8 @@ def _epoch(number: int) -> Epoch:
         ends=ends,
         store=Counts(reads=240, read_bytes=(36_000_000, 20_000_000)[number]),
         seconds=4.0,
-        uses=300,
-        hits=(30, 120)[number],
-        hit_bound=(0.1, 0.4)[number],
+        core_busy_share=(0.5, 0.95)[number],
+        kept_shares=[0.7, 0.74],
     )
 
 
@@ -55,11 +54,18 @@ def test_waiting_stands_beside_what_the_link_makes_unavoidable(measured: Measure
     assert first["link_busy_share"] == pytest.approx(0.9)
 
 
-def test_hits_stand_beside_the_most_that_the_cache_can_give(measured: Measured) -> None:
-    """A tenth of the uses are further uses of a chunk in one epoch; of the others the cache keeps four tenths."""
+def test_waiting_stands_beside_what_the_cores_make_unavoidable(measured: Measured) -> None:
+    """Steps of 3 s in an epoch of 4 s: 2 s of the cores are less than the steps, 3.8 s are what is waited for."""
     first, second = make_rows(measured)
-    assert (first["hit_share"], first["hit_bound"]) == (0.1, pytest.approx(0.1))
-    assert (second["hit_share"], second["hit_bound"]) == (0.4, pytest.approx(0.1 + 0.9 * 0.4))
+    assert first["core_wait_share"] == 0
+    assert second["core_wait_share"] == pytest.approx(1 - 3.0 / 3.8)
+
+
+def test_hits_stand_beside_what_the_cache_keeps(measured: Measured) -> None:
+    """Of 74 MB the store sent 20 in the second epoch, and the cache kept 0.72; in the first one it was empty."""
+    first, second = make_rows(measured)
+    assert (first["hit_share"], first["kept_share"]) == (pytest.approx(1 - 36 / 74), 0.0)
+    assert (second["hit_share"], second["kept_share"]) == (pytest.approx(1 - 20 / 74), pytest.approx(0.72))
 
 
 def test_the_table_has_all_columns_and_names_the_killed_epoch(measured: Measured) -> None:
@@ -70,8 +76,9 @@ def test_the_table_has_all_columns_and_names_the_killed_epoch(measured: Measured
     assert "engine 11 was killed" in text
     assert "engine 12 took over" in text
     assert measured.digest() in text
-    assert lines[-2].startswith("Epoch 1: bounded by the link")
-    assert lines[-1].startswith("Epoch 2: bounded by")
+    assert lines[-3].startswith("Epoch 1: bounded by the link")
+    assert lines[-2].startswith("Epoch 2: bounded by")
+    assert lines[-1].startswith("The cache has room for 50% of the data: it keeps 72%")
 
 
 @pytest.mark.parametrize(

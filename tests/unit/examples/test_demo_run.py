@@ -25,9 +25,8 @@ class _Run(Run):
         return 0
 
 
-def _step(rank: int, batch: int, needs: int = 0, hits: int = 0) -> dict[str, Any]:
-    engine = {"needs": needs, "hits": hits, "hit_bound": 0.5} if needs else None
-    return {"rank": rank, "epoch": 0, "batch": batch, "loss": 0.5, "engine": engine}
+def _step(rank: int, batch: int, kept_share: float | None = None) -> dict[str, Any]:
+    return {"rank": rank, "epoch": 0, "batch": batch, "loss": 0.5, "kept_share": kept_share}
 
 
 def _followed(tmp_path: Path, *events: dict[str, Any]) -> Measured:
@@ -45,9 +44,9 @@ def test_an_epoch_is_complete_when_every_rank_has_reported_its_end(tmp_path: Pat
     assert epoch.store.reads == 1
 
 
-def test_hits_add_up_over_the_end_of_an_engine(tmp_path: Path) -> None:
-    """An engine that took over counts from 0: what the killed one had counted is kept."""
-    steps = [_step(0, 0, 10, 2), _step(1, 0), _step(0, 1, 30, 8), _step(0, 2, 5, 5)]
+def test_what_the_engine_keeps_is_asked_now_and_then(tmp_path: Path) -> None:
+    """Only some steps have it; an epoch has all that were said in it."""
+    steps = [_step(0, 0, 0.4), _step(1, 0), _step(0, 1, 0.5)]
     ends = [{"rank": rank, "epoch": 0, "keys": ""} for rank in range(2)]
-    (epoch,) = _followed(tmp_path, {"rank": 0, "batches": 3}, *steps, *ends).epochs
-    assert (epoch.uses, epoch.hits) == (35, 13)
+    (epoch,) = _followed(tmp_path, {"rank": 0, "batches": 2}, *steps, *ends).epochs
+    assert epoch.kept_shares == [0.4, 0.5]
