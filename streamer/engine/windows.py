@@ -41,10 +41,12 @@ def share_open_chunks(sessions: Collection[EngineSession]) -> None:
     for group in groups.values():
         schedules = [session.first_schedule for session in group]
         if len(group) > 1 and sum(len(one.chunk) for one in schedules) <= _MAX_ENTRIES:
-            together = count_open_together(schedules, charge_each(group[0].collection.file_bytes))
-            summed = sum(session.openings[0].open_bytes for session in group)
+            sizes = charge_each(group[0].collection.file_bytes)
+            # Of the same schedules: after a restart of the engine they are what was left of an epoch, or nothing.
+            summed = sum(count_open_together([one], sizes) for one in schedules)
+            share = count_open_together(schedules, sizes) / summed if summed else 1.0
             for session in group:
-                session.open_share = min(1.0, together / max(1, summed))
+                session.open_share = share
 
 
 def count_open_together(schedules: Sequence[EpochSchedule], sizes: npt.NDArray[np.int64]) -> int:

@@ -156,12 +156,12 @@ class _SimulatedNode:
             schedules = [EpochSchedule(0, *self._columns(rank, 0)) for rank in self._ranks]
             together = count_open_together(schedules, charge_each(collection.file_bytes))
             window = SessionWindow(min(together, int(opened[0])), self._lookahead_bytes)
-            self._policy.set_windows({parts.names[0]: window}, self._estimate_link_need())
+            self._policy.set_windows({parts.names[0]: window}, self._estimate_link_bytes())
         self._extend()
         for part in range(len(parts.names)):
             self._start_epoch(part, 0)
 
-    def _estimate_link_need(self) -> int:
+    def _estimate_link_bytes(self) -> int:
         """Bytes on their way that keep the link busy, as the engine measures them: no faster than the ranks read."""
         job = self._setting.job
         link = self._setting.link

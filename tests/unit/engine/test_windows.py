@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.engine.windows import count_open_together
+from streamer.engine.windows import count_open_together, share_open_chunks
 from streamer.wire.schedule import EpochSchedule
 
 CHUNKS = 6
@@ -31,3 +35,42 @@ def test_the_bytes_are_those_of_the_fullest_step(ranks: list[list[tuple[int, int
         for step in range(14)
     )
     assert count_open_together([schedule_of(rank) for rank in ranks], np.array(sizes)) == fullest
+
+
+def session_of(entries: list[tuple[int, int, int]], order_id: str = "o") -> Any:
+    """A rank with this first schedule; its request has said that it opens much more."""
+    request = SimpleNamespace(job="j", stream="", dataset="d", order_id=order_id, start=0)
+    return SimpleNamespace(
+        request=request,
+        openings=[SimpleNamespace(open_bytes=1 << 40)],
+        first_schedule=schedule_of(entries),
+        collection=SimpleNamespace(file_bytes=np.full(CHUNKS, 4096)),
+        open_share=0.5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "share"),
+    [
+        ([[(0, 0, 2), (1, 1, 2)], [(0, 0, 2), (1, 1, 2)]], 0.5),
+        ([[(0, 0, 2), (1, 1, 2)], [(0, 0, 2), (2, 1, 2)]], 0.75),
+        ([[(0, 0, 2)], [(1, 0, 2)]], 1.0),
+        ([[(0, 0, 2)]], 1.0),
+        # A restarted engine is told the rest of the epoch, of which a rank may have nothing left.
+        ([[], []], 1.0),
+        ([[], [(0, 0, 2)]], 1.0),
+    ],
+)
+def test_a_chunk_that_several_ranks_have_open_counts_once(
+    ranks: list[list[tuple[int, int, int]]], share: float
+) -> None:
+    sessions = [session_of(rank) for rank in ranks]
+    share_open_chunks(cast("Any", sessions))
+    assert [session.open_share for session in sessions] == [share] * len(ranks)
+
+
+def test_sessions_of_an_unknown_order_share_nothing() -> None:
+    """What two readers have open at a step of their own says nothing about both."""
+    sessions = [session_of([(0, 0, 2)], order_id="") for _ in range(2)]
+    share_open_chunks(cast("Any", sessions))
+    assert [session.open_share for session in sessions] == [1.0, 1.0]
