@@ -59,6 +59,10 @@ class JoinRules(msgspec.Struct, frozen=True):
         """Identity of the table."""
         return self.table.name
 
+    def describe(self) -> dict[str, object]:
+        """Describes what samples get, as JSON values."""
+        return {"annotations": [self.digest, self.missing, self.on]}
+
 
 def table_digest(rules: JoinRules | None) -> str | None:
     """Returns the identity of the joined table, None if nothing is joined."""

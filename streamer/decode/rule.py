@@ -7,20 +7,11 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from streamer.errors import ConfigError
-from streamer.formats.base import Field
 
 FieldDecoder = Callable[[bytes], object]
 # "auto": by extension. None: bytes. A mapping: overrides for some fields or extensions (None: bytes). A callable gets
 # (field name, bytes).
 DecodeRule = Literal["auto"] | None | Mapping[str, FieldDecoder | None] | Callable[[str, bytes], object]
-
-
-class StoredFields:
-    """A rule under which a sample has each field as it is stored, with its kind: for what writes it again."""
-
-    def __call__(self, name: str, content: bytes, kind: str = "") -> Field:
-        """Returns the field with bytes of its own."""
-        return Field(name, memoryview(content), kind)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from streamer.order.growing import Growing, read_growing
 
 if TYPE_CHECKING:
     from streamer.batches.samples.joins import How
+    from streamer.loader.dataset_scan import DatasetScan
     from streamer.loader.members.joins import MissingRows
 
 
@@ -321,6 +322,13 @@ class StreamingDataset(FixedArguments, EpochDataset):
         return self._opening.refresh()
 
     # ------------------------------------------------------------ inside
+
+    def _scan(self) -> DatasetScan:
+        """Opens the samples for a pack; see `DatasetScan`."""
+        # Imported here, since a training does not need it.
+        from streamer.loader.dataset_scan import DatasetScan
+
+        return DatasetScan(self._member)
 
     @staticmethod
     def _from_member(member: DatasetMember) -> StreamingDataset:

@@ -195,6 +195,14 @@ class MixedDataset(EpochDataset):
 
     # ------------------------------------------------------------ inside
 
+    def _scan(self) -> Never:
+        """Refuses to be packed."""
+        raise ConfigError(
+            "pack() of a MixedDataset: an epoch of a mix has samples several times or not at all. Pack each of its "
+            "datasets, or what an epoch yields, decoded: pack((sample for sample in mix), ...)",
+            field="source",
+        )
+
     def _start(
         self,
         members: Mapping[str, StreamingDataset],

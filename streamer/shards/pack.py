@@ -8,7 +8,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -28,10 +28,11 @@ from streamer.shards.outputs.base import Output, SampleTaker
 from streamer.shards.outputs.columns import FIRST_SAMPLES
 from streamer.shards.outputs.registry import KindFinder, OutputName, find_output
 from streamer.shards.plan import Order
-from streamer.shards.prepared import PackOptions, prepare, run
+from streamer.shards.prepared import PackOptions, prepare, prepare_scan, run
 from streamer.shards.progress import Callbacks, Follower, PackProgress
 from streamer.shards.receipts import Receipt
 from streamer.shards.settle import Packed, claim, settle_shards, wait_for
+from streamer.shards.sources import Scannable
 from streamer.shards.spool import open_spool, spool_folder
 from streamer.shards.task import MadeShard, add_sample, receipt_there, upload
 
@@ -40,7 +41,7 @@ _UPLOADS_AT_ONCE = 2
 
 
 def pack(
-    source: str | os.PathLike[str] | Sequence[str] | Iterable[Mapping[str, Any]],
+    source: str | os.PathLike[str] | Sequence[str] | Scannable | Iterable[Mapping[str, Any]],
     url: str | os.PathLike[str],
     *,
     transform: Transform | None = None,
@@ -67,7 +68,9 @@ def pack(
     same bytes. The manifest comes last: where it is, all shards are.
 
     Args:
-        source: urls of a dataset, in any format that is read; or an iterable of dicts. Of these, bytes are written as
+        source: urls of a dataset, in any format that is read; or a `StreamingDataset`, of which the selected samples
+            are written, in the order of its manifest, with the fields of its annotations and joins, all as they are
+            stored, or with what its transform returns; or an iterable of dicts. Of these, bytes are written as
             they are, texts as `name.txt`, an int named "label" or "cls" as `cls`, arrays as `name.npy`, all other
             values together as one `json`; "__key__" is the sample's name.
         url: url of the shards; empty before, or with an earlier run of the same pack.
@@ -91,8 +94,9 @@ def pack(
         format_options: options of the source's format.
         extensions: extensions of the raw files that are samples; None: in class folders the commonest, else all.
         manifest: url of the source's manifest; None: the source is indexed.
-        on: "processes" (one for each core), "processes:8", "dask:tcp://scheduler:8786", "ray:auto", or an executor. An
-            iterable is written by this process.
+        on: "processes" (one for each core), "processes:8", "dask:tcp://scheduler:8786", "ray:auto", or an executor. A
+            `StreamingDataset` is read through the engine and the cache of the machine of each process. An iterable is
+            written by this process.
         on_progress: called after each shard.
 
     Raises:
@@ -102,12 +106,24 @@ def pack(
         ManifestError, DecodeError, RecodeError, StoreError: the source or the destination failed.
     """
     size = parse_bytes(shard_bytes, "shard_bytes")
+    scan = source._scan() if isinstance(source, Scannable) else None
+    if scan is not None:
+        of_urls = {
+            "annotations": annotations,
+            "storage_options": storage_options,
+            "source_format": None if source_format == "auto" else source_format,
+            "format_options": format_options,
+            "extensions": extensions,
+            "manifest": manifest,
+        }
+        _refuse_options_of_urls(of_urls)
+        storage_options = scan.storage_options
     given = storage_options if out_storage_options is None else out_storage_options
     (target,), out_options = take_logins([folder_url(os.fspath(url))], given or {})
     callbacks = Callbacks(on_progress=on_progress)
     joined = Annotations.parse(annotations)
     urls = _urls(source)
-    if urls is None:
+    if urls is None and scan is None:
         if transform is not None or fields is not None or annotations is not None:
             raise ConfigError("an iterable is packed as it is: change the samples where they are made", field="source")
         output = find_output(format, vocabulary)
@@ -121,7 +137,23 @@ def pack(
             callbacks=callbacks,
         )
     beside = ("" if manifest is None else os.fspath(manifest), "" if joined is None else joined.url)
-    (*plain, manifest_url, joined_url), options = take_logins((*urls, *beside), storage_options or {})
+    (*plain, manifest_url, joined_url), options = take_logins((*(urls or ()), *beside), storage_options or {})
+    writing = PackOptions(
+        url=target,
+        prefix=prefix,
+        shard_bytes=size,
+        order=order,
+        seed=seed,
+        fields=_field_names(fields),
+        transform=transform,
+        options=dict(out_options),
+        output=format,
+        vocabulary=vocabulary,
+        annotations=None if joined is None else replace(joined, url=joined_url),
+    )
+    if scan is not None:
+        with closing(scan), runner(on) as running:
+            return run(prepare_scan(scan, writing, running), running, callbacks)
     with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder, runner(on) as running:
         prepared = prepare(
             source=DatasetSource(
@@ -132,24 +164,21 @@ def pack(
                 manifest=None if manifest is None else manifest_url,
                 options=dict(options),
             ),
-            writing=PackOptions(
-                url=target,
-                prefix=prefix,
-                shard_bytes=size,
-                order=order,
-                seed=seed,
-                fields=_field_names(fields),
-                transform=transform,
-                options=dict(out_options),
-                output=format,
-                vocabulary=vocabulary,
-                annotations=None if joined is None else replace(joined, url=joined_url),
-            ),
+            writing=writing,
             folder=Path(folder),
             runner=running,
             callbacks=callbacks,
         )
         return run(prepared, running, callbacks)
+
+
+def _refuse_options_of_urls(given: Mapping[str, object]) -> None:
+    """Refuses options that a dataset has itself."""
+    if names := [name for name, value in given.items() if value is not None]:
+        raise ConfigError(
+            f"{names[0]}= is for the pack of a url: give it to the StreamingDataset (source_format as format=)",
+            field=names[0],
+        )
 
 
 def _pack_samples(

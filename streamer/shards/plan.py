@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal, TypeAlias, get_args
 
 import msgspec
 import numpy as np
@@ -92,24 +92,52 @@ class Batch(msgspec.Struct, frozen=True):
     names: list[SampleName]
 
 
-def make_plan(manifest: Manifest, order: Order, seed: int, shard_bytes: int, overhead: int = TAR_OVERHEAD) -> ShardPlan:
-    """Plans the shards of a dataset; `overhead` is the number of bytes of a sample in a shard besides its own.
+def make_plan(
+    manifest: Manifest,
+    order: Order,
+    seed: int,
+    shard_bytes: int,
+    overhead: int = TAR_OVERHEAD,
+    *,
+    selected: Int64Array | None = None,
+    more_bytes: Callable[[Int64Array], Int64Array] | None = None,
+) -> ShardPlan:
+    """Plans the shards of a dataset.
+
+    Args:
+        manifest: manifest of the dataset.
+        order: order of the samples.
+        seed: seed of the shuffle.
+        shard_bytes: about how many bytes a shard has.
+        overhead: number of bytes of a sample in a shard besides its own.
+        selected: ordinals of the samples that are written, ascending, or None for all.
+        more_bytes: returns about how many bytes samples get from elsewhere, by their ordinals.
 
     Raises:
         ConfigError: an invalid order or size.
     """
     _check(manifest, order, shard_bytes)
-    sizes = _sizes(manifest) + overhead
+    ordinals = np.arange(manifest.samples) if selected is None else selected
+    sizes = (_sizes(manifest) + overhead)[ordinals]
+    if more_bytes is not None:
+        sizes = sizes + more_bytes(ordinals)
+    # Borders of the chunks among these samples; those without any have none.
+    chunk_first = np.unique(ordinals.searchsorted(manifest.chunk_first))
     if order == "shuffle" and not manifest.whole_objects:
-        return _plan_random_chunks(manifest.chunk_first, sizes, seed, shard_bytes)
-    ordinals = np.arange(manifest.samples)
+        return _plan_random_chunks(ordinals, chunk_first, sizes, seed=seed, shard_bytes=shard_bytes)
     if manifest.recoded:
-        return _cut(ordinals, sizes, manifest.chunk_first, shard_bytes)
+        return _cut(ordinals, sizes, chunk_first, shard_bytes)
+    places = np.arange(len(ordinals))
     if order == "name":
-        ordinals = np.array(sorted(range(manifest.samples), key=lambda i: manifest.name(i).object_key), np.int64)
+        names = [manifest.name(ordinal).object_key for ordinal in ordinals.tolist()]
+        places = np.array(sorted(range(len(names)), key=names.__getitem__), np.int64)
     if order == "shuffle":
-        ordinals = _shuffle(ordinals, fold(seed, _ORDER_WORD))
-    return _cut(ordinals, sizes[ordinals], np.arange(manifest.samples + 1), shard_bytes)
+        places = np.argsort(fold_each(fold(seed, _ORDER_WORD), ordinals), kind="stable")
+    return _cut(ordinals[places], sizes[places], np.arange(len(ordinals) + 1), shard_bytes)
+
+
+# A batch of a dataset that the loader reads is the ordinals of its samples.
+AnyBatch: TypeAlias = Batch | RecodedBatch | Int64Array
 
 
 def batch_of(manifest: Manifest, ordinals: Int64Array) -> Batch | RecodedBatch:
@@ -150,14 +178,20 @@ def key_of_file(path: str) -> str:
     return path
 
 
-def refuse_double_keys(manifest: Manifest) -> None:
+def refuse_double_keys(manifest: Manifest, selected: Int64Array | None = None) -> None:
     """Refuses raw files of one name and different extensions, before the first shard is written.
+
+    Args:
+        manifest: manifest of the dataset.
+        selected: ordinals of the samples that are written, or None for all.
 
     Raises:
         PackError: names both.
     """
+    if not manifest.whole_objects:
+        return
     seen: dict[str, str] = {}
-    for ordinal in range(manifest.samples if manifest.whole_objects else 0):
+    for ordinal in range(manifest.samples) if selected is None else selected.tolist():
         path = manifest.name(ordinal).object_key
         folder, slash, name = key_of_file(path).rpartition("/")
         key = f"{folder}{slash}{name.replace('.', '_')}"
@@ -198,15 +232,17 @@ def _shuffle(values: Int64Array, state: int) -> Int64Array:
     return values[np.argsort(fold_each(state, values), kind="stable")]
 
 
-def _plan_random_chunks(chunk_first: Int64Array, sizes: Int64Array, seed: int, shard_bytes: int) -> ShardPlan:
+def _plan_random_chunks(
+    ordinals: Int64Array, chunk_first: Int64Array, sizes: Int64Array, *, seed: int, shard_bytes: int
+) -> ShardPlan:
     """Plans chunks in a random order, so that a task reads whole ones; the samples read together are mixed."""
     chunks = _shuffle(np.arange(len(chunk_first) - 1), fold(seed, _ORDER_WORD))
     counts = np.diff(chunk_first)[chunks]
     edges = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    ordinals = np.repeat(chunk_first[:-1][chunks] - edges[:-1], counts) + np.arange(edges[-1])
-    plan = _cut(ordinals, sizes[ordinals], edges, shard_bytes)
+    places = np.repeat(chunk_first[:-1][chunks] - edges[:-1], counts) + np.arange(edges[-1])
+    plan = _cut(ordinals[places], sizes[places], edges, shard_bytes)
     for first, stop in pairwise(plan.batch_first.tolist()):
-        ordinals[first:stop] = _shuffle(ordinals[first:stop], fold(seed, _BATCH_WORD))
+        plan.ordinals[first:stop] = _shuffle(plan.ordinals[first:stop], fold(seed, _BATCH_WORD))
     return plan
 
 

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from streamer.annotations.join import JoinRules, annotations_of, find_matches, pass_over
 from streamer.annotations.options import Annotations
 from streamer.annotations.table import AnnotationTable
+from streamer.base.absolute import absolute
 from streamer.errors import ConfigError, Discreet
 from streamer.executors.runner import Runner, run_all
 from streamer.formats.registry import restore_format
 from streamer.indexing.build import BuildOptions
 from streamer.indexing.source import DatasetSource, manifest_of_source
-from streamer.manifest.model import Facts
 from streamer.manifest.table import Manifest
-from streamer.shards.annotations import make_table, put_table
+from streamer.shards.annotations import make_table
 from streamer.shards.destination import folder_url
 from streamer.shards.job import Job, Transform, transform_name
 from streamer.shards.outputs.columns import FIRST_SAMPLES, select_kinds
 from streamer.shards.outputs.registry import OutputName, find_output
-from streamer.shards.plan import Order, ShardPlan, batch_of, make_plan, refuse_double_keys
+from streamer.shards.plan import AnyBatch, Int64Array, Order, ShardPlan, batch_of, make_plan, refuse_double_keys
 from streamer.shards.progress import Callbacks, Follower
 from streamer.shards.reading import SourceDataset
 from streamer.shards.receipts import Receipt
 from streamer.shards.settle import Packed, claim, settle_shards, shards_there, wait_for
+from streamer.shards.sources import DatasetScan, RangeSource, SampleSource, ScannedSource
 from streamer.shards.task import Recipe, ShardTask, find_kinds, kinds_in_shard, pack_shard
 from streamer.store.addresses.urls import shown
 
@@ -48,17 +51,21 @@ class PackOptions(Discreet, msgspec.Struct, frozen=True):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """A pack of a dataset before anything is written; `run` writes it."""
+    """A pack of a dataset before anything is written; `run` writes it.
+
+    Attributes:
+        locate: makes the batch of some ordinals that the source of the recipe reads.
+    """
 
     manifest: Manifest
     plan: ShardPlan
     job: Job
     recipe: Recipe
+    locate: Callable[[Int64Array], AnyBatch]
 
     def task(self, number: int) -> ShardTask:
         """Returns the task of one shard."""
-        batches = [batch_of(self.manifest, ordinals) for ordinals in self.plan.batches(number)]
-        return ShardTask(self.job, self.recipe, number, batches)
+        return ShardTask(self.job, self.recipe, number, list(map(self.locate, self.plan.batches(number))))
 
 
 def prepare(
@@ -86,15 +93,61 @@ def prepare(
         refuse_double_keys(manifest)
     content = manifest.content
     joined = _find_annotations(manifest, source, writing, folder)
-    recipe = Recipe(
-        SourceDataset(content.format, content.options, manifest.facts),
-        writing.fields,
-        writing.transform,
-        joined,
-        dict(source.options),
-        writing.options,
-        restore_format(manifest).find_packer(manifest),
+    dataset = SourceDataset(content.format, content.options, manifest.facts)
+    prepared = Prepared(
+        manifest=manifest,
+        plan=plan,
+        job=_describe_job(manifest, writing, {} if joined is None else joined.describe()),
+        recipe=_make_recipe(manifest, writing, RangeSource(dataset, joined, dict(source.options))),
+        locate=partial(batch_of, manifest),
     )
+    if not output.needs_kinds:
+        return prepared
+    known = _select_kinds({spec.name: spec.kind for spec in manifest.facts.fields}, writing.fields)
+    if joined is None:
+        return _add_fields(prepared, writing, known, partial(_find_kinds, runner))
+    fields = AnnotationTable.open(joined.table).head.fields
+    known |= select_kinds({spec.name: spec.kind for spec in fields})
+    # The table is not yet where other machines find it.
+    return _add_fields(prepared, writing, known, lambda task: wait_for(find_kinds(task)))
+
+
+def prepare_scan(scan: DatasetScan, writing: PackOptions, runner: Runner) -> Prepared:
+    """Plans the shards of a dataset that the loader has opened; writes nothing.
+
+    Raises:
+        ConfigError, PackError, ManifestError, StoreError: as `pack`.
+    """
+    output = find_output(writing.output, writing.vocabulary)
+    _refuse_same_place(tuple(map(absolute, scan.urls)), writing.url)
+    manifest = scan.manifest
+    plan = make_plan(
+        manifest=manifest,
+        order=writing.order,
+        seed=writing.seed,
+        shard_bytes=writing.shard_bytes,
+        overhead=output.overhead_bytes,
+        selected=scan.ordinals,
+        more_bytes=scan.count_row_bytes,
+    )
+    described = scan.describe()
+    if scan.transform is not None:
+        described["dataset_transform"] = transform_name(scan.transform)
+    elif writing.transform is None and output.has_files:
+        refuse_double_keys(manifest, scan.ordinals)
+    prepared = Prepared(
+        manifest=manifest,
+        plan=plan,
+        job=_describe_job(manifest, writing, described),
+        recipe=_make_recipe(manifest, writing, ScannedSource(scan.recipe())),
+        locate=lambda ordinals: ordinals,
+    )
+    if not output.needs_kinds:
+        return prepared
+    return _add_fields(prepared, writing, _select_kinds(scan.field_kinds, writing.fields), partial(_find_kinds, runner))
+
+
+def _describe_job(manifest: Manifest, writing: PackOptions, more: Mapping[str, object]) -> Job:
     described = {
         "source": manifest.digest,
         "order": writing.order,
@@ -103,29 +156,45 @@ def prepare(
         "transform": transform_name(writing.transform),
         "shard_bytes": writing.shard_bytes,
         "prefix": writing.prefix,
+        **more,
     }
-    if joined is not None:
-        described["annotations"] = [joined.digest, joined.missing, joined.on]
-    prepared = Prepared(manifest, plan, Job(writing.url, writing.prefix, described), recipe)
-    return _add_fields(prepared, writing, runner) if output.needs_kinds else prepared
+    return Job(writing.url, writing.prefix, described)
 
 
-def _add_fields(prepared: Prepared, writing: PackOptions, runner: Runner) -> Prepared:
-    """Adds the columns, or the field of tokens, that follow from the first samples."""
-    manifest = prepared.manifest
+def _make_recipe(manifest: Manifest, writing: PackOptions, source: SampleSource[Any]) -> Recipe:
+    return Recipe(
+        source=source,
+        fields=writing.fields,
+        transform=writing.transform,
+        out_storage_options=writing.options,
+        packer=restore_format(manifest).find_packer(manifest),
+    )
+
+
+def _find_kinds(runner: Runner, task: ShardTask) -> list[dict[str, str]]:
+    (kinds,) = run_all(runner, kinds_in_shard, [task])
+    return kinds
+
+
+def _add_fields(
+    prepared: Prepared,
+    writing: PackOptions,
+    known: Mapping[str, str],
+    find: Callable[[ShardTask], list[dict[str, str]]],
+) -> Prepared:
+    """Adds the columns, or the field of tokens, that follow from the first samples.
+
+    Args:
+        prepared: the pack.
+        writing: options of the pack.
+        known: kinds of the fields that the source names.
+        find: finds the kinds of the samples of a task.
+    """
     job = prepared.job
     described = {**job.described, "output": writing.output}
-    ordinals = prepared.plan.ordinals[:FIRST_SAMPLES]
-    task = ShardTask(Job(job.url, job.prefix, described), prepared.recipe, 0, [batch_of(manifest, ordinals)])
-    joined = prepared.recipe.joined
-    known = _select_kinds(manifest.facts, writing.fields)
-    if joined is None:
-        (kinds,) = run_all(runner, kinds_in_shard, [task])
-    else:  # the table is not yet where other machines find it
-        kinds = wait_for(find_kinds(task))
-        known |= select_kinds({spec.name: spec.kind for spec in AnnotationTable.open(joined.table).head.fields})
-    known = {} if writing.transform else known
-    described |= task.job.output.describe(kinds, known, writing.vocabulary)
+    first = prepared.locate(prepared.plan.ordinals[:FIRST_SAMPLES])
+    task = ShardTask(Job(job.url, job.prefix, described), prepared.recipe, 0, [first])
+    described |= task.job.output.describe(find(task), {} if writing.transform else known, writing.vocabulary)
     return msgspec.structs.replace(prepared, job=Job(job.url, job.prefix, described))
 
 
@@ -146,9 +215,8 @@ def _find_annotations(
     return joined
 
 
-def _select_kinds(facts: Facts, fields: dict[str, str] | None) -> dict[str, str]:
+def _select_kinds(kinds: Mapping[str, str], fields: dict[str, str] | None) -> dict[str, str]:
     """Returns the kinds of fields that the source names, by their new names."""
-    kinds = {spec.name: spec.kind for spec in facts.fields}
     return select_kinds(kinds if fields is None else {new: kinds.get(old, "") for old, new in fields.items()})
 
 
@@ -162,8 +230,7 @@ def run(prepared: Prepared, runner: Runner, callbacks: Callbacks) -> Packed:
     options = prepared.recipe.out_storage_options
     count = prepared.plan.shards
     left = wait_for(claim(job, options))
-    if prepared.recipe.joined is not None:
-        wait_for(put_table(job, options, prepared.recipe.joined.table))
+    wait_for(prepared.recipe.source.put(job, options))
     earlier = wait_for(shards_there(job, options, count))
     follower = Follower(prepared.plan, earlier, callbacks.on_progress)
 

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from streamer.annotations.join import Joiner, JoinRules
-from streamer.base.concurrency import plain_errors
-from streamer.config import FetchConfig
+from streamer.decode.stored import StoredSample
 from streamer.errors import DecodeError, Discreet, PackError
-from streamer.fetch import Fetcher
-from streamer.formats.base import Field, FieldPacker, Opener
-from streamer.formats.registry import find_format
-from streamer.indexing.tasks import StoreOpener
-from streamer.manifest.model import SampleName
-from streamer.shards.annotations import rules_here
+from streamer.formats.base import Field, FieldPacker
 from streamer.shards.destination import Destination, agrees, files_of
 from streamer.shards.job import Job, Transform, transform_name
 from streamer.shards.outputs.base import Output, SampleTaker
-from streamer.shards.outputs.columns import to_given
+from streamer.shards.outputs.columns import field_value, to_given, to_json
 from streamer.shards.outputs.registry import KindFinder
-from streamer.shards.plan import Batch, RecodedBatch, key_of_file
-from streamer.shards.reading import ReadBatch, ReadSample, ShardReader, SourceDataset
+from streamer.shards.plan import AnyBatch, key_of_file
 from streamer.shards.receipts import Receipt, Written
+from streamer.shards.sources import SampleSource
 from streamer.shards.spool import open_spool, spool_folder
 from streamer.shards.values import KEY
 from streamer.store.addresses.urls import shown
@@ -37,17 +29,15 @@ class Recipe(Discreet, msgspec.Struct, frozen=True):
     """The way in which all tasks of a job read and change samples.
 
     Attributes:
+        source: Source of the samples.
         fields: the fields to write, by name in the source, with their new names; None: all.
         transform: called with each sample; None: there is none.
-        joined: annotations of the samples; None: there are none.
         packer: makes values of fields that are not written as their kinds say; None if there are none.
     """
 
-    dataset: SourceDataset
+    source: SampleSource[Any]
     fields: dict[str, str] | None
     transform: Transform | None
-    joined: JoinRules | None
-    storage_options: dict[str, object]
     out_storage_options: dict[str, object]
     packer: FieldPacker | None = None
 
@@ -58,7 +48,7 @@ class ShardTask(msgspec.Struct, frozen=True):
     job: Job
     recipe: Recipe
     number: int
-    batches: Sequence[Batch | RecodedBatch]
+    batches: Sequence[AnyBatch]
 
 
 def pack_shard(task: ShardTask) -> Receipt:
@@ -80,26 +70,21 @@ def kinds_in_shard(task: ShardTask) -> list[dict[str, str]]:
 async def find_kinds(task: ShardTask) -> list[dict[str, str]]:
     """Does the same as `kinds_in_shard`; annotations are those of this machine."""
     finder = KindFinder(task.job.output)
-    async with Fetcher(FetchConfig(), StoreOpener(task.recipe.storage_options)) as source:
-        await _write(task, _Making(task.recipe, task.job.output, finder), source)
+    await task.recipe.source.feed(task.batches, _Making(task.recipe, task.job.output, finder).add_all)
     return finder.kinds
 
 
 async def _pack_shard(task: ShardTask) -> Receipt:
     job = task.job
     recipe = task.recipe
-    async with (
-        Destination(job.url, recipe.out_storage_options) as destination,
-        Fetcher(FetchConfig(), StoreOpener(recipe.storage_options)) as source,
-    ):
+    async with Destination(job.url, recipe.out_storage_options) as destination:
         # Another pack of the same job may have been faster.
         if (done := await receipt_there(destination, job, task.number)) is not None:
             return done
         with open_spool(spool_folder(job), task.number) as path:
-            if recipe.joined is not None:
-                recipe = msgspec.structs.replace(recipe, joined=await rules_here(destination, job, recipe.joined))
+            source = await recipe.source.settle(destination, job)
             with job.open_writer(path) as writer:
-                await _write(task, _Making(recipe, job.output, writer), source)
+                await source.feed(task.batches, _Making(recipe, job.output, writer).add_all)
                 made = MadeShard(task.number, path, await asyncio.to_thread(writer.finish), writer.index)
             return await upload(destination, job, made)
 
@@ -145,83 +130,79 @@ async def receipt_there(destination: Destination, job: Job, number: int) -> Rece
     return receipt if agrees(job, receipt, there) else None
 
 
-async def _write(task: ShardTask, making: _Making, source: Fetcher) -> None:
-    """Writes a batch while the next one is being read."""
-    reader = ShardReader(source, task.recipe.dataset)
-    with plain_errors():
-        async with asyncio.TaskGroup() as group:
-            coming = [group.create_task(reader.read(batch)) for batch in task.batches[:1]]
-            for number in range(len(task.batches)):
-                batch = await coming.pop()
-                if number + 1 < len(task.batches):
-                    coming.append(group.create_task(reader.read(task.batches[number + 1])))
-                with closing(batch):
-                    await asyncio.to_thread(making.add, batch)
-
-
 class _Making:
-    """Opens, annotates and changes samples, and passes them to a writer."""
+    """Chooses and changes the fields of samples, and passes them to a writer."""
 
     def __init__(self, recipe: Recipe, output: Output, writer: SampleTaker) -> None:
-        self._joiner = None if recipe.joined is None else Joiner(recipe.joined, "auto")
         self._recipe = recipe
         self._output = output
         self._writer = writer
-        self._opener: Opener = find_format(recipe.dataset.format, recipe.dataset.options).opener(recipe.dataset.facts)
 
-    def add(self, batch: ReadBatch) -> None:
-        """Adds the samples of a batch, whose bytes are not needed afterwards."""
-        for read in batch.samples():
-            where = f"sample {read.ordinal} of {shown(read.url)}"
-            sample = self._open_sample(read, where)
-            add_sample(self._writer, self._transform(sample, where), read.ordinal, where)
+    def add_all(self, samples: Iterable[StoredSample]) -> None:
+        """Adds samples, whose bytes are not needed afterwards."""
+        for stored in samples:
+            sample = None if stored.is_left_out else self._transform(self._make_sample(stored), stored.where)
+            add_sample(self._writer, sample, stored.ordinal, stored.where)
         self._writer.flush()
 
-    def _open_sample(self, read: ReadSample, where: str) -> dict[str, Any] | None:
-        """The sample with the chosen fields and its annotations; None if it has none and is left out."""
-        name = read.name
+    def _make_sample(self, stored: StoredSample) -> dict[str, Any]:
+        """Makes the sample with the chosen fields and its annotations."""
+        key = stored.key
+        made = {} if key is None else {KEY: key_of_file(key) if stored.is_file else key}
         try:
-            key, fields = self._opener.open(read.content, name)
-            sample = self._values(self._select_fields(fields, name, where), key or "")
-            if (label := self._output_name("label")) and name.label >= 0:
-                sample.setdefault(label, name.label)
-            if self._joiner is not None:
-                found = self._joiner.fields(str(read.ordinal) if key is None else key, fields)
-                if found is None:
-                    return None
-                sample |= self._values(found)
+            for name, value in self._select_fields(stored):
+                made |= self._values(name, value, key or "")
+            for field in stored.annotations:
+                made |= self._values(field.name, field, "")
         except (DecodeError, ValueError) as error:
-            raise DecodeError(f"{where}: {error}") from error
-        if name.object_key:
-            key = key_of_file(name.object_key)
-        return {KEY: key, **sample} if key is not None else sample
+            raise DecodeError(f"{stored.where}: {error}") from error
+        return made
 
-    def _values(self, fields: Iterable[Field], key: str = "") -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for field in fields:
-            packed = None if self._recipe.packer is None else self._recipe.packer(field, key)
-            found |= [self._output.field_value(field)] if packed is None else packed
-        return found
+    def _values(self, name: str, value: object, key: str) -> Mapping[str, Any]:
+        """The values of a field under its new name: one, or several of what is not written as its kind says."""
+        if isinstance(value, list):
+            return {name: [self._list_item(name, each) for each in value]}
+        if not isinstance(value, Field):
+            return {name: value}
+        field = value if name == value.name else Field(name, value.content, value.kind)
+        packed = None if self._recipe.packer is None else self._recipe.packer(field, key)
+        if packed is not None:
+            return dict(packed)
+        written, content = self._output.field_value(field)
+        return {written: content}
 
-    def _select_fields(self, fields: Sequence[Field], name: SampleName, where: str) -> Iterator[Field]:
-        names = [field.name for field in fields] + (["label"] if name.label >= 0 else [])
-        if self._recipe.fields is not None and (missing := self._recipe.fields.keys() - set(names)):
-            raise PackError(f"{where} has no field {min(missing)!r}; it has {', '.join(names)}")
-        for field in fields:
-            if new := self._output_name(field.name):
-                yield field if new == field.name else Field(new, field.content, field.kind)
+    def _list_item(self, name: str, value: object) -> object:
+        """A field of one of several rows, in their list: it is JSON, in every output."""
+        if not isinstance(value, Field):
+            return value
+        renamed = Field(_add_extension(name, value) if name != value.name else name, value.content, value.kind)
+        return to_json(*field_value(renamed))
 
-    def _output_name(self, name: str) -> str | None:
+    def _select_fields(self, stored: StoredSample) -> Iterator[tuple[str, object]]:
+        """The fields that are written, by their new names."""
         wanted = self._recipe.fields
-        return name if wanted is None else wanted.get(name)
+        names = [name for name, _ in stored.fields]
+        if wanted is not None and (missing := wanted.keys() - set(names)):
+            raise PackError(f"{stored.where} has no field {min(missing)!r}; it has {', '.join(names)}")
+        for name, value in stored.fields:
+            if wanted is None or name in wanted:
+                new = name if wanted is None else wanted[name]
+                # One that a join has renamed keeps its extension, which tells its kind.
+                yield (_add_extension(new, value) if isinstance(value, Field) and name != value.name else new), value
 
-    def _transform(self, sample: dict[str, Any] | None, where: str) -> Mapping[str, Any] | None:
+    def _transform(self, sample: dict[str, Any], where: str) -> Mapping[str, Any] | None:
         transform = self._recipe.transform
-        if transform is None or sample is None:
+        if transform is None:
             return sample
         given = {name: to_given(value) for name, value in sample.items()}
         changed = _call_transform(transform, given, where)
         return None if changed is None else {**({KEY: sample[KEY]} if KEY in sample else {}), **changed}
+
+
+def _add_extension(name: str, field: Field) -> str:
+    """A name with the extension of the stored name, where that tells the kind of the field."""
+    ending = field.name.rpartition(".")[2]
+    return name if field.kind or name.rpartition(".")[2] == ending else f"{name}.{ending}"
 
 
 def _call_transform(transform: Transform, sample: dict[str, Any], where: str) -> Mapping[str, Any] | None:

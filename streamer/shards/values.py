@@ -54,8 +54,8 @@ def files_of(sample: Sample) -> Files:
     """The files of a sample: name (the part after the key) and content.
 
     bytes are written as they are, str as `name.txt`, an int named label or cls as `cls`, arrays as `name.npy`, and all
-    other numbers, None, lists and dicts together as `json`, by name. Names that begin with two underscores are left
-    out.
+    other numbers, None, lists and dicts together as `json`, by name, or each as `name.json` where the sample has a
+    `json` already. Names that begin with two underscores are left out.
 
     Raises:
         PackError: a value has another type, or two fields would have the same name.
@@ -72,7 +72,10 @@ def files_of(sample: Sample) -> Files:
             others[name] = value
         else:
             files.append(found)
-    if others:
+    if others and any(name.lower() == "json" for name, _ in files):
+        # The sample has a json of its own.
+        files += [(f"{name}.json", json_of(name, value)) for name, value in others.items()]
+    elif others:
         files.append(("json", json_of("json", others["json"] if others.keys() == {"json"} else others)))
     if not files:
         raise PackError("it has no fields")

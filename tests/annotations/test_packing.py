@@ -147,7 +147,7 @@ async def test_other_machines_copy_the_table(
     )
     prepared = prepare(DatasetSource(urls=(f"{folder}/",)), writing, tmp_path / "made", Runner(here, 1), Callbacks())
     run(prepared, Runner(here, 1), Callbacks())
-    joined = prepared.recipe.joined
+    joined = prepared.recipe.source.joined
     assert joined is not None
     elsewhere = msgspec.structs.replace(joined, table=tmp_path / "gone" / joined.digest)
     async with Destination(writing.url, {}) as destination:

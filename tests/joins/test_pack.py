@@ -122,14 +122,14 @@ def test_what_it_would_write(data: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert packed(data, tmp_path / "out", "--dry-run") == 0
     said = capsys.readouterr().out
     assert said.count("an epoch fetches") == 2
-    assert f"would write {sides.COUNT * 9 // 10} samples" in said
+    assert f"{sides.COUNT * 9 // 10} samples" in said
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--order", "shuffle"], "--order shuffle"),
+        (["--order", "name"], "which only raw files have"),
         (["--join", '{"url": "x"}'], "missing required field `on`"),
         (["--join", '{"url": "x", "on": "k", "keys": 1}'], "unknown field `keys`"),
         (["--fields", "jpg"], "has no field 'jpg'; it has"),

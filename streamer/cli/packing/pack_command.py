@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,9 @@ from streamer.cli.terminal import ProgressLine, Terminal
 from streamer.config import counted, format_bytes
 
 if TYPE_CHECKING:
+    from streamer.executors.runner import Runner
     from streamer.indexing.source import DatasetSource
+    from streamer.loader.dataset import StreamingDataset
     from streamer.manifest.protocols import BuildProgress
     from streamer.shards.prepared import PackOptions, Prepared
     from streamer.shards.progress import PackProgress
@@ -41,8 +44,8 @@ Each shard is uploaded as a whole and then noted; a pack that was interrupted go
 again, and ends with the same bytes. Each process writes one shard at a time to the folder for temporary files
 (TMPDIR), so that folder needs a shard's size for each process.
 
-With --join, samples get the fields of other datasets, by key (docs/joins.md). They are read through the engine of this
-machine and its cache, and written by this process, in the order of SRC.
+With --join, samples get the fields of other datasets, by key (docs/joins.md). They are read through the engine and the
+cache of the machine of each process.
 
 To change samples on the way, or to pack what a program makes: streamer.pack(...) in Python (docs/pack.md).
 """
@@ -126,17 +129,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Packs, or shows what would be packed."""
-    if arguments.join:
-        return _pack_join(arguments, terminal)
     from streamer.executors.runner import runner
-    from streamer.shards.prepared import prepare
     from streamer.shards.prepared import run as pack
     from streamer.shards.progress import Callbacks
 
-    with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder, runner(arguments.on) as running:
-        with terminal.progress("indexing", "bytes") as bar:
-            callbacks = Callbacks(on_note=terminal.note, on_index=lambda step: _show_index(step, bar))
-            prepared = prepare(_source(arguments), _pack_options(arguments), Path(folder), running, callbacks)
+    with ExitStack() as held:
+        running = held.enter_context(runner(arguments.on))
+        prepared = (
+            _prepare_join(arguments, running, terminal, held)
+            if arguments.join
+            else _prepare(arguments, running, terminal, held)
+        )
         if arguments.dry_run:
             _plan(prepared, terminal)
             return Exit.DONE
@@ -147,33 +150,52 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     return Exit.DONE
 
 
-def _pack_join(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    from streamer.cli.packing.joined import costs_of, open_join, samples_of
-    from streamer.shards.pack import pack
+def _prepare(arguments: argparse.Namespace, running: Runner, terminal: Terminal, held: ExitStack) -> Prepared:
+    """Indexes the source, and plans its pack."""
+    from streamer.shards.prepared import prepare
+    from streamer.shards.progress import Callbacks
 
-    dataset = open_join(arguments)
-    try:
-        for line in costs_of(dataset):
-            terminal.line(line)
-        if arguments.dry_run:
-            terminal.line(f"would write {counted(dataset.samples, 'samples')} to {arguments.out}")
-            return Exit.DONE
-        out_options = arguments.out_storage_options
-        with terminal.progress("packing", "samples") as bar:
-            packed = pack(
-                samples_of(dataset, arguments.format, arguments.fields),
-                arguments.out,
-                shard_bytes=arguments.shard_size,
-                prefix=arguments.prefix,
-                out_storage_options=arguments.storage_options if out_options is None else out_options,
-                format=arguments.format,
-                vocabulary=arguments.vocabulary,
-                on_progress=lambda step: bar.update(step.samples_done, dataset.samples),
-            )
-    finally:
-        dataset.close()
-    _summary(packed, terminal)
-    return Exit.DONE
+    folder = held.enter_context(tempfile.TemporaryDirectory(prefix="streamer-pack-"))
+    with terminal.progress("indexing", "bytes") as bar:
+        callbacks = Callbacks(on_note=terminal.note, on_index=lambda step: _show_index(step, bar))
+        return prepare(_source(arguments), _pack_options(arguments), Path(folder), running, callbacks)
+
+
+def _prepare_join(arguments: argparse.Namespace, running: Runner, terminal: Terminal, held: ExitStack) -> Prepared:
+    """Opens the joined dataset, says what the joins cost, and plans its pack."""
+    from streamer.shards.prepared import prepare_scan
+
+    scan = held.enter_context(closing(_open_joined(arguments)._scan()))
+    for line in scan.describe_costs():
+        terminal.line(line)
+    return prepare_scan(scan, _pack_options(arguments), running)
+
+
+def _open_joined(arguments: argparse.Namespace) -> StreamingDataset:
+    """Opens the dataset with the fields of all right sides.
+
+    Raises:
+        ConfigError: an option is invalid.
+    """
+    import json
+
+    from streamer.cli.dataset import JoinOptions, choose_format
+    from streamer.formats.folder import Folder
+    from streamer.loader.dataset import StreamingDataset
+
+    extensions = arguments.extensions
+    format_options = json.loads(arguments.format_options)
+    joined = StreamingDataset(
+        arguments.urls,
+        format=Folder(extensions) if extensions else choose_format(arguments.source_format, format_options),
+        manifest=arguments.manifest,
+        storage_options=arguments.storage_options,
+        annotations=arguments.annotations,
+    )
+    for given in arguments.join:
+        join = JoinOptions.parse(given)
+        joined = join.join(joined, arguments.storage_options, {"manifest": join.manifest})
+    return joined
 
 
 def _source(arguments: argparse.Namespace) -> DatasetSource:

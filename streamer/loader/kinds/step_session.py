@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Protocol, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from streamer.batches.contracts import REREADS, ChunkUnreadableError
 from streamer.batches.skipping import SkipRules
 from streamer.client.engine_client import EngineClient
 from streamer.client.oneshot import read_statistics, report
@@ -23,7 +26,10 @@ from streamer.wire.messages import OpenSession
 from streamer.wire.schedule import EpochSchedule
 from streamer.wire.store_options import StoreOptions
 
+logger = logging.getLogger(__name__)
+
 Integers = npt.NDArray[np.int64]
+Found = TypeVar("Found")
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -308,3 +314,38 @@ def open_bytes(schedule: EpochSchedule, chunk_bytes: Integers, first_chunks: Seq
     largest = np.zeros(len(first_chunks) - 1, np.int64)
     np.maximum.at(largest, owners[order], np.cumsum(changes[order]))
     return largest
+
+
+class Leases(Protocol):
+    """What `read_leased` needs of a `StepSession`, or of the client's session alone."""
+
+    def reject(self, chunk: int, reason: str) -> None:
+        """Rejects a chunk that is missing or wrong."""
+        ...
+
+    def wait(self, step: int) -> None:
+        """Blocks until the chunks of a step are leased."""
+        ...
+
+
+def read_leased(session: Leases, step: int, read: Callable[[], Found]) -> Found:
+    """Returns what `read` returns; a chunk that is missing or wrong is leased again, a few times.
+
+    Args:
+        session: Session that has leased the chunks.
+        step: Step of the session that is read.
+        read: Function that reads the chunks of this step.
+    """
+    rereads = 0
+    while True:
+        try:
+            return read()
+        except ChunkUnreadableError as error:
+            rereads += 1
+            if rereads > REREADS and error.__cause__ is not None:
+                raise error.__cause__ from error
+            # The error is logged as a text: a handler that keeps its records would keep the frames of the
+            # traceback, and so the dataset.
+            logger.warning("%s; leasing it again", str(error))
+            session.reject(error.chunk, error.reason)
+            session.wait(step)

@@ -99,16 +99,20 @@ class DatasetMember:
     def part(self, choice: Choice | None, options: DatasetOptions, joins: tuple[Join, ...] = ()) -> DatasetMember:
         """Returns a part of this dataset (None for all), which shares what is known of it. `joins` follow its own."""
         choices = self.choices if choice is None else (*self.choices, choice)
+        return self.change(options, choices, (*self.joins, *joins))
+
+    def change(self, options: DatasetOptions, choices: tuple[Choice, ...], joins: tuple[Join, ...]) -> DatasetMember:
+        """Returns this dataset with other options of reading, which shares what is known of it."""
         known = EpochCell(manifest=self.shared.manifest, annotations=self.shared.annotations)
-        part = DatasetMember(options, choices, self.job, shared=known, joins=(*self.joins, *joins))
-        return part.take_over_rights(self._list_right_manifests())
+        changed = DatasetMember(options, choices, self.job, shared=known, joins=joins)
+        return changed.take_over_rights(self._list_right_manifests())
 
     def settings(self) -> MemberSettings:
         """Returns what makes the same member in another process; see `from_settings`."""
         return self.options, self.choices, self.job, self.joins, self._list_right_manifests(), self._began
 
     @classmethod
-    def from_settings(cls, settings: MemberSettings, shared: EpochCell, parent: ParentRank) -> Self:
+    def from_settings(cls, settings: MemberSettings, shared: EpochCell, parent: ParentRank | None) -> Self:
         """Makes the member of another process again."""
         options, choices, job, joins, known, began = settings
         member = cls(options, choices, job, shared=shared, joins=joins, parent=parent)

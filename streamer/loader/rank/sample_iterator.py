@@ -20,7 +20,7 @@ from streamer.batches.samples.recipe import StreamMaker
 from streamer.batches.skipping import SkipLedger, may_skip
 from streamer.batches.waiting import WaitNotice
 from streamer.errors import ClosedError, StateError
-from streamer.loader.kinds.step_session import Integers, Share, StepSession
+from streamer.loader.kinds.step_session import Integers, Share, StepSession, read_leased
 from streamer.loader.rank.rank_stream import RankStream
 
 if TYPE_CHECKING:
@@ -182,20 +182,8 @@ class SampleIterator(Iterator[object]):
 
     def read_leased(self, read: Callable[[], Found]) -> Found:
         """Returns what `read` returns; a chunk that is missing or wrong is leased again, a few times."""
-        rereads = 0
-        while True:
-            try:
-                return read()
-            except ChunkUnreadableError as error:
-                rereads += 1
-                if rereads > REREADS and error.__cause__ is not None:
-                    raise error.__cause__ from error
-                # The error is logged as a text: a handler that keeps its records would keep the frames of the
-                # traceback, and so the dataset.
-                logger.warning("%s; leasing it again", str(error))
-                assert self._session is not None, "a batch is read inside a session"
-                self._session.reject(error.chunk, error.reason)
-                self._session.wait(self._step)
+        assert self._session is not None, "a batch is read inside a session"
+        return read_leased(self._session, self._step, read)
 
 
 class _Taker(ABC):

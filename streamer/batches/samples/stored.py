@@ -1,0 +1,118 @@
+"""Reads samples with all their fields as they are stored: those of the dataset, of its annotations and of its joins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from streamer.annotations.join import Joiner
+from streamer.batches.samples.maker import (
+    ByteSource,
+    Integers,
+    RowSource,
+    SampleLocation,
+    SampleRules,
+    locate_samples,
+    refuse_shared_fields,
+)
+from streamer.decode.stored import StoredSample
+from streamer.errors import DecodeError
+from streamer.formats.base import Field, SampleName
+from streamer.formats.registry import open_format
+from streamer.manifest.table import Manifest
+
+_NO_NAME = SampleName()
+
+
+class StoredReader:
+    """Reads samples as they are stored. Used by one thread.
+
+    Args:
+        manifest: Manifest of the dataset.
+        content: Source of the bytes.
+        rules: Rules of the dataset, of which annotations and fields that are left out count.
+        joins: Readers of the fields of other datasets, which do not decode them either.
+    """
+
+    def __init__(
+        self, manifest: Manifest, content: ByteSource, rules: SampleRules, joins: Sequence[RowSource] = ()
+    ) -> None:
+        self._manifest = manifest
+        self._content = content
+        self._leave_out = rules.leave_out
+        self._joins = joins
+        self._opener = open_format(manifest)
+        self._joiner = None if rules.joined is None else Joiner(rules.joined, "auto")
+
+    def __repr__(self) -> str:
+        return f"StoredReader({self._manifest!r}, joins={len(self._joins)})"
+
+    def begin(self, ordinals: Integers) -> list[SampleLocation]:
+        """Locates some samples, which are read next, and their rows in other datasets.
+
+        Raises:
+            ChunkUnreadableError: A recoded chunk, which says itself where its samples are, is missing or wrong.
+        """
+        columns = locate_samples(self._manifest, self._content, ordinals)
+        for join in self._joins:
+            join.begin(ordinals)
+        return [SampleLocation(*row) for row in zip(*columns, strict=True)]
+
+    def read(self, place: SampleLocation) -> StoredSample:
+        """Reads one sample.
+
+        Raises:
+            ChunkUnreadableError: Bytes are missing or wrong.
+            DecodeError: The sample cannot be opened, has no annotations, or fields of one name on both sides of a join.
+        """
+        ordinal = place.ordinal
+        content = self._content.read(place)
+        where = f"sample {ordinal} of {self._manifest.extent_of(ordinal).object.url}"
+        name = self._manifest.name(ordinal) if self._manifest.whole_objects else _NO_NAME
+        try:
+            key, opened = self._opener.open(content, name)
+            own = [field for field in opened if field.name not in self._leave_out]
+            found: dict[str, object] = {field.name: field for field in own}
+            if name.label >= 0:
+                found.setdefault("label", name.label)
+            if self._joiner is not None:
+                found |= _by_name(self._joiner.fields(str(ordinal) if key is None else key, own))
+            for join in self._joins:
+                found |= refuse_shared_fields(found, join.values(ordinal, bytes), join.field_of)
+        except (DecodeError, ValueError) as error:
+            raise DecodeError(f"{where}: {error}") from error
+        return StoredSample(
+            ordinal=ordinal,
+            where=where,
+            key=name.object_key or key,
+            fields=list(found.items()),
+            is_file=bool(name.object_key),
+        )
+
+
+def _by_name(fields: Sequence[Field] | None) -> dict[str, Field]:
+    """Returns fields by name; samples without annotations that are left out are in no selection, and have none."""
+    return {field.name: field for field in fields or ()}
+
+
+def find_steps(sizes: Integers, step_bytes: int, step_samples: int) -> Integers:
+    """Cuts samples into steps of about so many bytes, and at most so many samples: (n,), the step of each sample."""
+    by_bytes = (np.cumsum(sizes) - sizes) // step_bytes
+    by_count = np.arange(len(sizes)) // step_samples
+    begins = np.append(False, (np.diff(by_bytes) > 0) | (np.diff(by_count) > 0))
+    return np.cumsum(begins[: len(sizes)]).astype(np.int64)
+
+
+def find_uses(chunks: Integers, steps: Integers) -> tuple[Integers, Integers, Integers]:
+    """Returns the uses of chunks by samples: chunk, first and last step of each, in the order of the first steps.
+
+    A chunk that is used in several steps one after the other has one use, and several where there are steps between.
+    """
+    pairs = np.unique(np.stack([chunks, steps], axis=1), axis=0)
+    chunk = pairs[:, 0]
+    step = pairs[:, 1]
+    begins = np.flatnonzero(np.append(True, (np.diff(chunk) > 0) | (np.diff(step) > 1))[: len(chunk)])
+    last = step[np.append(begins[1:], len(step)) - 1]
+    order = np.argsort(step[begins], kind="stable")
+    return chunk[begins][order], step[begins][order], last[order]

@@ -1,0 +1,247 @@
+"""Reads samples of a dataset by their numbers, each once and in any order, here or in tasks: how a pack reads one.
+
+A `DatasetScan` has opened the dataset in the process that asks. Its recipe travels to tasks, which open the dataset
+again, from what lies on their machine or from the urls, and read their part of the samples through the engine there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator
+from dataclasses import replace
+from typing import NamedTuple
+
+import cloudpickle  # type: ignore[import-untyped]
+import msgspec
+
+from streamer.annotations.join import table_digest
+from streamer.annotations.table import AnnotationTable
+from streamer.batches.rows.balance import NO_BALANCE
+from streamer.batches.samples.join_cost import describe_join
+from streamer.batches.samples.maker import (
+    Integers,
+    SampleRules,
+    Transform,
+)
+from streamer.batches.samples.opened import MemberRecipe, OpenedDataset
+from streamer.batches.samples.sent_code import send_main_by_value
+from streamer.decode.rule import Decode
+from streamer.decode.stored import StoredFields, StoredSample
+from streamer.errors import ConfigError, Discreet, ManifestError
+from streamer.loader.epoch_cell import EpochCell
+from streamer.loader.members.member import DatasetMember, MemberSettings
+from streamer.loader.options.arguments import Order
+from streamer.loader.options.dataset_options import DatasetOptions
+from streamer.loader.scan_reader import SampleScan, count_row_bytes
+from streamer.manifest.table import Manifest
+
+logger = logging.getLogger(__name__)
+
+
+class _Sent(NamedTuple):
+    """What a task gets: how the dataset is opened, how what lies on this machine is, and what both must be."""
+
+    settings: MemberSettings
+    annotations: str
+    recipe: MemberRecipe
+    identity: tuple[str, ...]
+
+
+class DatasetScan:
+    """The samples of a dataset, opened in this process.
+
+    Args:
+        member: Dataset as the user has it.
+
+    Raises:
+        ConfigError: the dataset does not yield each of its samples as one.
+    """
+
+    def __init__(self, member: DatasetMember) -> None:
+        _refuse(member.options)
+        self._member = _make_whole(member)
+
+    def __repr__(self) -> str:
+        return f"DatasetScan({self._member!r})"
+
+    @property
+    def manifest(self) -> Manifest:
+        """Manifest of the dataset; the first use opens it."""
+        return self._member.open().manifest
+
+    @property
+    def ordinals(self) -> Integers | None:
+        """Ordinals of the selected samples in the manifest, ascending, or None for all."""
+        selection = self._member.open().selection
+        return None if selection is None else selection.ordinals
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Urls of the dataset, and of those that it is joined to."""
+        rights = [url for right in self._member.rights for url in right.options.urls]
+        return (*self._member.options.urls, *rights)
+
+    @property
+    def storage_options(self) -> dict[str, object]:
+        """Storage options of the dataset."""
+        return dict(self._member.options.storage_options)
+
+    @property
+    def field_kinds(self) -> dict[str, str]:
+        """Kinds of the fields that all samples are known to have, by name; none of what a transform or a join adds."""
+        opened = self._member.open()
+        if self.transform is not None:
+            return {}
+        specs = list(opened.manifest.facts.fields)
+        if opened.joined is not None:
+            specs += AnnotationTable.open(opened.joined.table).head.fields
+        return {spec.name: spec.kind for spec in specs}
+
+    @property
+    def transform(self) -> Transform | None:
+        """Transform of the dataset, or None if its fields are read as they are stored."""
+        return self._member.options.transform
+
+    def describe(self) -> dict[str, object]:
+        """Describes what is read besides the manifest, as JSON values, the same in every process."""
+        opened = self._member.open()
+        found: dict[str, object] = {}
+        if opened.selection is not None:
+            found["selection"] = opened.selection.digest
+        if opened.joined is not None:
+            found |= opened.joined.describe()
+        if self._member.joins:
+            found["joins"] = [
+                [right.open().digest, *join.on, join.columns and [*map(list, join.columns)], join.missing, join.how]
+                for join, right in zip(self._member.joins, self._member.rights, strict=True)
+            ]
+        return found
+
+    def count_row_bytes(self, ordinals: Integers) -> Integers:
+        """Returns about how many bytes each sample gets from the joins, (n,)."""
+        return count_row_bytes(self._member.open(), ordinals)
+
+    def describe_costs(self) -> list[str]:
+        """Says what is fetched of each right side of a join."""
+        opened = self._member.open()
+        with self._member.connections.for_requests() as connection:
+            return [describe_join(join, opened, connection.welcome.limit_bytes) for join in opened.joins]
+
+    def recipe(self) -> ScanRecipe:
+        """Makes what a task reads samples with."""
+        member = self._member
+        opened = member.open()
+        send_main_by_value()
+        sent = _Sent(
+            settings=member.settings(),
+            annotations=table_digest(opened.joined) or "",
+            recipe=member.recipe(member.rules()),
+            identity=_identify(opened),
+        )
+        return ScanRecipe(cloudpickle.dumps(sent))
+
+    def close(self) -> None:
+        """Closes the connections; idempotent."""
+        self._member.close()
+
+
+class ScanRecipe(Discreet, msgspec.Struct, frozen=True):
+    """All that a task needs to read samples of a dataset.
+
+    Attributes:
+        options: What it is made of, pickled: it has storage options.
+    """
+
+    options: bytes
+
+    def read(self, ordinals: Integers) -> Generator[StoredSample]:
+        """Opens the dataset in this process, and yields samples in the order of their ordinals in the manifest.
+
+        Raises:
+            StreamerError: the dataset, or one of the samples, cannot be read.
+        """
+        sent: _Sent = cloudpickle.loads(self.options)
+        options, _, job, joins, rights, began = sent.settings
+        known = EpochCell(manifest=sent.recipe.manifest_path.name, annotations=sent.annotations)
+        # The samples are named by their ordinals, so that the selections need not be made again.
+        member = DatasetMember.from_settings((options, (), job, joins, rights, began), known, None)
+        try:
+            opened, rules = _open(member, sent)
+            yield from SampleScan(member, opened, rules).read(ordinals)
+        finally:
+            member.close()
+
+
+def _open(member: DatasetMember, sent: _Sent) -> tuple[OpenedDataset, SampleRules]:
+    """Opens what the engine of this machine has opened before, or else the urls, which takes longer.
+
+    Raises:
+        ManifestError: other objects are there than where the pack has begun.
+    """
+    recipe = msgspec.structs.replace(sent.recipe, selection=None)
+    with member.connections.for_requests() as connection:
+        is_own = recipe.manifest_path.parent == connection.roots()[0] / "manifests"
+    if is_own and all(path.exists() for path in recipe.paths):
+        opened = recipe.open()
+        opened.joined = recipe.rules.joined
+        rules = recipe.rules
+    else:
+        opened = member.open()
+        rules = member.rules()
+    if (found := _identify(opened)) != sent.identity:
+        raise ManifestError(
+            f"a task has found {' '.join(found)} below {member.options.place}, the process that has begun "
+            f"{' '.join(sent.identity)}: the objects change, or other ones are there; give a manifest= that all "
+            "machines can read"
+        )
+    return opened, rules
+
+
+def _identify(opened: OpenedDataset) -> tuple[str, ...]:
+    """Names what samples are read from."""
+    joins = (join.table.head for join in opened.joins)
+    return (
+        opened.manifest.digest,
+        *([opened.joined.digest] if opened.joined is not None else []),
+        *(head.right for head in joins),
+    )
+
+
+def _make_whole(member: DatasetMember) -> DatasetMember:
+    """Makes the dataset without what only a training has, whose fields are as they are stored unless it transforms."""
+    options = replace(
+        member.options, balance=NO_BALANCE, order=Order(), batch_size=None, rank=0, world_size=1, on_error="raise"
+    )
+    joins = member.joins
+    if options.transform is None:
+        stored = Decode(StoredFields())
+        options = replace(options, decode=stored)
+        joins = tuple(replace(join, other=replace(join.other, decode=stored)) for join in joins)
+    return member.change(options, member.choices, joins)
+
+
+def _refuse(options: DatasetOptions) -> None:
+    """Refuses datasets whose samples are not those that are stored, each once.
+
+    Raises:
+        ConfigError: says what to write instead.
+    """
+    for name, refused in (("packing", not options.packing.joins), ("growing", not options.growing.joins)):
+        if refused:
+            raise ConfigError(
+                f"pack() of a dataset with {name}=: its rows or uses are not samples that could be written; leave it "
+                f"out, and give {name}= to the dataset that reads the shards",
+                field=name,
+            )
+    if options.skip_rules.on_error == "skip":
+        raise ConfigError(
+            "pack() of a dataset with on_error='skip': another sample would be written in the place of a damaged one. "
+            "Leave it out: the pack ends with the name of that sample, which select() leaves out",
+            field="on_error",
+        )
+    if (options.world_size or 1) > 1:
+        raise ConfigError(
+            f"pack() of a dataset with world_size={options.world_size}: all samples are written, not those of a rank; "
+            "leave rank= and world_size= out, and give on= for several processes",
+            field="world_size",
+        )

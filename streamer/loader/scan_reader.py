@@ -1,0 +1,230 @@
+"""Reads the samples of a dataset that is opened, in an order that is known before: by one session of the engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from streamer.batches.contracts import ChunkUnreadableError
+from streamer.batches.samples.cached_bytes import CachedBytes
+from streamer.batches.samples.maker import (
+    ByteSource,
+    Integers,
+    SampleLocation,
+    SampleMaker,
+    SampleRules,
+    describe_key,
+)
+from streamer.batches.samples.opened import Members, OpenedDataset
+from streamer.batches.samples.stored import StoredReader, find_steps, find_uses
+from streamer.batches.scan import KEY, ChunkScan, scan_chunks
+from streamer.batches.waiting import WaitNotice
+from streamer.client.chunk_reader import ChunkReader
+from streamer.client.engine_client import EngineClient
+from streamer.client.session import Session
+from streamer.config import Environment
+from streamer.decode.stored import StoredSample
+from streamer.errors import PackError, StreamerError
+from streamer.loader.kinds.step_session import open_bytes, read_leased
+from streamer.loader.members.member import DatasetMember
+from streamer.loader.members.single_reads import stream_bytes
+from streamer.manifest.table import Manifest
+from streamer.wire.messages import OpenSession, Part
+from streamer.wire.schedule import EpochSchedule
+
+logger = logging.getLogger(__name__)
+
+# What is leased at a time: a lease costs a message, and the chunks of a step have room in the cache together.
+_STEP_BYTES = 16 << 20
+_STEP_SAMPLES = 1024
+
+
+class SampleScan:
+    """Reads samples of an opened dataset, in one thread.
+
+    Chunks come through the cache of this machine, where those with the rows of joins stay as long as they can. Files
+    that are read in another order than they lie in chunks are read one by one, since such a chunk would be fetched
+    again for each of them.
+    """
+
+    def __init__(self, member: DatasetMember, opened: OpenedDataset, rules: SampleRules) -> None:
+        self._member = member
+        self._opened = opened
+        self._rules = rules
+        self._members = Members([opened])
+
+    def read(self, ordinals: Integers) -> Generator[StoredSample]:
+        """Yields samples in this order."""
+        manifest = self._opened.manifest
+        chunks = manifest.chunk_first.searchsorted(ordinals, "right") - 1
+        scattered = manifest.whole_objects and not manifest.recoded and bool((np.diff(ordinals) < 0).any())
+        by_one = (manifest.chunk_samples[chunks] > 1) & scattered
+        sizes = (manifest.chunk_local_bytes // np.maximum(1, manifest.chunk_samples))[chunks]
+        steps = find_steps(sizes + count_row_bytes(self._opened, ordinals), _STEP_BYTES, _STEP_SAMPLES)
+        schedule = self._schedule(ordinals, steps, chunks, ~by_one)
+        notice = WaitNotice(logger)
+        with ExitStack() as held:
+            connection = self._member.connections.take()
+            held.callback(self._member.connections.give_back, connection)
+            session = held.enter_context(closing(self._open_session(connection, schedule)))
+            chunk_files = ChunkReader(connection.roots())
+            content: ByteSource = CachedBytes(manifest, chunk_files)
+            if scattered:
+                content = held.enter_context(
+                    closing(_ScatteredFiles(self._member, manifest, ordinals[by_one], content))
+                )
+            reader = self._open_reader(content, chunk_files)
+            for step, some in enumerate(np.split(ordinals, np.flatnonzero(np.diff(steps)) + 1)):
+                # A step of files alone needs no chunk.
+                needed = min(step, schedule.final_step)
+                notice.wait(partial(session.wait, needed), lambda: "the chunks of a pack, which come from the store")
+                for place in read_leased(session, needed, partial(reader.begin, some)):
+                    yield read_leased(session, needed, partial(reader.read, place))
+                session.done(step + 1)
+
+    def _schedule(
+        self, ordinals: Integers, steps: Integers, chunks: Integers, leased: npt.NDArray[np.bool_]
+    ) -> EpochSchedule:
+        """Makes the schedule of the chunks of those samples that are leased, and of all rows of joins."""
+        used = [(chunks[leased], steps[leased])]
+        for join, first in zip(self._opened.joins, self._members.first_chunks_of_parts[1:], strict=False):
+            owner, rows = join.table.rows_of(ordinals)
+            used.append((join.manifest.chunk_first.searchsorted(rows, "right") - 1 + first, steps[owner]))
+        chunk, first_step, last_step = find_uses(*(np.concatenate(column) for column in zip(*used, strict=True)))
+        return EpochSchedule(0, chunk.astype(np.uint32), first_step, last_step)
+
+    def _open_reader(self, content: ByteSource, chunk_files: ChunkReader) -> StoredReader | _MadeReader:
+        manifest = self._opened.manifest
+        joins = [
+            join.reader(CachedBytes(join.manifest, chunk_files, first))
+            for join, first in zip(self._opened.joins, self._members.first_chunks_of_parts[1:], strict=False)
+        ]
+        if self._rules.transform is None:
+            return StoredReader(manifest, content, self._rules, joins)
+        return _MadeReader(SampleMaker(manifest, content, rules=self._rules, joins=joins), manifest)
+
+    def _open_session(self, connection: EngineClient, schedule: EpochSchedule) -> Session:
+        members = self._members
+        opened = open_bytes(schedule, members.chunk_bytes, members.first_chunks_of_parts).tolist()
+        spec = OpenSession(
+            session=0,
+            job="",
+            dataset=self._opened.manifest.digest,
+            consumer="pack",
+            open_bytes=opened[0],
+            stream="pack",
+            parts=self._list_parts(opened) if members.joins else (),
+        )
+        session = connection.open_session(spec, members.cache_full_hint(opened))
+        session.extend(schedule)
+        return session
+
+    def _list_parts(self, opened: Sequence[int]) -> tuple[Part, ...]:
+        """Lists the dataset and what it is joined to, each with its storage options."""
+        members = self._members
+        names = ["", *(join.recipe.name for _, join in members.joins)]
+        environment = Environment.read()
+        options = [
+            each.options.client_settings(environment, each.job).encode_options()
+            for each in (self._member, *self._member.rights)
+        ]
+        columns = (members.manifests, names, options, members.part_values((1.0,)), opened)
+        return tuple(
+            Part(dataset=manifest.digest, name=name, options=options, value=value, open_bytes=open_bytes)
+            for manifest, name, options, value, open_bytes in zip(*columns, strict=True)
+        )
+
+
+class _ScatteredFiles:
+    """Reads files in an order that is known before, a few at the same time, without the chunks that they lie in.
+
+    A file that is a chunk of its own is leased as others are.
+    """
+
+    def __init__(self, member: DatasetMember, manifest: Manifest, ordinals: Integers, leased: ByteSource) -> None:
+        scan = ChunkScan(manifest, partial(stream_bytes, member.connections, manifest))
+
+        def read_file(ordinal: int) -> tuple[int, memoryview]:
+            chunk = int(manifest.chunk_first.searchsorted(ordinal, "right")) - 1
+            at = ordinal - int(manifest.chunk_first[chunk])
+            return next(scan.read_samples(chunk, slice(at, at + 1)))
+
+        self._leased = leased
+        self._shared = manifest.chunk_samples > 1
+        self._coming = scan_chunks(ordinals.tolist(), read_file)
+        self._last: tuple[int, memoryview] = (-1, memoryview(b""))
+
+    def boundaries(self, chunk: int) -> Integers:
+        """Returns the boundaries of the samples of a chunk; see `ByteSource`."""
+        return self._leased.boundaries(chunk)
+
+    def read(self, place: SampleLocation) -> memoryview:
+        """Returns a file, which is the next one in the order, or once more the last one."""
+        if not self._shared[place.chunk]:
+            return self._leased.read(place)
+        if self._last[0] != place.ordinal:
+            self._last = next(self._coming)
+        return self._last[1]
+
+    def read_each(self, places: Sequence[SampleLocation]) -> list[memoryview]:
+        """Returns several files; see `read`."""
+        return [self.read(place) for place in places]
+
+    def close(self) -> None:
+        """Reads no more files."""
+        self._coming.close()
+
+
+class _MadeReader:
+    """Makes the samples of a dataset with a transform, as training gets them. Used by one thread."""
+
+    def __init__(self, maker: SampleMaker, manifest: Manifest) -> None:
+        self._maker = maker
+        self._manifest = manifest
+
+    def begin(self, ordinals: Integers) -> list[SampleLocation]:
+        """Locates some samples; see `StoredReader.begin`."""
+        places = self._maker.places(ordinals)
+        self._maker.begin(places)
+        return places
+
+    def read(self, place: SampleLocation) -> StoredSample:
+        """Makes one sample.
+
+        Raises:
+            PackError: The transform has failed, or returns no dict.
+            ChunkUnreadableError, DecodeError: See `SampleMaker.make`.
+        """
+        where = f"sample {place.ordinal} of {describe_key(self._manifest, place.ordinal)}"
+        try:
+            made = self._maker.make(place)
+        except (StreamerError, ChunkUnreadableError):
+            raise
+        except Exception as error:  # the user's code may raise anything
+            text = f"{where}: the transform of the dataset raised {type(error).__name__}: {error}"
+            raise PackError(text, sample=place.ordinal) from error
+        if not isinstance(made, Mapping):
+            raise PackError(
+                f"{where}: the transform of the dataset returned {type(made).__name__}, not a dict of fields",
+                sample=place.ordinal,
+            )
+        key = made.get(KEY)
+        fields = [(name, value) for name, value in made.items() if name != KEY]
+        return StoredSample(ordinal=place.ordinal, where=where, key=key, fields=fields)
+
+
+def count_row_bytes(opened: OpenedDataset, ordinals: Integers) -> Integers:
+    """Returns about how many bytes each sample has of the right sides of joins, (n,)."""
+    total = np.zeros(len(ordinals), np.int64)
+    for join in opened.joins:
+        part = join.manifest
+        mean = part.chunk_local_bytes // np.maximum(1, part.chunk_samples)
+        owner, rows = join.table.rows_of(ordinals)
+        of_rows = mean[part.chunk_first.searchsorted(rows, "right") - 1]
+        total += np.bincount(owner, weights=of_rows, minlength=len(ordinals)).astype(np.int64)
+    return total

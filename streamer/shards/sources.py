@@ -1,0 +1,220 @@
+"""Where the samples of a pack come from: ranges of the objects of a url, or a dataset that the loader opens.
+
+A source travels in the recipe of a job, and is read by its tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+
+from streamer.annotations.join import Joiner, JoinRules
+from streamer.base.concurrency import plain_errors
+from streamer.config import FetchConfig
+from streamer.decode.stored import StoredSample
+from streamer.errors import DecodeError, Discreet
+from streamer.fetch import Fetcher
+from streamer.formats.registry import find_format
+from streamer.indexing.tasks import StoreOpener
+from streamer.manifest.table import Manifest
+from streamer.shards.annotations import put_table, rules_here
+from streamer.shards.destination import Destination
+from streamer.shards.job import Job
+from streamer.shards.plan import Batch, Int64Array, RecodedBatch
+from streamer.shards.reading import ReadBatch, ShardReader, SourceDataset
+from streamer.store.addresses.urls import shown
+
+# What the source reads at a time.
+Part = TypeVar("Part")
+# Takes some samples, whose bytes it needs until it returns.
+TakeSamples = Callable[[Iterable[StoredSample]], None]
+
+
+class SampleSource(ABC, Generic[Part]):
+    """Reads the samples of a job. Part of its recipe, hence without connections and threads."""
+
+    async def put(self, job: Job, options: Mapping[str, object]) -> None:
+        """Puts what tasks on other machines need beside the receipts; `options` are those of the destination."""
+
+    async def settle(self, destination: Destination, job: Job) -> SampleSource[Part]:
+        """Returns the source with what was put there on this machine."""
+        return self
+
+    @abstractmethod
+    async def feed(self, batches: Sequence[Part], take: TakeSamples) -> None:
+        """Reads batches of samples, and passes them on in their order, on a thread.
+
+        Raises:
+            StreamerError: they cannot be read.
+        """
+
+
+@dataclass(frozen=True, repr=False)
+class RangeSource(Discreet, SampleSource[Batch | RecodedBatch]):
+    """Ranges of objects, which are read from the store: without an engine, and without a cache.
+
+    Attributes:
+        dataset: Facts about all samples.
+        joined: Rules by which annotations are joined to the samples, or None if there are none.
+        storage_options: Options of the store.
+    """
+
+    dataset: SourceDataset
+    joined: JoinRules | None
+    storage_options: dict[str, object]
+
+    async def put(self, job: Job, options: Mapping[str, object]) -> None:
+        """Puts the table of annotations there; see `SampleSource.put`."""
+        if self.joined is not None:
+            await put_table(job, options, self.joined.table)
+
+    async def settle(self, destination: Destination, job: Job) -> RangeSource:
+        """Returns the source with a table of annotations on this machine; see `SampleSource.settle`."""
+        if self.joined is None:
+            return self
+        return replace(self, joined=await rules_here(destination, job, self.joined))
+
+    async def feed(self, batches: Sequence[Batch | RecodedBatch], take: TakeSamples) -> None:
+        """Reads a batch while the one before it is taken; see `SampleSource.feed`."""
+        async with Fetcher(FetchConfig(), StoreOpener(self.storage_options)) as fetcher:
+            reader = ShardReader(fetcher, self.dataset)
+            opening = _Opening(self)
+            with plain_errors():
+                async with asyncio.TaskGroup() as group:
+                    coming = [group.create_task(reader.read(batch)) for batch in batches[:1]]
+                    for number in range(len(batches)):
+                        batch = await coming.pop()
+                        if number + 1 < len(batches):
+                            coming.append(group.create_task(reader.read(batches[number + 1])))
+                        with closing(batch):
+                            await asyncio.to_thread(take, opening.open_all(batch))
+
+
+class _Opening:
+    """Opens samples, and joins annotations to them."""
+
+    def __init__(self, source: RangeSource) -> None:
+        self._joiner = None if source.joined is None else Joiner(source.joined, "auto")
+        self._opener = find_format(source.dataset.format, source.dataset.options).opener(source.dataset.facts)
+
+    def open_all(self, batch: ReadBatch) -> Iterator[StoredSample]:
+        """Opens the samples of a batch.
+
+        Raises:
+            DecodeError: one of them cannot be opened, or has no annotations.
+        """
+        for read in batch.samples():
+            where = f"sample {read.ordinal} of {shown(read.url)}"
+            name = read.name
+            try:
+                key, fields = self._opener.open(read.content, name)
+                found = None
+                if self._joiner is not None:
+                    found = self._joiner.fields(str(read.ordinal) if key is None else key, fields)
+            except (DecodeError, ValueError) as error:
+                raise DecodeError(f"{where}: {error}") from error
+            values: list[tuple[str, object]] = [(field.name, field) for field in fields]
+            if name.label >= 0 and all(field.name != "label" for field in fields):
+                values.append(("label", name.label))
+            yield StoredSample(
+                ordinal=read.ordinal,
+                where=where,
+                key=name.object_key or key,
+                fields=values,
+                annotations=found or (),
+                is_file=bool(name.object_key),
+                is_left_out=self._joiner is not None and found is None,
+            )
+
+
+class ScanRecipe(Protocol):
+    """What a task reads samples of a dataset with; the loader's is pickled by cloudpickle."""
+
+    def read(self, ordinals: Int64Array) -> Generator[StoredSample]:
+        """Yields samples in the order of these ordinals in the manifest."""
+        ...
+
+
+class DatasetScan(Protocol):
+    """The samples of a dataset. It cuts the import of the loader, whose class it is: packs of urls need no torch."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Manifest of the dataset."""
+        ...
+
+    @property
+    def ordinals(self) -> Int64Array | None:
+        """Ordinals of the selected samples, ascending, or None for all."""
+        ...
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Urls of everything that is read."""
+        ...
+
+    @property
+    def storage_options(self) -> dict[str, object]:
+        """Storage options of the dataset."""
+        ...
+
+    @property
+    def field_kinds(self) -> dict[str, str]:
+        """Kinds of the fields that all samples are known to have, by name."""
+        ...
+
+    @property
+    def transform(self) -> Callable[..., Any] | None:
+        """Transform of the dataset."""
+        ...
+
+    def describe(self) -> dict[str, object]:
+        """Describes what is read besides the manifest, as JSON values."""
+        ...
+
+    def count_row_bytes(self, ordinals: Int64Array) -> Int64Array:
+        """Returns about how many bytes each sample gets from joins."""
+        ...
+
+    def recipe(self) -> ScanRecipe:
+        """Makes what a task reads samples with."""
+        ...
+
+    def close(self) -> None:
+        """Closes the connections."""
+        ...
+
+
+@runtime_checkable
+class Scannable(Protocol):
+    """A dataset of the loader."""
+
+    def _scan(self) -> DatasetScan:
+        """Opens its samples.
+
+        Raises:
+            ConfigError: they cannot be packed.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ScannedSource(SampleSource[Int64Array]):
+    """A dataset, whose samples are read through the engine of the machine of each task."""
+
+    recipe: ScanRecipe
+
+    async def feed(self, batches: Sequence[Int64Array], take: TakeSamples) -> None:
+        """Reads all of them by one session; see `SampleSource.feed`."""
+
+        def feed() -> None:
+            with closing(self.recipe.read(np.concatenate(batches))) as samples:
+                take(samples)
+
+        await asyncio.to_thread(feed)
