@@ -15,9 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from torch.utils.data import get_worker_info
 
 from streamer import errors
+from streamer.batches.torch_worker import get_worker_info
 from streamer.batches.waiting import WaitNotice, watch_wait
 from streamer.config import Environment, RankConfig
 from streamer.errors import ConfigError, Detail, StateError, StreamerError

@@ -32,9 +32,9 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import get_worker_info
 
 from streamer.base import linux
+from streamer.batches.torch_worker import get_worker_info
 from streamer.errors import ConfigError, StateError
 
 # Recorded iterations: more than can be starting at the same time.

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
-from torch.utils.data import get_worker_info
 
 from streamer.annotations.join import JoinRules, annotations_of, pass_over, table_digest
 from streamer.annotations.options import Annotations
@@ -19,6 +18,7 @@ from streamer.annotations.table import AnnotationTable
 from streamer.batches.samples.maker import SampleMaker, SampleRules
 from streamer.batches.samples.opened import MemberRecipe, OpenedDataset
 from streamer.batches.scan import KEY
+from streamer.batches.torch_worker import get_worker_info
 from streamer.batches.waiting import Announcer, watch_wait
 from streamer.client.engine_client import EngineClient
 from streamer.client.launcher import find_log

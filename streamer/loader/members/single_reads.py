@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.batches.samples.maker import SampleLocation
+from streamer.batches.torch_worker import get_worker_info
 from streamer.client.engine_client import EngineClient
 from streamer.loader.members.connections import EngineConnections
 from streamer.manifest.table import Manifest
@@ -38,8 +38,7 @@ class SlowReads:
         yield
         self._seconds += time.perf_counter() - started
         self._reads += 1
-        data = sys.modules.get("torch.utils.data")
-        worker = None if data is None else data.get_worker_info()
+        worker = get_worker_info()
         if self._reads == _MANY_READS and (worker is None or worker.id == 0):
             logger.warning(
                 "%d samples were read one by one, %.0f per second: dataset[i] is for inspection, and bypasses the "
