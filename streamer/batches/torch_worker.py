@@ -1,4 +1,4 @@
-"""Says whether this process is a worker of torch's DataLoader, without importing torch where nobody has."""
+"""Says whether this process is a worker of torch's DataLoader, without importing torch."""
 
 from __future__ import annotations
 

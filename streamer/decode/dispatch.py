@@ -12,8 +12,7 @@ from streamer.decode import arrays, images, texts
 from streamer.decode.arrays import NO_ROW, Array, ArrayDecoder, PlainArray, Row
 from streamer.decode.kinds import NULL, decode_null, find_decoder_of_kind
 from streamer.decode.nested import NestedDecoder
-from streamer.decode.rule import DecodeRule, FieldDecoder, check_rule
-from streamer.decode.stored import StoredFields
+from streamer.decode.rule import DecodeRule, FieldDecoder, StoredFields, check_rule
 from streamer.decode.target import Draws, TargetDecoder
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field, FieldSpec

@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from streamer.errors import ConfigError
+from streamer.formats.base import Field
 
 FieldDecoder = Callable[[bytes], object]
 # "auto": by extension. None: bytes. A mapping: overrides for some fields or extensions (None: bytes). A callable gets
 # (field name, bytes).
 DecodeRule = Literal["auto"] | None | Mapping[str, FieldDecoder | None] | Callable[[str, bytes], object]
+
+
+class StoredFields:
+    """A rule under which a sample has each field as it is stored, with its kind: for what writes it again."""
+
+    def __call__(self, name: str, content: bytes, kind: str = "") -> Field:
+        """Returns the field with bytes of its own."""
+        return Field(name, memoryview(content), kind)
+
+
+class StoredSample(NamedTuple):
+    """A sample that is written again: by a pack, whose sources yield these.
+
+    Attributes:
+        ordinal: Number of the sample in the manifest of its source.
+        where: Name of the sample in errors.
+        key: Key of the sample, or None if it has none.
+        fields: Name and value of each field: a `Field` with the name that it is stored under, a list of them where
+            several rows are joined, or a plain value.
+        annotations: Fields from a file beside the data, which `fields=` of a pack does not choose among.
+        is_file: Whether the key is the path of a file.
+        is_left_out: Whether the sample is not written.
+    """
+
+    ordinal: int
+    where: str
+    key: str | None
+    fields: Sequence[tuple[str, object]]
+    annotations: Sequence[Field] = ()
+    is_file: bool = False
+    is_left_out: bool = False
 
 
 @dataclass(frozen=True)

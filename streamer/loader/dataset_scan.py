@@ -25,8 +25,7 @@ from streamer.batches.samples.maker import (
 )
 from streamer.batches.samples.opened import MemberRecipe, OpenedDataset
 from streamer.batches.samples.sent_code import send_main_by_value
-from streamer.decode.rule import Decode
-from streamer.decode.stored import StoredFields, StoredSample
+from streamer.decode.rule import Decode, StoredFields, StoredSample
 from streamer.errors import ConfigError, Discreet, ManifestError
 from streamer.loader.epoch_cell import EpochCell
 from streamer.loader.members.member import DatasetMember, MemberSettings

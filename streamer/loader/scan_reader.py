@@ -28,7 +28,7 @@ from streamer.client.chunk_reader import ChunkReader
 from streamer.client.engine_client import EngineClient
 from streamer.client.session import Session
 from streamer.config import Environment
-from streamer.decode.stored import StoredSample
+from streamer.decode.rule import StoredSample
 from streamer.errors import PackError, StreamerError
 from streamer.loader.kinds.step_session import open_bytes, read_leased
 from streamer.loader.members.member import DatasetMember
@@ -39,7 +39,7 @@ from streamer.wire.schedule import EpochSchedule
 
 logger = logging.getLogger(__name__)
 
-# What is leased at a time: a lease costs a message, and the chunks of a step have room in the cache together.
+# Samples are leased in steps of this size: a step costs a message, and its chunks are in the cache together.
 _STEP_BYTES = 16 << 20
 _STEP_SAMPLES = 1024
 

@@ -11,6 +11,7 @@ receipts.py    the facts about a finished shard
 reading.py     the samples of a source, some at a time; blocks are decoded here
 outputs/       the outputs of a shard: a tar, Parquet, or tokens
 annotations.py the table that is joined to samples
+sources.py     where samples come from: ranges of objects, or a dataset of the loader
 task.py        reads samples, writes a shard, uploads it, writes its receipt
 
 All of them:

@@ -15,6 +15,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
+
 from streamer.annotations.options import Annotations
 from streamer.base.logins import take_logins
 from streamer.base.paths import absolute
@@ -106,24 +108,12 @@ def pack(
         ManifestError, DecodeError, RecodeError, StoreError: the source or the destination failed.
     """
     size = parse_bytes(shard_bytes, "shard_bytes")
-    scan = source._scan() if isinstance(source, Scannable) else None
-    if scan is not None:
-        of_urls = {
-            "annotations": annotations,
-            "storage_options": storage_options,
-            "source_format": None if source_format == "auto" else source_format,
-            "format_options": format_options,
-            "extensions": extensions,
-            "manifest": manifest,
-        }
-        _refuse_options_of_urls(of_urls)
-        storage_options = scan.storage_options
     given = storage_options if out_storage_options is None else out_storage_options
     (target,), out_options = take_logins([folder_url(os.fspath(url))], given or {})
     callbacks = Callbacks(on_progress=on_progress)
     joined = Annotations.parse(annotations)
     urls = _urls(source)
-    if urls is None and scan is None:
+    if urls is None and not isinstance(source, Scannable):
         if transform is not None or fields is not None or annotations is not None:
             raise ConfigError("an iterable is packed as it is: change the samples where they are made", field="source")
         output = find_output(format, vocabulary)
@@ -151,33 +141,34 @@ def pack(
         vocabulary=vocabulary,
         annotations=None if joined is None else replace(joined, url=joined_url),
     )
-    if scan is not None:
-        with closing(scan), runner(on) as running:
+    of_url = DatasetSource(
+        urls=tuple(plain),
+        format=source_format,
+        format_options=dict(format_options or {}),
+        extensions=None if extensions is None else tuple(extensions),
+        manifest=None if manifest is None else manifest_url,
+        options=dict(options),
+    )
+    if isinstance(source, Scannable):
+        _refuse_options_of_urls(of_url, writing)
+        with closing(source._scan()) as scan, runner(on) as running:
+            if out_storage_options is None:
+                writing = msgspec.structs.replace(writing, options=scan.storage_options)
             return run(prepare_scan(scan, writing, running), running, callbacks)
     with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder, runner(on) as running:
-        prepared = prepare(
-            source=DatasetSource(
-                urls=tuple(plain),
-                format=source_format,
-                format_options=dict(format_options or {}),
-                extensions=None if extensions is None else tuple(extensions),
-                manifest=None if manifest is None else manifest_url,
-                options=dict(options),
-            ),
-            writing=writing,
-            folder=Path(folder),
-            runner=running,
-            callbacks=callbacks,
-        )
+        prepared = prepare(of_url, writing, Path(folder), running, callbacks)
         return run(prepared, running, callbacks)
 
 
-def _refuse_options_of_urls(given: Mapping[str, object]) -> None:
-    """Refuses options that a dataset has itself."""
-    if names := [name for name, value in given.items() if value is not None]:
+def _refuse_options_of_urls(of_url: DatasetSource, writing: PackOptions) -> None:
+    """Refuses options of a source that a dataset has itself."""
+    usual = DatasetSource(urls=())
+    given = [name for name in usual.__struct_fields__ if getattr(of_url, name) != getattr(usual, name)]
+    given += [] if writing.annotations is None else ["annotations"]
+    if given:
+        name = {"format": "source_format", "options": "storage_options"}.get(given[0], given[0])
         raise ConfigError(
-            f"{names[0]}= is for the pack of a url: give it to the StreamingDataset (source_format as format=)",
-            field=names[0],
+            f"{name}= is an option of a url that is packed: give it to StreamingDataset(...), not to pack()", field=name
         )
 
 

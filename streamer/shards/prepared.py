@@ -29,7 +29,7 @@ from streamer.shards.progress import Callbacks, Follower
 from streamer.shards.reading import SourceDataset
 from streamer.shards.receipts import Receipt
 from streamer.shards.settle import Packed, claim, settle_shards, shards_there, wait_for
-from streamer.shards.sources import DatasetScan, RangeSource, SampleSource, ScannedSource
+from streamer.shards.sources import DatasetReader, PackSource, RangeSource, ScannedSource
 from streamer.shards.task import Recipe, ShardTask, find_kinds, kinds_in_shard, pack_shard
 from streamer.store.addresses.urls import shown
 
@@ -112,7 +112,7 @@ def prepare(
     return _add_fields(prepared, writing, known, lambda task: wait_for(find_kinds(task)))
 
 
-def prepare_scan(scan: DatasetScan, writing: PackOptions, runner: Runner) -> Prepared:
+def prepare_scan(scan: DatasetReader, writing: PackOptions, runner: Runner) -> Prepared:
     """Plans the shards of a dataset that the loader has opened; writes nothing.
 
     Raises:
@@ -161,7 +161,7 @@ def _describe_job(manifest: Manifest, writing: PackOptions, more: Mapping[str, o
     return Job(writing.url, writing.prefix, described)
 
 
-def _make_recipe(manifest: Manifest, writing: PackOptions, source: SampleSource[Any]) -> Recipe:
+def _make_recipe(manifest: Manifest, writing: PackOptions, source: PackSource[Any]) -> Recipe:
     return Recipe(
         source=source,
         fields=writing.fields,

@@ -17,7 +17,7 @@ import numpy as np
 from streamer.annotations.join import Joiner, JoinRules
 from streamer.base.concurrency import plain_errors
 from streamer.config import FetchConfig
-from streamer.decode.stored import StoredSample
+from streamer.decode.rule import StoredSample
 from streamer.errors import DecodeError, Discreet
 from streamer.fetch import Fetcher
 from streamer.formats.registry import find_format
@@ -30,19 +30,19 @@ from streamer.shards.plan import Batch, Int64Array, RecodedBatch
 from streamer.shards.reading import ReadBatch, ShardReader, SourceDataset
 from streamer.store.addresses.urls import shown
 
-# What the source reads at a time.
+# A batch of samples, in the form that a source reads.
 Part = TypeVar("Part")
-# Takes some samples, whose bytes it needs until it returns.
+# A function that takes some samples, whose bytes it needs until it returns.
 TakeSamples = Callable[[Iterable[StoredSample]], None]
 
 
-class SampleSource(ABC, Generic[Part]):
+class PackSource(ABC, Generic[Part]):
     """Reads the samples of a job. Part of its recipe, hence without connections and threads."""
 
     async def put(self, job: Job, options: Mapping[str, object]) -> None:
         """Puts what tasks on other machines need beside the receipts; `options` are those of the destination."""
 
-    async def settle(self, destination: Destination, job: Job) -> SampleSource[Part]:
+    async def settle(self, destination: Destination, job: Job) -> PackSource[Part]:
         """Returns the source with what was put there on this machine."""
         return self
 
@@ -56,7 +56,7 @@ class SampleSource(ABC, Generic[Part]):
 
 
 @dataclass(frozen=True, repr=False)
-class RangeSource(Discreet, SampleSource[Batch | RecodedBatch]):
+class RangeSource(Discreet, PackSource[Batch | RecodedBatch]):
     """Ranges of objects, which are read from the store: without an engine, and without a cache.
 
     Attributes:
@@ -70,18 +70,18 @@ class RangeSource(Discreet, SampleSource[Batch | RecodedBatch]):
     storage_options: dict[str, object]
 
     async def put(self, job: Job, options: Mapping[str, object]) -> None:
-        """Puts the table of annotations there; see `SampleSource.put`."""
+        """Puts the table of annotations there; see `PackSource.put`."""
         if self.joined is not None:
             await put_table(job, options, self.joined.table)
 
     async def settle(self, destination: Destination, job: Job) -> RangeSource:
-        """Returns the source with a table of annotations on this machine; see `SampleSource.settle`."""
+        """Returns the source with a table of annotations on this machine; see `PackSource.settle`."""
         if self.joined is None:
             return self
         return replace(self, joined=await rules_here(destination, job, self.joined))
 
     async def feed(self, batches: Sequence[Batch | RecodedBatch], take: TakeSamples) -> None:
-        """Reads a batch while the one before it is taken; see `SampleSource.feed`."""
+        """Reads a batch while the one before it is taken; see `PackSource.feed`."""
         async with Fetcher(FetchConfig(), StoreOpener(self.storage_options)) as fetcher:
             reader = ShardReader(fetcher, self.dataset)
             opening = _Opening(self)
@@ -133,7 +133,7 @@ class _Opening:
             )
 
 
-class ScanRecipe(Protocol):
+class PartReader(Protocol):
     """What a task reads samples of a dataset with; the loader's is pickled by cloudpickle."""
 
     def read(self, ordinals: Int64Array) -> Generator[StoredSample]:
@@ -141,7 +141,7 @@ class ScanRecipe(Protocol):
         ...
 
 
-class DatasetScan(Protocol):
+class DatasetReader(Protocol):
     """The samples of a dataset. It cuts the import of the loader, whose class it is: packs of urls need no torch."""
 
     @property
@@ -182,7 +182,7 @@ class DatasetScan(Protocol):
         """Returns about how many bytes each sample gets from joins."""
         ...
 
-    def recipe(self) -> ScanRecipe:
+    def recipe(self) -> PartReader:
         """Makes what a task reads samples with."""
         ...
 
@@ -195,7 +195,7 @@ class DatasetScan(Protocol):
 class Scannable(Protocol):
     """A dataset of the loader."""
 
-    def _scan(self) -> DatasetScan:
+    def _scan(self) -> DatasetReader:
         """Opens its samples.
 
         Raises:
@@ -205,13 +205,13 @@ class Scannable(Protocol):
 
 
 @dataclass(frozen=True)
-class ScannedSource(SampleSource[Int64Array]):
+class ScannedSource(PackSource[Int64Array]):
     """A dataset, whose samples are read through the engine of the machine of each task."""
 
-    recipe: ScanRecipe
+    recipe: PartReader
 
     async def feed(self, batches: Sequence[Int64Array], take: TakeSamples) -> None:
-        """Reads all of them by one session; see `SampleSource.feed`."""
+        """Reads all of them by one session; see `PackSource.feed`."""
 
         def feed() -> None:
             with closing(self.recipe.read(np.concatenate(batches))) as samples:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from streamer.decode.stored import StoredSample
+from streamer.decode.rule import StoredSample
 from streamer.errors import DecodeError, Discreet, PackError
 from streamer.formats.base import Field, FieldPacker
 from streamer.shards.destination import Destination, agrees, files_of
@@ -19,7 +19,7 @@ from streamer.shards.outputs.columns import field_value, to_given, to_json
 from streamer.shards.outputs.registry import KindFinder
 from streamer.shards.plan import AnyBatch, key_of_file
 from streamer.shards.receipts import Receipt, Written
-from streamer.shards.sources import SampleSource
+from streamer.shards.sources import PackSource
 from streamer.shards.spool import open_spool, spool_folder
 from streamer.shards.values import KEY
 from streamer.store.addresses.urls import shown
@@ -35,7 +35,7 @@ class Recipe(Discreet, msgspec.Struct, frozen=True):
         packer: makes values of fields that are not written as their kinds say; None if there are none.
     """
 
-    source: SampleSource[Any]
+    source: PackSource[Any]
     fields: dict[str, str] | None
     transform: Transform | None
     out_storage_options: dict[str, object]
@@ -187,7 +187,7 @@ class _Making:
         for name, value in stored.fields:
             if wanted is None or name in wanted:
                 new = name if wanted is None else wanted[name]
-                # One that a join has renamed keeps its extension, which tells its kind.
+                # A field that a join has renamed keeps its extension, which tells its kind.
                 yield (_add_extension(new, value) if isinstance(value, Field) and name != value.name else new), value
 
     def _transform(self, sample: dict[str, Any], where: str) -> Mapping[str, Any] | None:

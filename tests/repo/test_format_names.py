@@ -39,7 +39,7 @@ WORDS = {
 }
 IMPORTS = {
     ("cli/dataset.py", "Folder"): "--extensions is an option of it",
-    ("cli/packing/joined.py", "Folder"): "--extensions is an option of it",
+    ("cli/packing/pack_command.py", "Folder"): "--extensions is an option of it",
     ("shards/values.py", "streamer.formats.webdataset"): "names of files in tars are split as their reader does it",
 }
 # What has a `format` that is not the name of a dataset's format.

@@ -16,7 +16,7 @@ from streamer.batches.samples.maker import (
     locate_samples,
     refuse_shared_fields,
 )
-from streamer.decode.stored import StoredSample
+from streamer.decode.rule import StoredSample
 from streamer.errors import DecodeError
 from streamer.formats.base import Field, SampleName
 from streamer.formats.registry import open_format
@@ -109,10 +109,12 @@ def find_uses(chunks: Integers, steps: Integers) -> tuple[Integers, Integers, In
 
     A chunk that is used in several steps one after the other has one use, and several where there are steps between.
     """
+    if not len(chunks):
+        return chunks, steps, steps
     pairs = np.unique(np.stack([chunks, steps], axis=1), axis=0)
     chunk = pairs[:, 0]
     step = pairs[:, 1]
-    begins = np.flatnonzero(np.append(True, (np.diff(chunk) > 0) | (np.diff(step) > 1))[: len(chunk)])
+    begins = np.flatnonzero(np.append(True, (np.diff(chunk) > 0) | (np.diff(step) > 1)))
     last = step[np.append(begins[1:], len(step)) - 1]
     order = np.argsort(step[begins], kind="stable")
     return chunk[begins][order], step[begins][order], last[order]

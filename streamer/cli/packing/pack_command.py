@@ -165,13 +165,13 @@ def _prepare_join(arguments: argparse.Namespace, running: Runner, terminal: Term
     """Opens the joined dataset, says what the joins cost, and plans its pack."""
     from streamer.shards.prepared import prepare_scan
 
-    scan = held.enter_context(closing(_open_joined(arguments)._scan()))
+    scan = held.enter_context(closing(_open_dataset(arguments)._scan()))
     for line in scan.describe_costs():
         terminal.line(line)
     return prepare_scan(scan, _pack_options(arguments), running)
 
 
-def _open_joined(arguments: argparse.Namespace) -> StreamingDataset:
+def _open_dataset(arguments: argparse.Namespace) -> StreamingDataset:
     """Opens the dataset with the fields of all right sides.
 
     Raises:

@@ -1,0 +1,197 @@
+"""`pack` of a dataset: what it writes is what the dataset yields, in every combination of options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import streamer
+from streamer import StreamingDataset
+from streamer.errors import ConfigError
+from tests.joins import sides
+
+Closing = Callable[[Any], Any]
+COUNT = 60
+LEFTS = {"tars": sides.write_left, "files": sides.files, "parquet": sides.parquet, "lines": sides.json_lines}
+# The key of the right sides in each left side.
+KEYS = {"tars": "json.file", "files": "__key__", "parquet": "uid", "lines": "uid"}
+EXTENSIONS = (".npy", ".txt", ".json")
+
+
+def name_of(kind: str, number: int) -> str:
+    """The text by which the right side and the annotations name a sample of a left side."""
+    return f"{number:06}.npy" if kind in ("tars", "files") else sides.uid(number)
+
+
+def write_right(folder: Path, kind: str, numbers: list[int]) -> None:
+    """Parquet with the key, a number, a text and an array, in the given order."""
+    folder.mkdir(parents=True)
+    table = pa.table(
+        {
+            "name": [name_of(kind, number) for number in numbers],
+            "times": [7 * number for number in numbers],
+            "said": [f"row {number}" for number in numbers],
+            "array": pa.array([sides.vector(number).tolist() for number in numbers], pa.list_(pa.float32())),
+        }
+    )
+    pq.write_table(table, folder / "rows.parquet", row_group_size=8)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every left side, with right sides in another order, of which one lacks some rows, and with annotations."""
+    folder = tmp_path_factory.mktemp("data")
+    numbers = np.random.default_rng(3).permutation(COUNT).tolist()
+    for kind, write in LEFTS.items():
+        if kind == "tars":
+            sides.write_left(folder / kind, COUNT)
+        else:
+            write(folder / kind, range(COUNT))
+        write_right(folder / f"{kind}-all", kind, numbers)
+        write_right(folder / f"{kind}-some", kind, [number for number in numbers if number % 4])
+        write_right(folder / f"{kind}-twice", kind, numbers + numbers[:20])
+        rows = "".join(f"{name_of(kind, number)},{number + 1},tag {number}\n" for number in range(COUNT))
+        (folder / f"{kind}.csv").write_text(f"file_name,score,tag\n{rows}")
+    return folder
+
+
+@pytest.fixture
+def here() -> Iterator[ThreadPoolExecutor]:
+    """Two tasks at the same time."""
+    with ThreadPoolExecutor(2) as found:
+        yield found
+
+
+def joined(dataset: StreamingDataset, data: Path, kind: str, how: str, closing: Closing) -> StreamingDataset:
+    """A dataset with the fields of a right side, `how` one of the names of `JOINS`."""
+    name, columns, options = JOINS[how]
+    right = closing(StreamingDataset(data / f"{kind}-{name}"))
+    return dataset.join(right, on=(KEYS[kind], "name"), columns=columns, **options)
+
+
+JOINS: Mapping[str, tuple[str, Any, Any]] = {
+    "all": ("all", ["times", "array"], {}),
+    "null": ("some", {"times": "number", "said": "said"}, {"missing": "null"}),
+    "drop": ("some", ["said"], {"missing": "drop"}),
+    "many": ("twice", {"times": "numbers", "said": "texts"}, {"how": "many"}),
+}
+
+
+def plain(sample: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
+    """Fields by the names of the dataset: without the extensions, and the ones in the json, that a tar needs."""
+    found: dict[str, Any] = {}
+    for name, value in sample.items():
+        if name.startswith("__"):
+            continue
+        if name == "json" and "json" not in wanted:
+            found |= value
+            continue
+        short = next((name.removesuffix(e) for e in EXTENSIONS if name.removesuffix(e) in wanted), name)
+        found[name if name in wanted else short] = value
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in found.items()}
+
+
+def read_all(dataset: StreamingDataset) -> list[dict[str, Any]]:
+    """All samples, in the order of the manifest."""
+    return [dataset[number] for number in range(dataset.samples)]
+
+
+def written(folder: Path, closing: Closing) -> list[dict[str, Any]]:
+    """The samples of a pack in its order."""
+    return list(closing(StreamingDataset(folder, shuffle=False)))
+
+
+@pytest.mark.process
+@given(
+    kind=st.sampled_from(list(LEFTS)),
+    joins=st.lists(st.sampled_from(list(JOINS)), max_size=2, unique=True),
+    annotated=st.booleans(),
+    selected=st.sampled_from(["", "indices", "fraction", "where"]),
+    order=st.sampled_from(["manifest", "shuffle", "name"]),
+    output=st.sampled_from(["tar", "parquet"]),
+    shard_bytes=st.sampled_from([6_000, 50_000]),
+)
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+def test_it_is_what_the_dataset_yields(
+    kind: str,
+    joins: list[str],
+    annotated: bool,
+    selected: str,
+    order: Any,
+    output: Any,
+    shard_bytes: int,
+    data: Path,
+    closing: Closing,
+    here: ThreadPoolExecutor,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Every sample once, with all its fields; in the order of the manifest, or by name, or in another order."""
+    annotations = {"url": str(data / f"{kind}.csv"), "on": None if kind in ("tars", "files") else "uid"}
+    dataset = closing(StreamingDataset(data / kind, annotations=annotations if annotated else None))
+    if selected == "indices":
+        dataset = dataset.select(indices=range(3, COUNT, 2))
+    elif selected == "fraction":
+        dataset = dataset.select(fraction=(0.2, 0.9))
+    if ("all" in joins and "drop" in joins) or {"null", "drop", "many"} & set(joins) >= {"null", "drop"}:
+        joins = joins[:1]
+    for how in joins:
+        dataset = joined(dataset, data, kind, how, closing)
+    if selected == "where" and (columns := {"parquet": "n"} | ({"files": "score"} if annotated else {})).get(kind):
+        dataset = dataset.select(where=f"{columns[kind]} > 9 and {columns[kind]} != 30")
+    dataset = closing(dataset)
+    folder = tmp_path_factory.mktemp("packed") / "out"
+    pack = {"order": order, "seed": 5, "shard_bytes": shard_bytes, "format": output, "on": here}
+    if order == "name" and kind != "files":
+        with pytest.raises(ConfigError, match="which only raw files have"):
+            streamer.pack(dataset, folder, **pack)
+        return
+    packed = streamer.pack(dataset, folder, **pack)
+    expected = read_all(dataset)
+    names = frozenset(name for sample in expected for name in sample)
+    assert packed.samples == len(expected) > 10
+    found = [plain(sample, names) for sample in written(folder, closing)]
+    wanted = [plain(sample, names) for sample in expected]
+    if order == "manifest":
+        assert found == wanted
+        return
+    if order == "name":
+        keys = [str(sample["__key__"]) for sample in expected]
+        assert found == [sample for _, sample in sorted(zip(keys, wanted, strict=True), key=lambda pair: pair[0])]
+        return
+    assert len(expected) < 2 or found != wanted
+    assert sorted(map(repr, (sorted(sample.items()) for sample in found))) == sorted(
+        map(repr, (sorted(sample.items()) for sample in wanted))
+    )
+
+
+def shards_in(folder: Path) -> dict[str, bytes]:
+    """The bytes of the shards by name."""
+    return {path.name: path.read_bytes() for path in folder.glob("shard-*")}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("output", ["tar", "parquet"])
+@pytest.mark.parametrize("order", ["manifest", "shuffle"])
+@pytest.mark.parametrize("kind", list(LEFTS))
+def test_a_plain_dataset_is_packed_as_its_url(
+    kind: str, order: Any, output: Any, data: Path, closing: Closing, here: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    """Byte for byte, also with annotations: one pack may go on with the shards of the other."""
+    annotations = {"url": str(data / f"{kind}.csv"), "on": None if kind in ("tars", "files") else "uid"}
+    options = {"order": order, "seed": 3, "shard_bytes": 20_000, "format": output, "on": here}
+    streamer.pack(data / kind, tmp_path / "url", annotations=annotations, **options)
+    dataset = closing(StreamingDataset(data / kind, annotations=annotations))
+    streamer.pack(dataset, tmp_path / "dataset", **options)
+    assert shards_in(tmp_path / "url") == shards_in(tmp_path / "dataset")
+    shards = {path: path.stat().st_mtime_ns for path in (tmp_path / "url").glob("shard-*")}
+    streamer.pack(dataset, tmp_path / "url", **options)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "url").glob("shard-*")} == shards
