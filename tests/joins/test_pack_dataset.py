@@ -120,7 +120,7 @@ def written(folder: Path, closing: Closing) -> list[dict[str, Any]]:
     output=st.sampled_from(["tar", "parquet"]),
     shard_bytes=st.sampled_from([6_000, 50_000]),
 )
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_it_is_what_the_dataset_yields(
     kind: str,
     joins: list[str],
