@@ -10,8 +10,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from streamer.batches.contracts import ChunkUnreadableError
-from streamer.batches.samples.cached_bytes import CachedBytes
+from streamer.batches.samples.cached_bytes import CachedBytes, ChunkUnreadableError
 from streamer.batches.samples.maker import (
     ByteSource,
     Integers,

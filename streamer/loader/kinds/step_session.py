@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamer.batches.contracts import REREADS, ChunkUnreadableError
+from streamer.batches.samples.cached_bytes import REREADS, ChunkUnreadableError
 from streamer.batches.skipping import SkipRules
 from streamer.client.engine_client import EngineClient
 from streamer.client.oneshot import read_statistics, report

@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 
 from streamer.batches.rows.options import AnyPacking, Buckets, Packing
-from streamer.batches.samples.cached_bytes import REREADS, ChunkUnreadableError
 from streamer.batches.samples.maker import SampleLocation
 from streamer.batches.samples.recipe import StreamMaker
 from streamer.batches.skipping import SkipLedger, may_skip
