@@ -83,7 +83,17 @@ class Terminal:
         # Names in it may be a stranger's: each cell stays on its line.
         rows = [[_escape_lines(cell) for cell in row] for row in rows]
         if self.out.isatty() and find_spec("rich") is not None:
-            _rich_table(headers, rows, words, self.out)
+            from rich.console import Console
+            from rich.table import Table
+            from rich.text import Text
+
+            table = Table(box=None, header_style="bold", pad_edge=False)
+            for column, header in enumerate(headers):
+                table.add_column(header, justify="left" if column == 0 or header in words else "right")
+            for row in rows:
+                # Text, because names chosen by clients are not markup.
+                table.add_row(*map(Text, row))
+            Console(file=self.out).print(table)
         else:
             for line in plain_table(headers, rows, words):
                 self.line(line)
@@ -117,20 +127,6 @@ def plain_table(headers: Sequence[str], rows: Sequence[Sequence[str]], words: Se
     left = [column == 0 or header in words for column, header in enumerate(headers)]
     form = "  ".join(f"{{:{'<' if is_left else '>'}{width}}}" for width, is_left in zip(widths, left, strict=True))
     return [form.format(*row).rstrip() for row in [headers, *rows]]
-
-
-def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str], out: TextIO) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column, header in enumerate(headers):
-        table.add_column(header, justify="left" if column == 0 or header in words else "right")
-    for row in rows:
-        # Text, because names chosen by clients are not markup.
-        table.add_row(*map(Text, row))
-    Console(file=out).print(table)
 
 
 def _printable(text: str) -> str:

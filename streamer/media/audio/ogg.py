@@ -211,7 +211,11 @@ def _packets_of(pages: Sequence[Page], content: memoryview, first: int, audio: T
     begins: Integers = padded[starts].astype(np.int64)
     if audio.name != "opus":
         return _vorbis_packets(joined=joined, begins=begins, edges=(starts, ends), first=first, audio=audio)
-    samples = np.where(ends > starts, _samples(begins, np.where(ends - starts > 1, padded[starts + 1], 0)), 0)
+    # The first two bytes of a packet say how many samples it has.
+    following = np.where(ends - starts > 1, padded[starts + 1], 0)
+    code = begins & 3
+    counts: Integers = _SAMPLES[begins >> 3] * np.where(code == 3, following & 63, np.where(code == 0, 1, 2))
+    samples = np.where(ends > starts, counts, 0)
     firsts = first + np.append(0, np.cumsum(samples))
     return AudioFrames(offsets=starts, sizes=ends - starts, firsts=firsts, lead=LEAD, content=memoryview(joined))
 
@@ -301,10 +305,3 @@ def _vorbis_packets(
         content=memoryview(joined),
         behind=1,
     )
-
-
-def _samples(toc: Integers, following: Integers) -> Integers:
-    """Samples of the packets that begin with these two bytes."""
-    code = toc & 3
-    found: Integers = _SAMPLES[toc >> 3] * np.where(code == 3, following & 63, np.where(code == 0, 1, 2))
-    return found

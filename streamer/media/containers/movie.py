@@ -165,7 +165,18 @@ def _read_moov(content: memoryview, size: int) -> Movie:
             [scale] = numbers(">I", body, 20 if numbers("B", body)[0] else 12)
             movie.timescale = scale or movie.timescale
         elif kind == b"trak":
-            movie.tracks.append(_read_track(body))
+            track = Track()
+            for name, part in boxes(body):
+                if name == b"tkhd":
+                    long = 12 if numbers("B", part)[0] else 0
+                    [track.number] = numbers(">I", part, 20 if long else 12)
+                    a, b, _, c, d = numbers(">5i", part, 40 + long)
+                    track.rotation = TURNS.get(tuple((v > 0) - (v < 0) for v in (a, b, c, d)), 0)
+                elif name == b"edts":
+                    track.edits = [edit for inner, each in boxes(part) if inner == b"elst" for edit in read_edits(each)]
+                elif name == b"mdia":
+                    _read_media(track, part)
+            movie.tracks.append(track)
         elif kind == b"cmov":
             raise UnreadError("has a compressed moov, which is not read")
     for kind, body in boxes(content):
@@ -174,21 +185,6 @@ def _read_moov(content: memoryview, size: int) -> Movie:
             for track in movie.tracks:
                 track.runs = fragments.Runs(defaults.get(track.number, fragments.Defaults(track.number)))
     return movie
-
-
-def _read_track(content: memoryview) -> Track:
-    track = Track()
-    for kind, body in boxes(content):
-        if kind == b"tkhd":
-            long = 12 if numbers("B", body)[0] else 0
-            [track.number] = numbers(">I", body, 20 if long else 12)
-            a, b, _, c, d = numbers(">5i", body, 40 + long)
-            track.rotation = TURNS.get(tuple((v > 0) - (v < 0) for v in (a, b, c, d)), 0)
-        elif kind == b"edts":
-            track.edits = [edit for inner, each in boxes(body) if inner == b"elst" for edit in read_edits(each)]
-        elif kind == b"mdia":
-            _read_media(track, body)
-    return track
 
 
 def _read_media(track: Track, content: memoryview) -> None:

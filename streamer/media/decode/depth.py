@@ -17,7 +17,7 @@ from streamer.media.decode.video_packets import VideoPackets
 from streamer.media.lerobot.depth import Depth
 
 if TYPE_CHECKING:
-    from av import VideoFrame
+    pass
 
 _BITS = 12
 _MAX = (1 << _BITS) - 1
@@ -43,7 +43,16 @@ class DepthFrames(Frames):
         for frame, target in zip(frames, made.reshape(-1, first.height, first.width), strict=True):
             if (frame.height, frame.width) != (first.height, first.width):
                 raise ValueError(f"its frames change from {first.width}x{first.height} to {frame.width}x{frame.height}")
-            target[...] = self._millimetres(_codes(frame))
+            # The numbers of a frame are its luma.
+            luma = frame.format.components[0]
+            if luma.bits != _BITS or not frame.format.name.endswith("le") or frame.format.is_rgb:
+                raise ValueError(
+                    f"a depth camera has frames of {_BITS} bits, and these are {frame.format.name}: leave it out "
+                    "(LeRobot(cameras=...)), or record it again"
+                )
+            plane = frame.planes[0]
+            rows: NDArray[np.uint16] = np.frombuffer(memoryview(plane), "<u2").reshape(-1, plane.line_size // 2)
+            target[...] = self._millimetres(rows[: frame.height, : frame.width])
         return made
 
     def _millimetres(self, codes: NDArray[np.uint16]) -> NDArray[np.float32]:
@@ -61,16 +70,3 @@ class DepthFrames(Frames):
         found *= np.float32(_MM_PER_METRE)
         np.rint(found, out=found)
         return np.clip(found, 0, _MAX_MM, out=found)
-
-
-def _codes(frame: VideoFrame) -> NDArray[np.uint16]:
-    """Returns the numbers of a frame, which are its luma."""
-    luma = frame.format.components[0]
-    if luma.bits != _BITS or not frame.format.name.endswith("le") or frame.format.is_rgb:
-        raise ValueError(
-            f"a depth camera has frames of {_BITS} bits, and these are {frame.format.name}: leave it out "
-            "(LeRobot(cameras=...)), or record it again"
-        )
-    plane = frame.planes[0]
-    rows: NDArray[np.uint16] = np.frombuffer(memoryview(plane), "<u2").reshape(-1, plane.line_size // 2)
-    return rows[: frame.height, : frame.width]

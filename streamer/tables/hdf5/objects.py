@@ -192,24 +192,18 @@ def _read_symbols(held: HeldBytes, tree: int, heap: int) -> Reading[Links]:
     contents = yield from held.read_all([(table, _TABLE_BYTES) for table in tables])
     links: Links = {}
     for table, content in zip(tables, contents, strict=True):
-        links |= _symbols(Cursor(content, table), names)
+        symbols = Cursor(content, table)
+        symbols.expect(b"SNOD", (1,))
+        symbols.take(1)
+        for _ in range(symbols.number(2)):
+            name = _name_at(names, symbols.number())
+            address = symbols.number()
+            cached = symbols.number(4)
+            symbols.take(4)
+            path_at = symbols.number(4)
+            symbols.take(12)
+            links[name] = Path(_name_at(names, path_at)) if cached == _SOFT_ENTRY else address
     return links
-
-
-def _symbols(table: Cursor, names: bytes) -> Links:
-    """Returns the entries of one table of symbols."""
-    table.expect(b"SNOD", (1,))
-    table.take(1)
-    found: Links = {}
-    for _ in range(table.number(2)):
-        name = _name_at(names, table.number())
-        address = table.number()
-        cached = table.number(4)
-        table.take(4)
-        path_at = table.number(4)
-        table.take(12)
-        found[name] = Path(_name_at(names, path_at)) if cached == _SOFT_ENTRY else address
-    return found
 
 
 def _name_at(names: bytes, at: int) -> str:
