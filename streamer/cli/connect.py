@@ -69,13 +69,20 @@ def find_engine(socket: Path | None, cache_dir: Path | None, settings: ClientSet
         EngineUnavailableError: none is named, and none is found.
         ConfigError: several are running; the message lists them.
     """
-    from streamer.client.runtime_folder import describe_engine, find_engines
+    from streamer.client.runtime_folder import describe_engine, find_engines, is_listening
 
     named = None
     if socket is not None:
         named = _reachable_at(Path(os.path.abspath(socket)), settings)
     elif cache_dir is not None:
-        named = _find_engine_of(Path(os.path.abspath(cache_dir)), settings)
+        folder = Path(os.path.abspath(cache_dir))
+        path = replace(settings, engine=None, cache_dir=folder).socket_path
+        if not is_listening(path):
+            raise EngineUnavailableError(
+                f"no embedded engine of the cache folder {folder} runs: none listens at {path}; one that serves it as "
+                "a service is found by --socket"
+            )
+        named = replace(_reachable_at(path, settings), is_configured=False)
     elif settings.external:
         named = replace(settings, connect_seconds=CONNECT_SECONDS)
     if named is not None:
@@ -93,18 +100,6 @@ def find_engine(socket: Path | None, cache_dir: Path | None, settings: ClientSet
             field="socket",
         )
     return replace(_reachable_at(running[0], settings), is_configured=False)
-
-
-def _find_engine_of(cache_dir: Path, settings: ClientSettings) -> ClientSettings:
-    from streamer.client.runtime_folder import is_listening
-
-    path = replace(settings, engine=None, cache_dir=cache_dir).socket_path
-    if not is_listening(path):
-        raise EngineUnavailableError(
-            f"no embedded engine of the cache folder {cache_dir} runs: none listens at {path}; one that serves it as "
-            "a service is found by --socket"
-        )
-    return replace(_reachable_at(path, settings), is_configured=False)
 
 
 def _reachable_at(path: Path, settings: ClientSettings) -> ClientSettings:

@@ -137,7 +137,13 @@ def value_text(value: object) -> str:
 
     match value:
         case np.ndarray():
-            return _array_text(value)
+            shape = " x ".join(map(str, value.shape)) or "scalar"
+            text = f"{value.dtype} {shape}, {format_bytes(value.nbytes)}"
+            if value.size == 0 or value.dtype.kind not in "iufb":
+                return text
+            if value.size <= _NUMBERS_SHOWN:
+                return f"{text}: {value.tolist()}"
+            return f"{text}: {value.min():g} to {value.max():g}, mean {value.mean():.4g}"
         case bytes():
             return f"{format_bytes(len(value))}, begins {value[:16].hex(' ')}" if value else "no bytes"
         case dict() | list():
@@ -179,16 +185,6 @@ def _find_sample(key: str, manifest: Manifest, client: EngineClient) -> int:
 
 def _class_of(name: str, value: object, manifest: Manifest) -> str:
     return f" ({manifest.classes[value]})" if name == "label" and isinstance(value, int) and manifest.classes else ""
-
-
-def _array_text(array: npt.NDArray[np.generic]) -> str:
-    shape = " x ".join(map(str, array.shape)) or "scalar"
-    text = f"{array.dtype} {shape}, {format_bytes(array.nbytes)}"
-    if array.size == 0 or array.dtype.kind not in "iufb":
-        return text
-    if array.size <= _NUMBERS_SHOWN:
-        return f"{text}: {array.tolist()}"
-    return f"{text}: {array.min():g} to {array.max():g}, mean {array.mean():.4g}"
 
 
 def _cut(text: str) -> str:

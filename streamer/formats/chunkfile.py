@@ -154,7 +154,11 @@ class RecordTable(msgspec.Struct, frozen=True):
         ranges = numbers[edge : edge + 2 * samples * k].reshape(samples, k, 2).copy()
         if (wrong := outside(ranges, parts)) >= 0:
             raise ValueError(f"sample {wrong} has the parts {ranges[wrong].tolist()} of {parts}")
-        return cls(starts, ranges, _bounds(starts, ranges, parts) if k else starts[:-1])
+        bounds = starts[:-1]
+        if k:
+            lengths = np.diff(starts[parts:-1]) + (starts[ranges[..., 1]] - starts[ranges[..., 0]]).sum(axis=1)
+            bounds = np.concatenate([[0], np.cumsum(lengths)])
+        return cls(starts, ranges, bounds)
 
     @property
     def samples(self) -> int:
@@ -227,8 +231,3 @@ def outside(ranges: NDArray[np.integer], parts: int) -> int:
     stop = ranges[..., 1]
     wrong = ((first < 0) | (first > stop) | (stop > parts)).any(axis=1)
     return int(np.argmax(wrong)) if wrong.any() else -1
-
-
-def _bounds(starts: NDArray[np.int64], ranges: NDArray[np.uint32], parts: int) -> NDArray[np.int64]:
-    lengths = np.diff(starts[parts:-1]) + (starts[ranges[..., 1]] - starts[ranges[..., 0]]).sum(axis=1)
-    return np.concatenate([[0], np.cumsum(lengths)])

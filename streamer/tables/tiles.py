@@ -238,8 +238,15 @@ def blocks_of(columns: dict[str, TileColumn], rows: tuple[int, int], chunk_bytes
     record_bytes = row_bytes + (head_bytes(fields) if len(fields) > 1 else 0)
     for first, stop in pairwise(_edges(list(columns.values()), rows, chunk_bytes)):
         parts = [column.part(first, stop) for column in columns.values()]
-        # Rows that were never written cost nothing but a byte of the object with which they are indexed.
-        pieces = _join_pieces([piece for _, found in parts for piece in found]) or [(None, 0, 1)]
+        # Pieces that follow each other are one. Rows that were never written cost nothing but a byte of the object
+        # with which they are indexed.
+        pieces: list[_Piece] = []
+        for owner, begin, end in (piece for _, found in parts for piece in found):
+            if pieces and pieces[-1][2] == begin and pieces[-1][0] == owner:
+                pieces[-1] = (owner, pieces[-1][1], end)
+            else:
+                pieces.append((owner, begin, end))
+        pieces = pieces or [(None, 0, 1)]
         owners = tuple(owner for owner, _, _ in pieces if owner is not None)
         hint = msgspec.msgpack.encode([part for part, _ in parts])
         ranges = tuple((start, stop) for _, start, stop in pieces)
@@ -278,16 +285,6 @@ def _edges(columns: Sequence[TileColumn], rows: tuple[int, int], chunk_bytes: in
         fetched = fetched + length
         tiles = tiles + count
     return [*edges, rows[1]]
-
-
-def _join_pieces(pieces: Sequence[_Piece]) -> list[_Piece]:
-    joined: list[_Piece] = []
-    for owner, start, stop in pieces:
-        if joined and joined[-1][2] == start and joined[-1][0] == owner:
-            joined[-1] = (owner, joined[-1][1], stop)
-        else:
-            joined.append((owner, start, stop))
-    return joined
 
 
 # Decoders have buffers.

@@ -103,7 +103,13 @@ class TableOpener:
                 Field(field.name, _NO_BYTES, _NULL) if nulls >> number & 1 else field
                 for number, field in enumerate(found)
             ]
-        return (None, found) if self._key is None else _take_key(found, self._key)
+        if self._key is None:
+            return None, found
+        field = found.pop(self._key)
+        try:
+            return (None if field.kind == _NULL else str(field.content, "utf-8")), found
+        except UnicodeDecodeError as error:
+            raise DecodeError(f"the key is not UTF-8: {error}", field=_KEY) from error
 
     def values(self, content: memoryview) -> tuple[list[memoryview], int]:
         """Returns the bytes of each field, and a bit for each field that has no value; raises DecodeError."""
@@ -119,14 +125,6 @@ class TableOpener:
         if at != len(content):
             raise DecodeError(f"a record of {len(content)} bytes; its head says {at}", bytes=len(content))
         return found, int.from_bytes(content[: self._null_bytes], "little")
-
-
-def _take_key(fields: list[Field], key: int) -> tuple[str | None, Sequence[Field]]:
-    field = fields.pop(key)
-    try:
-        return (None if field.kind == _NULL else str(field.content, "utf-8")), fields
-    except UnicodeDecodeError as error:
-        raise DecodeError(f"the key is not UTF-8: {error}", field=_KEY) from error
 
 
 def null_bytes(fields: Sequence[FieldSpec]) -> int:

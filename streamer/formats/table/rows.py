@@ -44,7 +44,13 @@ def read_rows(content: memoryview, ending: str, choose: Choose) -> pa.Table:
 
         file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(content)))
         return file.read(columns=list(choose(file.schema_arrow.names)), use_threads=False)
-    table = _read_json(content) if ending == "json" else _read_lines(content)
+    if ending == "json":
+        rows = msgspec.json.decode(content, type=list[dict[str, object]])
+        # `from_pylist` alone takes the columns of the first row, and leaves out all others.
+        names = dict.fromkeys(name for row in rows for name in row)
+        table = pa.Table.from_pydict({name: [row.get(name) for row in rows] for name in names})
+    else:
+        table = _read_lines(content)
     return table.select(choose(table.column_names))
 
 
@@ -142,14 +148,6 @@ def _read_lines(content: memoryview, texts: Sequence[str] = ()) -> pa.Table:
 def _dates(table: pa.Table) -> list[str]:
     """Returns the columns that are to be read again as the texts that they are."""
     return [field.name for field in table.schema if pa.types.is_temporal(field.type)]
-
-
-def _read_json(content: memoryview) -> pa.Table:
-    """Reads a list of objects."""
-    rows = msgspec.json.decode(content, type=list[dict[str, object]])
-    # `from_pylist` alone takes the columns of the first row, and leaves out all others.
-    names = dict.fromkeys(name for row in rows for name in row)
-    return pa.Table.from_pydict({name: [row.get(name) for row in rows] for name in names})
 
 
 # Numbers that Python writes, and JSON does not have.

@@ -55,19 +55,15 @@ class ParquetRecoder:
         with catch_decode_errors(content, samples, "Parquet"):
             decoded = _HINT.decode(hint)
             file = decoded if isinstance(decoded, ParquetFileHint) else ParquetFileHint(decoded)
-            columns = self._plan(file).columns(content, file.primitives, samples)
+            key = msgspec.msgpack.encode((file.schema, file.logicals)) if file.schema else b""
+            if key not in self._plans:
+                if len(self._plans) > _MOST_PLANS:
+                    del self._plans[next(name for name in self._plans if name)]
+                self._plans[key] = _Plan(self._wanted, self._wanted.decode_own(file.schema, file.logicals))
+            columns = self._plans[key].columns(content, file.primitives, samples)
             values = file.partitions or [None] * len(self._wanted.partitions)
             pairs = zip(self._wanted.partitions, values, strict=True)
             return [*columns, *(constant_column(spec, value, samples) for spec, value in pairs)]
-
-    def _plan(self, file: ParquetFileHint) -> _Plan:
-        """Returns how the file of a block is read."""
-        key = msgspec.msgpack.encode((file.schema, file.logicals)) if file.schema else b""
-        if key not in self._plans:
-            if len(self._plans) > _MOST_PLANS:
-                del self._plans[next(name for name in self._plans if name)]
-            self._plans[key] = _Plan(self._wanted, self._wanted.decode_own(file.schema, file.logicals))
-        return self._plans[key]
 
 
 class _Plan:
