@@ -93,13 +93,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         rules = SampleRules(decode=None if arguments.raw else "auto", joined=joined)
         maker = SampleMaker(manifest, content, rules)
         if arguments.key is None:
-            if not -manifest.samples <= arguments.sample < manifest.samples:
-                raise ConfigError(
-                    f"--sample {arguments.sample}: there are {manifest.samples:,} samples, 0 to "
-                    f"{manifest.samples - 1:,}",
-                    field="sample",
-                )
-            ordinal = arguments.sample % manifest.samples
+            ordinal = _ordinal(arguments.sample, manifest.samples)
         else:
             ordinal = _find_sample(arguments.key, manifest, client)
         (place,) = maker.places(np.array([ordinal], np.int64))
@@ -181,6 +175,12 @@ def _find_sample(key: str, manifest: Manifest, client: EngineClient) -> int:
             return find_key(KeyReader(manifest, connections, KEY, fallback_dir=client.fallback_dir), key)
         except KeyError:
             raise ConfigError(f"no sample has the key {key!r}", field="key") from None
+
+
+def _ordinal(number: int, samples: int) -> int:
+    if not -samples <= number < samples:
+        raise ConfigError(f"--sample {number}: there are {samples:,} samples, 0 to {samples - 1:,}", field="sample")
+    return number % samples
 
 
 def _class_of(name: str, value: object, manifest: Manifest) -> str:

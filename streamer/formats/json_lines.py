@@ -51,7 +51,28 @@ class JsonLines(Format, frozen=True, forbid_unknown_fields=True):
         if is_compressed(record.url):
             yield from index_compressed(self, source, facts)
         else:
-            yield from _walk(record, start)
+            # No more than a window of lines is held.
+            check_not_empty(record)
+            window = Window(record.size, start)
+            line = start
+            blank = True
+            while (base := window.stop) < record.size:
+                yield from window.reach(base, min(base + len(_MARK) + 1, record.size))
+                content = window.content
+                if base == 0:
+                    line = _begin(record, content)
+                found = np.flatnonzero(np.frombuffer(content, np.uint8) == _NEWLINE)
+                for stop in (found + base).tolist():
+                    blank = blank and _is_blank(content, max(line - base, 0), stop - base)
+                    if not blank:
+                        yield _line(record, line, stop)
+                    line = stop + 1
+                    blank = True
+                blank = blank and _is_blank(content, max(line - base, 0), len(content))
+                if window.stop - line > LONGEST_LINE:
+                    raise _too_long(record, line)
+            if not blank:
+                yield _line(record, line, record.size)
 
     def recoder(self, facts: Facts) -> CompressedRecoder:
         """Unpacks compressed files."""
@@ -107,31 +128,6 @@ _HALF_PAIR = re.compile(
 _VALUES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _RAW = msgspec.json.Decoder(msgspec.Raw)
 _TEXT = msgspec.json.Decoder(str)
-
-
-def _walk(record: ObjectRecord, start: int) -> Indexing:
-    """Yields the lines from the one that begins at `start` on; holds no more than a window of them."""
-    check_not_empty(record)
-    window = Window(record.size, start)
-    line = start
-    blank = True
-    while (base := window.stop) < record.size:
-        yield from window.reach(base, min(base + len(_MARK) + 1, record.size))
-        content = window.content
-        if base == 0:
-            line = _begin(record, content)
-        found = np.flatnonzero(np.frombuffer(content, np.uint8) == _NEWLINE)
-        for stop in (found + base).tolist():
-            blank = blank and _is_blank(content, max(line - base, 0), stop - base)
-            if not blank:
-                yield _line(record, line, stop)
-            line = stop + 1
-            blank = True
-        blank = blank and _is_blank(content, max(line - base, 0), len(content))
-        if window.stop - line > LONGEST_LINE:
-            raise _too_long(record, line)
-    if not blank:
-        yield _line(record, line, record.size)
 
 
 def _begin(record: ObjectRecord, content: memoryview) -> int:

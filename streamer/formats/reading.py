@@ -177,19 +177,16 @@ class Window:
             self.content = memoryview(b"")
             self._next_bytes = PROBE_BYTES
         while self.stop < stop:
-            yield from self._advance(keep_from=start)
-
-    def _advance(self, keep_from: int) -> Generator[Need, Answer, None]:
-        begin = self.stop
-        end = min(begin + self._next_bytes, self.size)
-        self._next_bytes = min(2 * self._next_bytes, READ_BYTES)
-        received = yield Need(begin, end)
-        if not isinstance(received, memoryview) or len(received) != end - begin:
-            raise ShortReadError(f"asked for bytes {begin} to {end}, got {received!r}")
-        if keep_from >= begin:
-            self.start = begin
-            self.content = received
-        else:  # what is wanted lies over two windows: rare and short
-            kept = self.content[keep_from - self.start :]
-            self.start = keep_from
-            self.content = memoryview(bytes(kept) + bytes(received))
+            begin = self.stop
+            end = min(begin + self._next_bytes, self.size)
+            self._next_bytes = min(2 * self._next_bytes, READ_BYTES)
+            received = yield Need(begin, end)
+            if not isinstance(received, memoryview) or len(received) != end - begin:
+                raise ShortReadError(f"asked for bytes {begin} to {end}, got {received!r}")
+            if start >= begin:
+                self.start = begin
+                self.content = received
+            else:  # what is wanted lies over two windows: rare and short
+                kept = self.content[start - self.start :]
+                self.start = start
+                self.content = memoryview(bytes(kept) + bytes(received))

@@ -104,7 +104,22 @@ class Zip(Format, frozen=True, forbid_unknown_fields=True):
         names = []
         for entry, stop in entries:
             if entry.start >= start and not is_hidden(entry.name):
-                _check(record, entry)
+                if entry.encrypted:
+                    raise make_refusal(record, f"has an entry {entry.name!r} that is encrypted", entry.start)
+                if entry.method not in {_STORED, _DEFLATED}:
+                    raise make_refusal(
+                        record,
+                        f"has an entry {entry.name!r} that is compressed by method {entry.method}; only stored and "
+                        "deflated ones are read",
+                        entry.start,
+                    )
+                if entry.method == _DEFLATED and not entry.bytes <= min(MOST_BYTES, _MOST_RATIO * entry.packed_bytes):
+                    raise make_refusal(
+                        record,
+                        f"has an entry {entry.name!r} that {entry.packed_bytes} bytes unpack to {entry.bytes}; at most "
+                        f"{MOST_BYTES} are unpacked, and {_MOST_RATIO} of each",
+                        entry.start,
+                    )
                 yield Span(entry.start, stop)
                 names.append(entry.name)
         if splits := splits_in(names, of_files=False):
@@ -193,25 +208,6 @@ def _read_entries(content: memoryview, directory: _Directory) -> Iterator[_ZipEn
         at = stop
     if at != len(content):
         raise DamagedError(f"{len(content) - at} bytes behind the last entry of its directory", directory.start + at)
-
-
-def _check(record: ObjectRecord, entry: _ZipEntry) -> None:
-    if entry.encrypted:
-        raise make_refusal(record, f"has an entry {entry.name!r} that is encrypted", entry.start)
-    if entry.method not in {_STORED, _DEFLATED}:
-        raise make_refusal(
-            record,
-            f"has an entry {entry.name!r} that is compressed by method {entry.method}; only stored and deflated ones "
-            "are read",
-            entry.start,
-        )
-    if entry.method == _DEFLATED and not entry.bytes <= min(MOST_BYTES, _MOST_RATIO * entry.packed_bytes):
-        raise make_refusal(
-            record,
-            f"has an entry {entry.name!r} that {entry.packed_bytes} bytes unpack to {entry.bytes}; at most "
-            f"{MOST_BYTES} are unpacked, and {_MOST_RATIO} of each",
-            entry.start,
-        )
 
 
 class _Head(msgspec.Struct):

@@ -77,7 +77,31 @@ class LMDB(Format, frozen=True, forbid_unknown_fields=True):
         with errors_of(record):
             head = memoryview(b"") if source.notes else (yield from read_range(*_head(record), record))
             tree = _TREE.decode(source.notes) if source.notes else read_tree(head)
-            places = yield from self._places(record, tree)
+            skipped = re.compile("|".join(map(translate, self.skip)) or r"(?!)").match
+            places = _Places()
+            found = 0
+            # The tree is read level by level from the root, down to the leaf pages.
+            numbers = [tree.root] if tree.entries else []
+            seen = 0
+            for _ in range(tree.depth - 1):
+                below: list[int] = []
+                for pages in _batches(numbers, tree):
+                    for number, page in (yield from _read_pages(record, tree, pages)):
+                        below += children(page, number, tree)
+                seen += len(below)
+                numbers = sorted(set(below))
+                if len(numbers) < len(below) or seen > tree.pages:
+                    raise DamagedError("a page is below several others", 0)
+            for pages in _batches(numbers, tree):
+                for number, page in (yield from _read_pages(record, tree, pages)):
+                    for entry in entries(page, number, tree):
+                        found += 1
+                        if entry.stop > record.size:
+                            raise DamagedError(f"cut off: a value goes on to byte {entry.stop}", record.size)
+                        if not skipped(text_of(entry.key)):
+                            places.add(entry)
+            if found != tree.entries:
+                raise DamagedError(f"{found} entries, its head says {tree.entries}", 0)
             yield from places.blocks(source.chunk_bytes)
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
@@ -91,34 +115,6 @@ class LMDB(Format, frozen=True, forbid_unknown_fields=True):
     def recoder(self, facts: Facts) -> EntryRecoder:
         """Puts keys before values."""
         return EntryRecoder()
-
-    def _places(self, record: ObjectRecord, tree: LMDBTree) -> Reading[_Places]:
-        skipped = re.compile("|".join(map(translate, self.skip)) or r"(?!)").match
-        places = _Places()
-        found = 0
-        # The tree is read level by level from the root, down to the leaf pages.
-        numbers = [tree.root] if tree.entries else []
-        seen = 0
-        for _ in range(tree.depth - 1):
-            below: list[int] = []
-            for pages in _batches(numbers, tree):
-                for number, page in (yield from _read_pages(record, tree, pages)):
-                    below += children(page, number, tree)
-            seen += len(below)
-            numbers = sorted(set(below))
-            if len(numbers) < len(below) or seen > tree.pages:
-                raise DamagedError("a page is below several others", 0)
-        for pages in _batches(numbers, tree):
-            for number, page in (yield from _read_pages(record, tree, pages)):
-                for entry in entries(page, number, tree):
-                    found += 1
-                    if entry.stop > record.size:
-                        raise DamagedError(f"cut off: a value goes on to byte {entry.stop}", record.size)
-                    if not skipped(text_of(entry.key)):
-                        places.add(entry)
-        if found != tree.entries:
-            raise DamagedError(f"{found} entries, its head says {tree.entries}", 0)
-        return places
 
 
 def _batches(numbers: Sequence[int], tree: LMDBTree) -> Iterator[list[list[int]]]:
@@ -320,13 +316,6 @@ class LMDBEntry(msgspec.Struct, frozen=True, array_like=True):
 
 def read_tree(content: memoryview) -> LMDBTree:
     """Parses the meta pages, of which the newer one counts, from the first `META_BYTES` of a file."""
-    page_bytes = _page_bytes(content)
-    metas = [_read_meta(content, number * page_bytes, page_bytes) for number in (0, 1)]
-    _, tree = max(metas, key=lambda meta: meta[0])
-    return tree
-
-
-def _page_bytes(content: memoryview) -> int:
     if len(content) < HEAD_BYTES + _LAST_AT + 2 * _NUMBER.size:
         raise DamagedError(f"{len(content)} bytes are not an LMDB", 0)
     magic, version = _META.unpack_from(content, HEAD_BYTES)
@@ -342,7 +331,9 @@ def _page_bytes(content: memoryview) -> int:
     page_bytes: int = _DATABASE.unpack_from(content, HEAD_BYTES + _DATABASES_AT)[0]
     if page_bytes not in _PAGE_BYTES or len(content) < 2 * page_bytes:
         raise DamagedError(f"pages of {page_bytes} bytes, and {len(content)} bytes of them", HEAD_BYTES + _DATABASES_AT)
-    return page_bytes
+    metas = [_read_meta(content, number * page_bytes, page_bytes) for number in (0, 1)]
+    _, tree = max(metas, key=lambda meta: meta[0])
+    return tree
 
 
 def _read_meta(content: memoryview, page: int, page_bytes: int) -> tuple[int, LMDBTree]:

@@ -84,10 +84,6 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if arguments.seconds <= 0:
         raise ConfigError(f"--seconds {arguments.seconds}: must be above 0", field="seconds")
     check_places(arguments.plot, arguments.json)
-    return _measure_link(arguments, terminal)
-
-
-def _measure_link(arguments: argparse.Namespace, terminal: Terminal) -> int:
     import uvloop
 
     from streamer.tools import link_report

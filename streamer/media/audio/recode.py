@@ -67,7 +67,36 @@ class AudioRecoder:
             note = _NOTE.decode(hint)
             if (len(content), samples) != (note.fetch_bytes, note.windows.count):
                 raise DamagedError(f"its hint is of {note.windows.count} windows in {note.fetch_bytes} bytes")
-            return _records(units_of(content, note), note)
+            units = units_of(content, note)
+            windows = note.windows
+            starts = windows.starts
+            stops = windows.stops
+            lower, upper = units.between(starts, stops)
+            begin, end, ranges = cut_parts(lower, upper)
+            pieces = [units.piece(*edges) for edges in zip(begin.tolist(), end.tolist(), strict=True)]
+            spans = zip(lower.tolist(), starts.tolist(), stops.tolist(), windows.places.tolist(), strict=True)
+            heads = [
+                encode_head(
+                    WindowHeader(
+                        path=note.path,
+                        audio=note.audio,
+                        first=units.first(first),
+                        start=start,
+                        stop=stop,
+                        length=windows.length,
+                        places=places,
+                        played_at=note.played_at,
+                    )
+                )
+                for first, start, stop, places in spans
+            ]
+            return Records(
+                parts=heads,
+                lengths=_lengths(heads),
+                shared_parts=pieces,
+                part_lengths=_lengths(pieces),
+                part_ranges=ranges,
+            )
         except (msgspec.MsgspecError, DamagedError, KeyError) as error:
             raise RecodeError(f"{samples} windows are not in these {len(content)} bytes: {error}") from error
 
@@ -100,34 +129,6 @@ def units_of(content: memoryview, note: BlockNote) -> Units:
     if note.frames is not None:
         return AudioFrames.read_hint(content, note.first, note.frames)
     return _UNITS[note.audio.name](content, note)
-
-
-def _records(units: Units, note: BlockNote) -> Records:
-    windows = note.windows
-    starts = windows.starts
-    stops = windows.stops
-    lower, upper = units.between(starts, stops)
-    begin, end, ranges = cut_parts(lower, upper)
-    pieces = [units.piece(*edges) for edges in zip(begin.tolist(), end.tolist(), strict=True)]
-    spans = zip(lower.tolist(), starts.tolist(), stops.tolist(), windows.places.tolist(), strict=True)
-    heads = [
-        encode_head(
-            WindowHeader(
-                path=note.path,
-                audio=note.audio,
-                first=units.first(first),
-                start=start,
-                stop=stop,
-                length=windows.length,
-                places=places,
-                played_at=note.played_at,
-            )
-        )
-        for first, start, stop, places in spans
-    ]
-    return Records(
-        parts=heads, lengths=_lengths(heads), shared_parts=pieces, part_lengths=_lengths(pieces), part_ranges=ranges
-    )
 
 
 def _lengths(parts: Sequence[bytes | memoryview]) -> Integers:

@@ -37,38 +37,35 @@ def read_segments(content: memoryview, url: str, taken: Sequence[str]) -> Record
         RecodeError: it cannot be read.
     """
     try:
-        read = _read(content, base_name(url).lower().rpartition(".")[2], taken)
+        ending = base_name(url).lower().rpartition(".")[2]
+        table = read_rows(content, ending, partial(_order_columns, taken))
+        if not len(table):
+            raise RecodeError("it has no rows")
+        fields = [field_of(table, name) for name in table.column_names if name not in {PATH, START, END}]
+        # The index says which rows have none.
+        place = table.column_names.index(PATH)
+        if table.column(place).null_count and pa.types.is_string(table.column(place).type):
+            table = table.set_column(place, PATH, pc.fill_null(table.column(place), ""))
+        paths = texts_of(table, PATH, "the video of its segment")
+        start, end = _seconds(table, START), _seconds(table, END)
+        made = write_records([spec for spec, _ in fields], [column for _, column in fields], len(table))
+        if (longest := int(made.lengths.max())) > _MAX_ROW_BYTES:
+            raise RecodeError(
+                f"row {int(made.lengths.argmax())} has {longest} bytes besides {PATH}, {START} and {END}; at most "
+                f"{_MAX_ROW_BYTES} are read, because the manifest has them: texts and numbers, no images"
+            )
+        edges = np.append(0, np.cumsum(made.lengths)).tolist()
+        joined = b"".join(map(bytes, made.parts))
+        records = [joined[first:stop] for first, stop in pairwise(edges)]
+        read = SegmentTable(
+            paths=paths, start=start.tolist(), end=end.tolist(), fields=[spec for spec, _ in fields], records=records
+        )
     except (StreamerError, MemoryError):
         raise
     except Exception as error:  # pyarrow has its own, and OSError, and those of Python
         raise RecodeError(f"cannot be read: {type(error).__name__}: {error}") from error
     record = msgspec.msgpack.encode(read)
     return Records([record], np.array([len(record)], np.int64))
-
-
-def _read(content: memoryview, ending: str, taken: Sequence[str]) -> SegmentTable:
-    table = read_rows(content, ending, partial(_order_columns, taken))
-    if not len(table):
-        raise RecodeError("it has no rows")
-    fields = [field_of(table, name) for name in table.column_names if name not in {PATH, START, END}]
-    # The index says which rows have none.
-    place = table.column_names.index(PATH)
-    if table.column(place).null_count and pa.types.is_string(table.column(place).type):
-        table = table.set_column(place, PATH, pc.fill_null(table.column(place), ""))
-    paths = texts_of(table, PATH, "the video of its segment")
-    start, end = _seconds(table, START), _seconds(table, END)
-    made = write_records([spec for spec, _ in fields], [column for _, column in fields], len(table))
-    if (longest := int(made.lengths.max())) > _MAX_ROW_BYTES:
-        raise RecodeError(
-            f"row {int(made.lengths.argmax())} has {longest} bytes besides {PATH}, {START} and {END}; at most "
-            f"{_MAX_ROW_BYTES} are read, because the manifest has them: texts and numbers, no images"
-        )
-    edges = np.append(0, np.cumsum(made.lengths)).tolist()
-    joined = b"".join(map(bytes, made.parts))
-    records = [joined[first:stop] for first, stop in pairwise(edges)]
-    return SegmentTable(
-        paths=paths, start=start.tolist(), end=end.tolist(), fields=[spec for spec, _ in fields], records=records
-    )
 
 
 def _order_columns(taken: Sequence[str], columns: Sequence[str]) -> list[str]:
