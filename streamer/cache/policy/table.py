@@ -31,6 +31,8 @@ SELECTION_BITS = 16
 ROW_BITS = 32
 # A share of the known keys: for more than one in so many all keys are copied in order.
 _MANY = 16
+# Rows that are queued one by one.
+_FEW_ROWS = 100
 _ROW_MASK = (1 << ROW_BITS) - 1
 # The name of a group that was given up; no dataset can have it.
 VACANT = "-"
@@ -347,9 +349,24 @@ class ChunkTable:
             heapq.heappush(self.groups[self.owner[row]].heap, int(self.rank[row]) << ROW_BITS | row)
 
     def queue_evictable_of(self, rows: Rows) -> None:
-        """Does the same as `queue_evictable` for many rows."""
-        for row in rows[self.state[rows] == ChunkState.KEPT].tolist():
-            self.queue_evictable(row)
+        """Does the same as `queue_evictable` for many rows: of 10^6 one by one it took a second."""
+        kept = rows[(self.state[rows] == ChunkState.KEPT) & (self.scheduled[rows] == 0) & ~self._queued[rows]]
+        if len(kept) < _FEW_ROWS:
+            for row in kept.tolist():
+                self.queue_evictable(row)
+            return
+        found = unique(kept).astype(np.int64)
+        found = found[~np.isin(found, np.fromiter(self.referenced, np.int64, len(self.referenced)))]
+        self._queued[found] = True
+        owners = self.owner[found]
+        entries = self.rank[found] << ROW_BITS | found
+        for index in unique(owners).tolist():
+            heap = self.groups[index].heap
+            is_sorted = not heap
+            # What is sorted is a heap.
+            heap += np.sort(entries[owners == index]).tolist()
+            if not is_sorted:
+                heapq.heapify(heap)
 
     def lowest_evictable(self, group: ChunkGroup) -> int | None:
         """The evictable chunk of the group with the lowest rank; it stays in the heap."""

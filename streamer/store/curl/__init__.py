@@ -3,6 +3,7 @@
 store.py       the store: reads by libcurl, everything else by obstore
 multi.py       many transfers on one event loop
 handle.py      one transfer: its request and its answer
+request.py     what it has in common with a peer's
 listing.py     pages of lists
 uploads.py     objects on web servers
 access.py      addresses, headers, trusted certificates, keys and signatures of one bucket or host

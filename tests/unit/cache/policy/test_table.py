@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamer.cache.policy import table as table_module
 from streamer.cache.policy.table import (
     CHUNK_ALLOWANCE_BYTES,
     RANK_BITS,
@@ -94,6 +97,31 @@ def test_ranks_are_uniform() -> None:
     ranks = draw_ranks(to_keys([n.to_bytes(16, "big") for n in range(10_000)]))
     shares = np.histogram(ranks, 10, (0, 1 << 31))[0] / 10_000
     assert np.abs(shares - 0.1).max() < 0.015
+
+
+ROWS = st.lists(st.integers(0, 29), max_size=40)
+
+
+@given(st.lists(ROWS, min_size=1, max_size=3), ROWS, ROWS, ROWS)
+def test_many_chunks_are_queued_as_each_alone(
+    calls: list[list[int]], absent: list[int], scheduled: list[int], referenced: list[int]
+) -> None:
+    """The evictable ones of several groups come in the same order, whatever was queued before."""
+    found = []
+    for few in (0, 1000):
+        table = table_of(30)
+        table.group("e")
+        table.owner[::3] = 1
+        table.rank[:] = np.arange(30) * 7 % 11
+        table.state[absent] = ChunkState.ABSENT
+        table.scheduled[scheduled] = 1
+        table.referenced = dict.fromkeys(referenced, 1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(table_module, "_FEW_ROWS", few)
+            for rows in calls:
+                table.queue_evictable_of(np.array(rows, np.int32))
+        found.append([list(iter(partial(table.take_evictable, group), None)) for group in table.groups])
+    assert found[0] == found[1]
 
 
 def test_evictable_chunks_come_by_rank_and_only_while_evictable() -> None:
