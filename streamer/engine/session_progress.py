@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import sys
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 
 import msgspec
 import numpy as np
@@ -163,7 +163,10 @@ class SessionProgress:
         self._next: Use | None = None
         self._known_step = -1
         self._ahead: deque[Use] = deque()
-        self._urgent: dict[int, Use] = {}
+        # The first one is asked for again and again while those before it go: a dict would look at their places, too.
+        self._urgent: OrderedDict[int, Use] = OrderedDict()
+        # The uses of each held chunk, by number, as a heap; what is open or finished leaves it when it comes first.
+        self._uses: dict[int, list[tuple[int, Use]]] = {}
         self._open: list[tuple[int, Use]] = []
         self._held: Counter[int] = Counter()
         self._local: set[int] = set()
@@ -247,6 +250,8 @@ class SessionProgress:
         self._next = None
         self._held[use.chunk] += 1
         self._ahead.append(use)
+        # They come in order, so that the list stays a heap.
+        self._uses.setdefault(use.chunk, []).append((use.number, use))
         self.ahead_bytes += int(self._chunk_bytes[use.chunk])
         if use.chunk not in self._local:
             heapq.heappush(self._to_ask, use)
@@ -332,7 +337,7 @@ class SessionProgress:
 
     def is_wanted(self, chunk: int) -> bool:
         """Whether the chunk is held, asked for by the consumer, and not open yet."""
-        return chunk in self._broken or any(use.chunk == chunk for use in self._urgent.values())
+        return chunk in self._broken or self._first_use(chunk).number in self._urgent
 
     def find_first_step(self, chunk: int) -> int:
         """Returns the first step that waits for a held chunk that is not open."""
@@ -370,10 +375,12 @@ class SessionProgress:
         return use
 
     def _first_use(self, chunk: int) -> Use:
-        for use in (*self._urgent.values(), *self._ahead):
-            if use.chunk == chunk:
-                return use
-        return self._use_now(chunk)
+        """Returns the first use of a chunk that is held and not open."""
+        uses = self._uses.get(chunk, [])
+        first_ahead = self._ahead[0].number if self._ahead else self._numbers
+        while uses and uses[0][0] < first_ahead and uses[0][0] not in self._urgent:
+            heapq.heappop(uses)
+        return uses[0][1] if uses else self._use_now(chunk)
 
     def _use_now(self, chunk: int) -> Use:
         return Use(self.done, -1, self.done, -1, chunk, -1)
@@ -382,8 +389,12 @@ class SessionProgress:
         self._held[chunk] -= 1
         if not self._held[chunk]:
             del self._held[chunk]
+            del self._uses[chunk]
             self._local.discard(chunk)
             self._broken.discard(chunk)
+            return
+        # Or a chunk that is used again and again would keep all of its uses.
+        self._first_use(chunk)
 
     def _check(self, part: EpochSchedule) -> None:
         chunk = part.chunk
