@@ -20,7 +20,7 @@ Image = npt.NDArray[np.uint8]
 _UPPER_HALF = "▀"
 _RESET = "\x1b[0m"
 # Sizes of a contact sheet in pixels: frames are scaled down to it, and a line of the built-in font is below each.
-_MOST_WIDTH = 320
+_MAX_WIDTH = 320
 _TEXT_HEIGHT = 14
 
 
@@ -82,7 +82,7 @@ def contact_sheet(frames: Image, times: Sequence[float]) -> Image:
     from PIL import Image as PillowImage
     from PIL import ImageDraw
 
-    width = min(frames.shape[2], _MOST_WIDTH)
+    width = min(frames.shape[2], _MAX_WIDTH)
     height = max(1, round(frames.shape[1] * width / frames.shape[2]))
     columns = math.ceil(math.sqrt(len(frames)))
     rows = math.ceil(len(frames) / columns)

@@ -278,14 +278,14 @@ def _make_gzip_decoder(
 
     def decode(content: memoryview) -> object:
         # Few data sets have such fields: no worker imports three decompressors for the others.
-        from streamer.formats.compressed import UnpackError, unpack
+        from streamer.formats.compressed import DecompressError, decompress
 
         max_bytes = min(MAX_JSON_BYTES, MAX_BYTES) if makes_objects else MAX_BYTES
         # The length of the last stream is at the end of a file: most files that are too long take no memory.
         is_gzip = len(content) > _SMALLEST_BYTES and bytes(content[:2]) == _GZIP_MAGIC
         if is_gzip and int.from_bytes(content[-4:], "little") > max_bytes:
-            raise UnpackError(f"unpacks to more than {max_bytes} bytes, or is cut off")
-        return reader(unpack("gz", content, max_bytes))
+            raise DecompressError(f"unpacks to more than {max_bytes} bytes, or is cut off")
+        return reader(decompress("gz", content, max_bytes))
 
     decode.__qualname__ = f"gunzip + {name}"
     return decode

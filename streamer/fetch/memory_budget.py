@@ -210,7 +210,7 @@ def size_bytes(length: int) -> int:
 # A quarter leaves room for the trainer's workers and the page cache; above 1 GiB no link needs more in flight
 # (100 Gbit/s at 100 ms is 1.2 GB).
 SHARE = 4
-MOST_BYTES = 1 * GiB
+MAX_BYTES = 1 * GiB
 LEAST_BYTES = 64 * MiB
 
 
@@ -262,4 +262,4 @@ class MemoryBudget:
 
 def budget_bytes(cgroup: Cgroup | None = None) -> int:
     """A quarter of the memory of this cgroup (or machine), between 64 MiB and 1 GiB."""
-    return min(max(usable_memory_bytes(cgroup) // SHARE, LEAST_BYTES), MOST_BYTES)
+    return min(max(usable_memory_bytes(cgroup) // SHARE, LEAST_BYTES), MAX_BYTES)

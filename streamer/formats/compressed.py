@@ -37,26 +37,26 @@ _SKIPPED_FRAMES = range(0x184D2A50, 0x184D2A60)
 _ZSTD_BLOCK_BYTES = 128 << 10
 _RAW = 0
 _REPEATED = 1
-# The name in an index.json, and what unpacks it: cramjam where it is of another kind than files are.
+# The name in an index.json, and what decompresses it: cramjam where it is of another kind than files are.
 _FILES = {"bz2": "bz2", "gz": "gz", "zstd": "zst"}
 _OTHERS = {"br": ("brotli", "decompress_into"), "snappy": ("snappy", "decompress_raw_into")}
 COMPRESSIONS = tuple(sorted([*_FILES, *_OTHERS]))
 # Most bytes of an item that is compressed by itself.
-MOST_ITEM_BYTES = 1 << 30
+MAX_ITEM_BYTES = 1 << 30
 
 
-class UnpackError(ValueError):
+class DecompressError(ValueError):
     """Raised for bytes that cannot be unpacked, or that unpack to too many."""
 
 
-def unpack(packing: str, content: memoryview, most: int) -> memoryview:
-    """Returns the unpacked bytes of a file, at most `most`; `packing` is a key of `UNPACKERS`.
+def decompress(packing: str, content: memoryview, limit: int) -> memoryview:
+    """Returns the decompressed bytes of a file, at most `limit`; `packing` is a key of `DECOMPRESSORS`.
 
     Raises:
-        UnpackError: the file is damaged, cut off, or longer than `most`.
+        DecompressError: the file is damaged, cut off, or longer than `limit`.
         ConfigError: cramjam is not installed.
     """
-    return UNPACKERS[packing](content, most)
+    return DECOMPRESSORS[packing](content, limit)
 
 
 class _Decompressor(Protocol):
@@ -100,30 +100,30 @@ _Library = tuple[Callable[[], _Decompressor], tuple[type[Exception], ...]]
 
 
 def _decompress_streams(find_library: Callable[[], _Library]) -> Callable[[memoryview, int], memoryview]:
-    def unpack(content: memoryview, most: int) -> memoryview:
+    def decompress(content: memoryview, limit: int) -> memoryview:
         make, errors = find_library()
         found = bytearray()
         at = 0
         try:
             while at < len(content):
-                at = _skip_zeros(content, _stream(unpacker=make(), content=content, at=at, found=found, most=most))
+                at = _skip_zeros(content, _stream(unpacker=make(), content=content, at=at, found=found, limit=limit))
         except errors as error:
-            raise UnpackError(f"cannot be unpacked at byte {at}: {error}") from error
+            raise DecompressError(f"cannot be unpacked at byte {at}: {error}") from error
         return memoryview(found)
 
-    return unpack
+    return decompress
 
 
-def _stream(unpacker: _Decompressor, content: memoryview, at: int, found: bytearray, most: int) -> int:
-    """Unpacks the stream that begins at `at`; returns where it ends."""
+def _stream(unpacker: _Decompressor, content: memoryview, at: int, found: bytearray, limit: int) -> int:
+    """Decompresses the stream that begins at `at`; returns where it ends."""
     while not unpacker.eof:
         fed = content[at : at + _FED_BYTES] if unpacker.needs_input else content[:0]
         if unpacker.needs_input and not fed:
-            raise UnpackError(f"is cut off: it ends inside of a stream, after {len(content)} bytes")
+            raise DecompressError(f"is cut off: it ends inside of a stream, after {len(content)} bytes")
         at += len(fed)
-        found += unpacker.decompress(fed, min(_TAKEN_BYTES, most + 1 - len(found)))
-        if len(found) > most:
-            raise UnpackError(f"unpacks to more than {most} bytes")
+        found += unpacker.decompress(fed, min(_TAKEN_BYTES, limit + 1 - len(found)))
+        if len(found) > limit:
+            raise DecompressError(f"unpacks to more than {limit} bytes")
     return at - len(unpacker.unused_data)
 
 
@@ -133,17 +133,17 @@ def _skip_zeros(content: memoryview, at: int) -> int:
 
 
 def _decompress_with_cramjam(module: str, function: str, content: memoryview, length: int) -> memoryview:
-    """Unpacks into new memory of `length` bytes, of which only what is written to is taken."""
+    """Decompresses into new memory of `length` bytes, of which only what is written to is taken."""
     cramjam = _cramjam()
     place = np.empty(length, np.uint8)
     try:
         written: int = getattr(getattr(cramjam, module), function)(content, place)
     except cramjam.DecompressionError as error:
-        raise UnpackError(f"cannot be unpacked to {length} bytes: {error}") from error
+        raise DecompressError(f"cannot be unpacked to {length} bytes: {error}") from error
     return place.data[:written]
 
 
-def _zstd_bound(content: memoryview, most: int) -> int:
+def _zstd_bound(content: memoryview, limit: int) -> int:
     """Returns the most bytes that the frames unpack to: as they say, or as their blocks may have.
 
     Source: RFC 8878, 3.1.
@@ -154,11 +154,11 @@ def _zstd_bound(content: memoryview, most: int) -> int:
             at += 8 + _little(content, at + 4, 4)
             continue
         if content[at : at + 4] != _FRAME:
-            raise UnpackError(f"is not Zstandard at byte {at}")
+            raise DecompressError(f"is not Zstandard at byte {at}")
         frame, at = _zstd_frame(content, at + 4)
         bound += frame
-        if bound > most:
-            raise UnpackError(f"unpacks to more than {most} bytes")
+        if bound > limit:
+            raise DecompressError(f"unpacks to more than {limit} bytes")
     return bound
 
 
@@ -185,7 +185,7 @@ def _zstd_frame(content: memoryview, at: int) -> tuple[int, int]:
 
 def _little(content: memoryview, at: int, width: int) -> int:
     if at + width > len(content):
-        raise UnpackError(f"is cut off: it ends inside of a frame, after {len(content)} bytes")
+        raise DecompressError(f"is cut off: it ends inside of a frame, after {len(content)} bytes")
     return int.from_bytes(content[at : at + width], "little")
 
 
@@ -214,7 +214,7 @@ def _standard_library(name: str, compression: str) -> ModuleType:
         ) from error
 
 
-UNPACKERS: dict[str, Callable[[memoryview, int], memoryview]] = {
+DECOMPRESSORS: dict[str, Callable[[memoryview, int], memoryview]] = {
     "gz": _decompress_streams(lambda: (_Inflate, (inflate.error,))),
     "bz2": _decompress_streams(_bzip2),
     "xz": _decompress_streams(_xz),
@@ -224,12 +224,12 @@ UNPACKERS: dict[str, Callable[[memoryview, int], memoryview]] = {
 }
 
 
-def unpack_shard(compression: str, content: memoryview, length: int) -> memoryview:
-    """Unpacks a shard compressed with one of `COMPRESSIONS`, or "" for none; raises ValueError for another length."""
+def decompress_shard(compression: str, content: memoryview, length: int) -> memoryview:
+    """Decompresses a shard of one of `COMPRESSIONS`, or "" for none; raises ValueError for another length."""
     if not compression:
         found = content
     elif compression in _FILES:
-        found = unpack(_FILES[compression], content, length)
+        found = decompress(_FILES[compression], content, length)
     else:
         found = _decompress_with_cramjam(*_OTHERS[compression], content, length)
     if len(found) != length:
@@ -238,7 +238,7 @@ def unpack_shard(compression: str, content: memoryview, length: int) -> memoryvi
 
 
 def check_library(compression: str) -> None:
-    """Imports what unpacks this compression; raises ConfigError if it is not installed."""
+    """Imports what decompresses this compression; raises ConfigError if it is not installed."""
     if compression == "bz2":
         _bzip2()
     elif compression != "gz":
@@ -252,7 +252,7 @@ def _cramjam() -> ModuleType:
 
 # Packings by the ending of the name.
 ENDINGS = {
-    **{f".{packing}": packing for packing in UNPACKERS},
+    **{f".{packing}": packing for packing in DECOMPRESSORS},
     ".gzip": "gz",
     ".zstd": "zst",
     ".tgz": "gz",
@@ -295,7 +295,7 @@ def index_compressed(inner: Format, source: Source, facts: Facts) -> Indexing:
 
 
 class CompressedRecoder:
-    """Unpacks files of the format `inner`, and makes records of their samples. See `base.Recoder`."""
+    """Decompresses files of the format `inner`, and makes records of their samples. See `base.Recoder`."""
 
     def __init__(self, inner: Format, facts: Facts) -> None:
         self._inner = inner
@@ -304,12 +304,12 @@ class CompressedRecoder:
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Makes records of the samples of one file."""
         packing = hint.decode("ascii", "replace")
-        if packing not in UNPACKERS:
+        if packing not in DECOMPRESSORS:
             raise RecodeError(f"no compression {packing[:20]!r} is known")
         try:
-            unpacked = unpack(packing, content, MOST_RECORD_BYTES)
+            unpacked = decompress(packing, content, MOST_RECORD_BYTES)
             spans = np.array(list(self._spans(unpacked, is_index=samples == -1)), np.int64).reshape(-1, 2)
-        except UnpackError as error:
+        except DecompressError as error:
             raise RecodeError(f"{error}; unpack it, or pack it as several files") from error
         except ManifestError as error:
             raise RecodeError(f"unpacked, {error.details.get('reason', error.message)}") from error

@@ -75,7 +75,7 @@ class JsonLines(Format, frozen=True, forbid_unknown_fields=True):
                 yield _line(record, line, record.size)
 
     def recoder(self, facts: Facts) -> CompressedRecoder:
-        """Unpacks compressed files."""
+        """Decompresses files."""
         return CompressedRecoder(self, facts)
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:

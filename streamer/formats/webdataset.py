@@ -77,7 +77,7 @@ class WebDataset(Format, frozen=True, forbid_unknown_fields=True):
                 yield from _group(read_entries(target.size, start))
 
     def recoder(self, facts: Facts) -> CompressedRecoder:
-        """Unpacks compressed tars."""
+        """Decompresses tars."""
         return CompressedRecoder(self, facts)
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:

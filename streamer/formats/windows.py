@@ -186,10 +186,10 @@ Int64Array = NDArray[np.int64]
 PIECES = 16
 # The bytes that are fetched twice are at most a twelfth, unless blocks become longer than this, fetched or decoded.
 _SHARE = 12
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 # Room of a piece in a hint, besides its own, and the room for all.
 _HINT_BYTES = 16
-_MOST_HINT_BYTES = LONGEST_HINT - 1024
+_MAX_HINT_BYTES = LONGEST_HINT - 1024
 
 
 class RowPiece(msgspec.Struct, frozen=True):
@@ -284,9 +284,9 @@ def windows_of(
     while window_number < count:
         row = window_number * stride
         first = int(np.searchsorted(edges, row, "right")) - 1
-        limits = (fetched, goal), (hinted, _MOST_HINT_BYTES), (edges, _MOST_BYTES // row_bytes)
-        most = min(int(np.searchsorted(sums, sums[first] + limit, "right")) - 1 for sums, limit in limits)
-        stop = max(most, int(np.searchsorted(edges, row + length)))
+        limits = (fetched, goal), (hinted, _MAX_HINT_BYTES), (edges, _MAX_BYTES // row_bytes)
+        reachable = min(int(np.searchsorted(sums, sums[first] + limit, "right")) - 1 for sums, limit in limits)
+        stop = max(reachable, int(np.searchsorted(edges, row + length)))
         following = min(count, (int(edges[stop]) - length) // stride + 1)
         yield _block(pieces[first:stop], (row - int(edges[first]), following - window_number), window, row_bytes)
         window_number = following
@@ -367,7 +367,7 @@ def _goal(edges: Int64Array, fetched: Int64Array, window: tuple[int, int], chunk
     row_bytes = fetched[-1] / max(1, int(edges[-1]))
     piece_bytes = fetched[-1] / (len(edges) - 1)
     twice = (length - stride) * row_bytes + piece_bytes
-    return max(chunk_bytes, min(_MOST_BYTES, int(_SHARE * twice)))
+    return max(chunk_bytes, min(_MAX_BYTES, int(_SHARE * twice)))
 
 
 def _block(pieces: Sequence[RowPiece], windows: tuple[int, int], window: tuple[int, int], row_bytes: int) -> Block:

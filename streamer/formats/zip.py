@@ -36,8 +36,8 @@ _BEHIND_MAGIC = b"PK\x07\x08"
 _LENGTHS = (Struct("<LLL"), Struct("<LQQ"))
 _RAW = -15
 # An entry is unpacked as a whole, in a worker. Deflate makes at most 1,032 bytes of one.
-MOST_BYTES = 256 << 20
-_MOST_RATIO = 1032
+MAX_BYTES = 256 << 20
+_MAX_RATIO = 1032
 # End record, and the longest comment behind it; before it what is there of 64 bits.
 _END = Struct("<4s4H2LH")
 _END_MAGIC = b"PK\x05\x06"
@@ -54,11 +54,11 @@ _SPLITS = (
     "entries of archives are in folders of several splits, which are one dataset here; archives of their own are "
     "datasets of their own"
 )
-_MOST_32 = (1 << 32) - 1
+_MAX_32 = (1 << 32) - 1
 _ENCRYPTED = 1
 _UTF_8 = 1 << 11
 # 5 million entries, which have 50 bytes and a name each.
-_MOST_DIRECTORY_BYTES = 512 << 20
+_MAX_DIRECTORY_BYTES = 512 << 20
 
 
 class _Directory(msgspec.Struct, frozen=True):
@@ -113,11 +113,11 @@ class Zip(Format, frozen=True, forbid_unknown_fields=True):
                         "deflated ones are read",
                         entry.start,
                     )
-                if entry.method == _DEFLATED and not entry.bytes <= min(MOST_BYTES, _MOST_RATIO * entry.packed_bytes):
+                if entry.method == _DEFLATED and not entry.bytes <= min(MAX_BYTES, _MAX_RATIO * entry.packed_bytes):
                     raise make_refusal(
                         record,
                         f"has an entry {entry.name!r} that {entry.packed_bytes} bytes unpack to {entry.bytes}; at most "
-                        f"{MOST_BYTES} are unpacked, and {_MOST_RATIO} of each",
+                        f"{MAX_BYTES} are unpacked, and {_MAX_RATIO} of each",
                         entry.start,
                     )
                 yield Span(entry.start, stop)
@@ -175,7 +175,7 @@ def _find_directory(tail: memoryview, size: int) -> _Directory:
     disk, first_disk, here, entries, length, start = found[1:7]
     if disk or first_disk or here != entries:
         raise DamagedError("one of several files", base + at)
-    if start + length != base + at or length < entries * _ENTRY.size or length > _MOST_DIRECTORY_BYTES:
+    if start + length != base + at or length < entries * _ENTRY.size or length > _MAX_DIRECTORY_BYTES:
         raise DamagedError(f"a directory of {entries} entries in {length} bytes from byte {start} on", base + at)
     return _Directory(start, start + length, entries)
 
@@ -262,14 +262,14 @@ def _length_before(rest: memoryview) -> int:
 
 
 def _inflate(head: _Head) -> memoryview:
-    """Unpacks the content; if its head does not tell the length, at most what deflate can make of the bytes."""
+    """Decompresses the content; if its head does not tell the length, at most what deflate can make of the bytes."""
     known = not head.behind or head.bytes > 0
-    most = min(head.bytes if known else MOST_BYTES, MOST_BYTES, _MOST_RATIO * len(head.rest))
+    limit = min(head.bytes if known else MAX_BYTES, MAX_BYTES, _MAX_RATIO * len(head.rest))
     unpacker = inflate.decompressobj(_RAW)
-    made = unpacker.decompress(head.rest, most + 1)
+    made = unpacker.decompress(head.rest, limit + 1)
     behind = unpacker.unused_data
     found = len(head.rest) - len(behind), len(made)
-    if not unpacker.eof or len(made) > most or (known and found != (head.packed_bytes, head.bytes)):
+    if not unpacker.eof or len(made) > limit or (known and found != (head.packed_bytes, head.bytes)):
         raise ValueError(f"{found[0]} bytes unpack to {found[1]}, its head says {head.packed_bytes} and {head.bytes}")
     return _same(head, memoryview(made), behind)
 
@@ -291,7 +291,7 @@ def _name_of(content: memoryview, flags: int) -> str:
 
 def _wide_numbers(extra: memoryview, numbers: list[int], at: int) -> list[int]:
     """Returns the numbers; those that have no room in 32 bits are in the extra field, which is at byte `at`."""
-    wanted = [place for place, number in enumerate(numbers) if number == _MOST_32]
+    wanted = [place for place, number in enumerate(numbers) if number == _MAX_32]
     if not wanted:
         return numbers
     place = 0

@@ -60,10 +60,10 @@ def decode_litdata_tensor(content: memoryview) -> Array:
 
 
 def decode_pixels(content: memoryview) -> Stored:
-    """Reads a picture that Pillow gave as pixels: uint32 width, height and length of the mode, mode, pixels.
+    """Reads an image that Pillow gave as pixels: uint32 width, height and length of the mode, mode, pixels.
 
     Returns:
-        uint8, height x width x RGB, as `decode_image` returns encoded pictures; for modes with more than 8 bits uint16,
+        uint8, height x width x RGB, as `decode_image` returns encoded images; for modes with more than 8 bits uint16,
         int32 or float32, height x width, unchanged.
     """
     width, height, length = struct.unpack_from("<III", content)

@@ -22,7 +22,7 @@ from streamer.manifest.protocols import Need
 
 INDEX = "index.json"
 # 2 million shards.
-MOST_INDEX_BYTES = 1 << 30
+MAX_INDEX_BYTES = 1 << 30
 Index = TypeVar("Index")
 _NUMBER = np.dtype("<u4")
 # A block has one range for all that it joins, and one for what describes them.
@@ -69,8 +69,8 @@ def read_indexes(
     for level in _levels(accepted, others):
         wanted = [listed for listed in level if any(one.url not in named for one in listed.objects.values())]
         for listed in wanted:
-            if not 0 < listed.record.size <= MOST_INDEX_BYTES:
-                raise listed.refusal(f"{listed.record.size} bytes; 1 to {MOST_INDEX_BYTES} are read")
+            if not 0 < listed.record.size <= MAX_INDEX_BYTES:
+                raise listed.refusal(f"{listed.record.size} bytes; 1 to {MAX_INDEX_BYTES} are read")
         answers = yield from read_ranges([Need(0, listed.record.size, listed.record) for listed in wanted])
         for listed, answer in zip(wanted, answers, strict=True):
             try:

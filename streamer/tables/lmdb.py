@@ -43,7 +43,7 @@ _HELD_BYTES = 32 << 20
 # Values with fewer bytes between them are fetched as one range; pages of keys are among them.
 _NEAR_VALUES_BYTES = 64 << 10
 # Hint of a block; a chunk has several blocks if it has many keys.
-_MOST_HINT_BYTES = 32 << 10
+_MAX_HINT_BYTES = 32 << 10
 # A value in a hint, besides its key: two lengths, and the length of the key.
 _HINT_BYTES = 13
 
@@ -68,8 +68,10 @@ class LMDB(Format, frozen=True, forbid_unknown_fields=True):
         trees = yield from read_each(accepted, _head, lambda content, size: read_tree(content))
         notes = {url: msgspec.msgpack.encode(tree) for url, tree in trees.items()}
         sources = [Source(each, notes.get(each.url, b"")) for each in accepted]
-        most = {url: tree.key_pages * (tree.page_bytes + _NEAR_BYTES) for url, tree in trees.items()}
-        return Survey(sources, read_bytes=sum(min(each.size, most.get(each.url, META_BYTES)) for each in accepted))
+        read_bytes = {url: tree.key_pages * (tree.page_bytes + _NEAR_BYTES) for url, tree in trees.items()}
+        return Survey(
+            sources, read_bytes=sum(min(each.size, read_bytes.get(each.url, META_BYTES)) for each in accepted)
+        )
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the values by the pages that have keys."""
@@ -184,7 +186,7 @@ class _Places:
         hint_bytes = 0
         for number in order.tolist():
             key_bytes = self._key_stops[number + 1] - self._key_stops[number]
-            if run and (self._stops[number] - self._starts[run[0]] > chunk_bytes or hint_bytes > _MOST_HINT_BYTES):
+            if run and (self._stops[number] - self._starts[run[0]] > chunk_bytes or hint_bytes > _MAX_HINT_BYTES):
                 yield self._block(run)
                 run = []
                 hint_bytes = 0

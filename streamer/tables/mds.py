@@ -15,7 +15,7 @@ import numpy as np
 
 from streamer.errors import RecodeError
 from streamer.formats.base import Block, Facts, FieldSpec, Format, Records
-from streamer.formats.compressed import COMPRESSIONS, check_library, unpack_shard
+from streamer.formats.compressed import COMPRESSIONS, check_library, decompress_shard
 from streamer.formats.failures import make_damage_error
 from streamer.formats.reading import spans_between
 from streamer.manifest.beside import is_hidden
@@ -154,7 +154,7 @@ class Mds(Format, frozen=True, forbid_unknown_fields=True):
         return LengthsOpener(facts.fields, facts.notes["sizes"], "an MDS sample")
 
     def recoder(self, facts: Facts) -> _MdsRecoder:
-        """Unpacks shards."""
+        """Decompresses shards."""
         for compression in facts.notes["packed"]:
             check_library(compression)
         return _MdsRecoder()
@@ -172,7 +172,7 @@ class _MdsRecoder:
                 actual = hashlib.new(name, content, usedforsecurity=False).hexdigest()
                 if actual != notes.hashes[name]:
                     raise ValueError(f"its {name} is {actual}, index.json says {notes.hashes[name]}")
-            shard = unpack_shard(notes.compression, content, notes.raw_bytes)
+            shard = decompress_shard(notes.compression, content, notes.raw_bytes)
             offsets = read_offsets(shard, samples, len(shard))
         except ValueError as error:  # msgspec's errors are such, too
             raise RecodeError(f"not the MDS shard that its index.json describes: {error}") from error

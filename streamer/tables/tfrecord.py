@@ -21,11 +21,11 @@ from streamer.errors import ConfigError, DecodeError, ManifestError, RecodeError
 from streamer.formats.base import Facts, Field, Format, Opener, Records, SampleName
 from streamer.formats.compressed import (
     CompressedRecoder,
-    UnpackError,
+    DecompressError,
+    decompress,
     find_packing_of_name,
     index_compressed,
     is_compressed,
-    unpack,
 )
 from streamer.formats.failures import DamagedError, check_not_empty, make_damage_error, make_refusal
 from streamer.formats.names import base_name, find_packing_of_bytes, kind_of_bytes
@@ -58,7 +58,7 @@ class TFRecord(Format, frozen=True, forbid_unknown_fields=True):
         features: kinds of some features: "int" or "float" (one number), "int[3]", "float[-1,4]" (arrays of a shape, of
             which one length may be open), and of bytes any kind of a field: "image", "bytes", "txt", "json", "npy",
             "<f4[64,64]" (numbers as numpy's `tobytes` gives them), and "bytes[]", "image[]", "txt[]", "json[]", "npy[]"
-            of lists of them. Others are arrays of one dimension; or bytes, decoded if they begin as a picture; or a
+            of lists of them. Others are arrays of one dimension; or bytes, decoded if they begin as an image; or a
             list of bytes in each sample, also of one, where a record at the beginning of the first file has several.
     """
 
@@ -117,7 +117,7 @@ class TFRecord(Format, frozen=True, forbid_unknown_fields=True):
             )
 
     def recoder(self, facts: Facts) -> CompressedRecoder:
-        """Unpacks compressed files."""
+        """Decompresses files."""
         return _ExampleRecoder(self, facts)
 
     def opener(self, facts: Facts) -> Opener:
@@ -131,7 +131,7 @@ class TFRecord(Format, frozen=True, forbid_unknown_fields=True):
 
 
 class _ExampleRecoder(CompressedRecoder):
-    """Unpacks compressed files, and finds which of their features are lists."""
+    """Decompresses files, and finds which of their features are lists."""
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Makes records of the samples of one file, or one of the names of lists."""
@@ -139,8 +139,8 @@ class _ExampleRecoder(CompressedRecoder):
         if word != _LISTS:
             return super().recode(content, samples, hint)
         try:
-            unpacked = unpack(packing, content, MOST_RECORD_BYTES)
-        except UnpackError as error:
+            unpacked = decompress(packing, content, MOST_RECORD_BYTES)
+        except DecompressError as error:
             raise RecodeError(f"{error}; unpack it, or pack it as several files") from error
         found = msgspec.json.encode(lists_in(unpacked[:_PROBE_BYTES]))
         return Records([found], np.array([len(found)], np.int64))
@@ -283,12 +283,12 @@ def heads_in(window: Window, at: int) -> tuple[list[int], list[int], list[int]]:
     starts = []
     lengths = []
     sums = []
-    unpack = HEAD.unpack_from
+    read_head = HEAD.unpack_from
     content = window.content
     base = window.start
     last = window.stop - HEAD.size
     while at <= last:
-        length, checksum = unpack(content, at - base)
+        length, checksum = read_head(content, at - base)
         starts.append(at)
         lengths.append(length)
         sums.append(checksum)

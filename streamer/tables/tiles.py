@@ -28,7 +28,7 @@ _TILES_PER_BLOCK = 2000
 # A recoder holds the records of a block.
 _RECORD_BYTES = 64 << 20
 # Rows without a tile are part of the block before them.
-_MOST_UNWRITTEN_BYTES = 128 << 20
+_MAX_UNWRITTEN_BYTES = 128 << 20
 
 
 class ArraysError(ValueError):
@@ -262,14 +262,14 @@ def _edges(columns: Sequence[TileColumn], rows: tuple[int, int], chunk_bytes: in
     if longest.start >= 0:
         return [*range(*rows, max(1, chunk_bytes // total)), rows[1]]
     step = longest.tile[0]
-    most = chunk_bytes * longest.row_bytes // total
+    limit = chunk_bytes * longest.row_bytes // total
     # Tiles are taken together that begin in one row: the row, their bytes, and how many they are.
     among = slice(*np.searchsorted(longest.tiles.origins[:, 0], rows).tolist())
     tops, places, counts = np.unique(longest.tiles.origins[among, 0], return_index=True, return_counts=True)
     lengths = np.add.reduceat(longest.tiles.lengths[among], places) if len(tops) else places
     gaps = np.append(tops, rows[1]) - np.append(rows[0], tops + step)
     widest = int(gaps.argmax())
-    if int(gaps[widest]) * total > _MOST_UNWRITTEN_BYTES:
+    if int(gaps[widest]) * total > _MAX_UNWRITTEN_BYTES:
         first = int(tops[widest - 1]) + step if widest else rows[0]
         raise ArraysError(
             f"{int(gaps[widest])} rows from row {first} on, {int(gaps[widest]) * total} bytes, were never written"
@@ -278,7 +278,7 @@ def _edges(columns: Sequence[TileColumn], rows: tuple[int, int], chunk_bytes: in
     fetched = 0
     tiles = 0
     for top, length, count in zip(tops.tolist(), lengths.tolist(), counts.tolist(), strict=True):
-        is_full = fetched + length > most or tiles + count > _TILES_PER_BLOCK
+        is_full = fetched + length > limit or tiles + count > _TILES_PER_BLOCK
         if fetched and (is_full or (top + step - edges[-1]) * total > _RECORD_BYTES):
             edges.append(top)
             fetched = tiles = 0
@@ -288,7 +288,7 @@ def _edges(columns: Sequence[TileColumn], rows: tuple[int, int], chunk_bytes: in
 
 
 # Decoders have buffers.
-_MOST_DECODERS = 16
+_MAX_DECODERS = 16
 
 _HINT = msgspec.msgpack.Decoder(tuple[ColumnHint, ...])
 
@@ -359,7 +359,7 @@ class TileRecoder:
         kind = msgspec.msgpack.encode((dtype.str, column.tile, column.codecs, column.fill))
         if kind not in self._decoders:
             # Files of one dataset have few kinds of tiles.
-            if len(self._decoders) >= _MOST_DECODERS:
+            if len(self._decoders) >= _MAX_DECODERS:
                 self._decoders.clear()
             self._decoders[kind] = self._decoder(dtype, column)
         return self._decoders[kind]

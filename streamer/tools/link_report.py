@@ -132,15 +132,16 @@ def _loop(rate: float, cores: int) -> list[str]:
     if rate <= _LOOP_BYTES_PER_SECOND:
         return []
     needed = math.ceil(rate / _LOOP_BYTES_PER_SECOND)
-    most = count_max_processes(cores)
+    max_processes = count_max_processes(cores)
     text = (
         f"one core of the engine carries about {format_bytes(_LOOP_BYTES_PER_SECOND)}/s with TLS, less than this link: "
         f"{needed} fetch processes use it"
     )
-    if most >= needed:
+    if max_processes >= needed:
         return [f'{text}; fetch_processes = "auto" starts them by itself']
     return [
-        f'{text}; "auto" starts at most {most} on {counted(cores, "cores")}: fetch_processes = {needed} for all of it'
+        f'{text}; "auto" starts at most {max_processes} on {counted(cores, "cores")}: fetch_processes = {needed} '
+        "for all of it"
     ]
 
 

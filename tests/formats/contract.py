@@ -56,7 +56,7 @@ from tests.formats.summary import KEY, summary
 REFUSALS = (ManifestError, DecodeError, RecodeError)
 # Mutations of each file: in `make test`, and in `make test-formats`.
 FEW, MANY = 5, 2000
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 # For two and for three ranks.
 GLOBAL_BATCH = 6
 MOST_SECONDS = 1.0
@@ -202,7 +202,7 @@ class FormatContract:
         samples_of(case)  # imports what it needs
         more = more_memory()
         _mutate(case, MANY)
-        assert more() < MOST_BYTES + 8 * sum(map(len, case.objects.values()))
+        assert more() < MAX_BYTES + 8 * sum(map(len, case.objects.values()))
 
     def test_objects_of_no_bytes(self, case: Case):
         """Have no samples, or are refused by name."""

@@ -12,7 +12,7 @@ import pytest
 from streamer.decode.dispatch import SampleDecoder
 from streamer.errors import ConfigError, DecodeError, ManifestError, RecodeError
 from streamer.formats.base import Block, Format, SampleName
-from streamer.formats.compressed import unpack_shard
+from streamer.formats.compressed import decompress_shard
 from streamer.tables import index_json
 from streamer.tables.litdata.format import LitData
 from streamer.tables.mds import Mds
@@ -110,7 +110,7 @@ def test_an_index_that_is_none(content: bytes):
 
 def test_an_index_that_is_too_long(monkeypatch: pytest.MonkeyPatch):
     """It is not read."""
-    monkeypatch.setattr(index_json, "MOST_INDEX_BYTES", 100)
+    monkeypatch.setattr(index_json, "MAX_INDEX_BYTES", 100)
     assert "1 to 100 are read" in str(refusal(Mds(), objects_of("mds/plain")))
 
 
@@ -275,7 +275,7 @@ def test_uncompressed_shards_are_taken_where_both_are_there():
     raw = {}
     for one in json.loads(case.objects[INDEX])["shards"]:
         packed = memoryview(case.objects[one["zip_data"]["basename"]])
-        raw[one["raw_data"]["basename"]] = bytes(unpack_shard("zstd", packed, one["raw_data"]["bytes"]))
+        raw[one["raw_data"]["basename"]] = bytes(decompress_shard("zstd", packed, one["raw_data"]["bytes"]))
     both = find(Mds(), {**case.objects, **raw})
     assert not any(isinstance(item, Block) for _, items in both.items for item in items)
     assert samples_of(Case("both", Mds(), {**case.objects, **raw}, [])) == list(case.samples)

@@ -13,7 +13,7 @@ import pytest
 from streamer.errors import ManifestError, RecodeError
 from streamer.formats import compressed
 from streamer.formats.base import Block, Facts, Format
-from streamer.formats.compressed import UnpackError, unpack
+from streamer.formats.compressed import DecompressError, decompress
 from streamer.formats.json_lines import JsonLines
 from streamer.formats.webdataset import WebDataset
 from streamer.tables.tfrecord import TFRecord
@@ -65,10 +65,10 @@ def test_every_byte(name: str, length: int) -> None:
     """Of one stream and of several; not one more than allowed."""
     content = bytes(range(256)) * (length // 256) + b"x" * (length % 256)
     for pack in (PACKERS[name], in_two(PACKERS[name])):
-        assert unpack(name, memoryview(pack(content)), length) == content
+        assert decompress(name, memoryview(pack(content)), length) == content
         if length:
-            with pytest.raises(UnpackError, match=r"more than|cannot be unpacked"):
-                unpack(name, memoryview(pack(content)), length - 1)
+            with pytest.raises(DecompressError, match=r"more than|cannot be unpacked"):
+                decompress(name, memoryview(pack(content)), length - 1)
 
 
 @pytest.mark.parametrize("name", ["gz", "bz2", "xz"])
@@ -76,17 +76,17 @@ def test_zeros_behind_a_stream_are_padding(name: str) -> None:
     """As gzip(1) and xz(1) have it; other bytes there are damage."""
     one = PACKERS[name](b"one")
     padded = one + bytes(512)
-    assert unpack(name, memoryview(padded + PACKERS[name](b"two") + bytes(512)), 6) == b"onetwo"
-    with pytest.raises(UnpackError):
-        unpack(name, memoryview(padded + b"x"), 6)
+    assert decompress(name, memoryview(padded + PACKERS[name](b"two") + bytes(512)), 6) == b"onetwo"
+    with pytest.raises(DecompressError):
+        decompress(name, memoryview(padded + b"x"), 6)
 
 
 @pytest.mark.parametrize("name", PACKERS)
 def test_a_file_that_is_cut_off(name: str) -> None:
     raw = PACKERS[name](bytes(range(256)) * 100)
     for stop in (1, 5, len(raw) // 2, len(raw) - 1):
-        with pytest.raises(UnpackError):
-            unpack(name, memoryview(raw[:stop]), 1 << 20)
+        with pytest.raises(DecompressError):
+            decompress(name, memoryview(raw[:stop]), 1 << 20)
 
 
 def test_zlib_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_zlib_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(compressed, "inflate", zlib)
     content = bytes(100_000) + b"end"
-    assert unpack("gz", memoryview(in_two(gzip.compress)(content)), 1 << 20) == content
+    assert decompress("gz", memoryview(in_two(gzip.compress)(content)), 1 << 20) == content
 
 
 def test_frames_that_do_not_say_their_length() -> None:
@@ -105,14 +105,14 @@ def test_frames_that_do_not_say_their_length() -> None:
     # The frame header with a window descriptor in place of the length.
     width = 1 << (known[4] >> 6)
     unknown = known[:4] + bytes([known[4] & 0x04, 0x58]) + known[5 + width :]
-    assert unpack("zst", memoryview(unknown), 1 << 20) == b"abc" * 1000
+    assert decompress("zst", memoryview(unknown), 1 << 20) == b"abc" * 1000
 
 
 @pytest.mark.parametrize("name", PACKERS)
 def test_a_bomb(name: str) -> None:
     """It is not unpacked beyond the limit."""
-    with pytest.raises(UnpackError, match="more than 1000000 bytes"):
-        unpack(name, memoryview(PACKERS[name](bytes(8 << 20))), 1_000_000)
+    with pytest.raises(DecompressError, match="more than 1000000 bytes"):
+        decompress(name, memoryview(PACKERS[name](bytes(8 << 20))), 1_000_000)
 
 
 def test_a_file_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:

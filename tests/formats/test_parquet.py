@@ -64,7 +64,7 @@ class TestParquet(FormatContract):
     @pytest.mark.parametrize("chunk_bytes", [1000, 4000, 12_000, 1 << 20])
     def test_runs_of_pages_are_the_rows(self, case: Case, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch):
         """However small the chunks are: blocks tile the rows, and each row is what pyarrow reads."""
-        monkeypatch.setattr(pages, "_MOST_EXTRA", 100)
+        monkeypatch.setattr(pages, "_MAX_EXTRA", 100)
         found = find(case.format, case.objects)
         opener, told, blocks = case.format.opener(facts_of(found)), [], []
         for source, _ in found.items:

@@ -418,7 +418,7 @@ def test_required_columns_are_those_that_are_optional():
 
 def test_pages_without_rows(monkeypatch: pytest.MonkeyPatch):
     """pyarrow writes such pages for repeated columns; a row group with them is cut, too."""
-    monkeypatch.setattr(pages, "_MOST_EXTRA", 100)
+    monkeypatch.setattr(pages, "_MAX_EXTRA", 100)
     values = [[["x" * 3000 + str(number)], []] for number in range(20)] + [[[], []]]
     table = pa.table({"x": pa.array(values, pa.list_(pa.list_(pa.string()))), "n": list(range(21))})
     content = parquet(table, write_page_index=True, max_rows_per_page=1, data_page_size=1, compression="none")

@@ -13,7 +13,7 @@ import pytest
 from streamer.errors import DecodeError, ManifestError
 from streamer.formats.base import Facts, SampleName, Span
 from streamer.formats.detect import detect
-from streamer.formats.zip import MOST_BYTES, Zip
+from streamer.formats.zip import MAX_BYTES, Zip
 from streamer.manifest.protocols import Note
 from tests.formats.cases import Case, find, read_case
 from tests.formats.contract import FormatContract
@@ -168,7 +168,7 @@ def test_entries_that_overlap():
 def test_bombs():
     """By its directory more than is unpacked, or than deflate can make; or more than its head says: no memory taken."""
     content = archive({"a": bytes(1 << 20)}, zipfile.ZIP_DEFLATED)
-    for length in (MOST_BYTES + 1, 3 << 20):
+    for length in (MAX_BYTES + 1, 3 << 20):
         wrong = bytearray(content)
         struct.pack_into("<L", wrong, entry(wrong) + 24, length)
         with pytest.raises(ManifestError, match=rf"'a' that \d+ bytes unpack to {length}; at most"):

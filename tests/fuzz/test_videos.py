@@ -19,7 +19,7 @@ from streamer.media.containers.blocks import read_hint
 from streamer.media.containers.boxes import header
 from streamer.media.video.format import Video
 from tests.formats.cases import Found, block_bytes, find, recode
-from tests.formats.contract import MOST_BYTES, MOST_SECONDS, more_memory
+from tests.formats.contract import MAX_BYTES, MOST_SECONDS, more_memory
 from tests.videos import made
 
 SILENT = Video(4, num_indices_between_frames=2, num_indices_between_clip_starts=5)
@@ -79,7 +79,7 @@ def refusals(times: int, attempt: Callable[[str, random.Random], None], *allowed
         except allowed:
             refused += 1
         assert time.process_time() - begun < MOST_SECONDS
-    assert more() < MOST_BYTES
+    assert more() < MAX_BYTES
     return refused
 
 

@@ -111,8 +111,8 @@ def cut_blocks(source: Source, recording: Recording, windows: Windows) -> Genera
         raise make_refusal(source.record, what, of_one=True)
     lower, upper = recording.bounds(windows.starts, windows.stops)
     packets = recording.packets_before(lower)
-    most = _MAX_BETWEEN_OTHERS if recording.is_interleaved else _MAX_PACKETS
-    stretch = (lower - lower[0]) // source.chunk_bytes + (packets - packets[0]) // most
+    limit = _MAX_BETWEEN_OTHERS if recording.is_interleaved else _MAX_PACKETS
+    stretch = (lower - lower[0]) // source.chunk_bytes + (packets - packets[0]) // limit
     cuts = [0, *(np.flatnonzero(np.diff(stretch)) + 1).tolist(), windows.count]
     for first, stop in pairwise(cuts):
         ranges = join_near_ranges(

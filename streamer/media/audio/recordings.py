@@ -98,8 +98,8 @@ class Edged(Recording, frozen=True):
         bytes_, samples = (np.array([getattr(edge, name) for edge in self.edges]) for name in ("byte", "sample"))
         begin = np.maximum(np.searchsorted(samples, starts - self.lead, "right") - 1, 0)
         end = np.searchsorted(samples, stops, "left")
-        most = bytes_[end - 1] + self.max_bytes(stops - samples[end - 1])
-        return bytes_[begin], np.minimum(np.minimum(bytes_[end], most) + self.behind, bytes_[-1])
+        limit = bytes_[end - 1] + self.max_bytes(stops - samples[end - 1])
+        return bytes_[begin], np.minimum(np.minimum(bytes_[end], limit) + self.behind, bytes_[-1])
 
     def sample_at(self, byte: int) -> int:
         """The number of the first sample of an edge."""

@@ -69,8 +69,8 @@ class Windows(msgspec.Struct, frozen=True, array_like=True):
     @property
     def places(self) -> Integers:
         """(count,) the samples with which each may begin, so that it is inside of the recording."""
-        most = self.step if self.random else 1
-        found: Integers = np.clip(self.total - self.length + 1 - self.starts, 1, most)
+        limit = self.step if self.random else 1
+        found: Integers = np.clip(self.total - self.length + 1 - self.starts, 1, limit)
         return found
 
     @property

@@ -68,8 +68,8 @@ class FrameTable(msgspec.Struct, frozen=True):
 
 def draw_numbers(numbers: Integers | int, rng: np.random.Generator | None) -> Integers:
     """Returns whole numbers below these: those that `rng` draws, or in the middle."""
-    most = np.asarray(numbers)
-    found: Integers = most // 2 if rng is None else rng.integers(most)
+    bounds = np.asarray(numbers)
+    found: Integers = bounds // 2 if rng is None else rng.integers(bounds)
     return found
 
 

@@ -345,8 +345,8 @@ def _trun(runs: Runs, body: memoryview, bases: tuple[int, int], defaults: Defaul
         [first_flags] = numbers(">I", body, at)
         at = at + 4
     names = [name for name, flag in _COLUMNS.items() if flags & flag]
-    most = find_max_packets(object_bytes)
-    if runs.count + count > most or ("size" not in names and not 0 < defaults.size * count <= object_bytes):
+    limit = find_max_packets(object_bytes)
+    if runs.count + count > limit or ("size" not in names and not 0 < defaults.size * count <= object_bytes):
         raise DamagedError(f"trun has {count} packets of {defaults.size} bytes")
     rows = (
         table(name="trun", content=body, dtype=f"({len(names)},)>u4", count=count, at=at)

@@ -119,8 +119,8 @@ def prefer(tracks: Sequence[tuple[int, int]]) -> int:
     It is the first one with most pixels among those with at least half as many packets as the longest has: covers and
     previews have large frames, and few.
     """
-    most = max(count for count, _ in tracks)
-    return max(range(len(tracks)), key=lambda number: (2 * tracks[number][0] >= most, tracks[number][1], -number))
+    largest = max(count for count, _ in tracks)
+    return max(range(len(tracks)), key=lambda number: (2 * tracks[number][0] >= largest, tracks[number][1], -number))
 
 
 def is_movie(head: memoryview) -> bool:

@@ -216,11 +216,11 @@ class Tables(msgspec.Struct):
         """
         if not self.count:
             return [np.empty(0, np.int64)] * 6
-        most = find_max_packets(object_bytes)
-        if self.count > most or self.fixed_size * self.count > object_bytes:
+        limit = find_max_packets(object_bytes)
+        if self.count > limit or self.fixed_size * self.count > object_bytes:
             raise DamagedError(
                 f"stsz has {self.count} samples of {self.fixed_size or 'several'} bytes, the file has {object_bytes}; "
-                f"at most {most} samples are read"
+                f"at most {limit} samples are read"
             )
         sizes = self.bodies.get(b"stsz")
         size = np.full(self.count, self.fixed_size, np.int64) if sizes is None else sizes.astype(np.int64)

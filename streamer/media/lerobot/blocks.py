@@ -76,9 +76,9 @@ class FramePart(msgspec.Struct, frozen=True):
         for video, frames in self.videos:
             ends = np.cumsum(video.packets.size)
             places = places + ends[video.frames.packet[frames[rows]]]
-        most = max([chunk_bytes, *(block.fetch_bytes for block in self.rows)])
+        max_bytes = max([chunk_bytes, *(block.fetch_bytes for block in self.rows)])
         # Videos may have episodes in another order than rows.
-        number = np.cumsum(np.abs(np.diff(places, prepend=places[:1]))) // most
+        number = np.cumsum(np.abs(np.diff(places, prepend=places[:1]))) // max_bytes
         limit = _MAX_FRAMES // max(1, len(self.videos))
         cuts = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(rows)]
         for first, stop in pairwise(cuts):

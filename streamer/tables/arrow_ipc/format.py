@@ -45,7 +45,7 @@ _HEADS_AT_ONCE = 4096
 # How many times longer compressed buffers become, at most by experience (texts, 2026-11-22).
 _GROWTH = 4
 # All dictionaries of a file: each chunk has them.
-_MOST_DICTIONARY_BYTES = 16 << 20
+_MAX_DICTIONARY_BYTES = 16 << 20
 
 
 class MessagePlace(msgspec.Struct, frozen=True):
@@ -268,10 +268,10 @@ def _blocks(
         raise make_refusal(
             record, "has dictionaries that change, which are not read: write it as a file", dictionaries[-1].start
         )
-    if sum(place.stop - place.start for place in dictionaries) > _MOST_DICTIONARY_BYTES:
+    if sum(place.stop - place.start for place in dictionaries) > _MAX_DICTIONARY_BYTES:
         raise make_refusal(
             record,
-            f"has dictionaries of more than {_MOST_DICTIONARY_BYTES} bytes, which each chunk would have: write their "
+            f"has dictionaries of more than {_MAX_DICTIONARY_BYTES} bytes, which each chunk would have: write their "
             "columns as they are (cast, dictionary_decode)",
             dictionaries[0].start,
         )

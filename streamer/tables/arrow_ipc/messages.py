@@ -33,7 +33,7 @@ DICTIONARIES = b"dictionaries"
 OWN_SCHEMA = b" schema "
 # Hints begin with this where the file does not say itself what its records have: `ArrowFileHint` follows.
 FILE_HINT = b"file "
-MOST_METADATA_BYTES = 16 << 20
+MAX_METADATA_BYTES = 16 << 20
 _PREFIX = Struct("<II")
 _CONTINUES = 0xFFFFFFFF
 _LENGTH = Struct("<i")
@@ -88,7 +88,7 @@ def read_prefix(content: memoryview) -> int:
         return 0
     if mark != _CONTINUES:
         raise DamagedError("no message begins here, or it was written before Arrow 0.15")
-    if length > MOST_METADATA_BYTES:
+    if length > MAX_METADATA_BYTES:
         raise DamagedError(f"metadata of {length} bytes")
     return int(length)
 
@@ -192,7 +192,7 @@ def footer_bytes(tail: memoryview) -> int:
     if len(tail) < END_BYTES or tail[-len(MAGIC) :] != MAGIC:
         raise DamagedError(f"does not end with {MAGIC!r}")
     length: int = _LENGTH.unpack_from(tail, len(tail) - END_BYTES)[0]
-    if not 0 < length <= MOST_METADATA_BYTES:
+    if not 0 < length <= MAX_METADATA_BYTES:
         raise DamagedError(f"a footer of {length} bytes")
     return length
 

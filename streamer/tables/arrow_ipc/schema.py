@@ -24,7 +24,7 @@ from streamer.tables.parquet.unify import DifferentError, check_same
 
 _HUGGING_FACE = "huggingface"
 _DEEPEST = 32
-_MOST_COLUMNS = 10_000
+_MAX_COLUMNS = 10_000
 _INT = 2
 _FLOAT = 3
 _DECIMAL = 7
@@ -124,8 +124,8 @@ class _SchemaReader:
 
     def add(self, field: Table, name: str, depth: int = 0, *, inside: bool = False) -> None:
         """Adds a column, or a part of one under another name, and what is below it; `inside`: it is in a list."""
-        if depth > _DEEPEST or len(self.types) > _MOST_COLUMNS:
-            raise FlatbufferError(f"columns nested more than {_DEEPEST} deep, or more than {_MOST_COLUMNS}")
+        if depth > _DEEPEST or len(self.types) > _MAX_COLUMNS:
+            raise FlatbufferError(f"columns nested more than {_DEEPEST} deep, or more than {_MAX_COLUMNS}")
         own = field.text(0)
         name = name or own
         kind = field.number(2, "<B")

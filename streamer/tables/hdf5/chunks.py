@@ -25,11 +25,11 @@ _ELEMENT = np.dtype([("address", "<u8"), ("length", "<u8"), ("mask", "<u4")])
 _CHECKSUM_BYTES = 4
 # Signature, version, kind, address of the array's head.
 _BLOCK_HEAD_BYTES = 14
-_MOST_BITS = 64
+_MAX_BITS = 64
 _UNFILTERED = 0
 _FILTERED = 1
 # More than a manifest holds.
-_MOST_CHUNKS = 1 << 28
+_MAX_CHUNKS = 1 << 28
 _FEW_CHUNKS = 1 << 16
 
 
@@ -41,7 +41,7 @@ def find_chunks(
     grid = tuple(-(-size // step) for size, step in zip(shape, layout.chunk, strict=True))
     count = math.prod(grid)
     # An array of all chunks is made of the other indexes.
-    if count > (_MOST_CHUNKS if layout.index == messages.BTREE else held.record.size // 8 + _FEW_CHUNKS):
+    if count > (_MAX_CHUNKS if layout.index == messages.BTREE else held.record.size // 8 + _FEW_CHUNKS):
         raise DamagedError(f"{count} chunks of shape {chunk}, more than the file has", layout.address)
     chunk_bytes = item_bytes * math.prod(chunk)
     if layout.address == UNDEFINED or not count:
@@ -135,7 +135,7 @@ def _walk_fixed_array(held: HeldBytes, address: int, elements: Elements) -> Read
     count = head.number()
     entry = _entry(client, entry_bytes, address)
     place = head.number()
-    if not len(elements) <= count <= _MOST_CHUNKS or page_bits > _MOST_BITS:
+    if not len(elements) <= count <= _MAX_CHUNKS or page_bits > _MAX_BITS:
         raise DamagedError(f"an array of {count} elements for {len(elements)} chunks", address)
     per_page = 1 << page_bits
     if count <= per_page:
@@ -170,7 +170,7 @@ class _Extensible(msgspec.Struct, frozen=True):
         """Reads the head."""
         head.expect(b"EAHD", (0,))
         client, entry_bytes, bits, own, least, pointers, page_bits = (head.number(1) for _ in range(7))
-        if not (0 < bits <= _MOST_BITS and least > 0 and pointers > 1 and page_bits <= _MOST_BITS):
+        if not (0 < bits <= _MAX_BITS and least > 0 and pointers > 1 and page_bits <= _MAX_BITS):
             raise DamagedError("an extensible array of no known shape", head.offset)
         head.take(48)
         return cls(

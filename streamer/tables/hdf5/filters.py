@@ -47,23 +47,23 @@ class FilteredChunks:
         return np.frombuffer(stored, self._dtype).reshape(self._shape)
 
 
-def _inflate(stored: memoryview, item_bytes: int, most: int) -> memoryview:
+def _inflate(stored: memoryview, item_bytes: int, limit: int) -> memoryview:
     unpacker = inflate.decompressobj()
     try:
-        content: bytes = unpacker.decompress(stored, most + _CHECKSUM_BYTES)
+        content: bytes = unpacker.decompress(stored, limit + _CHECKSUM_BYTES)
     except (zlib.error, inflate.error) as error:
         raise RecodeError(f"a chunk cannot be unpacked: {error}") from error
     return memoryview(content)
 
 
-def _unshuffle(stored: memoryview, item_bytes: int, most: int) -> memoryview:
+def _unshuffle(stored: memoryview, item_bytes: int, limit: int) -> memoryview:
     """Undoes the shuffle: the first bytes of all items stand before the second ones."""
     count = len(stored) // item_bytes
     items = np.frombuffer(stored, np.uint8, count * item_bytes).reshape(item_bytes, count)
     return memoryview(items.T.tobytes() + bytes(stored[count * item_bytes :]))
 
 
-def _verify(stored: memoryview, item_bytes: int, most: int) -> memoryview:
+def _verify(stored: memoryview, item_bytes: int, limit: int) -> memoryview:
     content = stored[:-_CHECKSUM_BYTES]
     found = int.from_bytes(stored[-_CHECKSUM_BYTES:], "little")
     if fletcher32(content) != found:

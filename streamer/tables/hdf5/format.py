@@ -32,10 +32,10 @@ from streamer.tables.tiles import NO_TILES, ArraysError, ColumnHint, Decode, Til
 
 _CHOOSE = 'name the datasets that you want: HDF5(datasets={"image": "/images"})'
 # A message names at most so many datasets.
-_MOST_NAMED = 20
-_MOST_LOOKED_AT = 100
+_MAX_NAMED = 20
+_MAX_LOOKED_AT = 100
 # libhdf5 follows as many.
-_MOST_LINKS = 16
+_MAX_LINKS = 16
 # Groups whose structures are read at once.
 _GROUPS_AT_ONCE = 64
 _NUMBERED = re.compile(r"/[^/]*\d(?=/)")
@@ -260,7 +260,7 @@ def _walk(held: HeldBytes, root: Links, path: str, first: Links | None = None) -
     """
     parts = _parts(path)
     begin = root if first is None else first
-    for _ in range(_MOST_LINKS):
+    for _ in range(_MAX_LINKS):
         inside: Links | None = begin
         header = None
         for place, part in enumerate(parts):
@@ -303,8 +303,8 @@ def _paths(held: HeldBytes, links: Links) -> Reading[list[str]]:
     """Returns the paths of the first datasets of a file, for a message."""
     found: list[str] = []
     queue = _addresses("", links)
-    left = _MOST_LOOKED_AT
-    while queue and left and len(found) < _MOST_NAMED:
+    left = _MAX_LOOKED_AT
+    while queue and left and len(found) < _MAX_NAMED:
         (path, address) = queue.pop(0)
         left = left - 1
         with suppress(DamagedError):
@@ -312,7 +312,7 @@ def _paths(held: HeldBytes, links: Links) -> Reading[list[str]]:
             if header.find(messages.DATASPACE) is not None:
                 found.append(path)
             inside = (yield from read_group(held, header)) or {}
-            queue += _addresses(path, inside)[:_MOST_LOOKED_AT]
+            queue += _addresses(path, inside)[:_MAX_LOOKED_AT]
     return found
 
 

@@ -143,8 +143,8 @@ _CHUNKED = 2
 BTREE, SINGLE, IMPLICIT, FIXED_ARRAY, EXTENSIBLE_ARRAY, BTREE_2 = range(6)
 # A flag of layouts of version 4.
 _UNFILTERED_EDGES = 1
-_MOST_AXES = 32
-_MOST_LENGTH = 1 << 48
+_MAX_AXES = 32
+_MAX_LENGTH = 1 << 48
 _BOOL = {b"FALSE": 0, b"TRUE": 1}
 
 
@@ -182,14 +182,14 @@ def read_dataspace(message: Cursor) -> tuple[int, ...] | None:
     version = message.number(1)
     axes = message.number(1)
     message.take(1)
-    if version not in {1, 2} or axes > _MOST_AXES:
+    if version not in {1, 2} or axes > _MAX_AXES:
         raise DamagedError(f"a dataspace of version {version} with {axes} axes", message.offset)
     if version == 1:
         message.take(5)
     elif message.number(1) == 2:
         return None
     shape = tuple(message.number() for _ in range(axes))
-    if max(shape, default=0) >= _MOST_LENGTH:
+    if max(shape, default=0) >= _MAX_LENGTH:
         raise DamagedError(f"a dataspace of shape {shape}", message.offset)
     return shape
 
@@ -301,7 +301,7 @@ def _chunks_4(message: Cursor, item_bytes: int) -> Layout:
 def _chunk(lengths: list[int], item_bytes: int, message: Cursor) -> tuple[int, ...]:
     """Returns the shape of a chunk, which is followed by the length of an item."""
     if (
-        not 2 <= len(lengths) <= _MOST_AXES + 1
+        not 2 <= len(lengths) <= _MAX_AXES + 1
         or lengths[-1] != item_bytes
         or not 1 <= min(lengths) <= max(lengths) < 1 << 32
     ):

@@ -21,7 +21,7 @@ SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _PLACES = (0, 512, 1024, 2048)
 # First read of an object header; most are shorter.
 _HEADER_BYTES = 1 << 10
-_MOST_HEADER_BYTES = 1 << 20
+_MAX_HEADER_BYTES = 1 << 20
 _HEAP_HEAD_BYTES = 32
 # 64 entries; usual are up to 8.
 _TABLE_BYTES = 8 + 64 * 40
@@ -115,7 +115,7 @@ def read_header(held: HeldBytes, address: int) -> Reading[Header]:
     while blocks:
         place, length = blocks.pop(0)
         total += length
-        if total > _MOST_HEADER_BYTES:
+        if total > _MAX_HEADER_BYTES:
             raise DamagedError(f"an object header of {total} bytes and more", address)
         content = yield from held.read(place, length)
         block = Cursor(content, place)
@@ -187,7 +187,7 @@ def _read_symbols(held: HeldBytes, tree: int, heap: int) -> Reading[Links]:
     head.take(3)
     length = head.number()
     head.take(8)
-    names = bytes((yield from held.read(head.number(), min(length, _MOST_HEADER_BYTES))))
+    names = bytes((yield from held.read(head.number(), min(length, _MAX_HEADER_BYTES))))
     tables = (yield from read_btree(held, tree, GROUPS, _NAME))["child"].tolist()
     contents = yield from held.read_all([(table, _TABLE_BYTES) for table in tables])
     links: Links = {}

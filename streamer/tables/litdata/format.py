@@ -147,7 +147,7 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
         return ItemOpener(facts.fields, whole=facts.notes["whole"], packed=packed)
 
     def recoder(self, facts: Facts) -> Recoder:
-        """Unpacks chunks, or makes records of the rows of Arrow's batches."""
+        """Decompresses chunks, or makes records of the rows of Arrow's batches."""
         if facts.notes["layout"] == "arrow":
             with require_extra("Arrow chunks of LitData are decoded with pyarrow", "parquet"):
                 from streamer.tables.litdata.arrow_rows import ArrowRecoder

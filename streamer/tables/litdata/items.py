@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from streamer.base.ranges import join_ranges
 from streamer.errors import DecodeError, RecodeError
 from streamer.formats.base import Block, Field, FieldSpec, Records, SampleName
-from streamer.formats.compressed import MOST_ITEM_BYTES, unpack, unpack_shard
+from streamer.formats.compressed import MAX_ITEM_BYTES, decompress, decompress_shard
 from streamer.formats.failures import make_damage_error
 from streamer.formats.reading import read_range
 from streamer.manifest.model import ObjectRecord
@@ -182,7 +182,7 @@ class ItemOpener(LengthsOpener):
         """Returns the leaves in their order; an item has no key."""
         if self._packed:
             try:
-                content = unpack("zst", content, MOST_ITEM_BYTES)
+                content = decompress("zst", content, MAX_ITEM_BYTES)
             except ValueError as error:
                 raise DecodeError(f"not a packed item of LitData: {error}") from error
         if self._whole:
@@ -191,7 +191,7 @@ class ItemOpener(LengthsOpener):
 
 
 class ItemRecoder:
-    """Unpacks whole chunks, and cuts tokens into samples of `sample_bytes`; 0: samples are items."""
+    """Decompresses whole chunks, and cuts tokens into samples of `sample_bytes`; 0: samples are items."""
 
     def __init__(self, sample_bytes: int) -> None:
         self._sample_bytes = sample_bytes
@@ -200,7 +200,7 @@ class ItemRecoder:
         """Makes records of a chunk."""
         try:
             items, raw_bytes = _CHUNK.decode(hint)
-            chunk = unpack_shard("zstd", content, raw_bytes)
+            chunk = decompress_shard("zstd", content, raw_bytes)
             offsets = read_offsets(chunk, items, len(chunk), behind=chunk[-len(ARROW_END) :] == ARROW_END)
         except ValueError as error:
             raise RecodeError(f"not the chunk that its index.json describes: {error}") from error
@@ -214,7 +214,7 @@ class ItemRecoder:
 
 
 class RunRecoder:
-    """Unpacks runs of items; before them are the starts of the items."""
+    """Decompresses runs of items; before them are the starts of the items."""
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Makes records of a run."""
@@ -227,7 +227,9 @@ class RunRecoder:
             if places[-1] != len(content) or lengths.sum() != sum(run.unpacked) or (lengths < 0).any():
                 raise ValueError(f"{len(content)} bytes are not {len(run.packed)} frames of {samples} items")
             pieces = [content[start:stop] for start, stop in pairwise(places)]
-            parts = [unpack_shard("zstd", piece, length) for piece, length in zip(pieces, run.unpacked, strict=True)]
+            parts = [
+                decompress_shard("zstd", piece, length) for piece, length in zip(pieces, run.unpacked, strict=True)
+            ]
         except ValueError as error:
             raise RecodeError(f"not the frames that the chunk's table describes: {error}") from error
         return Records(parts, lengths)

@@ -23,7 +23,7 @@ ARROW_SCHEMA = b"ARROW:schema"
 _MARK = b"\xff\xff\xff\xff"
 _PREFIX_BYTES = 8
 _HEADER = 2
-_MOST_COLUMNS = 10_000
+_MAX_COLUMNS = 10_000
 _INTEGER = 2
 _MAX_INTEGER_BITS = 64
 _DURATION = 18
@@ -44,7 +44,7 @@ def annotate(root: SchemaNode, metadata: Mapping[bytes, bytes]) -> None:
         UnreadError: a tensor whose dimensions are permuted, or that is inside of a list.
     """
     # The schema of wider ones is not read: it would take longer than the footer.
-    if not (encoded := metadata.get(ARROW_SCHEMA)) or len(root.children) > _MOST_COLUMNS:
+    if not (encoded := metadata.get(ARROW_SCHEMA)) or len(root.children) > _MAX_COLUMNS:
         return
     try:
         message = memoryview(b64decode(encoded))

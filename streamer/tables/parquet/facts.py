@@ -169,7 +169,7 @@ class WantedColumns(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_facts(cls, facts: Facts) -> WantedColumns:
-        """Unpacks what `describe` has made."""
+        """Reads what `describe` has made."""
         notes = msgspec.convert(facts.notes, ParquetNotes)
         fields = facts.fields[: len(notes.paths)]
         partitions = facts.fields[len(notes.paths) :]

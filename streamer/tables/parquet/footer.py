@@ -186,7 +186,7 @@ def _value_bytes(details: Struct) -> int:
 
 # The first read of a file: most footers are shorter, and the page indexes stand before them.
 FIRST_READ = 64 << 10
-_MOST_FOOTER_BYTES = 32 << 20
+_MAX_FOOTER_BYTES = 32 << 20
 
 
 class FileTail(msgspec.Struct, frozen=True):
@@ -260,10 +260,10 @@ def _footer_length(record: ObjectRecord, content: bytes) -> int:
             size - 4,
         )
     length = int.from_bytes(content[-TAIL_BYTES:-4], "little")
-    most = min(size - TAIL_BYTES - len(MAGIC), _MOST_FOOTER_BYTES)
-    if not 0 < length <= most:
+    limit = min(size - TAIL_BYTES - len(MAGIC), _MAX_FOOTER_BYTES)
+    if not 0 < length <= limit:
         raise make_damage_error(
-            record, f"its footer should have {length} bytes, and can have up to {most}", size - TAIL_BYTES
+            record, f"its footer should have {length} bytes, and can have up to {limit}", size - TAIL_BYTES
         )
     return length
 

@@ -28,7 +28,7 @@ _DTYPES = {INT32: "<i4", INT64: "<i8", FLOAT: "<f4", DOUBLE: "<f8"}
 # Values for each byte of levels, at least. With fewer, a loop over the runs is slower than pyarrow.
 _LEAST_VALUES = 32
 # Headers have some numbers, and the least and the greatest value.
-_MOST_HEADER_BYTES = 1024
+_MAX_HEADER_BYTES = 1024
 _DATA_PAGE = 0
 _DATA_PAGE_V2 = 3
 _PLAIN = 0
@@ -97,7 +97,7 @@ def _pages(content: memoryview) -> Iterator[tuple[Struct, memoryview]]:
     """Yields header and body of each page."""
     at = 0
     while at < len(content):
-        header, length = read_struct(bytes(content[at : at + _MOST_HEADER_BYTES]))
+        header, length = read_struct(bytes(content[at : at + _MAX_HEADER_BYTES]))
         start = at + length
         at = start + header.integer(3)
         if not start <= at <= len(content):

@@ -16,7 +16,7 @@ from streamer.tables.parquet.schema import Element
 from streamer.tables.parquet.thrift import read_struct
 
 # Pages of the other columns are read twice where runs meet; more than this is not worth smaller chunks.
-_MOST_EXTRA = 1.05
+_MAX_EXTRA = 1.05
 # A row group up to this many chunks long is not cut.
 _UNCUT = 1.5
 
@@ -166,7 +166,7 @@ def blocks_of(group: RowGroupParts, chunk_bytes: int, most_bytes: int) -> Iterat
         edges = _cuts(group, count)
         blocks = [group.run(first, stop) for first, stop in pairwise(edges)]
         extra = sum(block.fetch_bytes for block in blocks) / total
-        if extra <= _MOST_EXTRA or total / count * 2 > most_bytes:
+        if extra <= _MAX_EXTRA or total / count * 2 > most_bytes:
             yield from blocks
             return
         count = count * 3 // 4

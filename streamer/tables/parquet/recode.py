@@ -27,7 +27,7 @@ from streamer.tables.parquet.schema import SchemaNode, prune
 
 _HINT = msgspec.msgpack.Decoder(list[PrimitiveHint] | ParquetFileHint)
 # Schemas of files whose plans are kept.
-_MOST_PLANS = 64
+_MAX_PLANS = 64
 _CONVERTED = {
     "text": 0,
     "map": 1,
@@ -57,7 +57,7 @@ class ParquetRecoder:
             file = decoded if isinstance(decoded, ParquetFileHint) else ParquetFileHint(decoded)
             key = msgspec.msgpack.encode((file.schema, file.logicals)) if file.schema else b""
             if key not in self._plans:
-                if len(self._plans) > _MOST_PLANS:
+                if len(self._plans) > _MAX_PLANS:
                     del self._plans[next(name for name in self._plans if name)]
                 self._plans[key] = _Plan(self._wanted, self._wanted.decode_own(file.schema, file.logicals))
             columns = self._plans[key].columns(content, file.primitives, samples)

@@ -31,7 +31,7 @@ _DESCRIPTION = msgspec.msgpack.Decoder(tuple[list[Element], list[tuple[int, str]
 HUGGING_FACE = b"huggingface"
 # Ends of files that are read at the same time, and those that are kept for the index.
 _BATCH_FILES = 256
-_MOST_KEPT_BYTES = 64 << 20
+_MAX_KEPT_BYTES = 64 << 20
 
 
 class ParquetFileNotes(msgspec.Struct, frozen=True, array_like=True):
@@ -80,7 +80,7 @@ def describe_files(
             tail = tails.get(record.url)
             problem = united.add(record, tail) or problems.get(record.url, "")
             content = tail.content if isinstance(tail, FileTail) else b""
-            content = content if kept_bytes + len(content) <= _MOST_KEPT_BYTES else b""
+            content = content if kept_bytes + len(content) <= _MAX_KEPT_BYTES else b""
             kept_bytes += len(content)
             key = keys[record.url] if partitions else ""
             if content or problem or key:

@@ -20,7 +20,7 @@ from streamer.tables.tokens import megatron
 
 PLACE = np.dtype("<i4")
 _HINTED = np.dtype("<u4")
-_MOST_HINTED = LONGEST_HINT // _HINTED.itemsize
+_MAX_HINTED = LONGEST_HINT // _HINTED.itemsize
 
 
 def cut_windows(
@@ -40,17 +40,17 @@ def cut_windows(
     if rest:
         raise make_refusal(source.record, f"ends inside of a token of {token} bytes ({dtype})", source.record.size)
     count = (tokens - 1) // length
-    most = max(1, (source.chunk_bytes - token) // (length * token))
+    limit = max(1, (source.chunk_bytes - token) // (length * token))
     begun = DocumentStarts(source, documents)
     first = 0
     while first < count:
-        windows = min(most, count - first)
+        windows = min(limit, count - first)
         starts = yield from begun.find_starts(first * length, windows * length)
-        if len(starts) > _MOST_HINTED:
-            windows = (int(starts[_MOST_HINTED]) - 1) // length
+        if len(starts) > _MAX_HINTED:
+            windows = (int(starts[_MAX_HINTED]) - 1) // length
             starts = starts[starts <= windows * length]
         if not windows:
-            raise make_refusal(source.record, f"has windows of {length} tokens with more than {_MOST_HINTED} documents")
+            raise make_refusal(source.record, f"has windows of {length} tokens with more than {_MAX_HINTED} documents")
         begin = start + first * length * token
         record_bytes = windows * (length + 1) * token + len(starts) * PLACE.itemsize
         span = (begin, begin + (windows * length + 1) * token)
@@ -119,6 +119,6 @@ def _starts(hint: bytes, tokens: int) -> NDArray[np.int64]:
     return starts
 
 
-def ascends(places: NDArray[np.integer], most: int) -> bool:
-    """Whether each is larger than the one before, and all are of 1 to `most`."""
-    return not len(places) or bool(places[0] >= 1 and places[-1] <= most and (np.diff(places) > 0).all())
+def ascends(places: NDArray[np.integer], limit: int) -> bool:
+    """Whether each is larger than the one before, and all are of 1 to `limit`."""
+    return not len(places) or bool(places[0] >= 1 and places[-1] <= limit and (np.diff(places) > 0).all())

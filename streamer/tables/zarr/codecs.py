@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from streamer.errors import RecodeError
-from streamer.formats.compressed import UnpackError, unpack
+from streamer.formats.compressed import DecompressError, decompress
 from streamer.formats.failures import make_damage_error, require_extra
 from streamer.formats.reading import Reading, read_ranges
 from streamer.manifest.model import ObjectRecord
@@ -23,9 +23,9 @@ from streamer.tables.tiles import NO_TILES, Array, ColumnHint, Int64Array, TileC
 from streamer.tables.zarr.metadata import ZarrArray, ZarrCodec
 
 _CHECKSUM_BYTES = 4
-# Names of codecs, and of what unpacks them.
+# Names of codecs, and of what decompresses them.
 _UNPACKED = {"gzip": "gz", "zstd": "zst", "bz2": "bz2"}
-# Bytes of the heads of what numcodecs unpacks.
+# Bytes of the heads of what numcodecs decompresses.
 _LEAST_BYTES = {"blosc": 16, "lz4": 4}
 # A packed chunk may be packed again.
 _SPARE_BYTES = 1 << 16
@@ -51,29 +51,29 @@ class ZarrChunkDecoder:
         for packing in self._packings:
             try:
                 stored = self._decompress(packing, stored)
-            except (UnpackError, zlib.error) as error:
+            except (DecompressError, zlib.error) as error:
                 raise RecodeError(f"a chunk of {len(stored)} bytes, packed by {packing}: {error}") from error
         if len(stored) != self._bytes:
             raise RecodeError(f"a chunk has {len(stored)} bytes, its items {self._bytes}")
         return np.frombuffer(stored, self._dtype).reshape(self._stored).transpose(self._axes)
 
     def _decompress(self, packing: str, stored: memoryview) -> memoryview:
-        most = self._bytes + _SPARE_BYTES
+        limit = self._bytes + _SPARE_BYTES
         if packing in _UNPACKED:
-            return unpack(_UNPACKED[packing], stored, most)
+            return decompress(_UNPACKED[packing], stored, limit)
         if packing == "zlib":
             unpacker = zlib.decompressobj()
-            content = unpacker.decompress(stored, most)
+            content = unpacker.decompress(stored, limit)
             if not unpacker.eof:
-                raise UnpackError(f"is cut off, or has more than {most} bytes")
+                raise DecompressError(f"is cut off, or has more than {limit} bytes")
             return memoryview(content)
         if packing == "crc32c":
             checked = stored[:-_CHECKSUM_BYTES]
             checksum = stored[-_CHECKSUM_BYTES:]
             if checksum_of(checked) != int.from_bytes(checksum, "little"):
-                raise UnpackError("its checksum is wrong")
+                raise DecompressError("its checksum is wrong")
             return checked
-        return _decompress_with_numcodecs(packing, stored, most)
+        return _decompress_with_numcodecs(packing, stored, limit)
 
 
 def checksum_of(content: memoryview) -> int:
@@ -82,15 +82,15 @@ def checksum_of(content: memoryview) -> int:
     return found
 
 
-def _decompress_with_numcodecs(packing: str, stored: memoryview, most: int) -> memoryview:
+def _decompress_with_numcodecs(packing: str, stored: memoryview, limit: int) -> memoryview:
     # The length, and for blosc that of what is packed, are what the libraries believe.
     head = stored[4:8] if packing == "blosc" else stored[:4]
     length = int.from_bytes(head, "little")
     least = _LEAST_BYTES.get(packing, 0)
     if len(stored) < least:
-        raise UnpackError(f"it is cut off: it has {len(stored)} bytes, and its head alone {least}")
-    if length > most or (packing == "blosc" and stored[12:16] != len(stored).to_bytes(4, "little")):
-        raise UnpackError(f"it says that it has {length} bytes, and can have up to {most}")
+        raise DecompressError(f"it is cut off: it has {len(stored)} bytes, and its head alone {least}")
+    if length > limit or (packing == "blosc" and stored[12:16] != len(stored).to_bytes(4, "little")):
+        raise DecompressError(f"it says that it has {length} bytes, and can have up to {limit}")
     place = np.empty(length, np.uint8)
     library = _library(f"numcodecs.{packing}")
     if packing == "blosc":
@@ -99,7 +99,7 @@ def _decompress_with_numcodecs(packing: str, stored: memoryview, most: int) -> m
     try:
         library.decompress(stored, place)
     except (RuntimeError, ValueError) as error:
-        raise UnpackError(str(error)) from error
+        raise DecompressError(str(error)) from error
     return place.data
 
 

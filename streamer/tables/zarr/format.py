@@ -28,7 +28,7 @@ from streamer.tables.zarr.codecs import Stored, ZarrChunkDecoder
 from streamer.tables.zarr.metadata import CHUNK_NAME, NAMES, ZarrArray, nodes_of, read_metadata
 
 _CHOOSE = 'name the arrays that you want: Zarr(arrays={"image": "images"})'
-_MOST_METADATA_BYTES = 16 << 20
+_MAX_METADATA_BYTES = 16 << 20
 # Objects of the longest array that are indexed together.
 _TOGETHER = 1024
 
@@ -139,7 +139,7 @@ class Zarr(RowFormat, frozen=True, forbid_unknown_fields=True):
         return opener_of(facts)
 
     def recode_rows(self, facts: Facts) -> Recoder:
-        """Unpacks chunks."""
+        """Decompresses chunks."""
         return TileRecoder(facts, ZarrChunkDecoder)
 
     def _arrays(
@@ -157,8 +157,8 @@ class Zarr(RowFormat, frozen=True, forbid_unknown_fields=True):
             )
             raise ArraysError(f"it has no array {missing[len(root) :]!r}, but {there}")
         records = [others[node + nodes[node]] for node in wanted.values()]
-        if large := next((record for record in records if not 0 < record.size <= _MOST_METADATA_BYTES), None):
-            raise make_refusal(large, f"has {large.size} bytes; metadata have up to {_MOST_METADATA_BYTES}")
+        if large := next((record for record in records if not 0 < record.size <= _MAX_METADATA_BYTES), None):
+            raise make_refusal(large, f"has {large.size} bytes; metadata have up to {_MAX_METADATA_BYTES}")
         answers = yield from read_ranges([Need(0, record.size, record) for record in records])
         found = {}
         for (name, node), record, content in zip(wanted.items(), records, answers, strict=True):

@@ -30,7 +30,7 @@ _DTYPES = {
     **{f"float{bits}": f"f{bits // 8}" for bits in (16, 32, 64)},
     **{f"complex{bits}": f"c{bits // 8}" for bits in (64, 128)},
 }
-_MOST_AXES = 32
+_MAX_AXES = 32
 _CHECKSUM = "crc32c"
 _SHARDS = "sharding_indexed"
 _TRANSPOSE = "transpose"
@@ -221,7 +221,7 @@ def _lengths(found: object, shape: Sequence[int]) -> tuple[int, ...]:
         chunk = msgspec.convert(found, tuple[int, ...])
     except msgspec.ValidationError:
         chunk = ()
-    if len(chunk) != len(shape) or len(shape) > _MOST_AXES or not _are_lengths(chunk) or not _are_lengths(shape, 0):
+    if len(chunk) != len(shape) or len(shape) > _MAX_AXES or not _are_lengths(chunk) or not _are_lengths(shape, 0):
         raise ArraysError(f"its shape is {shape}, that of its chunks {found}")
     return chunk
 

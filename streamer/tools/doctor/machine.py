@@ -43,7 +43,7 @@ def machine_findings(settings: ClientSettings) -> Iterator[Finding]:
         ("open files", resource.RLIMIT_NOFILE, _DESCRIPTORS, "-n"),
         ("processes", resource.RLIMIT_NPROC, _PROCESSES, "-u"),
     ):
-        soft, hard = (_MOST if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(number))
+        soft, hard = (_MAX if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(number))
         fact = f"{_number(soft)} (hard limit {_number(hard)})"
         # The engine raises the soft limit of open files itself.
         if (hard if number == resource.RLIMIT_NOFILE else soft) < least:
@@ -87,11 +87,11 @@ def _memory() -> Finding:
     return Finding("ok", "memory", fact)
 
 
-_MOST = sys.maxsize
+_MAX = sys.maxsize
 
 
 def _number(limit: int) -> str:
-    return "unlimited" if limit == _MOST else f"{limit:,}"
+    return "unlimited" if limit == _MAX else f"{limit:,}"
 
 
 def _shm() -> Finding:

@@ -145,11 +145,11 @@ class _SimulatedNode:
                 SessionOpening(
                     session=name,
                     dataset_id=dataset.manifest.digest,
-                    open_bytes=most,
+                    open_bytes=open_bytes,
                     lookahead_bytes=int(rate * self._lookahead_bytes),
                     value=values[name],
                 )
-                for name, dataset, most, rate in columns
+                for name, dataset, open_bytes, rate in columns
             ],
         )
         if len(parts.names) == 1:

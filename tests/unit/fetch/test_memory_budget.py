@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from streamer.base.cgroup import Cgroup
-from streamer.fetch.memory_budget import LEAST_BYTES, MOST_BYTES, budget_bytes
+from streamer.fetch.memory_budget import LEAST_BYTES, MAX_BYTES, budget_bytes
 
 GiB = 1 << 30
 
@@ -26,4 +26,4 @@ def test_quarter_of_the_cgroup(tmp_path: Path, limit: str, expected: int | None)
     """A quarter of the cgroup's limit, between 64 MiB and 1 GiB; without a limit a quarter of the machine."""
     budget = budget_bytes(limited(tmp_path, limit))
     assert budget == (expected or budget_bytes(limited(tmp_path, "max")))
-    assert LEAST_BYTES <= budget <= MOST_BYTES
+    assert LEAST_BYTES <= budget <= MAX_BYTES

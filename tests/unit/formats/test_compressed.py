@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from streamer.errors import ConfigError
-from streamer.formats.compressed import check_library, unpack
+from streamer.formats.compressed import check_library, decompress
 
 
 @pytest.mark.parametrize(
@@ -17,10 +17,10 @@ from streamer.formats.compressed import check_library, unpack
 )
 def test_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch, packing: str, module: str, content: bytes) -> None:
     """A Python that was built without it reads everything else; every engine ended over the import."""
-    assert bytes(unpack(packing, memoryview(content), 10)) == b"x"
+    assert bytes(decompress(packing, memoryview(content), 10)) == b"x"
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=f"module {module}, which .* was built without"):
-        unpack(packing, memoryview(content), 10)
+        decompress(packing, memoryview(content), 10)
 
 
 def test_a_missing_module_is_named_before_the_first_sample(monkeypatch: pytest.MonkeyPatch) -> None:

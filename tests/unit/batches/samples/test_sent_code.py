@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamer.batches.samples.sent_code import MOST_BYTES, MOST_OBJECTS, SentCode
+from streamer.batches.samples.sent_code import MAX_BYTES, MOST_OBJECTS, SentCode
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.dataset import StreamingDataset
 
@@ -66,7 +66,7 @@ def test_use_is_no_change(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_what_cannot_be_compared_is_not(caplog: pytest.LogCaptureFixture) -> None:
     """Large code, and an object that has taken a lock since."""
-    large, many, crop = [bytes(MOST_BYTES)], list(range(MOST_OBJECTS)), Crop(1)
+    large, many, crop = [bytes(MAX_BYTES)], list(range(MOST_OBJECTS)), Crop(1)
     codes = [SentCode(large), SentCode(many), SentCode(crop)]
     large.append(b"x")
     many.append(0)
