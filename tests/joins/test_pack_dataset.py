@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,8 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import streamer
-from streamer import StreamingDataset
-from streamer.errors import ConfigError
+from streamer import MixedDataset, StreamingDataset
+from streamer.errors import ConfigError, ManifestError, PackError
+from streamer.loader.dataset_scan import DatasetScan, ScanRecipe
 from tests.joins import sides
 
 Closing = Callable[[Any], Any]
@@ -195,3 +201,107 @@ def test_a_plain_dataset_is_packed_as_its_url(
     shards = {path: path.stat().st_mtime_ns for path in (tmp_path / "url").glob("shard-*")}
     streamer.pack(dataset, tmp_path / "url", **options)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "url").glob("shard-*")} == shards
+
+
+def everything(data: Path, closing: Closing) -> StreamingDataset:
+    """A joined, annotated and selected dataset of files."""
+    dataset = closing(StreamingDataset(data / "files", annotations=str(data / "files.csv")))
+    return closing(joined(dataset, data, "files", "null", closing).select(indices=range(2, COUNT)))
+
+
+PROGRAM = """
+import sys
+from tests.joins.test_pack_dataset import everything
+import streamer
+from pathlib import Path
+data, out = map(Path, sys.argv[1:])
+dataset = everything(data, lambda made: made)
+streamer.pack(dataset, out, order="shuffle", seed=2, shard_bytes=1500, on="processes:2")
+"""
+
+
+@pytest.mark.process
+def test_a_killed_pack_goes_on(data: Path, closing: Closing, here: ThreadPoolExecutor, tmp_path: Path) -> None:
+    """In processes that have no torch, killed after a shard: the same files as undisturbed, of which some are kept."""
+    streamer.pack(everything(data, closing), tmp_path / "whole", order="shuffle", seed=2, shard_bytes=1500, on=here)
+    out = tmp_path / "killed"
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, str(data), str(out)]) as running:
+        while running.poll() is None and not list(out.glob(".streamer/pack/*/0*.json")):
+            time.sleep(0.01)
+        running.kill()
+    kept = {path: path.stat().st_mtime_ns for path in out.glob(".streamer/pack/*/0*.json")}
+    streamer.pack(everything(data, closing), out, order="shuffle", seed=2, shard_bytes=1500, on=here)
+    assert shards_in(out) == shards_in(tmp_path / "whole")
+    assert len(shards_in(out)) > 10
+    assert kept
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+@pytest.mark.process
+def test_tasks_open_the_dataset_again(data: Path, closing: Closing) -> None:
+    """Without torch, and where what was opened is not on their machine, from the urls."""
+    scan = DatasetScan(everything(data, closing)._member)
+    ordinals = scan.ordinals
+    assert ordinals is not None
+    reader = scan.recipe()
+    sent = cloudpickle.loads(reader.options)
+    elsewhere = msgspec.structs.replace(sent.recipe, manifest_path=Path("/gone") / sent.recipe.manifest_path.name)
+    other = ScanRecipe(cloudpickle.dumps(sent._replace(recipe=elsewhere)))
+    found = [[(each.ordinal, each.key, dict(each.fields)) for each in some.read(ordinals)] for some in (reader, other)]
+    assert found[0] == found[1]
+    assert len(found[0]) == COUNT - 2
+    wrong = ScanRecipe(cloudpickle.dumps(sent._replace(identity=("other",))))
+    with pytest.raises(ManifestError, match="the objects change"):
+        next(wrong.read(ordinals))
+    imports = "import sys, streamer.loader.dataset_scan; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", imports], check=False).returncode == 0
+    scan.close()
+
+
+@pytest.mark.process
+def test_what_a_transform_returns_is_written(
+    data: Path, closing: Closing, here: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    """Decoded as training has it; the pack's own transform gets that."""
+    source = StreamingDataset(data / "tars", transform=lambda sample: {"n": sample["json"]["n"], "text": sample["txt"]})
+    dataset = closing(source)
+    streamer.pack(dataset, tmp_path / "out", format="parquet", on=here)
+    found = written(tmp_path / "out", closing)
+    assert [(sample["n"], sample["text"]) for sample in found] == [
+        (sample["n"], sample["text"]) for sample in read_all(dataset)
+    ]
+    streamer.pack(dataset, tmp_path / "twice", format="parquet", transform=lambda s: {"m": 2 * s["n"]}, on=here)
+    assert [sample["m"] for sample in written(tmp_path / "twice", closing)] == [2 * sample["n"] for sample in found]
+    broken = closing(StreamingDataset(data / "tars", transform=lambda sample: sample["nothing"]))
+    with pytest.raises(PackError, match="the transform of the dataset raised KeyError"):
+        streamer.pack(broken, tmp_path / "broken", on=here)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("arguments", "options", "said"),
+    [
+        ({"packing": {"length": 64}}, {}, "packing"),
+        ({"on_error": "skip"}, {}, "on_error='skip'"),
+        ({"rank": 0, "world_size": 2}, {}, "world_size=2"),
+        ({}, {"annotations": "labels.csv"}, "annotations= is an option of a url"),
+        ({}, {"storage_options": {"profile": "x"}}, "storage_options= is an option of a url"),
+        ({}, {"source_format": "parquet"}, "source_format= is an option of a url"),
+        ({}, {"fields": ["jpg"]}, "has no field 'jpg'; it has json, txt"),
+    ],
+)
+def test_what_is_refused(
+    arguments: Any, options: Any, said: str, data: Path, closing: Closing, here: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    """With an error that says what to write instead."""
+    dataset = closing(StreamingDataset(data / "tars", **arguments))
+    with pytest.raises((ConfigError, PackError), match=said):
+        streamer.pack(dataset, tmp_path / "out", on=here, **options)
+
+
+@pytest.mark.process
+def test_a_mix_is_refused(data: Path, closing: Closing, here: ThreadPoolExecutor, tmp_path: Path) -> None:
+    """An epoch of it has samples several times, or not at all."""
+    mix = closing(MixedDataset({kind: closing(StreamingDataset(data / kind)) for kind in ("parquet", "lines")}))
+    with pytest.raises(ConfigError, match="pack\\(\\) of a MixedDataset"):
+        streamer.pack(mix, tmp_path / "out", on=here)
