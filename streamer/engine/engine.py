@@ -256,7 +256,7 @@ class Engine:
         self.in_flight.leave(session)
         if session.admitted:
             self.scheduler.apply_evictions(self.policy.close_session(*session.parts.names))
-            self.scheduler.plan_windows()
+            self.scheduler.change_windows()
         self.wake()
 
     def admit(self, session: EngineSession, schedule: EpochSchedule) -> None:
@@ -275,7 +275,7 @@ class Engine:
             return
         session.admitted = True
         self.scheduler.apply_evictions(freed)
-        self.scheduler.plan_windows()
+        self.scheduler.change_windows()
 
     def continue_passes(self, session: EngineSession) -> None:
         """Records that running passes of a session go on in another epoch's schedule."""

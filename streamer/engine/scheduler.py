@@ -138,6 +138,7 @@ class Scheduler:
         self._planned_need: int | None = None
         self._look_again_at = 0.0
         self._several_jobs = False
+        self._windows_changed = False
         self._refusals: Counter[bytes] = Counter()
         self._wake_pending = False
         self._asking: set[str] = set()
@@ -187,10 +188,16 @@ class Scheduler:
                     self._handle_failure(waiter, error, pause)
         self.wake()
 
-    def plan_windows(self, *, changed: bool = True) -> None:
-        """Tells the policy what sessions have open and in look-ahead; `changed`: another one is open or closed."""
+    def change_windows(self) -> None:
+        """Lets the next turn tell the policy what all sessions have open: another one is open, or one is closed."""
+        self._windows_changed = True
+        self.wake()
+
+    def _plan_windows(self) -> None:
+        """Tells the policy what sessions have open and in look-ahead."""
         sessions = [session for session in self._sessions.values() if session.admitted]
-        if changed:
+        if self._windows_changed:
+            self._windows_changed = False
             share_open_chunks(sessions)
         self._planned_need = self._link.need_bytes
         self.apply_evictions(self._policy.set_windows(plan_windows(sessions), self._planned_need))
@@ -200,7 +207,7 @@ class Scheduler:
         need = self._link.need_bytes
         planned = self._planned_need
         if need is not None and (planned is None or not MIN_NEED * planned <= need <= MAX_NEED * planned):
-            self.plan_windows(changed=False)
+            self._plan_windows()
 
     def resize_chunk(self, key: bytes, file_bytes: int) -> None:
         """Takes the length of a file that is about to be published; other chunks may have to leave for it."""
@@ -211,6 +218,8 @@ class Scheduler:
     def _schedule_all(self) -> None:
         self._wake_pending = False
         self._steps_left = STEPS_PER_TURN
+        if self._windows_changed:
+            self._plan_windows()
         live = [session for session in self._sessions.values() if session.admitted and session.failed is None]
         # Sessions that can progress count: a failed one keeps its requests until its reader closes it.
         self._several_jobs = len({session.owner for session in live}) > 1

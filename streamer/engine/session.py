@@ -154,6 +154,7 @@ class EngineSession:
         self.openings: list[SessionOpening] = []
         self.first_schedule = EpochSchedule(0, _NONE, np.empty(0, np.int64), np.empty(0, np.int64))
         self.open_share = 1.0
+        self.compared_with: tuple[str, ...] = ()
         self.running_epoch: int | None = None
         self.admitted = False
         self.failed: StreamerError | None = None

@@ -17,8 +17,10 @@ from streamer.cache.policy.table import charge_each
 from streamer.engine.session import EngineSession
 from streamer.wire.schedule import EpochSchedule
 
-# Entries of the schedules that are compared: 0.1 s. More are of data so large that open chunks are a small part of it.
-_MAX_ENTRIES = 200_000
+# Entries of the schedules that are compared, 20 ms, and sessions of one group. More sessions are not the ranks of one
+# machine, and in data with more entries open chunks are a small part.
+_MAX_ENTRIES = 50_000
+_MAX_SESSIONS = 64
 
 
 def plan_windows(sessions: Collection[EngineSession]) -> dict[str, SessionWindow]:
@@ -31,22 +33,33 @@ def plan_windows(sessions: Collection[EngineSession]) -> dict[str, SessionWindow
 
 
 def share_open_chunks(sessions: Collection[EngineSession]) -> None:
-    """Sets `open_share` of sessions in step: what they have open together, as a share of the sum."""
+    """Sets `open_share` of sessions in step: what they have open together, as a share of the sum.
+
+    Only of those that have not been compared with each other before.
+    """
     groups: defaultdict[tuple[object, ...], list[EngineSession]] = defaultdict(list)
     for session in sessions:
-        session.open_share = 1.0
         request = session.request
         if request.order_id and len(session.openings) == 1:
             groups[request.job, request.stream, request.dataset, request.order_id, request.start].append(session)
     for group in groups.values():
-        schedules = [session.first_schedule for session in group]
-        if len(group) > 1 and sum(len(one.chunk) for one in schedules) <= _MAX_ENTRIES:
-            sizes = charge_each(group[0].collection.file_bytes)
-            # Of the same schedules: after a restart of the engine they are what was left of an epoch, or nothing.
-            summed = sum(count_open_together([one], sizes) for one in schedules)
-            share = count_open_together(schedules, sizes) / summed if summed else 1.0
+        names = tuple(session.name for session in group)
+        if any(session.compared_with != names for session in group):
+            share = _compare_open_chunks(group)
             for session in group:
                 session.open_share = share
+                session.compared_with = names
+
+
+def _compare_open_chunks(group: Sequence[EngineSession]) -> float:
+    """Returns what these sessions have open together as a share of the sum; 1 where that is not known."""
+    schedules = [session.first_schedule for session in group]
+    if not 1 < len(group) <= _MAX_SESSIONS or sum(len(one.chunk) for one in schedules) > _MAX_ENTRIES:
+        return 1.0
+    sizes = charge_each(group[0].collection.file_bytes)
+    # Of the same schedules: after a restart of the engine they are what was left of an epoch, or nothing.
+    summed = sum(count_open_together([one], sizes) for one in schedules)
+    return count_open_together(schedules, sizes) / summed if summed else 1.0
 
 
 def count_open_together(schedules: Sequence[EpochSchedule], sizes: npt.NDArray[np.int64]) -> int:

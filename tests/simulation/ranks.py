@@ -229,7 +229,7 @@ class SimulatedEngine:
             return
         session.admitted = True
         self.scheduler.apply_evictions(freed)
-        self.scheduler.plan_windows()
+        self.scheduler.change_windows()
 
     def continue_passes(self, session: EngineSession) -> None:
         self.scheduler.continue_passes(session)

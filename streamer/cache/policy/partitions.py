@@ -43,6 +43,7 @@ class Partitions:
         # Bytes of S for misses in look-ahead, or None where all are to have room; and S if all had.
         self.link_bytes: int | None = None
         self.max_staging_bytes = 0
+        self._largest_bytes = 0
         self.kept_bytes = 0
         self.transit_bytes = 0
         self.settling = False
@@ -64,8 +65,7 @@ class Partitions:
     @property
     def is_full(self) -> bool:
         """Whether the largest chunk of a live dataset does not fit into the kept part."""
-        largest_bytes = max((group.largest_bytes for group in self.table.groups if group.jobs), default=0)
-        return self.kept_bytes + largest_bytes > self.kept_limit_bytes
+        return self.kept_bytes + self._largest_bytes > self.kept_limit_bytes
 
     # --- sums ------------------------------------------------------------------------------------------------
 
@@ -83,6 +83,7 @@ class Partitions:
         window = min(needed_bytes + sum(window.total_bytes for window in windows.values()), limits.passing_bytes)
         self.limit_bytes = max(limits.limit_bytes, window, min(needed_bytes, limits.max_bytes))
         live = [group for group in self.table.groups if group.jobs]
+        self._largest_bytes = max((group.largest_bytes for group in live), default=0)
         self.staging_bytes = self.max_staging_bytes = size_staging(live, self.limit_bytes, windows)
         if self.link_bytes is not None:
             self.staging_bytes = size_staging(live, self.limit_bytes, windows, self.link_bytes)

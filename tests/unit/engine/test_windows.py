@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from streamer.engine.windows import count_open_together, share_open_chunks
 from streamer.wire.schedule import EpochSchedule
 
 CHUNKS = 6
+NUMBERS = itertools.count()
 
 uses = st.lists(st.tuples(st.integers(0, CHUNKS - 1), st.integers(0, 8), st.integers(0, 4)), max_size=12)
 
@@ -41,11 +43,13 @@ def session_of(entries: list[tuple[int, int, int]], order_id: str = "o") -> Any:
     """A rank with this first schedule; its request has said that it opens much more."""
     request = SimpleNamespace(job="j", stream="", dataset="d", order_id=order_id, start=0)
     return SimpleNamespace(
+        name=str(next(NUMBERS)),
         request=request,
         openings=[SimpleNamespace(open_bytes=1 << 40)],
         first_schedule=schedule_of(entries),
         collection=SimpleNamespace(file_bytes=np.full(CHUNKS, 4096)),
-        open_share=0.5,
+        open_share=1.0,
+        compared_with=(),
     )
 
 
