@@ -20,7 +20,6 @@ from streamer.indexing.rows import Contained
 from streamer.indexing.tasks import FetchedLists
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.packing import choose_chunk_bytes, cut_object
-from streamer.manifest.protocols import ChooseFormat
 from streamer.manifest.table import Manifest
 from streamer.shards.destination import Destination, files_of
 from streamer.shards.job import Job
@@ -111,7 +110,17 @@ async def manifest_of(destination: Destination, job: Job, receipts: Mapping[int,
     for receipt in receipts.values():
         _require(destination, job, receipt, found | others)
     if not job.output.is_indexed_by_receipts:
-        return await _index_shards(destination, chosen, receipts, folder)
+        # Footers or index files are read: a request or two for each shard.
+        fetcher = destination.fetcher
+        lister = FetchedLists(fetcher)
+        manifest = await build((destination.url,), folder, lister=lister, reader=fetcher, choose_format=chosen)
+        if manifest.samples != (written := sum(receipt.samples for receipt in receipts.values())):
+            raise IntegrityError(
+                f"the files below {shown(destination.url)} have {manifest.samples} samples, {written} were written; "
+                "pack to another destination, and report this",
+                url=shown(destination.url),
+            )
+        return manifest
     chunk_bytes = choose_chunk_bytes("auto", listing.sizes, False)
     cuts = [
         cut_object(edges[:-1], edges[1:], record.size, chunk_bytes)
@@ -119,22 +128,6 @@ async def manifest_of(destination: Destination, job: Job, receipts: Mapping[int,
     ]
     rows = Contained(listing, find_format(job.output.format), Facts(), chunk_bytes).rows(cuts)
     return Manifest.open(publish(rows, folder))
-
-
-async def _index_shards(
-    destination: Destination, chosen: ChooseFormat, receipts: Mapping[int, Receipt], folder: Path
-) -> Manifest:
-    """Reads the footers or index files: a request or two for each shard."""
-    fetcher = destination.fetcher
-    lister = FetchedLists(fetcher)
-    manifest = await build((destination.url,), folder, lister=lister, reader=fetcher, choose_format=chosen)
-    if manifest.samples != (written := sum(receipt.samples for receipt in receipts.values())):
-        raise IntegrityError(
-            f"the files below {shown(destination.url)} have {manifest.samples} samples, {written} were written; pack "
-            "to another destination, and report this",
-            url=shown(destination.url),
-        )
-    return manifest
 
 
 async def put_manifest(destination: Destination, job: Job, receipts: Mapping[int, Receipt]) -> Manifest:

@@ -37,7 +37,12 @@ def open_spool(folder: Path, number: int) -> Iterator[Path]:
     try:
         if folder.name.startswith(_PREFIX):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _check_private(folder)
+            if not _is_own(folder, 0o077):
+                raise PackError(
+                    f"{folder} is not private to user {os.geteuid()}: shards on their way to the store are not written "
+                    "there; name another folder in TMPDIR",
+                    path=str(folder),
+                )
         else:  # of the destination: its readers may read the shards
             folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
@@ -78,20 +83,13 @@ def spool_folder(job: Job) -> Path:
     address = split(job.url)
     if address.scheme == "file":
         return Path(address.key) / job.folder
-    return _temporary_folder(job.id)
-
-
-def _temporary_folder(job: str) -> Path:
-    """Returns the folder of a job's temporary files; makes one with a name that no other user can have taken before.
-
-    The tasks of a job on one machine share it, so that each removes what killed ones have left: the first of this
-    user's folders that is private.
-    """
+    # Another user cannot have taken the name of a new folder before. The tasks of a job on one machine share it,
+    # so that each removes what killed ones have left: the first of this user's folders that is private.
     parent = Path(tempfile.gettempdir())
-    for folder in sorted(parent.glob(f"{_PREFIX}{job}-*")):
+    for folder in sorted(parent.glob(f"{_PREFIX}{job.id}-*")):
         if _is_own(folder, 0o077):
             return folder
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{job}-"))
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{job.id}-"))
 
 
 def _is_own(folder: Path, others: int) -> bool:
@@ -101,15 +99,6 @@ def _is_own(folder: Path, others: int) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & others
-
-
-def _check_private(folder: Path) -> None:
-    if not _is_own(folder, 0o077):
-        raise PackError(
-            f"{folder} is not private to user {os.geteuid()}: shards on their way to the store are not written there; "
-            "name another folder in TMPDIR",
-            path=str(folder),
-        )
 
 
 def sweep_other_jobs() -> None:

@@ -195,7 +195,18 @@ class _Making:
         if transform is None:
             return sample
         given = {name: to_given(value) for name, value in sample.items()}
-        changed = _call_transform(transform, given, where)
+        call: Callable[[dict[str, Any]], object] = transform
+        try:
+            changed = call(given)
+        except Exception as error:  # the user's code may raise anything
+            text = (
+                f"{where}, key {given.get(KEY)!r}: {transform_name(transform)} raised {type(error).__name__}: {error}"
+            )
+            raise PackError(text, sample=str(given.get(KEY))) from error
+        if changed is not None and not isinstance(changed, Mapping):
+            raise PackError(
+                f"{where}: {transform_name(transform)} returned {type(changed).__name__}, not a dict or None"
+            )
         return None if changed is None else {**({KEY: sample[KEY]} if KEY in sample else {}), **changed}
 
 
@@ -203,18 +214,6 @@ def _add_extension(name: str, field: Field) -> str:
     """A name with the extension of the stored name, where that tells the kind of the field."""
     ending = field.name.rpartition(".")[2]
     return name if field.kind or name.rpartition(".")[2] == ending else f"{name}.{ending}"
-
-
-def _call_transform(transform: Transform, sample: dict[str, Any], where: str) -> Mapping[str, Any] | None:
-    call: Callable[[dict[str, Any]], object] = transform
-    try:
-        changed = call(sample)
-    except Exception as error:  # the user's code may raise anything
-        text = f"{where}, key {sample.get(KEY)!r}: {transform_name(transform)} raised {type(error).__name__}: {error}"
-        raise PackError(text, sample=str(sample.get(KEY))) from error
-    if changed is not None and not isinstance(changed, Mapping):
-        raise PackError(f"{where}: {transform_name(transform)} returned {type(changed).__name__}, not a dict or None")
-    return changed
 
 
 def add_sample(writer: SampleTaker, sample: Mapping[str, Any] | None, ordinal: int, where: str) -> None:

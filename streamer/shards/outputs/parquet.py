@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from streamer.errors import ConfigError, PackError
 from streamer.formats.checksum import crc32
@@ -162,7 +161,17 @@ _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 def _array(column: OutputColumn, values: list[object]) -> pa.Array:
     missing = np.array([value is None for value in values])
     if column.shape is not None:
-        return _lists(column, column.shape, values, missing)
+        # Arrays become nested lists without a loop over their numbers.
+        found = [value for value in values if isinstance(value, np.ndarray)]
+        flat = np.concatenate([value.reshape(-1) for value in found]) if found else np.zeros(0, column.dtype)
+        inner = pa.array(flat)
+        for length in reversed(column.shape[1:]):
+            inner = pa.FixedSizeListArray.from_arrays(inner, length)
+        if column.shape[0] >= 0:
+            return pa.FixedSizeListArray.from_arrays(inner, column.shape[0])
+        lengths = [0 if value is None else len(value) for value in values]  # type: ignore[arg-type]
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), inner, mask=pa.array(missing))
     if column.dtype is not None:
         numbers = np.array([0 if value is None else value for value in values], column.dtype)
         return pa.array(numbers, mask=missing)
@@ -171,17 +180,3 @@ def _array(column: OutputColumn, values: list[object]) -> pa.Array:
         paths = pa.nulls(len(values), pa.string())
         return pa.StructArray.from_arrays([contents, paths], fields=list(_IMAGE), mask=pa.array(missing))
     return pa.array(values, _type(column))
-
-
-def _lists(column: OutputColumn, shape: tuple[int, ...], values: list[object], missing: NDArray[np.bool_]) -> pa.Array:
-    """Arrays as nested lists, without a loop over their numbers."""
-    found = [value for value in values if isinstance(value, np.ndarray)]
-    flat = np.concatenate([value.reshape(-1) for value in found]) if found else np.zeros(0, column.dtype)
-    inner = pa.array(flat)
-    for length in reversed(shape[1:]):
-        inner = pa.FixedSizeListArray.from_arrays(inner, length)
-    if shape[0] >= 0:
-        return pa.FixedSizeListArray.from_arrays(inner, shape[0])
-    lengths = [0 if value is None else len(value) for value in values]  # type: ignore[arg-type]
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), inner, mask=pa.array(missing))

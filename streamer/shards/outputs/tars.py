@@ -82,7 +82,13 @@ class TarWriter:
         """Writes the samples held in memory."""
         held, self._parts, self._held_bytes = self._parts, [], 0
         for first in range(0, len(held), _HELD_PARTS):
-            _write(self._descriptor, held[first : first + _HELD_PARTS])
+            # A disk that fills up, or a signal, ends a call early.
+            parts = held[first : first + _HELD_PARTS]
+            written = os.writev(self._descriptor, parts)
+            if written < sum(map(len, parts)):
+                rest = memoryview(b"".join(parts))[written:]
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
 
     def finish(self) -> None:
         """Writes the end mark."""
@@ -103,7 +109,12 @@ def headers(name: str, size: int) -> tuple[bytes, ...]:
     raw = name.encode("utf-8", "surrogateescape")
     if len(raw) <= _NAME_BYTES:
         return (_header(raw, size, _FILE),)
-    record = _pax_record(b"path", raw)
+    # A record is `<length> key=value`, where the length counts itself.
+    rest = b" path=%s\n" % raw
+    length = len(rest) + len(str(len(rest)))
+    if len(str(length)) > len(str(len(rest))):
+        length += 1
+    record = b"%d%s" % (length, rest)
     extended = record + _ZERO[: -len(record) % BLOCK]
     return _header(b"PaxHeaders/sample", len(record), _PAX), extended, _header(raw[:_NAME_BYTES], size, _FILE)
 
@@ -112,24 +123,6 @@ def _header(name: bytes, size: int, kind: bytes) -> bytes:
     length = b"%011o\0" % size if size < _OCTAL_LIMIT else b"\x80" + size.to_bytes(11, "big")
     checksum = b"%06o\0 " % (_CONSTANT_SUM + sum(name) + sum(length) + kind[0])
     return b"".join((name.ljust(100, b"\0"), _BEFORE_SIZE, length, _BETWEEN, checksum, kind, _AFTER_KIND))
-
-
-def _pax_record(key: bytes, value: bytes) -> bytes:
-    """`<length> key=value`, where the length counts itself."""
-    rest = b" %s=%s\n" % (key, value)
-    length = len(rest) + len(str(len(rest)))
-    if len(str(length)) > len(str(len(rest))):
-        length += 1
-    return b"%d%s" % (length, rest)
-
-
-def _write(descriptor: int, parts: Sequence[Content]) -> None:
-    """Writes all of it; a disk that fills up, or a signal, ends a call early."""
-    written = os.writev(descriptor, parts)
-    if written < sum(map(len, parts)):
-        rest = memoryview(b"".join(parts))[written:]
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
 
 
 class TarOutput(Output):
