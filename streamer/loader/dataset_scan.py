@@ -7,7 +7,7 @@ again, from what lies on their machine or from the urls, and read their part of 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ import msgspec
 from streamer.annotations.join import table_digest
 from streamer.annotations.table import AnnotationTable
 from streamer.batches.rows.balance import NO_BALANCE
+from streamer.batches.rows.options import NO_PACKING
 from streamer.batches.samples.join_cost import describe_join
 from streamer.batches.samples.maker import (
     Integers,
@@ -33,6 +34,7 @@ from streamer.loader.options.arguments import Order
 from streamer.loader.options.dataset_options import DatasetOptions
 from streamer.loader.scan_reader import SampleScan, count_row_bytes
 from streamer.manifest.table import Manifest
+from streamer.order.growing import NOT_GROWING
 
 logger = logging.getLogger(__name__)
 
@@ -187,13 +189,35 @@ def _open(member: DatasetMember, sent: _Sent) -> tuple[OpenedDataset, SampleRule
     else:
         opened = member.open()
         rules = member.rules()
-    if (found := _identify(opened)) != sent.identity:
-        raise ManifestError(
-            f"a task has found {' '.join(found)} below {member.options.place}, the process that has begun "
-            f"{' '.join(sent.identity)}: the objects change, or other ones are there; give a manifest= that all "
-            "machines can read"
-        )
+    check_same_data(member.options.place, found=_identify(opened), expected=sent.identity)
     return opened, rules
+
+
+def check_same_data(place: str, *, found: Sequence[str], expected: Sequence[str]) -> None:
+    """Makes sure that a task reads what the process that has begun has opened, by their digests.
+
+    Raises:
+        ManifestError: it has found other objects at `place`.
+    """
+    if tuple(found) != tuple(expected):
+        raise ManifestError(
+            f"a task has found manifest {' '.join(found)} below {place}, the process that has begun "
+            f"{' '.join(expected)}: the objects change, or other ones are there; give a manifest= that all machines "
+            "can read"
+        )
+
+
+def make_scan_options(options: DatasetOptions) -> DatasetOptions:
+    """Returns the options by which every sample is read once, in one process or in tasks, whatever a training does."""
+    return replace(
+        options,
+        packing=NO_PACKING,
+        balance=NO_BALANCE,
+        growing=NOT_GROWING,
+        order=Order(last_batch="short"),
+        rank=0,
+        world_size=1,
+    )
 
 
 def _identify(opened: OpenedDataset) -> tuple[str, ...]:
@@ -208,9 +232,7 @@ def _identify(opened: OpenedDataset) -> tuple[str, ...]:
 
 def _make_whole(member: DatasetMember) -> DatasetMember:
     """Makes the dataset without what only a training has, whose fields are as they are stored unless it transforms."""
-    options = replace(
-        member.options, balance=NO_BALANCE, order=Order(), batch_size=None, rank=0, world_size=1, on_error="raise"
-    )
+    options = make_scan_options(member.options)
     joins = member.joins
     if options.transform is None:
         stored = Decode(StoredFields())

@@ -16,20 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.batches import checks
-from streamer.batches.rows.balance import NO_BALANCE
-from streamer.batches.rows.options import NO_PACKING
 from streamer.batches.samples.seeding import UNSEEDED
 from streamer.decode.transforms import make_transform, takes
-from streamer.errors import ConfigError, ManifestError
+from streamer.errors import ConfigError
 from streamer.executors.runner import run_all, runner
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.dataset import StreamingDataset
+from streamer.loader.dataset_scan import check_same_data, make_scan_options
 from streamer.loader.members.member import DatasetMember
-from streamer.loader.options.arguments import Order
 from streamer.loader.options.dataset_options import DatasetOptions
 from streamer.manifest.selection import Where
 from streamer.manifest.table import Manifest
-from streamer.order.growing import NOT_GROWING
 
 logger = logging.getLogger(__name__)
 
@@ -91,16 +88,8 @@ def measure(
             "packing= uses the same file",
             field="dataset",
         )
-    options = replace(
-        member.options,
-        transform=_make_counter(member.options.transform, count),
-        packing=NO_PACKING,
-        balance=NO_BALANCE,
-        growing=NOT_GROWING,
-        order=Order(last_batch="short"),
-        rank=0,
-        world_size=1,
-    )
+    counter = _make_counter(member.options.transform, count)
+    options = replace(make_scan_options(member.options), transform=counter)
     whole = member.part(None, options)
     costs = np.full(whole.open().samples, -1, np.int32)
     manifest = whole.open().manifest
@@ -112,11 +101,7 @@ def measure(
         make_parts = partial(_make_parts, dataset, whole, options, missing)
         batches = map(count_part, make_parts(1)) if on is None else _run_tasks(on, count_part, make_parts)
         for digest, numbers, found in chain.from_iterable(batches):
-            if digest != manifest.digest:
-                raise ManifestError(
-                    f"a task has found manifest {digest} below {options.place}, this process {manifest.digest}: the "
-                    "objects change, or other ones are there; give a manifest= that all machines can read"
-                )
+            check_same_data(options.place, found=(digest,), expected=(manifest.digest,))
             costs[numbers] = found
             done += len(numbers)
             on_progress(done, total)
