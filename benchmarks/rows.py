@@ -113,7 +113,7 @@ def estimated_row(safety: float, scatter: float, documents: int, length: int = 8
     tokens = lengths("web", documents)
     planned = tokens * np.random.default_rng(1).normal(1, scatter, documents)
     costs = np.maximum(planned, 1).astype(np.int64)
-    packing = Packing(length, cost=Estimate(1, safety))
+    packing = Packing(length, lengths=Estimate(1, safety))
     rows = RowContent(packing.spec(), 17).rows(costs, np.arange(documents), 0)
     items = rows.items
     pieces = Pieces(items.document, items.begin, items.size, costs[items.document], rows.first)

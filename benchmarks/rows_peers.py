@@ -298,7 +298,7 @@ def balance_table(steps: int) -> Iterator[str]:
         documents = round(ROWS * length / drawn.mean())
         costs = drawn[: steps * RANKS * documents]
         ours = np.transpose([dearest_rank(planned(costs, length), RANKS, ROWS, 17, cost) for cost in COSTS])
-        for name, dearest in zip(("streamer", f"streamer, Balance(rows={ROWS})"), ours.tolist(), strict=True):
+        for name, dearest in zip(("streamer", f"streamer, Balance(rows_per_rank={ROWS})"), ours.tolist(), strict=True):
             yield f"{kind:<9} {length:>7,} {name:<35} {_figures(dearest)} {0:>8.1f}"
         for name, rule in DEALERS.items():
             try:

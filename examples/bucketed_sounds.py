@@ -74,7 +74,7 @@ def main() -> None:
         every = StreamingDataset(folder, cache_dir=cache, transform=with_word)
         measure(every, "sound", to=costs, num_workers=arguments.workers)
         every.close()
-        packing = Buckets(arguments.budget, cost=str(costs))
+        packing = Buckets(arguments.budget, lengths=str(costs))
         dataset = StreamingDataset(folder, cache_dir=cache, transform=with_word, packing=packing)
         train(dataset, arguments)
         dataset.close()

@@ -147,7 +147,7 @@ def main() -> None:
             measure(chats, "input_ids", to=costs, num_workers=arguments.workers)
             chats.close()
         # A chat that is longer than a row would be cut without its beginning: leave it out.
-        packing = Packing(arguments.length, cost=str(costs), overflow="drop")
+        packing = Packing(arguments.length, lengths=str(costs), overflow="drop")
         dataset = StreamingDataset(url, cache_dir=cache, transform=tokenize, packing=packing)
         train(dataset, arguments)
         dataset.close()

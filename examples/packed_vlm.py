@@ -62,7 +62,7 @@ def steps_of(
     """Returns the cost of attention of each rank, step by step; checks that each tile has its places."""
     (url, cache, costs), ranks = folders, []
     for rank in range(arguments.ranks):
-        packing = Packing(arguments.length, cost=str(costs), overflow="drop", labels="shifted", fields=["input_ids"])
+        packing = Packing(arguments.length, lengths=str(costs), overflow="drop", labels="shifted", fields=["input_ids"])
         dataset = StreamingDataset(
             url,
             cache_dir=cache,
@@ -96,7 +96,7 @@ def main() -> None:
         every = StreamingDataset(url, cache_dir=cache, transform=compose)
         measure(every, "input_ids", to=costs)
         every.close()
-        for balance in (None, Balance(rows=arguments.rows, cost=(0, 1))):
+        for balance in (None, Balance(rows_per_rank=arguments.rows, coefficients=(0, 1))):
             ranks = np.array(steps_of((url, cache, costs), arguments, balance))
             apart = (ranks.max(axis=0) / ranks.mean(axis=0)).mean()
             name = "balanced" if balance else "as they come"

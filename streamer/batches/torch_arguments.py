@@ -7,8 +7,8 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from streamer.batches.checks import refuse_removed
 from streamer.errors import ConfigError
+from streamer.removed import refuse_removed
 
 Pin = Literal["auto", "required", "off"]
 WorkerStart = Literal["forkserver", "spawn"]

@@ -116,7 +116,7 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
         type=_file_or_number,
         metavar="FILE",
         help="with --packing, the tokens of each sample, from --measure; or a number: about so many "
-        "bytes a token, as Packing(cost=Estimate(...)) plans them",
+        "bytes a token, as Packing(lengths=Estimate(...)) plans them",
     )
 
 
@@ -283,7 +283,7 @@ def _plan_rows(manifest: Manifest, arguments: argparse.Namespace) -> str:
     data = OpenedDataset(manifest, None)
     cost = arguments.cost
     cost = Estimate(cost) if isinstance(cost, float) else cost
-    rows = data.plan_rows(Packing(arguments.packing, cost=cost), manifest.path.parent, shuffle=True)
+    rows = data.plan_rows(Packing(arguments.packing, lengths=cost), manifest.path.parent, shuffle=True)
     if arguments.explain is None:
         return rows.describe()
     _check_batch(arguments.explain, arguments.nodes)

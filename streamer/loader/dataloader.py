@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.base.system_limits import name_limits
-from streamer.batches.checks import at_least, check_state, flag, function, refuse_method, seconds
+from streamer.batches.checks import at_least, check_state, flag, function, seconds
 from streamer.batches.checks import epoch as check_epoch
 from streamer.batches.samples.units import Collate
 from streamer.batches.skipping import SkipLedger
@@ -40,6 +40,7 @@ from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.stall.report import Snapshot
 from streamer.loader.stall.reporter import OnReport, Reports, StallReporter
 from streamer.loader.stall.stats import TrainerClock
+from streamer.removed import refuse_method
 
 if TYPE_CHECKING:
     import torch

@@ -6,14 +6,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import EllipsisType
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING
 
 import cloudpickle  # type: ignore[import-untyped]
 
 from streamer.annotations.options import Annotations
 from streamer.base.logins import shown
 from streamer.batches import checks
-from streamer.batches.checks import refuse_unknown
 from streamer.batches.rows.balance import Balance, read_balance
 from streamer.batches.rows.options import Buckets, Packing, read_packing
 from streamer.batches.samples.maker import Transform
@@ -33,6 +32,7 @@ from streamer.loader.options.arguments import Index, Order, Skip, Url, given_or_
 from streamer.loader.options.dataset_options import DatasetOptions, FixedArguments, list_urls
 from streamer.loader.rank.opening import StreamOpening
 from streamer.order.growing import Growing, read_growing
+from streamer.removed import check_arguments
 
 if TYPE_CHECKING:
     from streamer.batches.samples.joins import How
@@ -94,7 +94,6 @@ class StreamingDataset(FixedArguments, EpochDataset):
             replaces a document.
         rank, world_size: Values in place of those of torch.distributed and the launcher's variables
             (docs/scale-out.md); both or neither.
-        removed: Arguments of earlier versions, which are refused with their new names.
 
     Raises:
         ConfigError: an invalid argument.
@@ -103,6 +102,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
     # A mix takes this of its datasets.
     _member: DatasetMember
 
+    @check_arguments("StreamingDataset")
     def __init__(
         self,
         url: Url | Sequence[Url],
@@ -126,9 +126,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         on_error: OnError | Skip = "raise",
         rank: int | None = None,
         world_size: int | None = None,
-        **removed: Never,
     ) -> None:
-        refuse_unknown("StreamingDataset", removed)
         options = DatasetOptions(
             urls=list_urls(url),
             format=format,

@@ -107,7 +107,7 @@ class LoaderViews:
     def admissions(self) -> list[int]:
         """Of a growing dataset: how many cohorts of samples each round has added so far. Fixes the order of the run.
 
-        `Growing(..., grow=loader.admissions)` repeats it. A state has them, too.
+        `Growing(..., round_bytes=loader.admissions)` repeats it. A state has them, too.
 
         Raises:
             ConfigError: the dataset does not grow.

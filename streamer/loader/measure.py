@@ -50,7 +50,7 @@ def measure(
     on: str | Executor | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> npt.NDArray[np.int32]:
-    """Counts the tokens of every sample, and writes the numbers to a file for `Packing(cost=...)`.
+    """Counts the tokens of every sample, and writes the numbers to a file for `Packing(lengths=...)`.
 
     Reads the whole dataset once through the cache, in one process and its workers, or in tasks. With on_error="skip" a
     sample that cannot be made gets -1, and is in no row. The global random generators are not seeded for the transform:

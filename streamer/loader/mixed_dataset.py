@@ -10,7 +10,6 @@ import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
 from streamer.batches import checks
-from streamer.batches.checks import refuse_method, refuse_unknown
 from streamer.batches.skipping import OnError
 from streamer.errors import ConfigError
 from streamer.loader.agreement import ParentRank
@@ -23,6 +22,7 @@ from streamer.loader.options.mix_options import MixOptions, check_members, check
 from streamer.loader.rank.opening import StreamOpening
 from streamer.order.mix import Batching, Homogeneous, Shares, Weights
 from streamer.order.mix.shares import Amounts, WeightStages
+from streamer.removed import check_arguments, refuse_method
 
 
 class MixedDataset(EpochDataset):
@@ -47,7 +47,6 @@ class MixedDataset(EpochDataset):
         source_key: Field of each sample with the name of its member, or None for no such field.
         batch_size, order, on_error, rank, world_size: Options of the whole, as of a `StreamingDataset`; the members
             have none of them. The `Order` of a mix has neither `cut` nor `peers`.
-        removed: Arguments of earlier versions, which are refused with their new names.
 
     Raises:
         ConfigError: an invalid argument, or members that do not go together.
@@ -56,6 +55,7 @@ class MixedDataset(EpochDataset):
     _members: dict[str, StreamingDataset]
     _options: MixOptions
 
+    @check_arguments("MixedDataset")
     def __init__(
         self,
         members: Mapping[str, StreamingDataset],
@@ -71,11 +71,9 @@ class MixedDataset(EpochDataset):
         on_error: OnError | Skip = "raise",
         rank: int | None = None,
         world_size: int | None = None,
-        **removed: Never,
     ) -> None:
-        refuse_unknown("MixedDataset", removed)
         names = check_names(list(_check_mapping(members)))
-        refuse_linear(weights.values if isinstance(weights, Weights) else weights)
+        refuse_linear(weights.weights if isinstance(weights, Weights) else weights)
         options = MixOptions(
             names=names,
             shares=Shares.from_arguments(names, weights=weights, repeat=repeat, choose=choose),

@@ -41,13 +41,13 @@ class BalanceSpec(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.batch < 1:
-            raise ConfigError(f"Balance: rows={self.rows} must be at least 1", field="rows")
+            raise ConfigError(f"Balance: rows_per_rank={self.rows} must be at least 1", field="rows_per_rank")
         # So that the cost of a superwindow of the longest rows stays below 2**62.
         if not (0 <= self.linear < 1 << 24 and 0 <= self.quadratic < 1 << 4 and self.linear + self.quadratic):
             raise ConfigError(
-                f"Balance: cost=({self.linear}, {self.quadratic}) must be two whole numbers, the first below 2**24, "
-                "the second below 16, not both 0",
-                field="cost",
+                f"Balance: coefficients=({self.linear}, {self.quadratic}) must be two whole numbers, the first below "
+                "2**24, the second below 16, not both 0",
+                field="coefficients",
             )
 
     def count_units(self, batch_size: int) -> int:

@@ -34,7 +34,7 @@ def make(kind: str, root: Path) -> StreamingDataset | MixedDataset:
     if kind == "joined":
         return one(batch_size=BATCH).join(one("others"), on="x")
     if kind == "packed":
-        return one("packed", packing=Packing(16, cost=str(root / "costs.npy")), batch_size=BATCH)
+        return one("packed", packing=Packing(16, lengths=str(root / "costs.npy")), batch_size=BATCH)
     return one(batch_size=BATCH)
 
 

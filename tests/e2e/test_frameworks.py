@@ -168,7 +168,7 @@ def test_lightning_resumes_rows_of_documents(place: Path, tmp_path: Path, closin
     url = write_megatron(tmp_path / "tokens", given)
 
     def rows() -> StreamingDataset:
-        packing = Packing(ROW, set_rows=16)
+        packing = Packing(ROW, rows_per_set=16)
         return closing(StreamingDataset(url, format="tokens", packing=packing, cache_dir=place / "cache"))
 
     with StreamingDataLoader(rows(), BATCH, 1) as loader:

@@ -120,7 +120,7 @@ def test_packed_documents_grow_in_rows(tmp_path: Path, workers: int, closing: Cl
     url = write_megatron(tmp_path / "tokens", given, files=40)
 
     def made() -> StreamingDataLoader:
-        options = {"format": "tokens", "packing": Packing(64, set_rows=8), "growing": Growing(REUSE, EPOCH, "3kB")}
+        options = {"format": "tokens", "packing": Packing(64, rows_per_set=8), "growing": Growing(REUSE, EPOCH, "3kB")}
         return StreamingDataLoader(
             closing(StreamingDataset(url, cache_dir=tmp_path / "cache", **options)), BATCH, workers, reports=None
         )
@@ -144,7 +144,7 @@ def test_packed_documents_grow_in_rows(tmp_path: Path, workers: int, closing: Cl
 
 @pytest.mark.process
 def test_a_run_is_repeated_from_its_admissions(data: Path, closing: Close) -> None:
-    """grow=loader.admissions gives the same samples and random numbers, with other workers."""
+    """round_bytes=loader.admissions gives the same samples and random numbers, with other workers."""
     with StreamingDataLoader(closing(growing(data)), BATCH, 2, reports=None) as loader:
         first = trained(loader, 4)
         admissions = loader.admissions
@@ -168,7 +168,7 @@ def test_batches_made_far_ahead_wait_for_room(data: Path, closing: Close) -> Non
 @pytest.mark.slow
 @pytest.mark.process
 def test_bytes_per_round_fix_the_order(data: Path, closing: Close) -> None:
-    """With grow= in bytes no run depends on what has arrived, and any epoch can be next."""
+    """With round_bytes= in bytes no run depends on what has arrived, and any epoch can be next."""
     with StreamingDataLoader(closing(growing(data, "400KB")), BATCH, 2, reports=None) as loader:
         first = trained(loader, 3)
     with StreamingDataLoader(closing(growing(data, "400KB")), BATCH, 0, reports=None) as loader:
@@ -307,7 +307,9 @@ def test_options_that_do_not_fit_are_refused(options: dict) -> None:
         StreamingDataset("data/", **options)
 
 
-@pytest.mark.parametrize("wrong", [{"reuse": 0}, {"epoch_samples": 1.5}, {"grow": "much"}, {"grow": [1, -1]}])
+@pytest.mark.parametrize(
+    "wrong", [{"reuse": 0}, {"epoch_samples": 1.5}, {"round_bytes": "much"}, {"round_bytes": [1, -1]}]
+)
 def test_a_growth_that_cannot_be_is_refused(wrong: dict) -> None:
     """The error names the argument."""
     with pytest.raises(ConfigError, match=next(iter(wrong))):

@@ -25,7 +25,7 @@ def main() -> None:
     lines = written.splitlines() if written.endswith("\n") else written.splitlines()[:-1]
     records.write_text("".join(f"{line}\n" for line in lines))
     dataset = StreamingDataset(
-        url, format="tokens", packing=Packing(row, set_rows=16), balance=Balance(rows=2), cache_dir=cache
+        url, format="tokens", packing=Packing(row, rows_per_set=16), balance=Balance(rows_per_rank=2), cache_dir=cache
     )
     with StreamingDataLoader(dataset, 4, 1, reports=None) as loader, records.open("a") as log:
         if lines:

@@ -35,7 +35,7 @@ def make(tmp_path, given, monkeypatch):
     made = []
 
     def make(**options: object) -> StreamingDataset:
-        packing = Packing(ROW, labels="shifted", set_rows=16)
+        packing = Packing(ROW, labels="shifted", rows_per_set=16)
         made.append(StreamingDataset(url, format="tokens", packing=packing, cache_dir=tmp_path / "cache", **options))
         return made[-1]
 
@@ -50,7 +50,7 @@ def rows_of(batch: dict) -> dict[str, np.ndarray]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("balance", [None, Balance(rows=2)], ids=["plain", "balanced"])
+@pytest.mark.parametrize("balance", [None, Balance(rows_per_rank=2)], ids=["plain", "balanced"])
 def test_killed_workers_and_engines_change_no_row(make, given, balance):
     """A worker after every fifth batch, the engine once: two epochs as in a calm run."""
     with StreamingDataLoader(make(balance=balance), 4, reports=None) as loader:

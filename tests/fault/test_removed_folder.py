@@ -80,7 +80,7 @@ def mixed(data: Path, **options: Any) -> MixedDataset:
 
 def growing(data: Path, **options: Any) -> StreamingDataset:
     """Rounds of fixed bytes: those of "auto" depend on what has arrived."""
-    return plain(data, growing=Growing(reuse=2, epoch_samples=80, grow="100KB"), **options)
+    return plain(data, growing=Growing(reuse=2, epoch_samples=80, round_bytes="100KB"), **options)
 
 
 def clips(data: Path, **options: Any) -> StreamingDataset:

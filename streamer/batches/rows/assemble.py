@@ -19,6 +19,7 @@ from streamer.batches.rows.options import (
     POSITIONS,
     Estimate,
     Packing,
+    RowOption,
 )
 from streamer.batches.rows.pieces import Pieces
 from streamer.decode.arrays import Row
@@ -48,7 +49,7 @@ class RowAssembler:
 
     def __init__(self, packing: Packing) -> None:
         self._packing = packing
-        self._estimated = isinstance(packing.cost, Estimate)
+        self._estimated = isinstance(packing.lengths, Estimate)
         self._counting = np.arange(packing.length, dtype=np.int32)
         # All fields and those with one value per token, of the last document: most have the same.
         self._known: tuple[list[str], list[str]] = [], []
@@ -90,6 +91,7 @@ class RowAssembler:
                 f"packing makes {', '.join(sorted(taken))} itself, and the sample has a field of that name: leave it "
                 "out in the transform"
             )
+        check_pad(self._packing, found)
         if self._packing.labels is not None:
             find_token_field(found, named)
         self._known = list(fields), list(found)
@@ -228,7 +230,7 @@ class RowAssembler:
     def _pad(self, arrays: Mapping[str, Array], numbers: Array, begin: int, end: int) -> None:
         """Pads places of a row."""
         for name, array in arrays.items():
-            array[begin:end] = self._packing.pad(name)
+            array[begin:end] = self._packing.find_pad(name)
         numbers[begin:end] = 0
 
     def _label(self, labels: Array, tokens: Array, begin: int) -> None:
@@ -241,7 +243,7 @@ class RowAssembler:
             labels[: len(following)] = following
 
     def _other_length(self, arrays: Mapping[str, Array], tokens: int) -> DecodeError:
-        source = "as the format has them" if self._packing.cost is None else f"by {self._packing.cost}"
+        source = "as the format has them" if self._packing.lengths is None else f"by {self._packing.lengths}"
         lengths = ", ".join(f"{name!r} has {len(array)}" for name, array in arrays.items()) or "no field has values"
         if self._estimated:
             return DecodeError(
@@ -253,6 +255,20 @@ class RowAssembler:
             "others than were counted; count what it returns (streamer.measure), or name the fields "
             "(Packing(fields=...))",
             planned=tokens,
+        )
+
+
+def check_pad(packing: RowOption, found: Mapping[str, object]) -> None:
+    """Makes sure that `pad` names fields that are padded.
+
+    Raises:
+        DecodeError: it names another one.
+    """
+    unused = [name for name in packing.pad or () if name not in found and name != LABELS]
+    if unused:
+        raise DecodeError(
+            f"packing: pad= names {unused[0]!r}, which is not a field with one value for each token; these are "
+            f"{', '.join(found)}"
         )
 
 

@@ -13,6 +13,7 @@ from streamer.batches import checks
 from streamer.batches.rows.options import ROW_COST, AnyPacking, Estimate, settle_source
 from streamer.errors import ConfigError
 from streamer.order.level import BalanceSpec
+from streamer.removed import check_options
 
 if TYPE_CHECKING:
     from streamer.order.growing.options import AnyGrowing
@@ -26,6 +27,7 @@ class Measurable(Protocol):
         ...
 
 
+@check_options
 @dataclass(frozen=True)
 class Balance:
     """Makes batches that cost every rank the same in every step, without communication. See docs/sequences.md.
@@ -34,34 +36,36 @@ class Balance:
     rows a batch has depends on the global batch, not on the number of ranks; a run goes on with another one.
 
     Args:
-        rows: rows of a rank in a step; so many are made level together. For fewer ranks with more rows each it stays
-            as it is. With 1, rows of like cost share a step, and batches differ more from each other.
-        cost: of a document, or sample, of n tokens: (a, b) for a x n + b x n**2, whole numbers. The default is that of
-            a transformer of hidden size 4,096: 6 x 4,096 x n + n**2.
-        lengths: without packing, n of each sample: as `cost` of `Packing`. More than 2**24 count as 2**24. With an
+        rows_per_rank: rows of a rank in a step; so many are made level together. For fewer ranks with more rows each it
+            stays as it is. With 1, rows of like cost share a step, and batches differ more from each other.
+        coefficients: (a, b) of the cost of a document, or sample, of n tokens: a x n + b x n**2, whole numbers. The
+            default is that of a transformer of hidden size 4,096: 6 x 4,096 x n + n**2.
+        lengths: without packing, n of each sample: as `lengths` of `Packing`. More than 2**24 count as 2**24. With an
             `Estimate`, ranks are as level as it is right.
 
     Raises:
         ConfigError: an invalid value.
     """
 
-    rows: int
-    cost: tuple[int, int] = ROW_COST
+    rows_per_rank: int
+    coefficients: tuple[int, int] = ROW_COST
     lengths: str | Estimate | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", checks.at_least("rows", self.rows, 1))
-        given: object = self.cost
+        object.__setattr__(self, "rows_per_rank", checks.at_least("rows_per_rank", self.rows_per_rank, 1))
+        given: object = self.coefficients
         if not isinstance(given, Sequence) or len(given) != 2:
-            raise ConfigError(f"cost={given!r}: give a pair of whole numbers, as (24576, 1)", field="cost")
-        object.__setattr__(self, "cost", tuple(checks.whole("cost", part) for part in given))
+            raise ConfigError(
+                f"coefficients={given!r}: give a pair of whole numbers, as (24576, 1)", field="coefficients"
+            )
+        object.__setattr__(self, "coefficients", tuple(checks.whole("coefficients", part) for part in given))
         object.__setattr__(self, "lengths", settle_source("lengths", self.lengths))
         self.spec(1)
 
     @property
     def name(self) -> str:
         """What the name of a stream says of it."""
-        return f", balance {self.rows}"
+        return f", balance {self.rows_per_rank}"
 
     def check(self, shuffle: str, packing: AnyPacking, growing: AnyGrowing) -> None:
         """Refuses options of the dataset with which batches cannot be made level.
@@ -93,7 +97,7 @@ class Balance:
             batch: rows of the global batch.
             lengths: identity of the measured lengths.
         """
-        return BalanceSpec(self.rows, *self.cost, batch, lengths)
+        return BalanceSpec(self.rows_per_rank, *self.coefficients, batch, lengths)
 
 
 @dataclass(frozen=True, repr=False)

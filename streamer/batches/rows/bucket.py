@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from streamer.batches.rows.assemble import Array, Document, RowAssembler, check_fields_of, find_other_fields
+from streamer.batches.rows.assemble import Array, Document, RowAssembler, check_fields_of, check_pad, find_other_fields
 from streamer.batches.rows.options import LENGTHS, Buckets, Packing
 from streamer.batches.rows.pieces import Pieces
 from streamer.decode.arrays import Row
@@ -48,6 +48,7 @@ class BucketAssembler:
                 "(streamer.measure)",
                 planned=tokens,
             )
+        check_pad(self._packing, arrays)
         return Document(arrays, {name: value for name, value in fields.items() if name not in arrays})
 
     def settle(self, made: dict[int, Document], pieces: Pieces) -> tuple[dict[int, Document], Pieces]:
@@ -96,7 +97,7 @@ class BucketAssembler:
         if any(array.shape[1:] != inner for array in arrays):
             raise DecodeError(f"packing: field {name!r} has rows of {inner} and others in a bucket")
         dtype = np.result_type(*{array.dtype for array in arrays})
-        found: Array = np.full((len(arrays), longest, *inner), self._packing.pad(name), dtype)
+        found: Array = np.full((len(arrays), longest, *inner), self._packing.find_pad(name), dtype)
         for row, array in zip(found, arrays, strict=True):
             row[: len(array)] = array
         return found

@@ -52,7 +52,7 @@ class DocumentCosts:
                     f"Estimate: how many bytes a sample of these files ({manifest.format}, columns or compressed) has "
                     "is not known before it is read: count the tokens once, streamer.measure(dataset, function, "
                     'to="costs.npy")',
-                    field="cost",
+                    field="lengths",
                 )
             self._token_bytes = measured.bytes_per_token
         elif measured is None:
@@ -123,9 +123,9 @@ def _find_known(manifest: Manifest, fields: tuple[str, ...]) -> tuple[int, int]:
         return token_bytes, 0
     raise ConfigError(
         f"how many tokens a sample of format {manifest.format!r} has is not known before it is read; measure it once: "
-        'streamer.measure(dataset, function, to="costs.npy"), then Packing(..., cost="costs.npy"), or without packing '
-        'Balance(..., lengths="costs.npy")',
-        field="cost",
+        'streamer.measure(dataset, function, to="costs.npy"), then Packing(..., lengths="costs.npy"), or without '
+        'packing Balance(..., lengths="costs.npy")',
+        field="lengths",
     )
 
 
@@ -134,18 +134,18 @@ def _map_file(path: str, manifest: Manifest) -> npt.NDArray[np.integer]:
     try:
         column = np.load(Path(path), mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise ConfigError(f"cost={path!r} is not an .npy file that can be read: {error}", field="cost") from error
+        raise ConfigError(f"lengths={path!r} is not an .npy file that can be read: {error}", field="lengths") from error
     if not isinstance(column, np.ndarray):
         column.close()
         raise ConfigError(
-            f"cost={path!r} is an .npz file of several arrays, not an .npy file; write one array with numpy.save, or "
-            "measure again",
-            field="cost",
+            f"lengths={path!r} is an .npz file of several arrays, not an .npy file; write one array with numpy.save, "
+            "or measure again",
+            field="lengths",
         )
     if column.dtype.kind not in "iu" or column.shape != (manifest.samples,):
         raise ConfigError(
-            f"cost={path!r} has {column.dtype} {column.shape}; a whole number for each of the {manifest.samples} "
+            f"lengths={path!r} has {column.dtype} {column.shape}; a whole number for each of the {manifest.samples} "
             "samples is expected: it was measured on other data, measure again",
-            field="cost",
+            field="lengths",
         )
     return column

@@ -45,7 +45,7 @@ def explain_rows(planned: PlannedRows, stored_bytes: int, global_batch: int, see
             continue
         plain, level = dearest_rank(planned, ranks, rows, seed)
         what = f"{ranks} ranks of {counted(rows, 'rows')}"
-        lines.append(f"         {what}: {plain:.3f}, with Balance(rows={rows}) {level:.3f}")
+        lines.append(f"         {what}: {plain:.3f}, with Balance(rows_per_rank={rows}) {level:.3f}")
     return "\n".join(lines)
 
 
@@ -94,7 +94,7 @@ def _local(planned: PlannedRows, stored_bytes: int, global_batch: int, seed: int
 
 
 def _order(planned: PlannedRows, global_batch: int, seed: int, together: int = 1) -> RowOrder:
-    """Returns the order of a job without `Balance`, or the one inside of `Balance(rows=together)`."""
+    """Returns the order of a job without `Balance`, or the one inside of `Balance(rows_per_rank=together)`."""
     sets, chunks = (int(np.count_nonzero(each)) for each in (planned.counts, planned.documents.chunk_samples))
     lanes = auto_lanes(sets, global_batch // together)
     window = row_window(sets=sets, chunks=chunks, global_batch=global_batch, lanes=lanes, shuffle_window=None)

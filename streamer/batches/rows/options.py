@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from streamer.batches import checks
 from streamer.errors import ConfigError
 from streamer.order.rows.spec import LEAST_LENGTH, Overflow, Policy, RowSpec
+from streamer.removed import check_options, replace_arguments
 
 Labels: TypeAlias = Literal["shifted", "same"]
 
@@ -33,6 +34,7 @@ ROW_COST = 24576, 1
 IGNORED = -100
 
 
+@check_options
 @dataclass(frozen=True)
 class Estimate:
     """Guesses the tokens of a document from its bytes, in place of numbers from `streamer.measure`.
@@ -42,17 +44,17 @@ class Estimate:
 
     Args:
         bytes_per_token: stored bytes of a document for each of its tokens, .01 to 2**30.
-        safety: share of a row that is planned to stay empty, 0 to .5. Not for `Balance(lengths=...)`.
+        margin: share of a row that is planned to stay empty, 0 to .5. Not for `Balance(lengths=...)`.
 
     Raises:
         ConfigError: an invalid value.
     """
 
     bytes_per_token: float
-    safety: float = 0.02
+    margin: float = 0.02
 
     def __post_init__(self) -> None:
-        for name, low, high in (("bytes_per_token", 0.01, 1 << 30), ("safety", 0, 0.5)):
+        for name, low, high in (("bytes_per_token", 0.01, 1 << 30), ("margin", 0, 0.5)):
             given: object = getattr(self, name)
             if isinstance(given, bool) or not isinstance(given, Real) or not low <= float(given) <= high:
                 raise ConfigError(f"Estimate: {name}={given!r} must be a number, {low} to {high}", field=name)
@@ -87,8 +89,9 @@ class RowOption(ABC):
     replaces: ClassVar[bool] = False
     joins: ClassVar[bool] = False
 
-    cost: str | Estimate | None
-    fields: Sequence[str] | Mapping[str, float] | None
+    lengths: str | Estimate | None
+    fields: Sequence[str] | None
+    pad: Mapping[str, float] | None
 
     @property
     @abstractmethod
@@ -142,8 +145,8 @@ class RowOption(ABC):
         """
         if lengths is not None:
             raise ConfigError(
-                "Balance(lengths=...) with packing=: the lengths of packed documents are those of its cost=; leave "
-                "lengths out",
+                "Balance(lengths=...) with packing=: the lengths of documents are those of Packing(lengths=...); leave "
+                "lengths of Balance out",
                 field="lengths",
             )
 
@@ -161,24 +164,26 @@ class RowOption(ABC):
 
     def drop_source(self) -> Self:
         """Returns the same option but for the source of its lengths."""
-        return with_options(self, cost=None)  # type: ignore[type-var]  # The subclasses are dataclasses.
+        return with_options(self, lengths=None)  # type: ignore[type-var]  # The subclasses are dataclasses.
 
-    def pad(self, field: str) -> float:
+    def find_pad(self, field: str) -> float:
         """Returns what a field is padded with."""
-        if isinstance(self.fields, Mapping):
-            return self.fields[field]
-        return IGNORED if field == LABELS else 0
+        usual = IGNORED if field == LABELS else 0
+        return usual if self.pad is None else self.pad.get(field, usual)
 
     def _settle(self, *numbers: str) -> None:
-        """Keeps whole numbers as Python's own, the path of the costs as absolute, the fields as a tuple or mapping."""
+        """Keeps whole numbers as Python's own, the path of the lengths as absolute, the fields as a tuple."""
         settled: dict[str, object] = {name: checks.whole(name, getattr(self, name)) for name in numbers}
-        settled["cost"] = settle_source("cost", self.cost)
+        settled["lengths"] = settle_source("lengths", self.lengths)
         if self.fields is not None:
             settled["fields"] = _settle_fields(self.fields)
+        if self.pad is not None:
+            settled["pad"] = _settle_pad(self.pad, None if self.fields is None else _settle_fields(self.fields))
         for name, value in settled.items():
             object.__setattr__(self, name, value)
 
 
+@check_options
 @dataclass(frozen=True)
 class Packing(RowOption):
     """Packs documents into rows of `length` tokens. A row is the sample: batch_size, len, order and state count rows.
@@ -193,16 +198,17 @@ class Packing(RowOption):
             the end of each row.
         overflow: documents longer than a row: "split" into pieces, "truncate" to the first `length` tokens, "drop", or
             "error".
-        cost: the tokens of each document: None: as the format knows them; else the path of an .npy file with a whole
-            number for each sample in the order of the dataset, from `streamer.measure`; or an `Estimate`.
-        fields: fields with one value for each token; a mapping also says with what they are padded. None: all that are
-            as long as the document, padded with 0 ("labels" with -100). Of the others a row has a list, with one entry
-            for each document; arrays come as `Ragged` in a batch.
+        lengths: Path of an .npy file with the tokens of each document, a whole number for each sample in the order of
+            the dataset, from `streamer.measure`; or an `Estimate`. By default as the format knows them.
+        fields: Fields with one value for each token, by default all that are as long as the document. Of the others a
+            row has a list, with one entry for each document; arrays come as `Ragged` in a batch.
+        pad: What fields are padded with, by name: `pad={"input_ids": 2}`. Fields that are not in it are padded with 0,
+            "labels" with -100.
         labels: "shifted": "labels" are made of the first of the fields: the next token of the document, -100 at its
             end; "same": the tokens, -100 at the first of each document, for models that shift them. None: not made.
         multiple_of: every document takes a multiple of this in its row; divides `length`.
-        set_rows: rows that are planned together, on average. Half a row of them stays empty, and all their chunks must
-            be local before the first of them is made.
+        rows_per_set: rows that are planned together, on average. Half a row of them stays empty, and all their chunks
+            must be local before the first of them is made.
 
     Raises:
         ConfigError: an invalid value.
@@ -214,18 +220,19 @@ class Packing(RowOption):
     length: int
     policy: Policy = "best_fit"
     overflow: Overflow = "split"
-    cost: str | Estimate | None = None
-    fields: Sequence[str] | Mapping[str, float] | None = None
+    lengths: str | Estimate | None = None
+    fields: Sequence[str] | None = None
     labels: Labels | None = None
     multiple_of: int = 1
-    set_rows: int = 256
+    rows_per_set: int = 256
+    pad: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
-        self._settle("length", "multiple_of", "set_rows")
+        self._settle("length", "multiple_of", "rows_per_set")
         checks.one_of("labels", self.labels, (None, *get_args(Labels)))
         if self.policy not in ("best_fit", "concat"):
             raise ConfigError(f'policy={self.policy!r} must be "best_fit" or "concat"', field="policy")
-        if self.overflow == "error" and isinstance(self.cost, Estimate):
+        if self.overflow == "error" and isinstance(self.lengths, Estimate):
             raise ConfigError(
                 'overflow="error" with an Estimate: which documents are longer than a row is not known; count their '
                 "tokens with streamer.measure",
@@ -249,12 +256,12 @@ class Packing(RowOption):
             policy=self.policy,
             overflow=self.overflow,
             multiple_of=self.multiple_of,
-            set_rows=self.set_rows,
+            set_rows=self.rows_per_set,
             costs=costs,
         )
-        if not isinstance(self.cost, Estimate):
+        if not isinstance(self.lengths, Estimate):
             return spec
-        least = max(LEAST_LENGTH, self.length - math.ceil(self.length * self.cost.safety))
+        least = max(LEAST_LENGTH, self.length - math.ceil(self.length * self.lengths.margin))
         planned = -(-least // self.multiple_of) * self.multiple_of
         return replace(spec, length=planned, costs=f"{costs}, rows of {self.length}")
 
@@ -262,21 +269,22 @@ class Packing(RowOption):
         """Takes any batch size: a batch has so many rows."""
 
 
+@check_options
 @dataclass(frozen=True)
 class Buckets(RowOption):
-    """Batches of whole samples of like length, as many as a budget allows; `StreamingDataLoader(data, batch_size=1)`.
+    """Batches of whole samples of like length, as many as `max_tokens` allows. For `batch_size=1`.
 
     A batch has the fields padded to the longest of its samples, [samples, longest, ...], and "lengths", int32
     [samples]. Every sample is once in an epoch, and all ranks make the same number of steps. See docs/sequences.md.
 
     Args:
-        budget: limit of samples x the longest of them, in the unit of `cost`, 16 to 2**24.
-        most: samples of a batch; None: as many as the budget allows.
-        overflow: samples longer than the budget: "error", or "drop".
-        cost: the length of each sample: as of `Packing`, but for an `Estimate`: the budget is a limit of memory.
-        fields: fields that are padded along their first axis; a mapping also says with what. None: all that are as long
-            as `cost` says, padded with 0 ("labels" with -100).
-        set_rows: batches that are planned together, on average: the more, the more alike the lengths of a batch.
+        max_tokens: Limit of samples x the longest of them, in the unit of `lengths`, 16 to 2**24.
+        max_samples: Limit of the samples of a batch, by default as many as `max_tokens` allows.
+        overflow: What becomes of samples longer than `max_tokens`: "error", or "drop".
+        lengths: Length of each sample, as for `Packing`, but for an `Estimate`: `max_tokens` is a limit of memory.
+        fields: Fields that are padded along their first axis, by default all that are as long as `lengths` says.
+        pad: What fields are padded with, by name, as for `Packing`.
+        rows_per_set: batches that are planned together, on average: the more, the more alike the lengths of a batch.
 
     Raises:
         ConfigError: an invalid value.
@@ -285,42 +293,42 @@ class Buckets(RowOption):
     making: ClassVar[str] = "buckets"
     words: ClassVar[str] = "batches of at most"
 
-    budget: int
-    most: int | None = None
+    max_tokens: int
+    max_samples: int | None = None
     overflow: Literal["error", "drop"] = "error"
-    cost: str | None = None
-    fields: Sequence[str] | Mapping[str, float] | None = None
-    set_rows: int = 256
+    lengths: str | None = None
+    fields: Sequence[str] | None = None
+    rows_per_set: int = 256
+    pad: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
-        self._settle("budget", "set_rows")
-        if self.most is not None:
-            object.__setattr__(self, "most", checks.at_least("most", self.most, 1))
+        self._settle("max_tokens", "rows_per_set")
+        if self.max_samples is not None:
+            object.__setattr__(self, "max_samples", checks.at_least("max_samples", self.max_samples, 1))
         checks.one_of("overflow", self.overflow, ("error", "drop"))
-        if isinstance(self.cost, Estimate):
+        if isinstance(self.lengths, Estimate):
             raise ConfigError(
-                "Buckets(cost=Estimate(...)): the budget is a limit of memory, which batches of longer samples than "
+                "Buckets(lengths=Estimate(...)): max_tokens is a limit of memory, which batches of longer samples than "
                 "estimated would break; count the samples once: streamer.measure",
-                field="cost",
+                field="lengths",
             )
         self.spec()
 
     @property
     def room(self) -> int:
         """Limit of the tokens of a batch."""
-        return self.budget
+        return self.max_tokens
 
     def spec(self, costs: str = "") -> RowSpec:
         """Returns the parts that decide which samples share a batch; see `Packing.spec`."""
-        most = self.budget if self.most is None else self.most
         return RowSpec(
-            length=self.budget,
+            length=self.max_tokens,
             policy="buckets",
             overflow=self.overflow,
             multiple_of=1,
-            set_rows=self.set_rows,
+            set_rows=self.rows_per_set,
             costs=costs,
-            most=most,
+            most=self.max_tokens if self.max_samples is None else self.max_samples,
         )
 
     def check_batch(self, batch_size: int) -> None:
@@ -383,9 +391,13 @@ def read_packing(given: object) -> AnyPacking:
         return NO_PACKING
     if isinstance(given, RowOption):
         return given
-    if isinstance(given, Mapping) and "budget" in given and set(given) <= {one.name for one in fields(Buckets)}:
-        return Buckets(**given)
+    if isinstance(given, Mapping) and not {"max_tokens", "budget"}.isdisjoint(given):
+        given = replace_arguments("Buckets", given)
+        if set(given) <= {one.name for one in fields(Buckets)}:
+            return Buckets(**given)
     names = [one.name for one in fields(Packing)]
+    if isinstance(given, Mapping):
+        given = replace_arguments("Packing", given)
     if not isinstance(given, Mapping) or "length" not in given or not set(given) <= set(names):
         raise ConfigError(
             f"packing={given!r} is not a streamer.Packing or Buckets, nor the arguments of one: {', '.join(names)}",
@@ -399,6 +411,7 @@ def settle_source(name: str, given: object) -> str | Estimate | None:
     if given is None or isinstance(given, Estimate):
         return given
     if isinstance(given, Mapping):
+        given = replace_arguments("Estimate", given)
         names = [one.name for one in fields(Estimate)]
         if "bytes_per_token" not in given or not set(given) <= set(names):
             raise ConfigError(f"{name}={given!r}: the arguments of an Estimate are {', '.join(names)}", field=name)
@@ -406,21 +419,32 @@ def settle_source(name: str, given: object) -> str | Estimate | None:
     return os.path.abspath(str(checks.path(name, given)))  # type: ignore[arg-type]
 
 
-def _settle_fields(given: object) -> Mapping[str, float] | tuple[str, ...]:
-    """Returns the fields as a tuple, or with what they are padded."""
+def _settle_fields(given: object) -> tuple[str, ...]:
+    """Returns the fields as a tuple."""
     if isinstance(given, Mapping):
-        named = tuple(given)
-        pads = tuple(given.values())
-    else:
-        named = () if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else ()
-        pads = ()
-    if not named or not all(isinstance(name, str) for name in named):
         raise ConfigError(
-            f"fields={given!r}: give a sequence of names, or a mapping of names to what they are padded with",
-            field="fields",
+            f"fields={given!r}: fields= takes names; what fields are padded with is pad={dict(given)!r}", field="fields"
         )
-    if not all(isinstance(pad, int | float) for pad in pads):
-        raise ConfigError(f"fields={given!r}: fields are padded with numbers", field="fields")
+    named = () if isinstance(given, str) or not isinstance(given, Sequence) else tuple(given)
+    if not named or not all(isinstance(name, str) for name in named):
+        raise ConfigError(f"fields={given!r}: give a sequence of names", field="fields")
+    _check_names("fields", named)
+    return named
+
+
+def _settle_pad(given: object, named: Sequence[str] | None) -> dict[str, float]:
+    """Returns what fields are padded with; `named` are the fields, if the user names them."""
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise ConfigError(f"pad={given!r}: give a mapping of fields to what they are padded with", field="pad")
+    if not all(isinstance(value, int | float) for value in given.values()):
+        raise ConfigError(f"pad={given!r}: fields are padded with numbers", field="pad")
+    _check_names("pad", tuple(given))
+    others = [name for name in given if named is not None and name not in (*named, LABELS)]
+    if others:
+        raise ConfigError(f"pad={given!r}: {others[0]!r} is not in fields={named!r}", field="pad")
+    return dict(given)
+
+
+def _check_names(option: str, named: Sequence[str]) -> None:
     if taken := {POSITIONS, DOCUMENTS, BOUNDS, LONGEST, LENGTHS}.intersection(named):
-        raise ConfigError(f"fields={given!r}: rows have {', '.join(sorted(taken))} of their own", field="fields")
-    return dict(given) if isinstance(given, Mapping) else named
+        raise ConfigError(f"{option}= names {', '.join(sorted(taken))}, which rows have of their own", field=option)

@@ -164,7 +164,7 @@ class PlannedRows(OrderRows):
         packing = self.recipe.packing
         documents = int(self.documents.chunk_first[-1])
         length = packing.room
-        about = "about " if isinstance(packing.cost, Estimate) else ""
+        about = "about " if isinstance(packing.lengths, Estimate) else ""
         left_out = f"; {self.left_out:,} tokens are left out ({spec.overflow})" if self.left_out else ""
         return (
             f"{self.rows:,} {packing.words} {length:,} tokens in {counted(len(self.counts), 'sets')} of up to "

@@ -132,7 +132,7 @@ class OpenedDataset:
         from streamer.batches.rows.costs import DocumentCosts
         from streamer.batches.rows.table import Documents
 
-        costs = DocumentCosts(self.manifest, packing.cost, tuple(packing.fields or ()))
+        costs = DocumentCosts(self.manifest, packing.lengths, tuple(packing.fields or ()))
         documents = Documents(
             manifest_digest=self.manifest.digest,
             digest=self.digest,

@@ -101,7 +101,7 @@ def check_members(members: Mapping[str, DatasetOptions]) -> None:
                     field=option,
                     member=name,
                 )
-    _check_alike(members, "packing", "cost")
+    _check_alike(members, "packing", "lengths")
     _check_alike(members, "balance", "lengths")
     first_name, first = next(iter(members.items()))
     for name, options in members.items():
@@ -119,11 +119,11 @@ def _check_alike(members: Mapping[str, DatasetOptions], option: str, source: str
         given = [getattr(each, option) for each in (first, options)]
         one, other = (each.drop_source() for each in given)
         costs = [getattr(each, source, None) for each in given]
-        safety = [cost.safety if isinstance(cost, Estimate) else None for cost in costs]
-        if option == "packing" and one == other and safety[0] != safety[1]:
+        margins = [cost.margin if isinstance(cost, Estimate) else None for cost in costs]
+        if option == "packing" and one == other and margins[0] != margins[1]:
             raise ConfigError(
                 f"members {first_name} and {name}: rows are equally full where all tokens are known, or all are "
-                "estimated with the same safety; count them with streamer.measure, or give both an Estimate",
+                "estimated with the same margin; count them with streamer.measure, or give both an Estimate",
                 field=option,
                 members=f"{first_name}, {name}",
             )

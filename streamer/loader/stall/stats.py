@@ -152,7 +152,7 @@ class PackingStats:
         cost: Sum over the batches of the mean cost of a row, as `Balance` has it.
         squared_cost: Sum over the batches of the square of that mean.
         left_out: Tokens that `overflow` leaves out of every epoch, of documents longer than a row, over all ranks.
-        estimated: Tokens that were expected of the same documents, with `Packing(cost=Estimate(...))`.
+        estimated: Tokens that were expected of the same documents, with `Packing(lengths=Estimate(...))`.
         overflowed: Tokens that these have beyond `tokens`, and that had no room in their rows.
     """
 

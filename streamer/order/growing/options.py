@@ -8,8 +8,10 @@ from typing import ClassVar, TypeAlias
 
 from streamer.config import parse_bytes
 from streamer.errors import ConfigError
+from streamer.removed import check_options
 
 
+@check_options
 @dataclass(frozen=True)
 class Growing:
     """Trains on the samples that have arrived, each several times, while the others are on their way.
@@ -22,8 +24,8 @@ class Growing:
         reuse: number of uses of each admitted sample: 1.25 times the trainer's rate divided by the link's, rounded up.
             The stall report names the number for the measured rates.
         epoch_samples: samples of an epoch, over all ranks; rounded to whole global batches.
-        grow: "auto": each round trains on what has arrived on all ranks; bytes, such as "20GB": each round adds this
-            much, and the order does not depend on the link, but the first rounds may wait; a list: the order of an
+        round_bytes: "auto": each round trains on what has arrived on all ranks; bytes, such as "20GB": each round adds
+            this much, and the order does not depend on the link, but the first rounds may wait; a list: the order of an
             earlier run, from `loader.admissions`, then "auto".
 
     Raises:
@@ -35,27 +37,29 @@ class Growing:
 
     reuse: int
     epoch_samples: int
-    grow: str | int | Sequence[int] = "auto"
+    round_bytes: str | int | Sequence[int] = "auto"
 
     def __post_init__(self) -> None:
         for name in ("reuse", "epoch_samples"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least 1", field=name)
-        if isinstance(self.grow, (str, int)):
-            self.grow_bytes()
-        elif not all(type(added) is int and added >= 0 for added in self.grow):
-            raise ConfigError('grow= must be "auto", bytes as "20GB", or the list of loader.admissions', field="grow")
+        if isinstance(self.round_bytes, (str, int)):
+            self.bytes_per_round()
+        elif not all(type(added) is int and added >= 0 for added in self.round_bytes):
+            raise ConfigError(
+                'round_bytes= must be "auto", bytes as "20GB", or the list of loader.admissions', field="round_bytes"
+            )
 
-    def grow_bytes(self) -> int | None:
+    def bytes_per_round(self) -> int | None:
         """Returns the bytes that each round adds, or None if it adds what has arrived.
 
         Raises:
             ConfigError: it is not a size.
         """
-        if self.grow == "auto" or not isinstance(self.grow, (str, int)):
+        if self.round_bytes == "auto" or not isinstance(self.round_bytes, (str, int)):
             return None
-        return parse_bytes(self.grow, "grow")
+        return parse_bytes(self.round_bytes, "round_bytes")
 
     def whole_epoch(self, global_batch: int) -> int:
         """Returns `epoch_samples` in whole global batches, at least one."""

@@ -13,6 +13,7 @@ import msgspec
 
 from streamer.errors import ConfigError
 from streamer.order.mix.spec import Unit
+from streamer.removed import check_options
 
 Stop: TypeAlias = Literal["first_exhausted", "all_exhausted"]
 Amounts: TypeAlias = Mapping[str, float]
@@ -41,6 +42,7 @@ class Amount(msgspec.Struct, frozen=True):
     samples: int
 
 
+@check_options
 @dataclass(frozen=True)
 class Weights:
     """Shares of the members on any scale, with the unit that they count in and the length of an epoch.
@@ -50,27 +52,27 @@ class Weights:
     `weights={...}` is `weights=Weights({...})`: an epoch has as many samples as all members together.
 
     Args:
-        values: shares by name, 0 leaves a member out; or stages `[(0, {...}), (10, {...})]`, each from its epoch on.
-        temperature: instead of `values`: shares `samples ** (1 / temperature)`: 1 by size, a large number equal.
+        weights: shares by name, 0 leaves a member out; or stages `[(0, {...}), (10, {...})]`, each from its epoch on.
+        temperature: instead of `weights`: shares `samples ** (1 / temperature)`: 1 by size, a large number equal.
         unit: what the shares are of: "samples", or "bytes" of the samples in the store.
         epoch_samples: samples of an epoch, over all ranks, rounded to whole batches; None: all samples.
-        stop: instead of `epoch_samples`: an epoch ends when the first member ("first_exhausted"), or every member
-            ("all_exhausted"), has made one pass.
+        stopping_strategy: instead of `epoch_samples`: an epoch ends when the first member ("first_exhausted"), or every
+            member ("all_exhausted"), has made one pass.
 
     Raises:
-        ConfigError: an invalid value, neither `values` nor `temperature`, or both of them.
+        ConfigError: an invalid value, neither `weights` nor `temperature`, or both of them.
     """
 
-    values: Amounts | WeightStages | None = None
+    weights: Amounts | WeightStages | None = None
     _: KW_ONLY
     temperature: float | None = None
     unit: Unit = "samples"
     epoch_samples: int | None = None
-    stop: Stop | None = None
+    stopping_strategy: Stop | None = None
 
     def __post_init__(self) -> None:
-        if (self.values is None) == (self.temperature is None):
-            both = "neither values nor temperature" if self.values is None else "both values and temperature"
+        if (self.weights is None) == (self.temperature is None):
+            both = "neither weights nor temperature" if self.weights is None else "both weights and temperature"
             raise ConfigError(f"Weights has {both}: give the shares of the members by one of them", field="weights")
         if self.temperature is not None and not (self.temperature > 0 and math.isfinite(self.temperature)):
             raise ConfigError(f"temperature={self.temperature} is not a positive number", field="temperature")
@@ -78,10 +80,16 @@ class Weights:
             raise ConfigError(f"unit={self.unit!r} must be one of {get_args(Unit)}", field="unit")
         if self.epoch_samples is not None and self.epoch_samples < 1:
             raise ConfigError(f"epoch_samples={self.epoch_samples} must be at least 1", field="epoch_samples")
-        if self.stop not in (None, *get_args(Stop)):
-            raise ConfigError(f"stop={self.stop!r} must be one of {get_args(Stop)}", field="stop")
-        if self.epoch_samples is not None and self.stop is not None:
-            raise ConfigError("epoch_samples and stop both fix the length of an epoch: pass one", field="stop")
+        ending = self.stopping_strategy
+        if ending not in (None, *get_args(Stop)):
+            raise ConfigError(
+                f"stopping_strategy={ending!r} must be one of {get_args(Stop)}", field="stopping_strategy"
+            )
+        if self.epoch_samples is not None and ending is not None:
+            raise ConfigError(
+                "epoch_samples and stopping_strategy both fix the length of an epoch: pass one",
+                field="stopping_strategy",
+            )
 
 
 class Shares(msgspec.Struct, frozen=True):
@@ -93,7 +101,7 @@ class Shares(msgspec.Struct, frozen=True):
         choose: samples per epoch by name.
         temperature: weights are n ** (1 / temperature).
         epoch_samples: length of an epoch, with `weights` or `temperature`; 0: not said.
-        stop: as in `Weights`.
+        stop: `stopping_strategy` of `Weights`.
         unit: as in `Weights`.
     """
 
@@ -133,10 +141,10 @@ class Shares(msgspec.Struct, frozen=True):
         if weights is not None:
             rule = weights if isinstance(weights, Weights) else Weights(weights)
             return cls(
-                weights=_weight_stages(names, rule.values),
+                weights=_weight_stages(names, rule.weights),
                 temperature=rule.temperature or 0.0,
                 epoch_samples=rule.epoch_samples or 0,
-                stop=rule.stop,
+                stop=rule.stopping_strategy,
                 unit=rule.unit,
             )
         if isinstance(repeat, int | float):

@@ -62,9 +62,9 @@ class RowSpec(msgspec.Struct, frozen=True):
                 f"Packing: multiple_of={self.multiple_of} must divide length={self.length}", field="multiple_of"
             )
         if self.set_rows < 1:
-            raise ConfigError(f"Packing: set_rows={self.set_rows} must be at least 1", field="set_rows")
+            raise ConfigError(f"Packing: rows_per_set={self.set_rows} must be at least 1", field="rows_per_set")
         if (self.most is msgspec.UNSET) == (self.policy == "buckets") or (self.most != msgspec.UNSET and self.most < 1):
-            raise ConfigError(f"Buckets: most={self.most} must be at least 1", field="most")
+            raise ConfigError(f"Buckets: max_samples={self.most} must be at least 1", field="max_samples")
         if self.version != ROWS_FORMAT:
             raise ConfigError(
                 f"rows of version {self.version} cannot be made; this streamer makes those of version {ROWS_FORMAT}: "

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
-from streamer import MixedDataset, StreamingDataLoader, StreamingDataset
+from streamer import (
+    Balance,
+    Buckets,
+    Estimate,
+    Growing,
+    MixedDataset,
+    Packing,
+    StreamingDataLoader,
+    StreamingDataset,
+    Weights,
+)
+from streamer.batches.rows.options import read_packing
 from streamer.errors import ConfigError
 from tests.fake_dataset import FakeDataset
 
@@ -31,7 +44,7 @@ OF_THE_MIX = {
     "temperature": "weights=Weights(temperature=...)",
     "unit": "weights=Weights(..., unit=...)",
     "epoch_samples": "weights=Weights(..., epoch_samples=...)",
-    "stop": "weights=Weights(..., stop=...)",
+    "stop": "weights=Weights(..., stopping_strategy=...)",
     "group": "batching=Homogeneous(group=...)",
 }
 OF_THE_LOADER = {
@@ -75,3 +88,71 @@ def test_what_no_version_had_is_a_type_error() -> None:
     for make in (StreamingDataset, lambda url, **more: MixedDataset({"a": StreamingDataset(url)}, **more)):
         with pytest.raises(TypeError, match="unexpected keyword argument 'transfrom'"):
             make("/data", transfrom=None)
+
+
+OPTIONS = {
+    Packing: ({"length": 64}, {"set_rows": ("rows_per_set", 8)}),
+    Buckets: (
+        {"max_tokens": 64},
+        {
+            "budget": ("max_tokens", 64),
+            "most": ("max_samples", 2),
+            "cost": ("lengths", "a.npy"),
+            "set_rows": ("rows_per_set", 8),
+        },
+    ),
+    Balance: ({"rows_per_rank": 2}, {"rows": ("rows_per_rank", 2), "cost": ("coefficients", (1, 0))}),
+    Estimate: ({"bytes_per_token": 4}, {"safety": ("margin", 0.1)}),
+    Growing: ({"reuse": 2, "epoch_samples": 8}, {"grow": ("round_bytes", "20GB")}),
+    Weights: (
+        {"weights": {"a": 1}},
+        {"values": ("weights", {"a": 1}), "stop": ("stopping_strategy", "all_exhausted")},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "usual", "old", "new", "value"),
+    [(kind, usual, old, *now) for kind, (usual, names) in OPTIONS.items() for old, now in names.items()],
+)
+def test_an_old_option_is_an_error_that_says_the_new_one(
+    kind: type, usual: dict[str, object], old: str, new: str, value: object
+) -> None:
+    """The new one is taken."""
+    with pytest.raises(ConfigError, match=rf"^{old}= of {kind.__name__} is now {new}=") as caught:
+        kind(**{name: given for name, given in usual.items() if name != new}, **{old: value})
+    assert caught.value.details["field"] == old
+    kind(**{**usual, new: value})
+
+
+def test_the_cost_of_packing_is_taken_with_a_warning() -> None:
+    """Many programs have it. Both names at once are an error."""
+    with pytest.warns(FutureWarning, match=r"^cost= of Packing is now lengths=; ") as warned:
+        packing = Packing(64, cost="a.npy")
+    assert packing == Packing(64, lengths="a.npy")
+    assert [one.filename for one in warned] == [__file__]
+    with pytest.raises(ConfigError, match=r"both lengths= and its old name cost=: give lengths= alone"):
+        Packing(64, cost="a.npy", lengths="b.npy")
+
+
+@pytest.mark.parametrize("kind", [Packing, Buckets])
+def test_fields_that_are_a_mapping_are_an_error_that_says_pad(kind: type) -> None:
+    """What fields are padded with has an argument of its own."""
+    with pytest.raises(ConfigError, match=r"what fields are padded with is pad=\{'tokens': 7\}"):
+        kind(64, fields={"tokens": 7})
+    assert kind(64, pad={"tokens": 7}).find_pad("tokens") == 7
+    with pytest.raises(ConfigError, match=r"'other' is not in fields=\('tokens',\)"):
+        kind(64, fields=["tokens"], pad={"other": 7})
+
+
+def test_the_options_of_a_file_are_refused_by_their_new_names() -> None:
+    """Mappings in place of options are checked as options are."""
+    with pytest.raises(ConfigError, match=r"budget= of Buckets is now max_tokens="):
+        read_packing({"budget": 64})
+    with pytest.raises(ConfigError, match=r"safety= of Estimate is now margin="):
+        read_packing({"length": 64, "lengths": {"bytes_per_token": 4, "safety": 0.1}})
+
+
+def test_checked_classes_show_their_own_arguments() -> None:
+    """The check does not hide the signature."""
+    assert list(inspect.signature(Growing).parameters) == ["reuse", "epoch_samples", "round_bytes"]

@@ -161,7 +161,7 @@ class Growth:
         cohorts = self._data.cohorts(order)
         window_samples = order.window * cohorts.samples // int(np.count_nonzero(self._data.order_samples))
         least = cohorts.enough(max(window_samples, _LEAST_BATCHES * global_batch))
-        replayed = () if isinstance(growing.grow, (str, int)) else tuple(growing.grow)
+        replayed = () if isinstance(growing.round_bytes, (str, int)) else tuple(growing.round_bytes)
         self._begin(
             GrowingSpec(
                 order=order,
@@ -181,7 +181,7 @@ class Growth:
         cohorts = self._data.cohorts(spec.order)
         self.log = AdmissionLog(cohorts, spec.reuse, spec.least, spec.admitted)
         self.epoch_samples = spec.epoch_samples
-        added = self._growing.grow_bytes()
+        added = self._growing.bytes_per_round()
         data_bytes = max(1, int(self.manifest.chunk_local_bytes.sum()))
         self.grow = None if added is None else max(1, round(added * cohorts.per_pass / data_bytes))
         self._offers = self._make_offers()
@@ -201,7 +201,7 @@ class Growth:
             )
             raise ConfigError(
                 f"the {rank.world_size} ranks of a growing dataset agree on what has arrived through "
-                f'torch.distributed: {remedy}; or give grow= in bytes, as grow="20GB"',
+                f'torch.distributed: {remedy}; or give round_bytes= in bytes, as round_bytes="20GB"',
                 field="growing",
             )
         return Offers.from_process_group(rank.rank, rank.world_size)
@@ -253,7 +253,7 @@ class Growth:
         return {
             "reuse": self._growing.reuse,
             "epoch_samples": self.epoch_samples,
-            "grow": self._growing.grow_bytes(),
+            "grow": self._growing.bytes_per_round(),
             "admissions": blake2b(repr(self.log.admitted).encode(), digest_size=8).hexdigest(),
         }
 

@@ -185,7 +185,7 @@ def test_fields_are_packed_alike():
 def test_named_fields_are_padded_as_said():
     """With names, other arrays of the same length are not tokens."""
     sample = {"tokens": np.arange(3), "boxes": np.ones(3, np.float32)}
-    batch = one(Packing(16, fields={"tokens": 7}), sample)
+    batch = one(Packing(16, fields=["tokens"], pad={"tokens": 7}), sample)
     assert batch["tokens"].tolist() == [[0, 1, 2] + [7] * 13]
     assert batch["boxes"].offsets.tolist() == [0, 3]
 
@@ -220,7 +220,7 @@ def test_a_row_whose_documents_all_failed_is_padding():
             "3 tokens are planned for the document .as the format has them., but 't",
         ),
         (
-            Packing(16, cost="c.npy"),
+            Packing(16, lengths="c.npy"),
             {"tokens": np.arange(4)},
             r"planned for the document .by .*c\.npy., but 'tokens' has 4",
         ),

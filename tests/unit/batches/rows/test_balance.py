@@ -33,8 +33,8 @@ def make(make_dataset, url) -> Callable[..., StreamingDataset]:
     """Rows of 64 tokens; the cost of a document is the square of its tokens."""
 
     def make(rows: int | None = 2, **options: object) -> StreamingDataset:
-        balance = None if rows is None else Balance(rows=rows, cost=COSTS)
-        return make_dataset(url, format="tokens", packing=Packing(ROW, set_rows=16), balance=balance, **options)
+        balance = None if rows is None else Balance(rows_per_rank=rows, coefficients=COSTS)
+        return make_dataset(url, format="tokens", packing=Packing(ROW, rows_per_set=16), balance=balance, **options)
 
     return make
 
@@ -103,9 +103,18 @@ def test_a_state_names_what_has_changed(make):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"balance": Balance(rows=2), "growing": Growing(reuse=2, epoch_samples=100)}, "balance= with growing="),
-        ({"balance": Balance(rows=2), "packing": Packing(64), "shuffle": False}, "balance= with shuffle=False"),
-        ({"balance": Balance(rows=2, lengths="a.npy"), "packing": Packing(64)}, "leave lengths out"),
+        (
+            {"balance": Balance(rows_per_rank=2), "growing": Growing(reuse=2, epoch_samples=100)},
+            "balance= with growing=",
+        ),
+        (
+            {"balance": Balance(rows_per_rank=2), "packing": Packing(64), "shuffle": False},
+            "balance= with shuffle=False",
+        ),
+        (
+            {"balance": Balance(rows_per_rank=2, lengths="a.npy"), "packing": Packing(64)},
+            "leave lengths of Balance out",
+        ),
         ({"balance": 4, "packing": Packing(64)}, "balance=4 is not a streamer.Balance"),
     ],
 )
@@ -118,9 +127,9 @@ def test_arguments_that_exclude_each_other(make_dataset, folder, options, messag
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"rows": 0}, "rows=0 is below 1"),
-        ({"rows": 1, "cost": 3}, "cost=3: give a pair"),
-        ({"rows": 1, "cost": (0, 0)}, "cost=.0, 0. must be two whole numbers"),
+        ({"rows_per_rank": 0}, "rows_per_rank=0 is below 1"),
+        ({"rows_per_rank": 1, "coefficients": 3}, "coefficients=3: give a pair"),
+        ({"rows_per_rank": 1, "coefficients": (0, 0)}, "coefficients=.0, 0. must be two whole numbers"),
     ],
 )
 def test_balances_outside_the_rules_are_refused(arguments, message):

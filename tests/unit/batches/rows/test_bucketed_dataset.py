@@ -42,7 +42,7 @@ def make(make_dataset, given, costs) -> Callable[..., StreamingDataset]:
     def make(packing: Buckets | None = None, **options: object) -> StreamingDataset:
         if not costs.exists():
             measure(make_dataset(given[0]), "npy", to=costs)
-        packing = packing or Buckets(BUDGET, cost=str(costs), set_rows=8)
+        packing = packing or Buckets(BUDGET, lengths=str(costs), rows_per_set=8)
         return make_dataset(given[0], packing=packing, **options)
 
     return make
@@ -97,7 +97,7 @@ def test_stock_loader_and_bare_loop(make):
         assert one["__key__"] == other["__key__"] == third["__key__"]
 
 
-@pytest.mark.parametrize("balance", [None, Balance(rows=1)])
+@pytest.mark.parametrize("balance", [None, Balance(rows_per_rank=1)])
 def test_ranks_and_resume(make, given, balance):
     """On 4 ranks, then 2, then 1: every sample once, as many steps on each; with Balance like lengths share a step."""
     found, state = [], None
@@ -143,10 +143,10 @@ def test_a_state_names_what_has_changed(make, costs):
         state = loader.state_dict()
     for packing, part in (
         (Buckets(BUDGET + 1), "length"),
-        (Buckets(BUDGET, most=2), "most"),
+        (Buckets(BUDGET, max_samples=2), "most"),
         (Packing(BUDGET), "policy"),
     ):
-        changed = type(packing)(**{**vars(packing), "cost": str(costs), "set_rows": 8})
+        changed = type(packing)(**{**vars(packing), "lengths": str(costs), "rows_per_set": 8})
         with (
             StreamingDataLoader(make(changed), 1, reports=None) as loader,
             pytest.raises(StateError, match=rf"packing\.{part} was"),
@@ -163,8 +163,8 @@ def test_a_bucket_is_a_batch(make, costs):
         next(iter(loader))
     longer = r'\d+ documents are longer than the budget of 100 .*; give a larger budget, or overflow="drop"$'
     with pytest.raises(ConfigError, match=longer):
-        len(make(Buckets(100, cost=str(costs))))
-    assert make(Buckets(100, cost=str(costs), overflow="drop")).rows > 0
+        len(make(Buckets(100, lengths=str(costs))))
+    assert make(Buckets(100, lengths=str(costs), overflow="drop")).rows > 0
 
 
 def document(sample: dict, packing: Buckets | None = None) -> object:
@@ -210,14 +210,14 @@ def test_buckets_of_samples_that_differ():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"budget": 3}, "length=3 must be 16 to"),
-        ({"budget": 64, "most": 0}, "most=0 is below 1"),
-        ({"budget": 64, "overflow": "split"}, "overflow='split' must be one of 'error', 'drop'"),
-        ({"budget": 64, "length": 64}, "is not a streamer.Packing or Buckets"),
+        ({"max_tokens": 3}, "length=3 must be 16 to"),
+        ({"max_tokens": 64, "max_samples": 0}, "max_samples=0 is below 1"),
+        ({"max_tokens": 64, "overflow": "split"}, "overflow='split' must be one of 'error', 'drop'"),
+        ({"max_tokens": 64, "length": 64}, "is not a streamer.Packing or Buckets"),
     ],
 )
 def test_arguments_outside_the_rules_are_refused(arguments, message):
     """As a mapping, from a file of a mix."""
     with pytest.raises(ConfigError, match=message):
         read_packing(arguments)
-    assert read_packing({"budget": 64}) == Buckets(64)
+    assert read_packing({"max_tokens": 64}) == Buckets(64)

@@ -64,7 +64,7 @@ def settled_one_by_one(pieces: Pieces, tokens: dict[int, int], packing: Packing)
 def test_a_piece_is_the_same_share_of_its_document(multiple, overflow):
     """200 random batches: as a loop over the pieces says; rows without a document, documents that failed."""
     random = np.random.default_rng(multiple)
-    packing = Packing(ROW, overflow=overflow, cost=Estimate(1, 0.2), multiple_of=multiple)
+    packing = Packing(ROW, overflow=overflow, lengths=Estimate(1, 0.2), multiple_of=multiple)
     lost = 0
     for _ in range(200):
         counts = random.integers(0, 6, 5)
@@ -111,7 +111,7 @@ def test_a_document_without_tokens_is_in_no_row(make_dataset, tmp_path, fields, 
     def tokenize(sample: dict) -> dict:
         return {"tags": [], "tokens": made(list(sample["text"].encode()))}
 
-    packing = Packing(ROW * 8, cost=Estimate(1), fields=fields)
+    packing = Packing(ROW * 8, lengths=Estimate(1), fields=fields)
     assert sorted(rows_of(make_dataset(texts(tmp_path / "texts"), transform=tokenize, packing=packing))) == sorted(
         count for count in TEXTS if count
     )
@@ -123,7 +123,7 @@ def in_bytes(sample: dict) -> dict:
 
 def test_truncated_documents_have_the_first_tokens_of_a_row(make_dataset, tmp_path):
     """However wrong the estimate is: twice as many, and those that are not longer than a row are whole."""
-    packing = Packing(ROW, overflow="truncate", cost=Estimate(0.5, safety=0))
+    packing = Packing(ROW, overflow="truncate", lengths=Estimate(0.5, margin=0))
     dataset = make_dataset(texts(tmp_path / "texts"), transform=in_bytes, packing=packing)
     assert sorted(rows_of(dataset)) == sorted(min(count, ROW) for count in TEXTS if count)
 
@@ -136,7 +136,7 @@ def failing(sample: dict) -> dict:
 
 def test_a_document_that_fails_leaves_its_room(make_dataset, tmp_path):
     """on_error="skip": nothing of the others of its row is left out as long as they fit."""
-    packing = Packing(sum(TEXTS) - 40, cost=Estimate(4, safety=0))
+    packing = Packing(sum(TEXTS) - 40, lengths=Estimate(4, margin=0))
     dataset = make_dataset(
         texts(tmp_path / "texts"), transform=failing, packing=packing, on_error="skip", shuffle=False
     )
@@ -147,7 +147,7 @@ def test_a_document_that_fails_leaves_its_room(make_dataset, tmp_path):
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.process)])
 def test_what_has_no_room_is_counted(make_dataset, url, given, policy, workers):
     """Too low by a fifth and scattered: no error, rows as long as ever, and a recount gives the same figures."""
-    packing = Packing(ROW, policy, cost=Estimate(2, safety=0.1), set_rows=8, fields=["tokens", "at"])
+    packing = Packing(ROW, policy, lengths=Estimate(2, margin=0.1), rows_per_set=8, fields=["tokens", "at"])
     dataset = make_dataset(url, format="tokens", transform=scattered, packing=packing)
     all_tokens = sum(len(scattered({"tokens": one})["tokens"]) for one in given if len(one))
     with StreamingDataLoader(dataset, 4, workers, reports=None) as loader:
@@ -176,9 +176,12 @@ def test_what_has_no_room_is_counted(make_dataset, url, given, policy, workers):
 def test_nothing_is_lost_of_an_estimate_that_is_right(make_dataset, url, given, policy):
     """The rows are those of the tokens, each a tenth less full than it might be; the bare loop makes them, too."""
     length = ROW - 7
-    exact = make_dataset(url, format="tokens", packing=Packing(length, policy, set_rows=8))
+    exact = make_dataset(url, format="tokens", packing=Packing(length, policy, rows_per_set=8))
     estimated = make_dataset(
-        url, format="tokens", packing=Packing(ROW, policy, cost=Estimate(2, safety=0.1), set_rows=8), batch_size=1
+        url,
+        format="tokens",
+        packing=Packing(ROW, policy, lengths=Estimate(2, margin=0.1), rows_per_set=8),
+        batch_size=1,
     )
     assert estimated.rows == exact.rows
     rows = list(estimated)
@@ -190,19 +193,19 @@ def test_nothing_is_lost_of_an_estimate_that_is_right(make_dataset, url, given, 
 
 
 def test_a_state_names_another_estimate(make_dataset, url):
-    """Bytes of a token and the safety are parts of the rows."""
+    """Bytes of a token and the margin are parts of the rows."""
 
     def loader(packing: Packing) -> StreamingDataLoader:
         return StreamingDataLoader(make_dataset(url, format="tokens", packing=packing), 4, reports=None)
 
-    given = Packing(ROW, cost=Estimate(2, 0), set_rows=8)
+    given = Packing(ROW, lengths=Estimate(2, 0), rows_per_set=8)
     with loader(given) as run:
         next(iter(run))
         state = run.state_dict()
     for changed, part in (
-        (Packing(ROW, cost=Estimate(2.1, 0), set_rows=8), "costs"),
-        (Packing(ROW, cost=Estimate(2, 0.2), set_rows=8), "length"),
-        (Packing(2 * ROW, cost=Estimate(2, 0.5), set_rows=8), "costs"),
+        (Packing(ROW, lengths=Estimate(2.1, 0), rows_per_set=8), "costs"),
+        (Packing(ROW, lengths=Estimate(2, 0.2), rows_per_set=8), "length"),
+        (Packing(2 * ROW, lengths=Estimate(2, 0.5), rows_per_set=8), "costs"),
     ):
         with loader(changed) as run, pytest.raises(StateError, match=rf"packing\.{part} was"):
             run.load_state_dict(state)
@@ -216,7 +219,7 @@ def two_lengths(sample: dict) -> dict:
 
 def test_named_fields_are_as_long_as_each_other(make_dataset, url):
     """Without a planned number, the first field says it."""
-    packing = Packing(ROW, cost=Estimate(2), fields=["tokens", "mask"])
+    packing = Packing(ROW, lengths=Estimate(2), fields=["tokens", "mask"])
     dataset = make_dataset(url, format="tokens", transform=two_lengths, packing=packing)
     with pytest.raises(DecodeError, match=r"one value for each token, and here 'tokens' has \d+, 'mask' has \d+; name"):
         next(iter(StreamingDataLoader(dataset, 4, reports=None)))
@@ -230,9 +233,9 @@ def test_samples_are_balanced_by_their_bytes(make_dataset, url):
         with StreamingDataLoader(dataset, 8, ragged=["tokens"], reports=None) as loader:
             return [batch["__key__"] for batch in loader]
 
-    known = keys(Balance(rows=2, cost=(0, 1)))
-    assert keys(Balance(rows=2, cost=(0, 1), lengths=Estimate(2))) == known
-    assert keys(Balance(rows=2, cost=(0, 1), lengths=Estimate(50))) != known
+    known = keys(Balance(rows_per_rank=2, coefficients=(0, 1)))
+    assert keys(Balance(rows_per_rank=2, coefficients=(0, 1), lengths=Estimate(2))) == known
+    assert keys(Balance(rows_per_rank=2, coefficients=(0, 1), lengths=Estimate(50))) != known
 
 
 @pytest.mark.parametrize(
@@ -241,12 +244,18 @@ def test_samples_are_balanced_by_their_bytes(make_dataset, url):
         (lambda: Estimate(0), "bytes_per_token=0 must be a number, 0.01 to 1073741824"),
         (lambda: Estimate(True), "bytes_per_token=True must be"),
         (lambda: Estimate("4"), "bytes_per_token='4' must be"),
-        (lambda: Estimate(4, -0.1), "safety=-0.1 must be a number, 0 to 0.5"),
-        (lambda: Packing(8, cost=Estimate(4)), "length=8 must be 16 to"),
-        (lambda: Packing(100, multiple_of=8, cost=Estimate(4)), "multiple_of=8 must divide length=100"),
-        (lambda: Packing(64, overflow="error", cost=Estimate(4)), "which documents are longer than a row is not known"),
-        (lambda: read_packing({"length": 64, "cost": {"bytes_per_token": 4, "saftey": 0}}), "arguments of an Estimate"),
-        (lambda: Buckets(100, cost=Estimate(4)), "the budget is a limit of memory"),
+        (lambda: Estimate(4, -0.1), "margin=-0.1 must be a number, 0 to 0.5"),
+        (lambda: Packing(8, lengths=Estimate(4)), "length=8 must be 16 to"),
+        (lambda: Packing(100, multiple_of=8, lengths=Estimate(4)), "multiple_of=8 must divide length=100"),
+        (
+            lambda: Packing(64, overflow="error", lengths=Estimate(4)),
+            "which documents are longer than a row is not known",
+        ),
+        (
+            lambda: read_packing({"length": 64, "lengths": {"bytes_per_token": 4, "saftey": 0}}),
+            "arguments of an Estimate",
+        ),
+        (lambda: Buckets(100, lengths=Estimate(4)), "max_tokens is a limit of memory"),
     ],
 )
 def test_estimates_outside_the_rules_are_refused(make, message):
@@ -257,8 +266,8 @@ def test_estimates_outside_the_rules_are_refused(make, message):
 
 def test_a_file_may_have_an_estimate():
     """As a mapping, as of `MixedDataset.from_file`; rows of the least length are planned whole."""
-    packing = read_packing({"length": 1024, "cost": {"bytes_per_token": 4, "safety": 0.25}, "multiple_of": 512})
-    assert packing == Packing(1024, cost=Estimate(4, 0.25), multiple_of=512)
+    packing = read_packing({"length": 1024, "lengths": {"bytes_per_token": 4, "margin": 0.25}, "multiple_of": 512})
+    assert packing == Packing(1024, lengths=Estimate(4, 0.25), multiple_of=512)
     assert packing.spec().length == 1024
-    assert Packing(1024, cost=Estimate(4, 0.25)).spec().length == 768
-    assert Packing(16, cost=Estimate(np.float32(4))).spec().length == 16
+    assert Packing(1024, lengths=Estimate(4, 0.25)).spec().length == 768
+    assert Packing(16, lengths=Estimate(np.float32(4))).spec().length == 16

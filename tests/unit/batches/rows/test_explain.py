@@ -17,7 +17,7 @@ ROW, RANKS = 64, 4
 @pytest.fixture
 def make(make_dataset, tmp_path):
     url = write_megatron(tmp_path / "tokens", documents(lengths(700, ROW)))
-    return lambda **options: make_dataset(url, format="tokens", packing=Packing(ROW, set_rows=16), **options)
+    return lambda **options: make_dataset(url, format="tokens", packing=Packing(ROW, rows_per_set=16), **options)
 
 
 def dearest(make, rows: int, **options: object) -> float:
@@ -40,7 +40,7 @@ def test_the_balance_of_ranks_is_that_of_the_job(make):
     """Without and with Balance, for each number of rows that divides the batch."""
     text = explain_rows(make()._member.open().rows, 1 << 20, RANKS * 2, 17)
     found = re.search(rf"{RANKS} ranks of 2 rows: ([\d.]+), with Balance\(rows=2\) ([\d.]+)", text)
-    wanted = dearest(make, 2), dearest(make, 2, balance=Balance(rows=2))
+    wanted = dearest(make, 2), dearest(make, 2, balance=Balance(rows_per_rank=2))
     assert tuple(map(float, found.groups())) == pytest.approx(wanted, abs=0.0006)
 
 

@@ -27,7 +27,7 @@ def test_texts_are_packed_by_what_was_measured(make_dataset, folder, tmp_path, w
     plain = make_dataset(folder)
     assert costs.tolist() == [len(plain[number]["txt"]) for number in range(100)]
     assert np.load(path).tolist() == costs.tolist()
-    dataset = make_dataset(folder, transform=tokenize, packing=Packing(600, cost=path, set_rows=8))
+    dataset = make_dataset(folder, transform=tokenize, packing=Packing(600, lengths=path, rows_per_set=8))
     found = []
     with StreamingDataLoader(dataset, 3, reports=None) as loader:
         for batch in loader:
@@ -52,7 +52,11 @@ def test_transforms_get_what_they_take(make_dataset, folder, tmp_path):
     """`rng` of the first epoch, and `out`; packing and balance of the dataset are not looked at."""
     path = tmp_path / "costs.npy"
     dataset = make_dataset(
-        folder, transform=halved, packing=Packing(16, cost=path), balance=Balance(rows=2), order=Order(lanes=2)
+        folder,
+        transform=halved,
+        packing=Packing(16, lengths=path),
+        balance=Balance(rows_per_rank=2),
+        order=Order(lanes=2),
     )
     costs = measure(dataset, "input_ids", to=path)
     assert costs.tolist() == [len(dataset[number]["input_ids"]) for number in range(100)]
@@ -65,7 +69,7 @@ def test_samples_that_cannot_be_made_are_in_no_row(make_dataset, folder, tmp_pat
         make_dataset(folder, transform=picky, on_error="skip"), "input_ids", to=(path := tmp_path / "costs.npy")
     )
     assert (costs == -1).sum() == 1
-    dataset = make_dataset(folder, transform=picky, packing=Packing(600, cost=path))
+    dataset = make_dataset(folder, transform=picky, packing=Packing(600, lengths=path))
     with StreamingDataLoader(dataset, 3, reports=None) as loader:
         assert sum(len(batch["__key__"]) for batch in loader) == (costs > 0).sum()
 

@@ -43,7 +43,7 @@ def make(make_dataset, url) -> Callable[..., StreamingDataset]:
     """Datasets of rows of 64 tokens, planned in small sets."""
 
     def make(packing: Packing | Buckets | None = None, **options: object) -> StreamingDataset:
-        packing = packing or Packing(ROW, set_rows=8)
+        packing = packing or Packing(ROW, rows_per_set=8)
         return make_dataset(options.pop("url", url), format="tokens", packing=packing, **options)
 
     return make
@@ -69,7 +69,7 @@ def same(one: list[dict], other: list[dict]) -> bool:
 @pytest.mark.parametrize("policy", ["best_fit", "concat"])
 def test_every_token_once_in_each_epoch(make, given, policy):
     """Three epochs: all documents, those longer than a row in pieces, in batches of full rows."""
-    dataset = make(Packing(ROW, policy, set_rows=8))
+    dataset = make(Packing(ROW, policy, rows_per_set=8))
     assert dataset.samples == COUNT
     assert len(dataset) == dataset.rows
     with StreamingDataLoader(dataset, 4, reports=None) as loader:
@@ -133,7 +133,7 @@ def test_the_padding_is_counted(make, given, workers):
 def test_the_spread_of_costs_is_that_of_the_batches(make):
     """Standard deviation by mean of the mean cost of a row, with the costs of `balance=`; less than without it."""
     found = {}
-    for balance in (None, Balance(rows=4, cost=(0, 1))):
+    for balance in (None, Balance(rows_per_rank=4, coefficients=(0, 1))):
         with StreamingDataLoader(make(balance=balance), 4, reports=None) as loader:
             costs = [_cost_of(batch) / len(batch["tokens"]) for batch in loader]
             found[balance] = loader.stats().packing.cost_spread
@@ -150,7 +150,7 @@ def _cost_of(batch: dict) -> int:
 @pytest.mark.parametrize("overflow", ["drop", "truncate"])
 def test_tokens_that_are_left_out_are_counted(make, given, overflow):
     """Those of an epoch, of documents longer than a row; the log names them, too."""
-    dataset = make(Packing(ROW, overflow=overflow, set_rows=8))
+    dataset = make(Packing(ROW, overflow=overflow, rows_per_set=8))
     with StreamingDataLoader(dataset, 4, reports=None) as loader:
         list(loader)
         stats = loader.stats().packing
@@ -216,7 +216,7 @@ def test_as_many_steps_on_all_ranks(make, last_batch, world):
     [
         (COUNT, 5, {}),
         pytest.param(11_000, 1, {}, marks=pytest.mark.slow),
-        pytest.param(11_000, 10, {"balance": Balance(rows=2)}, marks=pytest.mark.slow),
+        pytest.param(11_000, 10, {"balance": Balance(rows_per_rank=2)}, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_goes_on_from_every_step_on_other_ranks(make, tmp_path, count, every, options):
@@ -259,11 +259,11 @@ def test_a_state_names_what_has_changed(make):
         state = loader.state_dict()
     assert state["packing.length"] == ROW
     changed = {
-        "length": Packing(2 * ROW, set_rows=8),
-        "policy": Packing(ROW, "concat", set_rows=8),
-        "overflow": Packing(ROW, overflow="truncate", set_rows=8),
-        "multiple_of": Packing(ROW, multiple_of=8, set_rows=8),
-        "set_rows": Packing(ROW, set_rows=9),
+        "length": Packing(2 * ROW, rows_per_set=8),
+        "policy": Packing(ROW, "concat", rows_per_set=8),
+        "overflow": Packing(ROW, overflow="truncate", rows_per_set=8),
+        "multiple_of": Packing(ROW, multiple_of=8, rows_per_set=8),
+        "rows_per_set": Packing(ROW, rows_per_set=9),
     }
     for part, packing in changed.items():
         with (
@@ -272,7 +272,7 @@ def test_a_state_names_what_has_changed(make):
         ):
             loader.load_state_dict(state)
     with (
-        StreamingDataLoader(make(Packing(ROW, set_rows=8, labels="same")), 4, reports=None) as loader,
+        StreamingDataLoader(make(Packing(ROW, rows_per_set=8, labels="same")), 4, reports=None) as loader,
     ):
         loader.load_state_dict(state)
 
@@ -326,7 +326,7 @@ def test_a_refresh_is_tried_again(fake_engine, make_dataset, given, tmp_path):
     """Where the file of the costs is late: the epoch is an error, and the next try has what is there."""
     where, path = write_megatron(tmp_path / "tokens", given, files=1), tmp_path / "costs.npy"
     np.save(path, np.array([len(one) for one in given], np.int32))
-    packing = Packing(ROW, set_rows=8, cost=path)
+    packing = Packing(ROW, rows_per_set=8, lengths=path)
     dataset = make_dataset(where, format="tokens", packing=packing, manifest=Index(on_change="refresh"))
     with StreamingDataLoader(dataset, 4, reports=None) as loader:
         assert pieces_in(map(kept, loader)) == pieces_of(given, ROW)
@@ -394,7 +394,7 @@ def test_random_numbers_depend_on_the_document(make):
     found = []
     for length in (64, 128):
         draws = {}
-        for batch in rows_of(make(Packing(length, set_rows=8), transform=drawing)):
+        for batch in rows_of(make(Packing(length, rows_per_set=8), transform=drawing)):
             for key, draw in zip(batch["__key__"].tolist(), batch["draw"].tolist(), strict=True):
                 assert draws.setdefault(key, draw) == draw
         found.append(draws)
@@ -406,7 +406,7 @@ def test_measured_costs(make_dataset, tmp_path, given, url):
     counts = np.array([2 * len(one) for one in given])
     path = tmp_path / "costs.npy"
     np.save(path, counts)
-    packing = Packing(ROW, cost=str(path), set_rows=8)
+    packing = Packing(ROW, lengths=str(path), rows_per_set=8)
     dataset = make_dataset(url, format="tokens", packing=packing, transform=doubled)
     batches = rows_of(dataset)
     assert pieces_in(batches) == pieces_of([np.repeat(one, 2) for one in given], ROW)
@@ -443,7 +443,7 @@ def test_costs_of_other_data_are_refused(make_dataset, tmp_path, url, content, m
     path = tmp_path / "costs.npy"
     if content is not None:
         np.save(path, content)
-    dataset = make_dataset(url, format="tokens", packing=Packing(ROW, cost=str(path)))
+    dataset = make_dataset(url, format="tokens", packing=Packing(ROW, lengths=str(path)))
     with pytest.raises(ConfigError, match=message):
         len(dataset)
 
@@ -453,7 +453,7 @@ def test_an_archive_of_costs_is_refused(make_dataset, tmp_path, url):
     path = tmp_path / "costs.npz"
     np.savez(path, np.ones(COUNT, np.int64))
     with pytest.raises(ConfigError, match=r"costs\.npz' is an \.npz file of several arrays, not an \.npy file"):
-        len(make_dataset(url, format="tokens", packing=Packing(ROW, cost=str(path))))
+        len(make_dataset(url, format="tokens", packing=Packing(ROW, lengths=str(path))))
 
 
 def test_texts_must_be_measured(make_dataset, folder):
@@ -485,7 +485,7 @@ def some_documents() -> table.Documents:
     return table.Documents("", "", samples, first, lambda numbers: costs[numbers], shuffle=True, reopen=some_documents)
 
 
-SMALL = Packing(ROW, overflow="truncate", set_rows=2).spec()
+SMALL = Packing(ROW, overflow="truncate", rows_per_set=2).spec()
 
 
 @pytest.mark.parametrize("runs", [1, 3, 64])
@@ -528,24 +528,27 @@ def test_the_digest_of_many_numbers_is_kept(make, given, tmp_path, monkeypatch, 
     """For as long as their file stays as it is: a job that starts again does not read it."""
     path = tmp_path / "costs.npy"
     np.save(path, np.array([len(one) for one in given], np.int32))
-    whole = make(Packing(ROW, set_rows=8, cost=str(path))).rows
+    whole = make(Packing(ROW, rows_per_set=8, lengths=str(path))).rows
     monkeypatch.setattr(costs, "_BLOCK", 1)
-    assert make(Packing(ROW, set_rows=8, cost=str(path))).rows == whole
+    assert make(Packing(ROW, rows_per_set=8, lengths=str(path))).rows == whole
     (kept,) = fake_engine.root.rglob("*.costs")
     digest = kept.read_text()
     kept.write_text("")
-    assert make(Packing(ROW, set_rows=8, cost=str(path)))._member.open().rows.recipe.spec.costs == digest
+    assert make(Packing(ROW, rows_per_set=8, lengths=str(path)))._member.open().rows.recipe.spec.costs == digest
     monkeypatch.setattr(costs, "_digest", lambda _: pytest.fail("read again"))
-    assert make(Packing(ROW, set_rows=8, cost=str(path))).rows == whole
+    assert make(Packing(ROW, rows_per_set=8, lengths=str(path))).rows == whole
     monkeypatch.setattr(costs, "_digest", lambda _: "of other numbers")
     np.save(path, np.array([len(one) + 1 for one in given], np.int32))
-    assert make(Packing(ROW, set_rows=8, cost=str(path)))._member.open().rows.recipe.spec.costs == "of other numbers"
+    assert (
+        make(Packing(ROW, rows_per_set=8, lengths=str(path)))._member.open().rows.recipe.spec.costs
+        == "of other numbers"
+    )
 
 
 def test_several_packings_of_one_job_are_told_apart(make, make_dataset, url, fake_engine):
     """Sessions of other rows have other names: the engine compares the orders of equal ones."""
-    datasets = [make(), make(Packing(2 * ROW, set_rows=8)), make(Packing(ROW, "concat", set_rows=8))]
-    datasets += [make(balance=Balance(rows=2)), make_dataset(url, format="tokens")]
+    datasets = [make(), make(Packing(2 * ROW, rows_per_set=8)), make(Packing(ROW, "concat", rows_per_set=8))]
+    datasets += [make(balance=Balance(rows_per_rank=2)), make_dataset(url, format="tokens")]
     for dataset in datasets:
         with StreamingDataLoader(dataset, 1, reports=None) as loader:
             next(iter(loader))
@@ -609,7 +612,7 @@ def test_the_log_says_how_full_rows_are(make, given, caplog):
 def test_small_datasets(make, tmp_path, sizes, row, rows):
     """One document, one row, documents longer than a row only, documents of one token, the shortest row."""
     own = documents(np.array(sizes))
-    dataset = make(Packing(row, set_rows=8), url=write_megatron(tmp_path / "few", own, files=1))
+    dataset = make(Packing(row, rows_per_set=8), url=write_megatron(tmp_path / "few", own, files=1))
     assert dataset.rows == rows
     assert pieces_in(rows_of(dataset, batch_size=3)) == pieces_of(own, row)
 

@@ -40,7 +40,7 @@ def make(make_dataset, data) -> Callable[..., StreamingDataset]:
     """Documents one by one, whose cost is the square of their tokens."""
 
     def make(rows: int | None = 2, lengths: str | None = None, name: str = "web", **options: object):
-        balance = None if rows is None else Balance(rows=rows, cost=COSTS, lengths=lengths)
+        balance = None if rows is None else Balance(rows_per_rank=rows, coefficients=COSTS, lengths=lengths)
         own = {"transform": number} if "packing" not in options else {}
         return make_dataset(data[name][0], format="tokens", balance=balance, **own, **options)
 
@@ -131,7 +131,7 @@ def test_lengths_are_known_or_measured(make, data):
 
 def test_rows_of_a_mix(mix):
     """Packed members: all tokens of an epoch, the shares of each batch, level on 4 ranks."""
-    packing = Packing(ROW, set_rows=8)
+    packing = Packing(ROW, rows_per_set=8)
     balanced, plain = (
         [row_batches(mix(rows, rank=rank, world_size=4, packing=packing), 4) for rank in range(4)] for rows in (4, None)
     )
@@ -181,4 +181,4 @@ def test_members_are_balanced_alike(make):
 def test_lengths_must_be_known(make_dataset, folder):
     """Files have no length that counts before they are decoded."""
     with pytest.raises(ConfigError, match=r"not known before it is read; measure it once: .* Balance\(\.\.\., lengths"):
-        len(make_dataset(folder, balance=Balance(rows=2)))
+        len(make_dataset(folder, balance=Balance(rows_per_rank=2)))

@@ -37,7 +37,9 @@ def make(fake_engine, urls):
 
     def make(packings: dict[str, Packing | None] | None = None, **options: object) -> MixedDataset:
         members = {
-            name: StreamingDataset(url, format="tokens", packing=(packings or {}).get(name, Packing(ROW, set_rows=8)))
+            name: StreamingDataset(
+                url, format="tokens", packing=(packings or {}).get(name, Packing(ROW, rows_per_set=8))
+            )
             for name, url in urls.items()
         }
         made.append(MixedDataset(members, **options))
@@ -100,16 +102,16 @@ def test_a_run_goes_on_on_other_ranks(make):
 def test_members_must_have_rows_of_one_kind(make):
     """The message names both members; where tokens are counted may differ."""
     with pytest.raises(ConfigError, match=r"members web and code differ in packing: Packing\(length=64"):
-        make({"code": Packing(2 * ROW, set_rows=8)})
+        make({"code": Packing(2 * ROW, rows_per_set=8)})
     with pytest.raises(ConfigError, match="and None"):
         make({"chat": None})
 
 
 def test_members_are_estimated_together(make):
     """Each with bytes a token of its own; rows of exact and of estimated tokens are not of one kind."""
-    packings = {name: Packing(ROW, cost=Estimate(2 + at / 10), set_rows=8) for at, name in enumerate(MEMBERS)}
+    packings = {name: Packing(ROW, lengths=Estimate(2 + at / 10), rows_per_set=8) for at, name in enumerate(MEMBERS)}
     with StreamingDataLoader(make(packings), 4, reports=None) as loader:
         assert next(iter(loader))["tokens"].shape == (4, ROW)
-    for other in (packings["chat"], Packing(ROW, cost=Estimate(2, 0.1), set_rows=8)):
+    for other in (packings["chat"], Packing(ROW, lengths=Estimate(2, 0.1), rows_per_set=8)):
         with pytest.raises(ConfigError, match="members web and chat: rows are equally full where all tokens are known"):
             make({**({} if other is packings["chat"] else packings), "chat": other})

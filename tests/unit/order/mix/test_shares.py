@@ -40,8 +40,8 @@ def test_an_epoch_of_weights_has_as_many_samples_as_the_members_with_weight() ->
 def test_an_epoch_can_stop_with_the_first_or_the_last_pass() -> None:
     """At equal weights the smaller member ends first: 300 of each, or 1,000."""
     even = {"web": 1, "books": 1}
-    assert _amount(weights=Weights(even, stop="first_exhausted")).samples == 600
-    assert _amount(weights=Weights(even, stop="all_exhausted")).samples == 2000
+    assert _amount(weights=Weights(even, stopping_strategy="first_exhausted")).samples == 600
+    assert _amount(weights=Weights(even, stopping_strategy="all_exhausted")).samples == 2000
 
 
 def test_repeat_gives_whole_passes_or_exact_parts() -> None:
@@ -149,4 +149,7 @@ def test_weights_that_cannot_be_are_refused_at_once(said: dict[str, Any], messag
 def test_weights_are_shown_with_their_options() -> None:
     """As they were written."""
     shown = repr(Weights({"web": 2}, epoch_samples=9))
-    assert shown == "Weights(values={'web': 2}, temperature=None, unit='samples', epoch_samples=9, stop=None)"
+    assert (
+        shown
+        == "Weights(weights={'web': 2}, temperature=None, unit='samples', epoch_samples=9, stopping_strategy=None)"
+    )

@@ -136,7 +136,7 @@ def test_an_error_names_the_documents_that_are_too_long():
         ({"length": 64, "policy": "first_fit"}, 'policy=.first_fit. must be one of "best_fit", "concat"'),
         ({"length": 64, "overflow": "cut"}, "overflow=.cut. must be one of"),
         ({"length": 64, "multiple_of": 3}, "multiple_of=3 must divide length=64"),
-        ({"length": 64, "set_rows": 0}, "set_rows=0 must be at least 1"),
+        ({"length": 64, "set_rows": 0}, "rows_per_set=0 must be at least 1"),
         ({"length": 64, "version": 2}, "rows of version 2 cannot be made"),
     ],
 )

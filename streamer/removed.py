@@ -1,0 +1,167 @@
+"""Names and arguments of earlier releases: what is written now, and which of them still work.
+
+An old spelling is an error that says the new one. The few that many programs use still work in 0.2, with a
+`FutureWarning` that says the same.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast
+
+from streamer.errors import ConfigError
+
+C = TypeVar("C", bound=type)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_OF_BOTH = {
+    "lanes": "order=Order(lanes=...)",
+    "shuffle_window": "order=Order(shuffle_window=...)",
+    "last_batch": "order=Order(last_batch=...)",
+    "drop_last": 'order=Order(last_batch="drop")',
+    "stream": "order=Order(stream=...)",
+    "error_budget": "on_error=Skip(budget=...)",
+}
+# Arguments of classes and functions, and what to write instead.
+ARGUMENTS: dict[str, dict[str, str]] = {
+    "StreamingDataset": {
+        **_OF_BOTH,
+        "cut": 'order=Order(cut=...), where "common" is called "by_key"',
+        "peers": "order=Order(peers=...)",
+        "index_limit": "manifest=Index(limit_seconds=...)",
+        "index_errors": "manifest=Index(on_error=...)",
+        "on_change": "manifest=Index(on_change=...)",
+        "extensions": 'format=Folder(extensions=["jpg", "png"]) of streamer.formats',
+        "allow_pickle": "decode=Decode(allow_pickle=True)",
+    },
+    "MixedDataset": {
+        **_OF_BOTH,
+        "temperature": "weights=Weights(temperature=...)",
+        "unit": "weights=Weights(..., unit=...)",
+        "epoch_samples": "weights=Weights(..., epoch_samples=...)",
+        "stop": "weights=Weights(..., stopping_strategy=...)",
+        "group": "batching=Homogeneous(group=...)",
+    },
+    "StreamingDataLoader": {
+        "last_batch": "order=Order(last_batch=...) of the dataset",
+        "on_error": "on_error= of the dataset",
+        "error_budget": "on_error=Skip(budget=...) of the dataset",
+        "worker_start": 'multiprocessing_context="forkserver" or "spawn"',
+        "pin": 'pin_memory=..., where True, an error if it fails, is called "required"',
+        "report_seconds": "reports=, seconds or None",
+        "on_report": "reports=, the function, or reports=Reports(seconds=..., call=...)",
+        "stateful": "saved by you: packer.state_dict() beside loader.state_dict(), on each rank; rows that the loader "
+        "plans carry nothing over (docs/sequences.md)",
+    },
+    "Packing": {"cost": "lengths=", "set_rows": "rows_per_set="},
+    "Buckets": {
+        "budget": "max_tokens=",
+        "most": "max_samples=",
+        "cost": "lengths=",
+        "set_rows": "rows_per_set=",
+    },
+    "Balance": {"rows": "rows_per_rank=", "cost": "coefficients="},
+    "Estimate": {"safety": "margin="},
+    "Growing": {"grow": "round_bytes="},
+    "Weights": {"values": "weights=", "stop": "stopping_strategy="},
+}
+# Old arguments that still work in this release, and the new ones that take their values.
+_STILL_TAKEN: dict[tuple[str, str], str] = {
+    ("Packing", "cost"): "lengths",
+}
+# Methods of earlier versions, and what to write instead.
+METHODS = {
+    "MixedDataset": {
+        "from_file": "read the file with tomllib, and pass its values: MixedDataset({name: StreamingDataset(**member) "
+        "for name, member in members.items()}, weights=...); docs/mixing.md",
+    },
+    "StreamingDataLoader": {
+        "headspace": "keep a few batches (clone them), train on them in turn and take the time: docs/tuning.md",
+    },
+}
+
+
+def refuse_removed(of: str, given: Mapping[str, object]) -> None:
+    """Refuses arguments that earlier versions had.
+
+    Args:
+        of: name of the class or function.
+        given: Arguments by name; others than removed ones are left to the caller.
+
+    Raises:
+        ConfigError: a removed argument; names its replacement.
+    """
+    for name in given:
+        if (now := ARGUMENTS[of].get(name)) is not None:
+            raise ConfigError(f"{name}= of {of} is now {now}", field=name)
+
+
+def refuse_method(of: str, name: str) -> NoReturn:
+    """Refuses a method that earlier versions had.
+
+    Raises:
+        ConfigError: always; says what to write instead.
+    """
+    raise ConfigError(f"{of}.{name} is not there any more: {METHODS[of][name]}", field=name)
+
+
+def warn_of(text: str, stacklevel: int) -> None:
+    """Warns of a spelling that a later release refuses.
+
+    Args:
+        text: The old spelling and the new one.
+        stacklevel: Frames from the caller of this function up to the code of the user; 1 is the caller itself.
+    """
+    warnings.warn(f"{text}; the old spelling works until release 0.3", FutureWarning, stacklevel=stacklevel + 1)
+
+
+def replace_arguments(of: str, given: Mapping[str, Any], stacklevel: int = 1) -> dict[str, Any]:
+    """Returns the arguments under their names of today.
+
+    Args:
+        of: name of the class or function.
+        given: Arguments by name.
+        stacklevel: Frames from the caller of this function up to the code of the user, for warnings.
+
+    Raises:
+        ConfigError: an argument that no longer works; names its replacement.
+    """
+    taken: dict[str, Any] = {}
+    for name, value in given.items():
+        new = _STILL_TAKEN.get((of, name), name)
+        if new != name:
+            if new in given:
+                raise ConfigError(f"{of} has both {new}= and its old name {name}=: give {new}= alone", field=name)
+            warn_of(f"{name}= of {of} is now {new}=", stacklevel + 1)
+        taken[new] = value
+    refuse_removed(of, taken)
+    return taken
+
+
+def check_arguments(of: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Makes a function, or the `__init__` of a class, refuse the arguments of earlier releases by their new names.
+
+    Args:
+        of: name in `ARGUMENTS`.
+    """
+    old = ARGUMENTS[of].keys()
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def checked(*args: P.args, **options: P.kwargs) -> R:
+            if not old.isdisjoint(options):
+                return cast("Callable[..., R]", function)(*args, **replace_arguments(of, options, 2))
+            return function(*args, **options)
+
+        return checked
+
+    return decorate
+
+
+def check_options(made: C) -> C:
+    """Makes a dataclass of options refuse the arguments of earlier releases by their new names."""
+    made.__init__ = check_arguments(made.__name__)(made.__init__)  # type: ignore[misc]
+    return made
