@@ -39,7 +39,7 @@ def _cost(row: np.ndarray) -> int:
 def test_the_balance_of_ranks_is_that_of_the_job(make):
     """Without and with Balance, for each number of rows that divides the batch."""
     text = explain_rows(make()._member.open().rows, 1 << 20, RANKS * 2, 17)
-    found = re.search(rf"{RANKS} ranks of 2 rows: ([\d.]+), with Balance\(rows=2\) ([\d.]+)", text)
+    found = re.search(rf"{RANKS} ranks of 2 rows: ([\d.]+), with Balance\(rows_per_rank=2\) ([\d.]+)", text)
     wanted = dearest(make, 2), dearest(make, 2, balance=Balance(rows_per_rank=2))
     assert tuple(map(float, found.groups())) == pytest.approx(wanted, abs=0.0006)
 

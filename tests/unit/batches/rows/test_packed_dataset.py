@@ -263,7 +263,7 @@ def test_a_state_names_what_has_changed(make):
         "policy": Packing(ROW, "concat", rows_per_set=8),
         "overflow": Packing(ROW, overflow="truncate", rows_per_set=8),
         "multiple_of": Packing(ROW, multiple_of=8, rows_per_set=8),
-        "rows_per_set": Packing(ROW, rows_per_set=9),
+        "set_rows": Packing(ROW, rows_per_set=9),
     }
     for part, packing in changed.items():
         with (

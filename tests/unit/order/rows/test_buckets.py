@@ -68,7 +68,7 @@ def test_padding_of_buckets(kind, most):
 @pytest.mark.parametrize("given", [{"policy": "buckets"}, {"policy": "buckets", "most": 0}, {"most": 3}])
 def test_specs_outside_the_rules_are_refused(given):
     """Only buckets have a limit of documents."""
-    with pytest.raises(ConfigError, match="Buckets: most="):
+    with pytest.raises(ConfigError, match="Buckets: max_samples="):
         RowSpec(64, **given)
 
 
