@@ -174,7 +174,9 @@ def test_a_changed_mix_goes_on_at_the_end_of_an_epoch(mix):
 
 def test_members_are_balanced_alike(make):
     """But for where their lengths come from."""
-    with pytest.raises(ConfigError, match=r"members a and b differ in balance: Balance.*rows_per_rank=2.* and Balance.*rows_per_rank=4"):
+    with pytest.raises(
+        ConfigError, match=r"members a and b differ in balance: Balance.*rows_per_rank=2.* and Balance.*rows_per_rank=4"
+    ):
         MixedDataset({"a": make(2), "b": make(4)})
 
 
