@@ -151,12 +151,12 @@ def check_arguments(of: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
-        def checked(*args: P.args, **options: P.kwargs) -> R:
+        def check_call(*args: P.args, **options: P.kwargs) -> R:
             if not old.isdisjoint(options):
                 return cast("Callable[..., R]", function)(*args, **replace_arguments(of, options, 2))
             return function(*args, **options)
 
-        return checked
+        return check_call
 
     return decorate
 
