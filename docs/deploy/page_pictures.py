@@ -1,9 +1,10 @@
-"""Draws the pictures of the service's page in docs/deploy/: page.png and page-phone.png. Needs Chromium.
+"""Draws the pictures of the service's page in docs/deploy/. Needs Chromium.
 
     python docs/deploy/page_pictures.py [FOLDER]
 
-page.png is the page beside a service at work, as screenshot.py starts it: every figure is of that run. page-phone.png
-is the same page in the dark on a phone, of an engine with 64 ranks and 20 datasets, which are made up.
+page.png, curves.png and curves-phone.png are of a service whose job waits: its bucket is behind a slow link, and the
+service is restarted meanwhile. Every figure is of that run. page-phone.png is the page in the dark on a phone, of an
+engine with 64 ranks and 20 datasets, which are made up.
 """
 
 # One task: nothing else waits for its loop.
@@ -18,14 +19,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import aiohttp
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+from screenshot import SAMPLE_BYTES, Service, wait_for  # noqa: E402
+
+from examples.bucket.store import BUCKET, Link, Store, request  # noqa: E402 - a script has no package
 
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SECONDS = 60
+BEFORE_SECONDS = 40
+AFTER_SECONDS = 30
 # The first answer of the engine is there.
 READY = "document.querySelectorAll('#figures dd').length > 0"
 
@@ -166,11 +175,26 @@ def _session(rank: int, job: str) -> dict[str, object]:
     }
 
 
-async def _draw(folder: Path, live: str) -> None:
+async def draw_curves(chromium: Browser, service: SlowService, folder: Path) -> None:
+    """Draws curves.png and curves-phone.png: the job waits, the service is restarted, the job goes on."""
+    await chromium.open(f"http://{service.http}/", height=1400)
+    await asyncio.sleep(BEFORE_SECONDS)
+    service.restart()
+    # The page stays open, and a new one shows the same: the history outlives the engine.
+    await asyncio.sleep(AFTER_SECONDS)
+    for name, width, dark in (("curves.png", 1280, False), ("curves-phone.png", 390, True)):
+        await chromium.open(f"http://{service.http}/", width=width, height=1100, dark=dark)
+        await chromium.until("document.querySelectorAll('#curves path').length > 8")
+        await chromium.evaluate("document.querySelector('#curves-title').scrollIntoView()")
+        await chromium.picture(folder / name)
+
+
+async def _draw(folder: Path, service: SlowService) -> None:
     from streamer.service.web import serve_http
 
     async with browser() as chromium:
-        await chromium.open(f"http://{live}/", height=840)
+        await draw_curves(chromium, service, folder)
+        await chromium.open(f"http://{service.http}/", height=840)
         # Rates are those between two looks.
         await asyncio.sleep(5)
         await chromium.picture(folder / "page.png")
@@ -179,18 +203,53 @@ async def _draw(folder: Path, live: str) -> None:
             await chromium.picture(folder / "page-phone.png")
 
 
+class SlowService(Service):
+    """A service over a bucket that gives 8 MB/s, less than its ranks can read; it may be restarted."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        super().__init__(folder, port)
+        self.url = f"s3://{BUCKET}/train/"
+        self._parts = ExitStack()
+
+    @contextmanager
+    def at_work(self, ranks: int = 2) -> Iterator[None]:
+        """From the start of the job to its end."""
+        link = Link(first_byte_seconds=0.02, bytes_per_second=8_000_000)
+        with Store(link) as store, ExitStack() as stack:
+            self._fill(store.endpoint)
+            with self._parts:
+                self._parts.enter_context(self.running())
+                wait_for([stack.enter_context(self.rank(number)) for number in range(ranks)], 0, 5)
+                yield
+
+    def restart(self) -> None:
+        """Ends the service as a service manager does, and starts it again."""
+        self._parts.close()
+        self._parts.enter_context(self.running())
+
+    def _fill(self, endpoint: str) -> None:
+        request(endpoint, "PUT", f"/{BUCKET}")
+        random = np.random.default_rng(5)
+        for number in range(400):
+            request(endpoint, "PUT", f"/{BUCKET}/train/{number % 4}/{number:04}.bin", random.bytes(SAMPLE_BYTES))
+        options = f"{{ key = 'demo', secret = 'demo', client_kwargs = {{ endpoint_url = '{endpoint}' }} }}"
+        (self.folder / "streamer.toml").write_text(
+            f"[cache]\ndirectory = '{self.folder}/cache'\nlimit_bytes = '25MB'\n"
+            f"[engine]\nsocket_path = '{self.folder}/s'\n[service]\nhttp = '{self.http}'\n"
+            f"[[datasets]]\nurl = '{self.url}'\nstorage_options = {options}\n"
+        )
+
+    def _configure(self) -> Path:
+        return self.folder / "streamer.toml"
+
+
 def main() -> None:
     """Draws into the folder named, or into this one."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    from screenshot import Service, wait_for
-
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
-    with tempfile.TemporaryDirectory(prefix="page-") as name, ExitStack() as stack:
-        service = Service(Path(name), 9466)
-        stack.enter_context(service.running())
-        ranks = [stack.enter_context(service.rank(number)) for number in range(2)]
-        wait_for(ranks, 1, 20)
-        asyncio.run(_draw(folder, service.http))
+    with tempfile.TemporaryDirectory(prefix="page-") as name:
+        service = SlowService(Path(name), 9466)
+        with service.at_work():
+            asyncio.run(_draw(folder, service))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
     <cache_dir>/            0700 (0750 with a group)
       streamer-cache        the marker: "streamer cache 1"; another number means another layout
       streamer-cache.sock   the socket of the engine that a trainer has started here
+      streamer-cache.history what the page of a service shows of the time before its restart
       root-id               32 hex digits, by which a reader that mounts the folder elsewhere recognises it
       chunks/a/<key>.chunk  0600 (0640 with a group); 16 folders, by the first digit of the key
       manifests/<digest>/   the manifests

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from streamer.base.cgroup import usable_cores
 from streamer.base.extras import require
@@ -30,11 +31,14 @@ from streamer.errors import CacheError, ConfigError, StreamerError
 from streamer.service.admission import raise_limits
 from streamer.service.client_connection import ClientConnection
 from streamer.service.listening import Listeners, listen
-from streamer.service.recent_warnings import recent_warnings
+from streamer.service.recent_warnings import RecentWarnings, recent_warnings
 from streamer.service.sd_notify import Notifier
 from streamer.service.server import Server
 from streamer.service.startup_timing import StartupTiming
-from streamer.service.web import serve_http
+from streamer.service.web import OFF, serve_http
+
+if TYPE_CHECKING:
+    from streamer.service.history.history import History
 
 logger = logging.getLogger(__name__)
 
@@ -159,11 +163,13 @@ class EngineService:
                 )
                 # They are closed also where the engine fails: its thread ends, and no process that would close them.
                 with contextlib.closing(server):
-                    await self._serve(config, engine, server, tasks)
+                    async with _record_history(engine, warnings) as history:
+                        await self._serve(engine, server, tasks, history)
             self._notifier.close()
 
-    async def _serve(self, config: EngineConfig, engine: Engine, server: Server, tasks: asyncio.TaskGroup) -> None:
-        async with serve_http(config.service.http, server.statistics, self._not_ready):
+    async def _serve(self, engine: Engine, server: Server, tasks: asyncio.TaskGroup, history: History | None) -> None:
+        config = engine.config
+        async with serve_http(config.service.http, server.statistics, self._not_ready, history):
             async with listen(config, lambda: ClientConnection(server)) as self._listeners:
                 self._handle_signals()
                 self._on_listening()
@@ -289,6 +295,14 @@ def _join_peers(engine: Engine) -> contextlib.AbstractAsyncContextManager[object
     from streamer.peers.group import join_peers  # Only here: without peers nothing of it is imported.
 
     return join_peers(engine)
+
+
+def _record_history(engine: Engine, warnings: RecentWarnings) -> contextlib.AbstractAsyncContextManager[History | None]:
+    if engine.config.service.http in OFF:
+        return contextlib.nullcontext()
+    from streamer.service.history.recorder import keep_history  # Only here: without a page none is kept.
+
+    return keep_history(engine, engine.cache.root, warnings)
 
 
 # ---------------------------------------------------------------- the folder

@@ -27,9 +27,11 @@ class RecentWarnings(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self._kinds: OrderedDict[tuple[str, str, str], Table] = OrderedDict()
+        self._number = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         """Remembers one message; any thread, under the handler's lock."""
+        self._number += 1
         kind = record.name, str(record.msg), str(getattr(record, "kind", ""))
         known = self._kinds.pop(kind, {})
         self._kinds[kind] = {
@@ -47,6 +49,15 @@ class RecentWarnings(logging.Handler):
         self.acquire()
         try:
             return [dict(entry) for entry in reversed(self._kinds.values())]
+        finally:
+            self.release()
+
+    def newest(self) -> tuple[int, Table | None]:
+        """Returns how many messages there were, and the newest one."""
+        self.acquire()
+        try:
+            newest = next(reversed(self._kinds.values()), None)
+            return self._number, newest
         finally:
             self.release()
 

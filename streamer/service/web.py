@@ -2,9 +2,10 @@
 
 /                 a page for people: the content of `streamer top`.
 /statistics.json  the data behind it, as in `streamer stat --json`.
-/healthz  200 while the engine's loop runs.
-/readyz   200 while trainers may connect; 503 with the reason otherwise.
-/metrics  for Prometheus.
+/history.json     the data behind its curves; ?seconds=3600 for the last hour.
+/healthz          200 while the engine's loop runs.
+/readyz           200 while trainers may connect; 503 with the reason otherwise.
+/metrics          for Prometheus.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import ipaddress
 import logging
 import os
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -28,9 +30,12 @@ from streamer.base.bounded_connections import BoundedConnections
 from streamer.base.extras import require
 from streamer.engine.statistics import Values
 from streamer.errors import ConfigError
+from streamer.service.history.rings import DEFAULT_SECONDS, MAX_SECONDS
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+    from streamer.service.history.history import History
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +50,9 @@ _KEEPALIVE_SECONDS = 15.0
 _MAX_CONNECTIONS = 64
 _SILENT_SECONDS = 20.0
 _BACKLOG = 128
+_DATA_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+# A number of seconds has no more.
+_MAX_DIGITS = 12
 
 # Scrapers and probes use names that only their cluster knows, such as that of a Service.
 _OPEN = ("/metrics", "/healthz", "/readyz")
@@ -56,13 +64,16 @@ Handler = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
 
 
 @contextlib.asynccontextmanager
-async def serve_http(address: str, look: Look, not_ready: NotReady) -> AsyncIterator[None]:
+async def serve_http(
+    address: str, look: Look, not_ready: NotReady, history: History | None = None
+) -> AsyncIterator[None]:
     """Serves the page, the statistics and the metrics while the context lasts.
 
     Args:
         address: "host:port"; "" or "off" for no HTTP, where aiohttp is not imported.
         look: returns the service's statistics.
         not_ready: returns why it is not ready, or "" if it is.
+        history: data of the curves; without it the page has none.
 
     Raises:
         ConfigError: it is not an address, it is taken, or the extra `serve` is not installed.
@@ -79,7 +90,7 @@ async def serve_http(address: str, look: Look, not_ready: NotReady) -> AsyncIter
     silent = logging.getLogger("streamer.service.http")
     silent.disabled = True
     runner = web.AppRunner(
-        _application(look, not_ready, host, connections),
+        _application(look, not_ready, history=history, host=host, connections=connections),
         access_log=None,
         logger=silent,
         handle_signals=False,
@@ -153,37 +164,48 @@ def parse_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _application(look: Look, not_ready: NotReady, host: str, connections: BoundedConnections) -> web.Application:
+def parse_seconds(text: str) -> int | None:
+    """Returns the length of the history that a request asks for; None if it is not a number of seconds."""
+    if not text:
+        return DEFAULT_SECONDS
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
+        return None
+    return min(int(text), MAX_SECONDS)
+
+
+def _application(
+    look: Look, not_ready: NotReady, *, history: History | None, host: str, connections: BoundedConnections
+) -> web.Application:
     from aiohttp import web
 
-    def ready() -> web.Response:
+    def ready(request: web.Request) -> web.Response:
         reason = not_ready()
         return web.Response(status=503 if reason else 200, text=f"{reason or 'ready'}\n")
 
-    def figures() -> web.Response:
+    def figures(request: web.Request) -> web.Response:
         from streamer.service import metrics
 
         body, kind = metrics.make_exposition(look())
         return web.Response(body=body, headers={"Content-Type": kind})
 
-    def page() -> web.Response:
+    def page(request: web.Request) -> web.Response:
         body, headers = make_page()
         return web.Response(body=body, content_type="text/html", charset="utf-8", headers=headers)
 
-    def statistics() -> web.Response:
-        headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-        return web.Response(body=msgspec.json.encode(look()), content_type="application/json", headers=headers)
+    def statistics(request: web.Request) -> web.Response:
+        return web.Response(body=msgspec.json.encode(look()), content_type="application/json", headers=_DATA_HEADERS)
 
-    answers: dict[str, Callable[[], web.Response]] = {
-        "/healthz": lambda: web.Response(text="ok\n"),
+    answers: dict[str, Callable[[web.Request], web.Response]] = {
+        "/healthz": lambda request: web.Response(text="ok\n"),
         "/readyz": ready,
         "/metrics": figures,
         "/": page,
         "/statistics.json": statistics,
+        "/history.json": lambda request: _answer_history(history, request),
     }
 
     async def answer(request: web.Request) -> web.Response:
-        return answers[request.path]()
+        return answers[request.path](request)
 
     @web.middleware
     async def check_name(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -202,6 +224,18 @@ def _application(look: Look, not_ready: NotReady, host: str, connections: Bounde
     for path in answers:
         application.router.add_get(path, answer)
     return application
+
+
+def _answer_history(history: History | None, request: web.Request) -> web.Response:
+    from aiohttp import web
+
+    if history is None:
+        return web.Response(status=404, text="this service keeps no history\n")
+    seconds = parse_seconds(request.query.get("seconds", ""))
+    if seconds is None:
+        return web.Response(status=400, text="write a whole number of seconds, as ?seconds=3600\n")
+    body = history.to_json(time.time(), seconds)
+    return web.Response(body=body, content_type="application/json", headers=_DATA_HEADERS)
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from streamer.errors import ConfigError
+from streamer.service.history.history import History
 from streamer.service.web import parse_address, serve_http
 
 
@@ -68,8 +69,9 @@ async def test_another_name_in_the_header_is_refused(monkeypatch):
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "gpu-07.example.org", "", "", "")))
     port = free_port()
     for host, open_paths in (("127.0.0.1", set()), ("0.0.0.0", {"/metrics", "/healthz", "/readyz"})):
-        async with serve_http(f"{host}:{port}", dict, lambda: ""), aiohttp.ClientSession() as session:
-            for path in ("/", "/statistics.json", "/metrics", "/healthz", "/readyz"):
+        serving = serve_http(f"{host}:{port}", dict, lambda: "", History())
+        async with serving, aiohttp.ClientSession() as session:
+            for path in ("/", "/statistics.json", "/history.json", "/metrics", "/healthz", "/readyz"):
                 for name in ("127.0.0.1", "localhost", f"gpu-07:{port}", "GPU-07.example.org", "[::1]:1", "[::1]"):
                     async with session.get(f"http://127.0.0.1:{port}{path}", headers={"Host": name}) as answer:
                         assert answer.status == 200, (path, name)

@@ -1,0 +1,255 @@
+"""Looks at an engine once a second, for the curves of the page. A look takes a tenth of a millisecond."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+
+from streamer.engine.engine import Engine
+from streamer.engine.session import EngineSession
+from streamer.fetch.statistics import sum_statistics
+from streamer.service.history.history import History, RankKey, RankSample
+from streamer.service.history.saved import FILE_NAME, read_history, write_history
+from streamer.service.recent_warnings import RecentWarnings
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+SAVE_SECONDS = 60.0
+# A look that comes late, because the machine was busy, stands for the seconds before it.
+_MAX_LATE_SECONDS = 20
+# Loaders report every 30 s unless they are told otherwise.
+_REPORT_SECONDS = 90.0
+_MAX_NAME_LETTERS = 120
+
+
+class StepPace:
+    """Measures steps per second: smooth also where one step takes seconds.
+
+    Args:
+        steps: number of steps at the beginning.
+        now_seconds: time.
+    """
+
+    def __init__(self, steps: int, now_seconds: float) -> None:
+        self._steps = steps
+        self._at_seconds = now_seconds
+        self._last = math.nan
+        self._rate = math.nan
+
+    def update(self, steps: int, now_seconds: float) -> float:
+        """Returns the steps per second since their number last changed; while it stands, what they are at most."""
+        elapsed = max(1e-9, now_seconds - self._at_seconds)
+        if steps <= self._steps:
+            return min(self._rate, self._last / elapsed)
+        self._last = steps - self._steps
+        self._rate = self._last / elapsed
+        self._steps = steps
+        self._at_seconds = now_seconds
+        return self._rate
+
+
+class SessionWatch:
+    """What is compared with the last look at one session.
+
+    Attributes:
+        key: job, consumer and dataset, as the page names it.
+        loader: job, stream and dataset, which all ranks of a loader have in common.
+    """
+
+    def __init__(self, session: EngineSession) -> None:
+        request = session.request
+        names = (request.job, request.consumer, request.stream, request.dataset)
+        job, consumer, stream, dataset = (name[:_MAX_NAME_LETTERS] for name in names)
+        self.key: RankKey = (job, consumer, dataset)
+        self.loader = (job, stream, dataset)
+        now = session.engine_now()
+        # A step is a batch of this consumer; 0 where the client has not said how large it is.
+        self._batch_samples = request.global_batch / request.world_size if request.world_size else 0.0
+        self._pace = StepPace(session.progress.done, now)
+        self._looked_at = now
+        self._waited_seconds = session.waiting.seconds(now)
+
+    def look(self, session: EngineSession) -> RankSample:
+        """Returns the rates since the last look."""
+        now = session.engine_now()
+        waited_seconds = session.waiting.seconds(now)
+        elapsed = now - self._looked_at
+        share = (waited_seconds - self._waited_seconds) / elapsed if elapsed > 0 else math.nan
+        self._waited_seconds = waited_seconds
+        self._looked_at = now
+        steps = self._pace.update(session.progress.done, now)
+        finding = session.finding
+        fresh = finding is not None and now - session.finding_at < _REPORT_SECONDS
+        return RankSample(
+            samples=steps * self._batch_samples if self._batch_samples else math.nan,
+            waiting=share,
+            loader=finding.waiting_share if finding is not None and fresh else math.nan,
+        )
+
+
+class Recorder:
+    """Fills a history with what an engine does. Lives on the engine's loop.
+
+    Args:
+        engine: open engine.
+        history: history to fill.
+        warnings: warnings of this process.
+        clock: returns the Unix time.
+    """
+
+    def __init__(
+        self, engine: Engine, history: History, warnings: RecentWarnings, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._engine = engine
+        self._history = history
+        self._warnings = warnings
+        self._clock = clock
+        self._counters: dict[str, float] = self._count(self._sum_fetchers())
+        self._looked_at = engine.now()
+        self._second = int(clock())
+        self._watches: dict[str, SessionWatch] = {}
+        # The newest epoch of each loader.
+        self._epochs: dict[tuple[str, str, str], int] = {}
+        self._warned = warnings.newest()[0]
+
+    def __repr__(self) -> str:
+        return f"Recorder({self._history!r}, sessions={len(self._watches)})"
+
+    def look(self) -> None:
+        """Adds what has happened since the last look."""
+        second = int(self._clock())
+        ranks = self._look_at_sessions(second)
+        row = self._look_at_engine()
+        row["waiting"] = max_known(rank.waiting for rank in ranks.values())
+        row["samples"] = sum_known(rank.samples for rank in ranks.values())
+        missed = range(self._second + 1, second) if second - self._second <= _MAX_LATE_SECONDS else ()
+        for each in (*missed, second):
+            self._history.add(each, row, ranks)
+        self._second = second
+        number, newest = self._warnings.newest()
+        if newest is not None and number > self._warned:
+            text = f"{newest['level']} {newest['text']}"
+            self._history.marks.add(float(str(newest["at_seconds"])), "warning", text, number - self._warned)
+        self._warned = number
+
+    def _sum_fetchers(self) -> dict[str, int | float]:
+        return sum_statistics([self._engine.fetchers.statistics(), self._engine.fetch_pool.statistics()])
+
+    def _count(self, fetched: dict[str, int | float]) -> dict[str, float]:
+        """Returns what only grows, by the names of the series."""
+        engine = self._engine
+        policy = engine.policy.statistics()
+        first_bytes = engine.fetchers.first_bytes().plus(engine.fetch_pool.first_bytes())
+        peers = engine.peer_statistics() if engine.peer_statistics is not None else {}
+        return {
+            "store_bytes": fetched["received_bytes"] - engine.manifests.traffic.read_bytes,
+            "hit_bytes": policy.needed_bytes - policy.admitted_bytes,
+            "needed_bytes": policy.needed_bytes,
+            "peer_bytes": peers.get("peer_received_bytes", math.nan),
+            "first_bytes": sum(first_bytes.counts),
+            "first_byte_seconds": first_bytes.sum_seconds,
+            "throttled": fetched["throttled"],
+            "retries": fetched["retries"],
+            "failures": fetched["failures"],
+        }
+
+    def _look_at_engine(self) -> dict[str, float]:
+        now = self._engine.now()
+        seconds = max(1e-9, now - self._looked_at)
+        fetched = self._sum_fetchers()
+        counters = self._count(fetched)
+        rates = {name: (count - self._counters[name]) / seconds for name, count in counters.items()}
+        self._counters = counters
+        self._looked_at = now
+        policy = self._engine.policy.statistics()
+        taken = policy.kept_bytes + policy.transit_bytes
+        return {
+            **rates,
+            "in_flight": float(fetched["in_flight"]),
+            "fill": taken / policy.limit_bytes if policy.limit_bytes else math.nan,
+        }
+
+    def _look_at_sessions(self, second: int) -> dict[RankKey, RankSample]:
+        """Returns the consumers; two sessions of one name are one."""
+        watches: dict[str, SessionWatch] = {}
+        ranks: dict[RankKey, RankSample] = {}
+        for name, session in self._engine.sessions.items():
+            watch = self._watches.get(name) or SessionWatch(session)
+            watches[name] = watch
+            sample = watch.look(session)
+            other = ranks.get(watch.key)
+            ranks[watch.key] = sample if other is None else merge_samples(sample, other)
+            # The first rank of a loader begins an epoch.
+            epoch = session.running_epoch
+            if epoch is not None and epoch > self._epochs.get(watch.loader, -1):
+                self._epochs[watch.loader] = epoch
+                self._history.marks.add(second, "epoch", f"epoch {epoch} of {watch.key[0] or 'a job without a name'}")
+        self._watches = watches
+        connected = {watch.loader for watch in watches.values()}
+        self._epochs = {loader: epoch for loader, epoch in self._epochs.items() if loader in connected}
+        return ranks
+
+
+def merge_samples(one: RankSample, other: RankSample) -> RankSample:
+    """Adds the samples of two sessions of one consumer; of the shares the larger one counts."""
+    return RankSample(
+        samples=sum_known([one.samples, other.samples]),
+        waiting=max_known([one.waiting, other.waiting]),
+        loader=max_known([one.loader, other.loader]),
+    )
+
+
+def sum_known(values: Iterable[float]) -> float:
+    """Returns the sum of the numbers, or NaN if there are none."""
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) if known else math.nan
+
+
+def max_known(values: Iterable[float]) -> float:
+    """Returns the largest number, or NaN if there are none."""
+    return max((value for value in values if not math.isnan(value)), default=math.nan)
+
+
+@contextlib.asynccontextmanager
+async def keep_history(engine: Engine, folder: Path, warnings: RecentWarnings) -> AsyncIterator[History]:
+    """Keeps the history of an open engine while the context lasts.
+
+    Args:
+        engine: open engine.
+        folder: cache folder, in which the history outlives a restart.
+        warnings: warnings of this process.
+    """
+    history = History()
+    path = folder / FILE_NAME
+    again = read_history(path, history)
+    history.marks.add(time.time(), "engine", "the engine started again" if again else "the engine started")
+    recorder = Recorder(engine, history, warnings)
+
+    async def look() -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                recorder.look()
+            except Exception:  # an engine serves its readers, whatever is wrong with its curves
+                logger.exception("the curves of the page end here")
+                return
+
+    async def save() -> None:
+        while True:
+            await asyncio.sleep(SAVE_SECONDS)
+            await asyncio.to_thread(write_history, path, history.encode())
+
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(work(), name=f"history: {work.__name__}") for work in (look, save)]
+        try:
+            yield history
+        finally:
+            for task in running:
+                task.cancel()
+            write_history(path, history.encode())

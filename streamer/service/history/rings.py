@@ -1,0 +1,84 @@
+"""Means of series over time in several resolutions; the newest bins of each. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+POINTS = 450
+# Seconds of a bin: the newest 15 min, 1 h, 4 h, 16 h, 64 h, 11 d, 43 d.
+STEPS = (2, 8, 32, 128, 512, 2048, 8192)
+DEFAULT_SECONDS = STEPS[0] * POINTS
+MAX_SECONDS = STEPS[-1] * POINTS
+
+_EACH_LEVEL = np.arange(len(STEPS))
+_STEPS = np.array(STEPS)
+
+Row = npt.NDArray[np.float64]
+
+
+def choose_level(seconds: float) -> int:
+    """Returns the finest level that goes back this far, or the last one."""
+    return next((level for level, step in enumerate(STEPS) if step * POINTS >= seconds), len(STEPS) - 1)
+
+
+class Rings:
+    """The means of some series in bins of every step. A bin whose time has no value is NaN.
+
+    Args:
+        series: number of series.
+        dtype: type in which the means are kept.
+
+    Attributes:
+        values: (levels, POINTS, series) the means; the bin of number n is in place n % POINTS.
+        bins: (levels, POINTS) number of the bin in each place, counted from 1970; -1 where there is none yet.
+    """
+
+    def __init__(self, series: int, dtype: type[np.floating]) -> None:
+        self.values = np.full((len(STEPS), POINTS, series), np.nan, dtype)
+        self.bins = np.full((len(STEPS), POINTS), -1, np.int64)
+        self._running = np.full(len(STEPS), -1)
+        self._total = np.zeros((len(STEPS), series))
+        self._count = np.zeros((len(STEPS), series))
+
+    def __repr__(self) -> str:
+        return f"Rings(series={self.values.shape[2]}, newest={int(self.bins.max()) * STEPS[0]})"
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return sum(column.nbytes for column in (self.values, self.bins, self._running, self._total, self._count))
+
+    def add(self, at_seconds: int, row: Row) -> None:
+        """Adds one value of each series, or NaN, to the bins of a Unix time."""
+        bins = at_seconds // _STEPS
+        new = bins != self._running
+        self._running = bins
+        self._total[new] = 0.0
+        self._count[new] = 0.0
+        known = np.isfinite(row)
+        self._total += np.where(known, row, 0.0)
+        self._count += known
+        place = bins % POINTS
+        mean = np.divide(self._total, self._count, out=np.full_like(self._total, np.nan), where=self._count > 0)
+        self.values[_EACH_LEVEL, place] = mean
+        self.bins[_EACH_LEVEL, place] = bins
+
+    def clear(self, series: int) -> None:
+        """Forgets one series."""
+        self.values[:, :, series] = np.nan
+        self._total[:, series] = 0.0
+        self._count[:, series] = 0.0
+
+    def first_bin(self, level: int, first: int, last: int) -> int:
+        """Returns the number of the earliest known bin of a level in [first, last]; `last` if there is none."""
+        bins = self.bins[level]
+        return int(bins[(bins >= first) & (bins <= last)].min(initial=last))
+
+    def read(self, level: int, first: int, last: int) -> Row:
+        """Returns (bins, series) the means of the bins `first` to `last`, at most POINTS of them."""
+        wanted = np.arange(first, last + 1)
+        place = wanted % POINTS
+        found: Row = self.values[level, place].astype(np.float64)
+        found[self.bins[level, place] != wanted] = np.nan
+        return found
