@@ -25,10 +25,10 @@ import pyarrow.parquet as pq
 from benchmarks.feed.generate import field, varint
 from streamer.formats import (
     HDF5,
+    MDS,
     Folder,
     JsonLines,
     LitData,
-    Mds,
     Npy,
     Parquet,
     RawArrays,
@@ -235,7 +235,7 @@ WAYS = (
     Way("tfrecord", lambda length: TFRecord(), write_tfrecord, 0.55),
     Way("tfrecord+idx", lambda length: TFRecord(), write_indexed_tfrecord, 0.55),
     Way("recordio+idx", lambda length: RecordIO(), write_recordio, 0.9),
-    Way("mds", lambda length: Mds(), write_mds, 0.9),
+    Way("mds", lambda length: MDS(), write_mds, 0.9),
     Way("litdata", lambda length: LitData(), write_litdata, 0.9),
     Way("jsonl", lambda length: JsonLines(), write_json_lines),
     Way("parquet", lambda length: Parquet(), write_parquet, 0.8, 0.8),

@@ -23,7 +23,7 @@ from PIL import Image
 from torch import nn
 
 from streamer import StreamingDataLoader, StreamingDataset
-from streamer.decode.transforms import CentreCrop, HorizontalFlip, OnField, RandomResizedCrop
+from streamer.decode.transforms import CenterCrop, HorizontalFlip, OnField, RandomResizedCrop
 from streamer.loader.device import Normalize
 
 CLASSES = 4
@@ -91,7 +91,7 @@ class Training:
             arguments.val or f"{folder}/val/",
             cache_dir=cache,
             shuffle=False,
-            transform=OnField("jpg", CentreCrop(edge)),
+            transform=OnField("jpg", CenterCrop(edge)),
         )
         per_rank = arguments.batch_size // dist.get_world_size()
         self.train = StreamingDataLoader(

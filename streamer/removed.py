@@ -65,6 +65,8 @@ ARGUMENTS: dict[str, dict[str, str]] = {
     },
     "Balance": {"rows": "rows_per_rank=", "cost": "coefficients="},
     "Estimate": {"safety": "margin="},
+    "Annotations": {"on": "sample_field="},
+    "DevicePrefetcher": {"ahead": "depth=", "mover": "chosen by device=: leave it out"},
     "Growing": {"grow": "round_bytes="},
     "Weights": {"values": "weights=", "stop": "stopping_strategy="},
 }
@@ -72,8 +74,14 @@ ARGUMENTS: dict[str, dict[str, str]] = {
 _STILL_TAKEN: dict[tuple[str, str], str] = {
     ("Packing", "cost"): "lengths",
 }
+# Names of modules, and the names that have taken their place.
+NAMES = {
+    "streamer.decode.transforms": {"CentreCrop": "CenterCrop"},
+    "streamer.formats": {"Mds": "MDS"},
+}
 # Methods of earlier versions, and what to write instead.
 METHODS = {
+    "StreamingDataset": {"find": "StreamingDataset.index_of(key) finds the number of a sample"},
     "MixedDataset": {
         "from_file": "read the file with tomllib, and pass its values: MixedDataset({name: StreamingDataset(**member) "
         "for name, member in members.items()}, weights=...); docs/mixing.md",
@@ -97,6 +105,19 @@ def refuse_removed(of: str, given: Mapping[str, object]) -> None:
     for name in given:
         if (now := ARGUMENTS[of].get(name)) is not None:
             raise ConfigError(f"{name}= of {of} is now {now}", field=name)
+
+
+def refuse_name(module: str, name: str) -> NoReturn:
+    """Refuses a name that a module does not have, as its `__getattr__`.
+
+    Raises:
+        ImportError: an earlier release had the name; says the new one. From an AttributeError Python itself would make
+            "cannot import name".
+        AttributeError: no release had it.
+    """
+    if (now := NAMES[module].get(name)) is not None:
+        raise ImportError(f"{module}.{name} is now {module}.{now}", name=module)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
 def refuse_method(of: str, name: str) -> NoReturn:

@@ -51,7 +51,11 @@ class JoinRules(msgspec.Struct, frozen=True):
         """Makes the rules of annotations whose table is found."""
         base = manifest.content.base if manifest.whole_objects else ""
         return cls(
-            table=table, missing=given.missing, on=given.on, base=base, part_mark=restore_format(manifest).part_mark
+            table=table,
+            missing=given.missing,
+            on=given.sample_field,
+            base=base,
+            part_mark=restore_format(manifest).part_mark,
         )
 
     @property
@@ -136,7 +140,7 @@ class Joiner:
         found = [field for field in fields if field.name == self._rules.on]
         if not found:
             raise DecodeError(
-                f"no field {self._rules.on!r}, by which annotations are joined (on=); it has "
+                f"no field {self._rules.on!r}, by which annotations are joined (sample_field=); it has "
                 f"{', '.join(field.name for field in fields)}"
             )
         value = self._decode("", found)[found[0].name]
@@ -159,8 +163,8 @@ def no_row(table: AnnotationTable, key: str) -> str:
     return (
         f"no annotations for {key!r} among the {len(table):,} rows of {table.head.url}, whose keys are like {shown}"
         f"{begin}; "
-        "missing='empty' gives such samples empty ones, missing='drop' leaves them out (files only), key= and on= name "
-        "other columns and fields"
+        "missing='empty' gives such samples empty ones, missing='drop' leaves them out (files only), key= and "
+        "sample_field= name other columns and fields"
     )
 
 

@@ -12,6 +12,7 @@ import msgspec
 from streamer.errors import ConfigError
 from streamer.formats.base import FieldSpec
 from streamer.formats.names import base_name
+from streamer.removed import check_options
 
 if TYPE_CHECKING:
     from streamer.formats.table.writer import Column
@@ -27,6 +28,7 @@ USUAL_KEY = "file_name"
 NO_KEY = "has no column of keys"
 
 
+@check_options
 @dataclass(frozen=True)
 class Annotations:
     """A file with labels, boxes or texts for the samples of a dataset, joined by key.
@@ -45,7 +47,8 @@ class Annotations:
             "image_id", "height", "width", or "captions". Others of COCO: "segmentation", "keypoints", "category_ids".
         missing: a sample without a row is an "error", has "empty" arrays and None for numbers and texts, or is left out
             ("drop", for datasets of files).
-        on: the field of the sample with its name, for records whose "__key__" is only a number; None: "__key__".
+        sample_field: Field of the sample with its name, for records whose "__key__" is only a number. By default
+            "__key__".
 
     Raises:
         ConfigError: an invalid argument.
@@ -55,7 +58,7 @@ class Annotations:
     key: str | None = None
     fields: Sequence[str] | None = None
     missing: Missing = "error"
-    on: str | None = None
+    sample_field: str | None = None
 
     def __post_init__(self) -> None:
         try:

@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=(),
         metavar="NAMES",
         help="fields of the samples, as width,json.lang, kept and copied with the manifest, for "
-        "select(where=...), and __key__ for find(key); reads only these columns of Parquet, else all bytes",
+        "select(where=...), and __key__ for index_of(key); reads only these columns of Parquet, else all bytes",
     )
     parser.add_argument(
         "--explain",

@@ -28,6 +28,7 @@ from streamer.decode.images import find_image_field
 from streamer.decode.scaling import Box, copy_to, crop, flip, resize
 from streamer.decode.watch import MAY_MOVE, RESIZES, SAMPLES, Views, warn_of_move
 from streamer.errors import ConfigError
+from streamer.removed import refuse_name
 
 Image = NDArray[np.uint8]
 
@@ -202,12 +203,12 @@ class OnField:
 
 def is_own(step: object) -> bool:
     """Whether it is a step of this module, all of which move pixels."""
-    return type(step) in {Resize, CentreCrop, RandomResizedCrop, HorizontalFlip}
+    return type(step) in {Resize, CenterCrop, RandomResizedCrop, HorizontalFlip}
 
 
 def _take_nearest(step: Callable[..., object]) -> Callable[..., object]:
     """Returns a step of this module as it is for masks; returns others unchanged."""
-    return replace(step, nearest=True) if type(step) in {Resize, CentreCrop, RandomResizedCrop} else step  # type: ignore[type-var]
+    return replace(step, nearest=True) if type(step) in {Resize, CenterCrop, RandomResizedCrop} else step  # type: ignore[type-var]
 
 
 def _is_resized(shape: tuple[int, ...], image: object) -> bool:
@@ -268,7 +269,7 @@ class Resize:
 
 
 @dataclass(frozen=True)
-class CentreCrop:
+class CenterCrop:
     """Cuts out the centre; scales a smaller image up first until it covers the size.
 
     Attributes:
@@ -353,3 +354,7 @@ class HorizontalFlip:
         if rng.random() >= self.probability:
             return copy_to(image, out)
         return flip(image, out)
+
+
+def __getattr__(name: str) -> object:
+    refuse_name(__name__, name)

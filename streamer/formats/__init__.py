@@ -12,6 +12,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
+from streamer.removed import refuse_name
+
 if TYPE_CHECKING:
     from streamer.formats.base import Format as Format
     from streamer.formats.folder import Folder as Folder
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from streamer.tables.hdf5.format import HDF5 as HDF5
     from streamer.tables.litdata.format import LitData as LitData
     from streamer.tables.lmdb import LMDB as LMDB
-    from streamer.tables.mds import Mds as Mds
+    from streamer.tables.mds import MDS as MDS
     from streamer.tables.npy import Npy as Npy
     from streamer.tables.npy import RawArrays as RawArrays
     from streamer.tables.parquet.format import Parquet as Parquet
@@ -65,7 +67,7 @@ BUILT_IN = {
     "audio": BuiltIn("streamer.media.audio.format", "Audio"),
     "folder": BuiltIn("streamer.formats.folder", "Folder"),
     "webdataset": BuiltIn("streamer.formats.webdataset", "WebDataset"),
-    "mds": BuiltIn("streamer.tables.mds", "Mds", "MDS (MosaicML Streaming)", ("mds",)),
+    "mds": BuiltIn("streamer.tables.mds", "MDS", "MDS (MosaicML Streaming)", ("mds",)),
     "litdata": BuiltIn("streamer.tables.litdata.format", "LitData", "LitData"),
     # The files of LeRobot are Parquet and mp4.
     "lerobot": BuiltIn("streamer.media.lerobot.format", "LeRobot"),
@@ -93,7 +95,7 @@ _MODULES = {"Format": "streamer.formats.base"} | {row.class_name: row.module for
 
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
-        raise AttributeError(f"module 'streamer.formats' has no attribute {name!r}")
+        refuse_name(__name__, name)
     return getattr(import_module(_MODULES[name]), name)
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import EllipsisType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
 import cloudpickle  # type: ignore[import-untyped]
 
@@ -32,7 +32,7 @@ from streamer.loader.options.arguments import Index, Order, Skip, Url, given_or_
 from streamer.loader.options.dataset_options import DatasetOptions, FixedArguments, list_urls
 from streamer.loader.rank.opening import StreamOpening
 from streamer.order.growing import Growing, read_growing
-from streamer.removed import check_arguments
+from streamer.removed import check_arguments, refuse_method
 
 if TYPE_CHECKING:
     from streamer.batches.samples.joins import How
@@ -214,8 +214,10 @@ class StreamingDataset(FixedArguments, EpochDataset):
         """
         return self._member.look(self.epoch, self._member.find(key))
 
-    def find(self, key: str) -> int:
-        """Finds the number of the first sample with this "__key__": `dataset[dataset.find(key)]` is `dataset.get(key)`.
+    def index_of(self, key: str) -> int:
+        """Finds the number of the first sample with this "__key__".
+
+        `dataset[dataset.index_of(key)]` is `dataset.get(key)`.
 
         Reads no data: the keys of raw files are in the manifest, those of others in the table that `streamer index
         --columns __key__` has made, or a join by "__key__".
@@ -225,6 +227,10 @@ class StreamingDataset(FixedArguments, EpochDataset):
             ConfigError: there is no such table.
         """
         return self._member.find(key, reads=False)
+
+    def find(self, key: str) -> Never:
+        """Raises ConfigError, which says what to write instead."""
+        refuse_method("StreamingDataset", "find")
 
     def select(
         self,

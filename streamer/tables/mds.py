@@ -106,7 +106,7 @@ _NOTES = msgspec.json.Decoder(_MdsNotes)
 _INDEX = msgspec.json.Decoder(_MdsIndex)
 
 
-class Mds(Format, frozen=True, forbid_unknown_fields=True):
+class MDS(Format, frozen=True, forbid_unknown_fields=True):
     """MDS shards, compressed or not. Several streams are several urls."""
 
     name = "mds"

@@ -133,9 +133,9 @@ def test_every_sample_has_its_objects(
 
 def test_records_are_joined_on_a_field(opened: Open, records: Path, tmp_path: Path) -> None:
     """Their keys are only numbers."""
-    dataset = opened(records, annotations=Annotations(str(labels_in(tmp_path)), on="image"))
+    dataset = opened(records, annotations=Annotations(str(labels_in(tmp_path)), sample_field="image"))
     assert sorted((s["npy_number"], s["tag"]) for s in dataset) == [(n, 3 * n) for n in range(COUNT)]
-    wrong = opened(records, annotations=Annotations(str(tmp_path / "labels.csv"), on="picture"))
+    wrong = opened(records, annotations=Annotations(str(tmp_path / "labels.csv"), sample_field="picture"))
     with pytest.raises(DecodeError, match=r"no field 'picture'.*image, npy_number"):
         wrong[0]
 

@@ -175,19 +175,19 @@ def test_a_key_leads_to_its_sample(data, capsys):
     """By the manifest for raw files, else by a column of keys; without one the error says the command."""
     whole = StreamingDataset(data / "tars")
     with pytest.raises(ConfigError, match=r"streamer index \S+ --columns __key__"):
-        whole.find("0042")
+        whole.index_of("0042")
     before = whole.get("0042")
     assert main(["index", str(data / "tars"), "--columns", "__key__"]) == 0
-    assert whole[whole.find("0042")] == before == whole.get("0042")
+    assert whole[whole.index_of("0042")] == before == whole.get("0042")
     half = whole.select(indices=slice(40, None))
-    assert half[half.find("0042")]["__key__"] == "0042"
+    assert half[half.index_of("0042")]["__key__"] == "0042"
     for dataset, key in ((half, "0007"), (whole, "no'such")):
         with pytest.raises(KeyError, match="no sample has the key"):
-            dataset.find(key)
+            dataset.index_of(key)
     assert main(["show", str(data / "tars"), "--key", "0042"]) == 0
     assert ": 0042" in capsys.readouterr().out
     files = StreamingDataset(data / "files")
-    assert files[files.find("0042.npy")]["npy"][0] == 42
+    assert files[files.index_of("0042.npy")]["npy"][0] == 42
     whole.close()
     files.close()
 

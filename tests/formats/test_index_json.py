@@ -15,7 +15,7 @@ from streamer.formats.base import Block, Format, SampleName
 from streamer.formats.compressed import decompress_shard
 from streamer.tables import index_json
 from streamer.tables.litdata.format import LitData
-from streamer.tables.mds import Mds
+from streamer.tables.mds import MDS
 from tests.formats.cases import URL, Case, block_bytes, contents_of, facts_of, find, opened, read_case, recode
 from tests.formats.contract import samples_of
 
@@ -25,7 +25,7 @@ Edit = Callable[[dict], object]
 
 def objects_of(folder: str, edit: Edit | None = None, **replaced: bytes) -> dict[str, bytes]:
     """The objects of a case, with another index."""
-    objects = dict(read_case(Mds(), folder).objects) | replaced
+    objects = dict(read_case(MDS(), folder).objects) | replaced
     if edit is not None:
         index = json.loads(objects[INDEX])
         edit(index)
@@ -73,7 +73,7 @@ def shard(index: dict) -> dict:
 )
 def test_an_index_of_mds_that_cannot_be_used(edit: Edit, said: str):
     """Says which index, and what of it."""
-    assert said in str(refusal(Mds(), objects_of("mds/zstd", edit)))
+    assert said in str(refusal(MDS(), objects_of("mds/zstd", edit)))
 
 
 @pytest.mark.parametrize(
@@ -104,21 +104,21 @@ def test_an_index_of_litdata_that_cannot_be_used(edit: Edit, said: str):
 @pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b"[]", b'{"shards": 3}', b"\xff\xfe"])
 def test_an_index_that_is_none(content: bytes):
     """Names it."""
-    for chosen, folder in ((Mds(), "mds/plain"), (LitData(), "litdata/items")):
+    for chosen, folder in ((MDS(), "mds/plain"), (LitData(), "litdata/items")):
         assert f"{URL}{INDEX}" in str(refusal(chosen, objects_of(folder, **{INDEX: content})))
 
 
 def test_an_index_that_is_too_long(monkeypatch: pytest.MonkeyPatch):
     """It is not read."""
     monkeypatch.setattr(index_json, "MAX_INDEX_BYTES", 100)
-    assert "1 to 100 are read" in str(refusal(Mds(), objects_of("mds/plain")))
+    assert "1 to 100 are read" in str(refusal(MDS(), objects_of("mds/plain")))
 
 
 def test_no_index():
     """Says where it is looked for."""
     objects = objects_of("mds/plain")
     del objects[INDEX]
-    assert "no index.json is listed" in str(refusal(Mds(), objects))
+    assert "no index.json is listed" in str(refusal(MDS(), objects))
 
 
 def test_many_shards():
@@ -128,7 +128,7 @@ def test_many_shards():
     index["shards"] = [one] * 20_000 + [one | {"raw_data": one["raw_data"] | {"basename": "missing.mds"}}]
     begun = time.process_time()
     assert "missing.mds is not among" in str(
-        refusal(Mds(), objects_of("mds/plain", **{INDEX: json.dumps(index).encode()}))
+        refusal(MDS(), objects_of("mds/plain", **{INDEX: json.dumps(index).encode()}))
     )
     assert time.process_time() - begun < 10
 
@@ -138,10 +138,10 @@ def test_many_shards():
 
 def test_streams_and_joined_parts():
     """Two folders with an index each are one dataset; an index above them that names all shards is read alone."""
-    plain = read_case(Mds(), "mds/plain")
+    plain = read_case(MDS(), "mds/plain")
     names = [name for name in plain.objects if name != INDEX]
     split = {f"{part}/{name}": content for part in "ab" for name, content in plain.objects.items()}
-    twice = Case("two", Mds(), split, [])
+    twice = Case("two", MDS(), split, [])
     assert samples_of(twice) == [*plain.samples, *plain.samples]
     index = json.loads(plain.objects[INDEX])
     joined = {"version": 2, "shards": []}
@@ -150,7 +150,7 @@ def test_streams_and_joined_parts():
             raw = one["raw_data"] | {"basename": f"{part}/{one['raw_data']['basename']}"}
             joined["shards"].append(one | {"raw_data": raw})
     both = {**split, INDEX: json.dumps(joined).encode()}
-    found = find(Mds(), both)
+    found = find(MDS(), both)
     assert [source.record.url.removeprefix(URL)[0] for source, _ in found.items] == ["b"] * len(names) + ["a"] * len(
         names
     )
@@ -183,7 +183,7 @@ def test_another_dataset_beside_it():
 def test_a_head_that_is_wrong(place: int, value: int, said: str):
     """Counts and places of the samples are checked; the details say that Index(on_error='skip') leaves it out."""
     for chosen, folder, name in (
-        (Mds(), "mds/plain", "shard.00000.mds"),
+        (MDS(), "mds/plain", "shard.00000.mds"),
         (LitData(), "litdata/items", "chunk-0-0.bin"),
     ):
         objects = objects_of(folder)
@@ -195,7 +195,7 @@ def test_a_head_that_is_wrong(place: int, value: int, said: str):
 
 def test_samples_that_do_not_add_up():
     """Lengths of columns and leaves."""
-    for chosen, folder, name in ((Mds(), "mds/plain", "MDS"), (LitData(), "litdata/items", "LitData")):
+    for chosen, folder, name in ((MDS(), "mds/plain", "MDS"), (LitData(), "litdata/items", "LitData")):
         case = read_case(chosen, folder)
         found = find(chosen, case.objects)
         opener = chosen.opener(facts_of(found))
@@ -252,9 +252,9 @@ def test_a_shard_that_unpacks_to_another_size(name: str, factor: float):
     def lie(index: dict) -> None:
         shard(index)["raw_data"]["bytes"] = int(shard(index)["raw_data"]["bytes"] * factor) + (factor > 1)
 
-    found, block, content = blocks_of(f"mds/{name}", Mds(), lie)
+    found, block, content = blocks_of(f"mds/{name}", MDS(), lie)
     with pytest.raises(RecodeError):
-        recode(Mds(), found, block, content)
+        recode(MDS(), found, block, content)
 
 
 @pytest.mark.parametrize("name", ["sha1", "md5", "sha3_256"])
@@ -264,25 +264,25 @@ def test_hashes(name: str):
     def lie(index: dict) -> None:
         shard(index)["zip_data"]["hashes"] = {"xxh64": "00", name: "00"}
 
-    found, block, content = blocks_of("mds/zstd", Mds(), lie)
+    found, block, content = blocks_of("mds/zstd", MDS(), lie)
     with pytest.raises(RecodeError, match=f"its {name} is .*, index.json says 00"):
-        recode(Mds(), found, block, content)
+        recode(MDS(), found, block, content)
 
 
 def test_uncompressed_shards_are_taken_where_both_are_there():
     """`keep_zip`: the dataset is then plain; with one raw shard of several, all are blocks."""
-    case = read_case(Mds(), "mds/zstd")
+    case = read_case(MDS(), "mds/zstd")
     raw = {}
     for one in json.loads(case.objects[INDEX])["shards"]:
         packed = memoryview(case.objects[one["zip_data"]["basename"]])
         raw[one["raw_data"]["basename"]] = bytes(decompress_shard("zstd", packed, one["raw_data"]["bytes"]))
-    both = find(Mds(), {**case.objects, **raw})
+    both = find(MDS(), {**case.objects, **raw})
     assert not any(isinstance(item, Block) for _, items in both.items for item in items)
-    assert samples_of(Case("both", Mds(), {**case.objects, **raw}, [])) == list(case.samples)
+    assert samples_of(Case("both", MDS(), {**case.objects, **raw}, [])) == list(case.samples)
     name = min(raw)
     mixed = {**case.objects, name: raw[name]}
-    assert all(isinstance(item, Block) for _, items in find(Mds(), mixed).items for item in items)
-    assert samples_of(Case("mixed", Mds(), mixed, [])) == list(case.samples)
+    assert all(isinstance(item, Block) for _, items in find(MDS(), mixed).items for item in items)
+    assert samples_of(Case("mixed", MDS(), mixed, [])) == list(case.samples)
 
 
 # ---------------------------------------------------------------- pickles
@@ -292,7 +292,7 @@ def test_uncompressed_shards_are_taken_where_both_are_there():
     ("chosen", "folder", "edit"),
     [
         (
-            Mds(),
+            MDS(),
             "mds/zstd",
             lambda index: [s.update(column_encodings=["pkl", "int", "str", "json"]) for s in index["shards"]],
         ),

@@ -12,7 +12,7 @@ from streamer import StreamingDataset
 from streamer.formats.base import Format
 from streamer.media.lerobot.format import LeRobot
 from streamer.tables.litdata.format import LitData
-from streamer.tables.mds import Mds
+from streamer.tables.mds import MDS
 from tests.formats.cases import read_case
 from tests.formats.contract import Job, _sorted, _told, engine_below, samples_of
 from tests.formats.library_environment import library_python, make
@@ -25,7 +25,7 @@ MOSAIC = ("mosaicml-streaming==0.13.0", "transformers==5.23.0", "tokenizers", "s
 MOSAIC_CODECS = ("brotli", "catalogue", "python-snappy", "xxhash", "zstd")
 LITDATA = ("torchvision==0.28.0", "tifffile", "zstd")
 LIBRARIES = {
-    "mds": (Mds(), "mds.py", (*MOSAIC, *MOSAIC_CODECS)),
+    "mds": (MDS(), "mds.py", (*MOSAIC, *MOSAIC_CODECS)),
     "litdata-0.2.76": (LitData(), "litdata_chunks.py", ("litdata==0.2.76", *LITDATA)),
     "litdata-0.2.51": (LitData(), "litdata_chunks.py", ("litdata==0.2.51", *LITDATA)),
 }

@@ -56,13 +56,13 @@ def test_a_key_is_found_in_the_table_of_a_join(tmp_path: Path, closing: Closing,
             == 3
         )
     unread(monkeypatch)
-    assert left[left.find("000017")]["json"]["n"] == 17
+    assert left[left.index_of("000017")]["json"]["n"] == 17
     some = closing(left.select(indices=range(10, 20)))
-    assert some.find("000017") == 7
-    assert rows.find("7") == 7
+    assert some.index_of("000017") == 7
+    assert rows.index_of("7") == 7
     for dataset, key in ((some, "000005"), (left, "17"), (rows, "9"), (rows, "x"), (rows, "9" * 400)):
         with pytest.raises(KeyError, match="no sample has the key"):
-            dataset.find(key)
+            dataset.index_of(key)
     with pytest.raises(AssertionError, match="keys are read"):
         right.get("row3")
 
@@ -78,8 +78,8 @@ def test_an_index_of_keys_makes_the_table(
     unread(monkeypatch)
     left, lines = closing(StreamingDataset(tmp_path / "left")), closing(StreamingDataset(tmp_path / "lines"))
     assert any(path.suffix == ".keys" for path in folder.glob(f"{left._member.open().manifest.digest}.*"))
-    assert left[left.find("000017")]["json"]["n"] == 17
-    assert lines.find("17") == 17
+    assert left[left.index_of("000017")]["json"]["n"] == 17
+    assert lines.index_of("17") == 17
     joined = closing(left.join(lines, on=("json.uid", "uid"), missing="drop", columns={"n": "row"}))
     assert sorted(joined[number]["row"] for number in range(joined.samples)) == list(range(40))
     assert main(["show", str(tmp_path / "left"), "--key", "000017"]) == 0

@@ -199,6 +199,7 @@ def test_the_dataset_has_these_methods():
         "epoch",
         "find",
         "get",
+        "index_of",
         "join",
         "load_state_dict",
         "refresh",

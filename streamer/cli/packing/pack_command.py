@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--annotations",
         type=parse_url_or_options,
         metavar="URL",
-        help="a file with labels, boxes or texts, joined by key; or JSON with url, key, fields, missing, on",
+        help="a file with labels, boxes or texts, joined by key; or JSON with url, key, fields, missing, sample_field",
     )
     parser.add_argument(
         "--join",

@@ -13,6 +13,7 @@ from streamer.decode.images import find_image_field
 from streamer.decode.together import check_whole_step
 from streamer.errors import ConfigError
 from streamer.loader.device.copying import BatchTransform, CudaMover, Mover, map_tensors, mover_for
+from streamer.removed import check_arguments
 
 
 class Normalize:
@@ -112,36 +113,35 @@ class DevicePrefetcher:
     Args:
         batches: Source of the batches.
         device: Target of the copies.
-        ahead: Number of batches that are copied in advance, besides the one in use.
+        depth: Number of batches that are copied in advance, besides the one in use.
         transform: Called with each batch on the device, on the side stream.
-        mover: Mover in place of the default one, for tests.
 
     Raises:
         ConfigError: no such device.
     """
 
+    @check_arguments("DevicePrefetcher")
     def __init__(
         self,
         batches: Iterable[object],
         device: str | torch.device | None,
         *,
-        ahead: int = AHEAD,
+        depth: int = AHEAD,
         transform: BatchTransform | None = None,
-        mover: Mover | None = None,
     ) -> None:
-        if ahead < 0:
-            raise ConfigError(f"ahead={ahead} is negative", field="ahead")
+        if depth < 0:
+            raise ConfigError(f"depth={depth} is negative", field="depth")
         self._batches = batches
         self._device = check_device(device)
-        self._ahead = ahead
+        self._depth = depth
         self._transform = transform
-        self._mover = mover or mover_for(self._device)
+        self._mover = mover_for(self._device)
 
     def __repr__(self) -> str:
-        return f"DevicePrefetcher({self._device}, ahead={self._ahead})"
+        return f"DevicePrefetcher({self._device}, depth={self._depth})"
 
     def __iter__(self) -> Prefetch:
-        return Prefetch(iter(self._batches), self._mover, self._ahead, self._transform)
+        return Prefetch(iter(self._batches), self._mover, self._depth, self._transform)
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]

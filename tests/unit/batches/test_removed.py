@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from importlib import import_module
 
 import pytest
 
 from streamer import (
+    Annotations,
     Balance,
     Buckets,
+    DevicePrefetcher,
     Estimate,
     Growing,
     MixedDataset,
@@ -19,6 +22,7 @@ from streamer import (
 )
 from streamer.batches.rows.options import read_packing
 from streamer.errors import ConfigError
+from streamer.removed import NAMES
 from tests.fake_dataset import FakeDataset
 
 OF_BOTH = {
@@ -156,3 +160,30 @@ def test_the_options_of_a_file_are_refused_by_their_new_names() -> None:
 def test_checked_classes_show_their_own_arguments() -> None:
     """The check does not hide the signature."""
     assert list(inspect.signature(Growing).parameters) == ["reuse", "epoch_samples", "round_bytes"]
+
+
+def test_an_old_name_is_an_import_error_that_says_the_new_one() -> None:
+    """The new name is there."""
+    for module, names in NAMES.items():
+        for old, new in names.items():
+            with pytest.raises(ImportError, match=rf"^{module}\.{old} is now {module}\.{new}$"):
+                getattr(import_module(module), old)
+            assert getattr(import_module(module), new).__name__ == new
+
+
+def test_find_is_index_of() -> None:
+    """As of a list."""
+    with pytest.raises(ConfigError, match=r"StreamingDataset\.find is not there any more: StreamingDataset\.index_of"):
+        StreamingDataset("/data").find("a")
+
+
+def test_the_field_of_annotations_and_the_depth_of_a_prefetcher() -> None:
+    """Their old names are refused."""
+    with pytest.raises(ConfigError, match=r"on= of Annotations is now sample_field="):
+        Annotations.parse({"url": "a.csv", "on": "name"})
+    assert Annotations("a.csv", sample_field="name").sample_field == "name"
+    with pytest.raises(ConfigError, match=r"ahead= of DevicePrefetcher is now depth="):
+        DevicePrefetcher([], None, ahead=1)
+    with pytest.raises(ConfigError, match=r"mover= of DevicePrefetcher is now chosen by device="):
+        DevicePrefetcher([], None, mover=None)
+    assert list(DevicePrefetcher([1], None, depth=1)) == [1]

@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 
 from streamer.decode.together import check_whole_step, find_companions, moves_pixels
-from streamer.decode.transforms import CentreCrop, HorizontalFlip, OnField, RandomResizedCrop, Resize, make_transform
+from streamer.decode.transforms import CenterCrop, HorizontalFlip, OnField, RandomResizedCrop, Resize, make_transform
 from streamer.decode.watch import SampleWatch
 from streamer.errors import ConfigError
 
-STEPS = [HorizontalFlip(1.0), RandomResizedCrop(16), Resize((16, 16)), CentreCrop(16)]
+STEPS = [HorizontalFlip(1.0), RandomResizedCrop(16), Resize((16, 16)), CenterCrop(16)]
 MASK = np.repeat(np.array([[0, 4, 255]], np.uint8), 20, axis=1).repeat(40, axis=0)
 IMAGE = np.dstack([MASK] * 3)
 BOXES = np.array([[0, 0, 20, 40], [40, 0, 60, 40]], np.float32)
@@ -223,7 +223,7 @@ def test_masks_move_with_the_image(step, dtype):
         assert np.array_equal(made["jpg"], alone["jpg"])
 
 
-@pytest.mark.parametrize("step", [Resize((16, 16)), Resize((100, 90)), RandomResizedCrop(16), CentreCrop(80)], ids=repr)
+@pytest.mark.parametrize("step", [Resize((16, 16)), Resize((100, 90)), RandomResizedCrop(16), CenterCrop(80)], ids=repr)
 def test_a_mask_alone_is_scaled_by_nearest_pixels(step):
     """By its name, or where that is asked for; into its row, too."""
     for field in ("mask.png", "seg.tif"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from streamer.decode import scaling
-from streamer.decode.transforms import CentreCrop, HorizontalFlip, OnField, RandomResizedCrop, Resize, flip, resize
+from streamer.decode.transforms import CenterCrop, HorizontalFlip, OnField, RandomResizedCrop, Resize, flip, resize
 from streamer.errors import ConfigError
 
 
@@ -80,11 +80,11 @@ def test_resize_by_the_shorter_side(image):
 
 def test_centre_crop_takes_the_middle(image):
     """Exactly the middle pixels, owned; a small image is scaled up first."""
-    found = CentreCrop(20, 40)(image)
+    found = CenterCrop(20, 40)(image)
     assert np.array_equal(found, image[20:40, 20:60])
     assert not np.shares_memory(found, image)
     out = np.zeros((100, 100, 3), np.uint8)
-    assert CentreCrop(100)(image, out=out) is out
+    assert CenterCrop(100)(image, out=out) is out
     assert out.any()
 
 
@@ -184,7 +184,7 @@ def test_a_missing_field_names_the_way_to_any_image(image):
         OnField("jpg")({"__key__": "a", "png": image}, rng=rng())
 
 
-@pytest.mark.parametrize("step", [Resize((8, 8)), CentreCrop(8), HorizontalFlip(1.0), HorizontalFlip(0.0)])
+@pytest.mark.parametrize("step", [Resize((8, 8)), CenterCrop(8), HorizontalFlip(1.0), HorizontalFlip(0.0)])
 @pytest.mark.parametrize("shape", [(16, 16), (16, 16, 3), (8, 8, 3)])
 def test_images_of_another_type_are_not_written_to_the_row(step, shape):
     """A row of 8 bits and three colours is left alone, and what is returned is the image."""

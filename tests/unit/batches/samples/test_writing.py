@@ -15,7 +15,7 @@ from streamer.batches.batch.placement import NO_SLOT
 from streamer.batches.batch.slot_layout import WritableBatch
 from streamer.batches.workers.batch_maker import BatchMaker
 from streamer.decode.images import ImageDecoder
-from streamer.decode.transforms import CentreCrop, HorizontalFlip, OnField, RandomResizedCrop
+from streamer.decode.transforms import CenterCrop, HorizontalFlip, OnField, RandomResizedCrop
 from streamer.loader.dataloader import StreamingDataLoader
 
 COUNT, BATCH = 24, 4
@@ -102,7 +102,7 @@ class Keeps:
     ("transform", "writes"),
     [
         (OnField("png", RandomResizedCrop(48), HorizontalFlip(0.5)), True),
-        (OnField("png", HorizontalFlip(0.5), CentreCrop(48, 56)), True),
+        (OnField("png", HorizontalFlip(0.5), CenterCrop(48, 56)), True),
         (halve, True),
         (ignores, False),
         (lambda sample: {**sample, "png": sample["png"][:60, :80]}, None),
@@ -185,10 +185,10 @@ def test_nothing_is_seeded_where_nothing_draws(make_dataset, pictures):
     from streamer.batches.workers import batch_maker as maker
 
     kinds: list[tuple[Callable[..., object] | None, object, bool]] = [
-        (OnField("png", CentreCrop(40)), "auto", False),
-        (OnField("png", CentreCrop(40)), {"png": lambda content: np.zeros((50, 50, 3), np.uint8)}, True),
+        (OnField("png", CenterCrop(40)), "auto", False),
+        (OnField("png", CenterCrop(40)), {"png": lambda content: np.zeros((50, 50, 3), np.uint8)}, True),
         (OnField("png", lambda picture, *, rng, out: picture[:40, :40]), "auto", True),
-        (Drawing("png", CentreCrop(40)), "auto", True),
+        (Drawing("png", CenterCrop(40)), "auto", True),
         (None, {"png": DrawingDecoder()}, True),
         (lambda sample: {**sample, "png": 0}, "auto", True),
         (None, lambda name, content: len(content), True),

@@ -19,6 +19,13 @@ from tests.inspection import copy_with, poison_freed_slots
 Pair = namedtuple("Pair", "left right")
 
 
+def prefetch_with(batches: object, device: object, mover: object, depth: int = 3) -> DevicePrefetcher:
+    """Makes a prefetcher that copies by `mover`."""
+    made = DevicePrefetcher(batches, device, depth=depth)  # type: ignore[arg-type]
+    made._mover = mover  # type: ignore[assignment]
+    return made
+
+
 class LateDevice:
     """Copies when it is forced to, not when it is told to: as a busy GPU does.
 
@@ -82,7 +89,7 @@ def poisoned(samples: int, **arguments: object) -> StreamingDataLoader:
 def test_no_slot_is_used_again_while_a_copy_is_pending():
     """600 batches through 6 slots, copied late from raw addresses, freed slots poisoned: every value is right."""
     with poisoned(1200) as loader:
-        for number, batch in enumerate(DevicePrefetcher(loader, "cpu", ahead=3, mover=LateDevice(every=3))):
+        for number, batch in enumerate(prefetch_with(loader, "cpu", LateDevice(every=3))):
             assert batch["x"][:, 0].tolist() == [2 * number, 2 * number + 1]
             assert (batch["x"] == batch["x"][:, :1]).all()
 
@@ -147,7 +154,7 @@ def test_the_late_device_finds_a_mistake():
 
     wrong = 0
     with poisoned(1200) as loader:
-        for number, batch in enumerate(DevicePrefetcher(loader, "cpu", ahead=3, mover=Careless(every=3))):
+        for number, batch in enumerate(prefetch_with(loader, "cpu", Careless(every=3))):
             wrong += batch["x"][0, 0].item() != 2 * number
     assert wrong > 0
 
@@ -171,7 +178,7 @@ def test_ahead():
                 asked.append(n)
                 yield torch.tensor(n)
 
-        found = [(int(batch), len(asked)) for batch in DevicePrefetcher(batches(), "cpu", ahead=ahead)]
+        found = [(int(batch), len(asked)) for batch in DevicePrefetcher(batches(), "cpu", depth=ahead)]
         assert [n for n, _ in found] == list(range(6))
         assert found[0][1] == ahead + 1
 
@@ -206,7 +213,7 @@ def test_error_comes_in_its_turn():
                 raise StopIteration
             return torch.tensor(self.n)
 
-    found = iter(DevicePrefetcher(Batches(), "cpu", ahead=3))
+    found = iter(DevicePrefetcher(Batches(), "cpu", depth=3))
     assert int(next(found)) == 1
     with pytest.raises(ValueError, match="bad batch"):
         next(found)
@@ -269,7 +276,7 @@ def test_on_a_real_device():
     """The late-copy test with a real stream: every value on the device is right, the ring is registered."""
     device = torch.device("cuda", torch.cuda.current_device())
     with poisoned(4000, worker_type="process") as loader:
-        for number, batch in enumerate(DevicePrefetcher(loader, device, mover=CudaMover(device))):
+        for number, batch in enumerate(prefetch_with(loader, device, CudaMover(device))):
             assert batch["x"][:, 0].tolist() == [2 * number, 2 * number + 1]
             assert bool((batch["x"] == batch["x"][:, :1]).all())
         assert loader.stats().pinned
