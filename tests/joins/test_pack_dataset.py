@@ -141,7 +141,7 @@ def test_it_is_what_the_dataset_yields(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """Every sample once, with all its fields; in the order of the manifest, or by name, or in another order."""
-    annotations = {"url": str(data / f"{kind}.csv"), "on": None if kind in ("tars", "files") else "uid"}
+    annotations = {"url": str(data / f"{kind}.csv"), "sample_field": None if kind in ("tars", "files") else "uid"}
     dataset = closing(StreamingDataset(data / kind, annotations=annotations if annotated else None))
     if selected == "indices":
         dataset = dataset.select(indices=range(3, COUNT, 2))
@@ -192,7 +192,7 @@ def test_a_plain_dataset_is_packed_as_its_url(
     kind: str, order: Any, output: Any, data: Path, closing: Closing, here: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     """Byte for byte, also with annotations: one pack may go on with the shards of the other."""
-    annotations = {"url": str(data / f"{kind}.csv"), "on": None if kind in ("tars", "files") else "uid"}
+    annotations = {"url": str(data / f"{kind}.csv"), "sample_field": None if kind in ("tars", "files") else "uid"}
     options = {"order": order, "seed": 3, "shard_bytes": 20_000, "format": output, "on": here}
     streamer.pack(data / kind, tmp_path / "url", annotations=annotations, **options)
     dataset = closing(StreamingDataset(data / kind, annotations=annotations))

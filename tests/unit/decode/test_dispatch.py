@@ -224,7 +224,7 @@ def test_a_gz_that_says_it_is_too_long_is_not_unpacked(monkeypatch):
     assert SampleDecoder()("k", [field("txt.gz", gzip.compress(b" " * 60))])["txt.gz"] == " " * 60
     with pytest.raises(DecodeError, match="unpacks to more than 50 bytes"):
         SampleDecoder()("k", [field("json.gz", gzip.compress(b"1" + b" " * 60))])
-    monkeypatch.setattr("streamer.formats.compressed.unpack", None)
+    monkeypatch.setattr("streamer.formats.compressed.decompress", None)
     monkeypatch.setattr(dispatch, "MAX_BYTES", 100)
     with pytest.raises(DecodeError, match="unpacks to more than 100 bytes"):
         SampleDecoder()("k", [field("txt.gz", gzip.compress(bytes(2000)))])

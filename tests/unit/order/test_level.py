@@ -56,9 +56,9 @@ def test_superwindows(rows, most, turns):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((0, 1, 1, 4), "rows=0 must be at least 1"),
-        ((1, 0, 0, 4), "cost=.0, 0. must be two"),
-        ((1, -1, 1, 4), "cost=.-1, 1."),
+        ((0, 1, 1, 4), "rows_per_rank=0 must be at least 1"),
+        ((1, 0, 0, 4), "coefficients=.0, 0. must be two"),
+        ((1, -1, 1, 4), "coefficients=.-1, 1."),
     ],
 )
 def test_specs_outside_the_rules_are_refused(given, message):

@@ -114,9 +114,9 @@ def test_shares_of_the_bytes_are_shares_of_the_samples_over_their_mean_size() ->
     def amount(**said: Any) -> Any:
         return Shares.from_arguments(NAMES, weights=Weights(unit="bytes", **said)).amounts(SIZES, sizes)[0]
 
-    web, books = amount(values={"web": 1, "books": 1}).weights
+    web, books = amount(weights={"web": 1, "books": 1}).weights
     assert web == pytest.approx(9 * books, rel=1e-8)
-    assert amount(values={"web": 1, "books": 1}, stop="first_exhausted").samples == 1111
+    assert amount(weights={"web": 1, "books": 1}, stopping_strategy="first_exhausted").samples == 1111
     assert (
         amount(temperature=1).weights
         == Shares.from_arguments(NAMES, weights=Weights(temperature=1)).amounts(SIZES)[0].weights
@@ -128,14 +128,14 @@ def test_shares_of_the_bytes_are_shares_of_the_samples_over_their_mean_size() ->
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({}, "Weights has neither values nor temperature"),
-        ({"epoch_samples": 9}, "Weights has neither values nor temperature"),
-        ({"unit": "bytes"}, "Weights has neither values nor temperature"),
-        ({"values": {"web": 1}, "temperature": 2}, "Weights has both values and temperature"),
+        ({}, "Weights has neither weights nor temperature"),
+        ({"epoch_samples": 9}, "Weights has neither weights nor temperature"),
+        ({"unit": "bytes"}, "Weights has neither weights nor temperature"),
+        ({"weights": {"web": 1}, "temperature": 2}, "Weights has both weights and temperature"),
         ({"temperature": 0}, "temperature=0 is not a positive number"),
         ({"temperature": float("inf")}, "temperature=inf is not a positive number"),
-        ({"temperature": 1, "stop": "sometimes"}, "stop='sometimes' must be one of"),
-        ({"temperature": 1, "stop": "first_exhausted", "epoch_samples": 9}, "pass one"),
+        ({"temperature": 1, "stopping_strategy": "sometimes"}, "stopping_strategy='sometimes' must be one of"),
+        ({"temperature": 1, "stopping_strategy": "first_exhausted", "epoch_samples": 9}, "pass one"),
         ({"temperature": 1, "epoch_samples": 0}, "epoch_samples=0 must be at least 1"),
         ({"temperature": 1, "unit": "tokens"}, "unit='tokens' must be one of"),
     ],
