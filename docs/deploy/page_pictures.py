@@ -40,9 +40,14 @@ READY = "document.querySelectorAll('#figures dd').length > 0"
 
 
 class Browser:
-    """A page of a headless Chromium, over its DevTools protocol."""
+    """A page of a headless Chromium, over its DevTools protocol.
+
+    Attributes:
+        errors: what the console of the page has said in red, exceptions among it.
+    """
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.errors: list[str] = []
         self._socket = socket
         self._session: str | None = None
         self._number = 0
@@ -54,10 +59,23 @@ class Browser:
         await self._socket.send_json(command | ({"sessionId": self._session} if self._session else {}))
         while True:
             answer = json.loads(await self._socket.receive_str(timeout=SECONDS))
+            self._note_error(answer)
             if answer.get("id") == self._number:
                 if "error" in answer:
                     raise RuntimeError(f"{method}: {answer['error']}")
                 return dict(answer["result"])
+
+    def _note_error(self, event: dict[str, object]) -> None:
+        said = event.get("params")
+        if not isinstance(said, dict):
+            return
+        is_error = {
+            "Runtime.exceptionThrown": True,
+            "Runtime.consoleAPICalled": said.get("type") in ("error", "assert"),
+            "Log.entryAdded": said.get("entry", {}).get("level") == "error",
+        }
+        if is_error.get(str(event.get("method"))):
+            self.errors.append(json.dumps(said))
 
     async def open(self, url: str, width: int = 1280, height: int = 900, *, dark: bool = False) -> None:
         """Shows a page until its first figures are there."""
@@ -65,6 +83,8 @@ class Browser:
             target = await self.call("Target.createTarget", url="about:blank")
             attached = await self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
             self._session = str(attached["sessionId"])
+            await self.call("Runtime.enable")
+            await self.call("Log.enable")
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         await self.call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -206,8 +226,8 @@ async def _draw(folder: Path, service: SlowService) -> None:
 class SlowService(Service):
     """A service over a bucket that gives 8 MB/s, less than its ranks can read; it may be restarted."""
 
-    def __init__(self, folder: Path, port: int) -> None:
-        super().__init__(folder, port)
+    def __init__(self, folder: Path, port: int, job: str = "train") -> None:
+        super().__init__(folder, port, job)
         self.url = f"s3://{BUCKET}/train/"
         self._parts = ExitStack()
 

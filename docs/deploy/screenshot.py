@@ -107,10 +107,12 @@ class Service:
     Args:
         folder: for everything.
         port: of its /metrics.
+        job: name of the job of its ranks.
     """
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path, port: int, job: str = "train") -> None:
         self.folder = folder
+        self.job = job
         self.http = f"127.0.0.1:{port}"
         self.url = f"{folder}/train/"
 
@@ -153,7 +155,7 @@ class Service:
             **os.environ,
             "STREAMER_ENGINE": f"unix:{self.folder}/s",
             "STREAMER_CACHE_DIR": f"{self.folder}/cache",
-            "STREAMER_JOB": "train",
+            "STREAMER_JOB": self.job,
         }
         command = [sys.executable, "-c", RANK_PROGRAM, self.url, str(number)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True, start_new_session=True)
