@@ -40,7 +40,8 @@ pytestmark = [
 
 # The charts as the page has them: title, number of lines with their points, rows of the first table, rows over time.
 CHARTS = """[...document.querySelectorAll('#curves figure')].map(figure => {
-  const rows = table => table ? [...table.querySelectorAll('tbody tr')].map(row => [...row.cells].map(cell => cell.textContent)) : [];
+  const texts = row => [...row.cells].map(cell => cell.textContent);
+  const rows = table => table ? [...table.querySelectorAll('tbody tr')].map(texts) : [];
   const tables = figure.querySelectorAll('table');
   return {
     title: figure.querySelector('figcaption').textContent,
