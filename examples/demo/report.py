@@ -146,16 +146,16 @@ def draw(measured: Measured, path: Path) -> None:
     axes = figure.subplot_mosaic("aaa;bcd;efg", height_ratios=(1.3, 1, 1))
     rows = make_rows(measured)
     epochs = list(range(1, len(rows) + 1))
-    for panel, title, key, bound, scale in (
-        ("b", "samples/s", "samples_per_second", "", 1),
-        ("c", "waiting, % of time (dotted: the link's)", "wait_share", "link_wait_share", 100),
-        ("d", "hits, % of the data (dotted: what is kept)", "hit_share", "kept_share", 100),
-        ("e", "from the store, MB", "store_mb", "", 1),
-        ("f", "requests to the store", "requests", "", 1),
-        ("g", "loss", "loss", "", 1),
+    for panel, title, key, bound_keys, scale in (
+        ("b", "samples/s", "samples_per_second", (), 1),
+        ("c", "waiting, % of time (dotted: link or cores)", "wait_share", ("link_wait_share", "core_wait_share"), 100),
+        ("d", "hits, % of the data (dotted: what is kept)", "hit_share", ("kept_share",), 100),
+        ("e", "from the store, MB", "store_mb", (), 1),
+        ("f", "requests to the store", "requests", (), 1),
+        ("g", "loss", "loss", (), 1),
     ):
         values = [scale * row[key] for row in rows]
-        bounds = [scale * row[bound] for row in rows if bound]
+        bounds = [scale * max(row[each] for each in bound_keys) for row in rows if bound_keys]
         axes[panel].plot(epochs, values, "o-", color=BLUE)
         axes[panel].plot(epochs[: len(bounds)], bounds, ":", color=ORANGE)
         axes[panel].set(title=title, ylim=(0, max([*values, *bounds, 1e-9]) * 1.15), xticks=epochs)
