@@ -19,11 +19,7 @@ from streamer.annotations.table import AnnotationTable
 from streamer.batches.rows.balance import NO_BALANCE
 from streamer.batches.rows.options import NO_PACKING
 from streamer.batches.samples.join_cost import describe_join
-from streamer.batches.samples.maker import (
-    Integers,
-    SampleRules,
-    Transform,
-)
+from streamer.batches.samples.maker import Integers, SampleRules, Transform
 from streamer.batches.samples.opened import MemberRecipe, OpenedDataset
 from streamer.batches.samples.sent_code import send_main_by_value
 from streamer.decode.rule import Decode, StoredFields, StoredSample

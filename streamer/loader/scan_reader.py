@@ -60,7 +60,7 @@ class SampleScan:
     def read(self, ordinals: Integers) -> Generator[StoredSample]:
         """Yields samples in this order."""
         manifest = self._opened.manifest
-        chunks = manifest.chunk_first.searchsorted(ordinals, "right") - 1
+        chunks = manifest.find_chunks(ordinals)
         scattered = manifest.whole_objects and not manifest.recoded and bool((np.diff(ordinals) < 0).any())
         by_one = (manifest.chunk_samples[chunks] > 1) & scattered
         sizes = (manifest.chunk_local_bytes // np.maximum(1, manifest.chunk_samples))[chunks]
@@ -93,7 +93,7 @@ class SampleScan:
         used = [(chunks[leased], steps[leased])]
         for join, first in zip(self._opened.joins, self._members.first_chunks_of_parts[1:], strict=False):
             owner, rows = join.table.rows_of(ordinals)
-            used.append((join.manifest.chunk_first.searchsorted(rows, "right") - 1 + first, steps[owner]))
+            used.append((join.manifest.find_chunks(rows) + first, steps[owner]))
         chunk, first_step, last_step = find_uses(*(np.concatenate(column) for column in zip(*used, strict=True)))
         return EpochSchedule(0, chunk.astype(np.uint32), first_step, last_step)
 
@@ -224,6 +224,6 @@ def count_row_bytes(opened: OpenedDataset, ordinals: Integers) -> Integers:
         part = join.manifest
         mean = part.chunk_local_bytes // np.maximum(1, part.chunk_samples)
         owner, rows = join.table.rows_of(ordinals)
-        of_rows = mean[part.chunk_first.searchsorted(rows, "right") - 1]
+        of_rows = mean[part.find_chunks(rows)]
         total += np.bincount(owner, weights=of_rows, minlength=len(ordinals)).astype(np.int64)
     return total

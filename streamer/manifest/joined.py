@@ -200,7 +200,7 @@ def write_uses(left: Manifest, part: Manifest, first: Int64Array, rows: Int64Arr
     with (place / USE_CHUNK_NAME).open("wb") as file:
         for chunk in range(left.chunks):
             mine = rows[edges[chunk] : edges[chunk + 1]]
-            used = np.unique(part.chunk_first.searchsorted(mine, "right") - 1)
+            used = np.unique(part.find_chunks(mine))
             counts[chunk + 1] = len(used)
             file.write(used.astype("<u4").tobytes())
     use_first = np.cumsum(counts)

@@ -149,6 +149,10 @@ class Manifest:
         found = [_array(tables[table], name) for tables in self.tables]
         return _frozen(found[0] if len(found) == 1 else np.concatenate(found))
 
+    def find_chunks(self, ordinals: NDArray[np.integer]) -> Int64Array:
+        """Returns the number of the chunk in which each sample is, (n,)."""
+        return self.chunk_first.searchsorted(ordinals, "right") - 1
+
     def chunk(self, index: int) -> Chunk:
         """Chunk number `index`, 0..M-1, with its extents.
 

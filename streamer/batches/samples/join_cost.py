@@ -59,7 +59,7 @@ def join_cost(join: OpenedJoin, left: OpenedDataset) -> JoinCost:
     (fetch, requests) = _fetches(part)
     used = uses > 0
     wanted = table.rows if left.selection is None else table.rows_of(left.selection.ordinals)[1]
-    rows = part.chunk_first.searchsorted(np.unique(wanted), "right") - 1
+    rows = part.find_chunks(np.unique(wanted))
     needed = np.bincount(rows, minlength=part.chunks)
     return JoinCost(
         row_bytes=int((part.column("chunks", "fetch_bytes").astype(np.int64) * needed / part.chunk_samples).sum()),

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
+from streamer.cache.policy.answers import PolicyStatistics
 from streamer.engine.engine import Engine
 from streamer.engine.session import EngineSession
 from streamer.fetch.statistics import sum_statistics
@@ -110,7 +111,7 @@ class Recorder:
         self._history = history
         self._warnings = warnings
         self._clock = clock
-        self._counters: dict[str, float] = self._count(self._sum_fetchers())
+        self._counters: dict[str, float] = self._count(self._sum_fetchers(), engine.policy.statistics())
         self._looked_at = engine.now()
         self._second = int(clock())
         self._watches: dict[str, SessionWatch] = {}
@@ -141,10 +142,9 @@ class Recorder:
     def _sum_fetchers(self) -> dict[str, int | float]:
         return sum_statistics([self._engine.fetchers.statistics(), self._engine.fetch_pool.statistics()])
 
-    def _count(self, fetched: dict[str, int | float]) -> dict[str, float]:
+    def _count(self, fetched: dict[str, int | float], policy: PolicyStatistics) -> dict[str, float]:
         """Returns what only grows, by the names of the series."""
         engine = self._engine
-        policy = engine.policy.statistics()
         first_bytes = engine.fetchers.first_bytes().plus(engine.fetch_pool.first_bytes())
         peers = engine.peer_statistics() if engine.peer_statistics is not None else {}
         return {
@@ -163,11 +163,11 @@ class Recorder:
         now = self._engine.now()
         seconds = max(1e-9, now - self._looked_at)
         fetched = self._sum_fetchers()
-        counters = self._count(fetched)
+        policy = self._engine.policy.statistics()
+        counters = self._count(fetched, policy)
         rates = {name: (count - self._counters[name]) / seconds for name, count in counters.items()}
         self._counters = counters
         self._looked_at = now
-        policy = self._engine.policy.statistics()
         taken = policy.kept_bytes + policy.transit_bytes
         return {
             **rates,
