@@ -292,7 +292,15 @@ def _decode_by_simplejpeg(content: Content, decoder: ImageDecoder, out: Image | 
 def _decode_by_opencv(content: Content, decoder: ImageDecoder, out: Image | None) -> Image:
     cv2 = require_library("cv2")
     if decoder.mode == "rgb8" and headers.format_of(content) == headers.JPEG2000:
-        return place(_reduce_jpeg2000(_read_stored_by_opencv(content, decoder, None), content), out)
+        # Its values have as many bits as the header says, not 16: the high ones are kept.
+        values = _read_stored_by_opencv(content, decoder, None)
+        depths = set(headers.jpeg2000_depths(content))
+        if len(depths) != 1 or (bits := depths.pop()) < 8:
+            raise ValueError("its components have different depths, or signs, and are not reduced to 8 bits")
+        high = (values >> (bits - 8)).astype(np.uint8)
+        colours = high[:, :, None] if high.ndim == 2 else high[:, :, :3]
+        rgb = np.repeat(colours, 3, axis=2) if colours.shape[2] == 1 else np.ascontiguousarray(colours)
+        return place(rgb, out)
     # OpenCV reduces 16 bits to 8, and clips floats, unless it is asked for any depth.
     reduces = decoder.mode == "rgb8" and headers.format_of(content) != headers.OTHER
     depth = 0 if reduces else cv2.IMREAD_ANYDEPTH
@@ -301,16 +309,6 @@ def _decode_by_opencv(content: Content, decoder: ImageDecoder, out: Image | None
         raise TooDeepError(str(image.dtype), has_16=image.dtype == np.uint16)
     cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)
     return place(image, out)
-
-
-def _reduce_jpeg2000(values: Stored, content: Content) -> Image:
-    """Returns the high bits of values as RGB: each of as many bits as the header says, not of 16."""
-    depths = set(headers.jpeg2000_depths(content))
-    if len(depths) != 1 or (bits := depths.pop()) < 8:
-        raise ValueError("its components have different depths, or signs, and are not reduced to 8 bits")
-    high = (values >> (bits - 8)).astype(np.uint8)
-    colours = high[:, :, None] if high.ndim == 2 else high[:, :, :3]
-    return np.repeat(colours, 3, axis=2) if colours.shape[2] == 1 else np.ascontiguousarray(colours)
 
 
 def _read_stored_by_opencv(content: Content, decoder: ImageDecoder, out: Image | None) -> Stored:

@@ -54,24 +54,21 @@ def find_decoder_of_kind(kind: str) -> Callable[[memoryview], object] | None:
     try:
         if numbers[2] is not None:
             return ArrayDecoder(numbers[1], tuple(map(int, numbers[2].split(","))) if numbers[2] else (-1,))
-        return _make_number_decoder(np.dtype(numbers[1]))
+        dtype = np.dtype(numbers[1])
+        if dtype.kind not in "biufc":
+            return None
+        # `struct` takes a third of numpy's time for one number.
+        code = _STRUCTS.get(f"{dtype.kind}{dtype.itemsize}")
+        read_struct = Struct(f"{'>' if dtype.str[0] == '>' else '<'}{code}").unpack if code else None
+
+        def decode_number(content: memoryview) -> object:
+            if len(content) != dtype.itemsize:
+                raise ValueError(f"{len(content)} bytes are not a {dtype.str}, which has {dtype.itemsize}")
+            return read_struct(content)[0] if read_struct is not None else np.frombuffer(content, dtype)[0].item()
+
+        return decode_number
     except (ConfigError, TypeError):
         return None
-
-
-def _make_number_decoder(dtype: np.dtype[np.generic]) -> Callable[[memoryview], object] | None:
-    if dtype.kind not in "biufc":
-        return None
-    # `struct` takes a third of numpy's time for one number.
-    code = _STRUCTS.get(f"{dtype.kind}{dtype.itemsize}")
-    read_struct = Struct(f"{'>' if dtype.str[0] == '>' else '<'}{code}").unpack if code else None
-
-    def decode_number(content: memoryview) -> object:
-        if len(content) != dtype.itemsize:
-            raise ValueError(f"{len(content)} bytes are not a {dtype.str}, which has {dtype.itemsize}")
-        return read_struct(content)[0] if read_struct is not None else np.frombuffer(content, dtype)[0].item()
-
-    return decode_number
 
 
 _NUMBERS_OF_STRUCT = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")

@@ -59,7 +59,10 @@ def convert_to_rgb(values: Values, page: TiffPage) -> NDArray[np.uint8]:
     if page.photometric == _WHITE_IS_ZERO:
         colours = 255 - colours
     if page.extra[:1] == (_MULTIPLIED,) and count < page.samples:
-        colours = _divide_by_alpha(colours, values[:, :, count : count + 1])
+        # Colours are divided by the alpha that they are multiplied with, as Pillow does.
+        alpha = values[:, :, count : count + 1].astype(np.uint16)
+        divided = np.minimum(colours.astype(np.uint16) * 255 // np.maximum(alpha, 1), 255)
+        colours = np.where(alpha == 0, 0, divided).astype(np.uint8)
     if page.photometric == _INKS:
         inks = require_library("PIL.Image").fromarray(np.ascontiguousarray(colours), "CMYK")
         return np.array(inks.convert("RGB"))
@@ -85,14 +88,6 @@ def _scale(values: Values, bits: int) -> NDArray[np.uint8]:
     table = (np.arange(highest + 1) * 255 + highest // 2) // highest
     found: NDArray[np.uint8] = table.astype(np.uint8)[values]
     return found
-
-
-def _divide_by_alpha(colours: Values, alpha: Values) -> NDArray[np.uint8]:
-    """Divides colours by the alpha that they are multiplied with, as Pillow does."""
-    wide = colours.astype(np.uint16)
-    alpha = alpha.astype(np.uint16)
-    found = np.minimum(wide * 255 // np.maximum(alpha, 1), 255)
-    return np.where(alpha == 0, 0, found).astype(np.uint8)
 
 
 def _look_up(indices: Values, page: TiffPage) -> NDArray[np.uint8]:

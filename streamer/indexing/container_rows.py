@@ -314,14 +314,12 @@ class _ClosedChunks:
         cut = cut_object(starts, stops, self._container.record.size, self._container.chunk_bytes)
         ranges = np.stack([cut.extent_start, cut.extent_stop], axis=1)
         parts = self._bytes_of(ranges)
-        if parts is not None:
-            await self._on_chunk(self._chunk(cut, ranges), parts)
-
-    def _chunk(self, cut: Cut, ranges: NDArray[np.int64]) -> IndexedChunk:
+        if parts is None:
+            return
         record = self._container.record
         length = int(cut.chunk_bytes[0])
         names = [(encode_text(record.url), encode_text(record.version))] * len(ranges)
-        return IndexedChunk(
+        chunk = IndexedChunk(
             index=-1,
             key=chunk_key(self._container.format_name, names, ranges, cut.sample_start),
             extents=tuple(Extent(record, start, stop) for start, stop in ranges.tolist()),
@@ -331,6 +329,7 @@ class _ClosedChunks:
             local_bytes=length,
             sample_offsets=np.append(cut.sample_start.astype(np.int64), length),
         )
+        await self._on_chunk(chunk, parts)
 
     def _bytes_of(self, ranges: NDArray[np.int64]) -> list[memoryview] | None:
         parts = []

@@ -282,11 +282,6 @@ def _names_each(part: _UrlListing) -> bool:
     return "{" in part.url and not any(mark in part.url for mark in _GLOB)
 
 
-def _bare(key: str) -> str:
-    """Returns the name of an object as it would be if it were not hidden."""
-    return key.rpartition("/")[2].lstrip(".")
-
-
 def _select_objects(part: _UrlListing, chosen: Indexer) -> list[int]:
     if _names_one(part):
         return [0]
@@ -297,8 +292,9 @@ def _select_objects(part: _UrlListing, chosen: Indexer) -> list[int]:
         if chosen.accepts(key) and (("/." not in key and key[:1] != ".") or not is_hidden(key))
     ]
     if _names_each(part):
-        keep += [i for i, key in enumerate(part.keys) if is_hidden(key) and chosen.accepts(_bare(key))]
-        keep.sort()
+        # A hidden object that is named is asked for by the name that it would have if it were not hidden.
+        hidden = [(i, key.rpartition("/")[2].lstrip(".")) for i, key in enumerate(part.keys) if is_hidden(key)]
+        keep = sorted([*keep, *(i for i, name in hidden if chosen.accepts(name))])
     if not keep:
         example = f"{part.folder}{part.keys[0]}"
         raise ManifestError(

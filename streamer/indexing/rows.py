@@ -143,6 +143,11 @@ def rows_of_objects(
     base = np.repeat(position[first[:-1]], np.diff(first))
     start = (position[:-1] - base).astype(np.uint32)
     nothing = np.empty(0, np.int64)
+    ranges = np.stack([np.zeros(len(ordered), np.int64), ordered.sizes], axis=1)
+    keys = []
+    for a, b in pairwise(first.tolist()):
+        names = [(ordered.url(i), ordered.versions[i]) for i in range(a, b)]
+        keys.append(chunk_key(format_name, names, ranges[a:b], start[a:b]))
     return ManifestRows(
         listing=ordered,
         format=format_name,
@@ -150,7 +155,7 @@ def rows_of_objects(
         whole_objects=True,
         first_sample=first,
         first_extent=first,
-        chunk_keys=_object_chunk_keys(ordered, format_name, first, start),
+        chunk_keys=np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16),
         local_bytes=np.diff(position[first]),
         sample_start=start,
         extent_object=nothing.astype(np.uint32),
@@ -219,6 +224,7 @@ class Contained(msgspec.Struct, frozen=True):
         ranges = self._ranges(chunks)
         owner, start, stop = np.array(ranges, np.int64).reshape(-1, 3).T
         samples = np.array([sum(block.samples for block in members) for _, members in chunks], np.int64)
+        local_bytes = [plan_local_bytes(members, sum(block.record_bytes for block in members)) for _, members in chunks]
         return ManifestRows(
             listing=self.listing,
             format=self.indexer.name,
@@ -227,7 +233,7 @@ class Contained(msgspec.Struct, frozen=True):
             first_sample=_edges(samples),
             first_extent=_edges([sum(len(block.ranges) for block in members) for _, members in chunks]),
             chunk_keys=self._block_keys(chunks),
-            local_bytes=np.array([_plan_bytes(members) for _, members in chunks], np.int64),
+            local_bytes=np.array(local_bytes, np.int64),
             sample_start=np.empty(0, np.uint32),
             extent_object=owner.astype(np.uint32),
             extent_start=start,
@@ -301,17 +307,6 @@ class Contained(msgspec.Struct, frozen=True):
                 )
 
 
-def _object_chunk_keys(
-    listing: Listing, format_name: str, first: Int64Array, start: NDArray[np.uint32]
-) -> NDArray[np.uint8]:
-    ranges = np.stack([np.zeros(len(listing), np.int64), listing.sizes], axis=1)
-    keys = []
-    for a, b in pairwise(first.tolist()):
-        names = [(listing.url(i), listing.versions[i]) for i in range(a, b)]
-        keys.append(chunk_key(format_name, names, ranges[a:b], start[a:b]))
-    return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16)
-
-
 def _cut_keys(listing: Listing, number: int, cut: Cut, format_name: str) -> Iterator[bytes]:
     name = (listing.url(number), listing.versions[number])
     ranges = np.stack([cut.extent_start, cut.extent_stop], axis=1)
@@ -321,10 +316,6 @@ def _cut_keys(listing: Listing, number: int, cut: Cut, format_name: str) -> Iter
         mine = slice(extents[i], extents[i + 1])
         starts = cut.sample_start[samples[i] : samples[i + 1]]
         yield chunk_key(format_name, [name] * (mine.stop - mine.start), ranges[mine], starts)
-
-
-def _plan_bytes(members: Sequence[Block]) -> int:
-    return plan_local_bytes(members, sum(block.record_bytes for block in members))
 
 
 def _edges(counts: Sequence[int] | Int64Array) -> Int64Array:

@@ -71,7 +71,14 @@ async def manifest_of_source(
         if source.manifest is not None:
             files = await manifest_files(fetcher, source.manifest)
             return install_files(files, folder, shown(source.manifest))
-        known = await _find_known(fetcher, source, folder)
+        # Places of earlier indexes of these objects.
+        places = [source.earlier] if source.earlier else []
+        if len(source.urls) == 1 and UrlPattern.parse(source.urls[0]).single:
+            places.append(f"{source.urls[0].rstrip('/')}/{BESIDE}")
+        known = []
+        for place in places:
+            with suppress(ManifestError, ObjectNotFoundError):
+                known.append(install_files(await manifest_files(fetcher, place), folder, shown(place)))
         return await build(
             source.urls,
             folder,
@@ -86,18 +93,6 @@ async def manifest_of_source(
                 order_of=brace_order,
             ),
         )
-
-
-async def _find_known(fetcher: Fetcher, source: DatasetSource, folder: Path) -> list[Manifest]:
-    """Returns the manifests of earlier indexes."""
-    places = [source.earlier] if source.earlier else []
-    if len(source.urls) == 1 and UrlPattern.parse(source.urls[0]).single:
-        places.append(f"{source.urls[0].rstrip('/')}/{BESIDE}")
-    found = []
-    for place in places:
-        with suppress(ManifestError, ObjectNotFoundError):
-            found.append(install_files(await manifest_files(fetcher, place), folder, shown(place)))
-    return found
 
 
 async def manifest_files(fetcher: Fetcher, url: str) -> list[tuple[str, bytes]]:

@@ -46,7 +46,9 @@ class _CheckedReader:
         """Returns exactly the bytes of `extent`."""
         content = await self._reader.read(extent)
         if extent.start == 0 and extent.object.size < POINTER_BYTES and is_pointer(content):
-            raise _refusal(extent.object)
+            record = extent.object
+            text = f"{record.url} {POINTER_ADVICE}"
+            raise ManifestError(text, url=record.url, size=record.size, reason=POINTER_ADVICE)
         return content
 
     def hold(self, ranges: Sequence[Extent]) -> AbstractAsyncContextManager[None]:
@@ -63,10 +65,6 @@ class _CheckedExaminer(_CheckedReader):
             await self.read(Extent(asked.object, 0, asked.object.size))
         assert isinstance(self._reader, Examiner)
         return await self._reader.examine(asked)
-
-
-def _refusal(record: ObjectRecord) -> ManifestError:
-    return ManifestError(f"{record.url} {POINTER_ADVICE}", url=record.url, size=record.size, reason=POINTER_ADVICE)
 
 
 _SUFFIX = ".survey"

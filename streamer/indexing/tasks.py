@@ -112,7 +112,11 @@ def key_between(after: str, until: str) -> str:
     base = len(_LETTERS) + 1
     low = _number(after[same:], base)
     high = _number(until[same:], base) if until else base**_WINDOW
-    text = _text((low + high) // 2, base)
+    number = (low + high) // 2
+    digits = [number // base**place % base for place in reversed(range(_WINDOW))]
+    while digits and digits[-1] == 0:
+        digits.pop()
+    text = "".join(_LETTERS[max(digit, 1) - 1] for digit in digits)
     for middle in (after[:same] + text, after[:same] + text.replace("/", "0")):
         if after < middle and (not until or middle < until) and is_clean(middle):
             return middle
@@ -125,13 +129,6 @@ def _number(text: str, base: int) -> int:
     for letter in text[:_WINDOW]:
         number = number * base + min(bisect_left(_LETTERS, letter) + 1, base - 1)
     return int(number * base ** (_WINDOW - len(text[:_WINDOW])))
-
-
-def _text(number: int, base: int) -> str:
-    digits = [number // base**place % base for place in reversed(range(_WINDOW))]
-    while digits and digits[-1] == 0:
-        digits.pop()
-    return "".join(_LETTERS[max(digit, 1) - 1] for digit in digits)
 
 
 Page = Sequence[ObjectRecord]

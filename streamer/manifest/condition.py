@@ -143,23 +143,19 @@ class _Texts(msgspec.Struct, frozen=True, eq=False):
         """Compares each with a text."""
         wanted = text.encode("utf-8", "surrogatepass")
         if compared in {operator.eq, operator.ne}:
-            equal = self._equal(wanted)
+            offsets = self.column.offsets
+            content = self.column.content
+            first = offsets[self.rows].astype(np.int64)
+            equal: Flags = offsets[self.rows + 1] - first == len(wanted)
+            some = np.flatnonzero(equal)
+            # Byte by byte over all rows that are still alike: as much memory as rows, whatever the length.
+            for at, byte in enumerate(wanted):
+                some = some[content[first[some] + at] == byte]
+            equal[:] = False
+            equal[some] = True
             return equal if compared is operator.eq else ~equal
         column = self.column
         return np.fromiter((compared(column[row], wanted) for row in self.rows.tolist()), np.bool_, len(self.rows))
-
-    def _equal(self, wanted: bytes) -> Flags:
-        offsets = self.column.offsets
-        content = self.column.content
-        first = offsets[self.rows].astype(np.int64)
-        equal: Flags = offsets[self.rows + 1] - first == len(wanted)
-        some = np.flatnonzero(equal)
-        # Byte by byte over all rows that are still alike: as much memory as rows, whatever the length.
-        for at, byte in enumerate(wanted):
-            some = some[content[first[some] + at] == byte]
-        equal[:] = False
-        equal[some] = True
-        return equal
 
 
 Operand = _Numbers | _Texts | str
@@ -296,7 +292,12 @@ class _Evaluation:
 
     def _compare(self, left: ast.expr, right: ast.expr, op: ast.cmpop) -> _Truth:
         if isinstance(op, ast.Is | ast.IsNot):
-            return self._is_none(left, right, present=isinstance(op, ast.IsNot))
+            present = isinstance(op, ast.IsNot)
+            none = isinstance(right, ast.Constant) and right.value is None
+            if not none or not isinstance(left, ast.Name | ast.Attribute):
+                raise self._condition.error("`is` is for a column and None; compare values with ==")
+            _, valid = self._columns[self._condition.name(left)].places(self._ordinals)
+            return _Truth(valid if present else ~valid, np.ones(len(valid), np.bool_))
         if isinstance(op, ast.In | ast.NotIn):
             if not isinstance(right, ast.Tuple | ast.List | ast.Set) or not right.elts:
                 raise self._condition.error(f"{ast.unparse(right)!r:.100} after `in`: give values as ('en', 'de')")
@@ -306,9 +307,8 @@ class _Evaluation:
         second = self._operand(right)
         if isinstance(first, str) or (isinstance(first, _Numbers) and not isinstance(first.values, np.ndarray)):
             first, second, op = second, first, _SWAPPED.get(type(op), type(op))()
-        return self._result(first, second, _COMPARED[type(op)], f"{ast.unparse(left)} and {ast.unparse(right)}")
-
-    def _result(self, first: Operand, second: Operand, compared: _Compared, both: str) -> _Truth:
+        compared = _COMPARED[type(op)]
+        both = f"{ast.unparse(left)} and {ast.unparse(right)}"
         if isinstance(first, _Texts) and isinstance(second, str):
             return _Truth(first.valid & first.compare(compared, second), first.valid)
         if isinstance(first, _Texts) and isinstance(second, _Texts):
@@ -322,13 +322,6 @@ class _Evaluation:
             valid = np.ones(len(self._ordinals), np.bool_) & first.valid & second.valid
             return _Truth(valid & np.asarray(compared(first.values, second.values)), valid)
         raise self._condition.error(f"{both:.200} cannot be compared: one is a text and one a number")
-
-    def _is_none(self, left: ast.expr, right: ast.expr, *, present: bool) -> _Truth:
-        none = isinstance(right, ast.Constant) and right.value is None
-        if not none or not isinstance(left, ast.Name | ast.Attribute):
-            raise self._condition.error("`is` is for a column and None; compare values with ==")
-        _, valid = self._columns[self._condition.name(left)].places(self._ordinals)
-        return _Truth(valid if present else ~valid, np.ones(len(valid), np.bool_))
 
     def _operand(self, node: ast.expr) -> Operand:
         match node:

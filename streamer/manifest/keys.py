@@ -266,28 +266,24 @@ def build_keys(batches: Iterable[tuple[int, Keys]], place: Path) -> KeyHead:
                 raise ManifestError(f"from sample {first} on, keys are {keys.kind}s, those before are {kind}s")
             kind = kind or keys.kind
             missing += int(keys.missing.sum())
-            _spread(first, keys, opened)
+            # Rows go to the buckets of their hashes.
+            rows = np.empty(len(keys), _ROW)
+            rows["high"] = keys.high
+            rows["low"] = keys.low
+            rows["ordinal"] = np.arange(first, first + len(keys))
+            rows = rows[~keys.missing]
+            bucket = rows["high"] >> np.uint64(64 - _BUCKET_BITS)
+            order = np.argsort(bucket, kind="stable")
+            edges = np.searchsorted(bucket[order], np.arange(len(opened) + 1, dtype=np.uint64))
+            rows = rows[order]
+            for number in np.flatnonzero(np.diff(edges)).tolist():
+                opened[number].write(rows[edges[number] : edges[number + 1]].tobytes())
         head = _sort_and_write(opened, place, kind, missing)
     for file in buckets.iterdir():
         file.unlink()
     buckets.rmdir()
     (place / HEAD_NAME).write_bytes(msgspec.json.encode(head))
     return head
-
-
-def _spread(first: int, keys: Keys, buckets: Sequence[BinaryIO]) -> None:
-    """Appends rows to the buckets of their hashes."""
-    rows = np.empty(len(keys), _ROW)
-    rows["high"] = keys.high
-    rows["low"] = keys.low
-    rows["ordinal"] = np.arange(first, first + len(keys))
-    rows = rows[~keys.missing]
-    bucket = rows["high"] >> np.uint64(64 - _BUCKET_BITS)
-    order = np.argsort(bucket, kind="stable")
-    edges = np.searchsorted(bucket[order], np.arange(len(buckets) + 1, dtype=np.uint64))
-    rows = rows[order]
-    for number in np.flatnonzero(np.diff(edges)).tolist():
-        buckets[number].write(rows[edges[number] : edges[number + 1]].tobytes())
 
 
 def _sort_and_write(buckets: Sequence[BinaryIO], place: Path, kind: Kind, missing: int) -> KeyHead:

@@ -377,7 +377,10 @@ class _Keys:
             key = self._key_of_object(chunk.extents[0].object, blocks)
             if key_at_endpoint(key, self._endpoint) == chunk.key:
                 return key
-        complete = _add_objects(blocks, chunk)
+        owners = iter(chunk.extents)
+        complete = [
+            msgspec.structs.replace(block, objects=tuple(next(owners).object for _ in block.ranges)) for block in blocks
+        ]
         # Rows that were never written have a byte of the object with which they are indexed, and do not name it.
         partly = [own if block.ranges == _NOTHING else block for own, block in zip(blocks, complete, strict=True)]
         ways = [complete] if partly == complete else [complete, partly]
@@ -424,11 +427,3 @@ def _blocks(chunk: Chunk) -> list[Block] | None:
     if ranges or codec != chunk.codec or sum(block.samples for block in blocks) != chunk.samples:
         return None
     return blocks
-
-
-def _add_objects(blocks: Sequence[Block], chunk: Chunk) -> list[Block]:
-    """The same blocks, each with the objects of its ranges."""
-    owners = iter(chunk.extents)
-    return [
-        msgspec.structs.replace(block, objects=tuple(next(owners).object for _ in block.ranges)) for block in blocks
-    ]

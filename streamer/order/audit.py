@@ -300,7 +300,11 @@ def audit_epoch(
         codes: Codes of each member in the epoch.
         names: Names of the members of a mix; empty outside one.
     """
-    runs = _runs(records)
+    by_place: dict[tuple[int, int, int], _JointRun] = {}
+    for record in records:
+        place = record.start, record.stop, record.world_size
+        by_place.setdefault(place, _JointRun(*place)).add(record)
+    runs = sorted(by_place.values(), key=lambda run: (run.start, run.stop))
     epoch = records[0].epoch
     samples = records[0].samples
     chain = _chain([run for run in runs if not run.missing])
@@ -337,14 +341,6 @@ def describe_audit(found: EpochAudit) -> list[str]:
         *(f"  skipped: {name}" for name in found.skipped[:_NAMED]),
         *([f"  and {more} more"] if more > 0 else []),
     ]
-
-
-def _runs(records: Sequence[Record]) -> list[_JointRun]:
-    runs: dict[tuple[int, int, int], _JointRun] = {}
-    for record in records:
-        place = record.start, record.stop, record.world_size
-        runs.setdefault(place, _JointRun(*place)).add(record)
-    return sorted(runs.values(), key=lambda run: (run.start, run.stop))
 
 
 def _chain(runs: Sequence[_JointRun]) -> list[_JointRun]:

@@ -75,19 +75,15 @@ def cut_lanes(
     """
     chunks = np.flatnonzero(chunk_samples).astype(np.uint32)
     if spec.cut == "by_key":
-        order = _common_order(chunks, chunk_words)
+        if chunk_words is None:
+            raise ConfigError(
+                'cut="by_key" needs the keys of the chunks; a mix and a growing dataset take no cut', field="cut"
+            )
+        # Two keys that begin alike, one pair in 2**64, stay in the order of their numbers.
+        order = chunks[np.argsort(fold_each(fold(0, TAG_COMMON), chunk_words[chunks]), kind="stable")]
     else:
         order = sort_by_hash(fold(spec.seed, TAG_CUT, *((epoch,) if spec.cut == "redrawn" else ())), chunks)
     return _cut(order, spec.lanes, chunk_samples, shift)
-
-
-def _common_order(chunks: Chunks, words: Words | None) -> Chunks:
-    """Sorts by a hash of the key. Two keys that begin alike, one pair in 2**64, stay in the order of their numbers."""
-    if words is None:
-        raise ConfigError(
-            'cut="by_key" needs the keys of the chunks; a mix and a growing dataset take no cut', field="cut"
-        )
-    return chunks[np.argsort(fold_each(fold(0, TAG_COMMON), words[chunks]), kind="stable")]
 
 
 def _cut(order: Chunks, lanes: int, chunk_samples: Integers, shift: int) -> LaneCut:

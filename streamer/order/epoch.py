@@ -63,7 +63,20 @@ class EpochOrder:
         self.chunk_samples = chunk_samples
         self._chunk_words = chunk_words
         self.chunk_first = _prefix(chunk_samples) if chunk_first is None else chunk_first
-        _check(spec, chunk_samples, epoch)
+        if epoch < 0:
+            raise ConfigError(f"epoch={epoch} is negative", field="epoch")
+        if chunk_samples.sum() == 0:
+            raise ManifestError(
+                f"manifest {spec.manifest_digest} has no samples in {len(chunk_samples)} chunks; "
+                "check the url and the selection",
+                manifest=spec.manifest_digest,
+            )
+        if spec.shuffle == "sample" and (largest := int(chunk_samples.max())) > 1:
+            raise ConfigError(
+                f'shuffle="sample" needs a manifest with one sample per chunk; a chunk of '
+                f"{spec.manifest_digest} has {largest}",
+                field="shuffle",
+            )
         self.samples = int(self.chunk_first[-1])
         self._cut: LaneCut | None = None
 
@@ -247,23 +260,6 @@ def _piece_start(
     head_chunk = cut.order[np.minimum(cut.begin[lanes], len(cut.order) - 1)].astype(np.int64)
     ordinals: Integers = chunk_first[chunk] + np.where(chunk == head_chunk, cut.head[lanes], 0)
     return ordinals
-
-
-def _check(spec: OrderSpec, chunk_samples: Integers, epoch: int) -> None:
-    if epoch < 0:
-        raise ConfigError(f"epoch={epoch} is negative", field="epoch")
-    if chunk_samples.sum() == 0:
-        raise ManifestError(
-            f"manifest {spec.manifest_digest} has no samples in {len(chunk_samples)} chunks; "
-            "check the url and the selection",
-            manifest=spec.manifest_digest,
-        )
-    if spec.shuffle == "sample" and (largest := int(chunk_samples.max())) > 1:
-        raise ConfigError(
-            f'shuffle="sample" needs a manifest with one sample per chunk; a chunk of '
-            f"{spec.manifest_digest} has {largest}",
-            field="shuffle",
-        )
 
 
 def _prefix(sizes: Integers) -> Integers:

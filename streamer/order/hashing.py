@@ -71,19 +71,14 @@ def permute(values: Integers, sizes: Integers, keys: Words) -> Integers:
     """
     found = values.astype(np.uint64)
     limits = sizes.astype(np.uint64)
-    bits = _bits(limits)
+    # frexp is exact below 2**53, and no chunk or group has that many samples.
+    bits: Words = np.frexp((limits - _ONE).astype(np.float64))[1].astype(np.uint64)
     outside = np.flatnonzero(limits > _ONE)
     while outside.size:
         walked = _rounds(found[outside], bits[outside], keys[outside])
         found[outside] = walked
         outside = outside[walked >= limits[outside]]
     return found.astype(np.int64)
-
-
-def _bits(limits: Words) -> Words:
-    """Bits of limit - 1; frexp is exact below 2**53, and no chunk or group has that many samples."""
-    exponents: Words = np.frexp((limits - _ONE).astype(np.float64))[1].astype(np.uint64)
-    return exponents
 
 
 def _rounds(words: Words, bits: Words, keys: Words) -> Words:

@@ -155,19 +155,16 @@ class RankPlan:
         batch = np.full(len(chunks), stop - 1, dtype=np.int64)
         return [Needs(chunks.astype(np.uint32), batch, batch, passes)]
 
-    def _block_of(self, batch: int) -> range:
-        """The batches that are computed together with this one: it may be alone in its round."""
-        count = max(1, min(self.order.block_samples // self.rank_split.per_rank, _BLOCK_CELLS // self.rank_split.lanes))
-        begin, end = self.order.find_known(self.position(batch))
-        size = self.rank_split.global_batch
-        block = batch - batch % count
-        first = max(block, -(-(begin - self.start) // size))
-        stop = min(block + count, self.batches, (end - self.start) // size)
-        return range(first, stop) if first <= batch < stop else range(batch, batch + 1)
-
     def _compute(self, batch: int) -> None:
         rank_split = self.rank_split
-        block = self._block_of(batch)
+        count = max(1, min(self.order.block_samples // rank_split.per_rank, _BLOCK_CELLS // rank_split.lanes))
+        begin, end = self.order.find_known(self.position(batch))
+        size = rank_split.global_batch
+        block_start = batch - batch % count
+        first = max(block_start, -(-(begin - self.start) // size))
+        stop = min(block_start + count, self.batches, (end - self.start) // size)
+        # A batch may be alone in its round.
+        block = range(first, stop) if first <= batch < stop else range(batch, batch + 1)
         starts = np.arange(block.start, block.stop, dtype=np.int64)
         positions = rank_split.positions(self.start + starts * rank_split.global_batch)
         ordinals = self.order.ordinals(positions.ravel()).reshape(positions.shape)

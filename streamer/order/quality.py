@@ -160,22 +160,18 @@ def explain(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_b
             f"{counted(opened, 'chunks')} open over all nodes ({spec.lane_window} per lane, "
             f"shuffle_window={spec.window}): {format_bytes(opened * total_bytes / chunks)} of cache"
         )
-        rows["mixing"] = _describe_mixing(spec, chunk_samples, global_batch)
+        worst, mild = (vif_bound(spec, chunk_samples, global_batch, correlation=rho) for rho in (1.0, 0.1))
+        checked = is_bound_checked(spec, chunk_samples, global_batch)
+        caution = "" if checked else " (a guess: the batch exceeds half of the open samples)"
+        rows["mixing"] = (
+            f"variance of a batch's mean at most {worst:.2f} x a full shuffle's with chunks sorted by "
+            f"label, {mild:.2f} x at a correlation of 0.1{caution}"
+        )
         if advice := _advise(spec, chunk_samples, global_batch, total_bytes):
             rows["advice"] = advice
     if nodes > 1:
         rows["nodes"] = str(lane_spread(spec, global_batch, nodes))
     return "\n".join(f"{name:<8} {text}" for name, text in rows.items())
-
-
-def _describe_mixing(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> str:
-    worst, mild = (vif_bound(spec, chunk_samples, global_batch, correlation=rho) for rho in (1.0, 0.1))
-    checked = is_bound_checked(spec, chunk_samples, global_batch)
-    caution = "" if checked else " (a guess: the batch exceeds half of the open samples)"
-    return (
-        f"variance of a batch's mean at most {worst:.2f} x a full shuffle's with chunks sorted by "
-        f"label, {mild:.2f} x at a correlation of 0.1{caution}"
-    )
 
 
 def _advise(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_bytes: int) -> str:

@@ -112,30 +112,17 @@ def rank_members(members: Sequence[int], weights: Sequence[float], cells: NDArra
     order = np.zeros(shape, np.uint16)
     for index, member in enumerate(members):
         hashes = fold_each(states, np.full(len(cells), member, np.uint64))
-        scores = hashes if equal else _weight_scores(hashes, weights[index])
-        _insert(order, best, index, scores)
+        # The largest of these scores belongs to each member in proportion to its weight.
+        scores = hashes if equal else np.log((hashes.astype(np.float64) + 0.5) / 2.0**64) / weights[index]
+        # The member is put where its scores are among the best; the k-th row is that of the k-th best.
+        at = np.flatnonzero(scores >= best[-1])
+        best[-1, at] = scores[at]
+        order[-1, at] = index
+        for row in range(len(best) - 1, 0, -1):
+            swap = at[best[row, at] > best[row - 1, at]]
+            for column in (best, order):
+                column[row - 1, swap], column[row, swap] = column[row, swap], column[row - 1, swap]
     return order
-
-
-def _weight_scores(hashes: Words, weight: float) -> NDArray[np.float64]:
-    """Returns scores of which the largest belongs to each member in proportion to its weight."""
-    return np.log((hashes.astype(np.float64) + 0.5) / 2.0**64) / weight
-
-
-def _insert(
-    order: NDArray[np.uint16],
-    best: NDArray[np.float64] | NDArray[np.uint64],
-    index: int,
-    scores: NDArray[np.float64] | Words,
-) -> None:
-    """Puts a member where its scores are among the best; the k-th row is that of the k-th best."""
-    at = np.flatnonzero(scores >= best[-1])
-    best[-1, at] = scores[at]
-    order[-1, at] = index
-    for row in range(len(best) - 1, 0, -1):
-        swap = at[best[row, at] > best[row - 1, at]]
-        for column in (best, order):
-            column[row - 1, swap], column[row, swap] = column[row, swap], column[row - 1, swap]
 
 
 # ---------------------------------------------------------------- homes

@@ -74,7 +74,12 @@ class Roster:
             now: the present time; they count as asked.
             is_down: whether a member is down, and so probed by the client.
         """
-        asked = [name for name, address in self._addresses.items() if _is_due(address, now) and not is_down(name)]
+        asked = [
+            name
+            for name, address in self._addresses.items()
+            if (address.facts is None or now - address.asked_at >= ASK_SECONDS or address.listed_at < address.asked_at)
+            and not is_down(name)
+        ]
         for name in asked:
             self._addresses[name].asked_at = now
         return asked
@@ -111,7 +116,3 @@ class Roster:
         for name, address in self._addresses.items():
             if address.facts is not None and address.facts.id != self._me.id:
                 yield address.since, name, address.facts
-
-
-def _is_due(address: KnownAddress, now: float) -> bool:
-    return address.facts is None or now - address.asked_at >= ASK_SECONDS or address.listed_at < address.asked_at

@@ -328,15 +328,6 @@ class Sends:
             BusyError: the wait takes longer.
         """
         amount = max(length, self._least_bytes)
-        await self._wait_for_turn(member, amount, due_seconds, max_seconds)
-        self.under_way += 1
-        try:
-            yield
-        finally:
-            self.under_way -= 1
-            self._gate.release(amount, member)
-
-    async def _wait_for_turn(self, member: str, amount: int, due_seconds: float, max_seconds: float) -> None:
         if self._waiting[member] >= _MOST_WAITING:
             raise BusyError
         due = asyncio.get_running_loop().time() + due_seconds
@@ -350,6 +341,12 @@ class Sends:
             self._waiting[member] -= 1
             if not self._waiting[member]:
                 del self._waiting[member]
+        self.under_way += 1
+        try:
+            yield
+        finally:
+            self.under_way -= 1
+            self._gate.release(amount, member)
 
 
 # ---------------------------------------------------------------- the socket to the engine

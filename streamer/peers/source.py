@@ -66,7 +66,15 @@ class PeerSource:
     async def bring(self, fetch: Fetch) -> None:
         """See `engine.bring.Bring`."""
         late = asyncio.Event()
-        ask = self._route(fetch)
+        digest = fetch.dataset.manifest.digest
+        found = self._found
+        ask = choose_peer(
+            self._homes.order(fetch.key),
+            self._homes.me,
+            self._client.is_up,
+            lambda member: found.may_have(member, digest),
+            for_peer=not fetch.waiters,
+        )
         brought = None
         if ask is not None:
             brought = await race(self._ask(fetch, ask, late), late, lambda: self._store.fetch(fetch))
@@ -81,17 +89,6 @@ class PeerSource:
             else:
                 self.count.peer_hedge_losses += 1
                 await self._publisher.publish(fetch, brought)
-
-    def _route(self, fetch: Fetch) -> PeerChoice | None:
-        digest = fetch.dataset.manifest.digest
-        found = self._found
-        return choose_peer(
-            self._homes.order(fetch.key),
-            self._homes.me,
-            self._client.is_up,
-            lambda member: found.may_have(member, digest),
-            for_peer=not fetch.waiters,
-        )
 
     async def _ask(self, fetch: Fetch, ask: PeerChoice, late: asyncio.Event) -> Received | None:
         digest = fetch.dataset.manifest.digest

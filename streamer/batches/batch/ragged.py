@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from streamer.batches.batch.buffers import ArrayBuffer, Bytes, JoinedBuffer
+from streamer.batches.batch.buffers import ArrayBuffer, JoinedBuffer
 from streamer.batches.batch.collate import Samples, collate
 from streamer.decode.dispatch import Raw
 from streamer.errors import ConfigError
@@ -78,7 +78,12 @@ def _split_values(
     """The values as arrays, where each begins, and whether they are bytes."""
     encoded = isinstance(values[0], bytes | Raw)
     try:
-        parts: list[npt.NDArray[np.generic]] = [_bytes_of(value) if encoded else np.asarray(value) for value in values]
+        parts: list[npt.NDArray[np.generic]]
+        if encoded:
+            contents = [value.content if isinstance(value, Raw) else value for value in values]
+            parts = [np.frombuffer(content, np.uint8) for content in contents]
+        else:
+            parts = [np.asarray(value) for value in values]
     except TypeError as error:
         raise _make_error(field, f"has values of {type(values[0]).__name__} and others in a batch") from error
     except ValueError as error:
@@ -95,10 +100,6 @@ def _split_values(
             advice = f"decode={{{field!r}: None}} gives encoded bytes"
             raise _make_error(field, f"has {shapes} in a batch, which cannot be joined along the first axis; {advice}")
     return parts, np.cumsum([0, *map(len, parts)], dtype=np.int64), encoded
-
-
-def _bytes_of(value: bytes | Raw) -> Bytes:
-    return np.frombuffer(value.content if isinstance(value, Raw) else value, np.uint8)
 
 
 def _check_mappings(samples: Samples, fields: Sequence[str]) -> Sequence[dict[str, object]]:

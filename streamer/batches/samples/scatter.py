@@ -148,7 +148,9 @@ class ScatterReader:
         """
         self._rows = rows
         self._learning = rows.known
-        self._update_pause()
+        # A pause begins where most samples of the last batch were read twice: equal lengths, different layouts.
+        self._paused = _PAUSED_BATCHES if self._in_place * 2 < len(self._ordinals) else max(0, self._paused - 1)
+        self._in_place = 0
         self._ordinals = {}
         template = self._template if not self._paused else None
         if template is None or not rows.known:
@@ -181,18 +183,17 @@ class ScatterReader:
         if template is not None and not self._ordinals:
             self._template = template
 
-    def _update_pause(self) -> None:
-        """Pauses scatter reads if most samples of the last batch were read twice: equal lengths, different layouts."""
-        self._paused = _PAUSED_BATCHES if self._in_place * 2 < len(self._ordinals) else max(0, self._paused - 1)
-        self._in_place = 0
-
     def _count_in_place(self) -> None:
         self._in_place += 1
 
     def _read(
         self, template: Template, alike: Mapping[int, SampleLocation], rows: Rows, at: Callable[[int], None]
     ) -> None:
-        self._make_room(max(alike) + 1, template.edge_bytes, template.length)
+        samples = max(alike) + 1
+        if self._edges.shape[0] < samples or self._edges.shape[1] != template.edge_bytes:
+            self._edges = np.empty((samples, template.edge_bytes), np.uint8)
+        if self._whole.size != template.length:
+            self._whole = np.empty(template.length, np.uint8)
         targets = {index: (place, self._pieces(template, index, rows.row(index))) for index, place in alike.items()}
         for index in read_by_chunk(self._source, targets, at):
             self._ordinals[index] = alike[index].ordinal
@@ -207,12 +208,6 @@ class ScatterReader:
         arrays = [row[hole.field].reshape(-1).view(np.uint8).data for hole in template.holes]
         pairs = zip(edges, [*arrays, edges[-1][:0]], strict=True)
         return [piece for pair in pairs for piece in pair if len(piece) > 0]
-
-    def _make_room(self, samples: int, edge_bytes: int, length: int) -> None:
-        if self._edges.shape[0] < samples or self._edges.shape[1] != edge_bytes:
-            self._edges = np.empty((samples, edge_bytes), np.uint8)
-        if self._whole.size != length:
-            self._whole = np.empty(length, np.uint8)
 
 
 def read_by_chunk(

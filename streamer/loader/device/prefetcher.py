@@ -195,7 +195,20 @@ class Prefetch:
         """
         self._queue_last()
         while len(self._coming) <= self._ahead and not self._exhausted:
-            self._fetch()
+            self._release_sources()
+            try:
+                source = next(self._batches)
+                moved, fence = self._mover.move(source, self._transform)
+            except StopIteration:
+                self._exhausted = True
+            except Exception as error:  # noqa: BLE001 - raised when its turn has come
+                # It is queued in the place of its batch, since earlier batches come first.
+                self._coming.append(error)
+                # Generators end after an error; the loader's iterators continue.
+            else:
+                self._sources.append((source, fence))
+                self._moved = moved, fence
+                self._queue_last()
         self._release_sources()
         if not self._coming:
             raise StopIteration
@@ -213,22 +226,6 @@ class Prefetch:
             first = self._coming[0]
             if not isinstance(first, BaseException) and first[0] is batch:
                 del self._coming[0]
-
-    def _fetch(self) -> None:
-        """Begins the next copy. An error is queued in the place of its batch: earlier batches come first."""
-        self._release_sources()
-        try:
-            source = next(self._batches)
-            moved, fence = self._mover.move(source, self._transform)
-        except StopIteration:
-            self._exhausted = True
-        except Exception as error:  # noqa: BLE001 - raised when its turn has come
-            self._coming.append(error)
-            # Generators end after an error; the loader's iterators continue.
-        else:
-            self._sources.append((source, fence))
-            self._moved = moved, fence
-            self._queue_last()
 
     def _queue_last(self) -> None:
         """Appends the batch that was moved last, once however often it is interrupted; then the source goes on."""

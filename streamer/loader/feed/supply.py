@@ -14,7 +14,6 @@ from types import TracebackType
 import msgspec
 import numpy as np
 
-from streamer.batches.batch.buffers import Bytes
 from streamer.batches.batch.slot_layout import BatchReader
 from streamer.batches.causes import MADE, NETWORK, WORK, BatchTimeline, Trace
 from streamer.batches.ring.shared_memory import map_shared, window
@@ -186,7 +185,18 @@ class FedSupply(Supply):
     def _open(self, finished: Finished) -> Delivery:
         made = finished.made
         pending = finished.pending
-        memory = self._memory_of(finished)
+        slot = pending.slot
+        # An interrupted call may have opened the memory before; then it is the same again.
+        if finished.held is None and slot is not None:
+            finished.held = slot.window()
+        elif finished.held is None:
+            finished.held = window(map_shared(finished.own_memory, made.memory_bytes), 0, made.memory_bytes)
+        memory = finished.held
+        if slot is not None:
+            self.feeder.ring.hold(slot, memory)
+        elif finished.own_memory >= 0:
+            descriptor, finished.own_memory = finished.own_memory, -1
+            os.close(descriptor)
         content = BatchReader(memory).read(made.description)
         repeated = np.frombuffer(made.repeated, np.bool_) if made.repeated else np.zeros(made.samples, np.bool_)
         skipped = tuple(pending.skipped.items())
@@ -208,21 +218,6 @@ class FedSupply(Supply):
         if self._final is None or self._final[0] is not error:
             self._final = error, error.__traceback__
         return error.with_traceback(self._final[1])
-
-    def _memory_of(self, finished: Finished) -> Bytes:
-        """Returns the memory of a batch; the same again where an interrupted call has opened it before."""
-        slot = finished.pending.slot
-        nbytes = finished.made.memory_bytes
-        if finished.held is None and slot is not None:
-            finished.held = slot.window()
-        elif finished.held is None:
-            finished.held = window(map_shared(finished.own_memory, nbytes), 0, nbytes)
-        if slot is not None:
-            self.feeder.ring.hold(slot, finished.held)
-        elif finished.own_memory >= 0:
-            descriptor, finished.own_memory = finished.own_memory, -1
-            os.close(descriptor)
-        return finished.held
 
 
 class InlineSupply(Supply):

@@ -57,7 +57,12 @@ def open_together(members: Sequence[tuple[str, DatasetMember]]) -> list[OpenedDa
     Raises:
         StreamerError: the error of a member, which it names.
     """
-    _allow_descriptors(_DESCRIPTORS_PER_MEMBER * len(members))
+    # Each member holds open files: its manifest and its shared memory.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _DESCRIPTORS_PER_MEMBER * len(members) + _OTHER_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     # The same dataset may be a member twice; a member is for one thread.
     distinct = {id(member): (name, member) for name, member in members}
     pools = _share_connections([member for _, member in distinct.values()])
@@ -72,15 +77,6 @@ def open_together(members: Sequence[tuple[str, DatasetMember]]) -> list[OpenedDa
         for connections in pools:
             connections.close_idle()
     return [found[id(member)] for _, member in members]
-
-
-def _allow_descriptors(count: int) -> None:
-    """Raises the limit of open files where many members need it: each holds its manifest and its shared memory."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = count + _OTHER_DESCRIPTORS
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _share_connections(members: Sequence[DatasetMember]) -> list[EngineConnections]:

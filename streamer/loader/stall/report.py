@@ -339,11 +339,7 @@ def straggler(timings: Sequence[BatchTiming], slowest: SlowWorker | None) -> Str
         if steady and len(theirs) > 1 and sum(timing.waited for timing in theirs) >= _STRAGGLER_SHARE * waited:
             times = slowest.seconds / max(slowest.others_seconds, 1e-9)
             return Straggler("worker", slowest.number, slowest.seconds, times)
-    return _slow_samples(timings, waited)
-
-
-def _slow_samples(timings: Sequence[BatchTiming], waited: int) -> Straggler | None:
-    """Returns the sample of the slowest batch, if batches far above the median, each because of one, cause the wait."""
+    # Batches far above the median, each because of one sample.
     median = statistics.median(timing.spent for timing in timings)
     late = [t for t in timings if t.spent >= _SLOW_BATCH * median and t.sample >= (t.spent - median) / 2]
     if not late or sum(timing.waited for timing in late) < _STRAGGLER_SHARE * waited:

@@ -177,23 +177,21 @@ class _Cursor:
             self._fail(f"column {field.name} is {field.kind}, expected {kind}")
         self._next()  # validity: empty, as no column is nullable
         if kind == "binary":
-            return self._binary(8 if field.kind == "large_binary" else 4)
+            offset_bytes = 8 if field.kind == "large_binary" else 4
+            if not self._layout.rows:  # the format lets writers leave out the one offset
+                self._next()
+                self._next()
+                return BinaryColumn.of([])
+            found = self._array(np.dtype(f"<i{offset_bytes}"), self._layout.rows + 1)
+            offsets = found.view(np.int64) if offset_bytes == 8 else found.view(np.int32)
+            start, stop = self._next()
+            content = np.frombuffer(self._mapping, np.uint8, stop - start, start)
+            if int(offsets[0]) != 0 or not 0 <= int(offsets[-1]) <= len(content):
+                self._fail(f"byte strings end at {offsets[-1]} of {len(content)}")
+            return BinaryColumn(offsets, content[: int(offsets[-1])])
         if kind == "key16":
             return self._array(np.dtype("u1"), self._layout.rows * KEY_BYTES).reshape(-1, KEY_BYTES)
         return self._array(np.dtype(kind).newbyteorder("<"), self._layout.rows)
-
-    def _binary(self, offset_bytes: int) -> BinaryColumn:
-        if not self._layout.rows:  # the format lets writers leave out the one offset
-            self._next()
-            self._next()
-            return BinaryColumn.of([])
-        found = self._array(np.dtype(f"<i{offset_bytes}"), self._layout.rows + 1)
-        offsets = found.view(np.int64) if offset_bytes == 8 else found.view(np.int32)
-        start, stop = self._next()
-        content = np.frombuffer(self._mapping, np.uint8, stop - start, start)
-        if int(offsets[0]) != 0 or not 0 <= int(offsets[-1]) <= len(content):
-            self._fail(f"byte strings end at {offsets[-1]} of {len(content)}")
-        return BinaryColumn(offsets, content[: int(offsets[-1])])
 
     def _array(self, dtype: np.dtype[np.generic], count: int) -> NDArray[np.generic]:
         start, stop = self._next()

@@ -36,20 +36,14 @@ def split_evenly(counts: Integers, parts: int, states: Words) -> Integers:
     """
     found = counts
     while len(found) < parts * len(counts):
-        first = _halve(found, states)
+        first = found >> 1
+        table, row, column = np.nonzero(found & 1)
+        if len(table):
+            chosen = _every_second((table, row, column), found.shape, states)
+            first[table[chosen], row[chosen], column[chosen]] += 1
         found = np.stack([first, found - first], axis=1).reshape(-1, *counts.shape[1:])
         states = fold_each(np.repeat(states, 2), np.tile([0, 1], len(states)))
     return found.reshape(len(counts), parts, *counts.shape[1:])
-
-
-def _halve(counts: Integers, states: Words) -> Integers:
-    """Returns one half of each of G tables, (G, M, L); the rest is the other half."""
-    half = counts >> 1
-    table, row, column = np.nonzero(counts & 1)
-    if len(table):
-        chosen = _every_second((table, row, column), counts.shape, states)
-        half[table[chosen], row[chosen], column[chosen]] += 1
-    return half
 
 
 def _every_second(edges: tuple[Integers, Integers, Integers], shape: tuple[int, ...], states: Words) -> Flags:

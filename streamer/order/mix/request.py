@@ -133,7 +133,13 @@ class MixRequest(msgspec.Struct, frozen=True):
     def spec_from(self, sources: Sequence[MixSource], batch_size: int, start: MixStart) -> MixSpec:
         """Does the same as `spec`, from a given start."""
         _check_sources(sources, batch_size)
-        ordered = _is_ordered(sources)
+        unshuffled = [source.name for source in sources if source.shuffle == "none"]
+        if unshuffled and len(unshuffled) < len(sources):
+            raise ConfigError(
+                f"members {unshuffled} are not shuffled and the others are: a mix shuffles all of its members or none",
+                field="shuffle",
+            )
+        ordered = bool(unshuffled)
         lanes = self._lanes(sources, batch_size, start, ordered)
         slots = start.slots if start.slots and start.lanes == lanes else max(1, batch_size // lanes)
         if self.batching == "homogeneous":
@@ -270,17 +276,6 @@ def _member(source: MixSource, lanes: int, window: int, passes: int, place: Stre
         origin=place.origin,
         turn=0 if passes else place.turn,
     )
-
-
-def _is_ordered(sources: Sequence[MixSource]) -> bool:
-    """Whether no member is shuffled."""
-    unshuffled = [source.name for source in sources if source.shuffle == "none"]
-    if unshuffled and len(unshuffled) < len(sources):
-        raise ConfigError(
-            f"members {unshuffled} are not shuffled and the others are: a mix shuffles all of its members or none",
-            field="shuffle",
-        )
-    return bool(unshuffled)
 
 
 def _check_sources(sources: Sequence[MixSource], batch_size: int) -> None:

@@ -175,7 +175,15 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
 
     def __post_init__(self) -> None:
         _check_members(self)
-        _check_stages(self)
+        epochs = [stage.epoch for stage in self.stages]
+        if not epochs or epochs[0] != self.origin_epoch or sorted(set(epochs)) != epochs:
+            raise ConfigError(f"stages from epochs {epochs} do not ascend from {self.origin_epoch}", field="weights")
+        for stage in self.stages:
+            weights = stage.weights
+            if len(weights) != len(self.members) or min(weights) < 0 or (stage.units > 0) != any(weights):
+                raise ConfigError(
+                    f"{stage} must have a weight for each of {len(self.members)} members, and units", field="weights"
+                )
         if self.batching not in get_args(Batching):
             raise ConfigError(f"batching={self.batching!r} is not one of {get_args(Batching)}", field="batching")
         if min(self.lanes, self.slots, self.window) < 1 or self.window & (self.window - 1):
@@ -330,16 +338,4 @@ def _check_members(spec: MixSpec) -> None:
                 f"member {member.name}: repeat= begins with a whole pass, but {member.origin % member.samples} of its "
                 f"{member.samples} samples are read; give it a weight until the pass ends",
                 field="repeat",
-            )
-
-
-def _check_stages(spec: MixSpec) -> None:
-    epochs = [stage.epoch for stage in spec.stages]
-    if not epochs or epochs[0] != spec.origin_epoch or sorted(set(epochs)) != epochs:
-        raise ConfigError(f"stages from epochs {epochs} do not ascend from {spec.origin_epoch}", field="weights")
-    for stage in spec.stages:
-        weights = stage.weights
-        if len(weights) != len(spec.members) or min(weights) < 0 or (stage.units > 0) != any(weights):
-            raise ConfigError(
-                f"{stage} must have a weight for each of {len(spec.members)} members, and units", field="weights"
             )

@@ -265,10 +265,7 @@ class GrowingSession(StepSession):
             if self._growth.waiting:
                 return
             self._update()
-        self._check_progress()
-
-    def _check_progress(self) -> None:
-        """Makes sure that a batch whose rounds are decided, and before which all is consumed, is on its way."""
+        # A batch whose rounds are decided, and before which all is consumed, must be on its way.
         step = self._asked
         if self._ready < step <= min(self._next, self._wanted) and self._session.idle:
             raise BrokenError(
