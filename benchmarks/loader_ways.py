@@ -233,7 +233,7 @@ def measure_bare(kind: str, count: int) -> list[float]:
 
 def mapped(nbytes: int) -> memory.Bytes:
     count = memory.page_aligned(nbytes)
-    return memory.window(memory.map_shared(memory.create_sealed("bare", count), count), 0, nbytes)
+    return memory.window(memory.map_memfd(memory.create_memfd("bare", count), count), 0, nbytes)
 
 
 def flat(sample: object) -> np.ndarray:

@@ -104,7 +104,7 @@ class FakeSession:
 
     Attributes:
         rejected: (chunk, reason) in order.
-        consumed: the highest `done`.
+        consumed: the highest step given to `finish`.
     """
 
     poll_seconds = None
@@ -158,7 +158,7 @@ class FakeSession:
                 raise TimeoutError(f"step {step}")
             self.pump(-1 if deadline is None else max(0.0, deadline - time.monotonic()))
 
-    def done(self, step: int, *, flush: bool = True) -> None:
+    def finish(self, step: int, *, flush: bool = True) -> None:
         """Remembers it."""
         self.consumed = max(self.consumed, step)
 

@@ -233,7 +233,7 @@ class ImageDecoder:
             what = f" of {page.samples} bands of {page.bits} bits"
             raise headers.TooLargeError(page.height, page.width, self.max_pixels, what)
         if self.mode == "stored":
-            return tiff_colours.arrange_stored(tiff.read_values(content, page), page)
+            return tiff_colours.arrange_values(tiff.read_values(content, page), page)
         tiff_colours.check_colours(page)
         if page.kind != "u" or page.bits > 16:
             raise TooDeepError(str(page.dtype) if page.bits == 8 else f"of {page.bits} bits", has_16=False)
@@ -292,7 +292,7 @@ def _decode_by_simplejpeg(content: Content, decoder: ImageDecoder, out: Image | 
 def _decode_by_opencv(content: Content, decoder: ImageDecoder, out: Image | None) -> Image:
     cv2 = require_library("cv2")
     if decoder.mode == "rgb8" and headers.format_of(content) == headers.JPEG2000:
-        # Its values have as many bits as the header says, not 16: the high ones are kept.
+        # The values have as many bits as the header says, not 16: the high ones are kept.
         values = _read_stored_by_opencv(content, decoder, None)
         depths = set(headers.jpeg2000_depths(content))
         if len(depths) != 1 or (bits := depths.pop()) < 8:

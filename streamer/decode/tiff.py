@@ -51,7 +51,7 @@ def read_values(content: Content, page: TiffPage) -> Values:
         ValueError: they are damaged, cut off, or compressed in a way that is not read here.
         ConfigError: Pillow is needed, and not installed.
     """
-    _check_supported(page)
+    _check_page(page)
     page = _merge_strips(page)
     bands = 1 if page.planar else page.samples
     found = np.empty((page.height, page.width, page.samples), page.dtype)
@@ -66,7 +66,7 @@ def read_values(content: Content, page: TiffPage) -> Values:
     return found
 
 
-def _check_supported(page: TiffPage) -> None:
+def _check_page(page: TiffPage) -> None:
     """Refuses what would not be decoded right."""
     if page.compression == _JPEG:
         known = page.bits == 8 and page.kind == "u" and page.predictor == _NO_PREDICTOR

@@ -34,7 +34,7 @@ _JPEG = 7
 _KEEP = "decode= with ImageDecoder(mode='stored') keeps them"
 
 
-def arrange_stored(values: Values, page: TiffPage) -> Values:
+def arrange_values(values: Values, page: TiffPage) -> Values:
     """Returns the values: (height, width), of several bands (height, width, bands); fewer than 8 bits as 0 to 255."""
     if page.bits < 8 and page.photometric != _PALETTE:
         values = _scale(values, page.bits)

@@ -106,12 +106,12 @@ def find_companions(sample: Mapping[str, object], field: str, source: str, shape
             unnamed = "." not in name and "." not in source and is_image_name(name) and field_name(name) != "jpg"
             if (unnamed or (value.ndim == 2 and len(shape) > 2)) and _is_map_of(value, shape):
                 found[name] = "mask"
-        elif inside := _find_nested(value, _MAX_NESTED):
+        elif inside := _find_inner(value, _MAX_NESTED):
             found[name] = inside
     return found
 
 
-def _find_nested(value: object, depth: int) -> Kind:
+def _find_inner(value: object, depth: int) -> Kind:
     """Returns the kind of the first boxes, keypoints or outlines in dicts and lists of dicts; "" if there are none."""
     if isinstance(value, list | tuple):
         value = value[0] if value else None
@@ -121,7 +121,7 @@ def _find_nested(value: object, depth: int) -> Kind:
         kind = kind_by_name(str(name))
         if kind not in {"", "mask"} and isinstance(inner, list | tuple | Mapping | np.ndarray) and len(inner):
             return kind
-    return next((kind for inner in value.values() if (kind := _find_nested(inner, depth - 1))), "")
+    return next((kind for inner in value.values() if (kind := _find_inner(inner, depth - 1))), "")
 
 
 def _is_map_of(value: object, shape: tuple[int, ...]) -> bool:

@@ -140,7 +140,7 @@ class OnField:
                 before = Views.take(image) if isinstance(image, np.ndarray) else None
                 self._looks_left -= before is not None
             moved = step(image, **arguments)
-            is_resized = _is_resized(shape, moved)
+            is_resized = _has_new_size(shape, moved)
             move = RESIZES if is_resized else before.find_move(moved) if before is not None else ""
             # Few samples have moved, so what would stay behind is looked for once more.
             left = self._find_companions(made, name) if move else {}
@@ -211,7 +211,7 @@ def _take_nearest(step: Callable[..., object]) -> Callable[..., object]:
     return replace(step, nearest=True) if type(step) in {Resize, CenterCrop, RandomResizedCrop} else step  # type: ignore[type-var]
 
 
-def _is_resized(shape: tuple[int, ...], image: object) -> bool:
+def _has_new_size(shape: tuple[int, ...], image: object) -> bool:
     """Whether an array or a tensor has another height or width, wherever its colours are."""
     sides = tuple(getattr(image, "shape", shape))
     return shape not in (sides[:2], sides[-2:])

@@ -220,7 +220,7 @@ class TaskLister:
         pattern = UrlPattern.parse(url)
         max_pages = _FIRST_PAGES if pattern.single and self._fetcher.lists_from(url) else None
         pages = await self._fetcher.list(url, enough=lambda found: len(found) == max_pages)
-        if len(pages) == max_pages and not _has_sorted_keys(pages, pattern.folder):
+        if len(pages) == max_pages and not _has_key_order(pages, pattern.folder):
             # A store that sorts differently, such as S3's directory buckets.
             max_pages = None
             pages = await self._fetcher.list(url)
@@ -269,7 +269,7 @@ async def _list(task: ListTask) -> ListedPages:
     )
 
 
-def _has_sorted_keys(pages: Sequence[Page], folder: str) -> bool:
+def _has_key_order(pages: Sequence[Page], folder: str) -> bool:
     """Whether keys ascend, and the last is one behind which a listing may begin."""
     urls = [record.url for page in pages for record in page]
     in_folder = urls[0].startswith(folder) and is_clean(urls[-1][len(folder) :])

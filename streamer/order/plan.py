@@ -66,7 +66,7 @@ class RankPlan:
     ) -> None:
         self.order = order
         whole = RankSplit(order.lanes, global_batch, world, rank)
-        self.rank_split = LaneSplit(order.lanes, global_batch, world, rank, runs) if runs else whole
+        self.rank_split = LaneSplit(order.lanes, global_batch, world, rank, runs=runs) if runs else whole
         self.last_batch = check_last_batch(last_batch, world)
         if not 0 <= start <= order.samples:
             raise ConfigError(f"start={start} is not in 0..{order.samples}", field="start")

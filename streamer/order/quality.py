@@ -84,7 +84,7 @@ class LaneSpread(msgspec.Struct, frozen=True):
         )
 
 
-def describe_sharing(spec: OrderSpec, global_batch: int, nodes: int) -> str:
+def describe_lane_spread(spec: OrderSpec, global_batch: int, nodes: int) -> str:
     """The warning if several nodes fetch the chunks of one lane; "" if none do, or the batch cannot be split."""
     if nodes == 1 or global_batch % nodes:
         return ""

@@ -192,7 +192,7 @@ class PeerClient:
         watch = Watch(self._clock, peer, transfer, late, due_seconds=due, grace_seconds=WAIT_SECONDS * wait)
         url = f"{self._scheme}://{peer.address}{path}"
         try:
-            status = await transfer.get(self._multi, url, lines, make_room, watch.record_bytes)
+            status = await transfer.get(self._multi, url, lines, make_room=make_room, on_bytes=watch.record_bytes)
         except asyncio.CancelledError:
             if fetched is not None:
                 fetched.close()

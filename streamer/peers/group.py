@@ -143,7 +143,7 @@ async def join_peers(
     engine.apply_limits(engine.cache.limits)
     me = PeerMember(engine.cache.folder.root_id, config.listen, space.whole_limit_bytes)
     manifests = MissingManifests(engine)
-    serving = Serving(engine, manifests.record_missing)
+    serving = Serving(engine, manifests.record_question)
     opening = open_peers(
         config,
         me=me,
@@ -243,8 +243,17 @@ async def open_peers(
     tls_folder = "" if config.tls_folder is None else str(config.tls_folder.absolute())
     if tls_folder:
         check(tls_folder)
-    facts = PeerFacts(me.id, secrets.token_hex(8), me.limit_bytes, PLACEMENT, VERSION)
-    start = ServerStart(token, str(chunks_folder), facts, config.sends, send_bytes, tls_folder)
+    facts = PeerFacts(
+        id=me.id, instance=secrets.token_hex(8), limit_bytes=me.limit_bytes, placement=PLACEMENT, version=VERSION
+    )
+    start = ServerStart(
+        token=token,
+        folder=str(chunks_folder),
+        facts=facts,
+        sends=config.sends,
+        send_bytes=send_bytes,
+        tls_folder=tls_folder,
+    )
     asking = PeerClient(me.id, token, memory, tls_folder)
     async with PeerServerProcess(config.listen, start, serve) as server, asking as client:
         yield Peers(server, client, facts, lookup)
@@ -313,7 +322,7 @@ class MissingManifests:
         self._next: dict[str, float] = {}
         self._missing: asyncio.Queue[tuple[str, str]] = asyncio.Queue(_MOST_MISSING)
 
-    def record_missing(self, digest: str, member: str) -> None:
+    def record_question(self, digest: str, member: str) -> None:
         """Records that the peer of this id asked for a chunk of a dataset that is not here."""
         now = self._engine.now()
         if now >= self._next.get(digest, now) and not self._missing.full():

@@ -261,7 +261,14 @@ def _parse(request: web.BaseRequest) -> ChunkRequest | None:
     if key is None or not is_digest(dataset) or not due.isdecimal() or not member.isascii() or request.body_exists:
         return None
     seconds = min(int(due[:12]) / 1000, _MOST_DUE_SECONDS)
-    return ChunkRequest(key, dataset, member, query.get("wait") == "1", query.get("held") == "1", seconds)
+    return ChunkRequest(
+        key=key,
+        dataset=dataset,
+        member=member,
+        wait=query.get("wait") == "1",
+        held=query.get("held") == "1",
+        due_seconds=seconds,
+    )
 
 
 def _file_bytes(path: str) -> int | None:

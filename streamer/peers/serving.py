@@ -20,7 +20,7 @@ from streamer.peers.protocol import WAIT_SECONDS, ChunkRequest
 
 logger = logging.getLogger(__name__)
 
-# Of the limit, and of chunks: what is fetched for peers at once.
+# What is fetched for peers at once: a share of the limit, and a number of chunks.
 _OPEN_SHARE = 1 / 32
 _OPEN_CHUNKS = 16
 # Beside the datasets of a mix: what is asked for by peers alone comes last.
@@ -138,7 +138,14 @@ class Serving:
         digest = dataset.manifest.digest
         policy = self._engine.policy
         open_bytes = min(int(_OPEN_SHARE * policy.limit_bytes), _OPEN_CHUNKS * int(dataset.file_bytes.max(initial=0)))
-        opening = SessionOpening(f"{_JOB} {digest}", digest, open_bytes, 0, _VALUE, counted=False)
+        opening = SessionOpening(
+            session=f"{_JOB} {digest}",
+            dataset_id=digest,
+            open_bytes=open_bytes,
+            lookahead_bytes=0,
+            value=_VALUE,
+            counted=False,
+        )
         policy.add_dataset(digest, dataset.file_bytes, dataset.manifest.chunk_keys)
         try:
             self._engine.scheduler.apply_evictions(policy.open_sessions(_JOB, [opening]))
@@ -161,10 +168,10 @@ class Serving:
         fetch = Fetch(key, served.dataset, chunk)
         engine.in_flight.start_for_peer(fetch, answer.victims)
         assert fetch.task is not None
-        fetch.task.add_done_callback(lambda task: self._fetched(served, chunk))
+        fetch.task.add_done_callback(lambda task: self._end_fetch(served, chunk))
         return fetch
 
-    def _fetched(self, served: _Served, chunk: int) -> None:
+    def _end_fetch(self, served: _Served, chunk: int) -> None:
         if length := self._engine.cache.length(served.dataset.key(chunk)):
             self.fetched_chunks += 1
             self.fetched_bytes += length

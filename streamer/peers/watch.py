@@ -113,7 +113,7 @@ class Watch:
         self._looks += 1
         # A budget pays for what a peer that sends to others sends late: to ask the store for all of it would double the
         # work.
-        if not self._is_moving() and (self._is_silent() or self._looks >= _MAX_LOOKS or self._peer.budget.take(0)):
+        if not self._has_progress() and (self._is_silent() or self._looks >= _MAX_LOOKS or self._peer.budget.take(0)):
             self._is_late = True
             self._peer.count.peer_hedges += 1
             self._late.set()
@@ -130,7 +130,7 @@ class Watch:
             has_answer=self._has_answer,
         )
 
-    def _is_moving(self) -> bool:
+    def _has_progress(self) -> bool:
         """Whether the answer began since the last look, or its body arrives fast enough."""
         if self._has_answer and (not self._mark.has_answer or self._transfer.is_waiting_for_memory):
             return True

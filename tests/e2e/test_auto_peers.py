@@ -126,7 +126,7 @@ def read(prepared: RankStream, epoch: int) -> list[int]:
             content = source.load(epoch, ordinal)["bin"]
             assert content == content[:2] * (FILE_BYTES // 2)
             found.append(int.from_bytes(content[:2], "little"))
-        session.done(batch + 1)
+        session.finish(batch + 1)
     session.close()
     return found
 

@@ -169,7 +169,7 @@ def consume(made: RankStream, session: GrowingSession, start: tuple[int, int], s
         numbers = [of[0] for of in session.rounds(step)]
         assert numbers == list(range(numbers[0], numbers[-1] + 1))
         assert len(made.ordinals(*divmod(first + step, per_epoch))) == made.local_batch
-        session.done(step + 1)
+        session.finish(step + 1)
 
 
 @contextlib.contextmanager
@@ -235,10 +235,10 @@ def test_a_batch_waits_for_the_other_ranks_and_no_longer() -> None:
                 if session.ready < step and session.poll_seconds:
                     waited += 1
                     looks = offers.looks
-                    session.done(step)
+                    session.finish(step)
                     assert offers.looks == looks + 1
                 session.wait(step, 60)
-                session.done(step + 1)
+                session.finish(step + 1)
             assert waited > 3
 
 

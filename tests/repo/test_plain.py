@@ -118,13 +118,13 @@ def _comments_inside_a_sentence(source: Source) -> Iterator[str]:
 Rule = Callable[[Source], Iterator[str]]
 # What is left; a figure here is lowered with what it counts, and never raised.
 CEILINGS: dict[Rule, int] = {
-    _participles: 117,
-    _prepositions: 25,
-    _fragments: 6,
+    _participles: 88,
+    _prepositions: 18,
+    _fragments: 3,
     _shared_class_names: 0,
-    _positional_calls: 85,
+    _positional_calls: 64,
     _tuples: 47,
-    _comments_inside_a_sentence: 12,
+    _comments_inside_a_sentence: 11,
 }
 
 

@@ -121,7 +121,7 @@ class Rows:
         addresses = np.array([find_address(part) if len(part) else start for part in buffer.parts], np.int64)  # type: ignore[arg-type]
         return InPlaceStringsBuffer(buffer, addresses) if start <= addresses.min() <= addresses.max() < stop else None
 
-    def find_joined(self, buffer: JoinedBuffer) -> int | None:
+    def find_run_offset(self, buffer: JoinedBuffer) -> int | None:
         """Returns the offset of arrays that follow each other in the reserved memory, or None if they do not."""
         start, stop = self._reserved
         parts = [part for part in buffer.parts if part.nbytes]

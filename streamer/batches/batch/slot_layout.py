@@ -74,7 +74,7 @@ class _Finder:
             if found is not None and found[0] not in self.claimed:
                 self.claimed.add(found[0])
                 return found[1]
-        elif isinstance(buffer, JoinedBuffer) and (place := self._rows.find_joined(buffer)) is not None:
+        elif isinstance(buffer, JoinedBuffer) and (place := self._rows.find_run_offset(buffer)) is not None:
             return place
         offset = align_up(self.end)
         self.end = offset + buffer.nbytes

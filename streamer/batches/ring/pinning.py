@@ -24,7 +24,7 @@ class Fence:
     def __init__(self, event: torch.cuda.Event | None = None) -> None:
         self.event = event
 
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether the device has passed it."""
         return self.event is None or bool(self.event.query())  # type: ignore[no-untyped-call]
 

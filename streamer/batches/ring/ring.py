@@ -67,7 +67,7 @@ class Slot:
 
     def replace(self, descriptor: int, nbytes: int) -> None:
         """Replaces the memory, and owns the new descriptor."""
-        mapping = shared_memory.map_shared(descriptor, nbytes)
+        mapping = shared_memory.map_memfd(descriptor, nbytes)
         self.close()
         self.descriptor = descriptor
         self.nbytes = nbytes
@@ -200,11 +200,11 @@ class Ring:
 
     def reclaim(self) -> None:
         """Frees the slots whose views are deleted and whose fences have passed."""
-        while self._fenced and self._fenced[0][0].done():
+        while self._fenced and self._fenced[0][0].is_done():
             for slot in self._fenced.popleft()[1]:
                 self.put_back(slot)
         while self._released and not self.fencing:
-            self.put_back(self._take_released())
+            self.put_back(self._take_free_slot())
 
     def fence(self, make: Callable[[], Fence]) -> None:
         """Puts a fence behind all slots released so far: a copy that began earlier may still read them.
@@ -213,7 +213,7 @@ class Ring:
         """
         slots = []
         while self._released:
-            slots.append(self._take_released())
+            slots.append(self._take_free_slot())
         if slots:
             self._fenced.append((make(), slots))
         if self._fenced:
@@ -233,7 +233,7 @@ class Ring:
                 os.close(slot.descriptor)
                 slot.descriptor = -1
 
-    def _take_released(self) -> Slot:
+    def _take_free_slot(self) -> Slot:
         view = self._released.popleft()
         assert isinstance(view, SlotView)
         view.slot.view = None

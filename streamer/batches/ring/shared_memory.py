@@ -31,7 +31,7 @@ def available_bytes() -> int:
     return free if left is None else min(free, left)
 
 
-def create_sealed(name: str, count: int) -> int:
+def create_memfd(name: str, count: int) -> int:
     """Makes `count` bytes of shared memory that can neither grow nor shrink; returns the descriptor.
 
     The pages are allocated now, so that a lack of memory is an error here, not a SIGBUS during training. The available
@@ -63,7 +63,7 @@ def create_sealed(name: str, count: int) -> int:
     return descriptor
 
 
-def map_shared(descriptor: int, count: int) -> memoryview:
+def map_memfd(descriptor: int, count: int) -> memoryview:
     """Maps the memory with every page present, so that its use never faults; unmapped with the last view."""
     return memoryview(mmap.mmap(descriptor, count, mmap.MAP_SHARED | linux.MAP_POPULATE))
 

@@ -307,7 +307,7 @@ class SampleRows(OrderRows):
         # Imported here, since workers do not need it.
         from streamer.order.quality import explain
 
-        return explain(spec, data.chunk_samples, global_batch, data.stored_bytes, nodes)
+        return explain(spec, data.chunk_samples, global_batch, total_bytes=data.stored_bytes, nodes=nodes)
 
 
 NO_ROWS = NoRows()

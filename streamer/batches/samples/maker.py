@@ -299,7 +299,7 @@ class SampleMaker:
             self._joiner.check_apart(sample.keys())
             sample |= self._joiner.values(key, fields)
         for join in self._joins:
-            sample |= refuse_shared_fields(sample, join.values(place.ordinal, raw), join.field_of)
+            sample |= refuse_common_fields(sample, join.values(place.ordinal, raw), join.field_of)
         if self._rules.source_key is not None:
             _refuse_field(sample, self._rules.source_key, "the name of its dataset; source_key= names another field")
             sample[self._rules.source_key] = self._rules.member
@@ -389,7 +389,7 @@ def _refuse_field(sample: Sample, name: str, what: str) -> None:
         raise DecodeError(f"the sample has a field {name!r} of its own, and so would be called {what}")
 
 
-def refuse_shared_fields(
+def refuse_common_fields(
     sample: Sample, joined: Mapping[str, object], field_of: Callable[[str], str]
 ) -> Mapping[str, object]:
     """Returns the fields of a join; raises DecodeError where the sample has one of that name."""

@@ -125,7 +125,7 @@ class OpenedDataset:
 
     def costs(self, numbers: Integers, seed: int, epoch: int, coefficients: tuple[int, int]) -> Integers:
         """Returns the cost of some rows, or samples, (N,); see `OrderRows.costs_of`."""
-        return self.rows.costs_of(self, numbers, seed, epoch, coefficients)
+        return self.rows.costs_of(self, numbers, seed=seed, epoch=epoch, coefficients=coefficients)
 
     def documents(self, packing: RowOption, *, shuffle: bool) -> tuple[Documents, DocumentCosts]:
         """Returns the samples as documents, and how many tokens each has."""
@@ -354,7 +354,7 @@ class Members:
             "`streamer pack --join` writes them side by side, once (docs/joins.md)"
         )
 
-    def with_joins(self, schedule: EpochSchedule) -> EpochSchedule:
+    def add_joins(self, schedule: EpochSchedule) -> EpochSchedule:
         """Adds what the joins need to the schedule of the members."""
         if not self.joins:
             return schedule

@@ -16,7 +16,7 @@ from streamer.batches.batch.placement import NO_SLOT, Rows
 from streamer.batches.samples.cached_bytes import CachedBytes
 from streamer.batches.samples.maker import Sample, SampleLocation, SampleMaker
 from streamer.batches.samples.scatter import ScatterReader, read_by_chunk
-from streamer.decode.arrays import NO_ROW, Row
+from streamer.decode.arrays import Row
 from streamer.decode.dispatch import Raw
 from streamer.errors import DecodeError
 
@@ -169,7 +169,7 @@ class RowReader:
                 return None
             # Copied: the next sample uses the same memory.
             return self.maker.build(
-                place, key, fields, NO_ROW, arrays, raw=lambda content: Raw(memoryview(bytes(content)))
+                place, key, fields, in_place=arrays, raw=lambda content: Raw(memoryview(bytes(content)))
             )
         except DecodeError:  # unless the holes cause it, ordinary reading raises it again
             return None

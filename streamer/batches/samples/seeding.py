@@ -54,7 +54,7 @@ class OwnGenerators:
         for thing in _walk_objects(user_code):
             if is_generator(thing):
                 self._add(_describe_type(thing), _make_seed(thing))
-            elif method := _find_seeding_method(thing):
+            elif method := _find_seed_method(thing):
                 self._add(f"{_describe_type(thing)}.{method}", _make_seed_by(thing, method))
 
     def seed(self, mixed: int) -> None:
@@ -124,7 +124,7 @@ def _walk_objects(roots: Iterable[object]) -> Iterator[object]:
                 continue
             seen[id(thing)] = thing
             yield thing
-            if not is_generator(thing) and _find_seeding_method(thing) is None:
+            if not is_generator(thing) and _find_seed_method(thing) is None:
                 parts += islice(_parts(thing), _MOST_ITEMS)
         level = parts
 
@@ -157,7 +157,7 @@ def _describe_type(thing: object) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
-def _find_seeding_method(thing: object) -> str | None:
+def _find_seed_method(thing: object) -> str | None:
     """The method with which albumentations, MONAI and others set the generators of a transform."""
     names = ("set_random_state", "set_random_seed")
     return next((name for name in names if callable(getattr(type(thing), name, None))), None)

@@ -14,7 +14,7 @@ from streamer.batches.samples.maker import (
     SampleLocation,
     SampleRules,
     locate_samples,
-    refuse_shared_fields,
+    refuse_common_fields,
 )
 from streamer.decode.rule import StoredSample
 from streamer.errors import DecodeError
@@ -79,7 +79,7 @@ class StoredReader:
             if self._joiner is not None:
                 found |= _by_name(self._joiner.fields(str(ordinal) if key is None else key, own))
             for join in self._joins:
-                found |= refuse_shared_fields(found, join.values(ordinal, bytes), join.field_of)
+                found |= refuse_common_fields(found, join.values(ordinal, bytes), join.field_of)
         except (DecodeError, ValueError) as error:
             raise DecodeError(f"{where}: {error}") from error
         return StoredSample(

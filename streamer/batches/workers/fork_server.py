@@ -169,7 +169,7 @@ class ForkedPool:
             self._finish += self._processes.values()
             self._processes = {}
 
-    def take_ended(self) -> list[ForkedProcess]:
+    def take_exits(self) -> list[ForkedProcess]:
         """The processes that have ended or were refused since the last call."""
         ended, self._finish = self._finish, []
         return ended

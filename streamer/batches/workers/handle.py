@@ -161,7 +161,7 @@ class WorkerHandle:
             descriptor = slot.descriptor
         number = slot.number if slot is not None else NO_SLOT
         left_out = tuple(sorted(pending.left_out))
-        task = Task(pending.task, pending.epoch, pending.batch, number, left_out, pending.rounds)
+        task = Task(pending.task, pending.epoch, pending.batch, slot=number, left_out=left_out, rounds=pending.rounds)
         self.channel.send(task, descriptor)
 
     def open(self, payload: int) -> None:

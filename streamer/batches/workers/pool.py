@@ -94,12 +94,12 @@ class WorkerPool:
             return None
         server = fork_server(self._config.modules)
         if server is None:
-            self.stop_forking("the fork server has crashed repeatedly")
+            self.use_spawn("the fork server has crashed repeatedly")
             return None
         self.forked = server.connect()
         return self.forked
 
-    def stop_forking(self, reason: str) -> None:
+    def use_spawn(self, reason: str) -> None:
         """Starts all further workers as new interpreters."""
         if self._forks:
             self._forks = False
@@ -137,7 +137,7 @@ class WorkerPool:
         code, peak = handle.reap()
         # Workers that end with their fork server did not crash on their sample.
         ended_with_server = handle.process is not None and handle.process.ended_with_server
-        doing = NOTHING if ended_with_server else self.find_doing(handle)
+        doing = NOTHING if ended_with_server else self.find_status(handle)
         self._status_page.idle(handle.number)
         del self.workers[handle.number]
         cause = "killed after its timeout" if handle.timed_out else describe_exit(code)
@@ -150,7 +150,7 @@ class WorkerPool:
             timed_out=handle.timed_out,
         )
 
-    def find_doing(self, handle: WorkerHandle) -> Doing:
+    def find_status(self, handle: WorkerHandle) -> Doing:
         """The current task and sample of a worker."""
         return self._status_page.read(handle.number)
 
@@ -191,6 +191,6 @@ def _payload_memory(recipe: SampleRecipe, rules: MakerRules) -> int:
             "files, locks and connections inside it, or use num_workers=0 or worker_type='thread'",
             field="transform",
         ) from error
-    descriptor = memory.create_sealed("streamer-payload", len(payload))
+    descriptor = memory.create_memfd("streamer-payload", len(payload))
     os.pwrite(descriptor, payload, 0)
     return descriptor

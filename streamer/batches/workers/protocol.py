@@ -58,8 +58,8 @@ class StatusPage:
 
     def __init__(self, workers: int, descriptor: int | None = None) -> None:
         count = memory.align_to_page(workers * _ROW_BYTES)
-        self.descriptor = memory.create_sealed("streamer-status-page", count) if descriptor is None else descriptor
-        self._mapping = memory.map_shared(self.descriptor, count)
+        self.descriptor = memory.create_memfd("streamer-status-page", count) if descriptor is None else descriptor
+        self._mapping = memory.map_memfd(self.descriptor, count)
 
     def begin(self, row: int, task: int, ordinal: int, since: int) -> None:
         """The worker of this row begins a sample; `since` is the current `time.monotonic_ns`."""

@@ -80,18 +80,18 @@ class Supervisor:
                 self._take(handle, *answer)
         report = self.pool.reap(handle)
         if handle.process is not None and handle.process.refused:
-            self.pool.stop_forking(handle.process.refused)
+            self.pool.use_spawn(handle.process.refused)
             self._start(handle.number)
         else:
             logger.warning("worker %d has ended (%s)", handle.number, report.cause)
             if self._finish(handle, report):
                 self._start(handle.number)
-        self._replace_ended()
+        self._replace_workers()
 
     def _start(self, number: int) -> None:
-        self._drop_ended_server()
+        self._drop_server()
         if (forked := self.pool.connect()) is not None:
-            self._selector.register(forked, selectors.EVENT_READ, self._on_fork_server)
+            self._selector.register(forked, selectors.EVENT_READ, self._handle_fork_server)
         handle = self.pool.start(number)
         self._selector.register(handle.channel, selectors.EVENT_READ, partial(self._receive, handle))
         if handle.process is not None and handle.process.exit_descriptor >= 0:
@@ -101,21 +101,21 @@ class Supervisor:
         """Whether it was not reaped by an earlier event of the same round."""
         return self.pool.workers.get(handle.number) is handle
 
-    def _on_fork_server(self) -> None:
+    def _handle_fork_server(self) -> None:
         if self.pool.forked is not None:
             self.pool.forked.pump()
-            self._replace_ended()
+            self._replace_workers()
 
-    def _replace_ended(self) -> None:
+    def _replace_workers(self) -> None:
         """Replaces all workers whose end the fork server has reported."""
         if (forked := self.pool.forked) is None:
             return
-        self._drop_ended_server()
-        for process in forked.take_ended():
+        self._drop_server()
+        for process in forked.take_exits():
             for handle in [handle for handle in self.pool.workers.values() if handle.process is process]:
                 self.replace(handle)
 
-    def _drop_ended_server(self) -> None:
+    def _drop_server(self) -> None:
         """Closes the connection to a fork server that has ended; the next start connects to another one."""
         forked = self.pool.forked
         if forked is not None and forked.gone:
@@ -170,7 +170,7 @@ class SampleTimeouts:
     def find_stuck(self) -> list[WorkerHandle]:
         """The workers whose sample has exceeded the timeout."""
         found: list[WorkerHandle] = []
-        if self._was_stopped():
+        if self._is_late():
             self._resumed_at = time.monotonic_ns()
             return found
         for handle in self._pool.workers.values() if self.limit_seconds > 0 else []:
@@ -185,15 +185,15 @@ class SampleTimeouts:
 
     def ordinal(self, handle: WorkerHandle) -> int:
         """The ordinal of the worker's current sample."""
-        return self._pool.find_doing(handle).ordinal
+        return self._pool.find_status(handle).ordinal
 
-    def _was_stopped(self) -> bool:
+    def _is_late(self) -> bool:
         """Whether this check is late, for the first time for the current samples."""
-        begun = [doing.since for doing in map(self._pool.find_doing, self._pool.workers.values()) if doing.task]
+        begun = [doing.since for doing in map(self._pool.find_status, self._pool.workers.values()) if doing.task]
         if not begun or self.limit_seconds <= 0 or min(begun) <= self._resumed_at:
             return False
         return (time.monotonic_ns() - min(begun)) / 1e9 > self.limit_seconds + LATE_SECONDS
 
     def _spent_seconds(self, handle: WorkerHandle) -> float:
-        doing = self._pool.find_doing(handle)
+        doing = self._pool.find_status(handle)
         return (time.monotonic_ns() - max(doing.since, self._resumed_at)) / 1e9 if doing.task else 0.0

@@ -80,7 +80,7 @@ class SlotMemory:
         """Maps the memory of a slot; the descriptor is closed."""
         try:
             count = os.fstat(descriptor).st_size
-            self._slots[slot] = memory.map_shared(descriptor, count), count
+            self._slots[slot] = memory.map_memfd(descriptor, count), count
         finally:
             os.close(descriptor)
 
@@ -99,8 +99,8 @@ class SlotMemory:
         """Makes new memory for a slot, or for NO_SLOT; returns it with its descriptor."""
         spare = nbytes // _SPARE_SHARE if slot != NO_SLOT else 0
         count = memory.align_to_page(nbytes + spare)
-        descriptor = memory.create_sealed("streamer-batch", count)
-        mapping = memory.map_shared(descriptor, count)
+        descriptor = memory.create_memfd("streamer-batch", count)
+        mapping = memory.map_memfd(descriptor, count)
         if slot != NO_SLOT:
             self._slots[slot] = mapping, count
         return memory.window(mapping, 0, count), descriptor
@@ -207,7 +207,9 @@ class Worker:
         faults = minor_faults()
         slot = self._slots.get(task.slot)
         self._maker.set_rounds(task.rounds)
-        loaded = self._maker.load(task.epoch, task.batch, task.number, frozenset(task.left_out), slot)
+        loaded = self._maker.load(
+            task.epoch, task.batch, task=task.number, left_out=frozenset(task.left_out), memory=slot
+        )
         stages = self._maker.stages(watch.lap(), clock)
         self._status_page.begin(self._row, task.number, -1, time.monotonic_ns())
         for ordinal, error in loaded.skipped:

@@ -236,7 +236,7 @@ class Prefetch:
             self._moved = None
 
     def _release_sources(self) -> None:
-        while self._sources and self._sources[0][1].done():
+        while self._sources and self._sources[0][1].is_done():
             self._sources.popleft()
 
     def __del__(self) -> None:

@@ -224,7 +224,7 @@ class FeedCounters(msgspec.Struct):
         self.worker_faults += made.faults
         self.pickled_bytes += made.description[1]
         if made.packed is not None:
-            self.packing = (self.packing or PackingStats()).with_batch(made.samples, made.packed)
+            self.packing = (self.packing or PackingStats()).add_batch(made.samples, made.packed)
         for at, spent in enumerate(msgspec.structs.astuple(made.stages)):
             self.nanoseconds[at] += spent
 
@@ -369,23 +369,23 @@ class RunState:
 
     def note_read(self) -> None:
         """Records consumed steps; they are sent to the engine with the next request."""
-        self._send_consumed(flush=False)
+        self._send_progress(flush=False)
 
     def deliver(self) -> None:
         """Delivers finished batches, and sends the consumed steps to the engine."""
         if self.run is not None:
             self._deliver(self.run)
-            self._send_consumed(flush=True)
+            self._send_progress(flush=True)
 
     def _deliver(self, run: BatchRun) -> None:
         for outcome in self.window.deliver():
             run.outcomes.put(outcome)
 
-    def _send_consumed(self, *, flush: bool) -> None:
+    def _send_progress(self, *, flush: bool) -> None:
         if self._session is None:
             return
         try:
-            self._session.done(self.window.unread, flush=flush)
+            self._session.finish(self.window.unread, flush=flush)
         except StreamerError as error:
             self.stop(error)
 

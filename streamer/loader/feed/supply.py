@@ -16,7 +16,7 @@ import numpy as np
 
 from streamer.batches.batch.slot_layout import BatchReader
 from streamer.batches.causes import MADE, NETWORK, WORK, BatchTimeline, Trace
-from streamer.batches.ring.shared_memory import map_shared, window
+from streamer.batches.ring.shared_memory import map_memfd, window
 from streamer.batches.samples.cached_bytes import REREADS, ChunkUnreadableError
 from streamer.batches.samples.seeding import keep_globals
 from streamer.batches.samples.units import find_units
@@ -190,7 +190,7 @@ class FedSupply(Supply):
         if finished.held is None and slot is not None:
             finished.held = slot.window()
         elif finished.held is None:
-            finished.held = window(map_shared(finished.own_memory, made.memory_bytes), 0, made.memory_bytes)
+            finished.held = window(map_memfd(finished.own_memory, made.memory_bytes), 0, made.memory_bytes)
         memory = finished.held
         if slot is not None:
             self.feeder.ring.hold(slot, memory)
@@ -304,7 +304,7 @@ class InlineSupply(Supply):
         )
         # The chunks are released only now: a Ctrl-C before it makes the batch again, of the same chunks.
         if self._session is not None:
-            self._session.done(self._session.step_of(epoch, batch) + 1)
+            self._session.finish(self._session.step_of(epoch, batch) + 1)
         return self._made
 
     def advance(self) -> None:

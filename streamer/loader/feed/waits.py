@@ -71,7 +71,7 @@ def _describe_worker(head: Pending, pool: WorkerPool, name_work: Callable[[int],
     handle = next((each for each in list(pool.workers.values()) if head in list(each.tasks)), None)
     if handle is None:
         return "a worker will make it"
-    doing = pool.find_doing(handle)
+    doing = pool.find_status(handle)
     if not doing.task:
         return f"worker {handle.number} has it and has not begun"
     return f"worker {handle.number} is at it, now at {name_work(doing.ordinal)}"

@@ -31,7 +31,7 @@ from streamer.order.adopt import adopt
 from streamer.order.mix import MemberSize, MixOrder, MixRequest, MixSource, MixSpec
 from streamer.order.mix.explain import cautions, explain
 from streamer.order.plan import RankPlan
-from streamer.order.quality import describe_sharing
+from streamer.order.quality import describe_lane_spread
 from streamer.order.spec import shuffle_mode
 from streamer.order.state import State
 from streamer.wire.schedule import EpochSchedule
@@ -57,7 +57,7 @@ def open_together(members: Sequence[tuple[str, DatasetMember]]) -> list[OpenedDa
     Raises:
         StreamerError: the error of a member, which it names.
     """
-    # Each member holds open files: its manifest and its shared memory.
+    # A member holds open files: its manifest and its shared memory.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _DESCRIPTORS_PER_MEMBER * len(members) + _OTHER_DESCRIPTORS
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -158,7 +158,7 @@ class MixOrdering(Ordering):
             *cautions(self.spec, global_batch, self._options.shares.epoch_samples),
             *_find_twins(self.spec),
             *_find_cut_groups(self.spec, global_batch, local_batch),
-            *filter(None, [describe_sharing(self.spec.members[0].order, global_batch, nodes)]),
+            *filter(None, [describe_lane_spread(self.spec.members[0].order, global_batch, nodes)]),
         ]
 
     # ------------------------------------------------------------ states

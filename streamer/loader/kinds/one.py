@@ -10,7 +10,7 @@ from streamer.batches.samples.opened import Members
 from streamer.config import RankConfig
 from streamer.loader.kinds.kind import Ordering, StreamKind
 from streamer.loader.members.member import DatasetMember
-from streamer.order.quality import check_sample_shuffle, describe_sharing
+from streamer.order.quality import check_sample_shuffle, describe_lane_spread
 from streamer.order.spec import OrderSpec, shuffle_mode
 from streamer.order.state import State
 
@@ -39,7 +39,7 @@ class OneOrdering(Ordering):
 
     def cautions(self, global_batch: int, local_batch: int, nodes: int) -> Sequence[str]:
         """See `Ordering`."""
-        return list(filter(None, [describe_sharing(self.spec, global_batch, nodes)]))
+        return list(filter(None, [describe_lane_spread(self.spec, global_batch, nodes)]))
 
     def take_over(self, state: State, global_batch: int) -> None:
         """See `Ordering`."""

@@ -160,7 +160,7 @@ class StepSession(ABC):
             self.pump(left)
 
     @abstractmethod
-    def done(self, step: int, *, flush: bool = True) -> None:
+    def finish(self, step: int, *, flush: bool = True) -> None:
         """Records the steps below this one as consumed; without `flush` they are sent with the next `want`."""
 
     def rounds(self, step: int) -> tuple[tuple[int, ...], ...]:
@@ -263,7 +263,7 @@ class EpochSession(StepSession):
             self._extend()
         self._session.want(step)
 
-    def done(self, step: int, *, flush: bool = True) -> None:
+    def finish(self, step: int, *, flush: bool = True) -> None:
         """See `StepSession`."""
         self._done = step
         self._session.done(step, flush=flush)

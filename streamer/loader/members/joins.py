@@ -214,11 +214,19 @@ class JoinMaker:
             from streamer.indexing.arrange import arrange
 
             indexer = find_format(right.format, right.content.options)
-            folder, rows = arrange(left, right, (first, rows), indexer, left.path.parent)
+            folder, rows = arrange(left, right, (first, rows), indexer=indexer, root=left.path.parent)
             part = Manifest.open(folder)
             (place / ROW_NAME).write_bytes(rows.astype("<i8").tobytes())
-        uses = write_uses(left, part, first, rows, place)
-        head = JoinHead(left.digest, right.digest, part.digest, left.samples, left.chunks, uses, matched)
+        uses = write_uses(left=left, part=part, first=first, rows=rows, place=place)
+        head = JoinHead(
+            left=left.digest,
+            right=right.digest,
+            part=part.digest,
+            samples=left.samples,
+            chunks=left.chunks,
+            uses=uses,
+            matched=matched,
+        )
         (place / HEAD_NAME).write_bytes(msgspec.json.encode(head))
 
     # ------------------------------------------------------------ what must be as the user says

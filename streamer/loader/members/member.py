@@ -31,7 +31,7 @@ from streamer.formats.registry import find_codecs
 from streamer.loader.agreement import ParentRank, agree, detect, gather_for
 from streamer.loader.epoch_cell import EpochCell
 from streamer.loader.members.connections import EngineConnections
-from streamer.loader.members.selections import Choice, Names, add_joined, choose, new_fields, select_annotated
+from streamer.loader.members.selections import Choice, Names, add_joined, choose, new_fields, select_by_annotations
 from streamer.loader.members.single_reads import StreamedBytes, stream_bytes
 from streamer.loader.options.dataset_options import DatasetOptions, table_request
 from streamer.manifest.kept import remove_orphans
@@ -151,7 +151,7 @@ class DatasetMember:
             decoder.check(manifest.facts.fields, find_codecs(manifest))
             joins = [self._open_join(number, manifest) for number in range(len(self.joins))]
             columns = partial(self._get_columns, manifest, joined, joins)
-            own = select_annotated(manifest, joined)
+            own = select_by_annotations(manifest, joined)
             choices = add_joined(
                 [*own, *self.choices],
                 [

@@ -147,7 +147,7 @@ def new_fields(manifest: Manifest, began: Collection[str]) -> frozenset[str]:
     return names.difference(began) if began else frozenset()
 
 
-def select_annotated(manifest: Manifest, rules: JoinRules | None) -> tuple[Choice, ...]:
+def select_by_annotations(manifest: Manifest, rules: JoinRules | None) -> tuple[Choice, ...]:
     """Returns the selection of the samples that have annotations, if the others are left out; else none.
 
     The keys are compared in any case.

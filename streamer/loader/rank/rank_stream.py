@@ -379,7 +379,7 @@ class RankStream:
         mine = mine[np.argsort(first[mine], kind="stable")]
         chunks = EpochSchedule(epoch, whole.chunk[mine], first[mine], last[mine])
         chunks = self.ordering.add_values(chunks, whole.passes[mine], self.members)
-        return self.members.with_joins(chunks), steps
+        return self.members.add_joins(chunks), steps
 
     def add_open_bytes(self, spec: OpenSession, epoch: int, schedule: EpochSchedule) -> tuple[OpenSession, str]:
         """Returns the consumer with the bytes that it has open, in a mix of each part, and what helps a full cache."""

@@ -102,7 +102,7 @@ class SampleIterator(Iterator[object]):
             # The samples of the batch are in memory of their own, so that its chunks are released.
             self.progress.delivered += self._prepared.local_batch - len(self._codes)
             if self._session is not None:
-                self._session.done(self._step + 1)
+                self._session.finish(self._step + 1)
             if self._step + 1 == len(self._steps):
                 self.close()
         return sample

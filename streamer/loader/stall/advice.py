@@ -19,7 +19,7 @@ NOT_BOUND_SHARE = 0.02
 _BUSY_RECODERS = 0.75
 # The engine's loop has one core at most; above this share of it chunks wait for the loop.
 _BUSY_LOOP = 0.75
-# One in so many requests may fail in good times.
+# A request in so many may fail in good times.
 _RETRIED_PART = 20
 # Share of a core that a worker keeps busy while it waits in its transform for something else.
 _LEAST_BUSY_SHARE = 0.05

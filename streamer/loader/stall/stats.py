@@ -184,7 +184,7 @@ class PackingStats:
         mean = self.cost / self.batches
         return math.sqrt(max(0.0, self.squared_cost / self.batches - mean**2)) / mean
 
-    def with_batch(self, rows: int, packed: PackedCounts) -> PackingStats:
+    def add_batch(self, rows: int, packed: PackedCounts) -> PackingStats:
         """Returns the counts with those of a further batch."""
         mean = packed.cost / rows
         return PackingStats(

@@ -82,8 +82,8 @@ class AdmissionLog:
             number=number,
             start=start,
             stop=stop,
-            begin=self._admitted_by(number - self.reuse),
-            end=self._admitted_by(number),
+            begin=self._count_cohorts(number - self.reuse),
+            end=self._count_cohorts(number),
         )
 
     @property
@@ -99,7 +99,7 @@ class AdmissionLog:
     @property
     def next_begin(self) -> int:
         """The first cohort of the round after the known ones."""
-        return self._admitted_by(len(self) - self.reuse)
+        return self._count_cohorts(len(self) - self.reuse)
 
     @property
     def admitted(self) -> list[int]:
@@ -135,7 +135,7 @@ class AdmissionLog:
         per_pass = self.cohorts.per_pass
         least = 0
         highest = 0
-        for first in range(0, self._admitted_by(number - 1), per_pass):
+        for first in range(0, self._count_cohorts(number - 1), per_pass):
             # Uses fall from cohort to cohort of a pass.
             least += self._uses(first + per_pass - 1, number)
             highest += self._uses(first, number)
@@ -160,9 +160,9 @@ class AdmissionLog:
     @property
     def _end(self) -> int:
         """One past the last admitted cohort."""
-        return self._admitted_by(len(self) - 1)
+        return self._count_cohorts(len(self) - 1)
 
-    def _admitted_by(self, number: int) -> int:
+    def _count_cohorts(self, number: int) -> int:
         """Returns a(r); 0 before round 0."""
         return self._admitted[number] if number >= 0 else 0
 

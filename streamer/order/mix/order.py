@@ -110,7 +110,7 @@ def _list_uses(
         high = np.minimum(end - origin, stream.lane_lengths(number, draw.turn, lanes))
         used = low < high
         if used.any():
-            found = stream.pieces(number, draw.turn, lanes[used], low[used], high[used])
+            found = stream.pieces(number, draw.turn, lanes[used], begin=low[used], end=high[used])
             ahead = origin[np.searchsorted(lanes, found.lane)]
             yield number, msgspec.structs.replace(found, begin=found.begin + ahead, end=found.end + ahead)
 

@@ -301,7 +301,7 @@ class _SimulatedNode:
         plan = self._plan(rank, epoch)
         own = plan.schedule()
         base = epoch * plan.batches
-        schedule = self._members.with_joins(EpochSchedule(epoch, own.chunk, own.first, own.last))
+        schedule = self._members.add_joins(EpochSchedule(epoch, own.chunk, own.first, own.last))
         return schedule.chunk, schedule.first + base, schedule.last + base
 
     def _plan(self, rank: int, epoch: int) -> RankPlan:

@@ -156,7 +156,7 @@ def test_workers_that_cannot_start_are_an_error_of_all_ranks(monkeypatch):
 
     with StreamingDataLoader(Ranks(20, sample), 4, 1) as loader:
         state = loader.state_dict()
-        monkeypatch.setattr("streamer.batches.ring.shared_memory.create_sealed", refuse)
+        monkeypatch.setattr("streamer.batches.ring.shared_memory.create_memfd", refuse)
         for load in (False, True):
             if load:
                 loader.load_state_dict(state)

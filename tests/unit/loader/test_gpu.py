@@ -78,7 +78,7 @@ def test_a_registered_ring_copies_as_fast_as_pinned_memory(device):
         slot = ring.take(late=False)
         assert slot is not None
         size = memory.align_to_page(nbytes)
-        assert ring.adopt(slot, memory.create_sealed("test-slot", size), size)
+        assert ring.adopt(slot, memory.create_memfd("test-slot", size), size)
         held = torch.from_numpy(ring.hold(slot))[:nbytes]
         pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
         target = torch.empty(nbytes, dtype=torch.uint8, device=device)

@@ -232,7 +232,7 @@ class GrowingSession(StepSession):
         self.pump()
         super().wait(step, timeout_seconds)
 
-    def done(self, step: int, *, flush: bool = True) -> None:
+    def finish(self, step: int, *, flush: bool = True) -> None:
         """Records the steps below this one as consumed: a cohort leaves with the last batch of its last round."""
         self._next = step
         begin = self._cohorts_at(self._steps.begin(step))

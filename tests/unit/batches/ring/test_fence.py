@@ -10,6 +10,6 @@ def test_fence_of_an_event():
     """An event answers for the copies before it."""
     event = FakeEvent()
     fence = Fence(event)
-    assert not fence.done()
+    assert not fence.is_done()
     fence.wait()
-    assert fence.done()
+    assert fence.is_done()

@@ -49,7 +49,7 @@ def with_slots(pinner: Pinner, count: int = 4) -> tuple[Ring, list[Slot]]:
 
 def filled(ring: Ring, nbytes: int = 8192) -> Slot:
     slot = ring.take(late=False)
-    ring.adopt(slot, memory.create_sealed("test-slot", nbytes), nbytes)
+    ring.adopt(slot, memory.create_memfd("test-slot", nbytes), nbytes)
     return slot
 
 
@@ -85,7 +85,7 @@ def test_replaced_memory_is_unregistered():
     cuda = FakeCuda()
     pinner = Pinner(cuda, required=False)
     made, slots = with_slots(pinner, 1)
-    made.adopt(slots[0], memory.create_sealed("test-slot", 16384), 16384)
+    made.adopt(slots[0], memory.create_memfd("test-slot", 16384), 16384)
     assert list(cuda.registered.values()) == [16384]
     made.wait_for_fences()
     pinner.close()

@@ -30,7 +30,7 @@ class LateCopy:
     def __init__(self) -> None:
         self.over = False
 
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return self.over
 
     def wait(self) -> None:
@@ -60,7 +60,7 @@ def take(ring: Ring, nbytes: int = 8192) -> Slot:
     slot = ring.take(late=False)
     assert slot is not None
     if slot.nbytes == 0:
-        assert ring.adopt(slot, memory.create_sealed("test-slot", nbytes), nbytes)
+        assert ring.adopt(slot, memory.create_memfd("test-slot", nbytes), nbytes)
     return slot
 
 
@@ -195,7 +195,7 @@ def test_a_batch_that_outgrows_its_slot_replaces_its_memory():
     """The old memory is gone, and the ring counts the new."""
     ring = Ring(Limits(2, 2, 1 << 20), lambda: None)
     slot = take(ring, 4096)
-    assert ring.adopt(slot, memory.create_sealed("test-slot", 12288), 12288)
+    assert ring.adopt(slot, memory.create_memfd("test-slot", 12288), 12288)
     assert (slot.nbytes, ring.nbytes, ring.slots) == (12288, 12288, 1)
     ring.close()
 
@@ -215,7 +215,7 @@ def test_memory_beyond_the_limit_is_not_adopted(caplog):
     """The caller keeps it, the slot is gone, and one warning says which argument to change."""
     ring = Ring(Limits(4, 4, 12288), lambda: None)
     slots = [ring.take(late=False) for _ in range(3)]
-    take_memory = functools.partial(memory.create_sealed, "test-slot", 8192)
+    take_memory = functools.partial(memory.create_memfd, "test-slot", 8192)
     assert ring.adopt(slots[0], take_memory(), 8192)
     for slot in slots[1:]:
         descriptor = take_memory()

@@ -24,9 +24,9 @@ def mapped(name):
 @pytest.mark.parametrize("count", [64 * 4096, 4 * MB + 4096])
 def test_every_page_is_there(count):
     """Writing to all of a mapping takes no page fault, and other mappings see what is written."""
-    descriptor = memory.create_sealed("test-there", count)
+    descriptor = memory.create_memfd("test-there", count)
     assert os.fstat(descriptor).st_blocks * 512 >= count
-    mapping, other = memory.map_shared(descriptor, count), memory.map_shared(descriptor, count)
+    mapping, other = memory.map_memfd(descriptor, count), memory.map_memfd(descriptor, count)
     assert mapping.nbytes == count
     places = range(0, count, 4096)
     memory.window(mapping, 0, count)  # numpy's own first use
@@ -41,8 +41,8 @@ def test_every_page_is_there(count):
 
 def test_it_goes_with_the_last_view():
     """The mapping lives as long as a slice of an array over it."""
-    descriptor = memory.create_sealed("test-gone", MB)
-    view = memory.window(memory.map_shared(descriptor, MB), 16, 64)[8:]
+    descriptor = memory.create_memfd("test-gone", MB)
+    view = memory.window(memory.map_memfd(descriptor, MB), 16, 64)[8:]
     view[:] = 7
     os.close(descriptor)
     assert mapped("test-gone") == MB
@@ -56,14 +56,14 @@ def test_what_cannot_be_mapped_is_an_error():
     os.ftruncate(descriptor, 4096)
     unreadable = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY)
     with pytest.raises(PermissionError):
-        memory.map_shared(unreadable, 4096)
+        memory.map_memfd(unreadable, 4096)
     os.close(unreadable)
     os.close(descriptor)
 
 
 def test_it_can_neither_grow_nor_shrink():
     """No worker can truncate it under a copy."""
-    descriptor = memory.create_sealed("test", MB)
+    descriptor = memory.create_memfd("test", MB)
     for size in (0, MB * 2):
         with pytest.raises(PermissionError):
             os.ftruncate(descriptor, size)
@@ -73,4 +73,4 @@ def test_it_can_neither_grow_nor_shrink():
 def test_no_room_is_a_config_error():
     """More than the machine has is refused at once; the error names the argument."""
     with pytest.raises(ConfigError, match="ring_bytes"):
-        memory.create_sealed("test", 1 << 60)
+        memory.create_memfd("test", 1 << 60)

@@ -24,7 +24,7 @@ class Workers:
         self._begun = [self.now - s if s >= 0 else None for s in seconds]
         monkeypatch.setattr(time, "monotonic_ns", lambda: round(self.now * 1e9))
 
-    def find_doing(self, handle: SimpleNamespace) -> Doing:
+    def find_status(self, handle: SimpleNamespace) -> Doing:
         begun = self._begun[handle.number]
         return Doing(0, -1, 0) if begun is None else Doing(1, 100 + handle.number, round(begun * 1e9))
 

@@ -65,11 +65,11 @@ class LateCopy:
             ctypes.memmove(target.data_ptr(), address, target.nbytes)
         self.reads = []
 
-    def done(self):
+    def is_done(self):
         return not self.reads
 
     def wait(self):
-        while not self.done():
+        while not self.is_done():
             self.device.begun.pop(0).run()
 
 
@@ -138,7 +138,7 @@ class Liar:
     def hide(cls, moved, copy):
         return moved, cls(copy)
 
-    def done(self):
+    def is_done(self):
         return True
 
     def wait(self):

@@ -68,7 +68,7 @@ def test_a_session_goes_on_over_the_epochs_end(fake_engine, make_dataset, folder
     assert [session.step_of(0, batch) for batch in (4, 9)] == [0, 5]
     for step in range(4):
         session.wait(step)
-        session.done(step)
+        session.finish(step)
     assert len(engine_session.epochs) == 1, "not asked for three quarters yet"
     session.want(4)
     assert [schedule.epoch for schedule in engine_session.epochs] == [0, 1]
@@ -81,7 +81,7 @@ def test_a_session_goes_on_over_the_epochs_end(fake_engine, make_dataset, folder
             session.wait(session.step_of(epoch, batch))
             for place in maker.places(epoch, prepared.ordinals(epoch, batch)):
                 maker.make(place)
-            session.done(session.step_of(epoch, batch) + 1)
+            session.finish(session.step_of(epoch, batch) + 1)
     session.close()
     session.close()
     assert engine_session.closed
@@ -94,7 +94,7 @@ def test_a_long_job_remembers_few_epochs(make_dataset, folder):
         for batch in range(10):
             step = session.step_of(epoch, batch)
             session.want(step + 12)  # a look-ahead of more than an epoch
-            session.done(step + 1)
+            session.finish(step + 1)
     assert len(session._bases) <= 4
     with pytest.raises(ValueError, match="epoch 3"):
         session.step_of(3, 0)
