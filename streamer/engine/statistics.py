@@ -1,6 +1,6 @@
 """Statistics of an engine: monotone counters and present levels, plain values by name.
 
-store_bytes, store_requests, store_lists      what came over the network for chunks and reads, in how many requests
+store_bytes, store_requests                   what came over the network for chunks and reads, in how many requests
 index_bytes, index_requests                   the same for building manifests, counted apart
 needs, hits, needed_bytes, hit_bytes          uses of chunks by sessions; a hit costs no store byte
 retries, hedges, hedge_wins                   what the fetcher did about a slow or failing store

@@ -1,0 +1,26 @@
+"""The names that `streamer stat --json` prints are those of docs/statistics.md."""
+
+from __future__ import annotations
+
+from streamer.peers.messages import Counts
+from streamer.peers.peer import PeerCounts
+from streamer.peers.source import SourceCounts
+from tests.repo.test_statistics_page import named
+
+# What `PeerGroup.statistics` adds to the counts.
+OF_A_GROUP = {"fetched_for_peers", "fetched_for_peers_bytes", "peer_members", "peer_members_down", "home_share"} | {
+    "members_digest",
+    "peers",
+    "homes",
+}
+
+
+def test_every_name_of_an_engine_has_a_row(engine_statistics):
+    """A service without peers, as it answers `/statistics.json`."""
+    assert sorted(named("Engine")) == sorted(engine_statistics)
+
+
+def test_every_name_of_peers_has_a_row():
+    """The counters of client, server and source, and those of the group."""
+    counts = {name for kind in (Counts, PeerCounts, SourceCounts) for name in kind.__struct_fields__}
+    assert set(named("Peers")) == counts | OF_A_GROUP
