@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from streamer.annotations.options import NO_KEY, Annotations, Missing
 from streamer.annotations.table import AnnotationTable
-from streamer.decode.dispatch import SampleDecoder
-from streamer.decode.kinds import NULL
+from streamer.decode.dispatch import NULL, SampleDecoder
 from streamer.decode.rule import DecodeRule
 from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.base import Field, FieldSpec

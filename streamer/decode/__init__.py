@@ -25,11 +25,11 @@ from streamer.decode.arrays import ArrayDecoder
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.images import ImageDecoder, decode_image
 from streamer.decode.masks import coco_masks
-from streamer.decode.nested import NestedDecoder
 from streamer.decode.rule import Decode, DecodeRule, FieldDecoder
+from streamer.decode.values import NestedDecoder
 
 if TYPE_CHECKING:
-    from streamer.media.decode.audio_clip import AudioClip as AudioClip
+    from streamer.media.decode.audio import AudioClip as AudioClip
     from streamer.media.decode.video import Frames as Frames
     from streamer.media.decode.video import VideoClip as VideoClip
 
@@ -51,7 +51,7 @@ __all__ = [
 
 # Most workers decode neither videos nor audio.
 _MODULES = {
-    "AudioClip": "streamer.media.decode.audio_clip",
+    "AudioClip": "streamer.media.decode.audio",
     "Frames": "streamer.media.decode.video",
     "VideoClip": "streamer.media.decode.video",
 }

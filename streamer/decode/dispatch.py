@@ -1,19 +1,25 @@
-"""Chooses the decoder of a field and reports its errors."""
+"""Chooses the decoder of a field, by its name or by the kind that its format names, and reports its errors.
+
+`ELSEWHERE` is the table of the kinds whose decoders are beside the formats that write them, imported at their first
+use; of kinds see `streamer.formats.base.Field`.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
+from importlib import import_module
+from struct import Struct
 
 import numpy as np
 
-from streamer.decode import arrays, images, texts
+from streamer.decode import arrays, images, values
 from streamer.decode.arrays import NO_ROW, Array, ArrayDecoder, PlainArray, Row
-from streamer.decode.kinds import NULL, decode_null, find_decoder_of_kind
-from streamer.decode.nested import NestedDecoder
+from streamer.decode.base import Draws, TargetDecoder
 from streamer.decode.rule import DecodeRule, FieldDecoder, StoredFields, check_rule
-from streamer.decode.target import Draws, TargetDecoder
+from streamer.decode.values import NestedDecoder
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field, FieldSpec
 from streamer.formats.names import IMAGES, field_name
@@ -54,14 +60,78 @@ _PICKLES: dict[str, _Reader] = {
 _AUTO: dict[str, _Reader] = {
     **dict.fromkeys(IMAGES, images.decode_image),
     # The integers that WebDataset decodes, too (webdataset.autodecode, "basichandlers").
-    **dict.fromkeys(["cls", "cls2", "index", "inx", "id"], texts.decode_class),
-    **dict.fromkeys(["txt", "text", "transcript"], texts.decode_text),
-    **dict.fromkeys(["json", "jsn"], texts.decode_json),
-    "jsonl": texts.decode_jsonl,
+    **dict.fromkeys(["cls", "cls2", "index", "inx", "id"], values.decode_class),
+    **dict.fromkeys(["txt", "text", "transcript"], values.decode_text),
+    **dict.fromkeys(["json", "jsn"], values.decode_json),
+    "jsonl": values.decode_jsonl,
     "npy": arrays.decode_npy,
     "npz": arrays.decode_npz,
     "safetensors": arrays.decode_safetensors,
     **dict.fromkeys(_PICKLES, arrays.refuse_pickle),
+}
+
+# The kind of a field without a value, whatever a rule says about its name.
+NULL = "null"
+_MEDIA = "streamer.media.decode:find_decoder"
+_FOREIGN = "streamer.tables.foreign:find_decoder"
+# How kinds begin, and the function that returns the decoder of such a kind, or None.
+ELSEWHERE = {
+    **dict.fromkeys(["audio", "clip", "depth:"], _MEDIA),
+    **dict.fromkeys(
+        ["mds-", "litdata-", "tf-list:", "pil", "jpeg_array", "int-text", "float-text", "decimal-text"], _FOREIGN
+    ),
+}
+# "<f4[3,224,224]", "<i8", "?".
+_NUMBERS = re.compile(r"([<>|=]?[?a-z][0-9]*)(?:\[(-?\d*(?:,-?\d+)*)\])?")
+_NUMBERS_OF_STRUCT = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
+_STRUCTS = dict(zip(_NUMBERS_OF_STRUCT, "?bhiqBHIQefd", strict=True))
+
+
+@lru_cache(maxsize=1000)
+def find_decoder_of_kind(kind: str) -> Callable[[memoryview], object] | None:
+    """Returns the decoder of a kind other than an extension, or None if there is none.
+
+    "image" returns an array as images do, "bytes" bytes, "null" None, "nested" a list or dict, a dtype a Python number,
+    a dtype with a shape an array; for others see `ELSEWHERE`.
+    """
+    if (known := _NAMED.get(kind)) is not None:
+        return known
+    for beginning, place in ELSEWHERE.items():
+        if kind.startswith(beginning):
+            module, _, name = place.partition(":")
+            found: Callable[[memoryview], object] | None = getattr(import_module(module), name)(kind)
+            return found
+    if (numbers := _NUMBERS.fullmatch(kind)) is None:
+        return None
+    try:
+        if numbers[2] is not None:
+            return ArrayDecoder(numbers[1], tuple(map(int, numbers[2].split(","))) if numbers[2] else (-1,))
+        dtype = np.dtype(numbers[1])
+        if dtype.kind not in "biufc":
+            return None
+        # `struct` takes a third of numpy's time for one number.
+        code = _STRUCTS.get(f"{dtype.kind}{dtype.itemsize}")
+        read_struct = Struct(f"{'>' if dtype.str[0] == '>' else '<'}{code}").unpack if code else None
+
+        def decode_number(content: memoryview) -> object:
+            if len(content) != dtype.itemsize:
+                raise ValueError(f"{len(content)} bytes are not a {dtype.str}, which has {dtype.itemsize}")
+            return read_struct(content)[0] if read_struct is not None else np.frombuffer(content, dtype)[0].item()
+
+        return decode_number
+    except (ConfigError, TypeError):
+        return None
+
+
+def decode_null(content: memoryview) -> None:
+    """Returns None, the value of a field that has none."""
+
+
+_NAMED: dict[str, Callable[[memoryview], object]] = {
+    "image": images.decode_image,
+    "bytes": bytes,
+    NULL: decode_null,
+    NESTED: values.decode_nested,
 }
 
 
@@ -201,7 +271,7 @@ class SampleDecoder:
         if known == _GZIP and _GZIP not in self._readers:
             inner = self._readers.get(extension(name.rpartition(".")[0]), bytes)
             return _make_gzip_decoder(
-                inner, _name_of(inner), makes_objects=inner in (texts.decode_json, texts.decode_jsonl)
+                inner, _name_of(inner), makes_objects=inner in (values.decode_json, values.decode_jsonl)
             )
         return self._readers.get(known, bytes)
 

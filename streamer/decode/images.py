@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.decode import image_headers as headers
-from streamer.decode.libraries import library, require_library
+from streamer.decode.base import library, require_library
 from streamer.errors import ConfigError
 from streamer.formats.names import IMAGES
 
@@ -224,7 +224,7 @@ class ImageDecoder:
 
     def _decode_tiff(self, content: Content) -> Stored:
         # Few data sets have such images.
-        from streamer.decode import tiff, tiff_colours
+        from streamer.decode import tiff
         from streamer.decode.tiff_page import read_page
 
         page = read_page(content)
@@ -233,13 +233,13 @@ class ImageDecoder:
             what = f" of {page.samples} bands of {page.bits} bits"
             raise headers.TooLargeError(page.height, page.width, self.max_pixels, what)
         if self.mode == "stored":
-            return tiff_colours.arrange_values(tiff.read_values(content, page), page)
-        tiff_colours.check_colours(page)
+            return tiff.arrange_values(tiff.read_values(content, page), page)
+        tiff.check_colours(page)
         if page.kind != "u" or page.bits > 16:
             raise TooDeepError(str(page.dtype) if page.bits == 8 else f"of {page.bits} bits", has_16=False)
         if page.bits > 8 and self.mode != "rgb8":
             raise TooDeepError(f"of {page.bits} bits", has_16=True)
-        return tiff_colours.convert_to_rgb(tiff.read_values(content, page), page)
+        return tiff.convert_to_rgb(tiff.read_values(content, page), page)
 
     def _decode_netpbm(self, content: Content) -> Stored:
         from streamer.decode import netpbm

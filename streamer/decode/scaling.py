@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.decode.base import library
 from streamer.decode.images import place
-from streamer.decode.libraries import library
 from streamer.errors import ConfigError
 
 Image = NDArray[np.uint8]

@@ -57,7 +57,7 @@ class Field(msgspec.Struct, frozen=True):
         kind: how they are decoded; "": by the extension of the name. An extension ("json", "txt", "npy"); "image", a
             image of whatever kind; "bytes", not decoded; a numpy dtype ("<i8", "?"), one number; a dtype with a shape
             ("<f4[3,224,224]", "<i4[]", "<f4[-1,4]", of which one length may be open), an array in C order;
-            "nested", see `streamer.decode.nested`; "null".
+            "nested", see `streamer.decode.values`; "null".
         checked: whether `open` has compared the checksum of the bytes, so that it needs all of them.
     """
 

@@ -109,7 +109,7 @@ class FieldSpec(msgspec.Struct, frozen=True, array_like=True):
     kind: str = ""
 
 
-# The kind of fields of nested values: MessagePack with extensions, see `streamer.decode.nested`.
+# The kind of fields of nested values: MessagePack with extensions, see `streamer.decode.values`.
 NESTED = "nested"
 
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.decode.kinds import find_decoder_of_kind
-from streamer.decode.nested import encode_nested_json
+from streamer.decode.dispatch import find_decoder_of_kind
+from streamer.decode.values import encode_nested_json
 from streamer.errors import PackError
 from streamer.formats.base import Field
 from streamer.formats.webdataset import split_name

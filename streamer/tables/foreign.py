@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from streamer.decode.arrays import Content, decode_npy, usable
 from streamer.decode.images import Stored, decode_image
-from streamer.decode.texts import decode_json, decode_text
+from streamer.decode.values import decode_json, decode_text
 from streamer.tables.litdata.leaves import NUMPY_DTYPES, TORCH_DTYPES, dtype_of
 from streamer.tables.tfrecord_example import STRINGS, byte_strings
 
@@ -216,7 +216,7 @@ _TAGS: dict[int, Callable[[_Nested], object]] = {
 
 
 def find_decoder(kind: str) -> Decoder | None:
-    """Returns the decoder of a kind of another library; None if there is none. See `streamer.decode.kinds`."""
+    """Returns the decoder of a kind of another library, or None; see `streamer.decode.dispatch.ELSEWHERE`."""
     name, _, inner = kind.partition(":")
     if name == "mds-ndarray":
         return partial(decode_mds_array, dtype=inner)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from streamer.decode.base import Draws
 from streamer.decode.dispatch import SampleDecoder
-from streamer.decode.target import Draws
 from streamer.errors import ManifestError, RecodeError
 from streamer.formats.base import (
     Answer,

@@ -15,9 +15,8 @@ from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Source
 from streamer.media.audio import tracks
 from streamer.media.audio.format import Audio
-from streamer.media.audio.frames import AudioFrames
 from streamer.media.audio.index import cut_blocks
-from streamer.media.audio.recordings import Packeted
+from streamer.media.audio.recordings import AudioFrames, Packeted
 from streamer.media.audio.windows import Windows
 from streamer.media.containers.entries import TrackCodec
 from tests.formats.cases import find, samples_in

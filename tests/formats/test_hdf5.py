@@ -12,7 +12,7 @@ import pytest
 
 from streamer.errors import ConfigError, ManifestError, RecodeError
 from streamer.formats.base import Block
-from streamer.tables.hdf5.filters import fletcher32
+from streamer.tables.hdf5.chunks import fletcher32
 from streamer.tables.hdf5.format import HDF5
 from tests.formats.cases import Case, block_bytes, find, read_case, recode
 from tests.formats.contract import FormatContract, samples_of

@@ -14,8 +14,7 @@ from streamer.formats.failures import check_not_empty, make_refusal
 from streamer.formats.reading import Reading, read_range
 from streamer.manifest.protocols import Source
 from streamer.media.audio import flac, mp3, ogg
-from streamer.media.audio.frames import PackedFrames
-from streamer.media.audio.recordings import Recording
+from streamer.media.audio.recordings import PackedFrames, Recording
 from streamer.media.audio.tracks import read_track
 from streamer.media.audio.wav import is_wav, read_wav
 from streamer.media.audio.windows import WindowHeader, Windows, cut_parts, encode_head

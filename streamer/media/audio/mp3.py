@@ -13,8 +13,7 @@ import numpy as np
 from streamer.formats.failures import make_damage_error
 from streamer.formats.reading import Reading, Window
 from streamer.manifest.model import ObjectRecord
-from streamer.media.audio.frames import AudioFrames
-from streamer.media.audio.recordings import Packeted
+from streamer.media.audio.recordings import AudioFrames, Packeted
 from streamer.media.containers.entries import TrackCodec
 
 _RATES = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}

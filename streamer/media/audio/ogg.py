@@ -20,8 +20,7 @@ from streamer.formats.reading import Reading, read_range, read_ranges
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Need
 from streamer.media.audio.flac import PROBE_BYTES
-from streamer.media.audio.frames import AudioFrames
-from streamer.media.audio.recordings import Edge, Edged
+from streamer.media.audio.recordings import AudioFrames, Edge, Edged
 from streamer.media.audio.windows import Integers
 from streamer.media.containers.entries import TrackCodec
 

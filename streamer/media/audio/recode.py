@@ -11,9 +11,8 @@ from streamer.errors import RecodeError
 from streamer.formats.base import Records
 from streamer.formats.failures import DamagedError
 from streamer.media.audio import flac, ogg
-from streamer.media.audio.frames import AudioFrames, Units
 from streamer.media.audio.index import BlockNote
-from streamer.media.audio.recordings import Recording
+from streamer.media.audio.recordings import AudioFrames, Recording, Units
 from streamer.media.audio.wav import width_of
 from streamer.media.audio.windows import PCM, Integers, WindowHeader, Windows, cut_parts, encode_head
 

@@ -12,8 +12,7 @@ from streamer.formats.failures import DamagedError, UnreadError, errors_of
 from streamer.formats.reading import Reading
 from streamer.manifest.model import ObjectRecord
 from streamer.media.audio import flac, mp3, ogg
-from streamer.media.audio.frames import AudioFrames
-from streamer.media.audio.recordings import Packeted
+from streamer.media.audio.recordings import AudioFrames, Packeted
 from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.movie import AUDIO, Movie, read_movie
 

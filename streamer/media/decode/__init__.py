@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from streamer.media.audio.windows import AUDIO, START
-from streamer.media.lerobot.depth import DEPTH, read_kind
+from streamer.media.lerobot.info import DEPTH, read_kind
 
 if TYPE_CHECKING:
     from streamer.media.decode.decoder import MediaDecoder
 
 
 def find_decoder(kind: str) -> MediaDecoder | None:
-    """Returns the decoder of a kind; None if there is none. See `streamer.decode.kinds`.
+    """Returns the decoder of a kind, or None; see `streamer.decode.dispatch.ELSEWHERE`.
 
     The decoders are imported here: most workers decode neither videos nor audio.
     """
@@ -21,7 +21,7 @@ def find_decoder(kind: str) -> MediaDecoder | None:
 
         return WindowAudio() if kind == AUDIO else WindowStart()
     if kind.startswith(DEPTH):
-        from streamer.media.decode.depth import DepthFrames
+        from streamer.media.decode.video import DepthFrames
 
         return DepthFrames(depth=read_kind(kind))
     from streamer.media.decode.video import CLIP_DECODERS

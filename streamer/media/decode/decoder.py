@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from streamer.base.extras import require
-from streamer.decode.target import Array, TargetDecoder
+from streamer.decode.base import Array, TargetDecoder
 from streamer.errors import ConfigError
 from streamer.media.containers.entries import TrackCodec
 

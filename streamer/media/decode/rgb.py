@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from streamer.decode.target import Array
+from streamer.decode.base import Array
 
 if TYPE_CHECKING:
     from av import VideoFrame

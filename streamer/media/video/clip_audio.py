@@ -10,8 +10,7 @@ import numpy as np
 from streamer.base.ranges import Range
 from streamer.errors import RecodeError
 from streamer.formats.failures import DamagedError
-from streamer.media.audio.frames import AudioFrames, PackedFrames
-from streamer.media.audio.recordings import Packeted
+from streamer.media.audio.recordings import AudioFrames, PackedFrames, Packeted
 from streamer.media.audio.windows import cut_parts
 from streamer.media.containers.blocks import ClipHint
 from streamer.media.containers.clips import FrameTable, Samples

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.decode import arrays, texts
-from streamer.decode.nested import encode_nested_json
+from streamer.decode import arrays, values
+from streamer.decode.values import encode_nested_json
 from streamer.errors import DecodeError, PackError
 from streamer.formats.base import Field
 from streamer.formats.names import BYTES, IMAGE, kind_of_bytes
@@ -61,10 +61,10 @@ def _json_text(content: memoryview) -> JsonText:
 
 # Kinds of bytes under these names; the loader decodes them in the same way.
 _BY_ENDING: dict[str, Callable[[memoryview], object]] = {
-    **dict.fromkeys(["cls", "cls2", "index", "inx", "id"], texts.decode_class),
-    **dict.fromkeys(["txt", "text", "transcript"], texts.decode_text),
+    **dict.fromkeys(["cls", "cls2", "index", "inx", "id"], values.decode_class),
+    **dict.fromkeys(["txt", "text", "transcript"], values.decode_text),
     **dict.fromkeys(["json", "jsn"], _json_text),
-    "jsonl": texts.decode_jsonl,
+    "jsonl": values.decode_jsonl,
     "npy": arrays.decode_npy,
 }
 

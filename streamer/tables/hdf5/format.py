@@ -24,8 +24,7 @@ from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
 from streamer.tables import tiles
 from streamer.tables.hdf5 import messages
-from streamer.tables.hdf5.chunks import find_chunks
-from streamer.tables.hdf5.filters import UNDO, FilteredChunks, filters_of
+from streamer.tables.hdf5.chunks import UNDO, FilteredChunks, filters_of, find_chunks
 from streamer.tables.hdf5.messages import UNDEFINED, HeldBytes
 from streamer.tables.hdf5.objects import Header, Links, Path, read_group, read_header, read_root
 from streamer.tables.tiles import NO_TILES, ArraysError, ColumnHint, Decode, TileColumn, TileRecoder, Tiles

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 
 from streamer.errors import RecodeError
-from streamer.tables.hdf5.filters import filters_of
+from streamer.tables.hdf5.chunks import filters_of
 from streamer.tables.tiles import Array, ColumnHint
 
 with suppress(ImportError):

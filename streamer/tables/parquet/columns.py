@@ -1,6 +1,6 @@
 """Makes columns of records from Arrow's arrays without a loop over rows, in recoders, which have pyarrow.
 
-A nested value (list, struct, map) is MessagePack, which `streamer.decode.nested` reads: lists are arrays, structs and
+A nested value (list, struct, map) is MessagePack, which `streamer.decode.values` reads: lists are arrays, structs and
 maps are maps, and what MessagePack has no type for are extensions, by the codes of `Extension`. Its pieces are made for
 all rows at once: heads by numpy, contents as views of Arrow's buffers. Arrow joins them row by row, once for each level
 of lists.

@@ -35,10 +35,10 @@ def encode() -> Encode:
 @pytest.fixture(params=["all", "cv2 and Pillow", "Pillow"])
 def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Decoding as on machines where only some of the libraries are installed."""
-    from streamer.decode import images, libraries
+    from streamer.decode import base, images
 
     found = images.library
     gone = {"all": (), "cv2 and Pillow": ("simplejpeg",), "Pillow": ("simplejpeg", "cv2")}[request.param]
-    for module in (images, libraries):
+    for module in (images, base):
         monkeypatch.setattr(module, "library", lambda name: None if name in gone else found(name))
     return str(request.param)

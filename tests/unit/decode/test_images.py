@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from streamer.decode import base, images
 from streamer.decode import image_headers as headers
-from streamer.decode import images, libraries
 from streamer.decode.images import ImageDecoder, decode_image
 from streamer.errors import ConfigError
 
@@ -173,7 +173,7 @@ def test_a_mode_that_there_is_not():
 def test_values_as_stored_need_pillow(monkeypatch):
     """OpenCV gives the colours of a palette, so it is not asked alone."""
     found = images.library
-    for module in (images, libraries):
+    for module in (images, base):
         monkeypatch.setattr(module, "library", lambda name: None if name == "PIL.Image" else found(name))
     with pytest.raises(ConfigError, match=r"PIL.Image is not installed; `pip install 'streamer-data\[images\]'`"):
         ImageDecoder(mode="stored")(deep_images()["grey png"][0])

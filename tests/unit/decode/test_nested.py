@@ -9,7 +9,7 @@ import pytest
 
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.images import ImageDecoder
-from streamer.decode.nested import NestedDecoder, encode_nested_json
+from streamer.decode.values import NestedDecoder, encode_nested_json
 from streamer.errors import DecodeError
 from streamer.formats.base import Field
 from streamer.formats.table.records import ARRAY_DTYPES, Extension

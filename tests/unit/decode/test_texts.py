@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import pytest
 
-from streamer.decode import texts
+from streamer.decode import values
 
 
 def test_text_is_utf8_and_nothing_else():
     """Other bytes are an error, not replaced."""
-    assert texts.decode_text(memoryview("Grüße".encode())) == "Grüße"
+    assert values.decode_text(memoryview("Grüße".encode())) == "Grüße"
     with pytest.raises(UnicodeDecodeError):
-        texts.decode_text(b"\xff\xfe")
+        values.decode_text(b"\xff\xfe")
 
 
 def test_json_and_json_lines():
     """One document, or one per line without the empty ones."""
-    assert texts.decode_json(memoryview(b'{"a": [1, 2.5, null]}')) == {"a": [1, 2.5, None]}
-    assert texts.decode_jsonl(b'{"a": 1}\n\n[2]\r\n') == [{"a": 1}, [2]]
+    assert values.decode_json(memoryview(b'{"a": [1, 2.5, null]}')) == {"a": [1, 2.5, None]}
+    assert values.decode_jsonl(b'{"a": 1}\n\n[2]\r\n') == [{"a": 1}, [2]]
     with pytest.raises(ValueError, match="Expecting"):
-        texts.decode_json(b"{")
+        values.decode_json(b"{")
 
 
 @pytest.mark.parametrize(("content", "number"), [(b"7", 7), (b"  12\n", 12), (b"-1", -1)])
 def test_a_class_is_a_number_in_digits(content, number):
     """White space around it does not count."""
-    assert texts.decode_class(memoryview(content)) == number
+    assert values.decode_class(memoryview(content)) == number
 
 
 def test_a_class_that_is_no_number_is_an_error():
     """A name is not a number."""
     with pytest.raises(ValueError, match="dog"):
-        texts.decode_class(b"dog")
+        values.decode_class(b"dog")
 
 
 def test_several_documents_say_what_they_may_be():
     """JSON lines that are called .json, as C4 has them."""
     with pytest.raises(ValueError, match=r"Extra data: line 2 .*; JSON lines are read with format='jsonl'"):
-        texts.decode_json(b'{"a": 1}\n{"a": 2}\n')
+        values.decode_json(b'{"a": 1}\n{"a": 2}\n')

@@ -1,7 +1,11 @@
-"""Reads nested values: lists, structs and maps of Parquet and Arrow files, as `streamer.formats` writes them."""
+"""Reads texts, JSON, labels, and nested values: lists, structs and maps, as `streamer.formats` writes them.
+
+Other bytes raise ValueError.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,9 +14,34 @@ import numpy as np
 
 from streamer.decode.arrays import Content, usable
 from streamer.decode.images import decode_image
-from streamer.decode.texts import decode_json
 from streamer.formats.names import IMAGE, kind_of_bytes
 from streamer.formats.table.records import ARRAY_DTYPES, Extension
+
+
+def decode_text(content: Content) -> str:
+    """Reads UTF-8."""
+    return str(content, "utf-8")
+
+
+def decode_json(content: Content) -> object:
+    """Reads one JSON document."""
+    try:
+        document: object = json.loads(bytes(content))
+    except json.JSONDecodeError as error:
+        if error.msg.startswith("Extra data"):
+            raise ValueError(f"{error}; JSON lines are read with format='jsonl'") from error
+        raise
+    return document
+
+
+def decode_jsonl(content: Content) -> list[object]:
+    """Reads one JSON document per line and skips empty lines."""
+    return [json.loads(line) for line in bytes(content).splitlines() if line.strip()]
+
+
+def decode_class(content: Content) -> int:
+    """Reads a class number written in digits, as in WebDataset's `cls` files."""
+    return int(bytes(content))
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,19 @@
-"""What decoders have in common that write to given memory, draw, and need libraries. Imports none of these."""
+"""What decoders have in common: the memory they write to, draws, and optional libraries."""
 
 from __future__ import annotations
 
+import importlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from streamer.errors import ConfigError
 
 Array = NDArray[Any]
 # Returns a generator that depends on seed, epoch and sample alone; each call one that begins anew.
@@ -37,3 +43,27 @@ class TargetDecoder(ABC):
     def __call__(self, content: bytes | memoryview) -> object:
         """Decodes a field of a sample that is in no epoch."""
         return self.decode(memoryview(content))
+
+
+@cache
+def library(name: str) -> ModuleType | None:
+    """Returns the optional module `name`, or None if it is not installed."""
+    if name == "cv2":
+        # OpenCV's log names no sample; the error that a decoder raises does.
+        os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
+    try:
+        module = importlib.import_module(name)
+    except ImportError:
+        return None
+    if name == "cv2":
+        # A worker process uses one thread: OpenCV's pool would compete with the other workers for the cores.
+        module.setNumThreads(1)
+    return module
+
+
+def require_library(name: str) -> ModuleType:
+    """Returns the module `name`; raises ConfigError if it is not installed."""
+    module = library(name)
+    if module is None:
+        raise ConfigError(f"{name} is not installed; `pip install 'streamer-data[images]'`", field="decode")
+    return module
