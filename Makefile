@@ -14,7 +14,7 @@ AUDIT := $(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip 
 AUDITED := $(VENV)/.audited
 # What builds and checks a release.
 RELEASE := build/release
-.PHONY: help demo demo-fleet unit test check fmt bench fuzz audit audit-when-reachable wheel
+.PHONY: help demo demo-fleet unit test check check-benchmarks fmt bench fuzz audit audit-when-reachable wheel
 .PHONY: test-faults test-clouds test-pages test-pythons test-docker test-formats test-gpu
 
 help:
@@ -71,13 +71,17 @@ fmt: $(STAMP)
 	$(BIN)/ruff format --quiet .
 	$(BIN)/ruff check --fix --quiet .
 
-bench: $(STAMP)
+# Benchmarks use names of rooms, and no test runs most of them.
+check-benchmarks: $(STAMP)
+	cd benchmarks && ../$(BIN)/mypy --no-error-summary --cache-dir ../.mypy_cache/benchmarks *.py peers/*.py
+
+bench: $(STAMP) check-benchmarks
 	$(BIN)/python benchmarks/stream.py
 	$(BIN)/python benchmarks/order.py
 	$(BIN)/python benchmarks/first_batch.py
 
 # The properties once more, with fifty times as many examples.
-test-faults: $(STAMP)
+test-faults: $(STAMP) check-benchmarks
 	$(PYTEST) -m slow --timeout 900 $(TESTS)
 	$(PYTEST) --hypothesis-profile thorough --timeout 900 $(or $(TESTS),tests/property)
 

@@ -11,6 +11,7 @@ benchmarks/results/.
 from __future__ import annotations
 
 import argparse
+from typing import Any, cast
 
 import av
 import msgspec
@@ -53,7 +54,7 @@ def measure(kind: str, minutes: float, bounds: Bounds) -> None:
     recoder = CHOSEN.recoder(Facts())
     recoding = least_cpu(lambda: [recoder.recode(piece, block.samples, block.hint) for block, piece in pieces], RUNS)
     notes = [msgspec.msgpack.decode(block.hint, type=BlockNote) for block in blocks]
-    packets = sum(len(units_of(piece, note).sizes) for (_, piece), note in zip(pieces, notes, strict=True))
+    packets = sum(len(cast(Any, units_of(piece, note)).sizes) for (_, piece), note in zip(pieces, notes, strict=True))
     records = [memoryview(record) for record, _ in contents_of(CHOSEN, found, objects)]
     decoding = least_cpu(lambda: [WindowAudio().decode(record) for record in records], RUNS) / len(records)
     size, hints = len(content), sum(len(block.hint) for block in blocks)

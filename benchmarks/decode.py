@@ -55,7 +55,7 @@ def bare_augmented(contents: list[bytes], out: np.ndarray) -> None:
     crop, rng = RandomResizedCrop(SIDE), np.random.default_rng(5)
     for number, content in enumerate(contents):
         picture, place = simplejpeg.decode_jpeg(content, "RGB"), out[number % BATCH]
-        top, left, height, width = crop.draw(*picture.shape[:2], rng)
+        top, left, height, width = crop.draw(picture.shape[0], picture.shape[1], rng)
         shrinks = height * width > SIDE * SIDE
         part = picture[top : top + height, left : left + width]
         how = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR

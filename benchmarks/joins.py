@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -235,7 +235,7 @@ def run_columns(samples: int, folder: Path) -> dict[str, float]:
         # The smallest chunks.
         dataset = buckets.dataset("left", shuffle="sample")
         member = dataset._member
-        manifest = member.manifest
+        manifest = member.open().manifest
         buckets.store.delay_seconds = STORE_DELAY_SECONDS
         began = time.perf_counter()
         with member._columns(manifest, None) as columns:
@@ -270,7 +270,7 @@ def main() -> None:
     if arguments.run:
         told = json.loads(arguments.run)
         told["folder"] = Path(told["folder"])
-        run = run_order if "order" in told else run_keys if "kind" in told else run_columns
+        run: Callable[..., object] = run_order if "order" in told else run_keys if "kind" in told else run_columns
         print(json.dumps(run(**told)))
         return
     parts = {

@@ -199,7 +199,7 @@ def apart(*arguments: str, file: str = __file__) -> subprocess.Popen[str]:
 def answer(process: subprocess.Popen[str]) -> list[float]:
     out, _ = process.communicate()
     if process.returncode:
-        raise RuntimeError(f"{process.args} ended with {process.returncode}")
+        raise RuntimeError(f"{process.args!r} ended with {process.returncode}")
     found: list[float] = json.loads(out)
     return found
 
@@ -232,7 +232,7 @@ def measure_bare(kind: str, count: int) -> list[float]:
 
 
 def mapped(nbytes: int) -> memory.Bytes:
-    count = memory.page_aligned(nbytes)
+    count = memory.align_to_page(nbytes)
     return memory.window(memory.map_memfd(memory.create_memfd("bare", count), count), 0, nbytes)
 
 

@@ -33,10 +33,12 @@ class Shape:
     def sizes(self) -> np.ndarray:
         return np.full(self.chunks, self.chunk_samples, dtype=np.int64)
 
-    def plan(self) -> RankPlan:
+    def order(self) -> EpochOrder:
         sizes = self.sizes()
-        spec = OrderSpec.auto("0" * 32, sizes, self.batch, 17)
-        return RankPlan(EpochOrder(spec, sizes, 0), self.batch, 1, 0)
+        return EpochOrder(OrderSpec.auto("0" * 32, sizes, self.batch, 17), sizes, 0)
+
+    def plan(self) -> RankPlan:
+        return RankPlan(self.order(), self.batch, 1, 0)
 
 
 SHAPES = [
@@ -84,12 +86,13 @@ def _steady_microseconds(shape: Shape, samples: int) -> float:
 def _cost_row(shape: Shape, samples: int) -> str:
     # The sizes themselves are the manifest's and are not counted.
     own = shape.chunks * 8
+    spec = shape.order().spec
     plan = shape.plan()
     plan.batch(0)
     cells = [
         f"{shape.name:<32}",
-        f"{plan.order.spec.lanes:>4}",
-        f"{plan.order.spec.window:>5}",
+        f"{spec.lanes:>4}",
+        f"{spec.window:>5}",
         f"{_cpu_seconds(lambda: _first(shape)) * 1e3:>9.1f}",
         f"{_cpu_seconds(lambda: _resume(shape)) * 1e3:>9.1f}",
         f"{(_peak_bytes(lambda: _resume(shape)) - own) / 1e6:>8.1f}",

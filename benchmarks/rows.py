@@ -200,7 +200,7 @@ def write_table(path: Path, documents: Documents) -> None:
     sizes, last = np.diff(sets.first), len(sets) - 1
     made = {
         int(sizes[n]): row_counts(
-            spec, sets.part(n, n + 1), lambda _, n=n: documents.costs(documents.of_chunks(sets.chunks(n)))
+            spec, sets.part(n, n + 1), lambda _, n=n: documents.costs(documents.list_documents(sets.chunks(n)))
         )
         for n in (0, last)
     }

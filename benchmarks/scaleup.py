@@ -130,9 +130,16 @@ def cold(root: Path, server: Simulator, name: str, processes: int) -> Row:
         seconds = time.perf_counter() - began
         time.sleep(1.2)  # until the last reports of all processes
         after = client.statistics()
-        spent = [float(str(after[name])) - float(str(before[name])) for name in _CPU]
+        loop, engine_process, others = (float(str(after[name])) - float(str(before[name])) for name in _CPU)
         return Row(
-            float(table.chunk_local_bytes.sum()) / 1e9, table.chunks, table.samples, seconds, *spent, memory_bytes
+            gigabytes=float(table.chunk_local_bytes.sum()) / 1e9,
+            chunks=table.chunks,
+            samples=table.samples,
+            seconds=seconds,
+            loop_seconds=loop,
+            engine_seconds=engine_process,
+            process_seconds=others,
+            memory_bytes=memory_bytes,
         )
 
 

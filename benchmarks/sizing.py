@@ -164,7 +164,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(options.keep or folder)
         if not (root / "bucket").exists():
-            make_data(root)
+            make_data(root, SAMPLES)
         what = f"{options.jobs} jobs, {options.ranks} ranks each, {options.workers} workers each"
         with simulator(root, *S3_PROFILE) as server, kept("sizing", what):
             Stage(root, server).index("tars")

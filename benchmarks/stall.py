@@ -54,7 +54,7 @@ def main() -> None:
         clock.ask(3)
         clock.begin()
         clock.arrive()
-        clock.opened(Trace(timeline, STAGES, (7, 5_000_000)))
+        clock.note_content(Trace(timeline, STAGES, (7, 5_000_000)))
         clock.leave(8, 100)
 
     trainer, feeder, sample = cost(timing, rounds), cost(tell, rounds), cost(time.perf_counter_ns, rounds)

@@ -28,9 +28,11 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 from bytecode import compile_streamer
@@ -58,12 +60,15 @@ def run_child(told: dict[str, object]) -> None:
     heavy = told["code"] == "torch"
     user = {"transform": transform if heavy else None, "collate": Collate() if heavy else plain_collate}
     _say("constructing")
-    with (_stock if told["loader"] == "stock" else _streamer)(told, user) as loader:
+    open_loader: Callable[..., AbstractContextManager[Iterable[Any]]] = (
+        _stock if told["loader"] == "stock" else _streamer
+    )
+    with open_loader(told, user) as loader:
         time.sleep(float(str(told["lead"])))
         for epoch in range(int(str(told["epochs"]))):
             _say("iterating")
             count = 0
-            for batch in loader:  # type: ignore[attr-defined]
+            for batch in loader:
                 if not count:
                     _say("first")
                 count += len(batch["jpg"])
@@ -78,7 +83,7 @@ def _say(what: str, count: int = 0) -> None:
         sys.stdin.readline()  # the CPU of this moment is read meanwhile
 
 
-def _streamer(told: dict[str, object], user: dict[str, object]) -> object:
+def _streamer(told: dict[str, object], user: dict[str, object]) -> AbstractContextManager[Iterable[Any]]:
     from streamer import StreamingDataLoader, StreamingDataset
 
     dataset = StreamingDataset(
@@ -124,7 +129,7 @@ class _Stock:
             collate_fn=user["collate"],
         )
 
-    def __enter__(self) -> object:
+    def __enter__(self) -> Iterable[Any]:
         return self._loader
 
     def __exit__(self, *exception: object) -> None:
