@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from streamer import errors
-from streamer.batches.torch_worker import get_worker_info
+from streamer.batches.torch_arguments import get_worker_info
 from streamer.batches.waiting import WaitNotice, watch_wait
 from streamer.config import Environment, RankConfig
 from streamer.errors import ConfigError, Detail, StateError, StreamerError

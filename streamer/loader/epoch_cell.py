@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.base import linux
-from streamer.batches.torch_worker import get_worker_info
+from streamer.batches.torch_arguments import get_worker_info
 from streamer.errors import ConfigError, StateError
 
 # Recorded iterations: more than can be starting at the same time.

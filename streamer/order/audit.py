@@ -25,7 +25,7 @@ LOG_MARK = "state: "
 """Precedes a state, as JSON, in a line of the log."""
 
 _MASK = (1 << 64) - 1
-# The bits of a code that stand for its member, see `streamer.order.mix.codes`.
+# The bits of a code that stand for its member, see `streamer.order.mix.streams`.
 _MEMBER = 48
 # Codes that are hashed at once: 8 MB for each array of them.
 _BLOCK = 1 << 20

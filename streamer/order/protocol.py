@@ -97,7 +97,7 @@ class SampleOrder(Protocol):
     def ordinals(self, positions: Integers) -> Integers:
         """The samples at some positions, (N,) int64; those from `samples` on are padding, and repeat samples.
 
-        For a mix they are codes, see `streamer.order.mix.codes`.
+        For a mix they are codes, see `streamer.order.mix.streams`.
         """
         ...
 

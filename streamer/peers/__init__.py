@@ -10,5 +10,5 @@ server.py           answers peers, in a process of its own (`__main__.py`)
 server_process.py   that process, as the engine sees it; messages.py: what the two say to each other
 protocol.py         paths, headers, facts; tls.py: certificates of both ends
 lookup.py           where addresses of members come from; roster.py: which of them are members
-homes.py            which engine keeps a chunk; lane_homes.py: where one job has all engines
+homes.py            which engine keeps a chunk, also where one job has all engines
 """

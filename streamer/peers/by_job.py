@@ -10,8 +10,7 @@ from streamer.base.concurrency import in_thread
 from streamer.engine.engine import Engine
 from streamer.errors import StreamerError
 from streamer.peers.group import PeerGroup, join_peers
-from streamer.peers.homes import PeerMember
-from streamer.peers.lane_homes import LaneHomes, LaneReaders
+from streamer.peers.homes import LaneHomes, LaneReaders, PeerMember
 from streamer.peers.lookup import join_address
 
 # Another job takes over after this, so that fetches which wait for peers of the job before can end.

@@ -1,7 +1,6 @@
 """Makes records of blocked chunks in processes of their own, between fetch and publish.
 
-pool.py       the number of processes, and the next job
-process.py    one process as the engine sees it: start, job, answer, end
+pool.py       one process as the engine sees it: start, job, answer, end; the number of processes, and the next job
 shared.py     the memory in which bytes are passed
 messages.py   the messages between the two; nothing is unpickled
 __main__.py   the process; results.py the result

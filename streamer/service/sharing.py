@@ -47,8 +47,7 @@ class CacheSharing:
             )
         require('peers="auto"', "peers", "aiohttp", "pycurl", field="peers")
         from streamer.peers.by_job import JobPeers  # Only here: without peers none of it is imported.
-        from streamer.peers.homes import PeerMember
-        from streamer.peers.lane_homes import LaneReaders
+        from streamer.peers.homes import LaneReaders, PeerMember
 
         host = _check_address(request.host)
         # It is opened before other engines ask for its chunks.

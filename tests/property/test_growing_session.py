@@ -23,10 +23,9 @@ from streamer.client.session import Session
 from streamer.config import RankConfig
 from streamer.engine.session_progress import SessionProgress
 from streamer.errors import BrokenError, CacheFullError
-from streamer.loader.kinds.growing.feed import CohortFeed
 from streamer.loader.kinds.growing.growth import Growth
 from streamer.loader.kinds.growing.ordering import GrowingOrdering
-from streamer.loader.kinds.growing.session import GrowingSession
+from streamer.loader.kinds.growing.session import CohortFeed, GrowingSession
 from streamer.loader.kinds.step_session import Identity
 from streamer.loader.members.connections import EngineConnections
 from streamer.loader.rank.rank_stream import RankStream

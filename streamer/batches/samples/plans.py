@@ -1,8 +1,8 @@
 """Plans the batches of one rank, epoch by epoch, and says what the codes of their samples mean. Imports no torch.
 
 Plans, workers and messages carry a sample as one int64, its code. Of a dataset alone that is the ordinal in its
-manifest. In a mix it has the member and the pass as well, see `streamer.order.mix.codes`: a sample that comes twice in
-an epoch has two codes, so that each use gets random numbers of its own. A growing dataset has codes as a mix of one
+manifest. In a mix it has the member and the pass as well, see `streamer.order.mix.streams`: a sample that comes twice
+in an epoch has two codes, so that each use gets random numbers of its own. A growing dataset has codes as a mix of one
 member has them, with a number for each use instead of the pass. Where documents are packed, plans have codes of rows,
 workers and messages those of documents. `streamer.order.kinds` has the codes of each kind of order.
 """

@@ -18,7 +18,7 @@ from streamer.annotations.table import AnnotationTable
 from streamer.batches.samples.maker import SampleMaker, SampleRules
 from streamer.batches.samples.opened import MemberRecipe, OpenedDataset
 from streamer.batches.scan import KEY
-from streamer.batches.torch_worker import get_worker_info
+from streamer.batches.torch_arguments import get_worker_info
 from streamer.batches.waiting import Announcer, watch_wait
 from streamer.client.engine_client import EngineClient
 from streamer.client.launcher import find_log

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.batches.samples.maker import SampleLocation
-from streamer.batches.torch_worker import get_worker_info
+from streamer.batches.torch_arguments import get_worker_info
 from streamer.client.engine_client import EngineClient
 from streamer.loader.members.connections import EngineConnections
 from streamer.manifest.table import Manifest

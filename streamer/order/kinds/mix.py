@@ -10,10 +10,9 @@ import numpy as np
 
 from streamer.order.hashing import Integers
 from streamer.order.kinds.kind import CodeBook, Counted, Orders, RankView, Selected, Uses
-from streamer.order.mix.codes import SampleCodes
 from streamer.order.mix.order import MixOrder
 from streamer.order.mix.spec import MixSpec
-from streamer.order.mix.streams import MemberChunks
+from streamer.order.mix.streams import MemberChunks, SampleCodes
 
 
 class MemberCodes(CodeBook):

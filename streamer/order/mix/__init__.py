@@ -5,19 +5,17 @@ request.py  from these and the members' sizes to the spec
 spec.py     what fixes the order of a mix, and how much of each member an epoch takes
 tree.py     how the places of a lane are shared between the members
 places.py   the places of an epoch, by batching: member, and count in the lane
-streams.py  a member's passes: from a stream position to the sample
-codes.py    one number for member, pass and sample
+streams.py  a member's passes: from a stream position to the sample; one number for member, pass and sample
 order.py    positions to samples, chunks to batches
 explain.py  the mix in words
 """
 
-from streamer.order.mix.codes import SampleCodes
 from streamer.order.mix.explain import MemberSize, cautions, explain, hit_bound, share_cache
 from streamer.order.mix.order import MixOrder
 from streamer.order.mix.request import MixRequest, MixSource
 from streamer.order.mix.shares import Shares, Weights
 from streamer.order.mix.spec import Batching, Homogeneous, MixMember, MixSpec, Stage
-from streamer.order.mix.streams import MemberChunks
+from streamer.order.mix.streams import MemberChunks, SampleCodes
 
 __all__ = [
     "Batching",

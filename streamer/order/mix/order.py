@@ -11,10 +11,9 @@ import numpy as np
 from streamer.base.unique import unique
 from streamer.order.decode import OrdinalsTogether
 from streamer.order.hashing import Chunks, Flags, Integers
-from streamer.order.mix.codes import SampleCodes
 from streamer.order.mix.places import Places, epoch_places, lane_ends, lane_quotas
 from streamer.order.mix.spec import MixSpec
-from streamer.order.mix.streams import LanePieces, MemberChunks, MemberStream
+from streamer.order.mix.streams import LanePieces, MemberChunks, MemberStream, SampleCodes
 from streamer.order.protocol import ALL_POSITIONS, Batches, Needs
 from streamer.order.rank_split import RankSplit, real_positions
 

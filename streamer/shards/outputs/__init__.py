@@ -1,1 +1,1 @@
-"""The outputs of a pack, by name in `registry`: `tars`, `tokens`, and `rows` of Parquet, whose `columns` follow."""
+"""The outputs of a pack, by name in `registry`: `tars`, `tokens`, and `parquet`, whose `columns` follow."""

@@ -18,7 +18,7 @@ from streamer.decode import AudioClip, SampleDecoder, VideoClip
 from streamer.formats import Audio, Video
 from streamer.formats.registry import find_format
 from streamer.batches.workers import fork_server_main as server
-from streamer.recode import pool, process
+from streamer.recode import pool
 
 server.Imports().add(server._ALWAYS)
 find_format("video", {}), find_format("audio", {})

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer.peers.homes import ChunkPlace, Homes, PeerMember
-from streamer.peers.lane_homes import LaneHomes, LaneReaders
+from streamer.peers.homes import ChunkPlace, Homes, LaneHomes, LaneReaders, PeerMember
 
 MEMBERS = [PeerMember(f"{number:032x}", f"10.0.0.{number}:7070", 1 << 30) for number in range(4)]
 CHUNKS, LANES = 3000, 6

@@ -2,6 +2,5 @@
 
 ordering.py how a stream of rounds goes on
 growth.py   the log of admissions, its state and its statistics; how many cohorts have arrived on every rank
-feed.py     the chunks of cohorts, as the engine is asked for them
-session.py  the engine session: cohorts that arrive, stay and leave
+session.py  the engine session: cohorts that arrive, stay and leave, and their chunks, as the engine is asked for them
 """

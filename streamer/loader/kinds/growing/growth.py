@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from streamer.batches.samples.opened import Members
-from streamer.batches.torch_worker import get_worker_info
+from streamer.batches.torch_arguments import get_worker_info
 from streamer.config import RankConfig
 from streamer.errors import ConfigError, Detail, StateError
 from streamer.loader.agreement import gather_for, process_group, process_store

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from streamer.loader.kinds.growing.feed import CohortFeed
-from streamer.loader.kinds.growing.session import Steps
+from streamer.loader.kinds.growing.session import CohortFeed, Steps
 from streamer.order.growing import Cohorts
 from streamer.order.spec import OrderSpec
 
