@@ -220,17 +220,15 @@ class Ledger(msgspec.Struct):
                 self.nanoseconds[cause] += taken
                 left -= taken
         if left:
-            self._charge_worker(trace.stages, left)
+            # The stages of the worker share what is left.
+            s = trace.stages
+            spent = s.total
+            rest = max(0, s.load - s.read - s.decode - s.transform)
+            for cause, part in zip(STAGES, (s.read, s.decode, s.transform, rest, s.collate, s.write), strict=True):
+                self.nanoseconds[cause] += left * part // spent if spent else 0
+            if not spent:
+                self.nanoseconds[LOAD] += left
         self.timings.add(BatchTiming(timeline.worker, trace.stages.total, *trace.slowest, left))
-
-    def _charge_worker(self, s: Stages, left: int) -> None:
-        """Charges the rest of the waiting to the stages of the worker."""
-        spent = s.total
-        rest = max(0, s.load - s.read - s.decode - s.transform)
-        for cause, part in zip(STAGES, (s.read, s.decode, s.transform, rest, s.collate, s.write), strict=True):
-            self.nanoseconds[cause] += left * part // spent if spent else 0
-        if not spent:
-            self.nanoseconds[LOAD] += left
 
 
 def so_far(timeline: BatchTimeline | None, waited: int, now: int) -> dict[str, int]:

@@ -54,22 +54,19 @@ class Processes(Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Ends the processes: after what was submitted, or at once where futures are to be cancelled."""
         if cancel_futures:
-            self._end_now()
+            with self._lock:
+                self._closed = True
+                for child in self._running:
+                    child.kill()
+            try:
+                while (item := self._items.get_nowait()) is not None:
+                    item[0].cancel()
+            except queue.Empty:
+                pass
         for _ in self._threads:
             self._items.put(None)
         for thread in self._threads if wait else ():
             thread.join()
-
-    def _end_now(self) -> None:
-        with self._lock:
-            self._closed = True
-            for child in self._running:
-                child.kill()
-        try:
-            while (item := self._items.get_nowait()) is not None:
-                item[0].cancel()
-        except queue.Empty:
-            pass
 
     def _serve(self) -> None:
         """A thread with a process of its own."""
@@ -83,8 +80,14 @@ class Processes(Executor):
                 process.connection.send_bytes(cloudpickle.dumps((function, arguments)))
                 succeeded, result = cloudpickle.loads(process.connection.recv_bytes())
             except (EOFError, OSError):
-                future.set_exception(_describe_exit(self._end(process)))
+                code = self._end(process)
                 process = None
+                how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+                if code == -signal.SIGKILL:
+                    advice = "; signal 9 is often the kernel's for want of memory: use fewer processes"
+                else:
+                    advice = ""
+                future.set_exception(WorkerError(f"a process {how} while it ran a task{advice}", code=code))
             except Exception as error:  # noqa: BLE001 - what cannot be pickled
                 future.set_exception(error)
             else:
@@ -110,11 +113,3 @@ class Processes(Executor):
         with self._lock:
             self._running.discard(process.child)
         return code
-
-
-def _describe_exit(code: int) -> WorkerError:
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-    advice = (
-        "; signal 9 is often the kernel's for want of memory: use fewer processes" if code == -signal.SIGKILL else ""
-    )
-    return WorkerError(f"a process {how} while it ran a task{advice}", code=code)

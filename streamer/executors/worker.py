@@ -58,15 +58,11 @@ def _result(call: tuple[Callable[..., object], tuple[object, ...]] | Exception) 
     try:
         return True, function(*arguments)
     except Exception as error:  # noqa: BLE001 - it is raised where the result is wanted
-        return False, _portable(error)
-
-
-def _portable(error: Exception) -> Exception:
-    try:
-        cloudpickle.loads(cloudpickle.dumps(error))
-    except Exception:  # noqa: BLE001 - an error that does not survive the pipe goes as text
-        return WorkerError("".join(traceback.format_exception(error)))
-    return error
+        try:
+            cloudpickle.loads(cloudpickle.dumps(error))
+        except Exception:  # noqa: BLE001 - an error that does not survive the pipe goes as text
+            return False, WorkerError("".join(traceback.format_exception(error)))
+        return False, error
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from streamer.annotations.table import AnnotationTable
 from streamer.batches.rows.balance import NO_BALANCE
 from streamer.batches.rows.options import NO_PACKING
 from streamer.batches.samples.join_cost import describe_join
-from streamer.batches.samples.maker import Integers, SampleRules, Transform
+from streamer.batches.samples.maker import Integers, Transform
 from streamer.batches.samples.opened import MemberRecipe, OpenedDataset
 from streamer.batches.samples.sent_code import send_main_by_value
 from streamer.decode.rule import Decode, StoredFields, StoredSample
@@ -56,7 +56,14 @@ class DatasetScan:
 
     def __init__(self, member: DatasetMember) -> None:
         _refuse(member.options)
-        self._member = _make_whole(member)
+        # Without what only a training has; fields are as they are stored, unless the dataset transforms them.
+        options = make_scan_options(member.options)
+        joins = member.joins
+        if options.transform is None:
+            stored = Decode(StoredFields())
+            options = replace(options, decode=stored)
+            joins = tuple(replace(join, other=replace(join.other, decode=stored)) for join in joins)
+        self._member = member.change(options, member.choices, joins)
 
     def __repr__(self) -> str:
         return f"DatasetScan({self._member!r})"
@@ -163,30 +170,21 @@ class ScanRecipe(Discreet, msgspec.Struct, frozen=True):
         # The samples are named by their ordinals, so that the selections need not be made again.
         member = DatasetMember.from_settings((options, (), job, joins, rights, began), known, None)
         try:
-            opened, rules = _open(member, sent)
+            recipe = msgspec.structs.replace(sent.recipe, selection=None)
+            with member.connections.for_requests() as connection:
+                is_own = recipe.manifest_path.parent == connection.roots()[0] / "manifests"
+            if is_own and all(path.exists() for path in recipe.paths):
+                opened = recipe.open()
+                opened.joined = recipe.rules.joined
+                rules = recipe.rules
+            else:
+                # The engine of this machine has not opened it before: listing the urls takes longer.
+                opened = member.open()
+                rules = member.rules()
+            check_same_data(member.options.place, found=_identify(opened), expected=sent.identity)
             yield from SampleScan(member, opened, rules).read(ordinals)
         finally:
             member.close()
-
-
-def _open(member: DatasetMember, sent: _Sent) -> tuple[OpenedDataset, SampleRules]:
-    """Opens what the engine of this machine has opened before, or else the urls, which takes longer.
-
-    Raises:
-        ManifestError: other objects are there than where the pack has begun.
-    """
-    recipe = msgspec.structs.replace(sent.recipe, selection=None)
-    with member.connections.for_requests() as connection:
-        is_own = recipe.manifest_path.parent == connection.roots()[0] / "manifests"
-    if is_own and all(path.exists() for path in recipe.paths):
-        opened = recipe.open()
-        opened.joined = recipe.rules.joined
-        rules = recipe.rules
-    else:
-        opened = member.open()
-        rules = member.rules()
-    check_same_data(member.options.place, found=_identify(opened), expected=sent.identity)
-    return opened, rules
 
 
 def check_same_data(place: str, *, found: Sequence[str], expected: Sequence[str]) -> None:
@@ -224,17 +222,6 @@ def _identify(opened: OpenedDataset) -> tuple[str, ...]:
         *([opened.joined.digest] if opened.joined is not None else []),
         *(head.right for head in joins),
     )
-
-
-def _make_whole(member: DatasetMember) -> DatasetMember:
-    """Makes the dataset without what only a training has, whose fields are as they are stored unless it transforms."""
-    options = make_scan_options(member.options)
-    joins = member.joins
-    if options.transform is None:
-        stored = Decode(StoredFields())
-        options = replace(options, decode=stored)
-        joins = tuple(replace(join, other=replace(join.other, decode=stored)) for join in joins)
-    return member.change(options, member.choices, joins)
 
 
 def _refuse(options: DatasetOptions) -> None:

@@ -124,14 +124,20 @@ class EpochDataset(IterableDataset[object]):
         else:
             prepared = prepare()
             share = Share(worker.id, worker.num_workers)
-        if state is None:
-            self._progress = IterationProgress(self._begin(), share)
-        else:
+        if state is not None:
             self._resume = None
             epoch, first = prepared.resume(state) if self._resume_strict else prepared.adopt(state)
             self._set_next_epoch(epoch)
             share, delivered = resume_share(state, share, first, prepared.local_batch)
             self._progress = IterationProgress(epoch, share, delivered)
+        elif worker is None:
+            self._progress = IterationProgress(self._epochs.begin(), share)
+        else:
+            # torch gives the workers of one iterator consecutive seeds.
+            base_seed = worker.seed - worker.id
+            self._rounds = (base_seed, self._rounds[1] + 1 if self._rounds[0] == base_seed else 0)
+            ticket = WorkerTicket(base_seed, self._rounds[1], worker.id)
+            self._progress = IterationProgress(self._epochs.begin(ticket), share)
         return SampleIterator(prepared, self._progress, self._ledger, self._set_next_epoch)
 
     @property
@@ -184,16 +190,6 @@ class EpochDataset(IterableDataset[object]):
 
     def _get_opening(self) -> StreamOpening:
         return self._opening
-
-    def _begin(self) -> int:
-        worker = get_worker_info()
-        if worker is None:
-            return self._epochs.begin()
-        # torch gives the workers of one iterator consecutive seeds.
-        base_seed = worker.seed - worker.id
-        count = self._rounds[1] + 1 if self._rounds[0] == base_seed else 0
-        self._rounds = (base_seed, count)
-        return self._epochs.begin(WorkerTicket(base_seed, count, worker.id))
 
     def _set_next_epoch(self, epoch: int) -> None:
         self._epochs.set(epoch + 1)

@@ -8,7 +8,6 @@ from contextlib import ExitStack, closing
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from streamer.batches.samples.cached_bytes import CachedBytes, ChunkUnreadableError
 from streamer.batches.samples.maker import (
@@ -65,7 +64,13 @@ class SampleScan:
         by_one = (manifest.chunk_samples[chunks] > 1) & scattered
         sizes = (manifest.chunk_local_bytes // np.maximum(1, manifest.chunk_samples))[chunks]
         steps = find_steps(sizes + count_row_bytes(self._opened, ordinals), _STEP_BYTES, _STEP_SAMPLES)
-        schedule = self._schedule(ordinals, steps, chunks, ~by_one)
+        # The chunks of samples that are not read one by one, and of all rows of joins.
+        used = [(chunks[~by_one], steps[~by_one])]
+        for join, first in zip(self._opened.joins, self._members.first_chunks_of_parts[1:], strict=False):
+            owner, rows = join.table.rows_of(ordinals)
+            used.append((join.manifest.find_chunks(rows) + first, steps[owner]))
+        chunk, first_step, last_step = find_uses(*(np.concatenate(column) for column in zip(*used, strict=True)))
+        schedule = EpochSchedule(0, chunk.astype(np.uint32), first_step, last_step)
         notice = WaitNotice(logger)
         with ExitStack() as held:
             connection = self._member.connections.take()
@@ -85,17 +90,6 @@ class SampleScan:
                 for place in read_leased(session, needed, partial(reader.begin, some)):
                     yield read_leased(session, needed, partial(reader.read, place))
                 session.done(step + 1)
-
-    def _schedule(
-        self, ordinals: Integers, steps: Integers, chunks: Integers, leased: npt.NDArray[np.bool_]
-    ) -> EpochSchedule:
-        """Makes the schedule of the chunks of those samples that are leased, and of all rows of joins."""
-        used = [(chunks[leased], steps[leased])]
-        for join, first in zip(self._opened.joins, self._members.first_chunks_of_parts[1:], strict=False):
-            owner, rows = join.table.rows_of(ordinals)
-            used.append((join.manifest.find_chunks(rows) + first, steps[owner]))
-        chunk, first_step, last_step = find_uses(*(np.concatenate(column) for column in zip(*used, strict=True)))
-        return EpochSchedule(0, chunk.astype(np.uint32), first_step, last_step)
 
     def _open_reader(self, content: ByteSource, chunk_files: ChunkReader) -> StoredReader | _MadeReader:
         manifest = self._opened.manifest

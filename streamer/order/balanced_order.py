@@ -117,18 +117,13 @@ class BalancedOrder(OuterOrder["RowOrder | EpochOrder | MixOrder"]):
         cells = windows[moved] * self.lanes + lanes[moved]
         for cell in unique(cells).tolist():
             window, lane = divmod(cell, self.lanes)
+            if (lane, window) not in self._kept:
+                while len(self._kept) >= _KEPT * self.lanes:
+                    self._kept.popitem(last=False)
+                self._kept[lane, window] = self._level_lane(lane, window)
             mine = moved[cells == cell]
-            found[mine] = self._table(lane, window)[places[mine]] * self.lanes + lane
+            found[mine] = self._kept[lane, window][places[mine]] * self.lanes + lane
         return found
-
-    def _table(self, lane: int, window: int) -> Integers:
-        """Returns where the rows of a superwindow of a lane come from: indices in the lane, by place."""
-        key = lane, window
-        if key not in self._kept:
-            while len(self._kept) >= _KEPT * self.lanes:
-                self._kept.popitem(last=False)
-            self._kept[key] = self._level_lane(lane, window)
-        return self._kept[key]
 
     def _level_lane(self, lane: int, window: int) -> Integers:
         first = window * self._turns

@@ -77,19 +77,18 @@ class Deal(msgspec.Struct, frozen=True, eq=False):
         """The groups that hold the `indices`-th samples of `lanes`, both (N,)."""
         found = np.empty(len(lanes), dtype=np.int64)
         for part in self.parts(len(lanes)):
-            found[part] = self._find(lanes[part], indices[part])
+            lane = lanes[part]
+            index = indices[part]
+            # Group g starts between the pieces g-k+1 and g of the lane before the deal: k candidates.
+            low = np.searchsorted(self.prefix, self.start[lane] + index, side="right") - 1
+            low = low - self.first[lane]
+            high = low + self.window
+            while np.any(high - low > 1):
+                middle = (low + high) >> 1
+                before = self.slices(lane, middle).start <= index
+                low, high = np.where(before, middle, low), np.where(before, high, middle)
+            found[part] = low
         return found
-
-    def _find(self, lanes: Integers, indices: Integers) -> Integers:
-        # Group g starts between the pieces g-k+1 and g of the lane before the deal: k candidates.
-        low = np.searchsorted(self.prefix, self.start[lanes] + indices, side="right") - 1
-        low = low - self.first[lanes]
-        high = low + self.window
-        while np.any(high - low > 1):
-            middle = (low + high) >> 1
-            before = self.slices(lanes, middle).start <= indices
-            low, high = np.where(before, middle, low), np.where(before, high, middle)
-        return low
 
     def parts(self, rows: int) -> list[slice]:
         """Cuts rows into slices that keep a (rows, k) matrix small."""

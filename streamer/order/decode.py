@@ -137,8 +137,13 @@ class LaneDecoder:
         tails = places[np.append(breaks, len(places) - 1)]
         lanes = np.searchsorted(starts, heads, side="right") - 1
         # A run may continue in the next lanes: it is cut there.
-        heads, tails, lanes = _split_runs(heads, tails, lanes, starts)
-        ends = np.concatenate([heads, tails]) - np.tile(starts[lanes], 2)
+        counts = np.searchsorted(starts, tails, side="right") - lanes
+        lanes = np.repeat(lanes, counts) + _count_up(counts)
+        heads = np.maximum(np.repeat(heads, counts), starts[lanes])
+        tails = np.minimum(np.repeat(tails, counts), starts[lanes + 1] - 1)
+        filled = heads <= tails
+        lanes = lanes[filled]
+        ends = np.concatenate([heads[filled], tails[filled]]) - np.tile(starts[lanes], 2)
         first, last = np.split(self._deal.find(np.tile(lanes, 2), ends), 2)
         counts = last - first + 1
         lanes = np.repeat(lanes, counts)
@@ -166,16 +171,3 @@ def _count_up(counts: Integers) -> Integers:
     """Returns 0..c-1 for each count c, one after the other."""
     ends = np.cumsum(counts)
     return np.arange(ends[-1], dtype=np.int64) - np.repeat(ends - counts, counts)
-
-
-def _split_runs(
-    heads: Integers, tails: Integers, lanes: Integers, starts: Integers
-) -> tuple[Integers, Integers, Integers]:
-    """Cuts runs of places (both ends inclusive) at the starts of the lanes."""
-    last = np.searchsorted(starts, tails, side="right") - 1
-    counts = last - lanes + 1
-    lanes = np.repeat(lanes, counts) + _count_up(counts)
-    heads = np.maximum(np.repeat(heads, counts), starts[lanes])
-    tails = np.minimum(np.repeat(tails, counts), starts[lanes + 1] - 1)
-    filled = heads <= tails
-    return heads[filled], tails[filled], lanes[filled]

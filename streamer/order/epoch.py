@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property, partial
 
 import numpy as np
@@ -62,7 +61,10 @@ class EpochOrder:
         self.shift = shift
         self.chunk_samples = chunk_samples
         self._chunk_words = chunk_words
-        self.chunk_first = _prefix(chunk_samples) if chunk_first is None else chunk_first
+        if chunk_first is None:
+            chunk_first = np.zeros(len(chunk_samples) + 1, dtype=np.int64)
+            np.cumsum(chunk_samples, out=chunk_first[1:])
+        self.chunk_first = chunk_first
         if epoch < 0:
             raise ConfigError(f"epoch={epoch} is negative", field="epoch")
         if chunk_samples.sum() == 0:
@@ -160,7 +162,17 @@ class EpochOrder:
             return [self._make_needs(*run_needs(self.chunk_first, share, run, self.samples))]
         lanes = split.rank_lanes(run.first_position)
         self.fill(lanes)
-        return [need for lane in lanes.tolist() for need in self._lane_needs(lane, run)]
+        found = []
+        for lane in lanes.tolist():
+            length = int(self.lane_start[lane + 1] - self.lane_start[lane])
+            ends = (run.first_position, run.stop_position)
+            begin, end = (min(max(-(-(position - lane) // self.spec.lanes), 0), length) for position in ends)
+            if begin < end:
+                pieces, first, stop = piece_runs(self.deal, lane, (begin, end))
+                first_batch = run.number(lane + self.spec.lanes * first)
+                last_batch = run.number(lane + self.spec.lanes * (stop - 1))
+                found.append(self._make_needs(self.piece_chunks[pieces], first_batch, last_batch))
+        return found
 
     def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
         """Returns chunk and pass of some samples, both (N,); the pass is the epoch."""
@@ -170,16 +182,6 @@ class EpochOrder:
     def chunk_lanes(self, chunks: int) -> Integers:
         """Returns the lane of each chunk, (M,), or -1 if no sample of it is selected. Not for a redrawn cut."""
         return self.cut.chunk_lanes(chunks)
-
-    def _lane_needs(self, lane: int, run: Batches) -> Iterator[Needs]:
-        lanes = self.spec.lanes
-        length = int(self.lane_start[lane + 1] - self.lane_start[lane])
-        ends = (run.first_position, run.stop_position)
-        begin, end = (min(max(-(-(position - lane) // lanes), 0), length) for position in ends)
-        if begin < end:
-            pieces, first, stop = piece_runs(self.deal, lane, (begin, end))
-            batches = (run.number(lane + lanes * first), run.number(lane + lanes * (stop - 1)))
-            yield self._make_needs(self.piece_chunks[pieces], *batches)
 
     def _make_needs(self, chunks: Chunks, first: Integers, last: Integers) -> Needs:
         return Needs(chunks, first, last, np.full(len(chunks), self.epoch, dtype=np.int64))
@@ -217,28 +219,26 @@ class EpochOrder:
 
     def fill(self, lanes: Integers) -> None:
         """Orders the pieces of some lanes for this epoch, once."""
+        cut = self.cut
         missing = lanes[~self._filled[lanes]]
-        pieces = max(1, int(self.cut.piece[-1]) // self.spec.lanes)
+        pieces = max(1, int(cut.piece[-1]) // self.spec.lanes)
         # Short lanes that are filled one by one cost 60 us each: 0.1 s with the 8 lanes of 200 members (2026-11-23).
         step = max(1, _PIECES // pieces)
         for first in range(0, len(missing), step):
-            self._fill_lanes(missing[first : first + step])
-
-    def _fill_lanes(self, lanes: Integers) -> None:
-        cut = self.cut
-        number, chunks, sizes = cut.pieces(lanes, self.chunk_samples)
-        arranged = np.argsort(fold_each(epoch_state(self.spec, self.epoch), chunks))
-        if len(lanes) > 1:
-            # 16-bit words are sorted by radix, ten times as fast as longer ones.
-            arranged = arranged[np.argsort(number[arranged].astype(np.uint16), kind="stable")]
-        before = np.searchsorted(number, np.arange(len(lanes)))
-        places = np.arange(len(number)) + (cut.piece[lanes] - before)[number]
-        lengths = np.diff(cut.start)[lanes]
-        self.piece_chunks[places] = chunks[arranged]
-        self.deal.prefix[places + 1] = (
-            np.cumsum(sizes[arranged]) + (cut.start[lanes] - np.cumsum(lengths) + lengths)[number]
-        )
-        self._filled[lanes] = True
+            some = missing[first : first + step]
+            number, chunks, sizes = cut.pieces(some, self.chunk_samples)
+            arranged = np.argsort(fold_each(epoch_state(self.spec, self.epoch), chunks))
+            if len(some) > 1:
+                # 16-bit words are sorted by radix, ten times as fast as longer ones.
+                arranged = arranged[np.argsort(number[arranged].astype(np.uint16), kind="stable")]
+            before = np.searchsorted(number, np.arange(len(some)))
+            places = np.arange(len(number)) + (cut.piece[some] - before)[number]
+            lengths = np.diff(cut.start)[some]
+            self.piece_chunks[places] = chunks[arranged]
+            self.deal.prefix[places + 1] = (
+                np.cumsum(sizes[arranged]) + (cut.start[some] - np.cumsum(lengths) + lengths)[number]
+            )
+            self._filled[some] = True
 
     # -------------------------------------------------------------- from places to ordinals
 
@@ -260,9 +260,3 @@ def _piece_start(
     head_chunk = cut.order[np.minimum(cut.begin[lanes], len(cut.order) - 1)].astype(np.int64)
     ordinals: Integers = chunk_first[chunk] + np.where(chunk == head_chunk, cut.head[lanes], 0)
     return ordinals
-
-
-def _prefix(sizes: Integers) -> Integers:
-    first = np.zeros(len(sizes) + 1, dtype=np.int64)
-    np.cumsum(sizes, out=first[1:])
-    return first

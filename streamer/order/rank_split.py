@@ -21,7 +21,7 @@ import numpy as np
 
 from streamer.base.unique import unique
 from streamer.errors import ConfigError
-from streamer.order.hashing import Flags, Integers
+from streamer.order.hashing import Integers
 
 
 def real_positions(positions: Integers, samples: int | Integers, lanes: int) -> Integers:
@@ -96,22 +96,18 @@ class RankSplit(msgspec.Struct, frozen=True):
 
     def rank_lanes(self, start: int) -> Integers:
         """The lanes this rank draws from in any batch of a run of batches from `start` on."""
+        begin = self.rank * self.per_rank
+        end = begin + self.per_rank
         if self.global_batch % self.lanes == 0:
             share = self.global_batch // self.lanes
-            low, high = self.rank * self.per_rank, (self.rank + 1) * self.per_rank - 1
-            return np.arange(low // share, high // share + 1, dtype=np.int64)
+            return np.arange(begin // share, (end - 1) // share + 1, dtype=np.int64)
         used = np.zeros(self.lanes, dtype=np.bool_)
         # If L does not divide B the ranks' lanes move, with a period of L / gcd(L, B) batches.
         for turn in range(self.lanes // gcd(self.lanes, self.global_batch)):
-            used |= self._find_drawn(start + turn * self.global_batch)
+            _, counts = self._lane_runs(np.array([start + turn * self.global_batch], dtype=np.int64))
+            stop = np.cumsum(counts[0])
+            used |= (counts[0] > 0) & (stop > begin) & (stop - counts[0] < end)
         return np.flatnonzero(used).astype(np.int64)
-
-    def _find_drawn(self, start: int) -> Flags:
-        _, counts = self._lane_runs(np.array([start], dtype=np.int64))
-        stop = np.cumsum(counts[0])
-        low, high = self.rank * self.per_rank, (self.rank + 1) * self.per_rank
-        drawn: Flags = (counts[0] > 0) & (stop > low) & (stop - counts[0] < high)
-        return drawn
 
     def _lane_runs(self, starts: Integers) -> tuple[Integers, Integers]:
         """Returns the first position of each lane in each batch, and its number of positions there: (G, L)."""

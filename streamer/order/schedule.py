@@ -76,7 +76,13 @@ def piece_runs(deal: Deal, lane: int, run: tuple[int, int]) -> tuple[Integers, I
     k = deal.window
     head = int(deal.first[lane])
     pieces = int(deal.first[lane + 1]) - head
-    low, high = _groups(deal, lane, run, pieces)
+    # The first group of the run, and the last one or a later one. The ends of a lane need no search; with many short
+    # lanes that was half of the cost (2026-11-23).
+    at_ends = (run[0] == 0, run[1] == deal.start[lane + 1] - deal.start[lane])
+    ends = [end for end, at_end in zip((run[0], run[1] - 1), at_ends, strict=True) if not at_end]
+    groups = deal.find(np.full(len(ends), lane, dtype=np.int64), np.array(ends, dtype=np.int64)).tolist()
+    low = 0 if at_ends[0] else groups[0]
+    high = pieces if at_ends[1] else groups[-1]
     oldest = max(0, low - k + 1)
     piece = np.arange(oldest, min(high + 1, pieces), dtype=np.int64)
     prefix = deal.prefix[head + oldest : head + int(piece[-1]) + 2]
@@ -115,17 +121,6 @@ def lane_runs(
     return lanes[number], piece, np.maximum(edges[0], begin[number]), np.minimum(edges[1] + 1, end[number])
 
 
-def _groups(deal: Deal, lane: int, run: tuple[int, int], pieces: int) -> tuple[int, int]:
-    """The first group of a run, and the last one or a later one.
-
-    The ends of a lane need no search; with many short lanes that was half of the cost (2026-11-23).
-    """
-    whole = (run[0] == 0, run[1] == deal.start[lane + 1] - deal.start[lane])
-    ends = [end for end, at_end in zip((run[0], run[1] - 1), whole, strict=True) if not at_end]
-    found = deal.find(np.full(len(ends), lane, dtype=np.int64), np.array(ends, dtype=np.int64)).tolist()
-    return 0 if whole[0] else found[0], pieces if whole[1] else found[-1]
-
-
 def _group_starts(size: Integers, share: Integers) -> tuple[Integers, Integers]:
     """Bounds of the samples that these pieces give before each group, counted from the first piece.
 
@@ -139,7 +134,13 @@ def _group_starts(size: Integers, share: Integers) -> tuple[Integers, Integers]:
     rest = np.where(size < share, 0, size % share)
     open_pieces = _level((rest > 0).astype(np.int64), share)
     level = _level(size // share, share)
-    _add_sparse(level, size, share)
+    # Sample i of a piece with fewer samples than slices is in slice i k_j // s.
+    sparse = np.flatnonzero(size < share)
+    sample = 0
+    while sparse.size:
+        np.add.at(level, sparse + sample * share[sparse] // size[sparse], 1)
+        sample += 1
+        sparse = sparse[size[sparse] > sample]
     given = np.cumsum(level) + _sum_lines(rest, share)
     before = np.concatenate([np.zeros(1, np.int64), given])
     # Group g has begun g - j slices of piece j: open before it are the pieces of group g - 1.
@@ -155,16 +156,6 @@ def _level(amount: Integers, share: Integers) -> Integers:
     np.subtract.at(change, np.arange(pieces) + share, amount)
     level: Integers = np.cumsum(change)
     return level
-
-
-def _add_sparse(level: Integers, size: Integers, share: Integers) -> None:
-    """Adds the samples of the pieces with fewer samples than slices: sample i is in slice i k_j // s."""
-    sparse = np.flatnonzero(size < share)
-    sample = 0
-    while sparse.size:
-        np.add.at(level, sparse + sample * share[sparse] // size[sparse], 1)
-        sample += 1
-        sparse = sparse[size[sparse] > sample]
 
 
 def _sum_lines(rest: Integers, share: Integers) -> Integers:

@@ -48,8 +48,18 @@ class JobPeers:
         """
         async with self._change:
             if self._job != (token, host):
-                await self._stop()
-                self._group = await self._start(token, host)
+                if self._running is not None:
+                    # The peers of the job before end.
+                    self._engine.sources.use_peers(None)
+                    await self._engine.in_flight.finish(_FINISH_SECONDS)
+                    self._running.cancel()
+                    await asyncio.wait([self._running])
+                    self._job = None
+                    self._running = None
+                    self._datasets = {}
+                opened: asyncio.Future[PeerGroup] = asyncio.get_running_loop().create_future()
+                self._running = self._tasks.create_task(self._run(token, host, opened), name="peers of a job")
+                self._group = await opened
                 self._job = token, host
             if members:
                 await self._group.answers()
@@ -63,11 +73,6 @@ class JobPeers:
         if self._running is not None:
             self._running.cancel()
 
-    async def _start(self, token: str, host: str) -> PeerGroup:
-        opened: asyncio.Future[PeerGroup] = asyncio.get_running_loop().create_future()
-        self._running = self._tasks.create_task(self._run(token, host, opened), name="peers of a job")
-        return await opened
-
     async def _run(self, token: str, host: str, opened: asyncio.Future[PeerGroup]) -> None:
         config = replace(self._engine.config.peers, listen=join_address(host, 0))
         try:
@@ -78,15 +83,3 @@ class JobPeers:
             if opened.done():
                 raise
             opened.set_exception(error)
-
-    async def _stop(self) -> None:
-        """Ends the peers of the job before."""
-        if self._running is None:
-            return
-        self._engine.sources.use_peers(None)
-        await self._engine.in_flight.finish(_FINISH_SECONDS)
-        self._running.cancel()
-        await asyncio.wait([self._running])
-        self._job = None
-        self._running = None
-        self._datasets = {}

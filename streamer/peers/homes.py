@@ -270,21 +270,17 @@ class LaneHomes(Homes):
         for lane, run in enumerate(itertools.pairwise(bounds.tolist())):
             mine = by_lane[slice(*run)]
             at = cells(words[mine])
-            first[mine], second[mine] = self._two(readers.readers[lane], readers.former[lane], at)
+            reading = self._first_of(readers.readers[lane], at)
+            first[mine] = reading[0]
+            if readers.former[lane]:
+                second[mine] = self._first_of(readers.former[lane], at)[0]
+            elif len(reading) > 1:
+                second[mine] = reading[1]
         places = np.where(second == self._mine, ChunkPlace.SECOND, ChunkPlace.OTHER)
         read = [any(member == self._mine for member, _ in lane) for lane in readers.readers]
         places[np.array(read)[lanes]] = ChunkPlace.READ
         places[first == self._mine] = ChunkPlace.HOME
         return _Chunks(words, first, second, places)
-
-    def _two(
-        self, readers: Sequence[Share], former: Sequence[Share], at: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the home of some chunks of a lane, and the member that takes its place."""
-        reading = self._first_of(readers, at)
-        if former:
-            return reading[0], self._first_of(former, at)[0]
-        return reading[0], reading[1] if len(reading) > 1 else np.full(len(at), -1)
 
     def _first_of(self, shares: Sequence[Share], at: NDArray[np.int64]) -> NDArray[np.int64]:
         indices, weights = zip(*shares, strict=True)

@@ -6,7 +6,7 @@ longer while it answers. So an engine that is started again within a minute move
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from math import inf
 
 import msgspec
@@ -106,13 +106,13 @@ class Roster:
     def members(self) -> tuple[PeerMember, ...]:
         """Returns the other engines, by id."""
         newest: dict[str, tuple[float, str, PeerFacts]] = {}
-        for since, name, facts in sorted(self._instances()):
+        instances = [
+            (address.since, name, address.facts)
+            for name, address in self._addresses.items()
+            if address.facts is not None and address.facts.id != self._me.id
+        ]
+        for since, name, facts in sorted(instances):
             # The same engine at a second address keeps the first; another one with the same id has taken its place.
             if facts.id not in newest or newest[facts.id][2].instance != facts.instance:
                 newest[facts.id] = since, name, facts
         return tuple(sorted(PeerMember(facts.id, name, facts.limit_bytes) for _, name, facts in newest.values()))
-
-    def _instances(self) -> Iterator[tuple[float, str, PeerFacts]]:
-        for name, address in self._addresses.items():
-            if address.facts is not None and address.facts.id != self._me.id:
-                yield address.since, name, address.facts

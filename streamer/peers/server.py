@@ -177,7 +177,11 @@ class PeerServer:
         if request.path == PEER_PATH:
             return web.Response(body=msgspec.json.encode(self._start.facts), content_type="application/json")
         if (manifest_file := parse_manifest_file(request.path)) is not None:
-            return await self._manifest_file(request, *manifest_file)
+            file = _open(os.path.join(self._start.folder, "manifests", *manifest_file))
+            if file is None:
+                return _refusal(404)
+            with file:
+                return await self._send(request, file)
         asked = _parse(request)
         if asked is None:
             return _refusal(400, last=True)
@@ -193,13 +197,6 @@ class PeerServer:
         if status == 503:
             self._count(served_refused=1)
         return _refusal(status)
-
-    async def _manifest_file(self, request: web.BaseRequest, digest: str, name: str) -> web.StreamResponse:
-        file = _open(os.path.join(self._start.folder, "manifests", digest, name))
-        if file is None:
-            return _refusal(404)
-        with file:
-            return await self._send(request, file)
 
     async def _chunk(self, request: web.BaseRequest, asked: ChunkRequest) -> web.StreamResponse | int:
         """Sends the chunk, or returns the status of a refusal."""
@@ -409,11 +406,9 @@ class EngineLink:
         for received in self._end.receive_available(MOST_MESSAGE_BYTES):
             if received is None:
                 self._finish()
-            else:
-                self._take(decode_to_server(received[0]))
-
-    def _take(self, message: ToServer) -> None:
-        if not isinstance(message, ServerAnswer):
-            self._received(message)
-        elif (answered := self._asked.get(message.number)) is not None and not answered.done():
-            answered.set_result(message.availability)
+                continue
+            message = decode_to_server(received[0])
+            if not isinstance(message, ServerAnswer):
+                self._received(message)
+            elif (answered := self._asked.get(message.number)) is not None and not answered.done():
+                answered.set_result(message.availability)

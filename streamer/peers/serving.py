@@ -72,7 +72,12 @@ class Serving:
         """Says where a chunk is (see `peers.server_process.ServeChunk`); starts its fetch if it is kept here."""
         key = request.key
         engine = self._engine
-        served = self._find(request.dataset, request.member)
+        served = self._served.get(request.dataset)
+        if served is None and (dataset := self._dataset(request.dataset, request.member)) is not None:
+            served = self._open(dataset)
+        if served is not None:
+            served.asked_at = engine.now()
+            served.dataset.touched = True
         chunk = None if served is None else served.find(key)
         if served is None or chunk is None:
             return "no"
@@ -110,16 +115,6 @@ class Serving:
     def _close(self, served: _Served) -> None:
         del self._served[served.dataset.manifest.digest]
         self._engine.scheduler.apply_evictions(self._engine.policy.close_session(served.session))
-
-    def _find(self, digest: str, member: str) -> _Served | None:
-        """Returns the dataset with a session of the policy; None if it is not open here, or a session does not fit."""
-        served = self._served.get(digest)
-        if served is None and (dataset := self._dataset(digest, member)) is not None:
-            served = self._open(dataset)
-        if served is not None:
-            served.asked_at = self._engine.now()
-            served.dataset.touched = True
-        return served
 
     def _dataset(self, digest: str, member: str) -> Dataset | None:
         datasets = self._engine.datasets

@@ -159,16 +159,13 @@ async def race(
         return await fetched
     finally:
         is_late.cancel()
-        await _end([task for task in (asked, fetched) if task is not None and task is not winner])
-
-
-async def _end(losers: list[asyncio.Task[Any]]) -> None:
-    """Cancels the requests that run; gives back what the others brought."""
-    for task in losers:
-        task.cancel()
-    for result in await asyncio.gather(*losers, return_exceptions=True):
-        if result is not None and not isinstance(result, BaseException):
-            result.close()
+        losers: list[asyncio.Task[Any]] = [task for task in (asked, fetched) if task is not None and task is not winner]
+        for task in losers:
+            task.cancel()
+        # What those brought that had ended is given back.
+        for result in await asyncio.gather(*losers, return_exceptions=True):
+            if result is not None and not isinstance(result, BaseException):
+                result.close()
 
 
 # ---------------------------------------------------------------- which peer is asked

@@ -65,7 +65,14 @@ class PeerTransfer(CurlRequest):
     __slots__ = ("_body", "_length", "_on_bytes", "_refused", "_reported", "why")
 
     def __init__(self, tls_folder: str = "") -> None:
-        super().__init__(_make_easy(tls_folder), self._take_line)
+        easy = make_easy(_HANDSHAKE_SECONDS if tls_folder else _CONNECT_SECONDS, pycurl.PROTO_HTTP)
+        # A proxy of the environment is for the store.
+        easy.setopt(pycurl.PROXY, "")
+        easy.setopt(pycurl.LOW_SPEED_LIMIT, 1)
+        easy.setopt(pycurl.LOW_SPEED_TIME, _SILENT_SECONDS)
+        if tls_folder:
+            use_tls(easy, tls_folder)
+        super().__init__(easy, self._take_line)
         self._on_bytes: OnBytes = _ignore
         self._length: asyncio.Future[int | None] | None = None
         self._body: memoryview | None = None
@@ -166,14 +173,3 @@ class PeerTransfer(CurlRequest):
             return -1
         self._length.set_result(int(length))
         return int(pycurl.WRITEFUNC_PAUSE)
-
-
-def _make_easy(tls_folder: str) -> pycurl.Curl:
-    easy = make_easy(_HANDSHAKE_SECONDS if tls_folder else _CONNECT_SECONDS, pycurl.PROTO_HTTP)
-    # A proxy of the environment is for the store.
-    easy.setopt(pycurl.PROXY, "")
-    easy.setopt(pycurl.LOW_SPEED_LIMIT, 1)
-    easy.setopt(pycurl.LOW_SPEED_TIME, _SILENT_SECONDS)
-    if tls_folder:
-        use_tls(easy, tls_folder)
-    return easy

@@ -50,10 +50,17 @@ class Process:
 
     def _answer(self, job_bytes: int, descriptors: list[int]) -> Answer:
         job = messages.JOB.decode(self._memory.view(job_bytes))
-        _limit_memory(job, self._sizes)
+        # The libraries, the fetched bytes, and twice the records are what this process may take.
+        pages = int(os.pread(self._sizes, 200, 0).split()[0])
+        limit = pages * resource.getpagesize() + _LIBRARY_BYTES + job.fetch_bytes + 3 * job.most_bytes
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
         started = time.process_time()
         if descriptors:
-            content = _content(descriptors[0], job.fetch_bytes)
+            try:
+                content = map_memory(descriptors[0], job.fetch_bytes)
+            finally:
+                os.close(descriptors[0])
         else:
             # Copied, because the records overwrite them.
             content = memoryview(bytes(self._memory.view(job_bytes + job.fetch_bytes)[job_bytes:]))
@@ -68,22 +75,6 @@ class Process:
         except Exception as error:  # noqa: BLE001 - a format may raise anything; the engine is told
             return _refusal(error, job)
         return Done(written, samples, time.process_time() - started, codec)
-
-
-def _content(descriptor: int, length: int) -> memoryview:
-    """Returns the first bytes of a file, which is then closed."""
-    try:
-        return map_memory(descriptor, length)
-    finally:
-        os.close(descriptor)
-
-
-def _limit_memory(job: RecodeJob, sizes: int) -> None:
-    """Limits this process to the libraries, the fetched bytes, and twice the records; `sizes` is its statm."""
-    pages = int(os.pread(sizes, 200, 0).split()[0])
-    limit = pages * resource.getpagesize() + _LIBRARY_BYTES + job.fetch_bytes + 3 * job.most_bytes
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
 
 
 def _refusal(error: BaseException, job: RecodeJob) -> RecodeRefused:

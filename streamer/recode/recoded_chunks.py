@@ -45,7 +45,13 @@ class RecodedChunks:
                 or await self._local(chunk)
                 or await self._recode_chunk(manifest, chunk, fetcher)
             )
-            self._keep(chunk.key, found)
+            self._kept[chunk.key] = found
+            self._kept.move_to_end(chunk.key)
+            while sum(len(each.content) for each in self._kept.values()) > _KEPT_BYTES:
+                self._kept.popitem(last=False)
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._kept.clear)
             return found
 
     async def _local(self, chunk: Chunk) -> Recoded | None:
@@ -63,15 +69,6 @@ class RecodedChunks:
             job = RecodeJob.make(manifest, chunk)
             async with self._recoders.recode(job, chunk, fetched.content, due=lambda: now) as recoded:
                 return Recoded(memoryview(await in_thread(None, bytes, recoded.content)), recoded.table)
-
-    def _keep(self, key: bytes, found: Recoded) -> None:
-        self._kept[key] = found
-        self._kept.move_to_end(key)
-        while sum(len(each.content) for each in self._kept.values()) > _KEPT_BYTES:
-            self._kept.popitem(last=False)
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._kept.clear)
 
 
 def _read_file(path: Path, chunk: Chunk) -> Recoded:

@@ -44,7 +44,12 @@ class SharedMemory:
         if at < end:
             mapping = self._map(end)
             for buffer in buffers:
-                at = _copy(buffer, mapping, at)
+                stop = at + len(buffer)
+                if len(buffer) < _LARGE_BYTES:
+                    mapping[at:stop] = buffer
+                else:
+                    np.copyto(np.frombuffer(mapping, np.uint8, len(buffer), at), np.frombuffer(buffer, np.uint8))
+                at = stop
         return end
 
     def view(self, length: int) -> memoryview:
@@ -73,13 +78,3 @@ class SharedMemory:
 def map_memory(descriptor: int, length: int) -> memoryview:
     """Returns the first bytes of a file, read-only; unmapped with their last view. Raises ValueError at the end."""
     return memoryview(mmap.mmap(descriptor, length, prot=mmap.PROT_READ)) if length else memoryview(b"")
-
-
-def _copy(buffer: Buffer, mapping: mmap.mmap, at: int) -> int:
-    """Copies a buffer to offset `at`; returns where it ends."""
-    end = at + len(buffer)
-    if len(buffer) < _LARGE_BYTES:
-        mapping[at:end] = buffer
-    else:
-        np.copyto(np.frombuffer(mapping, np.uint8, len(buffer), at), np.frombuffer(buffer, np.uint8))
-    return end

@@ -46,21 +46,19 @@ class Recoders:
         dataset = (job.format, job.options, job.facts)
         if self._recoder is None or self._dataset != dataset:
             if job.format == ANNOTATIONS:
-                self._recoder = _open_annotations(msgspec.convert(job.options, TableOptions))
+                options = msgspec.convert(job.options, TableOptions)
+                try:
+                    from streamer.annotations.parse import AnnotationRecoder
+                except ImportError as error:
+                    raise ConfigError(
+                        f"annotations={options.url!r} needs pyarrow: pip install 'streamer-data[parquet]'",
+                        field="annotations",
+                    ) from error
+                self._recoder = AnnotationRecoder(options)
             else:
                 self._recoder = find_format(job.format, job.options).recoder(job.facts)
             self._dataset = dataset
         return self._recoder
-
-
-def _open_annotations(options: TableOptions) -> Recoder:
-    try:
-        from streamer.annotations.parse import AnnotationRecoder
-    except ImportError as error:
-        raise ConfigError(
-            f"annotations={options.url!r} needs pyarrow: pip install 'streamer-data[parquet]'", field="annotations"
-        ) from error
-    return AnnotationRecoder(options)
 
 
 class RecodedBlocks:
@@ -86,7 +84,12 @@ class RecodedBlocks:
         self._part_ranges.append(records.part_ranges + self._parts)
         self._samples += len(records.lengths)
         self._parts += len(records.part_lengths)
-        _check_total(self._total + table_bytes(self._samples, self._parts, self._k), self._job)
+        total = self._total + table_bytes(self._samples, self._parts, self._k)
+        if total > self._job.most_bytes:
+            raise RecodeError(
+                f"its records take {format_bytes(total)} and more, {format_bytes(self._job.planned_bytes)} were "
+                "planned when it was indexed; index again, or write it in smaller blocks"
+            )
         if not self._k:
             self._write(heads)
             return
@@ -170,14 +173,6 @@ def _check_parts(records: Records, parts: Sequence[memoryview], block: BlockHint
     if (sample := outside(ranges, len(lengths))) >= 0:
         raise RecodeError(f"its sample {sample} has the shared parts {ranges[sample].tolist()} of {len(lengths)}")
     return total
-
-
-def _check_total(total: int, job: RecodeJob) -> None:
-    if total > job.most_bytes:
-        raise RecodeError(
-            f"its records take {format_bytes(total)} and more, {format_bytes(job.planned_bytes)} were planned when it "
-            "was indexed; index again, or write it in smaller blocks"
-        )
 
 
 def recode_here(recoders: Recoders, job: RecodeJob, chunk: Chunk, content: memoryview) -> Recoded:

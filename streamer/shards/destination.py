@@ -76,7 +76,12 @@ class Destination:
         where = shown(self.url)
         jobs = {name[len(FOLDER) :].partition("/")[0] for name in records if name.startswith(FOLDER)}
         if other := min(jobs - {job.id}, default=""):
-            differs = await self._differences(job, records.get(f"{FOLDER}{other}/{DESCRIPTION_NAME}"))
+            record = records.get(f"{FOLDER}{other}/{DESCRIPTION_NAME}")
+            theirs = {} if record is None else json.loads(await self._read(record))
+            ours = job.described
+            names = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
+            parts = ", ".join(f"{name} {theirs.get(name)!r} and not {ours.get(name)!r}" for name in names)
+            differs = f"with {parts}" if theirs else "which has no description"
             raise ConfigError(
                 f"{where} holds the shards of another pack, {differs}; repeat that one to go on with it, or choose an "
                 "empty destination",
@@ -127,14 +132,6 @@ class Destination:
             return decode_receipt(await self._read(record))
         except (ObjectChangedError, ObjectNotFoundError):
             return None
-
-    async def _differences(self, job: Job, record: ObjectRecord | None) -> str:
-        other = {} if record is None else json.loads(await self._read(record))
-        names = sorted(
-            name for name in other.keys() | job.described.keys() if other.get(name) != job.described.get(name)
-        )
-        found = [f"{name} {other.get(name)!r} and not {job.described.get(name)!r}" for name in names]
-        return f"with {', '.join(found)}" if other else "which has no description"
 
     async def _read(self, record: ObjectRecord) -> bytes:
         return await self.fetcher.read(Extent(record, 0, record.size))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +79,16 @@ def files_of(sample: Sample) -> Files:
         files.append(("json", json_of("json", others["json"] if others.keys() == {"json"} else others)))
     if not files:
         raise PackError("it has no fields")
-    return _lower_names(files)
+    # Names are in lower case, as readers of WebDataset return them; each may occur once.
+    seen: dict[str, str] = {}
+    for name, _ in files:
+        lower = name.lower()
+        if lower in seen:
+            raise PackError(f"fields {seen[lower]!r} and {name!r} would both be the file {lower!r}; rename one")
+        if split_name(f"key.{name}") != ("key", lower) or "\0" in name or not name.strip(".") == name != "":
+            raise PackError(f"a field cannot be named {name!r}")
+        seen[lower] = name
+    return [(name.lower(), content) for name, content in files]
 
 
 def key_of(sample: Sample, ordinal: int) -> str:
@@ -156,16 +165,3 @@ def _plain(value: object) -> object:
 
 def _has_extension(name: str, ending: str) -> bool:
     return name.rpartition(".")[2].lower() == ending
-
-
-def _lower_names(files: Sequence[tuple[str, Content]]) -> Files:
-    """The files with names in lower case, as readers of WebDataset return them; each may occur once."""
-    seen: dict[str, str] = {}
-    for name, _ in files:
-        lower = name.lower()
-        if lower in seen:
-            raise PackError(f"fields {seen[lower]!r} and {name!r} would both be the file {lower!r}; rename one")
-        if split_name(f"key.{name}") != ("key", lower) or "\0" in name or not name.strip(".") == name != "":
-            raise PackError(f"a field cannot be named {name!r}")
-        seen[lower] = name
-    return [(name.lower(), content) for name, content in files]

@@ -80,7 +80,13 @@ async def verify(
             read = await check_samples(destination, ordered, [each[0] for each in files])
     if runner is not None:
         tasks = [CheckTask(*pair, url, options) for pair in zip(ordered, files, strict=True)]
-        await _check_all(runner, tasks, on_progress)
+        total = sum(task.receipt.size for task in tasks)
+        done = 0
+        rest = iter(tasks)
+        async with aclosing(run_dynamic(runner, check_shard, lambda: next(rest, None))) as coming:
+            async for size in coming:
+                done += size
+                on_progress(done, total)
     samples = sum(receipt.samples for receipt in ordered)
     return Verified(
         digest=digest,
@@ -124,16 +130,6 @@ async def _compare_manifest(destination: Destination, job: Job, receipts: Mappin
             url=shown(where),
         )
     return there.digest
-
-
-async def _check_all(runner: Runner, tasks: Sequence[CheckTask], on_progress: Callable[[int, int], None]) -> None:
-    total = sum(task.receipt.size for task in tasks)
-    done = 0
-    rest = iter(tasks)
-    async with aclosing(run_dynamic(runner, check_shard, lambda: next(rest, None))) as coming:
-        async for size in coming:
-            done += size
-            on_progress(done, total)
 
 
 class CheckTask(Discreet, msgspec.Struct, frozen=True):

@@ -36,7 +36,11 @@ def collate(samples: Samples) -> object:
     if (buffer := _number_buffer(first, samples)) is not None:
         return buffer
     if isinstance(first, (str, bytes, Raw)):
-        return _strings(samples)
+        text = type(first)
+        if text in {str, bytes, Raw} and type(samples) in {list, tuple} and all(type(s) is text for s in samples):
+            return StringsBuffer(samples)  # type: ignore[arg-type]
+        # Other texts stay as torch leaves them: a list is a list, a column of zipped tuples a tuple.
+        return samples
     if isinstance(first, (np.ndarray, np.generic, float, int)) or _is_tensor(first):
         return _collate_others(samples)
     if isinstance(first, Mapping):
@@ -101,14 +105,6 @@ _SCALARS: Final[dict[type, Callable[[Samples], Buffer | None]]] = {
     bool: lambda samples: ArrayBuffer(np.array(samples, np.bool_)),
     float: lambda samples: ArrayBuffer(np.array(samples, np.float64)),
 }
-
-
-def _strings(samples: Samples) -> object:
-    """Returns the texts as torch does: a list stays a list, a column of zipped tuples a tuple."""
-    kind = type(samples[0])
-    if kind in {str, bytes, Raw} and type(samples) in {list, tuple} and all(type(s) is kind for s in samples):
-        return StringsBuffer(samples)  # type: ignore[arg-type]
-    return samples
 
 
 def _mapping(first: Mapping[object, object], samples: Samples) -> object:

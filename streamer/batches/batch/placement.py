@@ -164,25 +164,21 @@ class PredictedLayout:
 
     def learn(self, structure: object, rows: Rows, claimed: Iterable[Key]) -> None:
         """Records the layout of a batch, the rows offered, and the fields that used them; others get none later."""
-        found = dict(_list_stacks(structure))
+        fields: Iterable[tuple[Key, object]] = ()
+        if type(structure) is dict:
+            fields = structure.items()
+        elif isinstance(structure, (list, tuple)):
+            fields = enumerate(structure)
+        stacks: dict[Key, RowShape] = {}
+        for key, buffer in fields:
+            if isinstance(buffer, StackBuffer) and isinstance(key, (str, int)):
+                shape = RowShape.from_array(buffer.rows[0])
+                if shape.nbytes >= _LEAST_BYTES:
+                    stacks[key] = shape
         used = set(claimed)
         for key, shape in rows.shapes.items():
             if key in used:
                 self._unused[key] = 0
-            elif found.get(key) == shape:
+            elif stacks.get(key) == shape:
                 self._unused[key] = self._unused.get(key, 0) + 1
-        self._shapes = {key: shape for key, shape in found.items() if self._unused.get(key, 0) < _MAX_UNUSED}
-
-
-def _list_stacks(structure: object) -> Iterable[tuple[Key, RowShape]]:
-    """The fields of a batch that are stacks of arrays."""
-    fields: Iterable[tuple[Key, object]] = ()
-    if type(structure) is dict:
-        fields = structure.items()
-    elif isinstance(structure, (list, tuple)):
-        fields = enumerate(structure)
-    for key, buffer in fields:
-        if isinstance(buffer, StackBuffer) and isinstance(key, (str, int)):
-            shape = RowShape.from_array(buffer.rows[0])
-            if shape.nbytes >= _LEAST_BYTES:
-                yield key, shape
+        self._shapes = {key: shape for key, shape in stacks.items() if self._unused.get(key, 0) < _MAX_UNUSED}

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
-import numpy.typing as npt
 
 from streamer.batches.batch.buffers import (
     ARRAY,
@@ -170,7 +169,15 @@ class BatchReader:
             return self._strings(str(first), bool(second), int(third), int(offset))  # type: ignore[call-overload]
         # The base of the new array is `memory` itself, by buffer=: the slot is free only after the last view.
         array = np.ndarray(second, first, buffer=self._memory, offset=offset)  # type: ignore[arg-type]
-        return array if kind == ARRAY else _tensor(array, str(third))
+        if kind == ARRAY:
+            return array
+        import torch
+
+        tensor = torch.from_numpy(array)
+        if not third:
+            return tensor
+        dtype: torch.dtype = getattr(torch, str(third))
+        return tensor.view(dtype).squeeze(-1)
 
     def _strings(self, kind: str, text: bool, count: int, offset: int) -> object:
         places = np.ndarray((count, 2), np.int64, buffer=self._memory, offset=offset) + offset
@@ -184,13 +191,3 @@ class _Unpickler(pickle.Unpickler):  # noqa: S301 - written by this trainer's ow
     def __init__(self, file: io.BytesIO, buffer: object) -> None:
         super().__init__(file)
         self.persistent_load = buffer  # type: ignore[assignment]
-
-
-def _tensor(array: npt.NDArray[np.generic], torch_dtype: str) -> torch.Tensor:
-    import torch
-
-    tensor = torch.from_numpy(array)
-    if not torch_dtype:
-        return tensor
-    dtype: torch.dtype = getattr(torch, torch_dtype)
-    return tensor.view(dtype).squeeze(-1)

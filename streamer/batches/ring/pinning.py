@@ -133,7 +133,16 @@ class Pinner:
                     self._registered[slot] = memory
                 self.pinned = True
             else:
-                self._fail(memory.nbytes, code)
+                self._runtime.clear_error()
+                self._failed = True
+                message = f"cudaHostRegister of {memory.nbytes} bytes failed with code {code}"
+                if self._required:
+                    raise ConfigError(
+                        f"pin_memory='required': {message}; lower ring_bytes or use pin_memory='auto'",
+                        field="pin_memory",
+                        code=code,
+                    )
+                logger.warning("%s: batches are copied to the device from unpinned memory", message)
         return self.pinned and self._fencing
 
     def unregister(self, slot: int) -> None:
@@ -154,15 +163,3 @@ class Pinner:
                 self._runtime.host_unregister(find_address(memory))
             self._registered.clear()
             self.pinned = False
-
-    def _fail(self, nbytes: int, code: int) -> None:
-        self._runtime.clear_error()
-        self._failed = True
-        message = f"cudaHostRegister of {nbytes} bytes failed with code {code}"
-        if self._required:
-            raise ConfigError(
-                f"pin_memory='required': {message}; lower ring_bytes or use pin_memory='auto'",
-                field="pin_memory",
-                code=code,
-            )
-        logger.warning("%s: batches are copied to the device from unpinned memory", message)

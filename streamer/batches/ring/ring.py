@@ -171,7 +171,15 @@ class Ring:
         self._last_nbytes = nbytes
         if self.nbytes + nbytes > self._limits.nbytes:
             del self._slots[slot.number]
-            self._warn(nbytes)
+            if not self._warned:
+                self._warned = True
+                logger.warning(
+                    "ring_bytes=%d holds %d batches and no further one of %d bytes: such a batch gets memory of its "
+                    "own, which is not used again; raise ring_bytes, or lower prefetch_batches or num_workers",
+                    self._limits.nbytes,
+                    self.slots,
+                    nbytes,
+                )
             return False
         slot.replace(descriptor, nbytes)
         if self._pinner is not None:
@@ -243,14 +251,3 @@ class Ring:
         """Whether there is no space for another slot of the size of the last one."""
         usual = self._last_nbytes
         return sum(slot.nbytes or usual for slot in self._slots.values()) + usual > self._limits.nbytes
-
-    def _warn(self, nbytes: int) -> None:
-        if not self._warned:
-            self._warned = True
-            logger.warning(
-                "ring_bytes=%d holds %d batches and no further one of %d bytes: such a batch gets memory of its own, "
-                "which is not used again; raise ring_bytes, or lower prefetch_batches or num_workers",
-                self._limits.nbytes,
-                self.slots,
-                nbytes,
-            )

@@ -154,7 +154,14 @@ class RowAssembler:
         spans = list(pairwise(pieces.first.tolist()))
         begin = pieces.begin.tolist()
         size = pieces.size.tolist()
-        memory = out or self._make_memory(len(spans))
+        memory = out
+        if not memory:
+            dtypes: dict[str, npt.DTypeLike] = {**self._dtypes, POSITIONS: np.int32, DOCUMENTS: np.int32}
+            if self._packing.labels is not None:
+                dtypes[LABELS] = np.int64
+            # A block for each field, which `collate_rows` takes without a copy.
+            blocks = {name: np.empty((len(spans), self._packing.length), dtype) for name, dtype in dtypes.items()}
+            memory = [{name: block[number] for name, block in blocks.items()} for number in range(len(spans))]
         return [
             self._row([(made[at], begin[at], size[at]) for at in range(*span) if at in made], row)
             for span, row in zip(spans, memory, strict=True)
@@ -181,14 +188,6 @@ class RowAssembler:
                 self._labelled = find_token_field(first.tokens, self._packing.fields)
         if not self._dtypes:
             raise WorkerError("all documents of the first batch failed: there is nothing to make a row of")
-
-    def _make_memory(self, rows: int) -> list[Row]:
-        """Returns memory of the arrays of rows: one block for each field, which `collate_rows` takes without a copy."""
-        made: dict[str, npt.DTypeLike] = {**self._dtypes, POSITIONS: np.int32, DOCUMENTS: np.int32}
-        if self._packing.labels is not None:
-            made[LABELS] = np.int64
-        blocks = {name: np.empty((rows, self._packing.length), dtype) for name, dtype in made.items()}
-        return [{name: block[number] for name, block in blocks.items()} for number in range(rows)]
 
     def _row(self, documents: Sequence[tuple[Document, int, int]], out: Row) -> dict[str, object]:
         """Makes a row of documents, each with the first of its tokens in the row, and their number."""

@@ -32,9 +32,16 @@ def explain_rows(planned: PlannedRows, stored_bytes: int, global_batch: int, see
         global_batch: B, rows over all ranks.
         seed: Seed of the order.
     """
+    order = _order(planned, global_batch, seed).inner
+    assert isinstance(order, EpochOrder)
+    set_bytes = stored_bytes / len(planned.counts)
+    opened = min(order.lanes * order.spec.lane_window, len(planned.counts))
+    first_bytes = min(order.lanes, opened) * set_bytes
     lines = [
         f"rows     {planned.describe()}",
-        f"sets     {_local(planned, stored_bytes, global_batch, seed)}",
+        f"sets     {format_bytes(set_bytes)} each, local before the first of their rows: {format_bytes(first_bytes)} "
+        f"over all nodes for the first batch; {counted(opened, 'sets')} open, {format_bytes(opened * set_bytes)} of "
+        "cache",
         "balance  the dearest rank of a step by the mean of all; n tokens of a document cost {} n + {} n^2".format(
             *ROW_COST
         ),
@@ -78,19 +85,6 @@ def dearest_rank(
 
     level = BalancedOrder(_order(planned, batch, seed, rows), BalanceSpec(rows, *cost, batch), costs)
     return dearest(_order(planned, batch, seed)), dearest(level)
-
-
-def _local(planned: PlannedRows, stored_bytes: int, global_batch: int, seed: int) -> str:
-    """Describes what must be local: bytes of a set, of the first batch, and of all sets that are open."""
-    order = _order(planned, global_batch, seed).inner
-    assert isinstance(order, EpochOrder)
-    set_bytes = stored_bytes / len(planned.counts)
-    opened = min(order.lanes * order.spec.lane_window, len(planned.counts))
-    first = min(order.lanes, opened) * set_bytes
-    return (
-        f"{format_bytes(set_bytes)} each, local before the first of their rows: {format_bytes(first)} over all "
-        f"nodes for the first batch; {counted(opened, 'sets')} open, {format_bytes(opened * set_bytes)} of cache"
-    )
 
 
 def _order(planned: PlannedRows, global_batch: int, seed: int, together: int = 1) -> RowOrder:

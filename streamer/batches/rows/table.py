@@ -99,7 +99,15 @@ class RowTable(msgspec.Struct, frozen=True, eq=False):
         with _start_runner(documents) as run:
             of_chunks = np.hstack(run(partial(_sum_tokens, spec), _cut(len(documents.chunk_samples))))
             if (tokens := int(of_chunks[0].sum())) == 0:
-                raise _explain_no_rows(spec, int(documents.chunk_first[-1]), int(of_chunks[1].sum()))
+                number = int(documents.chunk_first[-1])
+                if not int(of_chunks[1].sum()):
+                    raise ManifestError(f"none of the {number} documents has a token for a row of {spec.length}")
+                longer = 'a larger length, or overflow="split" or "truncate"'
+                raise ConfigError(
+                    f'overflow="drop" leaves out all of the {number} documents: those that have a token are longer '
+                    f"than {spec.room}; give {'a larger budget' if spec.policy == 'buckets' else longer}",
+                    field="overflow",
+                )
             per_set = chunks_per_set(documents.chunk_samples, tokens, spec.length, spec.set_rows)
             sets = make_sets(documents.chunk_samples, per_set, shuffle=documents.shuffle)
             counts = np.concatenate(run(partial(_counts, spec), [sets.part(*ends) for ends in _cut(len(sets))]))
@@ -127,18 +135,6 @@ class RowTable(msgspec.Struct, frozen=True, eq=False):
 
         columns = self.counts, np.diff(self.sets.first), self.tokens, self.left_out
         write_table(path, dict(zip(_SCHEMA, columns, strict=True)))
-
-
-def _explain_no_rows(spec: RowSpec, documents: int, tokens: int) -> ManifestError | ConfigError:
-    """The error of documents of which none is in a row, although they have `tokens`."""
-    if not tokens:
-        return ManifestError(f"none of the {documents} documents has a token for a row of {spec.length}")
-    remedy = "a larger budget" if spec.policy == "buckets" else 'a larger length, or overflow="split" or "truncate"'
-    return ConfigError(
-        f'overflow="drop" leaves out all of the {documents} documents: those that have a token are longer than '
-        f"{spec.room}; give {remedy}",
-        field="overflow",
-    )
 
 
 def _cut(count: int) -> list[tuple[int, int]]:

@@ -258,7 +258,12 @@ class SampleMaker:
                 look(content, fields)
             sample = self.build(place, key, fields, row, raw=raw)
         except DecodeError as error:
-            raise self._add_place(error, place) from error
+            where = _where(self._manifest, place.ordinal)
+            number = self._number(place.ordinal)
+            raise DecodeError(
+                f"{error.message} ({self._label(place.ordinal)}, {where})",
+                **{**error.details, "ordinal": place.ordinal, "number": number, "object": where},
+            ) from error
         except SystemExit as error:
             raise self._refuse_exit(error, "decoder", place, "") from error
         self.spent(1, started)
@@ -360,14 +365,6 @@ class SampleMaker:
         """The sample as `dataset[...]` has it."""
         member = f"[{self._rules.member!r}]" if self._rules.member else ""
         return f"dataset{member}[{self._number(ordinal)}]"
-
-    def _add_place(self, error: DecodeError, place: SampleLocation) -> DecodeError:
-        where = _where(self._manifest, place.ordinal)
-        number = self._number(place.ordinal)
-        return DecodeError(
-            f"{error.message} ({self._label(place.ordinal)}, {where})",
-            **{**error.details, "ordinal": place.ordinal, "number": number, "object": where},
-        )
 
     def _refuse_exit(self, error: SystemExit, what: str, place: SampleLocation, key: object) -> WorkerError:
         return WorkerError(

@@ -6,7 +6,7 @@ Imports no torch: without it a worker starts in a tenth of the time, with a fift
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -187,7 +187,14 @@ class StreamReader:
         """
         started = time.perf_counter_ns()
         self._places = self._maker.places(epoch, ordinals)
-        by_member = self._group_by_member()
+        by_member: dict[int, dict[int, SampleLocation]]
+        if len(self._recipe.members) == 1:
+            by_member = {0: dict(enumerate(self._places))}
+        else:
+            # A member that had samples in the batch before, and has none in this one, ends that one.
+            by_member = {member: {} for member in self._readers}
+            for index, place in enumerate(self._places):
+                by_member.setdefault(place.member, {})[index] = place
         for member, places in by_member.items():
             reader = self._maker.open_reader(member)
             if documents:
@@ -196,15 +203,6 @@ class StreamReader:
                 reader.begin(places, rows if places else NO_SLOT, at)
         self._readers = {member: self._maker.open_reader(member) for member, places in by_member.items() if places}
         self._maker.add_reading_time(started)
-
-    def _group_by_member(self) -> Mapping[int, dict[int, SampleLocation]]:
-        """The samples of the batch by member, with their indices. One without any ends the batch before."""
-        if len(self._recipe.members) == 1:
-            return {0: dict(enumerate(self._places))}
-        found: dict[int, dict[int, SampleLocation]] = {member: {} for member in self._readers}
-        for index, place in enumerate(self._places):
-            found.setdefault(place.member, {})[index] = place
-        return found
 
     def load_at(self, epoch: int, ordinal: int, index: int) -> object:
         """Makes one sample for an index of the current batch; not necessarily the one that `begin` got for the index.

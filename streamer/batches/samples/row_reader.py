@@ -16,7 +16,6 @@ from streamer.batches.batch.placement import NO_SLOT, Rows
 from streamer.batches.samples.cached_bytes import CachedBytes
 from streamer.batches.samples.maker import Sample, SampleLocation, SampleMaker
 from streamer.batches.samples.scatter import ScatterReader, read_by_chunk
-from streamer.decode.arrays import Row
 from streamer.decode.dispatch import Raw
 from streamer.errors import DecodeError
 
@@ -138,17 +137,15 @@ class RowReader:
         row = self._rows.row(index)
         if not self.maker.decodes_into_rows:
             return self.maker.transform(place, self.maker.sample(place), row)
-        return self._make_in_place(place, index) or self._make_raw(place, index, row)
-
-    def _make_raw(self, place: SampleLocation, index: int, row: Row) -> Sample:
+        if sample := self._make_in_place(place, index):
+            return sample
         if not self._rows.known:  # user code may keep its arguments
             return self.maker.sample(place, row)
-        maker = self.maker
         content = self._find_content(place, index)
         if content is None:
-            sample = maker.sample(place, row, self._scatter.learn, raw=Raw)
+            sample = self.maker.sample(place, row, self._scatter.learn, raw=Raw)
         else:
-            sample = maker.decode(place, content, row, self._scatter.learn, raw=Raw)
+            sample = self.maker.decode(place, content, row, self._scatter.learn, raw=Raw)
         self._whole.learn(place, sample)
         return sample
 

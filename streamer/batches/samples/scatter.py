@@ -159,7 +159,14 @@ class ScatterReader:
             return
         alike = {index: place for index, place in places.items() if place.stop - place.start == template.length}
         if alike:
-            self._read(template, alike, rows, at)
+            samples = max(alike) + 1
+            if self._edges.shape[0] < samples or self._edges.shape[1] != template.edge_bytes:
+                self._edges = np.empty((samples, template.edge_bytes), np.uint8)
+            if self._whole.size != template.length:
+                self._whole = np.empty(template.length, np.uint8)
+            targets = {index: (place, self._pieces(template, index, rows.row(index))) for index, place in alike.items()}
+            for index in read_by_chunk(self._source, targets, at):
+                self._ordinals[index] = alike[index].ordinal
 
     def find(self, index: int, ordinal: int) -> HeldSample | None:
         """The sample at an index, if it was read; valid until the next call."""
@@ -185,18 +192,6 @@ class ScatterReader:
 
     def _count_in_place(self) -> None:
         self._in_place += 1
-
-    def _read(
-        self, template: Template, alike: Mapping[int, SampleLocation], rows: Rows, at: Callable[[int], None]
-    ) -> None:
-        samples = max(alike) + 1
-        if self._edges.shape[0] < samples or self._edges.shape[1] != template.edge_bytes:
-            self._edges = np.empty((samples, template.edge_bytes), np.uint8)
-        if self._whole.size != template.length:
-            self._whole = np.empty(template.length, np.uint8)
-        targets = {index: (place, self._pieces(template, index, rows.row(index))) for index, place in alike.items()}
-        for index in read_by_chunk(self._source, targets, at):
-            self._ordinals[index] = alike[index].ordinal
 
     def _pieces(self, template: Template, index: int, row: Row) -> list[memoryview]:
         """Returns edge, array, edge, array, ..., edge."""

@@ -18,7 +18,7 @@ from streamer.batches.samples.maker import (
 )
 from streamer.decode.rule import StoredSample
 from streamer.errors import DecodeError
-from streamer.formats.base import Field, SampleName
+from streamer.formats.base import SampleName
 from streamer.formats.registry import open_format
 from streamer.manifest.table import Manifest
 
@@ -77,7 +77,9 @@ class StoredReader:
             if name.label >= 0:
                 found.setdefault("label", name.label)
             if self._joiner is not None:
-                found |= _by_name(self._joiner.fields(str(ordinal) if key is None else key, own))
+                # Samples without annotations that are left out are in no selection, and have none.
+                annotations = self._joiner.fields(str(ordinal) if key is None else key, own) or ()
+                found |= {field.name: field for field in annotations}
             for join in self._joins:
                 found |= refuse_common_fields(found, join.values(ordinal, bytes), join.field_of)
         except (DecodeError, ValueError) as error:
@@ -89,11 +91,6 @@ class StoredReader:
             fields=list(found.items()),
             is_file=bool(name.object_key),
         )
-
-
-def _by_name(fields: Sequence[Field] | None) -> dict[str, Field]:
-    """Returns fields by name; samples without annotations that are left out are in no selection, and have none."""
-    return {field.name: field for field in fields or ()}
 
 
 def find_steps(sizes: Integers, step_bytes: int, step_samples: int) -> Integers:

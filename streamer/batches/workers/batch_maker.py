@@ -233,24 +233,22 @@ class BatchMaker:
 
     def _fill_all(self, loaded: Loaded) -> dict[int, object]:
         """Fills the missing samples in turn with others of the batch, as under a plain DataLoader; returns all."""
-        missing = [index for index in range(len(loaded.ordinals)) if index not in loaded.made]
-        for index in missing:
-            self._fill(loaded, index, missing)
-        return dict(sorted(loaded.made.items()))
-
-    def _fill(self, loaded: Loaded, index: int, missing: list[int]) -> None:
-        """Fills an index with the next sample that can be made; it is made again, so that no object is shared."""
         count = len(loaded.ordinals)
-        for other in (at % count for at in range(index + 1, index + count)):
-            if other not in missing and self._take(loaded, index, other):
-                loaded.repeated[index] = True
-                return
-        last = loaded.skipped[-1][1] if loaded.skipped else None
-        # The tracebacks of errors refer to the list, a cycle that would keep the memory of the samples.
-        loaded.skipped.clear()
-        raise WorkerError(
-            f"all {count} samples of a batch failed; the last error is the cause", epoch=loaded.epoch
-        ) from last
+        missing = [index for index in range(count) if index not in loaded.made]
+        for index in missing:
+            # The other sample is made again, so that no object is shared.
+            for other in (at % count for at in range(index + 1, index + count)):
+                if other not in missing and self._take(loaded, index, other):
+                    loaded.repeated[index] = True
+                    break
+            else:
+                last = loaded.skipped[-1][1] if loaded.skipped else None
+                # The tracebacks of errors refer to the list, a cycle that would keep the memory of the samples.
+                loaded.skipped.clear()
+                raise WorkerError(
+                    f"all {count} samples of a batch failed; the last error is the cause", epoch=loaded.epoch
+                ) from last
+        return dict(sorted(loaded.made.items()))
 
     def _at(self, task: int, ordinals: Sequence[int], index: int) -> None:
         if self._begin is not None:

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import msgspec
 
@@ -155,7 +155,15 @@ class ForkedPool:
 
     def pump(self) -> None:
         """Receives the server's replies."""
-        for reply in self._replies():
+        while not self.gone:
+            try:
+                received = receive(self._end, REPLY)
+            except BlockingIOError:
+                break
+            if received is None:
+                self.gone = True
+                break
+            reply, _ = received
             process = self._processes[reply.process]
             process.update(reply)
             if process.ended:
@@ -182,17 +190,6 @@ class ForkedPool:
     def close(self) -> None:
         """Ends the remaining workers."""
         self._end.close()
-
-    def _replies(self) -> Iterator[Reply]:
-        while not self.gone:
-            try:
-                received = receive(self._end, REPLY)
-            except BlockingIOError:
-                return
-            if received is None:
-                self.gone = True
-                return
-            yield received[0]
 
 
 class ForkServer:

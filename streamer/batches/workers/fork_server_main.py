@@ -91,7 +91,11 @@ class Imports:
             except BaseException:  # noqa: BLE001 - also SystemExit: a script without a guard that ends its process
                 if os.environ.get("STREAMER_LOG") == "debug":
                     traceback.print_exc()
-            self.unsafe = self.unsafe or _danger(name, sockets)
+            # The first module after which a fork is unsafe is the one that is told.
+            if not self.unsafe and (threads := len(os.listdir("/proc/self/task"))) > 1:
+                self.unsafe = f"importing {name} starts {threads - 1} thread(s)"
+            elif not self.unsafe and _sockets() > sockets:
+                self.unsafe = f"importing {name} opens a socket"
         # Pages that the collector does not touch stay shared: 49 instead of 93 MB a worker with torch (2026-11-22).
         gc.collect()
         gc.freeze()
@@ -105,13 +109,6 @@ class Imports:
             os._exit(bool(sys.modules["torch"].cuda._is_in_bad_fork()))
         if os.waitpid(child, 0)[1]:
             self.unsafe = "a module initialises CUDA when it is imported"
-
-
-def _danger(name: str, sockets: int) -> str:
-    """Returns why a fork after importing a module is unsafe, "" if it is not; `sockets`: their number before."""
-    if (threads := len(os.listdir("/proc/self/task"))) > 1:
-        return f"importing {name} starts {threads - 1} thread(s)"
-    return f"importing {name} opens a socket" if _sockets() > sockets else ""
 
 
 def _sockets() -> int:
@@ -223,7 +220,11 @@ class ForkServerLoop:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             worker.end_with_parent(server)
-            self._close_all()
+            self._control.close()
+            for pool in self._pools.values():
+                pool.end.close()
+            os.close(self._finish)
+            os.close(self._wakeup)
             worker.enter_context(context)
             _renew(context)
             worker.serve(start.number, start.workers, *descriptors)
@@ -232,13 +233,6 @@ class ForkServerLoop:
             traceback.print_exc()
         finally:
             worker.leave(code)
-
-    def _close_all(self) -> None:
-        self._control.close()
-        for pool in self._pools.values():
-            pool.end.close()
-        os.close(self._finish)
-        os.close(self._wakeup)
 
 
 def _renew(context: ProcessContext) -> None:

@@ -79,7 +79,18 @@ class WorkerPool:
         self._contents = recipe, rules
         self._held = HeldFiles(path for member in recipe.members for path in member.paths)
         if self._config.worker_type == "process":
-            self._payload = _payload_memory(recipe, rules)
+            send_main_by_value()
+            try:
+                payload = cloudpickle.dumps((recipe, rules))
+            except Exception as error:
+                raise ConfigError(
+                    "the transform or collate_fn cannot be sent to worker processes "
+                    f"({type(error).__name__}: {error}); "
+                    "open files, locks and connections inside it, or use num_workers=0 or worker_type='thread'",
+                    field="transform",
+                ) from error
+            self._payload = memory.create_memfd("streamer-payload", len(payload))
+            os.pwrite(self._payload, payload, 0)
 
     def open_sources(self) -> None:
         """Sends recipe and rules to the running workers."""
@@ -179,18 +190,3 @@ class WorkerPool:
             run(number, channel, self._status_page, lambda: (recipe.open(), rules))
         finally:
             channel.close()
-
-
-def _payload_memory(recipe: SampleRecipe, rules: MakerRules) -> int:
-    send_main_by_value()
-    try:
-        payload = cloudpickle.dumps((recipe, rules))
-    except Exception as error:
-        raise ConfigError(
-            f"the transform or collate_fn cannot be sent to worker processes ({type(error).__name__}: {error}); open "
-            "files, locks and connections inside it, or use num_workers=0 or worker_type='thread'",
-            field="transform",
-        ) from error
-    descriptor = memory.create_memfd("streamer-payload", len(payload))
-    os.pwrite(descriptor, payload, 0)
-    return descriptor

@@ -220,7 +220,17 @@ class Feeder:
 
     def _run_once(self) -> None:
         while self._asked:
-            self._change_run(self._asked[0])  # in the queue meanwhile: if the thread fails, its trainer is told
+            run = self._asked[0]  # in the queue meanwhile: if the thread fails, its trainer is told
+            if self._run_state.run is None:
+                self._pool.open_sources()
+            self._run_state.leave()
+            try:
+                self._run_state.enter(run)
+            except Exception as error:  # noqa: BLE001 - raised in the trainer
+                run.outcomes.put(FailedBatch(limit_error(error) or error, final=True))
+            else:
+                self._crashes.reset()
+                self._supervisor.start_first()
             self._asked.popleft()
         # The next steps mostly request a chunk: one message carries both.
         self._run_state.note_read()
@@ -233,19 +243,14 @@ class Feeder:
         for key, _ in self._selector.select(min((wait for wait in waits if wait is not None), default=None)):
             key.data()
         for handle in self._timeouts.find_stuck() if self._run_state.open else ():
-            self._end_stuck(handle)
-
-    def _change_run(self, run: BatchRun) -> None:
-        if self._run_state.run is None:
-            self._pool.open_sources()
-        self._run_state.leave()
-        try:
-            self._run_state.enter(run)
-        except Exception as error:  # noqa: BLE001 - raised in the trainer
-            run.outcomes.put(FailedBatch(limit_error(error) or error, final=True))
-            return
-        self._crashes.reset()
-        self._supervisor.start_first()
+            if handle.process is None:
+                ordinal = self._timeouts.ordinal(handle)
+                what = self._describe_work(ordinal)
+                self._run_state.stop(failures.explain_overdue(what, ordinal, self._plan.timeout_seconds))
+            else:
+                handle.timed_out = True
+                handle.kill()
+                self._supervisor.replace(handle)
 
     # ------------------------------------------------------------ dispatching
 
@@ -260,7 +265,10 @@ class Feeder:
             pending = self._run_state.next(idle=not handle.tasks or bool(self._pool.missing))
             if pending is None:
                 return True
-            if not self._place(pending):
+            if pending.slot is None:
+                pending.slot = self.ring.take(late=self._run_state.window.head is not None)
+            # If the trainer holds all slots and waits, the batch gets memory of its own.
+            if pending.slot is None and not self._run_state.trainer_waits_for(pending):
                 pending.timeline.enter(RING)
                 self._run_state.window.repeat(pending)
                 return True
@@ -279,13 +287,6 @@ class Feeder:
             pending.timeline.enter(cause)
         self._run_state.window.repeat(pending)
         return True
-
-    def _place(self, pending: Pending) -> bool:
-        """Assigns a slot to a batch that has none. Returns False if there is none now."""
-        if pending.slot is None:
-            pending.slot = self.ring.take(late=self._run_state.window.head is not None)
-        # If the trainer holds all slots and waits, the batch gets memory of its own.
-        return pending.slot is not None or self._run_state.trainer_waits_for(pending)
 
     def _least_busy(self) -> WorkerHandle | None:
         # A worker that still starts gets no batch: the batch would wait, although another worker could make it now.
@@ -308,25 +309,28 @@ class Feeder:
         elif isinstance(message, SkippedSample):
             _task_of(handle, message.number).skipped[message.ordinal] = message.cause
         elif isinstance(message, NotOpened):
-            self._retry_opening(handle, deserialize_error(message.error))
+            opening = deserialize_error(message.error)
+            self._failed_openings += 1
+            # The next worker opens the dataset, if another program has removed its files meanwhile.
+            if isinstance(opening, ManifestCorruptError | FileNotFoundError) and self._failed_openings <= REOPENINGS:
+                logger.warning("a worker could not open the dataset, whose files are written again: %s", opening)
+                handle.has_reported = True
+            else:
+                self._run_state.stop(failures.add_open_hint(opening))
         elif isinstance(message, (FailedTask, Unreadable)):
             pending = _finish_task(handle, message.number)
             if pending.abandoned:
                 self._release(pending)
             elif isinstance(message, Unreadable):
-                self._reread(pending, message.chunk, message.reason)
+                self.counters.rereads += 1
+                if pending.count_reread(message.chunk) > REREADS:
+                    self._fail(pending, failures.explain_unreadable(pending, message.chunk, message.reason))
+                else:
+                    self._run_state.reject(message.chunk, message.reason)
+                    self._run_state.window.repeat(pending)
             else:
                 error = deserialize_error(message.error)
                 self._fail(pending, failures.add_place(error, pending, message.ordinal))
-
-    def _retry_opening(self, handle: WorkerHandle, error: BaseException) -> None:
-        """Lets the next worker open the dataset, if another program has removed its files meanwhile; else ends."""
-        self._failed_openings += 1
-        if isinstance(error, ManifestCorruptError | FileNotFoundError) and self._failed_openings <= REOPENINGS:
-            logger.warning("a worker could not open the dataset, whose files are written again: %s", error)
-            handle.has_reported = True
-            return
-        self._run_state.stop(failures.add_open_hint(error))
 
     def _handle_made(self, handle: WorkerHandle, made: Made, descriptor: int) -> None:
         pending = _finish_task(handle, made.number)
@@ -389,25 +393,6 @@ class Feeder:
         """Describes what a worker was doing, with the name of its sample."""
         assert self._configured is not None
         return describe_work(ordinal, self._configured[0])
-
-    def _end_stuck(self, handle: WorkerHandle) -> None:
-        if handle.process is None:
-            what = self._describe_work(self._timeouts.ordinal(handle))
-            self._run_state.stop(
-                failures.explain_overdue(what, self._timeouts.ordinal(handle), self._plan.timeout_seconds)
-            )
-            return
-        handle.timed_out = True
-        handle.kill()
-        self._supervisor.replace(handle)
-
-    def _reread(self, pending: Pending, chunk: int, reason: str) -> None:
-        self.counters.rereads += 1
-        if pending.count_reread(chunk) > REREADS:
-            self._fail(pending, failures.explain_unreadable(pending, chunk, reason))
-            return
-        self._run_state.reject(chunk, reason)
-        self._run_state.window.repeat(pending)
 
     def _fail(self, pending: Pending, error: BaseException) -> None:
         self._release(pending)

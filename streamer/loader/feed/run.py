@@ -340,9 +340,16 @@ class RunState:
         if self._full_since:
             pending.timeline.add(WINDOW, time.perf_counter_ns() - self._full_since)
             self._full_since = 0
+        assert self._session is not None
         try:
             with self._planning:
-                local = self._is_local(pending)
+                step = self._session.step_of(pending.epoch, pending.batch)
+                if step + self._span > self._wanted:
+                    self._wanted = step + self._span
+                    self._session.want(self._wanted)
+                local = self._session.ready >= step
+                if local:
+                    pending.rounds = self._session.rounds(step)
         except StreamerError as error:
             # The batches before this one are still delivered.
             self.window.finish(pending, FailedBatch(error, final=True))
@@ -398,17 +405,6 @@ class RunState:
         assert self.run is not None
         with self._planning:
             return self.run.prepared.plan(epoch).batches
-
-    def _is_local(self, pending: Pending) -> bool:
-        assert self._session is not None
-        step = self._session.step_of(pending.epoch, pending.batch)
-        if step + self._span > self._wanted:
-            self._wanted = step + self._span
-            self._session.want(self._wanted)
-        if self._session.ready < step:
-            return False
-        pending.rounds = self._session.rounds(step)
-        return True
 
     def _listen(self) -> None:
         assert self._session is not None

@@ -165,7 +165,13 @@ class JoinMaker:
         name = name_table("join", left, right, arranged=self._arranges)
         table = left.kept.open_or_make(name, self._open_table, self._make)
         self._check(table)
-        self._check_names()
+        may_be_none = self._join.how == "many" or self._join.missing == "null"
+        if self._join.columns is None and not right.manifest.facts.fields and may_be_none:
+            raise ConfigError(
+                f"the samples of {self._join.name} name their own fields (format {right.manifest.format!r}): with "
+                "how='many' and missing='null' columns= says which of them samples get",
+                field="columns",
+            )
         recipe = JoinRecipe(
             table=table.path,
             part=self._part(table.head),
@@ -256,17 +262,6 @@ class JoinMaker:
                 samples=found.missing,
             )
         logger.info("%s", without)
-
-    def _check_names(self) -> None:
-        """Refuses a join whose samples may get None for fields whose names are not known."""
-        join = self._join
-        right = self._right.manifest
-        if join.columns is None and not right.facts.fields and (join.how == "many" or join.missing == "null"):
-            raise ConfigError(
-                f"the samples of {join.name} name their own fields (format {right.format!r}): with how='many' and "
-                "missing='null' columns= says which of them samples get",
-                field="columns",
-            )
 
 
 def finer_chunks(left: Manifest, right: Manifest) -> int:

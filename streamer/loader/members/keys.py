@@ -138,7 +138,11 @@ class KeyReader:
         elif self._column is not None:
             yield from self._read_kept(self._column)
         else:
-            yield from self._read_chunks()
+            # Chunk after chunk, several at the same time, without those that have no selected sample.
+            wanted = np.arange(self._read_from.chunks)
+            if self.selection is not None:
+                wanted = np.flatnonzero(np.diff(self.selection.ordinals.searchsorted(self._read_from.chunk_first)))
+            yield from scan_chunks(wanted.tolist(), self._read_chunk)
 
     def _read_names(self) -> Iterator[tuple[int, Keys]]:
         first = 0
@@ -157,13 +161,6 @@ class KeyReader:
                 yield first, hash_values(column.value(row) for row in some)
             except ManifestError as error:
                 raise self._locate_error(error, first) from error
-
-    def _read_chunks(self) -> Iterator[tuple[int, Keys]]:
-        """Reads chunk after chunk, several at the same time, without those that have no selected sample."""
-        wanted = np.arange(self._read_from.chunks)
-        if self.selection is not None:
-            wanted = np.flatnonzero(np.diff(self.selection.ordinals.searchsorted(self._read_from.chunk_first)))
-        yield from scan_chunks(wanted.tolist(), self._read_chunk)
 
     def _read_chunk(self, chunk: int) -> tuple[int, Keys]:
         first = int(self._read_from.chunk_first[chunk])

@@ -188,7 +188,16 @@ def advise(bottleneck: Bottleneck, found: Findings) -> str:
         count = counted(found.engine.fetch_processes, "fetch processes")
         return f"{found.loop_share:.0%} of a core, {count}; {_ADVICE[bottleneck]}"
     if found.straggler is not None and bottleneck in (Bottleneck.SLOW_WORKER, Bottleneck.SLOW_SAMPLE):
-        return _describe_straggler(found.straggler)
+        slow = found.straggler
+        if slow.kind == "worker":
+            return (
+                f"worker {slow.number} takes {slow.seconds * 1e3:.3g} ms a batch, {slow.times:.1f} times as long as the "
+                "others: check what else runs on its core, and what only its process does"
+            )
+        return (
+            f"sample {slow.number} took {slow.seconds * 1e3:.3g} ms, its batch {slow.times:.1f} times the median: shrink "
+            "such samples in advance, or raise prefetch_batches to hide them"
+        )
     return _ADVICE.get(bottleneck, "")
 
 
@@ -206,18 +215,6 @@ def more_workers(found: Findings) -> str:
         return f"no core is idle ({found.workers} worker{'s' if found.workers > 1 else ''}, {cores}): "
     idle_text = f"{idle:.1f} of {cores} idle"
     return f"{more} more worker{'s' if more > 1 else ''} (num_workers={found.workers + more}; {idle_text}) or "
-
-
-def _describe_straggler(straggler: Straggler) -> str:
-    if straggler.kind == "worker":
-        return (
-            f"worker {straggler.number} takes {straggler.seconds * 1e3:.3g} ms a batch, {straggler.times:.1f} times as "
-            "long as the others: check what else runs on its core, and what only its process does"
-        )
-    return (
-        f"sample {straggler.number} took {straggler.seconds * 1e3:.3g} ms, its batch {straggler.times:.1f} times the "
-        "median: shrink such samples in advance, or raise prefetch_batches to hide them"
-    )
 
 
 def _describe_engine(found: Findings) -> str:

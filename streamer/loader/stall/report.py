@@ -193,6 +193,14 @@ class StallReport:
 
     def scalars(self) -> dict[str, float]:
         """Returns plain numbers by name, for TensorBoard, W&B and the like."""
+        of_rows = {}
+        if self.packing is not None:
+            of_rows = {
+                "stall/padding": self.packing.padding,
+                "stall/cost_spread": self.packing.cost_spread,
+                "stall/tokens": float(self.packing.tokens),
+                "stall/overflowed": float(self.packing.overflowed),
+            }
         return {
             "stall/share": self.share,
             "stall/wait_mean_seconds": self.wait.mean,
@@ -201,7 +209,7 @@ class StallReport:
             "stall/ready_batches": self.occupancy,
             "stall/spilled": float(self.spilled),
             "stall/hit_share": self.hit_share,
-            **({} if self.packing is None else _packing_scalars(self.packing)),
+            **of_rows,
             **{f"stall/waiting/{cause}": share for cause, share in self.waiting.items()},
         }
 
@@ -284,15 +292,6 @@ def _describe_rows(packing: PackingStats) -> str:
             f"{tokens / packing.estimated:.3f} of the estimated tokens; streamer.measure() counts them"
         )
     return f"rows {full} full, {per_row:.1f} documents each{cut}, costs of batches spread by {spread}{lost}"
-
-
-def _packing_scalars(packing: PackingStats) -> dict[str, float]:
-    return {
-        "stall/padding": packing.padding,
-        "stall/cost_spread": packing.cost_spread,
-        "stall/tokens": float(packing.tokens),
-        "stall/overflowed": float(packing.overflowed),
-    }
 
 
 def _advise_growth(found: Findings, stats: LoaderStats, samples: int, step_seconds: float, *, waits: bool) -> str:

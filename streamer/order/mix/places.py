@@ -235,17 +235,14 @@ class LaneWindows:
     def _open(self, first: Integers, lanes: Integers, size: int) -> _Windows:
         kept = self._kept.get(size)
         if kept is None or not kept.has(first, lanes):
-            before, parts = self._parts(first, size)
-            kept = self._kept[size] = self._place(first, lanes, before, parts)
+            # The counts of each part of the windows, and those of the lanes before it, are (V, P, M, L).
+            begin, lane = np.broadcast_arrays(first[:, None], np.arange(len(self.lane_samples)))
+            before = self._shares.counts(begin * self._slots)
+            counts = (self._shares.counts(self._stops(lane, begin, np.full_like(begin, size))) - before).swapaxes(0, 1)
+            parts = split_evenly(counts, size, fold_each(self._split, first)) if self._stratified else counts[:, None]
+            ahead = before.swapaxes(0, 1)[:, None] + np.cumsum(parts, axis=1) - parts
+            kept = self._kept[size] = self._place(first, lanes, ahead, parts)
         return kept
-
-    def _parts(self, first: Integers, size: int) -> tuple[Integers, Integers]:
-        """Counts (V, P, M, L) of each part of some windows, and those of the lanes before it."""
-        begin, lane = np.broadcast_arrays(first[:, None], np.arange(len(self.lane_samples)))
-        before = self._shares.counts(begin * self._slots)
-        counts = (self._shares.counts(self._stops(lane, begin, np.full_like(begin, size))) - before).swapaxes(0, 1)
-        parts = split_evenly(counts, size, fold_each(self._split, first)) if self._stratified else counts[:, None]
-        return before.swapaxes(0, 1)[:, None] + np.cumsum(parts, axis=1) - parts, parts
 
     def _place(self, first: Integers, lanes: Integers, before: Integers, parts: Integers) -> _Windows:
         """Deals the counts of each part of a lane to its places, at random; a member's samples stay in their order."""
@@ -256,8 +253,11 @@ class LaneWindows:
         cells, place, run = _draw_runs(runs.reshape(-1, runs.shape[3]), fold_each(keys, lanes).ravel())
         members, counts = np.zeros((2, sizes.size, int(sizes.max())), np.int64)
         members[cells, place] = run % runs.shape[3]
-        # Sorted by run the places follow the line again, those of a run in their order.
-        arranged = _sort(cells, members[cells, place])
+        # By cell and member the places follow the line again, those of a run in their order. 16-bit words are sorted
+        # by radix, faster than longer ones.
+        by_member = np.argsort(members[cells, place].astype(np.uint16), kind="stable")
+        cell = cells[by_member]
+        arranged = by_member[np.argsort(cell.astype(np.uint16) if cells[-1] < 1 << 16 else cell, kind="stable")]
         ahead = before[..., lanes].swapaxes(2, 3) - (np.cumsum(runs).reshape(runs.shape) - runs)
         counts[cells[arranged], place[arranged]] = np.arange(len(cells)) + ahead.ravel()[run[arranged]]
         shape = (*sizes.shape, -1)
@@ -280,13 +280,6 @@ def _draw_runs(runs: Integers, keys: Words) -> tuple[Integers, Integers, Integer
     place = np.arange(len(cells)) - starts[cells]
     drawn = starts[cells] + permute(place, sizes[cells], keys[cells])
     return cells, place, np.searchsorted(np.cumsum(runs), drawn, side="right")
-
-
-def _sort(cells: Integers, members: Integers) -> Integers:
-    """Arranges by cell, then by member, else as it was; 16-bit words are sorted by radix, faster than longer ones."""
-    order = np.argsort(members.astype(np.uint16), kind="stable")
-    cell = cells[order]
-    return order[np.argsort(cell.astype(np.uint16) if cells[-1] < 1 << 16 else cell, kind="stable")]
 
 
 class GroupWindows:

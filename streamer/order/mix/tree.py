@@ -51,8 +51,13 @@ def build_tree(quotas: Sequence[int]) -> tuple[list[list[TreeNode]], dict[int, l
     while level:
         nodes = []
         for parent in level:
+            group = below[parent]
+            doubled = [0, *accumulate(2 * quotas[member] for member in group)]
+            half = doubled[-1] // 2
+            above = min(max(bisect_left(doubled, half), 1), len(group) - 1)
+            cut = min((above, max(1, above - 1)), key=lambda at: abs(doubled[at] - half))
             children = []
-            for part in _halves(quotas, below[parent]):
+            for part in (group[:cut], group[cut:]):
                 number += len(part) > 1
                 children.append(number if len(part) > 1 else part[0])
                 below[children[-1]] = part
@@ -60,14 +65,6 @@ def build_tree(quotas: Sequence[int]) -> tuple[list[list[TreeNode]], dict[int, l
         levels.append(nodes)
         level = [child for node in nodes for child in (node.left, node.right) if child > members]
     return levels, below
-
-
-def _halves(quotas: Sequence[int], members: Sequence[int]) -> tuple[list[int], list[int]]:
-    doubled = [0, *accumulate(2 * quotas[member] for member in members)]
-    total = doubled[-1] // 2
-    above = min(max(bisect_left(doubled, total), 1), len(members) - 1)
-    cut = min((above, max(1, above - 1)), key=lambda at: abs(doubled[at] - total))
-    return list(members[:cut]), list(members[cut:])
 
 
 class LaneShares:

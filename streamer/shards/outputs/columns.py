@@ -194,7 +194,11 @@ def _plain(name: str, value: object) -> object:
     if isinstance(value, JsonText):
         return value
     if isinstance(value, str):
-        return _text(name, value)
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise PackError(f"field {name!r} is not valid UTF-8: {error}") from error
+        return value
     if isinstance(value, bytes | bytearray | memoryview):
         read = _BY_ENDING.get(name.rpartition(".")[2].lower())
         try:
@@ -203,14 +207,6 @@ def _plain(name: str, value: object) -> object:
             raise PackError(f"field {name!r} is not what its name says: {error}") from error
     if hasattr(value, "__array__") and not isinstance(value, np.generic):
         return np.asarray(value)
-    return value
-
-
-def _text(name: str, value: str) -> str:
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise PackError(f"field {name!r} is not valid UTF-8: {error}") from error
     return value
 
 

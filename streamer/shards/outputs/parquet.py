@@ -84,7 +84,21 @@ class ParquetShard(ShardWriter):
             self._write_group()
         self._open_writer().close()
         self._file.close()
-        return _read_row_groups(self._path)
+        footer = pq.read_metadata(self._path)
+        groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+        starts = [min(map(_start, map(group.column, range(group.num_columns)))) for group in groups]
+        size = self._path.stat().st_size
+        # A piece is a row group; the first one begins with the file, and the last one ends with it.
+        edges = [0, *starts[1:], size]
+        with self._path.open("rb") as file:
+            sums = [crc32(file.read(stop - start)) for start, stop in pairwise(edges)]
+        return Written(
+            size=size,
+            blocks=encode_numbers([stop - start for start, stop in pairwise(edges)]),
+            sums=encode_numbers(sums),
+            unit=1,
+            rows=encode_numbers([group.num_rows for group in groups] or [0]),
+        )
 
     def _write_group(self) -> None:
         rows = self._rows
@@ -113,24 +127,6 @@ class ParquetShard(ShardWriter):
                 write_batch_size=min(_MOST_BATCH_ROWS, max(1, _PAGE_BYTES // 4 // row_bytes)),
             )
         return self._writer
-
-
-def _read_row_groups(path: Path) -> Written:
-    """The row groups of a file. The first piece begins with the file, and the last one ends with it."""
-    footer = pq.read_metadata(path)
-    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-    starts = [min(map(_start, map(group.column, range(group.num_columns)))) for group in groups]
-    size = path.stat().st_size
-    edges = [0, *starts[1:], size]
-    with path.open("rb") as file:
-        sums = [crc32(file.read(stop - start)) for start, stop in pairwise(edges)]
-    return Written(
-        size=size,
-        blocks=encode_numbers([stop - start for start, stop in pairwise(edges)]),
-        sums=encode_numbers(sums),
-        unit=1,
-        rows=encode_numbers([group.num_rows for group in groups] or [0]),
-    )
 
 
 def _start(chunk: pq.ColumnChunkMetaData) -> int:
