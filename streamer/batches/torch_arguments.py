@@ -59,8 +59,8 @@ def check_torch_arguments(given: Mapping[str, object]) -> TorchArguments:
     """Checks the arguments that the loader does not name itself.
 
     Raises:
-        ConfigError: arguments of earlier versions; some of torch's, with values that mean something else here (all are
-            named); an invalid value.
+        ConfigError: arguments of earlier versions, or some of torch's, with values that mean something else here (all
+            are named), or an invalid value.
         TypeError: no loader has this argument.
     """
     refuse_removed("StreamingDataLoader", given)

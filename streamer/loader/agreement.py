@@ -75,8 +75,8 @@ def detect(
     """Finds rank and world size: as given, else from torch.distributed, else from the variables of a launcher.
 
     Args:
-        rank: Rank that the user gives; needs `world_size`.
-        world_size: World size that the user gives; needs `rank`.
+        rank: Rank that the user gives, with `world_size`.
+        world_size: World size that the user gives, with `rank`.
         environment: Parsed environment, or None to read it.
         parent: Rank of the process that has started this one as a worker, if it was sent along.
 

@@ -284,18 +284,18 @@ class StreamingDataset(FixedArguments, EpochDataset):
         """Returns a dataset whose samples have the fields of another one, too, joined by key (docs/joins.md).
 
         The order, the epochs and what a state keeps are those of this dataset. The keys of both are read at the first
-        use; what other samples and fields the other one has costs nothing. Can be repeated.
+        use. What other samples and fields the other one has costs nothing. Can be repeated.
 
         Args:
             other: Dataset, of any size, with its own format, credentials, decoders and selections. The transform of
                 this one gets the fields of both.
-            on: Key: "__key__", a field, or a part of a JSON field ("json.uid"), of the same name in both; or the
-                two keys, of this dataset and of the other. Texts or whole numbers.
+            on: Key: "__key__", a field, or a part of a JSON field ("json.uid"), of the same name in both. Otherwise
+                the two keys, of this dataset and of the other. Keys are texts or whole numbers.
             columns: Fields of the other dataset that samples get, or a mapping to new names. By default all but keys.
             missing: What becomes of a sample without a row: an "error", None for the fields ("null"), or no sample
                 ("drop").
-            how: "one": a sample has one row, of which it gets the fields; "many": any number, in the order of the other
-                dataset, of which it gets lists.
+            how: "one": a sample has one row, of which it gets the fields. "many": a sample has any number of rows, of
+                which it gets lists, in the order of the other dataset.
 
         Raises:
             ConfigError: an invalid argument. Keys that do not fit are a ManifestError at the first use.
@@ -315,13 +315,13 @@ class StreamingDataset(FixedArguments, EpochDataset):
     def refresh(self) -> bool:
         """Lists the objects again. Returns True if they have changed, and the next epoch uses the new ones. Collective.
 
-        Unchanged objects stay in the cache. All ranks must call it between the same two epochs; if they see different
+        Unchanged objects stay in the cache. All ranks must call it between the same two epochs. If they see different
         listings, all of them keep the current manifest. With `Index(on_change="refresh")` a StreamingDataLoader and a
         bare `for` call it before each epoch. A plain DataLoader's workers do not: call it yourself between epochs, in
         the main process and without persistent workers. A state saved before a change cannot be loaded after it.
 
         Raises:
-            StreamerError: the objects cannot be listed or indexed; on every rank.
+            StreamerError: the objects cannot be listed or indexed. It is raised on every rank.
         """
         return self._opening.refresh()
 

@@ -179,11 +179,11 @@ class MixedDataset(EpochDataset):
     def refresh(self) -> bool:
         """Lists the objects of every member again. Returns True if one has changed. Collective.
 
-        Changed members begin a new pass with the next epoch; the others continue where they are. See
+        Changed members begin a new pass with the next epoch, the others continue where they are. See
         `StreamingDataset.refresh`.
 
         Raises:
-            StreamerError: the objects cannot be listed or indexed; on every rank.
+            StreamerError: the objects cannot be listed or indexed. It is raised on every rank.
         """
         before = self._prepared
         changed = self._opening.refresh()

@@ -52,10 +52,11 @@ class _Left(msgspec.Struct, frozen=True):
 def adopt(saved: Mapping[str, object], request: MixRequest, sources: Sequence[MixSource], batch_size: int) -> Adopted:
     """Continues with other weights, members, batching or epoch length: `load_state_dict(state, strict=False)`.
 
-    The epoch after the saved one begins. A member with the same name and the same order goes on where it was; if its
-    data or its order has changed, with its next pass; a new one begins at 0. At an epoch's end that is exact: no sample
-    of a member was used more than once more than any other. In the middle of an epoch the lanes of a member are not at
-    the same place: in that pass up to 4 samples per lane of a stratified mix come twice, else more; see the notes.
+    The epoch after the saved one begins. A member with the same name and the same order goes on where it was, or with
+    its next pass if its data or its order has changed. A new one begins at 0. At an epoch's end that is exact: no
+    sample of a member was used more than once more than any other. In the middle of an epoch the lanes of a member are
+    not at the same place: in that pass up to 4 samples per lane of a stratified mix come twice, else more (see the
+    notes).
 
     Args:
         saved: the state of a mix, or of a single dataset, which is then that member's.
@@ -64,8 +65,8 @@ def adopt(saved: Mapping[str, object], request: MixRequest, sources: Sequence[Mi
         batch_size: its global batch.
 
     Raises:
-        StateError: not a state of a mix or dataset; one of a single dataset that is not a member.
-        ConfigError: as of `MixRequest.spec`.
+        StateError: the state is none of a mix or dataset, or of a single dataset that is not a member.
+        ConfigError: see `MixRequest.spec`.
     """
     state = State.from_dict(saved)
     epoch = state.epoch + (state.position > 0)

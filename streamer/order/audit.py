@@ -188,8 +188,8 @@ def differences(epoch: int, expected: Tallies, found: Tallies, codes: Sequence[C
     Args:
         epoch: Epoch of both tallies.
         expected: Tallies of the order.
-        found: what was delivered; skipped samples have had their turn.
-        codes: Codes of each member, among which the samples themselves are looked for; may be empty.
+        found: what was delivered. Skipped samples have had their turn.
+        codes: Codes of each member, among which the samples themselves are looked for, or none.
     """
     none = Tally(0, 0, 0)
     for member in sorted({*expected, *found}):

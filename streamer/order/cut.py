@@ -61,14 +61,14 @@ class LaneCut(msgspec.Struct, frozen=True, eq=False):
 def cut_lanes(
     spec: OrderSpec, chunk_samples: Integers, epoch: int, shift: int = 0, *, chunk_words: Words | None = None
 ) -> LaneCut:
-    """Cuts the dataset into lanes; the same for every epoch unless the cut is redrawn.
+    """Cuts the dataset into lanes, the same for every epoch unless the cut is redrawn.
 
     Args:
         spec: the order.
         chunk_samples: (M,) samples per chunk.
-        epoch: number of the epoch; used only with cut="redrawn".
+        epoch: number of the epoch, used only with cut="redrawn".
         shift: the lane of position 0.
-        chunk_words: (M,) the first 8 bytes of the chunks' keys, little-endian; used only with cut="by_key".
+        chunk_words: (M,) the first 8 bytes of the chunks' keys, little-endian, used only with cut="by_key".
 
     Raises:
         ConfigError: cut="by_key" without the words.

@@ -53,11 +53,11 @@ class Deal(msgspec.Struct, frozen=True, eq=False):
     start: Integers
 
     def slices(self, lanes: Integers, groups: Integers) -> Slices:
-        """Looks up groups; at most `rows()` at a time.
+        """Looks up groups, at most `rows()` at a time.
 
         Args:
             lanes: (G,) lane of each group.
-            groups: (G,) group number in its lane, from 0; groups past the last one are empty.
+            groups: (G,) group number in its lane, from 0. Groups past the last one are empty.
         """
         k = self.window
         turn = np.arange(k - 1, -1, -1, dtype=np.int64)

@@ -54,17 +54,17 @@ _ONE = np.uint64(1)
 
 
 def permute(values: Integers, sizes: Integers, keys: Words) -> Integers:
-    """Maps each value to its place under the permutation of [0, size) with its key; it takes no memory.
+    """Maps each value to its place under the permutation of [0, size) with its key, without a table.
 
     Four Feistel rounds, cycle-walked: a word of ceil(log2 size) bits is cut in two halves that hash each other in turn,
     which permutes [0, 2**bits). A value that lands outside [0, size) is permuted again until it is inside: less than
-    two passes on average, because 2**bits < 2 size. Sources: Luby, Rackoff 1988 (four rounds); Black, Rogaway, "Ciphers
-    with arbitrary finite domains", CT-RSA 2002 (cycle walking).
+    two passes on average, because 2**bits < 2 size. Sources: Luby, Rackoff 1988 (four rounds), and Black, Rogaway,
+    "Ciphers with arbitrary finite domains", CT-RSA 2002 (cycle walking).
 
     Args:
         values: (N,) with 0 <= value < size.
         sizes: (N,) domain of each value, >= 1.
-        keys: (N,) one key per permutation; equal size and key means the same permutation.
+        keys: (N,) one key per permutation. Equal size and key means the same permutation.
 
     Returns:
         (N,) int64, each in [0, size).

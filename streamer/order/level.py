@@ -121,7 +121,7 @@ def superwindow(rows: int, max_rows: int) -> int:
 def level(costs: Integers, turns: int, group: int, keys: Words, turn_keys: Words) -> Integers:
     """Distributes the rows of a lane over the batches of a superwindow.
 
-    Groups of `group` rows are made level as far as possible; groups of like cost share a batch, in all lanes, so that
+    Groups of `group` rows are made level as far as possible. Groups of like cost share a batch, in all lanes, so that
     what cannot be made level (a document as long as a row) comes to all ranks in the same step.
 
     Args:

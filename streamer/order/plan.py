@@ -202,7 +202,7 @@ def sample_count(samples: int, rank_split: RankSplit, last_batch: LastBatch) -> 
 
 
 def worker_batches(start_batch: int, stop_batch: int, worker: int, workers: int) -> range:
-    """The batches that worker `worker` of `workers` of a plain DataLoader yields, whole.
+    """Returns the batches that worker `worker` of `workers` of a plain DataLoader yields, whole.
 
     torch asks its workers in turn, beginning with worker 0, so this restores the order of the
     batches for any number of workers. Where the dataset was not told the batch size, the plan has
@@ -211,8 +211,8 @@ def worker_batches(start_batch: int, stop_batch: int, worker: int, workers: int)
     Args:
         start_batch: first batch after a resume, else 0.
         stop_batch: one past the last.
-        worker: torch's worker id; 0 without workers.
-        workers: number of workers; 1 without workers.
+        worker: torch's worker id, or 0 without workers.
+        workers: number of workers, or 1 without workers.
 
     Raises:
         ConfigError: no such worker.

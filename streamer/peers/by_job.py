@@ -35,10 +35,10 @@ class JobPeers:
         """Answers the other engines of a job, and asks them for the chunks that they keep.
 
         Args:
-            token: secret that they show each other; each job has its own.
+            token: secret of the job, which they show each other.
             host: address of this machine, as they reach it.
-            members: all engines, including this one; empty while they are not known.
-            readers: readers of datasets, by name; they are added to those of the job.
+            members: all engines, including this one, or none while they are not known.
+            readers: readers of datasets, by name, which are added to those of the job.
 
         Returns:
             The address where this engine answers.

@@ -131,8 +131,8 @@ async def join_peers(
 
     Args:
         engine: engine that runs.
-        config: configuration of the peers; None for the engine's own, with peers enabled.
-        token: secret of a job that names the members (`PeerGroup.move`); None if the configuration has both.
+        config: configuration of the peers, or None for the engine's own, with peers enabled.
+        token: secret of a job that names the members (`PeerGroup.move`), or None if the configuration has both.
 
     Raises:
         ConfigError: `listen`, `members` or the token cannot be used.

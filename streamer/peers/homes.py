@@ -87,7 +87,7 @@ def first_members(members: Sequence[PeerMember]) -> NDArray[np.uint16]:
     It takes 2.6 ms a member, 0.7 s for 256: run it in a thread.
 
     Args:
-        members: at least one, in an order that is the same everywhere.
+        members: the engines, at least one, in an order that is the same everywhere.
 
     Returns:
         Shape (DEPTH or fewer, CELLS): indices of `members`.

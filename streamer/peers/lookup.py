@@ -39,10 +39,10 @@ def join_address(host: str, port: int) -> str:
 
 
 def parse_members(members: str) -> Lookup:
-    """Parses `[peers] members`; blocks while SLURM is asked.
+    """Parses `[peers] members`. It blocks while SLURM is asked.
 
     Raises:
-        ConfigError: the text is neither "dns:name:port", "slurm:port" nor addresses; or SLURM does not know the nodes
+        ConfigError: the text is neither "dns:name:port", "slurm:port" nor addresses, or SLURM does not know the nodes
             of this job.
     """
     if members.startswith("dns:"):

@@ -142,9 +142,9 @@ class PeerServerProcess:
     async def _follow(self) -> None:
         """Answers until the server has ended.
 
-        Takes all messages in one turn of the loop; uvloop's `sock_recv` takes a turn for each. Busy engines then
-        answered up to 0.8 s late in a cold epoch, and peers asked the store for 2 to 12 % of the chunks as well; now
-        for 0.1 to 2 % (four engines on two cores, 2026-11-23).
+        All messages are taken in one turn of the loop, where uvloop's `sock_recv` takes a turn for each. With that one
+        busy engines answered up to 0.8 s late in a cold epoch, and peers asked the store for 2 to 12 % of the chunks as
+        well, with this one for 0.1 to 2 % (four engines on two cores, 2026-11-23).
         """
         assert self._child is not None, "started"
         end = self._child.socket

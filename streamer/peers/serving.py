@@ -20,7 +20,7 @@ from streamer.peers.protocol import WAIT_SECONDS, ChunkRequest
 
 logger = logging.getLogger(__name__)
 
-# What is fetched for peers at once: a share of the limit, and a number of chunks.
+# Limits of what is fetched for peers at once: a share of the cache's limit, and a number of chunks.
 _OPEN_SHARE = 1 / 32
 _OPEN_CHUNKS = 16
 # Beside the datasets of a mix: what is asked for by peers alone comes last.

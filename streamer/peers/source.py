@@ -130,12 +130,12 @@ async def race(
 ) -> Received | FromStore | None:
     """Returns what the peer brings, or the store, if it is faster than a late peer or the late peer brings nothing.
 
-    None: the peer brings nothing and is not late.
+    Returns None when the peer brings nothing and is not late.
 
     Args:
-        peer: asks the peer; returns None if it brings nothing, and raises nothing.
+        peer: asks the peer. It returns None if the peer brings nothing, and raises nothing.
         late: is set when the store should be asked as well.
-        store: asks the store; called at most once.
+        store: asks the store, and is called at most once.
 
     Raises:
         StreamerError: a late peer brought nothing and the store failed.
@@ -162,7 +162,7 @@ async def race(
         losers: list[asyncio.Task[Any]] = [task for task in (asked, fetched) if task is not None and task is not winner]
         for task in losers:
             task.cancel()
-        # What those brought that had ended is given back.
+        # The memory of what those have brought that had ended is given back.
         for result in await asyncio.gather(*losers, return_exceptions=True):
             if result is not None and not isinstance(result, BaseException):
                 result.close()

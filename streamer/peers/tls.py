@@ -71,10 +71,10 @@ class Renewal:
         self._read_at = self._read_time()
 
     def look(self) -> None:
-        """Reads the files if the certificate is another one; new connections use it.
+        """Reads the files if the certificate is another one, which new connections use.
 
         Raises:
-            ConfigError: they cannot be used, perhaps because only one is written so far; the next call tries again.
+            ConfigError: they cannot be used, perhaps because only one is written so far. The next call tries again.
         """
         if (written_at := self._read_time()) != self._read_at:
             # A context that has failed to read a key has none.

@@ -98,11 +98,11 @@ class PeerTransfer(CurlRequest):
             multi: runs the transfer.
             url: http(s)://host:port/path.
             lines: lines of the request's header.
-            make_room: called with the length of an answer 200; the transfer pauses until it returns.
+            make_room: called with the length of an answer 200. The transfer pauses until it returns.
             on_bytes: called as the answer arrives.
 
         Returns:
-            The status, or how the request ended without one; after 200 the whole body is in the memory.
+            The status, or how the request ended without one. After 200 the whole body is in the memory.
         """
         length = self._length = asyncio.get_running_loop().create_future()
         self.begin()

@@ -35,10 +35,10 @@ _WINDOW_BYTES = 64 << 20
 async def build_table(
     options: TableOptions, record: ObjectRecord, root: Path, fetcher: Fetcher, recoders: RecoderPool
 ) -> str:
-    """Makes the table of a file as `<root>/<digest>/`; returns the digest.
+    """Makes the table of a file as `<root>/<digest>/`, and returns the digest.
 
     Raises:
-        ManifestError: the file cannot be parsed; names it and the reason.
+        ManifestError: the file cannot be parsed, for a reason that the error names.
         ConfigError: it lacks a key or field, is of a kind that is not read, or a library is missing.
         StoreError: it cannot be read.
     """

@@ -204,7 +204,7 @@ class RecoderPool:
 
     @asynccontextmanager
     async def recode(self, job: RecodeJob, chunk: Chunk, content: Content, *, due: Due) -> AsyncIterator[Recoded]:
-        """Recodes a chunk; the records exist until the end of the context, and the content must not change before.
+        """Recodes a chunk, whose records exist until the end of the context. The content must not change before.
 
         Args:
             job: the job.
@@ -213,7 +213,7 @@ class RecoderPool:
             due: time on the loop's clock at which its first reader needs it.
 
         Raises:
-            RecodeError: two recoders failed; names object, range, format and reason.
+            RecodeError: two recoders failed. It names object, range, format and reason.
             ConfigError: the format, or a library of it, is not installed where the engine runs.
         """
         size = job.fetch_bytes + 2 * job.planned_bytes
@@ -295,7 +295,7 @@ class RecoderPool:
             first.granted.set_result(recoder)
 
     def _free_recoder(self) -> RecoderProcess | None:
-        """Returns the idle recoder used last; otherwise a new one, if jobs have waited for long; otherwise None."""
+        """Returns the idle recoder used last, else a new one if jobs have waited for long, else None."""
         if self._idle:
             recoder, timer = self._idle.popitem()
             timer.cancel()

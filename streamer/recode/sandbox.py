@@ -102,10 +102,10 @@ _CODE = (".py", ".pyc", ".so", ".zip", ".pth")
 
 
 def enter() -> str:
-    """Restricts this process for good, as far as the kernel can; call it before a second thread runs.
+    """Restricts this process for good, as far as the kernel can. Call it before a second thread runs.
 
     Returns:
-        Description of what is not restricted; "" if everything is.
+        Description of what is not restricted, or "" if everything is.
     """
     lacks = []
     # It is needed: otherwise only root may set filters, and programs with the bit of another user would gain from them.

@@ -26,10 +26,10 @@ _FILES = (ROWS_NAME, HEAD_NAME)
 
 
 async def make_table(annotations: Annotations, options: Mapping[str, object], root: Path) -> Path:
-    """Makes the table of a file of annotations, in a folder below `root`; returns that folder.
+    """Makes the table of a file of annotations, in a folder below `root`, and returns that folder.
 
     Raises:
-        ManifestError: it cannot be parsed; names it and the reason.
+        ManifestError: it cannot be parsed, for a reason that the error names.
         ConfigError: a key or field that it does not have, several files, or a missing library.
         StoreError: it cannot be read.
     """

@@ -225,10 +225,10 @@ def pack_iterable(
     options: Mapping[str, object],
     on_shard: Callable[[Receipt], None],
 ) -> dict[int, Receipt]:
-    """Writes all samples; an existing shard with the same bytes is not uploaded again.
+    """Writes all samples. An existing shard with the same bytes is not uploaded again.
 
     Args:
-        samples: dicts, see `values.files_of`; read from the beginning in each run.
+        samples: dicts (see `values.files_of`), read from the beginning in each run.
         job: the pack.
         shard_bytes: length from which on a shard ends.
         options: storage options.
@@ -238,7 +238,7 @@ def pack_iterable(
         The receipts by shard.
 
     Raises:
-        PackError: a sample cannot be written, or there are none; errors of the iterable are raised unchanged.
+        PackError: a sample cannot be written, or there are none. Errors of the iterable are raised unchanged.
     """
     receipts: dict[int, Receipt] = {}
     with ExitStack() as files, ThreadPoolExecutor(_UPLOADS_AT_ONCE, "streamer-pack") as threads:

@@ -48,7 +48,7 @@ def settle_shards(
     write: Callable[[dict[int, Receipt]], dict[int, Receipt]],
     left: Sequence[Upload],
 ) -> Packed:
-    """Writes the manifest of the shards; repeats it if another pack of the same job changes them.
+    """Writes the manifest of the shards, again if another pack of the same job changes them.
 
     At the end it removes unfinished uploads of killed packs.
 
@@ -56,7 +56,7 @@ def settle_shards(
         job: job of the shards.
         options: options of the store.
         receipts: receipts of all shards.
-        write: given the receipts of finished shards, writes the others; returns the receipts of all.
+        write: given the receipts of finished shards, writes the others and returns the receipts of all.
         left: unfinished uploads, from `claim`.
     """
     for _ in range(_ROUNDS):

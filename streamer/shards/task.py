@@ -217,10 +217,10 @@ def _add_extension(name: str, field: Field) -> str:
 
 
 def add_sample(writer: SampleTaker, sample: Mapping[str, Any] | None, ordinal: int, where: str) -> None:
-    """Adds one sample to a shard, unless it is None; `where` describes it in errors.
+    """Adds one sample to a shard, unless it is None. Errors describe it by `where`.
 
     Raises:
-        PackError: it cannot be written; names it.
+        PackError: it cannot be written. The error names it.
     """
     if sample is None:
         return

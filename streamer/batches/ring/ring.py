@@ -193,11 +193,11 @@ class Ring:
         self._free.append(slot)
 
     def hold(self, slot: Slot, memory: Bytes | None = None) -> Bytes:
-        """Returns the slot's memory; the slot is free again when the array and all views on it are deleted.
+        """Returns the slot's memory. The slot is free again when the array and all views on it are deleted.
 
         Args:
             slot: A slot that was taken.
-            memory: The array of an earlier call that was interrupted; None for a new one.
+            memory: The array of an earlier call that was interrupted, or None for a new one.
         """
         memory = slot.window() if memory is None else memory
         if slot.view is None:

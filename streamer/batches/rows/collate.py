@@ -25,9 +25,9 @@ def collate_rows(rows: Sequence[Row]) -> dict[str, object]:
         rows: Values of the rows, at least one.
 
     Returns:
-        The fields of the rows, each [rows, length]; "cu_seqlens", int32 [documents + 1], over the tokens of all rows
-        one after the other, with the padding of a row as a document of its own; "max_seqlen", the longest of these, an
-        int; and of the other fields one value for each document, arrays as `Ragged`.
+        The fields of the rows, each [rows, length]. "cu_seqlens", int32 [documents + 1], bounds the documents in the
+        tokens of all rows one after the other; the padding of a row is a document of its own. "max_seqlen" is the
+        length of the longest of these, an int. The other fields have one value for each document, arrays as `Ragged`.
     """
     import torch
     from torch.utils.data import default_collate

@@ -41,9 +41,9 @@ class JoinCost(msgspec.Struct, frozen=True, kw_only=True):
     uses: float
     runs: float
 
-    def estimate(self, kept: float) -> tuple[int, int]:
-        """Bytes and requests where this share of the right side is kept, and each use of the rest is fetched."""
-        passing = 1.0 - kept
+    def estimate(self, kept_share: float) -> tuple[int, int]:
+        """Returns bytes and requests if a share of the right side is kept, and each use of the rest is fetched."""
+        passing = 1.0 - kept_share
         return (
             int(self.fetched_bytes + passing * (self.most_bytes - self.fetched_bytes)),
             int(self.requests + passing * (self.most_requests - self.requests)),

@@ -196,7 +196,7 @@ class SampleMaker:
         return self._takes_out or self.decodes_into_rows
 
     def make(self, place: SampleLocation) -> object:
-        """Reads, opens, decodes and transforms one sample; seeds the generators that user code holds.
+        """Reads, opens, decodes and transforms one sample, after seeding the generators that user code holds.
 
         Raises:
             ChunkUnreadableError: its bytes are missing or wrong.

@@ -126,10 +126,10 @@ class RowReader:
         self._whole.begin_apart(places, at)
 
     def load_at(self, place: SampleLocation, index: int) -> object:
-        """Makes one sample for an index of the current batch; see `SampleMaker.make`.
+        """Makes one sample for an index of the current batch, as `SampleMaker.make` does.
 
         Args:
-            place: Place of the sample; not necessarily the one that `begin` got for the index.
+            place: Place of the sample, not necessarily the one that `begin` got for the index.
             index: Index in the batch.
         """
         if not self._rows.known and (content := self._find_content(place, index)) is not None:

@@ -228,8 +228,8 @@ def find_key(side: KeyReader, key: str, *, reads: bool = True) -> int:
     """Finds the manifest ordinal of the first sample with a key, by the table of keys where there is one.
 
     Args:
-        side: Keys; samples outside its selection do not count.
-        key: Its "__key__"; the number of a sample without one.
+        side: Keys. Samples outside its selection do not count.
+        key: Its "__key__", or the number of a sample without one.
         reads: Whether the data are read where keys are nowhere else.
 
     Raises:

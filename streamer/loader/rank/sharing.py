@@ -110,10 +110,10 @@ def share_caches(
         shared: The dataset.
 
     Returns:
-        This rank's samples of each lane of a batch; none if each rank keeps its equal part of a batch.
+        This rank's samples of each lane of a batch, or none if each rank keeps its equal part of a batch.
 
     Raises:
-        StreamerError: an engine cannot share its cache; on every rank.
+        StreamerError: an engine cannot share its cache. It is raised on every rank.
     """
     rank = rank_config.rank
     places = msgspec.convert(exchange(gather, lambda: _describe_rank(connection, rank_config)), list[_Place])

@@ -191,12 +191,12 @@ def advise(bottleneck: Bottleneck, found: Findings) -> str:
         slow = found.straggler
         if slow.kind == "worker":
             return (
-                f"worker {slow.number} takes {slow.seconds * 1e3:.3g} ms a batch, {slow.times:.1f} times as long as the "
-                "others: check what else runs on its core, and what only its process does"
+                f"worker {slow.number} takes {slow.seconds * 1e3:.3g} ms a batch, {slow.times:.1f} times as long as "
+                "the others: check what else runs on its core, and what only its process does"
             )
         return (
-            f"sample {slow.number} took {slow.seconds * 1e3:.3g} ms, its batch {slow.times:.1f} times the median: shrink "
-            "such samples in advance, or raise prefetch_batches to hide them"
+            f"sample {slow.number} took {slow.seconds * 1e3:.3g} ms, its batch {slow.times:.1f} times the median: "
+            "shrink such samples in advance, or raise prefetch_batches to hide them"
         )
     return _ADVICE.get(bottleneck, "")
 

@@ -347,6 +347,6 @@ def straggler(timings: Sequence[BatchTiming], slowest: SlowWorker | None) -> Str
     return Straggler("sample", worst.ordinal, worst.sample / 1e9, worst.spent / max(median, 1))
 
 
-def _subtract(before_count: float, after_count: float) -> float:
-    """Returns the difference of two counts; a counter that fell was reset with the workers."""
-    return after_count - before_count if after_count >= before_count else after_count
+def _subtract(before_value: float, after_value: float) -> float:
+    """Returns the difference of two values of a counter. One that fell was reset with the workers."""
+    return after_value - before_value if after_value >= before_value else after_value

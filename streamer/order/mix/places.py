@@ -253,8 +253,8 @@ class LaneWindows:
         cells, place, run = _draw_runs(runs.reshape(-1, runs.shape[3]), fold_each(keys, lanes).ravel())
         members, counts = np.zeros((2, sizes.size, int(sizes.max())), np.int64)
         members[cells, place] = run % runs.shape[3]
-        # By cell and member the places follow the line again, those of a run in their order. 16-bit words are sorted
-        # by radix, faster than longer ones.
+        # Sorted by cell and member the places follow the line again, those of a run in their order. 16-bit words are
+        # sorted by radix, faster than longer ones.
         by_member = np.argsort(members[cells, place].astype(np.uint16), kind="stable")
         cell = cells[by_member]
         arranged = by_member[np.argsort(cell.astype(np.uint16) if cells[-1] < 1 << 16 else cell, kind="stable")]

@@ -122,7 +122,7 @@ class MixRequest(msgspec.Struct, frozen=True):
             sources: the members.
             batch_size: the global batch, samples over all ranks.
             like: Spec of a saved state that goes on: what the request leaves open (lanes, windows, batch), and how far
-                the members are, is taken from it; `State.check` compares the rest.
+                the members are, is taken from it. `State.check` compares the rest.
 
         Raises:
             ConfigError: a value outside its rule; names the member.

@@ -35,12 +35,12 @@ class TreeNode(NamedTuple):
 
 
 def build_tree(quotas: Sequence[int]) -> tuple[list[list[TreeNode]], dict[int, list[int]]]:
-    """A tree over the members, by levels from the root; each node is cut where its halves differ least.
+    """Builds a tree over the members, by levels from the root. Each node is cut where its halves differ least.
 
     Equal halves keep it flat, and large members near the root, where the rounding is least.
 
     Returns:
-        The inner nodes of each level, numbered from M on; and the members below every node.
+        The inner nodes of each level, numbered from M on, and the members below every node.
     """
     members = len(quotas)
     order = sorted(range(members), key=lambda member: -quotas[member])
@@ -121,9 +121,9 @@ class LaneShares:
         return slots
 
     def slots(self, member: int, lanes: Integers, counts: Integers) -> Integers:
-        """Returns the place of a member's c-th sample in a lane, by the lines, (N,); c is below its quota there.
+        """Returns the place of a member's c-th sample in a lane, by the lines, (N,), where c is below its quota.
 
-        The least x with left(x) = c + 1 is one more than the place; the same for the right half.
+        The least x with left(x) = c + 1 is one more than the place, and likewise for the right half.
         """
         for node, is_left in reversed(self._paths[member]):
             total = self._totals[node.number]

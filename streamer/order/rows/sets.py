@@ -57,14 +57,14 @@ def chunks_per_set(chunk_samples: Integers, tokens: int, length: int, set_rows: 
 
 
 def make_sets(chunk_samples: Integers, count: int, *, shuffle: bool) -> Sets:
-    """Cuts chunks into sets of `count`; the last set takes a rest of less than half a set.
+    """Cuts chunks into sets of `count`, of which the last one takes a rest of less than half a set.
 
     The same for all seeds, so that one table of rows serves them all.
 
     Args:
-        chunk_samples: (M,) documents per chunk; empty chunks are in no set.
+        chunk_samples: (M,) documents per chunk. Empty chunks are in no set.
         count: chunks of a set.
-        shuffle: whether sets are made of random chunks; otherwise of neighbours.
+        shuffle: whether sets are made of random chunks, not of neighbours.
     """
     chunks = np.flatnonzero(chunk_samples).astype(np.uint32)
     if shuffle:
