@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 
 class ChunkSource(Protocol):
-    """Reads the bytes of chunks; `StreamedBytes` of the loader does. Used by one thread."""
+    """Reads the bytes of chunks, on one thread. It cuts the import of the loader, whose `StreamedBytes` does so."""
 
     def boundaries(self, chunk: int) -> npt.NDArray[np.int64]:
         """Returns where the samples of a chunk begin, and the end of the last one, (samples + 1,)."""

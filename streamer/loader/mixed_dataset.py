@@ -72,7 +72,7 @@ class MixedDataset(EpochDataset):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        names = check_names(list(_check_mapping(members)))
+        names = check_names(list(_require_datasets(members)))
         refuse_linear(weights.weights if isinstance(weights, Weights) else weights)
         options = MixOptions(
             names=names,
@@ -234,7 +234,7 @@ class MixedDataset(EpochDataset):
         self._resume_strict = strict
 
 
-def _check_mapping(members: object) -> Mapping[object, object]:
+def _require_datasets(members: object) -> Mapping[object, object]:
     if not isinstance(members, Mapping):
         raise ConfigError(f"members={members!r}: give name -> StreamingDataset", field="members")
     for name, member in members.items():

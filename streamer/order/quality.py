@@ -181,7 +181,7 @@ def _advise(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_b
     ):
         return ""
     chunks = max(1, int(np.count_nonzero(chunk_samples)))
-    window = find_mixing_window(spec, chunk_samples, global_batch)
+    window = find_good_window(spec, chunk_samples, global_batch)
     if window is None:
         dataset = f"{counted(int(chunk_samples.sum()), 'samples')} in {counted(chunks, 'chunks')}"
         return (
@@ -195,7 +195,7 @@ def _advise(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_b
     )
 
 
-def find_mixing_window(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> int | None:
+def find_good_window(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> int | None:
     """The smallest window in whole chunks per lane that mixes well; None if there are too few chunks or samples."""
     lane_chunks = -(-int(np.count_nonzero(chunk_samples)) // spec.lanes)
     lane_window = spec.lane_window

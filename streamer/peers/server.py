@@ -88,7 +88,7 @@ class PeerServer:
     def __init__(self, end: MessageSocket, listener: socket.socket) -> None:
         self._listener = listener
         # Nothing is to be cleaned up; the socket ends with the engine, whatever ends that.
-        self._link = EngineLink(end, self._received, lambda: os._exit(0))
+        self._link = EngineLink(end, self._handle_message, lambda: os._exit(0))
         self._unauthenticated = BoundedConnections(_MOST_UNAUTHENTICATED, _TOKEN_SECONDS)
         self._started: asyncio.Future[ServerStart] = asyncio.get_running_loop().create_future()
         self._leaving = asyncio.Event()
@@ -146,7 +146,7 @@ class PeerServer:
 
     # ------------------------------------------------------------ the engine
 
-    def _received(self, message: ToServer) -> None:
+    def _handle_message(self, message: ToServer) -> None:
         if isinstance(message, Leave):
             self._leaving.set()
             self._link.refuse_all()
@@ -370,7 +370,7 @@ class EngineLink:
 
     def __init__(self, end: MessageSocket, received: Callable[[ToServer], None], ended: Callable[[], None]) -> None:
         self._end = end
-        self._received = received
+        self._handle_message = received
         self._finish = ended
         self._asked: dict[int, asyncio.Future[Availability]] = {}
         self._number = 0
@@ -409,6 +409,6 @@ class EngineLink:
                 continue
             message = decode_to_server(received[0])
             if not isinstance(message, ServerAnswer):
-                self._received(message)
+                self._handle_message(message)
             elif (answered := self._asked.get(message.number)) is not None and not answered.done():
                 answered.set_result(message.availability)

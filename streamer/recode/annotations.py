@@ -58,7 +58,7 @@ async def build_table_here(options: TableOptions, record: ObjectRecord, root: Pa
             content = map_memory(file.fileno(), record.size)
         job = _job_of(options, record)
         chunk = whole_object(record)
-        made = await asyncio.to_thread(recode_here, Recoders(), job, chunk, content)
+        made = await asyncio.to_thread(recode_here, Recoders(), job, chunk, content=content)
         return root / publish(made, place, root)
 
 

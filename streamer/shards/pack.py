@@ -156,7 +156,7 @@ def pack(
                 writing = msgspec.structs.replace(writing, options=scan.storage_options)
             return run(prepare_scan(scan, writing, running), running, callbacks)
     with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder, runner(on) as running:
-        prepared = prepare(of_url, writing, Path(folder), running, callbacks)
+        prepared = prepare(of_url, writing, folder=Path(folder), runner=running, callbacks=callbacks)
         return run(prepared, running, callbacks)
 
 
@@ -284,9 +284,9 @@ def take_sample(writer: SampleTaker, sample: Mapping[str, Any], ordinal: int) ->
 
 
 def _upload(job: Job, options: Mapping[str, object], made: MadeShard) -> Receipt:
-    async def upload_missing() -> Receipt:
+    async def upload_shard() -> Receipt:
         async with Destination(job.url, options) as destination:
             there = await receipt_there(destination, job, made.number)
             return there if there is not None and there.is_of(made.written) else await upload(destination, job, made)
 
-    return asyncio.run(upload_missing())
+    return asyncio.run(upload_shard())

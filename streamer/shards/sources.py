@@ -134,7 +134,7 @@ class _Opening:
 
 
 class PartReader(Protocol):
-    """What a task reads samples of a dataset with; the loader's is pickled by cloudpickle."""
+    """What a task reads samples of a dataset with. It cuts the import of the loader, whose class it is."""
 
     def read(self, ordinals: Int64Array) -> Generator[StoredSample]:
         """Yields samples in the order of these ordinals in the manifest."""
@@ -193,7 +193,7 @@ class DatasetReader(Protocol):
 
 @runtime_checkable
 class Scannable(Protocol):
-    """A dataset of the loader."""
+    """A dataset of the loader, which is not imported: packs of urls need no torch."""
 
     def _scan(self) -> DatasetReader:
         """Opens its samples.

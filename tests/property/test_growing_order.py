@@ -91,7 +91,7 @@ def test_uses_are_level_after_every_round_and_inside_it(log: AdmissionLog) -> No
     uses, seen = np.zeros(samples, int), set()
     for number in range(len(log)):
         of = log[number]
-        least, most = log.bound_uses(of.start)
+        least, most = log.find_use_bounds(of.start)
         assert least <= uses.min()
         assert uses.max() <= most <= least + reuse
         codes = trained(log, number)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Measurable(Protocol):
-    """A dataset whose samples have lengths."""
+    """A dataset whose samples have lengths. It cuts the import of `batches.samples`, which asks this option."""
 
     def measure(self, lengths: str | Estimate | None) -> None:
         """Opens the lengths of the samples."""

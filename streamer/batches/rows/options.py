@@ -67,7 +67,7 @@ class Estimate:
 
 
 class Packable(Protocol):
-    """A dataset whose samples can be packed."""
+    """A dataset whose samples can be packed. It cuts the import of `batches.samples`, which asks this option."""
 
     def plan_rows(self, packing: RowOption, fallback_dir: Path, *, shuffle: bool) -> object:
         """Plans the rows of the samples."""

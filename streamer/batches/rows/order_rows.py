@@ -40,7 +40,7 @@ class Geometry(NamedTuple):
 
 
 class SampleSource(Protocol):
-    """The selected samples of a manifest, as `OpenedDataset` has them."""
+    """The selected samples of a manifest. It cuts the import of `batches.samples`, whose `OpenedDataset` has them."""
 
     @property
     def manifest(self) -> Manifest:

@@ -54,7 +54,7 @@ class SampleLocation(WantedSample, frozen=True):
 
 
 class ByteSource(Protocol):
-    """Reads the bytes of samples."""
+    """Reads the bytes of samples: of leased chunks in the cache, or of files that are scattered over chunks."""
 
     def boundaries(self, chunk: int) -> Integers:
         """The boundaries of the records of a recoded chunk, see `RecordTable.bounds`: int64, shape (samples + 1,)."""
@@ -70,7 +70,7 @@ class ByteSource(Protocol):
 
 
 class RowSource(Protocol):
-    """Reads the fields that samples get from another dataset."""
+    """Reads the fields that samples get from another dataset. It cuts the import of `joins`, which few datasets need."""
 
     def begin(self, ordinals: Integers) -> None:
         """Begins a batch of these samples; see `JoinReader.begin`."""

@@ -140,7 +140,7 @@ class OpenedDataset:
             chunk_first=self.chunk_first,
             costs=lambda numbers: costs.count_tokens(self.to_manifest(numbers)),
             shuffle=shuffle,
-            reopen=partial(_documents_of, self.manifest.path, self.selection_file, packing, shuffle),
+            reopen=partial(_documents_of, self.manifest.path, self.selection_file, packing, shuffle=shuffle),
         )
         return documents, costs
 

@@ -53,9 +53,9 @@ class OwnGenerators:
         self.refused: list[str] = []
         for thing in _walk_objects(user_code):
             if is_generator(thing):
-                self._add(_describe_type(thing), _make_seed(thing))
-            elif method := _find_seed_method(thing):
-                self._add(f"{_describe_type(thing)}.{method}", _make_seed_by(thing, method))
+                self._add(_describe_type(thing), _make_seeder(thing))
+            elif method := _find_setter(thing):
+                self._add(f"{_describe_type(thing)}.{method}", _make_method_seeder(thing, method))
 
     def seed(self, mixed: int) -> None:
         """Seeds each of them differently from 64 bits."""
@@ -124,7 +124,7 @@ def _walk_objects(roots: Iterable[object]) -> Iterator[object]:
                 continue
             seen[id(thing)] = thing
             yield thing
-            if not is_generator(thing) and _find_seed_method(thing) is None:
+            if not is_generator(thing) and _find_setter(thing) is None:
                 parts += islice(_parts(thing), _MOST_ITEMS)
         level = parts
 
@@ -157,13 +157,13 @@ def _describe_type(thing: object) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
-def _find_seed_method(thing: object) -> str | None:
+def _find_setter(thing: object) -> str | None:
     """The method with which albumentations, MONAI and others set the generators of a transform."""
     names = ("set_random_state", "set_random_seed")
     return next((name for name in names if callable(getattr(type(thing), name, None))), None)
 
 
-def _make_seed_by(thing: object, method: str) -> Seed | None:
+def _make_method_seeder(thing: object, method: str) -> Seed | None:
     """Returns what seeds by a method, or None if it needs other arguments."""
     setter = getattr(thing, method)
     parameters = list(inspect.signature(setter).parameters)
@@ -172,7 +172,7 @@ def _make_seed_by(thing: object, method: str) -> Seed | None:
         # two flips would always agree.
         numpy = np.random.Generator(np.random.PCG64(0))
         python = random.Random(0)
-        seeds = list(filter(None, map(_make_seed, (numpy, python))))
+        seeds = list(filter(None, map(_make_seeder, (numpy, python))))
         return lambda mixed: ([seed(mixed) for seed in seeds], setter(numpy, python))
     try:
         inspect.signature(setter).bind(0)
@@ -181,10 +181,10 @@ def _make_seed_by(thing: object, method: str) -> Seed | None:
     return lambda mixed: setter(mixed & _LOW)
 
 
-def _make_seed(generator: object) -> Seed | None:
+def _make_seeder(generator: object) -> Seed | None:
     """Returns what seeds a generator in place, or None if nothing does."""
     if isinstance(generator, np.random.Generator):
-        return _make_seed(generator.bit_generator)
+        return _make_seeder(generator.bit_generator)
     if isinstance(generator, np.random.BitGenerator):
         bits = generator
         kind = type(generator)

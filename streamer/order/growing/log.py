@@ -129,7 +129,7 @@ class AdmissionLog:
         """Returns the position up to which rounds train only the first `cohorts` cohorts."""
         return self._starts[bisect_right(self._admitted, cohorts)]
 
-    def bound_uses(self, position: int) -> tuple[int, int]:
+    def find_use_bounds(self, position: int) -> tuple[int, int]:
         """Returns bounds of the uses of any sample when the round of a position begins, at most `reuse` apart."""
         number = min(bisect_right(self._starts, position) - 1, len(self) - 1)
         per_pass = self.cohorts.per_pass

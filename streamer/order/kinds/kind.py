@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Selected(Protocol):
-    """The samples of a member, as codes count them."""
+    """The samples of a member, as codes count them. It cuts the import of `batches`, which opens datasets."""
 
     @property
     def samples(self) -> int:
@@ -93,7 +93,7 @@ class CodeBook(ABC):
 
 
 class Counted(Selected, Protocol):
-    """A member, as its order counts it: samples in chunks, or rows in sets of chunks."""
+    """A member, as its order counts it: samples in chunks, or rows in sets of chunks. It cuts the same import."""
 
     @property
     def order_samples(self) -> Integers:

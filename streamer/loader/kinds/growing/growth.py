@@ -278,7 +278,7 @@ class Growth:
         rank = self.rank_config
         position = min(plan.position(batch), log.stop - 1)
         current = log.find_round(position)
-        least_uses, most_uses = log.bound_uses(position)
+        least_uses, most_uses = log.find_use_bounds(position)
         sample_bytes = self._data.stored_bytes / cohorts.samples
         return GrowingStats(
             reuse=log.reuse,
