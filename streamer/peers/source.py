@@ -277,26 +277,21 @@ def check_file(file: Fetched, dataset: Dataset, chunk: int, where: str) -> Recei
     _same(where, "codec", int(wanted.codec), header.codec)
     _same(where, "length", header.file_bytes, len(raw))
     content = raw[HEADER_BYTES : HEADER_BYTES + header.local_bytes]
-    offsets = _offsets(content, dataset, chunk, where)
+    wrong = f"{where}: {len(content)} bytes are not those of the chunk's samples"
+    if dataset.manifest.recoded:
+        try:
+            offsets = RecordTable.decode(content, wanted.samples, wanted.codec, len(content)).starts
+        except ValueError as error:
+            raise IntegrityError(f"{wrong}: {error}", where=where) from error
+    else:
+        offsets = dataset.manifest.sample_offsets(chunk)
+        if offsets[-1] != len(content):
+            raise IntegrityError(wrong, where=where)
     _same(where, "number of entries", len(offsets) - 1, header.samples)
     table = np.frombuffer(raw, "<u4", offset=HEADER_BYTES + header.local_bytes)
     if not np.array_equal(sample_checksums([content], offsets), table):
         raise IntegrityError(f"{where}: samples of chunk {wanted.key.hex()} differ from their checksums", where=where)
     return Received(file, content, offsets)
-
-
-def _offsets(content: memoryview, dataset: Dataset, chunk: int, where: str) -> NDArray[np.int64]:
-    wrong = f"{where}: {len(content)} bytes are not those of the chunk's samples"
-    if not dataset.manifest.recoded:
-        offsets = dataset.manifest.sample_offsets(chunk)
-        if offsets[-1] != len(content):
-            raise IntegrityError(wrong, where=where)
-        return offsets
-    wanted = dataset.manifest.chunk(chunk)
-    try:
-        return RecordTable.decode(content, wanted.samples, wanted.codec, len(content)).starts
-    except ValueError as error:
-        raise IntegrityError(f"{wrong}: {error}", where=where) from error
 
 
 def _same(where: str, what: str, expected: str | int, actual: str | int) -> None:

@@ -115,11 +115,10 @@ def publish(made: Recoded, place: Path, root: Path) -> str:
     edges = made.table.starts.tolist()
     buffers = [made.content[start:stop] for start, stop in pairwise(edges)]
     hashes = np.frombuffer(buffers[0], np.int64)
-    keys, rows = (_strings(len(hashes), buffers[number], buffers[number + 2]) for number in (1, 2))
+    columns = []
+    for offsets, content in (buffers[1], buffers[3]), (buffers[2], buffers[4]):
+        dtype = np.int32 if len(offsets) == 4 * (len(hashes) + 1) else np.int64
+        columns.append(BinaryColumn(np.frombuffer(offsets, dtype), np.frombuffer(content, np.uint8)))  # type: ignore[arg-type]
+    keys, rows = columns
     head = msgspec.json.decode(buffers[5], type=AnnotationHead)
     return publish_table(head, {"hash": hashes, "key": keys, "row": rows}, place, root).name
-
-
-def _strings(count: int, offsets: memoryview, content: memoryview) -> BinaryColumn:
-    dtype = np.int32 if len(offsets) == 4 * (count + 1) else np.int64
-    return BinaryColumn(np.frombuffer(offsets, dtype), np.frombuffer(content, np.uint8))  # type: ignore[arg-type]

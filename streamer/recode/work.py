@@ -117,19 +117,6 @@ def recode(job: RecodeJob, recoder: Recoder, content: memoryview, write: Write) 
         BlockError: a block cannot be decoded, or its records are not as expected.
         RecodeError: the hint does not fit the chunk.
     """
-    made = RecodedBlocks(job, write)
-    at = 0
-    for number, block in enumerate(_blocks(job)):
-        piece = content[at : at + block.fetch_bytes]
-        at += block.fetch_bytes
-        try:
-            made.add(recoder.recode(piece, block.samples, block.hint), block)
-        except Exception as error:
-            raise BlockError(number) from error
-    return made.finish()
-
-
-def _blocks(job: RecodeJob) -> list[BlockHint]:
     try:
         blocks = decode_hints(job.hint)
     except msgspec.MsgspecError as error:
@@ -139,7 +126,16 @@ def _blocks(job: RecodeJob) -> list[BlockHint]:
         raise RecodeError(
             f"its blocks have {found[0]} bytes and {found[1]} samples, the chunk {job.fetch_bytes} and {job.samples}"
         )
-    return blocks
+    made = RecodedBlocks(job, write)
+    at = 0
+    for number, block in enumerate(blocks):
+        piece = content[at : at + block.fetch_bytes]
+        at += block.fetch_bytes
+        try:
+            made.add(recoder.recode(piece, block.samples, block.hint), block)
+        except Exception as error:
+            raise BlockError(number) from error
+    return made.finish()
 
 
 def _views(buffers: Buffers) -> list[memoryview]:

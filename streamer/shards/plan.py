@@ -116,7 +116,17 @@ def make_plan(
     Raises:
         ConfigError: an invalid order or size.
     """
-    _check(manifest, order, shard_bytes)
+    if order not in get_args(Order):
+        raise ConfigError(f"order={order!r} is not one of {', '.join(get_args(Order))}", field="order")
+    least, most = SHARD_BYTES_RANGE
+    if not least <= shard_bytes <= most:
+        raise ConfigError(f"shard_bytes={shard_bytes} is not within {least}..{most} bytes", field="shard_bytes")
+    if order == "name" and not manifest.whole_objects:
+        raise ConfigError(
+            f"order='name' needs the names of the samples, which only raw files have before they are read, not "
+            f"{manifest.format!r}",
+            field="order",
+        )
     ordinals = np.arange(manifest.samples) if selected is None else selected
     sizes = (_sizes(manifest) + overhead)[ordinals]
     if more_bytes is not None:
@@ -202,20 +212,6 @@ def refuse_double_keys(manifest: Manifest, selected: Int64Array | None = None) -
                 sample=key,
             )
         seen[key] = path
-
-
-def _check(manifest: Manifest, order: str, shard_bytes: int) -> None:
-    if order not in get_args(Order):
-        raise ConfigError(f"order={order!r} is not one of {', '.join(get_args(Order))}", field="order")
-    least, most = SHARD_BYTES_RANGE
-    if not least <= shard_bytes <= most:
-        raise ConfigError(f"shard_bytes={shard_bytes} is not within {least}..{most} bytes", field="shard_bytes")
-    if order == "name" and not manifest.whole_objects:
-        raise ConfigError(
-            f"order='name' needs the names of the samples, which only raw files have before they are read, not "
-            f"{manifest.format!r}",
-            field="order",
-        )
 
 
 def _sizes(manifest: Manifest) -> Int64Array:

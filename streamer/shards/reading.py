@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from itertools import accumulate, pairwise
@@ -16,7 +16,6 @@ from streamer.base.concurrency import plain_errors
 from streamer.fetch import Fetched, Fetcher
 from streamer.manifest.model import Chunk, Extent, Facts, SampleName
 from streamer.recode import messages
-from streamer.recode.results import Recoded
 from streamer.recode.work import Recoders, recode_here
 from streamer.shards.plan import Batch, RecodedBatch
 from streamer.store.addresses.urls import split
@@ -87,7 +86,16 @@ class ShardReader:
         extents, places = reads_of(batch)
         length = sum(extent.length for extent in extents)
         if extents and split(extents[0].object.url).scheme == "file":
-            return ReadBatch(partial(_samples, batch, places, await _read_here(extents, length)), lambda: None)
+            # Files of this machine are read a few concurrently, because they may be on a network mount.
+            content = np.empty(length, np.uint8).data
+            edges = [0, *accumulate(extent.length for extent in extents)]
+            views = [content[start:stop] for start, stop in pairwise(edges)]
+            with plain_errors():
+                async with asyncio.TaskGroup() as group:
+                    for first in range(_FILES_AT_ONCE):
+                        some = slice(first, None, _FILES_AT_ONCE)
+                        group.create_task(asyncio.to_thread(read_files, extents[some], views[some]))
+            return ReadBatch(partial(_samples, batch, places, content), lambda: None)
         chunk = Chunk(
             index=-1,
             key=b"",
@@ -102,39 +110,25 @@ class ShardReader:
 
     def _block_samples(self, batch: RecodedBatch, fetched: list[Fetched]) -> Iterator[ReadSample]:
         """Yields samples that are decoded together."""
-        recoded = [self._recode(chunk, each) for chunk, each in zip(batch.chunks, fetched, strict=True)]
+        recoded = []
+        dataset = self._dataset
+        for chunk, each in zip(batch.chunks, fetched, strict=True):
+            job = messages.RecodeJob(
+                format=dataset.format,
+                options=dataset.options,
+                facts=dataset.facts,
+                hint=chunk.hint,
+                samples=chunk.samples,
+                fetch_bytes=chunk.fetch_bytes,
+                planned_bytes=chunk.local_bytes,
+            )
+            with each:
+                recoded.append(recode_here(self._recoders, job, chunk, each.parts[0]))
         for ordinal, owner in zip(batch.ordinals, batch.owner, strict=True):
             chunk = batch.chunks[owner]
             records = recoded[owner]
             content = records.table.record(ordinal - chunk.first_sample, records.content)
             yield ReadSample(ordinal, chunk.extents[0].object.url, content, SampleName())
-
-    def _recode(self, chunk: Chunk, fetched: Fetched) -> Recoded:
-        dataset = self._dataset
-        job = messages.RecodeJob(
-            format=dataset.format,
-            options=dataset.options,
-            facts=dataset.facts,
-            hint=chunk.hint,
-            samples=chunk.samples,
-            fetch_bytes=chunk.fetch_bytes,
-            planned_bytes=chunk.local_bytes,
-        )
-        with fetched:
-            return recode_here(self._recoders, job, chunk, fetched.parts[0])
-
-
-async def _read_here(extents: Sequence[Extent], length: int) -> memoryview:
-    """Reads files of this machine, a few concurrently, because they may be on a network mount."""
-    content = np.empty(length, np.uint8).data
-    edges = [0, *accumulate(extent.length for extent in extents)]
-    views = [content[start:stop] for start, stop in pairwise(edges)]
-    with plain_errors():
-        async with asyncio.TaskGroup() as group:
-            for first in range(_FILES_AT_ONCE):
-                some = slice(first, None, _FILES_AT_ONCE)
-                group.create_task(asyncio.to_thread(read_files, extents[some], views[some]))
-    return content
 
 
 def _samples(batch: Batch, places: list[int], content: memoryview) -> Iterator[ReadSample]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +150,18 @@ class _Making:
         key = stored.key
         made = {} if key is None else {KEY: key_of_file(key) if stored.is_file else key}
         try:
-            for name, value in self._select_fields(stored):
-                made |= self._values(name, value, key or "")
+            wanted = self._recipe.fields
+            names = [name for name, _ in stored.fields]
+            if wanted is not None and (missing := wanted.keys() - set(names)):
+                raise PackError(f"{stored.where} has no field {min(missing)!r}; it has {', '.join(names)}")
+            for name, value in stored.fields:
+                if wanted is not None and name not in wanted:
+                    continue
+                new = name if wanted is None else wanted[name]
+                # A field that a join has renamed keeps its extension, which tells its kind.
+                if isinstance(value, Field) and name != value.name:
+                    new = _add_extension(new, value)
+                made |= self._values(new, value, key or "")
             for field in stored.annotations:
                 made |= self._values(field.name, field, "")
         except (DecodeError, ValueError) as error:
@@ -177,18 +187,6 @@ class _Making:
             return value
         renamed = Field(_add_extension(name, value) if name != value.name else name, value.content, value.kind)
         return to_json(*field_value(renamed))
-
-    def _select_fields(self, stored: StoredSample) -> Iterator[tuple[str, object]]:
-        """The fields that are written, by their new names."""
-        wanted = self._recipe.fields
-        names = [name for name, _ in stored.fields]
-        if wanted is not None and (missing := wanted.keys() - set(names)):
-            raise PackError(f"{stored.where} has no field {min(missing)!r}; it has {', '.join(names)}")
-        for name, value in stored.fields:
-            if wanted is None or name in wanted:
-                new = name if wanted is None else wanted[name]
-                # A field that a join has renamed keeps its extension, which tells its kind.
-                yield (_add_extension(new, value) if isinstance(value, Field) and name != value.name else new), value
 
     def _transform(self, sample: dict[str, Any], where: str) -> Mapping[str, Any] | None:
         transform = self._recipe.transform

@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streamer.decode.dispatch import find_decoder_of_kind
 from streamer.decode.values import encode_nested_json
@@ -120,17 +119,13 @@ def _file_of(name: str, value: object) -> tuple[str, Content] | None:
     if isinstance(value, int | np.integer) and not isinstance(value, bool) and name in _CLASS_NAMES:
         return "cls", b"%d" % int(value)
     if isinstance(value, np.ndarray) or (hasattr(value, "__array__") and not isinstance(value, np.generic)):
-        return (name if _has_extension(name, "npy") else f"{name}.npy"), _npy(name, np.asarray(value))
+        buffer = io.BytesIO()
+        try:
+            np.save(buffer, np.asarray(value), allow_pickle=False)
+        except ValueError as error:
+            raise PackError(f"field {name!r} is an array of Python objects; give numbers, or a list") from error
+        return (name if _has_extension(name, "npy") else f"{name}.npy"), buffer.getvalue()
     return (name, json_of(name, value)) if name.endswith(".json") else None
-
-
-def _npy(name: str, array: NDArray[np.generic]) -> bytes:
-    buffer = io.BytesIO()
-    try:
-        np.save(buffer, array, allow_pickle=False)
-    except ValueError as error:
-        raise PackError(f"field {name!r} is an array of Python objects; give numbers, or a list") from error
-    return buffer.getvalue()
 
 
 def json_of(name: str, value: object) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,14 +167,11 @@ async def _check(task: CheckTask) -> None:
                 part = content[int(edges[piece]) - start : int(edges[piece + 1]) - start]
                 compare(receipt, shard, piece, part)
 
-        await map_concurrently(check, list(_reads(receipt)), _READS_AT_ONCE)
-
-
-def _reads(receipt: Receipt) -> Iterator[range]:
-    """Pieces that are read together."""
-    edges = receipt.edges
-    first = 0
-    while first < receipt.pieces:
-        stop = max(first + 1, int(np.searchsorted(edges, edges[first] + _READ_BYTES, side="right")) - 1)
-        yield range(first, stop)
-        first = stop
+        # The pieces that are read together.
+        runs = []
+        first = 0
+        while first < receipt.pieces:
+            last = max(first + 1, int(np.searchsorted(edges, edges[first] + _READ_BYTES, side="right")) - 1)
+            runs.append(range(first, last))
+            first = last
+        await map_concurrently(check, runs, _READS_AT_ONCE)

@@ -153,7 +153,10 @@ class Ring:
         self.reclaim()
         if self._free:
             return self._free.pop()
-        if self.slots >= (self._limits.most if late else self._limits.usual) or self._is_full():
+        # Another slot would have the size of the last one.
+        usual = self._last_nbytes
+        is_full = sum(slot.nbytes or usual for slot in self._slots.values()) + usual > self._limits.nbytes
+        if is_full or self.slots >= (self._limits.most if late else self._limits.usual):
             return None
         self._count += 1
         slot = self._slots[self._count] = Slot(self._count)
@@ -246,8 +249,3 @@ class Ring:
         assert isinstance(view, SlotView)
         view.slot.view = None
         return view.slot
-
-    def _is_full(self) -> bool:
-        """Whether there is no space for another slot of the size of the last one."""
-        usual = self._last_nbytes
-        return sum(slot.nbytes or usual for slot in self._slots.values()) + usual > self._limits.nbytes

@@ -70,7 +70,7 @@ class ByteSource(Protocol):
 
 
 class RowSource(Protocol):
-    """Reads the fields that samples get from another dataset. It cuts the import of `joins`, which few datasets need."""
+    """Reads the fields that samples get from another dataset. It cuts the import of `joins`, which imports this one."""
 
     def begin(self, ordinals: Integers) -> None:
         """Begins a batch of these samples; see `JoinReader.begin`."""

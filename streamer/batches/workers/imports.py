@@ -34,7 +34,15 @@ def find_modules(objects: Iterable[object]) -> list[str]:
     send_main_by_value()
     words: set[str] = set()
     for thing in objects:
-        words.update(_words(thing))
+        try:
+            # Out of band: a transform may contain gigabytes of arrays, which name no modules.
+            pickled = cloudpickle.dumps(thing, protocol=5, buffer_callback=lambda _: None)
+        except Exception:  # noqa: BLE001 - the error is reported when the object is sent
+            continue
+        # All texts of the pickle count, among them the names of modules and attributes.
+        for opcode, argument, _ in pickletools.genops(pickled):
+            if isinstance(argument, str):
+                words.update(argument.split(" ") if opcode.name == "GLOBAL" else (argument,))
     # The code of these modules is part of each pickle, so no process has to import them.
     sent = tuple(f"{name}." for name in cloudpickle.list_registry_pickle_by_value())
     referred = {name for name in _find_importable(words) if not f"{name}.".startswith(sent)}
@@ -42,18 +50,6 @@ def find_modules(objects: Iterable[object]) -> list[str]:
     names = {name for name in referred | _find_importable(inside) if not name.startswith("streamer.")}
     order = {name: at for at, name in enumerate(sys.modules)}
     return sorted(names - _EXCLUDED, key=order.__getitem__)
-
-
-def _words(thing: object) -> Iterator[str]:
-    """All texts in an object's pickle, including the names of modules and attributes."""
-    try:
-        # Out of band: a transform may contain gigabytes of arrays, which name no modules.
-        pickled = cloudpickle.dumps(thing, protocol=5, buffer_callback=lambda _: None)
-    except Exception:  # noqa: BLE001 - the error is reported when the object is sent
-        return
-    for opcode, argument, _ in pickletools.genops(pickled):
-        if isinstance(argument, str):
-            yield from argument.split(" ") if opcode.name == "GLOBAL" else (argument,)
 
 
 def _find_importable(words: Iterable[str]) -> set[str]:

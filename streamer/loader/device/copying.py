@@ -50,13 +50,19 @@ class SlotRange(msgspec.Struct, frozen=True):
             return tensor
 
         map_tensors(batch.content, note)
-        places = [_find_range(tensor, batch.memory) for tensor in tensors]
-        known = [place for place in places if place is not None]
-        if len(known) < 2 or len(known) < len(places):
+        if len(tensors) < 2:
             return None
-        start = min(first for first, _ in known)
-        stop = max(end for _, end in known)
-        dense = sum(end - first for first, end in known) >= _LEAST_SHARE * (stop - start) > 0
+        ranges: list[tuple[int, int]] = []
+        for tensor in tensors:
+            if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.nbytes == 0:
+                return None
+            first = tensor.data_ptr() - batch.memory.ctypes.data
+            if first < 0 or first + tensor.nbytes > batch.memory.size or first % tensor.itemsize:
+                return None
+            ranges.append((first, first + tensor.nbytes))
+        start = min(first for first, _ in ranges)
+        stop = max(end for _, end in ranges)
+        dense = sum(end - first for first, end in ranges) >= _LEAST_SHARE * (stop - start) > 0
         return cls(batch, batch.memory, start, stop) if dense else None
 
     @property
@@ -82,15 +88,6 @@ class SlotRange(msgspec.Struct, frozen=True):
             return copy.clone() if tensor.nbytes < _SMALL_SHARE * self.nbytes else copy
 
         return self.batch.replace_content(map_tensors(self.batch.content, view))
-
-
-def _find_range(tensor: torch.Tensor, memory: Bytes) -> tuple[int, int] | None:
-    """Returns the range of a tensor in the slot, or None if it is elsewhere, not contiguous, or empty."""
-    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.nbytes == 0:
-        return None
-    first = tensor.data_ptr() - memory.ctypes.data
-    inside = first >= 0 and first + tensor.nbytes <= memory.size and first % tensor.itemsize == 0
-    return (first, first + tensor.nbytes) if inside else None
 
 
 def map_tensors(batch: object, change: Callable[[torch.Tensor], torch.Tensor], *, encoded: bool = False) -> object:

@@ -154,12 +154,23 @@ class MixOrdering(Ordering):
 
     def cautions(self, global_batch: int, local_batch: int, nodes: int) -> Sequence[str]:
         """See `Ordering`."""
-        return [
-            *cautions(self.spec, global_batch, self._options.shares.epoch_samples),
-            *_find_twins(self.spec),
-            *_find_cut_groups(self.spec, global_batch, local_batch),
-            *filter(None, [describe_lane_spread(self.spec.members[0].order, global_batch, nodes)]),
-        ]
+        found = [*cautions(self.spec, global_batch, self._options.shares.epoch_samples)]
+        first: dict[tuple[str, int], str] = {}
+        for member in self.spec.members:
+            name = first.setdefault((member.order.manifest_digest, member.order.seed), member.name)
+            if name != member.name:
+                found.append(
+                    f"members {name} and {member.name} have the same samples and the same seed: both come in the same "
+                    "order; give one of them another seed"
+                )
+        group = global_batch // self.spec.groups
+        if self.spec.groups > 1 and group % local_batch and local_batch % group:
+            found.append(
+                f"a rank's batch of {local_batch} samples has parts of several groups of {group}, each of one member"
+            )
+        if spread := describe_lane_spread(self.spec.members[0].order, global_batch, nodes):
+            found.append(spread)
+        return found
 
     # ------------------------------------------------------------ states
 
@@ -280,25 +291,3 @@ class Mix(StreamKind):
             )
             for name, data, member in zip(self._mix.names, members.each, self.datasets, strict=True)
         )
-
-
-def _find_twins(spec: MixSpec) -> list[str]:
-    """Returns sentences about members that have the same samples and the same seed."""
-    first: dict[tuple[str, int], str] = {}
-    found = []
-    for member in spec.members:
-        name = first.setdefault((member.order.manifest_digest, member.order.seed), member.name)
-        if name != member.name:
-            found.append(
-                f"members {name} and {member.name} have the same samples and the same seed: both come in the same "
-                "order; give one of them another seed"
-            )
-    return found
-
-
-def _find_cut_groups(spec: MixSpec, global_batch: int, own: int) -> list[str]:
-    """Returns a sentence if a rank's batch has parts of several groups."""
-    group = global_batch // spec.groups
-    if spec.groups == 1 or group % own == 0 or own % group == 0:
-        return []
-    return [f"a rank's batch of {own} samples has parts of several groups of {group}, each of one member"]

@@ -22,7 +22,6 @@ from streamer.loader.members.connections import EngineConnections
 from streamer.loader.members.single_reads import stream_bytes
 from streamer.manifest.column_files import ColumnFiles
 from streamer.manifest.columns import BinaryColumn
-from streamer.manifest.condition import ColumnValues
 from streamer.manifest.kept import KeptFiles, hash_question
 from streamer.manifest.keys import Keys, KeyTable, Kind, build_keys, hash_values, number_keys
 from streamer.manifest.selection import Selection
@@ -134,33 +133,28 @@ class KeyReader:
                 stop = min(first + _NAMES_AT_ONCE, self.manifest.samples)
                 yield first, number_keys(np.arange(first, stop, dtype=np.uint64))
         elif self._on == KEY and self._read_from.whole_objects:
-            yield from self._read_names()
+            first = 0
+            for tables in self._read_from.tables:
+                column = tables["objects"]["key"]
+                assert isinstance(column, BinaryColumn)
+                for row in range(0, len(column), _NAMES_AT_ONCE):
+                    names = [column[number] for number in range(row, min(row + _NAMES_AT_ONCE, len(column)))]
+                    yield first, hash_values(names)
+                    first += len(names)
         elif self._column is not None:
-            yield from self._read_kept(self._column)
+            kept = self._column
+            for first in range(0, self.manifest.samples, _NAMES_AT_ONCE):
+                some = range(first, min(first + _NAMES_AT_ONCE, self.manifest.samples))
+                try:
+                    yield first, hash_values(kept.value(row) for row in some)
+                except ManifestError as error:
+                    raise self._locate_error(error, first) from error
         else:
             # Chunk after chunk, several at the same time, without those that have no selected sample.
             wanted = np.arange(self._read_from.chunks)
             if self.selection is not None:
                 wanted = np.flatnonzero(np.diff(self.selection.ordinals.searchsorted(self._read_from.chunk_first)))
             yield from scan_chunks(wanted.tolist(), self._read_chunk)
-
-    def _read_names(self) -> Iterator[tuple[int, Keys]]:
-        first = 0
-        for tables in self._read_from.tables:
-            column = tables["objects"]["key"]
-            assert isinstance(column, BinaryColumn)
-            for row in range(0, len(column), _NAMES_AT_ONCE):
-                names = [column[number] for number in range(row, min(row + _NAMES_AT_ONCE, len(column)))]
-                yield first, hash_values(names)
-                first += len(names)
-
-    def _read_kept(self, column: ColumnValues) -> Iterator[tuple[int, Keys]]:
-        for first in range(0, self.manifest.samples, _NAMES_AT_ONCE):
-            some = range(first, min(first + _NAMES_AT_ONCE, self.manifest.samples))
-            try:
-                yield first, hash_values(column.value(row) for row in some)
-            except ManifestError as error:
-                raise self._locate_error(error, first) from error
 
     def _read_chunk(self, chunk: int) -> tuple[int, Keys]:
         first = int(self._read_from.chunk_first[chunk])

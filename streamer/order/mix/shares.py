@@ -174,7 +174,13 @@ class Shares(msgspec.Struct, frozen=True):
         none = (0,) * len(samples)
         # A share of the bytes is a share of the samples over their mean size.
         means = {name: max(1, sizes[name]) / n for name, n in samples.items()}
-        scaled = [(epoch, _integers([by_name[name] / means[name] for name in samples])) for epoch, by_name in stages]
+        scaled = []
+        for epoch, by_name in stages:
+            shares = [by_name[name] / means[name] for name in samples]
+            total = math.fsum(shares)
+            # They sum to about 2**32, and a positive share stays positive.
+            integers = (max(1, round(share / total * _SCALE)) if share else 0 for share in shares)
+            scaled.append((epoch, tuple(integers)))
         counts = list(samples.values())
         if self.epoch_samples:
             length = self.epoch_samples
@@ -191,12 +197,6 @@ def _absolute(amounts: Sequence[tuple[int, Fraction]]) -> Amount:
     """Returns whole passes for members that have them, otherwise samples, which are also weights."""
     weights = tuple(0 if passes else round(size * _PART) for passes, size in amounts)
     return Amount(0, tuple(passes for passes, _ in amounts), weights, round(Fraction(sum(weights), _PART)))
-
-
-def _integers(weights: Sequence[float]) -> tuple[int, ...]:
-    """Shares as integers that sum to about 2**32; a positive one stays positive."""
-    total = math.fsum(weights)
-    return tuple(max(1, round(weight / total * _SCALE)) if weight else 0 for weight in weights)
 
 
 def _weight_stages(
