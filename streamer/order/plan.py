@@ -101,7 +101,22 @@ class RankPlan:
         """
         self._check_batch(batch)
         if batch not in self._block:
-            self._compute(batch)
+            rank_split = self.rank_split
+            count = max(1, min(self.order.block_samples // rank_split.per_rank, _BLOCK_CELLS // rank_split.lanes))
+            begin, end = self.order.find_known(self.position(batch))
+            size = rank_split.global_batch
+            block_start = batch - batch % count
+            first = max(block_start, -(-(begin - self.start) // size))
+            stop = min(block_start + count, self.batches, (end - self.start) // size)
+            # A batch may be alone in its round.
+            block = range(first, stop) if first <= batch < stop else range(batch, batch + 1)
+            starts = np.arange(block.start, block.stop, dtype=np.int64)
+            positions = rank_split.positions(self.start + starts * rank_split.global_batch)
+            ordinals = self.order.ordinals(positions.ravel()).reshape(positions.shape)
+            positions.flags.writeable = ordinals.flags.writeable = False
+            self._block = block
+            self._positions = positions
+            self._ordinals = ordinals
         row = batch - self._block.start
         positions = self._positions[row]
         ordinals = self._ordinals[row]
@@ -137,41 +152,20 @@ class RankPlan:
         if start_batch == stop:
             return merge([])
         run = Batches(self.start, self.rank_split.global_batch, start_batch, stop)
-        return merge([*self.order.needs(self.rank_split, run), *self._padding_needs(stop)])
+        needs = list(self.order.needs(self.rank_split, run))
+        if self.position(stop) > self.order.samples and self.last_batch != "short":
+            # Repeats may be in a chunk of a lane that only another rank draws from: they are looked up one by one.
+            positions = self.rank_split.positions(np.array([self.position(stop - 1)], np.int64))[0]
+            padding = positions[positions >= self.order.samples]
+            if padding.size:
+                chunks, passes = self.order.chunks(unique(self.order.ordinals(padding)))
+                last = np.full(len(chunks), stop - 1, dtype=np.int64)
+                needs.append(Needs(chunks.astype(np.uint32), last, last, passes))
+        return merge(needs)
 
     def _check_batch(self, batch: int) -> None:
         if not 0 <= batch < self.batches:
             raise IndexError(f"batch {batch} is not in 0..{self.batches - 1}")
-
-    def _padding_needs(self, stop: int) -> list[Needs]:
-        """Repeats may be in a chunk of a lane that only another rank draws from: looked up one by one."""
-        if self.position(stop) <= self.order.samples or self.last_batch == "short":
-            return []
-        positions = self.rank_split.positions(np.array([self.position(stop - 1)], np.int64))[0]
-        padding = positions[positions >= self.order.samples]
-        if not padding.size:
-            return []
-        chunks, passes = self.order.chunks(unique(self.order.ordinals(padding)))
-        batch = np.full(len(chunks), stop - 1, dtype=np.int64)
-        return [Needs(chunks.astype(np.uint32), batch, batch, passes)]
-
-    def _compute(self, batch: int) -> None:
-        rank_split = self.rank_split
-        count = max(1, min(self.order.block_samples // rank_split.per_rank, _BLOCK_CELLS // rank_split.lanes))
-        begin, end = self.order.find_known(self.position(batch))
-        size = rank_split.global_batch
-        block_start = batch - batch % count
-        first = max(block_start, -(-(begin - self.start) // size))
-        stop = min(block_start + count, self.batches, (end - self.start) // size)
-        # A batch may be alone in its round.
-        block = range(first, stop) if first <= batch < stop else range(batch, batch + 1)
-        starts = np.arange(block.start, block.stop, dtype=np.int64)
-        positions = rank_split.positions(self.start + starts * rank_split.global_batch)
-        ordinals = self.order.ordinals(positions.ravel()).reshape(positions.shape)
-        positions.flags.writeable = ordinals.flags.writeable = False
-        self._block = block
-        self._positions = positions
-        self._ordinals = ordinals
 
 
 def check_last_batch(last_batch: LastBatch | None, world: int) -> LastBatch:

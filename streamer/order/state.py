@@ -105,7 +105,22 @@ class State(msgspec.Struct, frozen=True):
                 agree with the order_id.
         """
         check_format(saved)
-        spec = _read_spec(saved)
+        spec: AnySpec
+        # What one dataset does not need is only loaded for others.
+        match saved.get("kind"):
+            case None:
+                spec = _order(saved)
+            case "mix":
+                from streamer.order.mix.spec import MixSpec
+
+                spec = _convert(saved.get("mix"), MixSpec, "a mix", "mix")
+            case "growing":
+                from streamer.order.growing.spec import LOG, GrowingSpec
+
+                parts = {"order": _order(saved), **{name: saved.get(name) for name in LOG}}
+                spec = _convert(parts, GrowingSpec, "a growing dataset", "admitted")
+            case other:
+                raise StateError(f"the state is of {other!r}, which streamer {VERSION} does not know", field="kind")
         state = cls(spec, *(int(str(_field(saved, name, kind))) for name, kind in _PLACE.items()))
         if saved.get("order_id") != state.spec.order_id:
             raise StateError(
@@ -200,28 +215,6 @@ def check_format(saved: Mapping[str, object]) -> None:
 def _show_part(part: str | int | None) -> str:
     """A part as users write it."""
     return "not set" if part is None else {"block": "True", "none": "False"}.get(str(part), repr(part))
-
-
-def _read_spec(saved: Mapping[str, object]) -> AnySpec:
-    """Reads the order of a state, of the kind that it names. What one dataset does not need is only loaded for others.
-
-    Raises:
-        StateError: another kind, or a part that is missing, or of another type.
-    """
-    match saved.get("kind"):
-        case None:
-            return _order(saved)
-        case "mix":
-            from streamer.order.mix.spec import MixSpec
-
-            return _convert(saved.get("mix"), MixSpec, "a mix", "mix")
-        case "growing":
-            from streamer.order.growing.spec import LOG, GrowingSpec
-
-            parts = {"order": _order(saved), **{name: saved.get(name) for name in LOG}}
-            return _convert(parts, GrowingSpec, "a growing dataset", "admitted")
-        case other:
-            raise StateError(f"the state is of {other!r}, which streamer {VERSION} does not know", field="kind")
 
 
 def _convert(parts: object, kind: type[S], words: str, field: str) -> S:

@@ -80,7 +80,17 @@ class PeerServerProcess:
         return None if self._child is None else self._child.pid
 
     async def __aenter__(self) -> Self:
-        self._listener = _listen_at(self._listen)
+        host, port = split_address(self._listen)
+        try:
+            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            both = family == socket.AF_INET6  # [::] answers IPv4, too
+            # A peer that connects before the server runs waits for it.
+            self._listener = socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot answer peers at {self._listen}: {error.strerror or error}; choose another [peers] listen",
+                field="listen",
+            ) from error
         self.port = self._listener.getsockname()[1]
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
@@ -178,20 +188,3 @@ class PeerServerProcess:
 def _add(first: Counts, second: Counts) -> Counts:
     names = first.__struct_fields__
     return Counts(*(getattr(first, name) + getattr(second, name) for name in names))
-
-
-def _listen_at(listen: str) -> socket.socket:
-    """Opens a socket that listens; a peer that connects before the server runs waits for it.
-
-    Raises:
-        ConfigError: the address is not host:port, or is taken.
-    """
-    host, port = split_address(listen)
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        both = family == socket.AF_INET6  # [::] answers IPv4, too
-        return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot answer peers at {listen}: {error.strerror or error}; choose another [peers] listen", field="listen"
-        ) from error

@@ -74,15 +74,12 @@ class ShardReader:
         Raises:
             StoreError: they cannot be read.
         """
-        if isinstance(batch, Batch):
-            return await self._read_ranges(batch)
-        # Chunks are read one after the other; the ranges of a chunk are read concurrently.
-        with ExitStack() as opened:
-            fetched = [opened.enter_context(await self._fetcher.fetch(chunk)) for chunk in batch.chunks]
-            samples = partial(self._block_samples, batch, fetched)
-            return ReadBatch(samples, opened.pop_all().close)
-
-    async def _read_ranges(self, batch: Batch) -> ReadBatch:
+        if isinstance(batch, RecodedBatch):
+            # Chunks are read one after the other; the ranges of a chunk are read concurrently.
+            with ExitStack() as opened:
+                chunks = [opened.enter_context(await self._fetcher.fetch(chunk)) for chunk in batch.chunks]
+                samples = partial(self._block_samples, batch, chunks)
+                return ReadBatch(samples, opened.pop_all().close)
         extents, places = reads_of(batch)
         length = sum(extent.length for extent in extents)
         if extents and split(extents[0].object.url).scheme == "file":

@@ -150,7 +150,22 @@ class RowAssembler:
             WorkerError: no document could be made, of this batch or before.
             DecodeError: the documents of a batch have different fields.
         """
-        self._learn(made)
+        # The fields of the documents, and the dtype of each, are those of the last batch that had any.
+        documents = list(made.values())
+        if documents:
+            first = documents[0]
+            if (other := find_other_fields(documents)) is not None:
+                raise DecodeError(
+                    f"packing: documents of one batch have different fields: one has {_describe(first)}, another "
+                    f"{_describe(other)}; name those with one value for each token: Packing(fields=...)"
+                )
+            names = tuple(first.tokens)
+            self._dtypes = {name: np.result_type(*{one.tokens[name].dtype for one in documents}) for name in names}
+            self._others = tuple(first.others)
+            if self._packing.labels is not None and names:
+                self._labelled = find_token_field(first.tokens, self._packing.fields)
+        if not self._dtypes:
+            raise WorkerError("all documents of the first batch failed: there is nothing to make a row of")
         spans = list(pairwise(pieces.first.tolist()))
         begin = pieces.begin.tolist()
         size = pieces.size.tolist()
@@ -170,24 +185,6 @@ class RowAssembler:
     def places(self, rows: Sequence[Mapping[str, object]]) -> int:
         """Returns how many tokens rows have room for."""
         return len(rows) * self._packing.length
-
-    def _learn(self, made: Mapping[int, Document]) -> None:
-        """Learns the fields of the documents, and the dtype of each."""
-        documents = list(made.values())
-        if documents:
-            first = documents[0]
-            if (other := find_other_fields(documents)) is not None:
-                raise DecodeError(
-                    f"packing: documents of one batch have different fields: one has {_describe(first)}, another "
-                    f"{_describe(other)}; name those with one value for each token: Packing(fields=...)"
-                )
-            names = tuple(first.tokens)
-            self._dtypes = {name: np.result_type(*{one.tokens[name].dtype for one in documents}) for name in names}
-            self._others = tuple(first.others)
-            if self._packing.labels is not None and names:
-                self._labelled = find_token_field(first.tokens, self._packing.fields)
-        if not self._dtypes:
-            raise WorkerError("all documents of the first batch failed: there is nothing to make a row of")
 
     def _row(self, documents: Sequence[tuple[Document, int, int]], out: Row) -> dict[str, object]:
         """Makes a row of documents, each with the first of its tokens in the row, and their number."""

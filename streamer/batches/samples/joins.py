@@ -19,7 +19,7 @@ from streamer.batches.samples.maker import ByteSource, SampleLocation, locate_sa
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.rule import DecodeRule
 from streamer.errors import DecodeError
-from streamer.formats.base import Field, SampleName
+from streamer.formats.base import SampleName
 from streamer.formats.registry import open_format
 from streamer.manifest.joined import JoinTable
 from streamer.manifest.reader_lock import open_held
@@ -152,7 +152,19 @@ class JoinReader:
             DecodeError: a row cannot be decoded, or lacks a column.
         """
         if ordinal not in self._read:
-            self._read_from(ordinal)
+            at = self._index.get(ordinal)
+            if at is None:
+                self._take([(ordinal, next(self._locate_rows(np.array([ordinal], np.int64))))])
+            else:
+                # The rows of those after it in the batch are read as well, as long as these are short.
+                lengths = (
+                    sum(place.stop - place.start for place in places) for _, places in islice(self._batch, at, None)
+                )
+                short = sum(1 for _ in takewhile(_AHEAD_BYTES.__ge__, accumulate(lengths)))
+                try:
+                    self._take(self._batch[at : at + max(1, short)])
+                except OSError:  # read alone, the sample with the error is found
+                    self._take(self._batch[at : at + 1])
         rows = [self._row(place.ordinal, content, raw) for place, content in self._read.pop(ordinal)]
         if self._joined.recipe.how == "one":
             return rows[0] if rows else dict.fromkeys(self._names)
@@ -169,18 +181,6 @@ class JoinReader:
         places = iter(starmap(SampleLocation, zip(*locate_samples(self._manifest, self._content, rows), strict=True)))
         return (list(islice(places, count)) for count in np.bincount(owner, minlength=len(ordinals)).tolist())
 
-    def _read_from(self, ordinal: int) -> None:
-        """Reads the rows of a sample, and of those after it in the batch as long as these are short."""
-        at = self._index.get(ordinal)
-        if at is None:
-            return self._take([(ordinal, next(self._locate_rows(np.array([ordinal], np.int64))))])
-        lengths = (sum(place.stop - place.start for place in places) for _, places in islice(self._batch, at, None))
-        short = sum(1 for _ in takewhile(_AHEAD_BYTES.__ge__, accumulate(lengths)))
-        try:
-            self._take(self._batch[at : at + max(1, short)])
-        except OSError:  # read alone, the sample with the error is found
-            self._take(self._batch[at : at + 1])
-
     def _take(self, samples: Sequence[tuple[int, list[SampleLocation]]]) -> None:
         contents = iter(self._content.read_each([place for _, places in samples for place in places]))
         self._read |= {ordinal: list(zip(places, contents, strict=False)) for ordinal, places in samples}
@@ -190,26 +190,24 @@ class JoinReader:
         try:
             found, fields = self._opener.open(content, name)
             key = str(row) if found is None else found
-            sample = self._decoder(key, self._select_fields(key, fields), raw=raw)
+            if self._columns is None:
+                chosen = [field for field in fields if field.name not in (_KEY, self._joined.recipe.key)]
+            else:
+                chosen = [field for field in fields if field.name in self._columns]
+                if len(chosen) < len(self._columns) - (_KEY in self._columns):
+                    names = [field.name for field in fields]
+                    lacking = next(name for name in self._columns if name not in names and name != _KEY)
+                    raise DecodeError(
+                        f"columns={lacking!r} is not a field of sample {key!r} of the right side, which has "
+                        f"{', '.join(names)}"
+                    )
+            sample = self._decoder(key, chosen, raw=raw)
         except DecodeError as error:
             raise DecodeError(f"{error.message} (row {row} of the join with {self._joined.recipe.name})") from error
         if self._columns is not None:
             return {to: sample[name] for name, to in self._columns.items()}
         del sample[_KEY]
         return sample
-
-    def _select_fields(self, key: str, fields: Sequence[Field]) -> list[Field]:
-        """The fields of a row that samples get."""
-        if self._columns is None:
-            return [field for field in fields if field.name not in (_KEY, self._joined.recipe.key)]
-        found = [field for field in fields if field.name in self._columns]
-        if len(found) < len(self._columns) - (_KEY in self._columns):
-            names = [field.name for field in fields]
-            lacking = next(name for name in self._columns if name not in names and name != _KEY)
-            raise DecodeError(
-                f"columns={lacking!r} is not a field of sample {key!r} of the right side, which has {', '.join(names)}"
-            )
-        return found
 
 
 def join_schedule(schedule: EpochSchedule, joins: Sequence[tuple[OpenedJoin, tuple[int, int], int]]) -> EpochSchedule:

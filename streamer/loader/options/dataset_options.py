@@ -114,7 +114,17 @@ class DatasetOptions(StreamOptions):
             find_format(given)
         super().__post_init__()
         checks.function("transform", self.transform)
-        self._check_manifest()
+        # A manifest that does not exist is built there: its files would be samples of the next listing.
+        place = self.manifest.url_text
+        for url in self.urls if place is not None else ():
+            manifest = absolute(place or "").rstrip("/")
+            data = absolute(url).rstrip("/")
+            if manifest == data or manifest.startswith(data + "/"):
+                raise ConfigError(
+                    f"manifest={shown(place or '')!r} is inside the dataset {shown(url)!r}; a manifest that is "
+                    "built there would become part of the data: name another folder",
+                    field="manifest",
+                )
         self.limit_bytes()
         # Growing, balance and packing are checked against each other, and against the order.
         order = self.order
@@ -141,19 +151,6 @@ class DatasetOptions(StreamOptions):
     def format_name(self) -> str:
         """Name of the format, or "auto"."""
         return self.format if isinstance(self.format, str) else self.format.name
-
-    def _check_manifest(self) -> None:
-        # A manifest that does not exist is built there: its files would be samples of the next listing.
-        path = self.manifest.url_text
-        for url in self.urls if path is not None else ():
-            manifest = absolute(path or "").rstrip("/")
-            data = absolute(url).rstrip("/")
-            if manifest == data or manifest.startswith(data + "/"):
-                raise ConfigError(
-                    f"manifest={shown(path or '')!r} is inside the dataset {shown(url)!r}; a manifest that is "
-                    "built there would become part of the data: name another folder",
-                    field="manifest",
-                )
 
     @property
     def place(self) -> str:

@@ -184,27 +184,24 @@ class Growth:
         added = self._growing.bytes_per_round()
         data_bytes = max(1, int(self.manifest.chunk_local_bytes.sum()))
         self.grow = None if added is None else max(1, round(added * cohorts.per_pass / data_bytes))
-        self._offers = self._make_offers()
-
-    def _make_offers(self) -> Offers | None:
-        """Returns the way to agree with other ranks, or None if there is one rank, or nothing to agree on."""
+        self._offers: Offers | None = None
         rank = self.rank_config
-        if self.grow is not None or rank.world_size == 1:
-            return None
-        if gather_for(rank) is None:
-            other = process_group()
-            remedy = (
-                "call init_process_group first"
-                if other is None
-                else f"rank= and world_size= take the place of its {other[1]} ranks, which are others, so that these "
-                "cannot agree"
-            )
-            raise ConfigError(
-                f"the {rank.world_size} ranks of a growing dataset agree on what has arrived through "
-                f'torch.distributed: {remedy}; or give round_bytes= in bytes, as round_bytes="20GB"',
-                field="growing",
-            )
-        return Offers.from_process_group(rank.rank, rank.world_size)
+        if self.grow is None and rank.world_size > 1:
+            # What has arrived is known on each rank alone, so that they agree on it.
+            if gather_for(rank) is None:
+                other = process_group()
+                remedy = (
+                    "call init_process_group first"
+                    if other is None
+                    else f"rank= and world_size= take the place of its {other[1]} ranks, which are others, so that "
+                    "these cannot agree"
+                )
+                raise ConfigError(
+                    f"the {rank.world_size} ranks of a growing dataset agree on what has arrived through "
+                    f'torch.distributed: {remedy}; or give round_bytes= in bytes, as round_bytes="20GB"',
+                    field="growing",
+                )
+            self._offers = Offers.from_process_group(rank.rank, rank.world_size)
 
     def decide(self, arrived: int) -> None:
         """Decides on the next round; `arrived` cohorts are local, from the first one on.
