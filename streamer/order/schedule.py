@@ -141,7 +141,15 @@ def _group_starts(size: Integers, share: Integers) -> tuple[Integers, Integers]:
         np.add.at(level, sparse + sample * share[sparse] // size[sparse], 1)
         sample += 1
         sparse = sparse[size[sparse] > sample]
-    given = np.cumsum(level) + _sum_lines(rest, share)
+    # The sums of rest / share, rounded down, over the pieces per group begun: 1e-3 samples cover what 1e7 additions of
+    # doubles can lose; the slack has a whole one.
+    pieces = len(rest)
+    slope = rest / share
+    change = np.zeros(pieces + int(share.max()))
+    change[:pieces] += slope
+    np.subtract.at(change, np.arange(pieces) + share, slope)
+    lines = np.floor(np.cumsum(np.cumsum(change)) - 1e-3).clip(0).astype(np.int64)
+    given = np.cumsum(level) + lines
     before = np.concatenate([np.zeros(1, np.int64), given])
     # Group g has begun g - j slices of piece j: open before it are the pieces of group g - 1.
     slack = np.concatenate([np.zeros(1, np.int64), open_pieces + 1])
@@ -156,14 +164,3 @@ def _level(amount: Integers, share: Integers) -> Integers:
     np.subtract.at(change, np.arange(pieces) + share, amount)
     level: Integers = np.cumsum(change)
     return level
-
-
-def _sum_lines(rest: Integers, share: Integers) -> Integers:
-    """Sums rest / share, rounded down, over the pieces per group begun."""
-    pieces = len(rest)
-    slope = rest / share
-    change = np.zeros(pieces + int(share.max()))
-    change[:pieces] += slope
-    np.subtract.at(change, np.arange(pieces) + share, slope)
-    # 1e-3 samples cover what 1e7 additions of doubles can lose; the slack has a whole one.
-    return np.floor(np.cumsum(np.cumsum(change)) - 1e-3).clip(0).astype(np.int64)

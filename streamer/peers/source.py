@@ -105,14 +105,13 @@ class PeerSource:
         answer = await self._client.fetch_chunk(ask.member, asked, late)
         if not ask.fetch:
             found.record(ask.member, digest, not isinstance(answer, Refusal))
-        return None if isinstance(answer, Refusal) else await self._check(fetch, ask, answer)
-
-    async def _check(self, fetch: Fetch, ask: PeerChoice, file: Fetched) -> Received | None:
+        if isinstance(answer, Refusal):
+            return None
         where = f"chunk {fetch.chunk} from peer {ask.member.address}"
         try:
-            return await in_thread(None, check_file, file, fetch.dataset, fetch.chunk, where)
+            return await in_thread(None, check_file, answer, fetch.dataset, fetch.chunk, where)
         except BaseException as error:
-            file.close()
+            answer.close()
             if not isinstance(error, IntegrityError):
                 raise
             self._client.reject(ask.member)

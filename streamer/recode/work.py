@@ -77,7 +77,13 @@ class RecodedBlocks:
         """Takes the records of a block; raises RecodeError for wrong ones."""
         heads = _views(records.parts)
         shared = _views(records.shared_parts)
-        self._total += _check(records.lengths, heads, block) + _check_parts(records, shared, block)
+        lengths = records.lengths
+        if lengths.dtype != np.int64 or (block.samples >= 0 and lengths.shape != (block.samples,)):
+            raise RecodeError(f"it has {len(lengths)} samples, {block.samples} were indexed")
+        head_bytes = sum(map(len, heads))
+        if len(lengths) and (int(lengths.min()) < 0 or int(lengths.sum()) != head_bytes):
+            raise RecodeError(f"the lengths of its records do not sum up to their {head_bytes} bytes")
+        self._total += head_bytes + _check_parts(records, shared, block)
         self._k = max(self._k, records.part_ranges.shape[1])
         self._lengths.append(records.lengths)
         self._part_lengths.append(records.part_lengths)
@@ -140,16 +146,6 @@ def recode(job: RecodeJob, recoder: Recoder, content: memoryview, write: Write) 
 
 def _views(buffers: Buffers) -> list[memoryview]:
     return [memoryview(buffer).cast("B") for buffer in buffers]  # type: ignore[arg-type]
-
-
-def _check(lengths: NDArray[np.int64], parts: Sequence[memoryview], block: BlockHint) -> int:
-    """Returns the bytes of the records of a block, or of their heads."""
-    if lengths.dtype != np.int64 or (block.samples >= 0 and lengths.shape != (block.samples,)):
-        raise RecodeError(f"it has {len(lengths)} samples, {block.samples} were indexed")
-    total = sum(map(len, parts))
-    if len(lengths) and (int(lengths.min()) < 0 or int(lengths.sum()) != total):
-        raise RecodeError(f"the lengths of its records do not sum up to their {total} bytes")
-    return total
 
 
 def _check_parts(records: Records, parts: Sequence[memoryview], block: BlockHint) -> int:

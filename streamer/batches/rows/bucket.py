@@ -85,22 +85,19 @@ class BucketAssembler:
                 f"another {', '.join(other.tokens)}; name those that are padded: Buckets(fields=...)"
             )
         lengths = np.array([len(next(iter(document.tokens.values()))) for document in documents], np.int32)
-        padded = {
-            name: self._pad_arrays(name, [document.tokens[name] for document in documents]) for name in first.tokens
-        }
+        padded: dict[str, Array] = {}
+        for name in first.tokens:
+            arrays = [document.tokens[name] for document in documents]
+            inner = arrays[0].shape[1:]
+            if any(array.shape[1:] != inner for array in arrays):
+                raise DecodeError(f"packing: field {name!r} has rows of {inner} and others in a bucket")
+            dtype = np.result_type(*{array.dtype for array in arrays})
+            shape = (len(arrays), max(map(len, arrays)), *inner)
+            padded[name] = np.full(shape, self._packing.find_pad(name), dtype)
+            for row, array in zip(padded[name], arrays, strict=True):
+                row[: len(array)] = array
         others = {name: [document.others[name] for document in documents] for name in first.others}
         return {**padded, LENGTHS: lengths, **others}
-
-    def _pad_arrays(self, name: str, arrays: Sequence[Array]) -> Array:
-        longest = max(map(len, arrays))
-        inner = arrays[0].shape[1:]
-        if any(array.shape[1:] != inner for array in arrays):
-            raise DecodeError(f"packing: field {name!r} has rows of {inner} and others in a bucket")
-        dtype = np.result_type(*{array.dtype for array in arrays})
-        found: Array = np.full((len(arrays), longest, *inner), self._packing.find_pad(name), dtype)
-        for row, array in zip(found, arrays, strict=True):
-            row[: len(array)] = array
-        return found
 
 
 Assembler: TypeAlias = RowAssembler | BucketAssembler

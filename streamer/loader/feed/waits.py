@@ -40,7 +40,14 @@ def describe_wait(
         case causes.LOST:
             return f"{which}, which is made again: its worker ended"
         case _:
-            return f"{which}: {_describe_worker(head, pool, name_work)}"
+            # Both are copied, because the feeder's thread changes them meanwhile.
+            handle = next((each for each in list(pool.workers.values()) if head in list(each.tasks)), None)
+            if handle is None:
+                return f"{which}: a worker will make it"
+            doing = pool.find_status(handle)
+            if not doing.task:
+                return f"{which}: worker {handle.number} has it and has not begun"
+            return f"{which}: worker {handle.number} is at it, now at {name_work(doing.ordinal)}"
 
 
 def name_rank(prepared: RankStream) -> str:
@@ -64,14 +71,3 @@ def describe_engine(values: Mapping[str, object] | None) -> str:
     chunks = values.get("fetches", 0)
     requests = values.get("in_flight", 0)
     return f"the engine is to fetch {chunks} chunks, with {requests} requests under way"
-
-
-def _describe_worker(head: Pending, pool: WorkerPool, name_work: Callable[[int], str]) -> str:
-    # Both are copied, because the feeder's thread changes them meanwhile.
-    handle = next((each for each in list(pool.workers.values()) if head in list(each.tasks)), None)
-    if handle is None:
-        return "a worker will make it"
-    doing = pool.find_status(handle)
-    if not doing.task:
-        return f"worker {handle.number} has it and has not begun"
-    return f"worker {handle.number} is at it, now at {name_work(doing.ordinal)}"

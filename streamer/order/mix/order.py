@@ -252,11 +252,18 @@ class MixOrder:
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
         """The chunks that a rank uses in a run of batches, by member and pass; never narrower than the truth."""
         lanes = split.rank_lanes(run.first_position)
-        return [
-            member_needs(self._draw(member), self._places, lanes, run)
-            for member, quota in enumerate(self._quotas.tolist())
-            if quota
-        ]
+        found = []
+        for member in np.flatnonzero(self._quotas).tolist():
+            draw = Draw(
+                member=member,
+                stream=self._streams[member],
+                start=int(self._starts[member]),
+                turn=int(self._turns[member]),
+                quota=int(self._quotas[member]),
+                places=self._member_places[member],
+            )
+            found.append(member_needs(draw, self._places, lanes, run))
+        return found
 
     def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
         """Returns chunk (counted through the mix) and pass of some sample codes."""
@@ -280,17 +287,6 @@ class MixOrder:
         """Returns positions of members' streams, from their starts in this epoch: (N,)."""
         ahead: Integers = self.lanes * counts + (lanes - self._starts[members] - self._turns[members]) % self.lanes
         return ahead
-
-    def _draw(self, member: int) -> Draw:
-        start, turn, quota = (int(each[member]) for each in (self._starts, self._turns, self._quotas))
-        return Draw(
-            member=member,
-            stream=self._streams[member],
-            start=start,
-            turn=turn,
-            quota=quota,
-            places=self._member_places[member],
-        )
 
     @cached_property
     def _places(self) -> Places:

@@ -92,7 +92,15 @@ class RowContent:
         if seed is None:
             return _gather(items, row, count)
         words = fold_each(fold(seed, TAG_COMPANION, epoch), documents)
-        return _redraw(_gather(items, row, count), kept, words)
+        packed = _gather(items, row, count)
+        # Documents of equal size change places by a hash of each; pieces of documents stay where they are.
+        whole = np.flatnonzero(packed.items.size == kept[packed.items.document])
+        sizes = packed.items.size[whole]
+        document = packed.items.document.copy()
+        places = whole[np.argsort(sizes, kind="stable")]
+        drawn = whole[np.lexsort((words[packed.items.document[whole]], sizes))]
+        document[places] = packed.items.document[drawn]
+        return SetRows(Items(document, packed.items.begin, packed.items.size), packed.first)
 
     def _pack_anew(self, items: Items, documents: Integers, epoch: int, wanted_rows: int) -> Integers | None:
         """Returns the rows of another packing, exactly `wanted_rows` of them, or None if all tries need more."""
@@ -152,15 +160,3 @@ def _gather(items: Items, row: Integers, count: int) -> SetRows:
     row = number[row]
     order = stable_order(row, count)
     return SetRows(items.take(order), np.append(0, np.cumsum(np.bincount(row, minlength=count))))
-
-
-def _redraw(rows: SetRows, kept: Integers, words: Words) -> SetRows:
-    """Exchanges documents of equal size by a hash of each; pieces of documents stay where they are."""
-    items = rows.items
-    whole = np.flatnonzero(items.size == kept[items.document])
-    sizes = items.size[whole]
-    document = items.document.copy()
-    places = whole[np.argsort(sizes, kind="stable")]
-    drawn = whole[np.lexsort((words[items.document[whole]], sizes))]
-    document[places] = items.document[drawn]
-    return SetRows(Items(document, items.begin, items.size), rows.first)
