@@ -194,7 +194,7 @@ def _gather(text: str) -> list[str | None]:
         texts = compress_texts(_collect(store, [f"{place}/{other}" for other in range(size)]))
         store.set(f"{place}/all", texts)  # type: ignore[arg-type]  # it takes bytes, too
     waits_for_first = f"rank 0, which compares the datasets of all ranks{_REASON}"
-    # Rank 0 answers in any case, so the others wait longer than it does. Rank 1 alone says so.
+    # Rank 0 answers in any case, so the others wait longer than it does. Rank 1 says so for all of them.
     with watch_wait(logger, lambda: waits_for_first if rank == 1 else ""):
         store.wait([f"{place}/all"], timedelta(seconds=_WAIT_SECONDS + 60))
     return decompress_texts(store.get(f"{place}/all"))

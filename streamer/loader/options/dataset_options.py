@@ -115,13 +115,13 @@ class DatasetOptions(StreamOptions):
         super().__post_init__()
         checks.function("transform", self.transform)
         # A manifest that does not exist is built there: its files would be samples of the next listing.
-        place = self.manifest.url_text
-        for url in self.urls if place is not None else ():
-            manifest = absolute(place or "").rstrip("/")
+        target = self.manifest.url_text
+        for url in self.urls if target is not None else ():
+            manifest = absolute(target or "").rstrip("/")
             data = absolute(url).rstrip("/")
             if manifest == data or manifest.startswith(data + "/"):
                 raise ConfigError(
-                    f"manifest={shown(place or '')!r} is inside the dataset {shown(url)!r}; a manifest that is "
+                    f"manifest={shown(target or '')!r} is inside the dataset {shown(url)!r}; a manifest that is "
                     "built there would become part of the data: name another folder",
                     field="manifest",
                 )
