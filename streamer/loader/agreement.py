@@ -193,9 +193,8 @@ def _gather(text: str) -> list[str | None]:
     if rank == 0:
         texts = compress_texts(_collect(store, [f"{place}/{other}" for other in range(size)]))
         store.set(f"{place}/all", texts)  # type: ignore[arg-type]  # it takes bytes, too
-    waits_for_first = f"rank 0, which compares the datasets of all ranks{_REASON}"
-    # Rank 0 answers in any case, so the others wait longer than it does. Rank 1 says so for all of them.
-    with watch_wait(logger, lambda: waits_for_first if rank == 1 else ""):
+    # Rank 0 answers in any case, so the others wait longer than it does.
+    with watch_wait(logger, lambda: _describe_first(rank)):
         store.wait([f"{place}/all"], timedelta(seconds=_WAIT_SECONDS + 60))
     return decompress_texts(store.get(f"{place}/all"))
 
@@ -241,6 +240,11 @@ def _wait_all(store: Store, keys: list[str], seconds: float | None) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError
         time.sleep(_POLL_SECONDS)
+
+
+def _describe_first(rank: int) -> str:
+    """Describes what all ranks wait for, on rank 1 only, because rank 0 may be missing."""
+    return f"rank 0, which compares the datasets of all ranks{_REASON}" if rank == 1 else ""
 
 
 def process_store() -> Store:

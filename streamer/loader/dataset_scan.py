@@ -56,7 +56,7 @@ class DatasetScan:
 
     def __init__(self, member: DatasetMember) -> None:
         _refuse(member.options)
-        # What only a training has is left out. Fields are as they are stored, unless the dataset transforms them.
+        # The options of a training are left out. Fields are as they are stored, unless the dataset transforms them.
         options = make_scan_options(member.options)
         joins = member.joins
         if options.transform is None:

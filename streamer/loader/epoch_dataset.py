@@ -30,6 +30,8 @@ class EpochDataset(IterableDataset[object]):
     _progress: IterationProgress | None
     # The stream, with the edition of the data that it was prepared from.
     _prepared: tuple[int, RankStream] | None
+    # The seed that torch gave the workers of the last iterator, and how many iterators before had it.
+    _rounds: tuple[int, int]
 
     # ------------------------------------------------------------ epochs and state
 
@@ -135,8 +137,9 @@ class EpochDataset(IterableDataset[object]):
         else:
             # torch gives the workers of one iterator consecutive seeds.
             base_seed = worker.seed - worker.id
-            self._rounds = (base_seed, self._rounds[1] + 1 if self._rounds[0] == base_seed else 0)
-            ticket = WorkerTicket(base_seed, self._rounds[1], worker.id)
+            count = self._rounds[1] + 1 if self._rounds[0] == base_seed else 0
+            self._rounds = (base_seed, count)
+            ticket = WorkerTicket(base_seed, count, worker.id)
             self._progress = IterationProgress(self._epochs.begin(ticket), share)
         return SampleIterator(prepared, self._progress, self._ledger, self._set_next_epoch)
 

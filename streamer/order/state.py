@@ -106,7 +106,7 @@ class State(msgspec.Struct, frozen=True):
         """
         check_format(saved)
         spec: AnySpec
-        # What one dataset does not need is only loaded for others.
+        # Modules that one dataset does not need are only loaded for others.
         match saved.get("kind"):
             case None:
                 spec = _order(saved)

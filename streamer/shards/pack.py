@@ -70,32 +70,32 @@ def pack(
     same bytes. The manifest comes last: where it is, all shards are.
 
     Args:
-        source: urls of a dataset, in any format that is read; or a `StreamingDataset`, of which the selected samples
+        source: urls of a dataset, in any format that is read. Or a `StreamingDataset`, of which the selected samples
             are written, in the order of its manifest, with the fields of its annotations and joins, all as they are
-            stored, or with what its transform returns; or an iterable of dicts. Of these, bytes are written as
+            stored, or with what its transform returns. Or an iterable of dicts. Of these, bytes are written as
             they are, texts as `name.txt`, an int named "label" or "cls" as `cls`, arrays as `name.npy`, all other
-            values together as one `json`; "__key__" is the sample's name.
-        url: url of the shards; empty before, or with an earlier run of the same pack.
-        transform: gets each sample as a dict of bytes with its "__key__"; returns a dict as above, or None to leave
-            the sample out. Samples of class folders have a "label".
-        fields: names of the fields to write, or a mapping from their names to new ones; None: all.
-        annotations: the url of a file with labels, boxes or texts, which samples get as fields; with options:
-            `Annotations`, as for `StreamingDataset`. None: the metadata.csv, .jsonl or .parquet beside the files.
-        order: "manifest"; "name" (raw files only); or "shuffle": of raw files all at random, of others whole chunks,
+            values together as one `json`. "__key__" is the sample's name.
+        url: url of the shards, where nothing is yet, or an earlier run of the same pack.
+        transform: gets each sample as a dict of bytes with its "__key__", and returns a dict as above, or None to
+            leave the sample out. Samples of class folders have a "label".
+        fields: names of the fields to write, a mapping from their names to new ones, or None for all fields.
+        annotations: the url of a file with labels, boxes or texts, which samples get as fields. `Annotations` has its
+            options, as for `StreamingDataset`. By default the metadata.csv, .jsonl or .parquet beside the files.
+        order: "manifest", "name" (raw files only) or "shuffle": of raw files all at random, of others whole chunks,
             with the samples of those that are read together (128 MiB) mixed.
         seed: seed of the shuffle.
-        shard_bytes: approximate size of a shard in bytes; "512MB".
+        shard_bytes: approximate size of a shard in bytes, or a text as "512MB".
         prefix: beginning of the names of the shards.
         storage_options: options of the source, as fsspec takes them.
-        out_storage_options: options of the destination; None: those of the source.
-        format: "tar"; "parquet" (columns follow from the first 64 samples); or "tokens" (the one field
+        out_storage_options: options of the destination, or None for those of the source.
+        format: "tar", "parquet" (columns follow from the first 64 samples) or "tokens" (the one field
             that is a list of integers, as Megatron's .bin and .idx). See docs/pack.md.
-        vocabulary: number of different tokens. Below 65,500 they take 2 bytes, else 4; None: 4, or 2 if the
-            samples have arrays of 2 bytes. A token that is not below it is an error.
-        source_format: format of the source; "auto": by the names of its objects.
+        vocabulary: number of different tokens. Below 65,500 they take 2 bytes, else 4. By default they take 4, or 2 if
+            the samples have arrays of 2 bytes. A token that is not below it is an error.
+        source_format: format of the source, or "auto" to find it by the names of its objects.
         format_options: options of the source's format.
-        extensions: extensions of the raw files that are samples; None: in class folders the commonest, else all.
-        manifest: url of the source's manifest; None: the source is indexed.
+        extensions: extensions of the raw files that are samples. By default the commonest in class folders, else all.
+        manifest: url of the source's manifest, or None to index the source.
         on: "processes" (one for each core), "processes:8", "dask:tcp://scheduler:8786", "ray:auto", or an executor. A
             `StreamingDataset` is read through the engine and the cache of the machine of each process. An iterable is
             written by this process.

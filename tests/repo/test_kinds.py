@@ -18,7 +18,6 @@ ALLOWED = {
     "Whether a report has such figures; its attributes are public, and None where nothing was counted.": {
         "loader/stall/report.py": [
             "if self.packing is not None:",
-            "**({} if self.packing is None else _packing_scalars(self.packing)),",
             "if stats.growing is None or found.engine is None or not step_seconds:",
         ],
     },

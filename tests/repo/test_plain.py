@@ -118,13 +118,13 @@ def _comments_inside_a_sentence(source: Source) -> Iterator[str]:
 Rule = Callable[[Source], Iterator[str]]
 # What is left; a figure here is lowered with what it counts, and never raised.
 CEILINGS: dict[Rule, int] = {
-    _participles: 88,
+    _participles: 79,
     _prepositions: 18,
-    _fragments: 3,
+    _fragments: 1,
     _shared_class_names: 0,
-    _positional_calls: 64,
-    _tuples: 47,
-    _comments_inside_a_sentence: 11,
+    _positional_calls: 61,
+    _tuples: 45,
+    _comments_inside_a_sentence: 10,
 }
 
 

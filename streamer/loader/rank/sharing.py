@@ -117,10 +117,7 @@ def share_caches(
     """
     rank = rank_config.rank
     places = msgspec.convert(exchange(gather, lambda: _describe_rank(connection, rank_config)), list[_Place])
-    ranks_of_engines: dict[tuple[str, str], list[int]] = {}
-    for each, place in enumerate(places):
-        ranks_of_engines.setdefault((place.folder, place.engine), []).append(each)
-    nodes = list(ranks_of_engines.values())
+    nodes = _group_ranks(places)
     if len(nodes) == 1 or _are_copies(places, rank):
         return ()
     number = next(number for number, ranks in enumerate(nodes) if rank in ranks)
@@ -206,6 +203,14 @@ def _describe_rank(connection: EngineClient, rank_config: RankConfig) -> object:
 def _token() -> str:
     """Returns a text that differs for each start of the job, whose processes are new."""
     return secrets.token_hex(32)
+
+
+def _group_ranks(places: list[_Place]) -> list[list[int]]:
+    """Returns the ranks of each engine."""
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for rank, place in enumerate(places):
+        ranks.setdefault((place.folder, place.engine), []).append(rank)
+    return list(ranks.values())
 
 
 def _are_copies(places: list[_Place], rank: int) -> bool:

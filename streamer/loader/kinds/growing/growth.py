@@ -187,7 +187,7 @@ class Growth:
         self._offers: Offers | None = None
         rank = self.rank_config
         if self.grow is None and rank.world_size > 1:
-            # What has arrived is known on each rank alone, so that they agree on it.
+            # A rank knows only what has arrived there, so that all agree on it.
             if gather_for(rank) is None:
                 other = process_group()
                 remedy = (
