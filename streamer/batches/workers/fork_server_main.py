@@ -226,20 +226,24 @@ class ForkServerLoop:
             os.close(self._finish)
             os.close(self._wakeup)
             worker.enter_context(context)
-            # The state of a fork becomes that of a new interpreter.
-            gc.enable()
-            # Python reseeds its own generator after a fork; from the others all forks would draw the same numbers.
-            sys.modules["numpy"].random.seed()
-            if (torch := sys.modules.get("torch")) is not None:
-                torch.random.default_generator.seed()
-                # This process has imported with one thread, regardless of the variable.
-                torch.set_num_threads(_threads(context.environment.get(b"OMP_NUM_THREADS", b"")))
+            _renew(context)
             worker.serve(start.number, start.workers, *descriptors)
             code = 0
         except BaseException:  # noqa: BLE001 - the rank notices the end of the process
             traceback.print_exc()
         finally:
             worker.leave(code)
+
+
+def _renew(context: ProcessContext) -> None:
+    """Resets the state of a fork to that of a new interpreter."""
+    gc.enable()
+    # Python reseeds its own generator after a fork; from the others all forks would draw the same numbers.
+    sys.modules["numpy"].random.seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.random.default_generator.seed()
+        # This process has imported with one thread, regardless of the variable.
+        torch.set_num_threads(_threads(context.environment.get(b"OMP_NUM_THREADS", b"")))
 
 
 def _threads(variable: bytes) -> int:
