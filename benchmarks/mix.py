@@ -58,7 +58,7 @@ def cpu_seconds(engine: int) -> tuple[float, float]:
 def run(pieces: list[list[str]], manifests: list[str | None], workers: int) -> dict[str, float]:
     """One trainer."""
     from streamer import MixedDataset, StreamingDataLoader, StreamingDataset
-    from streamer.client.oneshot import read_statistics
+    from streamer.client.connection import read_statistics
     from streamer.client.settings import ClientSettings
 
     members = [

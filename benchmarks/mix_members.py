@@ -55,7 +55,7 @@ def run(tars: list[str], mixed: bool, workers: int) -> dict[str, float]:
     import psutil
 
     from streamer import MixedDataset, StreamingDataLoader, StreamingDataset
-    from streamer.client.oneshot import read_statistics
+    from streamer.client.connection import read_statistics
     from streamer.client.settings import ClientSettings
 
     def dataset(urls: str | list[str]) -> StreamingDataset:

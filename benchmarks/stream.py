@@ -98,7 +98,7 @@ def _children(engine: int) -> list[int]:
 
 def engine_of(cache_dir: str) -> int:
     """The process of the engine; a number that no process has, if there is none."""
-    from streamer.client.oneshot import read_statistics
+    from streamer.client.connection import read_statistics
     from streamer.client.settings import ClientSettings
 
     values = read_statistics(replace(ClientSettings.from_environment(), cache_dir=Path(cache_dir)), 5.0)

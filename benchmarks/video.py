@@ -283,7 +283,7 @@ def report_loading(folder: Path, clips: Clips, samples: int, bounds: Bounds) -> 
     import torch.utils.data
 
     from streamer import StreamingDataLoader, StreamingDataset
-    from streamer.client.oneshot import read_statistics
+    from streamer.client.connection import read_statistics
     from streamer.client.settings import ClientSettings
 
     chosen = np.sort(np.random.default_rng(0).permutation(int(clips.count))[:samples]).tolist()

@@ -366,7 +366,7 @@ def _engine(cache: str) -> Iterator[psutil.Process]:
         return
     from dataclasses import replace
 
-    from streamer.client.oneshot import read_statistics
+    from streamer.client.connection import read_statistics
     from streamer.client.settings import ClientSettings
 
     values = read_statistics(replace(ClientSettings.from_environment(), cache_dir=Path(cache)), 5.0)

@@ -1,5 +1,8 @@
 """One connection to an engine: who listens is checked before anything is said, then blocking sends, events in order.
 
+One request over a connection of its own reads the engine's counters or reports to it: it opens no session, starts no
+engine, and may be made from any thread, also while the job's own client waits.
+
 `/tmp/streamer-UID` has a name that every user knows, in a folder that all may write to. Who makes it first, or turns a
 link there, would otherwise be told a job's keys and the engine's token.
 """
@@ -8,18 +11,36 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import select
 import socket
 import stat
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from streamer import errors
 from streamer.base import linux
+from streamer.client.settings import ClientSettings
 from streamer.errors import EngineUnavailableError, ServiceError, StreamerError
 from streamer.version import VERSION
 from streamer.wire.frames import Side, encode, event_decoder, version_error
-from streamer.wire.messages import PROTOCOL, Event, Failed, Hello, Message, Welcome
+from streamer.wire.messages import (
+    PROTOCOL,
+    Event,
+    Failed,
+    GetStatistics,
+    Hello,
+    Message,
+    OpenSession,
+    ReportError,
+    ReportFinding,
+    Statistics,
+    Welcome,
+)
+
+logger = logging.getLogger(__name__)
 
 _RECEIVE_BYTES = 256 * 1024
 # The engine always reads; only a stopped or killed one blocks a send.
@@ -229,3 +250,54 @@ def check_server(connection: socket.socket, folder: int, path: Path, *, external
             path=str(path),
             uid=uid,
         )
+
+
+def read_statistics(settings: ClientSettings, timeout_seconds: float) -> Mapping[str, object] | None:
+    """Returns the engine's counters (see `streamer.engine.statistics`); None if none answers in time."""
+    deadline = time.monotonic() + timeout_seconds
+    try:
+        with contextlib.closing(_connect(settings, timeout_seconds)) as connection:
+            connection.send(GetStatistics(1))
+            while (left_seconds := deadline - time.monotonic()) > 0:
+                for event in connection.receive(left_seconds):
+                    if isinstance(event, Statistics):
+                        return dict(event.values)
+    except (DisconnectedError, StreamerError) as error:
+        logger.debug("no answer of the engine of %s: %s", settings.cache_dir, error)
+    return None
+
+
+def report(
+    settings: ClientSettings, session: OpenSession, timeout_seconds: float, what: ReportFinding | Exception
+) -> bool:
+    """Reports a loader's waiting to the engine, for `streamer top` and /metrics, or an error that the loader raises.
+
+    Args:
+        settings: how to reach the engine, and the job.
+        session: session of the loader.
+        timeout_seconds: time for the greeting.
+        what: the report, without the session that it is about, or the error.
+
+    Returns:
+        Whether it was sent; a missing engine is not an error.
+    """
+    try:
+        with contextlib.closing(_connect(settings, timeout_seconds)) as connection:
+            if isinstance(what, Exception):
+                connection.send(ReportError.make(settings.job, session.dataset, session.consumer, what))
+            else:
+                connection.send(what.assign_to(settings.job, session.dataset, session.consumer))
+    except (DisconnectedError, StreamerError) as error:
+        logger.debug("the engine of %s got no report: %s", settings.cache_dir, error)
+        return False
+    return True
+
+
+def _connect(settings: ClientSettings, timeout_seconds: float) -> Connection:
+    return Connection(
+        settings.socket_path,
+        settings.job,
+        settings.token(),
+        timeout_seconds,
+        external=settings.external and settings.is_configured,
+    )

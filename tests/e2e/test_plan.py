@@ -13,7 +13,7 @@ import pytest
 
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.cli.main import main
-from streamer.client.oneshot import read_statistics
+from streamer.client.connection import read_statistics
 from streamer.client.settings import ClientSettings
 
 SAMPLES = 1200

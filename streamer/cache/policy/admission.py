@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import msgspec
 
 from streamer.cache.policy.answers import Admit, Answer, CachePart, Hit, PolicyStatistics, Wait
-from streamer.cache.policy.emergency import Queues
 from streamer.cache.policy.partitions import Partitions
 from streamer.cache.policy.sessions import PolicySession
 from streamer.cache.policy.table import ChunkState
+from streamer.cache.policy.victims import Queues
 from streamer.config import format_bytes
 from streamer.errors import CacheError, CacheFullError
 

@@ -13,10 +13,9 @@ import numpy as np
 
 from streamer.base.unique import unique
 from streamer.cache.policy.answers import CacheLimits, Freed
-from streamer.cache.policy.emergency import Queues
 from streamer.cache.policy.quotas import SessionWindow, share_out, size_staging
 from streamer.cache.policy.table import RANK_BITS, ChunkGroup, ChunkState, ChunkTable, charge
-from streamer.cache.policy.victims import Victims
+from streamer.cache.policy.victims import Queues, Victims
 
 # The size of a recoded chunk is known only when it has been fetched. A plan takes 10 ms for a million chunks.
 _DRIFT_SHARE = 1 / 16

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from streamer.batches.samples.cached_bytes import REREADS, ChunkUnreadableError
 from streamer.batches.skipping import SkipRules
+from streamer.client.connection import read_statistics, report
 from streamer.client.engine_client import EngineClient
-from streamer.client.oneshot import read_statistics, report
 from streamer.client.session import Session
 from streamer.config import RankConfig
 from streamer.errors import BrokenError

@@ -2,13 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
 
 import msgspec
 import numpy as np
 
-from streamer.service.history.marks import Mark, Marks, clean_text
+from streamer.errors import without_secrets
 from streamer.service.history.rings import DEFAULT_SECONDS, POINTS, STEPS, Rings, Row, choose_level
+
+What = Literal["engine", "epoch", "warning"]
+
+# A kind has room of its own: a store that warns all night does not push out when the engine was restarted.
+MAX_MARKS = 40
+_MAX_MARK_LETTERS = 200
+# Marks of one kind that are closer are one mark.
+_APART_SECONDS = 10.0
+
+
+class Mark(msgspec.Struct):
+    """A moment.
+
+    Attributes:
+        at_seconds: Unix time of the first event.
+        text: what happened, for people; of several events the last one.
+        count: number of events.
+    """
+
+    at_seconds: float
+    what: What
+    text: str
+    count: int = 1
+
+
+class Marks:
+    """The newest marks of each kind."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[What, deque[Mark]] = {}
+
+    def __repr__(self) -> str:
+        return f"Marks({ {what: len(marks) for what, marks in self._kinds.items()} })"
+
+    def __iter__(self) -> Iterator[Mark]:
+        """Yields all marks in order of time."""
+        return iter(sorted((mark for marks in self._kinds.values() for mark in marks), key=lambda one: one.at_seconds))
+
+    def add(self, at_seconds: float, what: What, text: str, count: int = 1) -> None:
+        """Adds an event; its text is cut, without control characters and secrets of urls.
+
+        Warnings that follow within seconds count as one mark. Epochs and restarts stay apart: each has its own text.
+        """
+        marks = self._kinds.setdefault(what, deque(maxlen=MAX_MARKS))
+        shown = clean_text(text, _MAX_MARK_LETTERS)
+        if what == "warning" and marks and 0 <= at_seconds - marks[-1].at_seconds < _APART_SECONDS:
+            marks[-1].count += count
+            marks[-1].text = shown
+        else:
+            marks.append(Mark(round(at_seconds, 3), what, shown, count))
+
+    def restore(self, marks: Iterable[Mark]) -> None:
+        """Adds the marks of an earlier engine; texts are cleaned again."""
+        for mark in marks:
+            self.add(mark.at_seconds, mark.what, mark.text, mark.count)
+
+
+def clean_text(text: str, max_letters: int) -> str:
+    """Returns a client's text for the page: cut, on one line, without logins and signatures of urls."""
+    shown = without_secrets(text)[:max_letters]
+    return "".join(letter if letter.isprintable() else "?" for letter in shown)
+
 
 # The series of the engine. A ratio on the page is kept as sum and count: its mean over an hour is that of all requests,
 # not of 3,600 means.
@@ -22,7 +86,7 @@ SHARES = ("waiting", "loader")
 MAX_JOBS = 32
 # A job that comes back after this begins anew.
 _GONE_SECONDS = 900.0
-_MAX_LETTERS = 120
+_MAX_NAME_LETTERS = 120
 _DIGITS = 4
 
 RankKey = tuple[str, str, str]
@@ -186,7 +250,7 @@ class History:
             ],
             "ranks_left_out": self._left_out,
             "jobs": [
-                {"job": clean_text(name, _MAX_LETTERS), "seconds": round(now - job.began_at, 3)}
+                {"job": clean_text(name, _MAX_NAME_LETTERS), "seconds": round(now - job.began_at, 3)}
                 for name, job in self._jobs.items()
             ],
             "marks": [mark for mark in self.marks if first * step <= mark.at_seconds <= now],
@@ -232,9 +296,9 @@ class History:
 def describe_rank(rank: Rank) -> dict[str, str]:
     """Returns the names of a rank, which its client has chosen, for the page."""
     return {
-        "job": clean_text(rank.job, _MAX_LETTERS),
-        "consumer": clean_text(rank.consumer, _MAX_LETTERS),
-        "dataset": clean_text(rank.dataset, _MAX_LETTERS),
+        "job": clean_text(rank.job, _MAX_NAME_LETTERS),
+        "consumer": clean_text(rank.consumer, _MAX_NAME_LETTERS),
+        "dataset": clean_text(rank.dataset, _MAX_NAME_LETTERS),
     }
 
 

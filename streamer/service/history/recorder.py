@@ -1,4 +1,7 @@
-"""Looks at an engine once a second, for the curves of the page. A look takes a tenth of a millisecond."""
+"""Looks at an engine once a second, for the curves of the page, and saves them in a file that outlives a restart.
+
+A look takes a tenth of a millisecond.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
@@ -15,7 +19,6 @@ from streamer.engine.engine import Engine
 from streamer.engine.session import EngineSession
 from streamer.fetch.statistics import sum_statistics
 from streamer.service.history.history import History, RankKey, RankSample
-from streamer.service.history.saved import FILE_NAME, read_history, write_history
 from streamer.service.recent_warnings import RecentWarnings
 
 logger = logging.getLogger(__name__)
@@ -27,6 +30,9 @@ _MAX_LATE_SECONDS = 20
 # Loaders report every 30 s unless they are told otherwise.
 _REPORT_SECONDS = 90.0
 _MAX_NAME_LETTERS = 120
+# The file begins like the marker of the cache folder, so that earlier versions pass over it.
+FILE_NAME = "streamer-cache.history"
+_MAX_FILE_BYTES = 2 << 20
 
 
 class StepPace:
@@ -253,3 +259,33 @@ async def keep_history(engine: Engine, folder: Path, warnings: RecentWarnings) -
             for task in running:
                 task.cancel()
             write_history(path, history.encode())
+
+
+def read_history(path: Path, history: History) -> bool:
+    """Takes over the history of the engine that had this cache folder before; returns whether there was one."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+        if len(content) > _MAX_FILE_BYTES:
+            raise ValueError(f"it has more than {_MAX_FILE_BYTES} bytes")
+        history.restore(content)
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError) as error:
+        logger.info("the curves begin anew: %s is not used: %s", path, error)
+        return False
+    return True
+
+
+def write_history(path: Path, content: bytes) -> None:
+    """Writes the file anew, readable by this user only; without room for it the curves end with the engine."""
+    unfinished = path.with_name(f"{path.name}.new")
+    try:
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(unfinished, path)
+    except OSError as error:
+        logger.info("the curves will not outlive this engine: %s: %s", path, error.strerror)
+        with contextlib.suppress(OSError):
+            unfinished.unlink()

@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
+from streamer.client.connection import read_statistics, report
 from streamer.client.engine_client import EngineClient
-from streamer.client.oneshot import read_statistics, report
 from streamer.client.settings import ClientSettings
 from streamer.loader.stall.advice import Bottleneck
 from streamer.wire.messages import BOTTLENECKS, GetManifest, OpenSession, PackedRows, ReportFinding

@@ -16,11 +16,9 @@ from hypothesis import strategies as st
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.session import Waiting
-from streamer.service.history.history import MAX_JOBS, MAX_RANKS, SERIES, History, RankSample
-from streamer.service.history.marks import MAX_MARKS, Marks
-from streamer.service.history.recorder import Recorder, StepPace, keep_history
+from streamer.service.history.history import MAX_JOBS, MAX_MARKS, MAX_RANKS, SERIES, History, Marks, RankSample
+from streamer.service.history.recorder import FILE_NAME, Recorder, StepPace, keep_history, read_history, write_history
 from streamer.service.history.rings import MAX_SECONDS, POINTS, STEPS, Rings, choose_level
-from streamer.service.history.saved import FILE_NAME, read_history, write_history
 from streamer.service.recent_warnings import RecentWarnings, recent_warnings
 from streamer.service.web import parse_seconds, serve_http
 from tests.unit.service.test_web import free_port
