@@ -260,9 +260,10 @@ class Environment:
             ConfigError: a variable that is not what it should be.
         """
         env = os.environ if variables is None else variables
+        caches = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME") or "/tmp") / ".cache")
         return cls(
             # The engine runs in another folder.
-            cache_dir=Path(os.path.abspath(_cache_dir(env))),
+            cache_dir=Path(os.path.abspath(env.get("STREAMER_CACHE_DIR") or Path(caches) / "streamer")),
             runtime_dir=Path(os.path.abspath(_runtime_dir(env))),
             engine=env.get("STREAMER_ENGINE") or None,
             rank=_rank(env),
@@ -353,13 +354,6 @@ def read_token(path: Path) -> str:
     if not token:
         raise ConfigError(f"the token file {path} is empty", field="token_file")
     return token
-
-
-def _cache_dir(env: Mapping[str, str]) -> Path:
-    if chosen := env.get("STREAMER_CACHE_DIR"):
-        return Path(chosen)
-    base = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME") or "/tmp") / ".cache")
-    return Path(base) / "streamer"
 
 
 def _runtime_dir(env: Mapping[str, str]) -> Path:

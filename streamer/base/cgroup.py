@@ -55,9 +55,16 @@ class Cgroup(msgspec.Struct, frozen=True):
 
         None if it has no quota, or a version 1 group.
         """
-        groups = ((folder / "cpu.max", folder / "cpu.stat") for folder in self._folders(""))
-        found = (_unused_cpu_seconds(limit, used, now) for limit, used in groups)
-        return min((pair for pair in found if pair is not None), default=(0.0, None))[1]
+        # CPU seconds per second of each group with a quota, and those that it has not taken.
+        found: list[tuple[float, float]] = []
+        for folder in self._folders(""):
+            try:
+                quota, period = map(int, (folder / "cpu.max").read_text().split())
+                taken = int((folder / "cpu.stat").read_text().split()[1])
+            except (OSError, ValueError):  # no such files here, or "max": no limit
+                continue
+            found.append((quota / period, quota / period * now - taken / 1e6))
+        return min(found, default=(0.0, None))[1]
 
     def _texts(self, controller: str, name: str) -> Iterator[str]:
         """A file of each group of a controller that has it, as text; "" stands for version 2 with its single tree."""
@@ -91,16 +98,6 @@ def _count_free_bytes(folder: Path, limit: str, used: str) -> int | None:
         return max(0, most - int((folder / used).read_text()) + cached)
     except (OSError, ValueError, KeyError):  # no such files here, or "max": no limit
         return None
-
-
-def _unused_cpu_seconds(limit: Path, used: Path, now: float) -> tuple[float, float] | None:
-    """CPU seconds per second of one group, and those that it has not taken; None if it has no quota."""
-    try:
-        quota, period = map(int, limit.read_text().split())
-        taken = int(used.read_text().split()[1])
-    except (OSError, ValueError):  # no such files here, or "max": no limit
-        return None
-    return quota / period, quota / period * now - taken / 1e6
 
 
 def usable_memory_bytes(cgroup: Cgroup | None = None) -> int:

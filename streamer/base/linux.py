@@ -57,10 +57,6 @@ def memory_file(name: str) -> int:
             # A filter of system calls forbids it: gVisor, systemd's SystemCallFilter=, profiles of older containers.
             if error.errno not in (errno.EPERM, errno.EACCES, errno.ENOSYS):
                 raise
-    return _open_anonymous_file(name)
-
-
-def _open_anonymous_file(name: str) -> int:
     for folder in (_MEMORY_FOLDER, None):
         with suppress(OSError):
             descriptor, path = tempfile.mkstemp(prefix=f"{name}-", dir=folder)

@@ -48,6 +48,13 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the line without its end."""
+        attributes: dict[str, object] = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        if record.exc_info and record.exc_info[0] is not None:
+            kind, error, stack = record.exc_info
+            attributes["exception.type"] = f"{kind.__module__}.{kind.__qualname__}"
+            attributes["exception.message"] = str(error)
+            attributes["exception.stacktrace"] = "".join(traceback.format_exception(kind, error, stack))
+        attributes["thread.name"] = record.threadName
         line = {
             "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds")[:-6] + "Z",
             "severity_text": record.levelname,
@@ -55,7 +62,7 @@ class JsonFormatter(logging.Formatter):
             "body": record.getMessage(),
             "scope": {"name": record.name},
             "resource": {**self._resource, "service.instance.id": str(record.process)},
-            "attributes": {**_extra(record), **_exception(record), "thread.name": record.threadName},
+            "attributes": attributes,
         }
         return without_secrets(json.dumps(line, default=str))
 
@@ -110,18 +117,3 @@ def join_trainer(environment: Environment) -> None:
 def level_of(name: str | None, default: int) -> int:
     """The level that STREAMER_LOG names."""
     return logging.getLevelNamesMapping().get((name or "").upper(), default)
-
-
-def _extra(record: logging.LogRecord) -> dict[str, object]:
-    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
-
-
-def _exception(record: logging.LogRecord) -> dict[str, object]:
-    if not record.exc_info or record.exc_info[0] is None:
-        return {}
-    kind, error, stack = record.exc_info
-    return {
-        "exception.type": f"{kind.__module__}.{kind.__qualname__}",
-        "exception.message": str(error),
-        "exception.stacktrace": "".join(traceback.format_exception(kind, error, stack)),
-    }

@@ -86,7 +86,10 @@ class MessageSocket:
             raw, ancillary, found, _ = self._end.recvmsg(max_bytes, space, flags)
         except ConnectionResetError:  # it was closed with messages of this end unread
             return None
-        descriptors = [number for *_, content in ancillary for number in _read_numbers(content)]
+        numbers = array("i")
+        for *_, content in ancillary:
+            numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
+        descriptors = numbers.tolist()
         if found & socket.MSG_CTRUNC:  # the kernel has dropped what the table of this process has no place for
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -118,12 +121,6 @@ class MessageSocket:
     def close(self) -> None:
         """Closes this end; idempotent."""
         self._end.close()
-
-
-def _read_numbers(content: bytes) -> list[int]:
-    numbers = array("i")
-    numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
-    return numbers.tolist()
 
 
 def wait_until_readable(descriptor: int, seconds: float) -> bool:

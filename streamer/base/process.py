@@ -32,7 +32,13 @@ _COLLECT_AFTER = 10_000
 def process_statistics() -> dict[str, int | float]:
     """CPU seconds and usable cores, resident bytes, descriptors and threads of this process; -1 if unknown."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    status = _status()
+    try:
+        lines = _STATUS.read_text().splitlines()
+    except OSError:
+        lines = []
+    found = {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
+    # Sizes are in kB (proc(5)).
+    status = {name: int(found[name][0]) * factor for name, factor in _FIELDS.items() if name in found}
     return {
         "cpu_seconds": round(used.ru_utime + used.ru_stime, 3),
         "usable_cores": usable_cores(),
@@ -41,16 +47,6 @@ def process_statistics() -> dict[str, int | float]:
         "open_descriptors": len(os.listdir(_DESCRIPTORS)) if os.path.isdir(_DESCRIPTORS) else -1,
         "threads": status.get("Threads", -1),
     }
-
-
-def _status() -> dict[str, int]:
-    try:
-        lines = _STATUS.read_text().splitlines()
-    except OSError:
-        return {}
-    found = {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
-    # Sizes are in kB (proc(5)).
-    return {name: int(found[name][0]) * factor for name, factor in _FIELDS.items() if name in found}
 
 
 def keep_free_memory(bytes_kept: int) -> bool:

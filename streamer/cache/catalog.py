@@ -146,12 +146,17 @@ class Catalog:
         if self._closed:
             raise CacheError(f"the catalog {self._directory} is closed")
         try:
-            from streamer.cache.catalog_database import DATABASE_ERRORS
+            from streamer.cache.catalog_database import DATABASE_ERRORS, FOREIGN_ERRORS, open_database
         except ImportError as error:
             raise CacheError(_describe_lack_of_sqlite(self._directory, error)) from error
         try:
             if self._cache is None:  # not by truth value, which is false for an empty catalog and costs a query
-                self._cache = self._open_or_remove()
+                try:
+                    self._cache = open_database(self._directory)
+                except FOREIGN_ERRORS:
+                    # Removes one that a full disk left unfinished, so that the next write makes a new one.
+                    self._empty()
+                    raise
             cache = self._cache
             with cache.transact():
                 for key in removed:
@@ -164,16 +169,6 @@ class Catalog:
                     cache.set(_USED + dataset, f"{time.time():.3f}")
         except (*DATABASE_ERRORS, OSError) as error:  # OSError: the folder was removed
             raise CacheError(f"cannot write the catalog in {self._directory}: {error}") from error
-
-    def _open_or_remove(self) -> diskcache.Cache:
-        """Opens the database. Removes one that a full disk left unfinished, so that the next write makes a new one."""
-        from streamer.cache.catalog_database import FOREIGN_ERRORS, open_database
-
-        try:
-            return open_database(self._directory)
-        except FOREIGN_ERRORS:
-            self._empty()
-            raise
 
     def _empty(self) -> None:
         """Removes the files but not the folder: a missing folder would be taken for the work of a cleaner."""
@@ -271,7 +266,15 @@ class CatalogKeeper:
             self._dirty.clear()
             changes, self._changes = self._changes, CatalogChanges({}, set(), set())
             if changes:
-                await self._write(changes)
+                assert self._catalog is not None, "begun"
+                try:
+                    if self._is_lost:
+                        self._is_lost = False
+                        await in_thread(self._thread, self._catalog.reopen)
+                    await in_thread(self._thread, self._catalog.write, *msgspec.structs.astuple(changes))
+                except CacheError as error:
+                    self._count.catalog_failures += 1
+                    logger.warning("%s; the next start rebuilds it from the files", error)
 
     def stop(self) -> None:
         """Lets `run` end after it has written the last rows."""
@@ -281,14 +284,3 @@ class CatalogKeeper:
     def end_thread(self) -> None:
         """Ends the thread; idempotent."""
         self._thread.shutdown()
-
-    async def _write(self, changes: CatalogChanges) -> None:
-        assert self._catalog is not None, "begun"
-        try:
-            if self._is_lost:
-                self._is_lost = False
-                await in_thread(self._thread, self._catalog.reopen)
-            await in_thread(self._thread, self._catalog.write, *msgspec.structs.astuple(changes))
-        except CacheError as error:
-            self._count.catalog_failures += 1
-            logger.warning("%s; the next start rebuilds it from the files", error)

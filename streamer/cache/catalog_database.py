@@ -82,8 +82,20 @@ def open_database(directory: Path) -> diskcache.Cache:
         sqlite3.Error, diskcache.Timeout, ForeignRowError, TypeError, ValueError: it cannot be opened, or is foreign.
     """
     directory.mkdir(mode=0o700, exist_ok=True)
-    if (directory / DBNAME).exists():
-        _refuse_foreign(directory / DBNAME)
+    path = directory / DBNAME
+    if path.exists():
+        # Damage, triggers that would run at our writes, and foreign settings are refused before diskcache opens it:
+        # its constructor leaves connections open when it fails.
+        with contextlib.closing(_connect(path)) as connection:
+            sound = connection.execute("PRAGMA quick_check(1)").fetchone()
+            code = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('trigger', 'view')").fetchall()
+            names = connection.execute("SELECT key FROM Settings").fetchall()
+        foreign = {name for (name,) in names} - {*DEFAULT_SETTINGS, *METADATA, *_SETTINGS}
+        foreign |= {name for (name,) in code if not str(name).startswith("Settings_")}
+        if foreign or sound != ("ok",):
+            raise ForeignRowError(
+                f"the catalog is damaged, or has settings, triggers or views that are not ours: {foreign}"
+            )
     cache = diskcache.Cache.__new__(diskcache.Cache)
     try:
         cache.__init__(str(directory), timeout=5, disk=CatalogDisk, **_SETTINGS)
@@ -105,20 +117,3 @@ def read_rows(directory: Path) -> Iterator[tuple[bytes | str, bytes | str]]:
 
 def _connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-
-
-def _refuse_foreign(path: Path) -> None:
-    """Refuses damage, triggers that would run at our writes, and foreign settings, before diskcache opens the database.
-
-    (Its constructor leaves connections open when it fails.)
-    """
-    with contextlib.closing(_connect(path)) as connection:
-        sound = connection.execute("PRAGMA quick_check(1)").fetchone()
-        code = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('trigger', 'view')").fetchall()
-        names = connection.execute("SELECT key FROM Settings").fetchall()
-    known = {*DEFAULT_SETTINGS, *METADATA, *_SETTINGS}
-    foreign = {name for (name,) in names} - known | {name for (name,) in code if not str(name).startswith("Settings_")}
-    if foreign or sound != ("ok",):
-        raise ForeignRowError(
-            f"the catalog is damaged, or has settings, triggers or views that are not ours: {foreign}"
-        )

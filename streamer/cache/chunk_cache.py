@@ -133,16 +133,13 @@ class ChunkCache:
             if not is_shortage(error):
                 self._record_refusal(str(error))
         if self._leftovers and not self.space.refused:
-            await self._remove_leftovers()
-
-    async def _remove_leftovers(self) -> None:
-        """Tries again to remove files; one whose chunk was fetched again was replaced by a new file."""
-        before = self._leftovers
-        failed: dict[bytes, OSError] = {}
-        paths = {key: self.folder.chunk_path(key) for key in before if key not in self._chunks}
-        await in_thread(self._files, unlink_all, paths, failed)
-        self._keep_leftovers({key: n for key, n in self._leftovers.items() if key in failed or key not in before})
-        self.space.release(*(length for key, length in before.items() if key not in failed))
+            # One whose chunk was fetched again was replaced by a new file.
+            before = self._leftovers
+            failed: dict[bytes, OSError] = {}
+            paths = {key: self.folder.chunk_path(key) for key in before if key not in self._chunks}
+            await in_thread(self._files, unlink_all, paths, failed)
+            self._keep_leftovers({key: n for key, n in self._leftovers.items() if key in failed or key not in before})
+            self.space.release(*(length for key, length in before.items() if key not in failed))
 
     def _keep_leftovers(self, lengths: dict[bytes, int]) -> None:
         self._leftovers = lengths
@@ -274,8 +271,13 @@ class ChunkCache:
         async with self._key_locks.hold([key]):
             if key in self._chunks:
                 return Published(self.folder.path, self._chunks[key])
-            if not self._trust.covers(key) and (published := await self._keep_in_memory(chunk, length)) is not None:
-                return published
+            if not self._trust.covers(key):
+                try:
+                    return await self._fallback.publish(chunk, length, self._files, errno.EIO)
+                except (CacheError, OSError):
+                    # Without room in memory the disk gets it, unless the disk is given up.
+                    if self._trust.is_given_up:
+                        raise
             try:
                 await self.space.reserve(length)
                 with self.space.unwritten(length):
@@ -337,19 +339,6 @@ class ChunkCache:
             f"the cache folder {self.folder.path} is removed again and again while chunks are written to it",
             where=str(self.folder.path),
         )
-
-    async def _keep_in_memory(self, chunk: ChunkBytes, length: int) -> Published | None:
-        """Publishes a chunk in memory that the disk is not trusted with; returns None if there is no room.
-
-        Raises:
-            CacheError: there is no room, and the disk is given up.
-        """
-        try:
-            return await self._fallback.publish(chunk, length, self._files, errno.EIO)
-        except (CacheError, OSError):
-            if self._trust.is_given_up:
-                raise
-            return None
 
     async def _publish_in_memory(self, chunk: ChunkBytes, length: int, refusal: int | str) -> Published:
         self._record_refusal(refusal if isinstance(refusal, str) else os.strerror(refusal))

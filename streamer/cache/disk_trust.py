@@ -86,16 +86,14 @@ class DiskTrust:
             return failure
         self._failed.add(key)
         if len(self._failed) >= SUSPECT_FILES and not self.is_given_up:
-            self.is_given_up = not await self._can_read_others(present)
+            others = [other for other in present if other not in self._failed]
+            for other in others[:: max(1, len(others) // PROBED_FILES)][:PROBED_FILES]:
+                if not _is_unreadable(await read_whole(self._folder.chunk_path(other), other, self._pool)):
+                    self._failed.clear()
+                    break
+            else:
+                self.is_given_up = True
         return failure
-
-    async def _can_read_others(self, present: Collection[bytes]) -> bool:
-        others = [key for key in present if key not in self._failed]
-        for key in others[:: max(1, len(others) // PROBED_FILES)][:PROBED_FILES]:
-            if not _is_unreadable(await read_whole(self._folder.chunk_path(key), key, self._pool)):
-                self._failed.clear()
-                return True
-        return False
 
 
 async def read_whole(path: Path, key: bytes, pool: ThreadPoolExecutor) -> IntegrityError | OSError | None:

@@ -122,9 +122,26 @@ def open_folder(path: Path, group: str | None = None) -> CacheFolder:
     permissions = Permissions.make(group)
     try:
         path.mkdir(parents=True, exist_ok=True, mode=permissions.folder_mode)
-        _refuse_network(path)
+        kind = filesystem_type(path)
+        if kind in NETWORK_FILESYSTEMS:
+            raise CacheError(
+                f"the cache folder {path} is on {kind}, a network filesystem; choose a cache_dir on a disk of this "
+                "machine",
+                where=str(path),
+                filesystem=kind,
+            )
         _refuse_foreign(path)
-        _check_marker(path)
+        marker = path / MARKER
+        if marker.exists():
+            _check_version(path, marker.read_text())
+        elif not is_fresh(path):
+            raise CacheVersionError(
+                f"{path} is not empty and not a streamer cache (no file {MARKER!r}); choose another cache_dir, or "
+                "empty it",
+                where=str(path),
+            )
+        else:
+            _write_once(marker, f"{_MARKER_TEXT}{LAYOUT_VERSION}\n")
         _set_permissions(path, permissions)
         _make_subfolders(path, permissions)
         root_id = _read_root_id(path, permissions, secrets.token_hex(16))
@@ -221,16 +238,6 @@ def filesystem_type(path: Path, mountinfo: str | None = None) -> str:
     return kind
 
 
-def _refuse_network(path: Path) -> None:
-    kind = filesystem_type(path)
-    if kind in NETWORK_FILESYSTEMS:
-        raise CacheError(
-            f"the cache folder {path} is on {kind}, a network filesystem; choose a cache_dir on a disk of this machine",
-            where=str(path),
-            filesystem=kind,
-        )
-
-
 def _refuse_foreign(path: Path) -> None:
     owner = path.stat().st_uid
     if owner != os.geteuid():
@@ -243,19 +250,6 @@ def _refuse_foreign(path: Path) -> None:
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         code = errno.EROFS if os.statvfs(path).f_flag & os.ST_RDONLY else errno.EACCES
         raise OSError(code, os.strerror(code), str(path))
-
-
-def _check_marker(path: Path) -> None:
-    marker = path / MARKER
-    if marker.exists():
-        _check_version(path, marker.read_text())
-    elif not is_fresh(path):
-        raise CacheVersionError(
-            f"{path} is not empty and not a streamer cache (no file {MARKER!r}); choose another cache_dir, or empty it",
-            where=str(path),
-        )
-    else:
-        _write_once(marker, f"{_MARKER_TEXT}{LAYOUT_VERSION}\n")
 
 
 def is_fresh(path: Path) -> bool:

@@ -42,7 +42,10 @@ def take_locks(directory: Path, on_exit: ExitStack) -> list[int] | None:
         descriptors.append(folder)
         undo.callback(os.close, folder)
         if not _lock(folder):
-            if _is_held_by_an_engine(folder):
+            # This user or root keeps this engine out, and so does a process that cannot be looked at.
+            trusted = (os.geteuid(), 0)
+            holders = list(_holders(folder))
+            if not holders or any(uid is None or uid in trusted for uid in holders):
                 return None
             logger.warning(
                 "%s is locked by another user, who may read it: that keeps no engine out any more, but older versions "
@@ -75,13 +78,6 @@ def _lock(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False
-
-
-def _is_held_by_an_engine(folder: int) -> bool:
-    """Whether a process of this user or of root holds the lock of a folder, or one that cannot be looked at."""
-    trusted = (os.geteuid(), 0)
-    holders = list(_holders(folder))
-    return not holders or any(uid is None or uid in trusted for uid in holders)
 
 
 def _holders(descriptor: int) -> Iterator[int | None]:

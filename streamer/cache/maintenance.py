@@ -18,7 +18,6 @@ from streamer.cache.folder import (
     MARKER,
     ROOT_ID,
     SUBFOLDERS,
-    CacheFolder,
     list_chunk_files,
     measure_usage,
     open_folder,
@@ -146,25 +145,19 @@ def export(path: Path, target: Path, *, keys: Iterable[bytes] | None = None, pro
     wanted = [key for key, _ in list_chunk_files(source)] if keys is None else list(keys)
     there = 0
     for done, key in enumerate(wanted, 1):
-        there += _copy(source, layer, key)
+        goal = layer.chunk_path(key)
+        try:
+            if not goal.exists():
+                verify_file(source.chunk_path(key), key)
+                temporary = layer.temporary_path(key)
+                shutil.copyfile(source.chunk_path(key), temporary)
+                os.chmod(temporary, layer.permissions.file_mode)
+                os.rename(temporary, goal)
+            read_header(layer, key, goal.stat().st_size)
+            there += 1
+        except (IntegrityError, FileNotFoundError) as error:
+            logger.warning("not exported: %s", error)
         if progress:
             progress(done, len(wanted))
     shutil.copytree(path / "manifests", target / "manifests", dirs_exist_ok=True)
     return there
-
-
-def _copy(source: CacheFolder, layer: CacheFolder, key: bytes) -> bool:
-    """Whether the layer has the whole chunk now."""
-    goal = layer.chunk_path(key)
-    try:
-        if not goal.exists():
-            verify_file(source.chunk_path(key), key)
-            temporary = layer.temporary_path(key)
-            shutil.copyfile(source.chunk_path(key), temporary)
-            os.chmod(temporary, layer.permissions.file_mode)
-            os.rename(temporary, goal)
-        read_header(layer, key, goal.stat().st_size)
-    except (IntegrityError, FileNotFoundError) as error:
-        logger.warning("not exported: %s", error)
-        return False
-    return True

@@ -66,23 +66,16 @@ def reconcile(folder: CacheFolder, catalog: Catalog) -> Contents:
     for key, length in list_chunk_files(folder):
         row = listed.chunks.pop(key, None)
         if row is None or row.file_bytes != length:
-            row = _adopt(folder, key, length, "" if row is None else row.dataset)
-            if row is None:
+            try:
+                read_header(folder, key, length)
+            except (IntegrityError, OSError) as error:
+                logger.warning("dropped a chunk file that is not whole: %s", error)
+                os.unlink(folder.chunk_path(key))
                 found.dropped += 1
                 found.removed.add(key)
                 continue
+            row = CatalogRow(length, "" if row is None else row.dataset)
             found.added[key] = row
         found.rows[key] = row
     found.removed.update(listed.chunks)
     return found
-
-
-def _adopt(folder: CacheFolder, key: bytes, length: int, dataset: str) -> CatalogRow | None:
-    """Returns a row for a file with a sound header; unlinks the file otherwise."""
-    try:
-        read_header(folder, key, length)
-    except (IntegrityError, OSError) as error:
-        logger.warning("dropped a chunk file that is not whole: %s", error)
-        os.unlink(folder.chunk_path(key))
-        return None
-    return CatalogRow(length, dataset)

@@ -236,7 +236,16 @@ class ChunkReader:
         Raises:
             IntegrityError: the file belongs to another chunk.
         """
-        _check_header(descriptor, path, chunk)
+        header = chunkfile.ChunkHeader.decode(_pread(descriptor, chunkfile.HEADER_BYTES, 0), path)
+        found = (header.key, header.local_bytes, header.samples)
+        if found != chunk:
+            raise IntegrityError(
+                f"{path}: header says {found[1]} bytes, {found[2]} samples, key {found[0].hex()}; the manifest says "
+                f"{chunk[1]} bytes, {chunk[2]} samples, key {chunk[0].hex()}",
+                where=path,
+                expected=chunk[1],
+                actual=found[1],
+            )
         _, local_bytes, samples = chunk
         if samples > _KEPT_SAMPLES:
             return b""
@@ -273,19 +282,6 @@ def find_chunks(root: Path, keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Returns whether each chunk, key uint8 (M, 16), has a file in a cache folder; 2 us each."""
     paths = (f"{root}/{chunkfile.relative_path(key.tobytes())}" for key in keys)
     return np.fromiter(map(os.path.exists, paths), np.bool_, len(keys))
-
-
-def _check_header(descriptor: int, path: str, expected: tuple[bytes, int, int]) -> None:
-    header = chunkfile.ChunkHeader.decode(_pread(descriptor, chunkfile.HEADER_BYTES, 0), path)
-    found = (header.key, header.local_bytes, header.samples)
-    if found != expected:
-        raise IntegrityError(
-            f"{path}: header says {found[1]} bytes, {found[2]} samples, key {found[0].hex()}; the manifest says "
-            f"{expected[1]} bytes, {expected[2]} samples, key {expected[0].hex()}",
-            where=path,
-            expected=expected[1],
-            actual=found[1],
-        )
 
 
 def _sample_number(target: _Target) -> int:
@@ -374,19 +370,16 @@ def _fill(descriptor: int, buffers: Sequence[memoryview], offset: int, got: int)
     """Continues a read after `got` bytes from `offset` on; returns fewer than asked at the file's end."""
     total = sum(map(len, buffers))
     while got < total:
-        count = os.preadv(descriptor, _skip(buffers, got), offset + got)
+        rest = []
+        skip = got
+        for buffer in buffers:
+            rest.append(buffer[min(skip, len(buffer)) :])
+            skip -= min(skip, len(buffer))
+        count = os.preadv(descriptor, rest, offset + got)
         if count == 0:
             break
         got += count
     return got
-
-
-def _skip(buffers: Sequence[memoryview], got: int) -> Sequence[memoryview]:
-    rest = []
-    for buffer in buffers:
-        rest.append(buffer[min(got, len(buffer)) :])
-        got -= min(got, len(buffer))
-    return rest
 
 
 def _refuse(path: str, items: Sequence[WantedSample], end: int, sums: tuple[bytes, Sequence[int]]) -> None:

@@ -188,7 +188,27 @@ class EngineClient:
             self._reconnect()
             return
         for event in events:
-            self._take(event)
+            match event:
+                case Ready(session=number) if number in self._sessions:
+                    if self._sessions[number].handle_ready(event.through, event.rejects):
+                        self._restarts.record_progress()
+                case Failed(session=number) if number in self._sessions:
+                    self._sessions[number].handle_error(_make_error(event))
+                case Failed(request=number) if number >= 0:
+                    self._answers[number] = event
+                case Failed(session=-1):
+                    raise _make_error(event)
+                case IndexProgress():
+                    self._answers[event.request] = event
+                case ManifestReady() | Content() | Statistics() | CacheShared():
+                    self._answers[event.request] = event
+                    self._restarts.record_progress()
+                case Notice():
+                    warn_once(f"{self._connect().welcome.pid} {event.number}", event.text)
+                case Opened() | Ready() | Failed():
+                    logger.debug("late event %s", type(event).__name__)
+                case _:
+                    raise ServiceError(f"the engine sent {type(event).__name__} out of turn")
 
     def pump_until(self, reached: Callable[[], bool], timeout_seconds: float | None, what: str) -> None:
         """Pumps until `reached()`.
@@ -328,29 +348,6 @@ class EngineClient:
         if self._poll is not None:
             self._poll.close()
             self._poll = None
-
-    def _take(self, event: Event) -> None:
-        match event:
-            case Ready(session=number) if number in self._sessions:
-                if self._sessions[number].handle_ready(event.through, event.rejects):
-                    self._restarts.record_progress()
-            case Failed(session=number) if number in self._sessions:
-                self._sessions[number].handle_error(_make_error(event))
-            case Failed(request=number) if number >= 0:
-                self._answers[number] = event
-            case Failed(session=-1):
-                raise _make_error(event)
-            case IndexProgress():
-                self._answers[event.request] = event
-            case ManifestReady() | Content() | Statistics() | CacheShared():
-                self._answers[event.request] = event
-                self._restarts.record_progress()
-            case Notice():
-                warn_once(f"{self._connect().welcome.pid} {event.number}", event.text)
-            case Opened() | Ready() | Failed():
-                logger.debug("late event %s", type(event).__name__)
-            case _:
-                raise ServiceError(f"the engine sent {type(event).__name__} out of turn")
 
     def ask(self, request: Callable[[int], Message], kind: type[_Answer]) -> _Answer:
         """Sends a request until it is answered; sends it again if the engine dies meanwhile."""

@@ -114,20 +114,7 @@ def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Conne
     open_standard_descriptors()
     environment = Environment.read()
     join_trainer(environment)
-    _check_variables(settings, environment)
-    restarts = Restarts() if restarts is None else restarts
-    if settings.external:
-        connection = _connect_when_up(settings)
-    else:
-        connection = _connect_or_start(settings, restarts)
-        if connection.welcome.pid != os.getpid():
-            record_engine(connection.welcome.pid)
-    restarts.record_connection(time.monotonic())
-    return connection
-
-
-def _check_variables(settings: ClientSettings, environment: Environment) -> None:
-    """Refuses variables that the engine of this process cannot have, and warns once about those without effect."""
+    # Variables that the engine of this process cannot have are refused; those without effect are named once.
     if not settings.external:
         environment.engine_settings()
     elif without_effect := [name.upper() for name in environment.settings if name.upper() in ENGINE_VARIABLES]:
@@ -141,6 +128,15 @@ def _check_variables(settings: ClientSettings, environment: Environment) -> None
         check_variables()
     except ConfigError as error:
         warn_once(error.message, error.message)
+    restarts = Restarts() if restarts is None else restarts
+    if settings.external:
+        connection = _connect_when_up(settings)
+    else:
+        connection = _connect_or_start(settings, restarts)
+        if connection.welcome.pid != os.getpid():
+            record_engine(connection.welcome.pid)
+    restarts.record_connection(time.monotonic())
+    return connection
 
 
 def pause_before_restart(settings: ClientSettings, restarts: Restarts) -> None:
@@ -323,13 +319,27 @@ def _start_process(settings: ClientSettings) -> bool:
                 process = _spawn(settings, ready_write)
             finally:
                 os.close(ready_write)
-        return _await_ready(ready_read, process, settings)
+        line = _read_line(ready_read, process, settings)
+        # The process forks and its parent half exits at once: the engine is a child of init, so never a zombie.
+        process.wait()
+        if line == {"ready": True}:
+            logger.info("engine started for %s, log %s", settings.cache_dir, find_log(settings))
+            return True
+        if "kind" in line:
+            details = line.get("details")
+            raise errors.from_wire(
+                str(line["kind"]), str(line["message"]), dict(details) if isinstance(details, dict) else {}
+            )
+        logger.warning("the engine of %s ended before it listened; log %s", settings.cache_dir, find_log(settings))
+        return False
 
 
 def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
     """Starts an engine. Its configuration goes by stdin, so that `ps` shows no secrets."""
     with _name_folder_in_errors(settings.runtime_dir):
         log = os.open(find_log(settings), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    # The engine imports the same streamer as the trainer, even if that was found only through sys.path.
+    paths = [path or os.getcwd() for path in import_paths()]
     try:
         with leave_undebugged():
             process = subprocess.Popen(
@@ -340,7 +350,13 @@ def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
                 pass_fds=(ready,),
                 start_new_session=True,
                 cwd="/",
-                env=_engine_environment(),
+                # The engine does no linear algebra; OpenBLAS would start a spinning thread per core: 26 ticks of CPU
+                # until the engine listens instead of 13, while the workers start on the same two cores (2026-11-20).
+                env={
+                    "OPENBLAS_NUM_THREADS": "1",
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+                },
             )
     finally:
         os.close(log)
@@ -358,30 +374,6 @@ def _make_configuration(settings: ClientSettings) -> dict[str, object]:
         "grace_seconds": settings.grace_seconds,
         "config": settings.config and str(settings.config),
     }
-
-
-def _engine_environment() -> dict[str, str]:
-    # The engine imports the same streamer as the trainer, even if that was found only through sys.path.
-    paths = [path or os.getcwd() for path in import_paths()]
-    # The engine does no linear algebra; OpenBLAS would start a spinning thread per core: 26 ticks of CPU until the
-    # engine listens instead of 13, while the workers start on the same two cores (2026-11-20).
-    return {"OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
-
-
-def _await_ready(descriptor: int, process: subprocess.Popen[bytes], settings: ClientSettings) -> bool:
-    line = _read_line(descriptor, process, settings)
-    # The process forks and its parent half exits at once: the engine is a child of init, so never a zombie.
-    process.wait()
-    if line == {"ready": True}:
-        logger.info("engine started for %s, log %s", settings.cache_dir, find_log(settings))
-        return True
-    if "kind" in line:
-        details = line.get("details")
-        raise errors.from_wire(
-            str(line["kind"]), str(line["message"]), dict(details) if isinstance(details, dict) else {}
-        )
-    logger.warning("the engine of %s ended before it listened; log %s", settings.cache_dir, find_log(settings))
-    return False
 
 
 def _read_line(descriptor: int, process: subprocess.Popen[bytes], settings: ClientSettings) -> dict[str, object]:

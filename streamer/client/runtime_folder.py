@@ -65,18 +65,14 @@ def remove_leftovers(folder: Path) -> None:
                 if not is_listening(path) and not (found[1] and os.path.exists(f"/proc/{found[1]}")):
                     path.unlink()
             elif _LOCK_NAME.fullmatch(path.name):
-                _remove_free_lock(path)
-
-
-def _remove_free_lock(path: Path) -> None:
-    """Removes a lock that no process holds; one that waits for it finds that the file is gone, and makes another."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-            path.unlink()
-    finally:
-        os.close(descriptor)
+                # A process that waits for the lock finds that the file is gone, and makes another.
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                        path.unlink()
+                finally:
+                    os.close(descriptor)
 
 
 def remove_old_logs(folder: Path) -> None:

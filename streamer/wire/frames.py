@@ -114,23 +114,20 @@ class FrameDecoder(Generic[M]):
             ProtocolError: a frame is too long, is not msgpack, or is not a message of this direction.
         """
         self._buffer += received
-        while (length := self._next_length()) is not None:
+        while len(self._buffer) >= _LENGTH.size:
+            length: int = _LENGTH.unpack_from(self._buffer)[0]
+            if length > self._max_bytes:
+                raise ProtocolError(
+                    f"a frame of {length} bytes exceeds the limit of {self._max_bytes}; "
+                    "the peer does not speak streamer's protocol",
+                    length=length,
+                    limit=self._max_bytes,
+                )
+            if len(self._buffer) < _LENGTH.size + length:
+                return
             body = bytes(memoryview(self._buffer)[_LENGTH.size : _LENGTH.size + length])
             del self._buffer[: _LENGTH.size + length]
             yield self._decode(body)
-
-    def _next_length(self) -> int | None:
-        if len(self._buffer) < _LENGTH.size:
-            return None
-        length: int = _LENGTH.unpack_from(self._buffer)[0]
-        if length > self._max_bytes:
-            raise ProtocolError(
-                f"a frame of {length} bytes exceeds the limit of {self._max_bytes}; "
-                "the peer does not speak streamer's protocol",
-                length=length,
-                limit=self._max_bytes,
-            )
-        return length if len(self._buffer) >= _LENGTH.size + length else None
 
     def _decode(self, body: bytes) -> M:
         self._check(body)

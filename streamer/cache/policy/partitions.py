@@ -212,7 +212,7 @@ class Partitions:
         )
         if victims is None and self.total_bytes + int(self.table.cost[row]) <= self.limit_bytes:
             held = self._victims.collect(needed, self._victims.list_demotable(row))
-            if held is not None and self.transit_bytes + self._cost_of(held) <= self.staging_bytes:
+            if held is not None and self.transit_bytes + int(self.table.cost[held].sum()) <= self.staging_bytes:
                 self._demote(held)
                 return []
         return victims
@@ -232,9 +232,6 @@ class Partitions:
         for row in rows:
             self.leave(row)
             self.enter(row, ChunkState.TRANSIT)
-
-    def _cost_of(self, rows: list[int]) -> int:
-        return int(self.table.cost[rows].sum())
 
     # --- after a use -----------------------------------------------------------------------------------------
 
@@ -256,7 +253,11 @@ class Partitions:
         if victims is None:
             victims = [row]
         else:
-            self._promote(row, outcome)
+            self.leave(row)
+            self.enter(row, ChunkState.KEPT)
+            self.table.queue_evictable(row)
+            self.promoted += 1
+            outcome.promoted.append(row)
         for victim in victims:
             self._evict(victim)
         outcome.victims += victims
@@ -268,13 +269,6 @@ class Partitions:
         """
         group = self.table.groups[self.table.owner[row]]
         return self.table.is_selected(row) or group.kept_bytes > group.quota_bytes
-
-    def _promote(self, row: int, outcome: Outcome) -> None:
-        self.leave(row)
-        self.enter(row, ChunkState.KEPT)
-        self.table.queue_evictable(row)
-        self.promoted += 1
-        outcome.promoted.append(row)
 
     def trim(self, outcome: Outcome) -> None:
         """Evicts evictable chunks while kept is above C - S (S grew, or the limit shrank)."""
