@@ -200,21 +200,18 @@ class StoreSource:
         allowlist = self._fetchers.allowlist
         if allowlist.restricted:
             allowlist.check_chunk(dataset.manifest.chunk(fetch.chunk), dataset.options)
+        # Processes know another object where the options of the dataset have changed.
+        known = self._described.get(dataset)
+        if known is None or known.options is not dataset.options:
+            known = OpenDataset(dataset.name, str(dataset.manifest.path), dataset.options)
+            self._described[dataset] = known
         return WantedChunk(
-            dataset=self._describe_dataset(dataset),
+            dataset=known,
             chunk=fetch.chunk,
             requests=dataset.requests,
             due=fetch.due,
             owner=fetch.owner,
         )
-
-    def _describe_dataset(self, dataset: Dataset) -> OpenDataset:
-        """Returns the dataset as processes know it: another object where its options have changed."""
-        known = self._described.get(dataset)
-        if known is None or known.options is not dataset.options:
-            known = OpenDataset(dataset.name, str(dataset.manifest.path), dataset.options)
-            self._described[dataset] = known
-        return known
 
 
 class Sources:

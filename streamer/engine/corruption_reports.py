@@ -140,20 +140,18 @@ class CorruptionReports:
     async def _check_all(self) -> None:
         try:
             while self._waiting:
-                await self._check(next(iter(self._waiting.values())))
+                report = next(iter(self._waiting.values()))
+                session = report.session
+                key = session.collection.key(report.chunk)
+                right = await self._is_right(session, key, report)
+                del self._waiting[session.name, report.chunk]
+                if session.failed is None and session.is_open:
+                    if not right:
+                        self._handle_wrong(report, key)
+                    session.acknowledge(report.times)
+                    self._wake()
         finally:
             self._check_task = None
-
-    async def _check(self, report: _Report) -> None:
-        session = report.session
-        key = report.session.collection.key(report.chunk)
-        right = await self._is_right(session, key, report)
-        del self._waiting[session.name, report.chunk]
-        if session.failed is None and session.is_open:
-            if not right:
-                self._handle_wrong(report, key)
-            session.acknowledge(report.times)
-            self._wake()
 
     async def _is_right(self, session: EngineSession, key: bytes, report: _Report) -> bool:
         if not session.is_open:

@@ -108,16 +108,13 @@ class LinkNeed:
         """
         in_flight = len(self._begun)
         if in_flight > FEW_IN_FLIGHT and self._rates and now >= max(self._next_probe_at, self.probe_ends_at):
-            self._begin_probe(now, in_flight)
+            seconds = (in_flight + PROBE_COUNT) * self._chunk_bytes / self._rate
+            self._probe_count = PROBE_COUNT
+            self._next_probe_at = now + REPEAT_SECONDS
+            self.probe_ends_at = now + SLACK_SECONDS + 2 * seconds
         if not self._probe_count or now >= self.probe_ends_at:
             return False
         return in_flight == FEW_IN_FLIGHT or (in_flight > FEW_IN_FLIGHT and not urgent)
-
-    def _begin_probe(self, now: float, in_flight: int) -> None:
-        seconds = (in_flight + PROBE_COUNT) * self._chunk_bytes / self._rate
-        self._probe_count = PROBE_COUNT
-        self._next_probe_at = now + REPEAT_SECONDS
-        self.probe_ends_at = now + SLACK_SECONDS + 2 * seconds
 
     def _begin_interval(self, now: float) -> None:
         self._interval_begun = now

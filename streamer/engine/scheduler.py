@@ -171,7 +171,11 @@ class Scheduler:
         if fetch.limits is not None:
             self.apply_evictions(self._policy.set_limit(fetch.limits))
         self._link.end(fetch.key, self._loop.time(), 0 if error else int(fetch.dataset.file_bytes[fetch.chunk]))
-        self._follow_link()
+        # Plans anew where the link needs a good deal more or less than was planned with.
+        need = self._link.need_bytes
+        planned = self._planned_need
+        if need is not None and (planned is None or not MIN_NEED * planned <= need <= MAX_NEED * planned):
+            self._plan_windows()
         if error is None:
             self._refusals.pop(fetch.key, None)
             for waiter in fetch.waiters:
@@ -179,7 +183,12 @@ class Scheduler:
             self.apply_evictions(self._policy.publish(fetch.key))
         else:
             self._policy.drop_fetch(fetch.key)
-            pause = self._pause_after(fetch, error)
+            # Seconds until the next try although a reader waits; with None the reader gets the error.
+            pause: float | None = None
+            if isinstance(error, CacheError):
+                self._refusals[fetch.key] += 1
+                if self._refusals[fetch.key] <= MAX_REFUSALS:
+                    pause = REFUSED_SECONDS
             for waiter in fetch.waiters:
                 if pause is None and not waiter.shares_options(fetch):
                     # Another job's credentials were refused: it is fetched with this session's own.
@@ -201,13 +210,6 @@ class Scheduler:
             share_open_chunks(sessions)
         self._planned_need = self._link.need_bytes
         self.apply_evictions(self._policy.set_windows(plan_windows(sessions), self._planned_need))
-
-    def _follow_link(self) -> None:
-        """Plans anew where the link needs a good deal more or less than was planned with."""
-        need = self._link.need_bytes
-        planned = self._planned_need
-        if need is not None and (planned is None or not MIN_NEED * planned <= need <= MAX_NEED * planned):
-            self._plan_windows()
 
     def resize_chunk(self, key: bytes, file_bytes: int) -> None:
         """Takes the length of a file that is about to be published; other chunks may have to leave for it."""
@@ -364,7 +366,17 @@ class Scheduler:
             self._steps_left -= 1
             if not session.progress.is_blocking(use) and self._has_enough_open(session):
                 return
-            self._open(session, use)
+            part, local = session.collection.locate(use.chunk)
+            if use.epoch != session.running_epoch:
+                self._begin_epoch(session, use.epoch)
+            running = session.parts.running_pass[part]
+            if running is None or use.pass_number > running:
+                self._start_pass(session, part, use.pass_number)
+            if self._policy.open(session.parts.names[part], local):
+                session.progress.mark_open(use)
+            else:
+                session.progress.mark_absent(use.chunk)
+                self.wake()
         self._may_go_on()
 
     def _has_enough_open(self, session: EngineSession) -> bool:
@@ -373,19 +385,6 @@ class Scheduler:
         job = [other for other in self._sessions.values() if other.owner == session.owner]
         max_open_bytes = max(sum(one.planned_bytes for one in job), OPEN_SHARE * self._policy.limit_bytes)
         return sum(one.open_bytes() for one in job) >= max_open_bytes
-
-    def _open(self, session: EngineSession, use: Use) -> None:
-        part, local = session.collection.locate(use.chunk)
-        if use.epoch != session.running_epoch:
-            self._begin_epoch(session, use.epoch)
-        running = session.parts.running_pass[part]
-        if running is None or use.pass_number > running:
-            self._start_pass(session, part, use.pass_number)
-        if self._policy.open(session.parts.names[part], local):
-            session.progress.mark_open(use)
-        else:
-            session.progress.mark_absent(use.chunk)
-            self.wake()
 
     def _begin_epoch(self, session: EngineSession, epoch: int) -> None:
         """Begins an epoch: the first one with its first use, later ones when the reader reaches them."""
@@ -401,13 +400,6 @@ class Scheduler:
         self._policy.start_epoch(session.parts.names[part], remaining - np.uint32(session.collection.starts[part]))
 
     # ------------------------------------------------------------ failures
-
-    def _pause_after(self, fetch: Fetch, error: StreamerError) -> float | None:
-        """Returns the seconds until the next try although a reader waits, or None if the reader gets the error."""
-        if not isinstance(error, CacheError):
-            return None
-        self._refusals[fetch.key] += 1
-        return REFUSED_SECONDS if self._refusals[fetch.key] <= MAX_REFUSALS else None
 
     def _handle_failure(self, waiter: Waiter, error: StreamerError, pause: float | None) -> None:
         """Gives the error to a reader that waits; tries a look-ahead, or a chunk that found no room, again."""

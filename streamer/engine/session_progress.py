@@ -185,7 +185,15 @@ class SessionProgress:
         Raises:
             ProtocolError: not a schedule of this dataset.
         """
-        self._check(part)
+        chunk = part.chunk
+        if not len(chunk) == len(part.first) == len(part.last):
+            raise ProtocolError(f"schedule columns of {len(chunk)}, {len(part.first)} and {len(part.last)} entries")
+        if part.passes is not None and len(part.passes) != len(chunk):
+            raise ProtocolError(f"schedule columns of {len(chunk)} chunks and {len(part.passes)} passes")
+        if len(chunk) and int(chunk.max()) >= len(self._chunk_bytes):
+            raise ProtocolError(
+                f"the schedule names chunk {int(chunk.max())}; the dataset has {len(self._chunk_bytes)}"
+            )
         if not self._epochs or self._epochs[-1].complete:
             self._epochs.append(EpochUses(part.epoch))
             self._schedule_bytes += self._epochs[-1].nbytes
@@ -219,7 +227,15 @@ class SessionProgress:
             finished.append(self._leave_ahead())
         for use in finished:
             self._urgent.pop(use.number, None)
-            self._drop(use.chunk)
+            self._held[use.chunk] -= 1
+            if not self._held[use.chunk]:
+                del self._held[use.chunk]
+                del self._uses[use.chunk]
+                self._local.discard(use.chunk)
+                self._broken.discard(use.chunk)
+            else:
+                # Or a chunk that is used again and again would keep all of its uses.
+                self._first_use(use.chunk)
         return finished
 
     def next_use(self) -> Use | None:
@@ -384,25 +400,3 @@ class SessionProgress:
 
     def _use_now(self, chunk: int) -> Use:
         return Use(self.done, -1, self.done, -1, chunk, -1)
-
-    def _drop(self, chunk: int) -> None:
-        self._held[chunk] -= 1
-        if not self._held[chunk]:
-            del self._held[chunk]
-            del self._uses[chunk]
-            self._local.discard(chunk)
-            self._broken.discard(chunk)
-            return
-        # Or a chunk that is used again and again would keep all of its uses.
-        self._first_use(chunk)
-
-    def _check(self, part: EpochSchedule) -> None:
-        chunk = part.chunk
-        if not len(chunk) == len(part.first) == len(part.last):
-            raise ProtocolError(f"schedule columns of {len(chunk)}, {len(part.first)} and {len(part.last)} entries")
-        if part.passes is not None and len(part.passes) != len(chunk):
-            raise ProtocolError(f"schedule columns of {len(chunk)} chunks and {len(part.passes)} passes")
-        if len(chunk) and int(chunk.max()) >= len(self._chunk_bytes):
-            raise ProtocolError(
-                f"the schedule names chunk {int(chunk.max())}; the dataset has {len(self._chunk_bytes)}"
-            )

@@ -78,21 +78,22 @@ class _NamedRoots:
     def describe_places(self, urls: Iterable[str], options: Options) -> set[str]:
         """Returns what options say of the places of urls; see `StoreRoot.describe_chosen_endpoint`."""
         digest = _digest(options)
-        return {self._describe_place(self.find_address(url), options, digest) for url in urls}
-
-    def _describe_place(self, address: Address, options: Options, digest: bytes) -> str:
-        asked = digest, address.root
-        place = self._places.get(asked)
-        if place is None:
-            root = StoreRoot.resolve(address, options)
-            place = root.describe_chosen_endpoint()
-            if len(self._places) >= _MOST_PLACES:
-                self._places.clear()
-            self._places[asked] = place
-            if len(self._unopened) >= _MOST_UNOPENED:
-                self._unopened.clear()
-            self._unopened[asked] = root
-        return place
+        found = set[str]()
+        for url in urls:
+            address = self.find_address(url)
+            asked = digest, address.root
+            place = self._places.get(asked)
+            if place is None:
+                root = StoreRoot.resolve(address, options)
+                place = root.describe_chosen_endpoint()
+                if len(self._places) >= _MOST_PLACES:
+                    self._places.clear()
+                self._places[asked] = place
+                if len(self._unopened) >= _MOST_UNOPENED:
+                    self._unopened.clear()
+                self._unopened[asked] = root
+            found.add(place)
+        return found
 
     def take(self, address: Address, options: Options) -> StoreRoot:
         """Returns the root of a store that opens, and keeps it no longer: what the store learns of it is its own."""

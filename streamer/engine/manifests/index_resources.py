@@ -74,10 +74,8 @@ class IndexCost:
             step.bytes_done,
             step.total_bytes,
         )
-        if not self._measured:
-            self._measure(step)
-
-    def _measure(self, step: BuildProgress) -> None:
+        if self._measured:
+            return
         # Measured from the first window on: the pause until it arrives, or an outage, says nothing of the rate.
         if self._first is None:
             self._first = self._now(), step.bytes_done

@@ -65,16 +65,13 @@ async def copy_manifest(
     tables = check_sizes(root, found, url)
     with workplace(folder) as place:
         for table in tables:
-            await _copy_file(table, place / table.url.rpartition("/")[2], fetcher)
+            path = place / table.url.rpartition("/")[2]
+            with path.open("wb") as file:
+                for start in range(0, table.size, _PIECE_BYTES):
+                    piece = await fetcher.read(Extent(table, start, min(start + _PIECE_BYTES, table.size)))
+                    await in_thread(None, file.write, piece)
         await in_thread(None, (place / ROOT_NAME).write_bytes, raw)
         return await in_thread(None, verify_and_settle, place, folder, check)
-
-
-async def _copy_file(record: ObjectRecord, path: Path, fetcher: Fetcher) -> None:
-    with path.open("wb") as file:
-        for start in range(0, record.size, _PIECE_BYTES):
-            piece = await fetcher.read(Extent(record, start, min(start + _PIECE_BYTES, record.size)))
-            await in_thread(None, file.write, piece)
 
 
 class Ownership:

@@ -260,7 +260,16 @@ class ManifestStore:
 
     def _list_answers(self) -> set[str]:
         """The digests that sources name; those that name nothing, and what a kill left of one, are removed."""
-        return {digest for source in self._all_sources() if (digest := self._digest_of(source)) is not None}
+        found = set[str]()
+        for source in self._all_sources():
+            words: list[str] = []
+            if DIGEST.fullmatch(source.name):
+                words = source.read_text(errors="replace").partition("\n")[0].split()
+            if len(words) == 2 and DIGEST.fullmatch(words[1]) and (self._root / words[1]).is_dir():
+                found.add(words[1])
+            else:
+                source.unlink()
+        return found
 
     def _list_join_parts(self) -> set[str]:
         """The manifests from which joins read their rows: they stay with the tables of these."""
@@ -277,13 +286,6 @@ class ManifestStore:
     def _all_sources(self) -> Iterator[Path]:
         with suppress(FileNotFoundError):
             yield from list(self._sources.iterdir())
-
-    def _digest_of(self, source: Path) -> str | None:
-        words = source.read_text(errors="replace").partition("\n")[0].split() if DIGEST.fullmatch(source.name) else []
-        if len(words) == 2 and DIGEST.fullmatch(words[1]) and (self._root / words[1]).is_dir():
-            return words[1]
-        source.unlink()
-        return None
 
     def _source(self, request: tuple[object, ...]) -> Path:
         return self._sources / _name_of(request)

@@ -111,7 +111,18 @@ class Manifests:
         async with self._removing:
             self._asking += 1
         try:
-            return await self._answer(asked, report, asked_at)
+            # The options are a part of it: what one client may read says nothing of another one.
+            identity = (*asked.identity, asked.message.options.key)
+            lock = self._locks.setdefault(identity, asyncio.Lock())
+            async with lock:
+                found_at, digest = self._found.get(identity, (-1.0, ""))
+                if found_at < asked_at:  # what was found after this request came is fresh enough for it
+                    digest = await self._place(await self._find_with_room(asked, report), asked)
+                    # Answers are kept for requests that wait meanwhile.
+                    self._found = {known: self._found[known] for known in self._locks if known in self._found}
+                    self._found[identity] = (time.monotonic(), digest)
+                self.store.use(digest)
+                return digest
         finally:
             self._asking -= 1
 
@@ -140,20 +151,6 @@ class Manifests:
         is_long = len(request.urls) > _FEW_URLS
         endpoint = await in_thread(None, find_endpoint) if is_long else find_endpoint()
         return LocatedRequest.make(request, endpoint)
-
-    async def _answer(self, asked: LocatedRequest, report: Report, asked_at: float) -> str:
-        # The options are a part of it: what one client may read says nothing of another one.
-        identity = (*asked.identity, asked.message.options.key)
-        lock = self._locks.setdefault(identity, asyncio.Lock())
-        async with lock:
-            found_at, digest = self._found.get(identity, (-1.0, ""))
-            if found_at < asked_at:  # what was found after this request came is fresh enough for it
-                digest = await self._place(await self._find_with_room(asked, report), asked)
-                # Answers are kept for requests that wait meanwhile.
-                self._found = {known: self._found[known] for known in self._locks if known in self._found}
-                self._found[identity] = (time.monotonic(), digest)
-            self.store.use(digest)
-            return digest
 
     async def _place(self, digest: str, asked: LocatedRequest) -> str:
         """Returns the digest of the same manifest at the place that the options name: its chunks have other keys."""

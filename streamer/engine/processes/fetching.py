@@ -30,7 +30,6 @@ from streamer.engine.processes.messages import (
     Setup,
     StoreNotice,
     ToEngine,
-    ToProcess,
     decode_to_process,
     encode,
 )
@@ -100,7 +99,17 @@ class Fetching:
             busy = True
             while True:
                 if busy or self._requests:
-                    self._send(self._report())
+                    first_bytes = self._fetchers.first_bytes()
+                    self._send(
+                        Report(
+                            statistics=self._fetchers.statistics(),
+                            first_byte_counts=first_bytes.counts,
+                            first_byte_seconds=first_bytes.sum_seconds,
+                            cpu_seconds=time.process_time(),
+                            window=self._window(),
+                            by_chance=self._fetchers.refused_by_chance,
+                        )
+                    )
                 # Memory that the engine has may be given back after the last answer.
                 busy = bool(self._requests or self._sent)
                 await asyncio.sleep(_REPORT_SECONDS)
@@ -113,25 +122,23 @@ class Fetching:
             if received is None:
                 # The engine is gone. What is being written stays for the next one to remove.
                 os._exit(0)
-            self._take(decode_to_process(received[0]))
-
-    def _take(self, message: ToProcess) -> None:
-        match message:
-            case Bring():
-                self._requests[message.number] = self._tasks.create_task(self._answer_request(message))
-            case GiveBack():
-                if (fetched := self._sent.pop(message.number, None)) is not None:
-                    fetched.close()
-            case Cancel():
-                if (task := self._requests.get(message.number)) is not None:
-                    # The task takes its first step before: one that is cancelled earlier answers nothing.
-                    asyncio.get_running_loop().call_soon(task.cancel)
-            case OpenDataset():
-                self._datasets[message.dataset] = _NamedDataset(Path(message.path), message.options)
-            case FetchLimits():
-                self._fetchers.limit(message.window_max, message.memory_bytes)
-            case PaceAnew():
-                self._fetchers.pace_anew()
+            message = decode_to_process(received[0])
+            match message:
+                case Bring():
+                    self._requests[message.number] = self._tasks.create_task(self._answer_request(message))
+                case GiveBack():
+                    if (fetched := self._sent.pop(message.number, None)) is not None:
+                        fetched.close()
+                case Cancel():
+                    if (task := self._requests.get(message.number)) is not None:
+                        # The task takes its first step before: one that is cancelled earlier answers nothing.
+                        asyncio.get_running_loop().call_soon(task.cancel)
+                case OpenDataset():
+                    self._datasets[message.dataset] = _NamedDataset(Path(message.path), message.options)
+                case FetchLimits():
+                    self._fetchers.limit(message.window_max, message.memory_bytes)
+                case PaceAnew():
+                    self._fetchers.pace_anew()
 
     def _send(self, message: ToEngine, *descriptors: int) -> None:
         self._end.send(encode(message), descriptors)
@@ -206,18 +213,6 @@ class Fetching:
 
     def _window(self) -> int:
         return self._fetchers.window or self._setup.fetch.window_start
-
-    def _report(self) -> Report:
-        fetchers = self._fetchers
-        found = self._fetchers.first_bytes()
-        return Report(
-            statistics=fetchers.statistics(),
-            first_byte_counts=found.counts,
-            first_byte_seconds=found.sum_seconds,
-            cpu_seconds=time.process_time(),
-            window=self._window(),
-            by_chance=fetchers.refused_by_chance,
-        )
 
     async def _close_idle(self) -> None:
         """Closes fetchers and manifests that are not used, until it is cancelled."""

@@ -138,7 +138,10 @@ class Refusals:
             if limited and not by_chance:
                 self._begin(now)
             elif by_chance or now - self._since >= TRIAL_SECONDS:
-                self._end(now)
+                self._since = None
+                if self._throttled > REFUSED_SHARE * self._requests:
+                    self._chance = self._throttled / self._requests
+                    self._forget_at = now + REPEAT_SECONDS
             return self.single
         if now >= self._forget_at:
             self._chance = 0.0
@@ -151,12 +154,6 @@ class Refusals:
         self._since = now
         self._requests = 0
         self._throttled = 0
-
-    def _end(self, now: float) -> None:
-        self._since = None
-        if self._throttled > REFUSED_SHARE * self._requests:
-            self._chance = self._throttled / self._requests
-            self._forget_at = now + REPEAT_SECONDS
 
 
 class Bounds(NamedTuple):

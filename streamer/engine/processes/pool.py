@@ -330,7 +330,9 @@ class FetchPool:
                 process.pace_anew()
 
     def _read_counters(self) -> Reading:
-        counts = self._counts()
+        counts = self._past.copy()
+        for process in self._processes:
+            counts.update(process.counts)
         processes = [process for process in self._processes if process.ready]
         own = self._fetchers.statistics()
         now = time.monotonic()
@@ -403,12 +405,6 @@ class FetchPool:
     def pids(self) -> list[int]:
         """The pids of the processes that take chunks."""
         return [process.pid for process in self._processes if process.ready and process.pid is not None]
-
-    def _counts(self) -> Counter[str]:
-        total = self._past.copy()
-        for process in self._processes:
-            total.update(process.counts)
-        return total
 
     def statistics(self) -> dict[str, int | float]:
         """Returns what `FetcherSet.statistics` does, for all processes since the start."""
