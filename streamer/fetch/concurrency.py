@@ -128,16 +128,13 @@ class WindowControl:
         """Median over the requests of their duration relative to the base of their size class."""
         ratios: list[float] = []
         for kind, values in interval.seconds.items():
-            base = self._base_of(kind, median(values), now)
+            history = self._base.setdefault(kind, deque())
+            history.append((now, median(values)))
+            while history[0][0] < now - BASE_SECONDS:
+                history.popleft()
+            base = max(min(value for _, value in history), 1e-6)
             ratios.extend(value / base for value in values)
         return median(ratios)
-
-    def _base_of(self, kind: int, middle: float, now: float) -> float:
-        history = self._base.setdefault(kind, deque())
-        history.append((now, middle))
-        while history[0][0] < now - BASE_SECONDS:
-            history.popleft()
-        return max(min(value for _, value in history), 1e-6)
 
 
 def size_class(length: int) -> int:

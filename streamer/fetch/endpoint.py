@@ -98,18 +98,16 @@ class OutageWatch:
         now = self._clock.time()
         quiet = self.quiet_seconds()
         if self._announced_since is None and quiet >= QUIET_SECONDS and now - self._announced_last >= AGAIN_SECONDS:
-            self._announce(quiet, now)
+            self._announced_since = self._progressed
+            self._announced_last = now
+            text = (
+                f"waiting for {self._root}, which has served nothing for {quiet:.1f} s "
+                f"({self._why or 'no answer yet'}); "
+                f"requests that fail are repeated for {self._outage_seconds:.0f} s, then this is an error"
+            )
+            logger.warning("%s", text)
+            self._notify(text)
         self._alarm.move(max(self._progressed, now - QUIET_SECONDS / 2) + QUIET_SECONDS)
-
-    def _announce(self, quiet: float, now: float) -> None:
-        self._announced_since = self._progressed
-        self._announced_last = now
-        text = (
-            f"waiting for {self._root}, which has served nothing for {quiet:.1f} s ({self._why or 'no answer yet'}); "
-            f"requests that fail are repeated for {self._outage_seconds:.0f} s, then this is an error"
-        )
-        logger.warning("%s", text)
-        self._notify(text)
 
 
 # Credentials are renewed once for all requests that were refused together.

@@ -98,12 +98,22 @@ class FairGate:
         if not self._queues and self._is_open and self._fits(amount):
             return self._take_turn(amount, queue.owner())
         granted: asyncio.Future[str] = self._loop.create_future()
-        self._join(queue, granted, amount)
+        if not queue.waiters:
+            self._queues.append(queue)
+            insort(self._by_owner.setdefault(queue.owner(), []), queue, key=_due_of)
+        queue.waiters.append((granted, amount))
         self._grant()
         try:
             return await granted
         except asyncio.CancelledError:
-            self._give_up(queue, granted, amount)
+            if granted.done() and not granted.cancelled():
+                self.release(amount, granted.result())
+            else:
+                if (granted, amount) in queue.waiters:  # _grant drops cancelled ones that it meets
+                    queue.waiters.remove((granted, amount))
+                    if not queue.waiters:
+                        self._queues.remove(queue)
+                self._grant()
             raise
 
     def force(self, amount: int = 1) -> None:
@@ -153,22 +163,6 @@ class FairGate:
         self.peak = max(self.peak, self.used)
         return owner
 
-    def _join(self, queue: WaitQueue, granted: asyncio.Future[str], amount: int) -> None:
-        if not queue.waiters:
-            self._queues.append(queue)
-            insort(self._by_owner.setdefault(queue.owner(), []), queue, key=_due_of)
-        queue.waiters.append((granted, amount))
-
-    def _give_up(self, queue: WaitQueue, granted: asyncio.Future[str], amount: int) -> None:
-        if granted.done() and not granted.cancelled():
-            self.release(amount, granted.result())
-            return
-        if (granted, amount) in queue.waiters:  # _grant drops cancelled ones that it meets
-            queue.waiters.remove((granted, amount))
-            if not queue.waiters:
-                self._queues.remove(queue)
-        self._grant()
-
     def _grant(self) -> None:
         while self._queues:
             # The clock is read once for both decisions: a moment that passed between two readings left waiters without
@@ -194,7 +188,12 @@ class FairGate:
         """The queue whose turn it is; there must be one."""
         now = self._loop.time()
         if len(self._queues) <= _FEW_QUEUES or now >= self._fresh_until:
-            self._sort()
+            # Each owner's queues by due time, equal ones by arrival.
+            self._by_owner = {}
+            for queue in self._queues:
+                self._by_owner.setdefault(queue.owner(), []).append(queue)
+            for queued in self._by_owner.values():
+                queued.sort(key=_due_of)
             self._fresh_until = now + self._fresh_seconds
         heads = []
         for owner, queued in self._by_owner.items():
@@ -206,14 +205,6 @@ class FairGate:
             return heads[0][1]
         share = self.limit / len({*(owner for owner, _ in heads), *self._held})
         return min(heads, key=lambda head: (self._held[head[0]] >= share, head[1].due()))[1]
-
-    def _sort(self) -> None:
-        """Sorts each owner's queues by due time, equal ones by arrival."""
-        self._by_owner = {}
-        for queue in self._queues:
-            self._by_owner.setdefault(queue.owner(), []).append(queue)
-        for queued in self._by_owner.values():
-            queued.sort(key=_due_of)
 
 
 def _due_of(queue: WaitQueue) -> float:

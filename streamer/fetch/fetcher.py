@@ -124,9 +124,6 @@ class Fetcher:
         trace: TracebackType | None,
     ) -> None:
         self._open = False
-        await self._close_stores()
-
-    async def _close_stores(self) -> None:
         endpoints = list(self._endpoints.values())
         self._endpoints = {}
         self._last = None

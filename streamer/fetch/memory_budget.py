@@ -51,10 +51,14 @@ class PooledBuffer:
     """
 
     def __init__(self, size_bytes: int, shared: bool = False) -> None:
-        self.descriptor = _memory_file(size_bytes) if shared else None
-        if self.descriptor is None:
+        self.descriptor: int | None = None
+        if not shared:
             self._memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         else:
+            # A file without a name, of fixed length, so that a mapping of it is never cut off.
+            self.descriptor = linux.memory_file("streamer-fetched")
+            os.ftruncate(self.descriptor, size_bytes)
+            linux.seal(self.descriptor, "SHRINK", "GROW")
             weakref.finalize(self, os.close, self.descriptor)
             self._memory = mmap.mmap(self.descriptor, size_bytes, flags=mmap.MAP_SHARED)
         if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -109,7 +113,11 @@ class BufferPool:
         """
         size = size_bytes(length)
         shared = shared and length >= SHARED_FROM_BYTES
-        buffer = self._find_fitting(size, shared) or self._map_memory(size, shared)
+        buffer = self._take_free(size, shared)
+        if buffer is None:
+            self._shrink(self.most_bytes - size)
+            buffer = PooledBuffer(size, shared)
+            self.mapped_bytes += size
         buffer.begin_use(length)
         self._in_use += 1
         return buffer
@@ -132,8 +140,8 @@ class BufferPool:
         """Unmaps the free buffers."""
         self._shrink(0)
 
-    def _find_fitting(self, size: int, shared: bool) -> PooledBuffer | None:
-        """Returns a free buffer, the one used last, because it is the likeliest to be in some cache."""
+    def _take_free(self, size: int, shared: bool) -> PooledBuffer | None:
+        """Takes a free buffer, the one used last, because it is the likeliest to be in some cache."""
         for number in range(len(self._free) - 1, -1, -1):
             buffer = self._free[number]
             fits = size <= buffer.size_bytes <= LARGEST_SHARE * size
@@ -141,12 +149,6 @@ class BufferPool:
                 del self._free[number]
                 return buffer
         return None
-
-    def _map_memory(self, size: int, shared: bool) -> PooledBuffer:
-        self._shrink(self.most_bytes - size)
-        buffer = PooledBuffer(size, shared)
-        self.mapped_bytes += size
-        return buffer
 
     def _shrink(self, most_bytes: int) -> None:
         while self._free and self.mapped_bytes > most_bytes:
@@ -191,14 +193,6 @@ class ChunkBuffer:
         buffer, self._buffer = self._buffer, None
         if buffer is not None:
             self._pool.give(buffer)
-
-
-def _memory_file(size_bytes: int) -> int:
-    """Creates a file without a name, of fixed length, so that a mapping of it is never cut off."""
-    descriptor = linux.memory_file("streamer-fetched")
-    os.ftruncate(descriptor, size_bytes)
-    linux.seal(descriptor, "SHRINK", "GROW")
-    return descriptor
 
 
 def size_bytes(length: int) -> int:

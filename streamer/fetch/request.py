@@ -110,7 +110,14 @@ class Request:
             self._claim = _never  # breaks the reference cycle of attempt and request
             self._count()
         if not self._lost:
-            self._record_success(spec.endpoint.time())
+            endpoint = spec.endpoint
+            now = endpoint.time()
+            length = extent.length
+            if length >= RATE_LEAST_BYTES and now > self._first_byte_at:
+                endpoint.rates.add(length / (now - self._first_byte_at))
+                endpoint.last_large = now
+            endpoint.last_good = extent
+            endpoint.record_success(now, now - self._started, length)
 
     def _first_look(self) -> float:
         """Seconds until the first byte is late, for a duplicate or for giving up."""
@@ -184,7 +191,11 @@ class Request:
         if self._due < deadline.moment:  # later ones are computed when it expires
             deadline.move(self._due)
         if self._spec.extent.length >= RATE_LEAST_BYTES:
-            self._watch_pace(deadline)
+            spec = self._spec
+            allowed = hedge.body_seconds(spec.extent.length, spec.endpoint.rates)
+            if allowed is not None:
+                moment = self._first_byte_at + allowed
+                self._pace = Alarm(spec.endpoint.clock, moment, partial(self._check_pace, deadline))
 
     def _watch(self) -> None:
         """Moves the deadline by a piece's time at the least rate, at most to `progress_seconds` from now."""
@@ -198,28 +209,12 @@ class Request:
         if self._due < deadline.moment and not self._outpaced:
             deadline.move(self._due)
 
-    def _watch_pace(self, deadline: TaskDeadline) -> None:
-        spec = self._spec
-        allowed = hedge.body_seconds(spec.extent.length, spec.endpoint.rates)
-        if allowed is not None:
-            moment = self._first_byte_at + allowed
-            self._pace = Alarm(spec.endpoint.clock, moment, partial(self._check_pace, deadline))
-
     def _check_pace(self, deadline: TaskDeadline) -> None:
         """Ends a body that takes four times as long as others, if the rest is worth a request."""
         left = self._spec.extent.length - self.received
         if left >= RATE_LEAST_BYTES and not deadline.expired and self._spec.endpoint.may_duplicate(left):
             self._outpaced = True
             deadline.move(self._spec.endpoint.time())
-
-    def _record_success(self, now: float) -> None:
-        endpoint = self._spec.endpoint
-        length = self._spec.extent.length
-        if length >= RATE_LEAST_BYTES and now > self._first_byte_at:
-            endpoint.rates.add(length / (now - self._first_byte_at))
-            endpoint.last_large = now
-        endpoint.last_good = self._spec.extent
-        endpoint.record_success(now, now - self._started, length)
 
     def _make_timeout(self) -> StoreTimeoutError:
         spec = self._spec

@@ -218,7 +218,16 @@ class RangeTransfer:
 
     async def _is_last(self, error: StreamerError) -> bool:
         """Whether to give up. Without other requests a probe shows whether the object or the endpoint fails."""
-        failing = self._describe_failure(error)
+        endpoint = self._endpoint
+        failing = Failing(
+            tries=self._failed_tries,
+            idle_seconds=self._endpoint.time() - self._progressed,
+            silent=self._is_silence(error),
+            quiet_seconds=endpoint.watch.quiet_seconds(),
+            stalls=self._stalls if endpoint.last_large > self._first_stall else 0,
+            isolated=endpoint.is_isolated(error, self._first_failure, self._served, self._outcomes),
+            permanent=endpoint.is_permanent(error),
+        )
         if not failing.isolated and failing.tries >= SILENT_TRIES:
             await self._endpoint.probe(self._context.tally)
         return gives_up(failing, self._config)
@@ -241,18 +250,6 @@ class RangeTransfer:
         if not self._stalls:
             self._first_stall = self._endpoint.time()
         self._stalls += 1
-
-    def _describe_failure(self, error: StreamerError) -> Failing:
-        endpoint = self._endpoint
-        return Failing(
-            tries=self._failed_tries,
-            idle_seconds=self._endpoint.time() - self._progressed,
-            silent=self._is_silence(error),
-            quiet_seconds=endpoint.watch.quiet_seconds(),
-            stalls=self._stalls if endpoint.last_large > self._first_stall else 0,
-            isolated=endpoint.is_isolated(error, self._first_failure, self._served, self._outcomes),
-            permanent=endpoint.is_permanent(error),
-        )
 
     def _is_silence(self, error: StreamerError) -> bool:
         """Whether there was no answer at all, although the link is not full."""

@@ -22,7 +22,15 @@ def serve(ready_fd: int, timing: StartupTiming) -> int:
         The exit status of an engine that did not start; if it did start, the process ends here.
     """
     try:
-        _run(json.load(sys.stdin), ready_fd, timing)
+        settings = json.load(sys.stdin)
+        import uvloop
+
+        from streamer.service.lifecycle import EngineService
+
+        timing.end("imports")
+        configure(logging.INFO, "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s", Environment.read())
+        config = configuration(settings, Environment.read())
+        uvloop.run(EngineService(config, lambda: _report(ready_fd, {"ready": True}), timing=timing).run())
     except StreamerError as error:
         _report(ready_fd, {"kind": type(error).__name__, "message": str(error), "details": error.details})
         return 1
@@ -43,17 +51,6 @@ def serve(ready_fd: int, timing: StartupTiming) -> int:
     logging.shutdown()
     # obstore's threads can abort an interpreter that is shutting down (1 of 25 ends); everything is closed by now.
     os._exit(0)
-
-
-def _run(settings: object, ready_fd: int, timing: StartupTiming) -> None:
-    import uvloop
-
-    from streamer.service.lifecycle import EngineService
-
-    timing.end("imports")
-    configure(logging.INFO, "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s", Environment.read())
-    config = configuration(settings, Environment.read())
-    uvloop.run(EngineService(config, lambda: _report(ready_fd, {"ready": True}), timing=timing).run())
 
 
 def configuration(settings: object, environment: Environment) -> EngineConfig:

@@ -113,7 +113,10 @@ class EngineService:
             await self._run(self._config)
         except BaseExceptionGroup as group:
             # Errors inside a task group come out wrapped; the caller knows our errors, not groups of one.
-            raise _only_error(group) from group
+            error: BaseException = group
+            while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+                error = error.exceptions[0]
+            raise error from group
 
     def leave(self) -> None:
         """Begins the end, on the loop; a second call ends at once what the first one waits for."""
@@ -137,7 +140,12 @@ class EngineService:
         cache, warning = find_cache(config.cache)
         self._in_memory = cache if warning else None
         config = replace(config, cache=cache)
-        _make_cache_dir(config.cache.directory)
+        try:
+            config.cache.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise CacheError(
+                f"cache folder {config.cache.directory}: {error.strerror}; choose another cache_dir"
+            ) from error
         if config.refuse_local:
             logger.warning(_OPEN_TO_ALL)
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(thread_count(), "streamer-work"))
@@ -171,7 +179,12 @@ class EngineService:
         config = engine.config
         async with serve_http(config.service.http, server.statistics, self._not_ready, history):
             async with listen(config, lambda: ClientConnection(server)) as self._listeners:
-                self._handle_signals()
+                if not self._guest:
+                    loop = asyncio.get_running_loop()
+                    for number in (signal.SIGTERM, signal.SIGINT):
+                        loop.add_signal_handler(number, self.leave)
+                    if self._configure is not None:
+                        loop.add_signal_handler(signal.SIGHUP, self._reload.set)
                 self._on_listening()
                 self._timing.end("socket")
                 logger.info("listening after %s", self._timing)
@@ -234,15 +247,6 @@ class EngineService:
 
     # ------------------------------------------------------------ signals
 
-    def _handle_signals(self) -> None:
-        if self._guest:
-            return
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.leave)
-        if self._configure is not None:
-            loop.add_signal_handler(signal.SIGHUP, self._reload.set)
-
     async def _reload_on_signal(self, engine: Engine, server: Server) -> None:
         while True:
             await self._reload.wait()
@@ -282,12 +286,6 @@ def thread_count() -> int:
     return min(MAX_THREADS, usable_cores() + 4)
 
 
-def _only_error(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
-
-
 def _join_peers(engine: Engine) -> contextlib.AbstractAsyncContextManager[object]:
     if not engine.config.peers.enabled:
         return contextlib.nullcontext()
@@ -306,13 +304,6 @@ def _record_history(engine: Engine, warnings: RecentWarnings) -> contextlib.Abst
 
 
 # ---------------------------------------------------------------- the folder
-
-
-def _make_cache_dir(directory: Path) -> None:
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise CacheError(f"cache folder {directory}: {error.strerror}; choose another cache_dir") from error
 
 
 @contextlib.contextmanager

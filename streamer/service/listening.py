@@ -164,7 +164,11 @@ def bind_socket(path: Path, config: EngineConfig) -> tuple[socket.socket, int]:
         on_error.callback(temporary.unlink, missing_ok=True)
         # It listens before it has its name: who connects then waits for the loop, and is not refused.
         listener.listen(_BACKLOG)
-        _set_mode(temporary, config)
+        # The mode refuses other users before they connect; `Admission` checks every connection.
+        if config.cache.group is not None:
+            os.chown(temporary, -1, group_id(config.cache.group))
+        mode = 0o660 if config.cache.group is not None else 0o600
+        os.chmod(temporary, 0o666 if config.service.allow_uids else mode)
         identity = os.stat(temporary).st_ino
         os.rename(temporary, path)
         on_error.pop_all()
@@ -188,11 +192,3 @@ def _make_socket_folder(folder: Path, config: EngineConfig) -> None:
         if config.service.allow_uids:
             made.chmod(0o755)
         os.rename(made, folder)
-
-
-def _set_mode(socket_path: Path, config: EngineConfig) -> None:
-    """Sets the file's mode, which refuses other users before they connect; `Admission` checks every connection."""
-    if config.cache.group is not None:
-        os.chown(socket_path, -1, group_id(config.cache.group))
-    mode = 0o660 if config.cache.group is not None else 0o600
-    os.chmod(socket_path, 0o666 if config.service.allow_uids else mode)

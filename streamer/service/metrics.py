@@ -7,7 +7,7 @@ version. No other part of streamer defines a metric. Labels: `dataset` is the ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -267,10 +267,15 @@ def make_series(definition: Definition, values: Values) -> list[tuple[tuple[str,
         return [((), _number(values[definition.source]))] if definition.source in values else []
     entries = values.get(definition.table, [])
     found: dict[tuple[str, ...], float] = {}
-    for labels, entry in _add_labels(definition, entries if isinstance(entries, list) else []):
+    for count, entry in enumerate(entries if isinstance(entries, list) else []):
+        labels = [str(entry.get(label, "")) for label in definition.labels]
+        if "consumer" in definition.labels and count >= MAX_SESSIONS:
+            labels[definition.labels.index("consumer")] = OTHERS
+            labels[definition.labels.index("job")] = OTHERS
         if (value := _value(definition, entry)) is not None:
-            known = found.get(labels, 0.0)
-            found[labels] = max(known, value) if definition.name.endswith(_NOT_SUMMED) else known + value
+            key = tuple(labels)
+            known = found.get(key, 0.0)
+            found[key] = max(known, value) if definition.name.endswith(_NOT_SUMMED) else known + value
     return list(found.items())
 
 
@@ -280,15 +285,6 @@ def _value(definition: Definition, entry: Table) -> float | None:
         return 1.0 if all(entry.get(label) for label in definition.labels[-1:]) else None
     found = entry.get("count" if definition.kind == "histogram" else definition.source, 0)
     return None if found is None else _number(found)
-
-
-def _add_labels(definition: Definition, entries: Iterable[Table]) -> Iterator[tuple[tuple[str, ...], Table]]:
-    for count, entry in enumerate(entries):
-        labels = [str(entry.get(label, "")) for label in definition.labels]
-        if "consumer" in definition.labels and count >= MAX_SESSIONS:
-            labels[definition.labels.index("consumer")] = OTHERS
-            labels[definition.labels.index("job")] = OTHERS
-        yield tuple(labels), entry
 
 
 def _number(value: Scalar | list[Table]) -> float:

@@ -49,7 +49,11 @@ class CacheSharing:
         from streamer.peers.by_job import JobPeers  # Only here: without peers none of it is imported.
         from streamer.peers.homes import LaneReaders, PeerMember
 
-        host = _check_address(request.host)
+        try:
+            # A name would have to be resolved.
+            host = str(ipaddress.ip_address(request.host))
+        except ValueError as error:
+            raise ConfigError(f"{request.host!r} is not an IP address of this machine", field="peers") from error
         # It is opened before other engines ask for its chunks.
         dataset = self._engine.datasets.get(request.dataset, options.mapping)
         members = [PeerMember(one.id, one.address, one.limit_bytes) for one in request.sharers]
@@ -64,14 +68,6 @@ class CacheSharing:
         """Ends the sharing with the engine."""
         if self._peers is not None:
             self._peers.close()
-
-
-def _check_address(host: str) -> str:
-    """Returns an IP address; refuses a name, which would have to be resolved."""
-    try:
-        return str(ipaddress.ip_address(host))
-    except ValueError as error:
-        raise ConfigError(f"{host!r} is not an IP address of this machine", field="peers") from error
 
 
 def _read_lanes(request: ShareCache, dataset: Dataset) -> NDArray[np.int64]:

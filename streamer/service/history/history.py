@@ -233,11 +233,15 @@ class History:
         first = self._engine.first_bin(level, earliest, last)
         shares = self._shares.read(level, first, last).reshape(-1, MAX_RANKS, len(SHARES))
         samples = self._samples.read(level, first, last)
+        engine = dict(zip(SERIES, self._engine.read(level, first, last).T, strict=True))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            engine["hits"] = engine["hit_bytes"] / engine.pop("needed_bytes")
+            engine["first_byte_seconds"] = engine["first_byte_seconds"] / engine.pop("first_bytes")
         answer = {
             "now": round(now, 3),
             "start": first * step,
             "step": step,
-            "engine": self._describe_engine(self._engine.read(level, first, last)),
+            "engine": {name: _shorten(column) for name, column in engine.items()},
             "ranks": [
                 {
                     **describe_rank(rank),
@@ -256,13 +260,6 @@ class History:
             "marks": [mark for mark in self.marks if first * step <= mark.at_seconds <= now],
         }
         return msgspec.json.encode(answer)
-
-    def _describe_engine(self, found: Row) -> dict[str, list[float]]:
-        columns = dict(zip(SERIES, found.T, strict=True))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            columns["hits"] = columns["hit_bytes"] / columns.pop("needed_bytes")
-            columns["first_byte_seconds"] = columns["first_byte_seconds"] / columns.pop("first_bytes")
-        return {name: _shorten(column) for name, column in columns.items()}
 
     # ------------------------------------------------------------ over a restart
 
