@@ -75,17 +75,14 @@ def make_client(root: StoreRoot, ring: AnyRing | None = None, *, uploads: bool =
     except ConfigError:
         raise
     except (BaseError, ValueError, TypeError) as error:
+        # The foreign text is shown if it contains no value.
+        reason = type(error).__name__
+        if (found := _WITHOUT_VALUES.search(str(error).partition("\n")[0])) is not None:
+            reason = f"{reason}: {found[0]}"
         raise ConfigError(
-            f"{root.url}: the storage options {sorted(root.settings.config)} do not make a client ({_reason(error)})",
+            f"{root.url}: the storage options {sorted(root.settings.config)} do not make a client ({reason})",
             field="storage_options",
         ) from None  # the foreign text may quote the values
-
-
-def _reason(error: Exception) -> str:
-    """The foreign text if it contains no value, otherwise its type."""
-    text = str(error).partition("\n")[0]
-    found = _WITHOUT_VALUES.search(text)
-    return f"{type(error).__name__}: {found[0]}" if found else type(error).__name__
 
 
 def _client_options(root: StoreRoot, timeout: timedelta, ca_file: str | None, **more: object) -> ClientConfig:

@@ -54,14 +54,12 @@ def read_version(entry: Mapping[str, object]) -> str:
     if isinstance(commit := entry.get("last_commit"), Mapping):  # the Hugging Face Hub
         return f"{COMMIT}{commit['oid']}"
     size = entry.get("size")
-    return stat_version(size if isinstance(size, int) else 0, _read_time_ns(entry))
-
-
-def _read_time_ns(entry: Mapping[str, object]) -> int:
+    time_ns = 0
     for name in _TIME_NAMES:
         if isinstance(moment := entry.get(name), (datetime, float, int)):
-            return nanoseconds(moment)
-    return 0
+            time_ns = nanoseconds(moment)
+            break
+    return stat_version(size if isinstance(size, int) else 0, time_ns)
 
 
 def if_match(version: str) -> str | None:

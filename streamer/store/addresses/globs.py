@@ -121,7 +121,12 @@ class Automaton:
         bits = state.bits
         stay = bits & (self._any if letter == "/" else self._any | self._any_but_slash)
         if self._remembered >= self._most:
-            self._forget()
+            # All that was remembered goes, also what states say of each other.
+            for known in self._states.values():
+                known.clear()
+            self._states = {self._start.bits: self._start}
+            self._fitting.clear()
+            self._remembered = 0
         self._remembered += 1
         following = state[letter] = self._state(self._close((bits & self._fits(letter)) << 1 | stay))
         return following
@@ -186,14 +191,6 @@ class Automaton:
         if state is None:
             state = self._states[bits] = _AutomatonState(self, bits)
         return state
-
-    def _forget(self) -> None:
-        """Forgets all that was remembered, also what states say of each other."""
-        for state in self._states.values():
-            state.clear()
-        self._states = {self._start.bits: self._start}
-        self._fitting.clear()
-        self._remembered = 0
 
 
 class GlobSet:

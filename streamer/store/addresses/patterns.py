@@ -158,16 +158,14 @@ def _expand(url: str, whole: str) -> Iterator[str]:
     if found is None:
         yield url
         return
-    for choice in _choices(found[1], whole):
-        yield from _expand(url[: found.start()] + choice + url[found.end() :], whole)
-
-
-def _choices(inside: str, whole: str) -> list[str]:
-    numbers = _range(inside, whole)
+    numbers = _range(found[1], whole)
     if numbers is None:
-        return inside.split(",")
-    first, last, width = numbers
-    return [f"{number:0{width}d}" for number in range(first, last + 1)]
+        choices = found[1].split(",")
+    else:
+        first, last, width = numbers
+        choices = [f"{number:0{width}d}" for number in range(first, last + 1)]
+    for choice in choices:
+        yield from _expand(url[: found.start()] + choice + url[found.end() :], whole)
 
 
 def _measure(inside: str, whole: str) -> tuple[int, int]:
@@ -255,7 +253,12 @@ class UrlPattern(msgspec.Struct, frozen=True):
             ObjectNotFoundError: objects that braces name are missing, or one of their globs matches nothing; names the
                 first of them.
         """
-        missing = self._find_missing(found)
+        missing: list[str] = []
+        if self.globs is None:
+            known = found if isinstance(found, dict) else dict.fromkeys(found)
+            missing = [url for url in self.named if url not in known]
+        elif self.named:
+            missing = self.globs.list_unmatched(found)
         if not missing:
             return
         # They are not sorted: that holds up all threads for a second if 10^6 are missing.
@@ -271,12 +274,6 @@ class UrlPattern(msgspec.Struct, frozen=True):
             missing=len(missing),
             named=len(self.named),
         )
-
-    def _find_missing(self, found: Collection[str]) -> list[str]:
-        if self.globs is not None:
-            return self.globs.list_unmatched(found) if self.named else []
-        known = found if isinstance(found, dict) else dict.fromkeys(found)
-        return [url for url in self.named if url not in known]
 
 
 def brace_order(url: str) -> Callable[[str], int] | None:

@@ -78,7 +78,15 @@ def split(url: str) -> Address:
         return Address("file", "file://", "/" + rest.lstrip("/"))
     if scheme == "memory":
         return Address(scheme, "memory://", rest.lstrip("/"))
-    return _split_remote(url, scheme, without_login(url).partition("://")[2] if "@" in rest else rest)
+    if "@" in rest:
+        rest = without_login(url).partition("://")[2]
+    found = _ACCESS_POINT.match(rest) if scheme in S3_SCHEMES else None
+    host, key = (found[1], found[2]) if found else rest.partition("/")[::2]
+    if not host:
+        raise ConfigError(f"{shown(url)!r} has no bucket; write {scheme}://bucket/prefix/", field="url")
+    if scheme in HTTP_SCHEMES and "?" not in key:
+        key = unquote(key)
+    return Address(scheme, f"{scheme}://{host}", key)
 
 
 def find_bucket_url(url: str) -> str | None:
@@ -96,13 +104,3 @@ def find_bucket_url(url: str) -> str | None:
             path = f"{first}/{key}" if "bucket" not in pattern.groupindex else path
             return form.format(path=path, container=first, key=key, **found.groupdict())
     return None
-
-
-def _split_remote(url: str, scheme: str, rest: str) -> Address:
-    found = _ACCESS_POINT.match(rest) if scheme in S3_SCHEMES else None
-    host, key = (found[1], found[2]) if found else rest.partition("/")[::2]
-    if not host:
-        raise ConfigError(f"{shown(url)!r} has no bucket; write {scheme}://bucket/prefix/", field="url")
-    if scheme in HTTP_SCHEMES and "?" not in key:
-        key = unquote(key)
-    return Address(scheme, f"{scheme}://{host}", key)

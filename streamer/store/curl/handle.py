@@ -171,13 +171,10 @@ class Handle(CurlRequest):
             sink = self._sink = self._begin()
         self.received += len(piece)
         if self.received > self._most:
-            raise self._too_much()
+            if self._sink == self._keep_answer:
+                raise self._refusal()
+            raise failures.short_read(self._target.url, *self._range, self.received)
         sink(piece)
-
-    def _too_much(self) -> StoreError:
-        if self._sink == self._keep_answer:
-            return self._refusal()
-        return failures.short_read(self._target.url, *self._range, self.received)
 
     def _begin(self) -> Take:
         """Checks that the answer is the range in the pinned version; returns the receiver of its bytes."""

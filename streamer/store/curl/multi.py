@@ -123,7 +123,10 @@ class Multi:
         ready = self._epoll.poll(0, _EVENTS)
         for descriptor, events in ready:
             if descriptor in self._busy:
-                self._act(descriptor, _bits(events))
+                # Errors are found by reading.
+                readable = pycurl.CSELECT_IN if events & ~select.POLLOUT else 0
+                writable = pycurl.CSELECT_OUT if events & select.POLLOUT else 0
+                self._act(descriptor, readable | writable)
             else:  # the server closed an idle connection; libcurl looks before it uses it again
                 with suppress(OSError):
                     self._epoll.unregister(descriptor)
@@ -169,9 +172,3 @@ class Multi:
     def _take_out(self, easy: pycurl.Curl) -> asyncio.Future[None]:
         self._multi.remove_handle(easy)
         return self._pending.pop(easy)
-
-
-def _bits(events: int) -> int:
-    """Translates epoll's events to libcurl's bits; errors are found by reading."""
-    readable = pycurl.CSELECT_IN if events & ~select.POLLOUT else 0
-    return readable | pycurl.CSELECT_OUT if events & select.POLLOUT else readable

@@ -73,7 +73,11 @@ class CurlStore(ObstoreStore):
             await super().get(asked, take)
             return
         multi = self._open_multi()
-        handle = self._free.pop() if self._free and not asked.fresh else self._handle(access)
+        if self._free and not asked.fresh:
+            handle = self._free.pop()
+        else:
+            # Its connection goes to the next address of the store's name.
+            handle = Handle(access, [] if self._names is None else self._names.lines())
         self._counters.requests += 1
         handle.bind(asked, take)
         kept = self._targets.find_target(target.url)
@@ -122,10 +126,6 @@ class CurlStore(ObstoreStore):
         if isinstance(failure, ObjectChangedError):
             return await self._explain_change(target, failure)
         return self._root.explain(failure) if isinstance(failure, StreamerError) else failure
-
-    def _handle(self, access: Access) -> Handle:
-        """Makes a handle whose connection goes to the next address of the store's name."""
-        return Handle(access, [] if self._names is None else self._names.lines())
 
     async def _pages(self, folder: str, after: str | None = None) -> AsyncGenerator[Page, None]:
         """Yields the pages of a listing; obstore's if only it finds credentials."""
