@@ -16,7 +16,7 @@ import asyncio
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -224,7 +224,16 @@ class Engine:
         """
         for other in self.sessions.values():
             check_agreement(request, other.request)
-        collection = self._collection(request.all_parts)
+        datasets = tuple(map(self._dataset, request.all_parts))
+        names = tuple(part.name for part in request.all_parts)
+        # Sessions of equal datasets share the columns, which take 8 bytes a chunk.
+        known = (session.collection for session in self.sessions.values())
+        collection = next((one for one in known if one.datasets == datasets and one.names == names), None)
+        if collection is None:
+            self.policy.add_datasets(
+                [(one.manifest.digest, one.file_bytes, one.manifest.chunk_keys) for one in datasets]
+            )
+            collection = Collection(datasets, names)
         for dataset in collection.datasets:
             self.cache.use(dataset.manifest.digest)
         name = f"{next(self._numbers)} {request.consumer}"
@@ -315,17 +324,6 @@ class Engine:
         return self.config.silent_seconds
 
     # ------------------------------------------------------------ room
-
-    def _collection(self, parts: Sequence[Part]) -> Collection:
-        """Returns the datasets of a session; equal ones share the columns, which take 8 bytes a chunk."""
-        datasets = tuple(map(self._dataset, parts))
-        names = tuple(part.name for part in parts)
-        known = (session.collection for session in self.sessions.values())
-        same = (one for one in known if one.datasets == datasets and one.names == names)
-        if (shared := next(same, None)) is not None:
-            return shared
-        self.policy.add_datasets([(one.manifest.digest, one.file_bytes, one.manifest.chunk_keys) for one in datasets])
-        return Collection(datasets, names)
 
     def _dataset(self, part: Part) -> Dataset:
         try:

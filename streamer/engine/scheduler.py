@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from streamer.cache.chunk_cache import ChunkCache
-from streamer.cache.policy.answers import Admit, Freed, Hit, Wait
+from streamer.cache.policy.answers import Admit, Freed, Hit
 from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.engine.bring import Fetch, Waiter
 from streamer.engine.in_flight import InFlight
@@ -320,32 +320,24 @@ class Scheduler:
         if isinstance(answer, Hit):
             progress.mark_local(use.chunk)
             self._page_cache.prefetch_pages(key)
-        elif not self._wait_for(session, use.chunk, key, answer):
-            return False
+        else:
+            # Hits need none: to find the first need took a fifth of the engine's time in a warm epoch (2026-11-23).
+            waiter = Waiter(session, use.chunk, progress.find_first_step(use.chunk))
+            if isinstance(answer, Admit):
+                self._link.begin(key, self._loop.time())
+                self.ask_again_for(answer.victims)
+                self.in_flight.start(key, waiter, answer.victims)
+            elif not (answer.fetching and self.in_flight.join(key, waiter)):
+                return False
         if use.number >= 0:
             session.count(use, hit=not isinstance(answer, Admit))
         return True
-
-    def _wait_for(self, session: EngineSession, chunk: int, key: bytes, answer: Admit | Wait) -> bool:
-        """Starts the fetch of a chunk, or joins it. Returns False if there is no room now."""
-        # Hits need none: to find the first need took a fifth of the engine's time in a warm epoch (2026-11-23).
-        waiter = Waiter(session, chunk, session.progress.find_first_step(chunk))
-        if isinstance(answer, Admit):
-            self._link.begin(key, self._loop.time())
-            self.ask_again_for(answer.victims)
-            self.in_flight.start(key, waiter, answer.victims)
-            return True
-        return answer.fetching and self.in_flight.join(key, waiter)
 
     def _must_wait(self, session: EngineSession, use: Use) -> bool:
         """Whether the link is being measured, or the session has all it was planned with and another job waits."""
         others_ask = bool(self._asking - {session.owner})
         if others_ask and session.fill >= 1.0 and not session.progress.is_blocking(use):
             return True
-        return self._is_held_back(session, use)
-
-    def _is_held_back(self, session: EngineSession, use: Use) -> bool:
-        """Whether the chunk is not asked for now, because the link is being measured."""
         if not self._policy.is_full:
             return False
         now = self._loop.time()

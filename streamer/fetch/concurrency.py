@@ -111,7 +111,16 @@ class WindowControl:
             self._interval = Interval(now)
 
     def _decide(self, interval: Interval, now: float) -> None:
-        self.inflation = self._measure(interval, now)
+        # Durations relative to the base of their size class.
+        ratios: list[float] = []
+        for kind, values in interval.seconds.items():
+            history = self._base.setdefault(kind, deque())
+            history.append((now, median(values)))
+            while history[0][0] < now - BASE_SECONDS:
+                history.popleft()
+            base = max(min(value for _, value in history), 1e-6)
+            ratios.extend(value / base for value in values)
+        self.inflation = median(ratios)
         self._known_until = now + max(STALE_SECONDS, STALE_FACTOR * interval.mean_seconds)
         self.climbing = False
         if interval.contended * 2 < interval.samples:
@@ -123,18 +132,6 @@ class WindowControl:
             self.climbing = self._slow_start and self._size < self._most
             size = self._size * (SLOW_START_FACTOR if self._slow_start else INCREASE_FACTOR)
         self._size = min(size, float(self._most))
-
-    def _measure(self, interval: Interval, now: float) -> float:
-        """Median over the requests of their duration relative to the base of their size class."""
-        ratios: list[float] = []
-        for kind, values in interval.seconds.items():
-            history = self._base.setdefault(kind, deque())
-            history.append((now, median(values)))
-            while history[0][0] < now - BASE_SECONDS:
-                history.popleft()
-            base = max(min(value for _, value in history), 1e-6)
-            ratios.extend(value / base for value in values)
-        return median(ratios)
 
 
 def size_class(length: int) -> int:

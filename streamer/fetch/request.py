@@ -270,7 +270,8 @@ class HedgedAttempt:
         except StreamerError as error:
             self._failure = error
         except asyncio.CancelledError:
-            if not self._is_overtaken():
+            # The duplicate may have cancelled it, and only the duplicate.
+            if not (self._leads() and self._task is not None and self._task.uncancel() == 0):
                 raise
             await self._wait_for_duplicate()
         finally:
@@ -317,10 +318,6 @@ class HedgedAttempt:
     def _leads(self) -> bool:
         """Whether the duplicate delivers the body."""
         return self._winner is not None and self._winner is not self._first
-
-    def _is_overtaken(self) -> bool:
-        """Whether the cancellation just caught came from the duplicate, and only from it."""
-        return self._leads() and self._task is not None and self._task.uncancel() == 0
 
     async def _wait_for_duplicate(self) -> None:
         if self._duplicate is not None and not self._duplicate.done():

@@ -177,10 +177,15 @@ class ClientConnection(asyncio.Protocol):
                 if (request := next(self._requests, None)) is None:
                     self._requests = None
                     break
-                self._take(request)
-                if isinstance(
-                    request, GetStatistics | ReportFinding | ReportError
-                ):  # they look at every session: one per turn
+                if isinstance(request, Hello) and not self.greeted:
+                    self._handler.greet(self, request)
+                    self._decoder.allow(MAX_REQUEST_BYTES)
+                elif isinstance(request, Hello) or not self.greeted:
+                    raise ProtocolError(f"{type(request).__name__} out of turn: a connection begins with one Hello")
+                else:
+                    self._handler.take(self, request)
+                # They look at every session: one per turn.
+                if isinstance(request, GetStatistics | ReportFinding | ReportError):
                     break
         except StreamerError as error:
             self._refuse(error)
@@ -209,15 +214,6 @@ class ClientConnection(asyncio.Protocol):
         self.fail(error)
         self._received.clear()
         self.close()
-
-    def _take(self, request: Request) -> None:
-        if isinstance(request, Hello) and not self.greeted:
-            self._handler.greet(self, request)
-            self._decoder.allow(MAX_REQUEST_BYTES)
-        elif isinstance(request, Hello) or not self.greeted:
-            raise ProtocolError(f"{type(request).__name__} out of turn: a connection begins with one Hello")
-        else:
-            self._handler.take(self, request)
 
     def _no_hello(self) -> None:
         if not self.greeted:

@@ -155,21 +155,18 @@ def _read_file(path: Path | None) -> tuple[_Tables, tuple[DatasetConfig, ...], l
             raise ConfigError(f"{path}: {name} is a section: write [{name}] and its settings below", field=name)
         for field in table.keys() & _ELSEWHERE if name == "engine" else ():
             raise ConfigError(f"{path}: [engine] has no setting {field!r}", field=field)
-        if name == "fetch":
-            _check_fetch(table, path)
+        for setting in table if name == "fetch" else ():
+            if setting not in FETCH_SETTINGS:
+                fixed = {field.name: field.default for field in fields(FetchConfig)}
+                why = f"has no setting {setting!r}"
+                if setting in fixed:
+                    why = f"{setting} is fixed at {fixed[setting]} now; remove it"
+                raise ConfigError(f"{path}: [fetch] {why}; it has {', '.join(FETCH_SETTINGS)}", field=setting)
         tables[name].update(table)
     if not isinstance(datasets, list):
         raise ConfigError(f"{path}: write [[datasets]] for each dataset", field="datasets")
     files: list[Path] = []
     return tables, tuple(_make_dataset(entry, path, files) for entry in datasets), files
-
-
-def _check_fetch(table: Mapping[str, object], path: Path) -> None:
-    fixed = {field.name: field.default for field in fields(FetchConfig)}
-    for name in table:
-        if name not in FETCH_SETTINGS:
-            why = f"{name} is fixed at {fixed[name]} now; remove it" if name in fixed else f"has no setting {name!r}"
-            raise ConfigError(f"{path}: [fetch] {why}; it has {', '.join(FETCH_SETTINGS)}", field=name)
 
 
 # ---------------------------------------------------------------- datasets

@@ -253,7 +253,16 @@ class EngineService:
             self._reload.clear()
             self._notifier.report_reload()
             try:
-                await self._reload_now(engine, server)
+                assert self._configure is not None
+                config = self._configure()
+                if bool(config.datasets) != bool(self._config.datasets):
+                    raise ConfigError("datasets cannot be added to a service that had none, or be removed; restart it")
+                if self._in_memory is not None:  # the configured limit is that of the disk
+                    config = replace(config, cache=self._in_memory)
+                await engine.reload(config)
+                server.reload(config)
+                self._config = config
+                logger.info("configuration read again: limit %d bytes", engine.cache.limit_bytes)
             except StreamerError as error:
                 logger.error("the configuration stays as it was: %s", error)
             self._notifier.report_ready()
@@ -263,18 +272,6 @@ class EngineService:
             await wait_for_change(self._config.secret_files)
             logger.info("a file of secrets has changed")
             self._reload.set()
-
-    async def _reload_now(self, engine: Engine, server: Server) -> None:
-        assert self._configure is not None
-        config = self._configure()
-        if bool(config.datasets) != bool(self._config.datasets):
-            raise ConfigError("datasets cannot be added to a service that had none, or be removed; restart it")
-        if self._in_memory is not None:  # the configured limit is that of the disk
-            config = replace(config, cache=self._in_memory)
-        await engine.reload(config)
-        server.reload(config)
-        self._config = config
-        logger.info("configuration read again: limit %d bytes", engine.cache.limit_bytes)
 
 
 def thread_count() -> int:

@@ -360,7 +360,14 @@ class Server:
             case Reject():
                 session.reject(request.chunk, one_line(request.reason))
             case Extend():
-                self._check_room_for(request)
+                held = sum(one.progress.schedule_bytes() for one in self._engine.sessions.values())
+                wanted = sum(map(len, (request.chunk, request.first, request.last, request.passes)))
+                if held + wanted > self._limits.schedule_bytes:
+                    raise ServiceError(
+                        f"the schedules of all sessions take {held} bytes, {wanted} more exceed the "
+                        f"{self._limits.schedule_bytes} that this service allows for them; give it more memory",
+                        limit=self._limits.schedule_bytes,
+                    )
                 session.extend(EpochSchedule.read(request), request.complete)
 
     def _keep_report(self, sender: ClientConnection, finding: ReportFinding) -> None:
@@ -379,16 +386,6 @@ class Server:
             for session in state.sessions.values():
                 if (session.request.job, session.request.dataset, session.request.consumer) == consumer:
                     yield session
-
-    def _check_room_for(self, request: Extend) -> None:
-        held = sum(session.progress.schedule_bytes() for session in self._engine.sessions.values())
-        wanted = sum(map(len, (request.chunk, request.first, request.last, request.passes)))
-        if held + wanted > self._limits.schedule_bytes:
-            raise ServiceError(
-                f"the schedules of all sessions take {held} bytes, {wanted} more exceed the "
-                f"{self._limits.schedule_bytes} that this service allows for them; give it more memory",
-                limit=self._limits.schedule_bytes,
-            )
 
     # ------------------------------------------------------------ inside
 

@@ -56,7 +56,11 @@ def _answer(error: BaseException) -> failures.StoreAnswer:
     for step in _chain(error):
         if (found := _http_answer(step)) is not None:
             return found
-    return failures.StoreAnswer(_status_of_type(error))
+    if isinstance(error, FileNotFoundError):
+        return failures.StoreAnswer(404)
+    if isinstance(error, PermissionError) or type(error).__name__ in _REFUSED_CREDENTIALS:
+        return failures.StoreAnswer(403)
+    return failures.StoreAnswer(_STATUS_OF_ERRNO.get(error.errno or 0) if isinstance(error, OSError) else None)
 
 
 def _http_answer(error: BaseException) -> failures.StoreAnswer | None:
@@ -81,14 +85,6 @@ def _http_answer(error: BaseException) -> failures.StoreAnswer | None:
             headers = getattr(error, "headers", None) or {}
             return failures.StoreAnswer(status, "", failures.parse_retry_after(headers.get("Retry-After")))
     return None
-
-
-def _status_of_type(error: BaseException | None) -> int | None:
-    if isinstance(error, FileNotFoundError):
-        return 404
-    if isinstance(error, PermissionError) or type(error).__name__ in _REFUSED_CREDENTIALS:
-        return 403
-    return _STATUS_OF_ERRNO.get(error.errno or 0) if isinstance(error, OSError) else None
 
 
 # Errors of foreign libraries that another try would repeat, except where they could not parse a server's answer.

@@ -346,17 +346,10 @@ class FileCalls:
             close = getattr(getattr(self.filesystem, name, None), "close", None)
             if close is not None and self._is_async and inspect.isawaitable(closed := close()):
                 await closed
-        _drop_finalizers(self.filesystem)
-
-
-def _drop_finalizers(filesystem: AbstractFileSystem) -> None:
-    """Removes the finalizers of a closed filesystem.
-
-    Those of adlfs (2026.8) hold the filesystem itself, so that it lives until the process ends, and then they call a
-    loop that has ended: "Loop is not running". The standard library has no public list of them.
-    """
-    registry: Mapping[weakref.finalize[..., object], object] = getattr(weakref.finalize, "_registry", {})
-    for finalizer in list(registry):
-        alive = finalizer.peek()
-        if alive is not None and alive[0] is filesystem:
-            finalizer.detach()
+        # Finalizers of adlfs (2026.8) hold the filesystem itself, so that it lives until the process ends, and then they
+        # call a loop that has ended: "Loop is not running". The standard library has no public list of them.
+        registry: Mapping[weakref.finalize[..., object], object] = getattr(weakref.finalize, "_registry", {})
+        for finalizer in list(registry):
+            alive = finalizer.peek()
+            if alive is not None and alive[0] is self.filesystem:
+                finalizer.detach()

@@ -373,7 +373,12 @@ def check_options(root: str, kind: str, given: Options, variables: Mapping[str, 
     if kind == "s3":
         _check_keys(root, given)
         _check_endpoint(root, given, variables)
-        _check_redirects(root, given.get("redirects") or ())
+        hosts = given.get("redirects") or ()
+        wrong = redirects.unusable(hosts) if isinstance(hosts, (list, tuple)) else repr(hosts)
+        if wrong is not None:
+            right = "write for instance ['*.cluster.local', '10.0.0.0/8']"
+            what = f"redirects={hosts!r}: {wrong} is not a list of hosts, host or network; {right}"
+            raise _refusal(root, "redirects", what)
 
 
 def _refusal(root: str, option: str, what: str) -> ConfigError:
@@ -412,14 +417,6 @@ def _check_keys(root: str, given: Options) -> None:
             "the profile or the role of the machine"
         )
         raise _refusal(root, lacks, what)
-
-
-def _check_redirects(root: str, hosts: object) -> None:
-    wrong = repr(hosts) if not isinstance(hosts, (list, tuple)) else redirects.unusable(hosts)
-    if wrong is not None:
-        right = "write for instance ['*.cluster.local', '10.0.0.0/8']"
-        what = f"redirects={hosts!r}: {wrong} is not a list of hosts, host or network; {right}"
-        raise _refusal(root, "redirects", what)
 
 
 def _check_endpoint(root: str, given: Options, variables: Mapping[str, str]) -> None:

@@ -368,16 +368,14 @@ class Manifests:
     def _find_answer(self, asked: LocatedRequest, listing: str) -> str | None:
         for source, whole_objects in ((asked.file_source, True), (asked.container_source, False)):
             found = self.store.find(source, listing)
-            if found is not None and found.whole_objects is whole_objects and _is_current(found):
+            if found is None or found.whole_objects is not whole_objects:
+                continue
+            # It counts if the installed format would index it in the same way.
+            content = found.content
+            if content.version == 1 or content.revision == find_format(content.format, content.options).revision:
                 self._datasets.expect(found)
                 return found.digest
         return None
-
-
-def _is_current(manifest: Manifest) -> bool:
-    """Whether the installed format would index it in the same way."""
-    content = manifest.content
-    return content.version == 1 or content.revision == find_format(content.format, content.options).revision
 
 
 class _Recorder:

@@ -28,18 +28,17 @@ class _Class(msgspec.Struct, frozen=True):
     negated: bool
 
     def matches(self, letter: str) -> bool:
-        return letter != "/" and self._names(letter) != self.negated
-
-    def _names(self, letter: str) -> bool:
+        if letter == "/":
+            return False
         inside = self.inside
         i = 0
         while i < len(inside):
             is_range = i + 2 < len(inside) and inside[i + 1] == "-"
             last = inside[i + 2] if is_range else inside[i]
             if inside[i] <= letter <= last:
-                return True
+                return not self.negated
             i += 3 if is_range else 1
-        return False
+        return self.negated
 
 
 def _tokens(glob: str) -> Iterator[str]:

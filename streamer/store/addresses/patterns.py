@@ -58,7 +58,14 @@ def count_urls(url: str) -> tuple[int, int]:
     if "{" not in url:
         return count, letters
     for number, found in enumerate(_BRACE.finditer(url)):
-        choices, longest = _measure(found[1], url)
+        numbers = _range(found[1], url)
+        if numbers is None:
+            choices = found[1].count(",") + 1
+            longest = max(map(len, found[1].split(",")))
+        else:
+            first, last, width = numbers
+            choices = last + 1 - first
+            longest = max(width, len(str(last)))
         count *= choices
         letters += longest - len(found[0])
         if count > MAX_URLS or count * letters > MAX_EXPANDED_LETTERS:
@@ -166,15 +173,6 @@ def _expand(url: str, whole: str) -> Iterator[str]:
         choices = [f"{number:0{width}d}" for number in range(first, last + 1)]
     for choice in choices:
         yield from _expand(url[: found.start()] + choice + url[found.end() :], whole)
-
-
-def _measure(inside: str, whole: str) -> tuple[int, int]:
-    """Returns the number of choices, and the length of the longest."""
-    numbers = _range(inside, whole)
-    if numbers is None:
-        return inside.count(",") + 1, max(map(len, inside.split(",")))
-    first, last, width = numbers
-    return last + 1 - first, max(width, len(str(last)))
 
 
 def _range(inside: str, whole: str) -> tuple[int, int, int] | None:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from streamer.errors import StreamerError
 from streamer.store import failures
 from streamer.store.credentials import issuers
 from streamer.store.credentials.key_ring import Issued
@@ -70,15 +69,13 @@ def find(root: str, config: Mapping[str, object], variables: Mapping[str, str] =
         with DefaultAzureCredential(**client) as credential:
             token = credential.get_token(_SCOPE, tenant_id=tenant)
     except ClientAuthenticationError as error:  # the library and the ring retry anything else that fails
-        raise _failure(root, error, variables) from failures.redact(error)
+        if "AADSTS" in str(error):  # Entra ID has answered
+            code = str(error).partition("AADSTS")[2].partition(":")[0]
+            raise failures.refused_by_issuer(
+                root, f"Entra ID says AADSTS{code[:8]}", "check the identity, or: az login"
+            ) from failures.redact(error)
+        # All of the library's ways have failed: the metadata server says why.
+        base = variables.get("AZURE_POD_IDENTITY_AUTHORITY_HOST") or _METADATA
+        answer = issuers.ask_metadata(base.rstrip("/") + _TOKEN, {"Metadata": "true"})
+        raise issuers.explain_metadata(root, answer, missing_is_busy=True) from failures.redact(error)
     return Issued(token.token, datetime.fromtimestamp(token.expires_on, UTC), source="azure-identity")
-
-
-def _failure(root: str, error: Exception, variables: Mapping[str, str]) -> StreamerError:
-    """Returns the error after all of the library's ways have failed; asks the metadata server for the reason."""
-    if "AADSTS" in str(error):  # Entra ID has answered
-        code = str(error).partition("AADSTS")[2].partition(":")[0]
-        return failures.refused_by_issuer(root, f"Entra ID says AADSTS{code[:8]}", "check the identity, or: az login")
-    base = variables.get("AZURE_POD_IDENTITY_AUTHORITY_HOST") or _METADATA
-    answer = issuers.ask_metadata(base.rstrip("/") + _TOKEN, {"Metadata": "true"})
-    return issuers.explain_metadata(root, answer, missing_is_busy=True)
