@@ -42,9 +42,13 @@ async def maintain(engine: Engine) -> AsyncIterator[None]:
     """Maintains an open engine while the context lasts."""
     async with asyncio.TaskGroup() as tasks:
         silence = SilenceWatch(engine, asyncio.get_running_loop())
+
+        def is_in_use(key: bytes) -> bool:
+            return any(key in session.keys for session in engine.sessions.values())
+
         works: dict[str, Callable[[], Awaitable[None]]] = {
             "free space": partial(watch_free_space, engine.cache, engine.apply_limits),
-            "scrub": partial(scrub, engine.cache, engine.corruption_reports.drop_chunk, partial(_is_in_use, engine)),
+            "scrub": partial(scrub, engine.cache, engine.corruption_reports.drop_chunk, is_in_use),
             "unused": partial(remove_idle, engine),
         }
         running = [tasks.create_task(repeat_after_errors(name, work), name=name) for name, work in works.items()]
@@ -67,11 +71,6 @@ async def repeat_after_errors(
         except (OSError, CacheError) as error:
             logger.warning("%s: %s; begun again in %.0f s", name, error, retry_seconds)
         await asyncio.sleep(retry_seconds)
-
-
-def _is_in_use(engine: Engine, key: bytes) -> bool:
-    """Whether some session has the chunk in look-ahead or open."""
-    return any(key in session.keys for session in engine.sessions.values())
 
 
 class SilenceWatch:

@@ -183,7 +183,9 @@ class Endpoint:
 
     def best_known(self, own: Sampled) -> Sampled:
         """Times to first byte of a size class, or, while it has too few, of the best-known size class."""
-        return own if own.quantiles is not None else max(self._first_byte.values(), key=_samples)
+        if own.quantiles is not None:
+            return own
+        return max(self._first_byte.values(), key=lambda sampled: len(sampled.values))
 
     def record_success(self, now: float, seconds: float, length: int) -> None:
         """Records a request that has just been served, at `now`, in `seconds`."""
@@ -336,7 +338,3 @@ class Endpoint:
             )
         if self.gate.limit != self.control.size:
             self.gate.resize(self.control.size)
-
-
-def _samples(sampled: Sampled) -> int:
-    return len(sampled.values)

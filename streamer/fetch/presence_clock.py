@@ -78,10 +78,6 @@ class PresenceClock:
             self._latest = float("inf")
 
 
-def _nothing() -> None:
-    """Does nothing: the callback of a cancelled alarm."""
-
-
 class Alarm:
     """Calls back once at a moment of a clock. It may be moved; its owner must cancel it in the end.
 
@@ -113,7 +109,7 @@ class Alarm:
     def cancel(self) -> None:
         """Cancels the call; idempotent. Drops the callback, which breaks a reference cycle with the owner."""
         self._timer.cancel()
-        self._callback = _nothing
+        self._callback = lambda: None
 
     def _fire(self) -> None:
         left = self.moment - self._clock.time()

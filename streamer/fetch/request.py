@@ -50,10 +50,6 @@ class RequestSpec(msgspec.Struct, frozen=True):
     fresh: bool = False
 
 
-def _never(_: Request) -> bool:
-    return False
-
-
 class Request:
     """One GET; `await receive()` once.
 
@@ -107,7 +103,7 @@ class Request:
             if self._pace is not None:
                 self._pace.cancel()
             self._into = self._late = None
-            self._claim = _never  # breaks the reference cycle of attempt and request
+            self._claim = lambda request: False  # breaks the reference cycle of attempt and request
             self._count()
         if not self._lost:
             endpoint = spec.endpoint

@@ -177,7 +177,12 @@ class EngineService:
 
     async def _serve(self, engine: Engine, server: Server, tasks: asyncio.TaskGroup, history: History | None) -> None:
         config = engine.config
-        async with serve_http(config.service.http, server.statistics, self._not_ready, history):
+
+        def find_reason_to_wait() -> str:
+            """Returns why no trainer should connect now; "" if it may."""
+            return "the service is stopping" if self._leave.is_set() else ""
+
+        async with serve_http(config.service.http, server.statistics, find_reason_to_wait, history):
             async with listen(config, lambda: ClientConnection(server)) as self._listeners:
                 if not self._guest:
                     loop = asyncio.get_running_loop()
@@ -209,10 +214,6 @@ class EngineService:
         finally:
             for descriptor in descriptors:
                 self._held.remove(descriptor)
-
-    def _not_ready(self) -> str:
-        """Returns why no trainer should connect now; "" if it may."""
-        return "the service is stopping" if self._leave.is_set() else ""
 
     # ------------------------------------------------------------ the end
 

@@ -101,8 +101,8 @@ class FsspecStore:
             if not pattern.may_be_asked_for_each(refusal):
                 raise
             found = await self._describe_each(await asyncio.to_thread(sort_names, pattern.named))
-        # A thread does it: 10^6 files take seconds.
-        records = await asyncio.to_thread(self._list_records, found)
+        # A thread does it, in the order of their names: 10^6 files take seconds.
+        records = await asyncio.to_thread(lambda: [self._record(name, found[name]) for name in sort_names(found)])
         if not records and pattern.single:
             raise ObjectNotFoundError(
                 f"{urls.shown(url)}: nothing there; check the bucket and the prefix", url=urls.shown(url)
@@ -112,10 +112,6 @@ class FsspecStore:
             await asyncio.to_thread(pattern.require, [record.url for record in kept])
         for first in range(0, len(kept), PAGE_OBJECTS):
             yield kept[first : first + PAGE_OBJECTS]
-
-    def _list_records(self, found: Mapping[str, Mapping[str, object]]) -> Sequence[ObjectRecord]:
-        """Returns the records of files, in the order of their names."""
-        return [self._record(name, found[name]) for name in sort_names(found)]
 
     async def _describe_each(self, every: Sequence[str]) -> dict[str, dict[str, object]]:
         """What braces name, asked for one by one where the folder may be read but not listed."""
@@ -346,8 +342,8 @@ class FileCalls:
             close = getattr(getattr(self.filesystem, name, None), "close", None)
             if close is not None and self._is_async and inspect.isawaitable(closed := close()):
                 await closed
-        # Finalizers of adlfs (2026.8) hold the filesystem itself, so that it lives until the process ends, and then they
-        # call a loop that has ended: "Loop is not running". The standard library has no public list of them.
+        # Finalizers of adlfs (2026.8) hold the filesystem, so that it lives until the process ends, and then they call
+        # a loop that has ended: "Loop is not running". The standard library has no public list of them.
         registry: Mapping[weakref.finalize[..., object], object] = getattr(weakref.finalize, "_registry", {})
         for finalizer in list(registry):
             alive = finalizer.peek()

@@ -38,8 +38,7 @@ from streamer.fetch import Fetched
 from streamer.fetch.fetcher_set import FetcherSet
 from streamer.fetch.statistics import COUNTS
 from streamer.manifest.table import Manifest
-from streamer.store import ObjectStore, open_store
-from streamer.store.addresses.urls import Address
+from streamer.store import open_store
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +91,12 @@ class Fetching:
 
     async def run(self) -> None:
         """Answers the engine until the process ends."""
-        self._fetchers = FetcherSet(self._setup.fetch, self._open_store, self._notify)
+        setup = self._setup
+        self._fetchers = FetcherSet(
+            setup.fetch,
+            lambda options, url: open_store(url, options, client=setup.fetch.client, refuse_local=setup.refuse_local),
+            lambda options_key, text: self._send(StoreNotice(options_key, text)),
+        )
         async with self._fetchers, asyncio.TaskGroup() as self._tasks:
             asyncio.get_running_loop().add_reader(self._end.fileno(), self._receive)
             self._tasks.create_task(self._close_idle())
@@ -200,12 +204,6 @@ class Fetching:
         self._send(BringFailed.make(asked.number, error, self._counts(), local=local))
 
     # ------------------------------------------------------------ the rest
-
-    def _open_store(self, options: Mapping[str, object], url: Address) -> ObjectStore:
-        return open_store(url, options, client=self._setup.fetch.client, refuse_local=self._setup.refuse_local)
-
-    def _notify(self, options_key: str, text: str) -> None:
-        self._send(StoreNotice(options_key, text))
 
     def _counts(self) -> list[int]:
         counts = self._fetchers.counts()
