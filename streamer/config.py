@@ -52,12 +52,12 @@ def parse_bytes(text: str | int, field_name: str = "size") -> int:
     return int(number * _UNITS[unit])
 
 
-def format_bytes(count: float) -> str:
+def format_bytes(size_bytes: float) -> str:
     """Writes a size for people: 1.4 GB, 8.4 MB, 512 B (powers of ten)."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(count) < 1000 or unit == "TB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
+        if abs(size_bytes) < 1000 or unit == "TB":
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
     raise AssertionError("unreachable")
 
 

@@ -197,12 +197,12 @@ class Endpoint:
         self.pacing.record_served(now - seconds, now)
         self._apply()
 
-    def record_failure(self, error: StreamerError, sent: float) -> None:
-        """Records the failure of a request sent at `sent`. It may lower the rate, or stop all (Retry-After)."""
+    def record_failure(self, error: StreamerError, sent_at: float) -> None:
+        """Records the failure of a request sent at `sent_at`. It may lower the rate, or stop all (Retry-After)."""
         self.watch.record_failure(error)
         if not isinstance(error, ThrottledError):
             return
-        self.pacing.record_refused(sent, self.time())
+        self.pacing.record_refused(sent_at, self.time())
         if pause := read_retry_after(error):
             self.gate.close_until(self.clock.loop.time() + pause)
         self._apply()
@@ -224,27 +224,27 @@ class Endpoint:
         """Whether requests in general take longer than on an idle link."""
         return self.control.inflation_at(self.time()) > LATENCY_INFLATION
 
-    def is_queued(self, started: float, within_seconds: float) -> bool:
+    def is_queued(self, started_at: float, within_seconds: float) -> bool:
         """Whether the store may have queued a request without a first byte: it serves others, but none sent later.
 
         If such a request were given up, it would be sent again to the end of the queue, and its answer would still fill
         the link: after a fivefold drop that took half of the link (2026-11-20).
 
         Args:
-            started: when the request was sent.
+            started_at: when the request was sent.
             within_seconds: seconds within which another request must have been served.
         """
         now = self.time()
         served = self.last_success
-        if self.newest_answered > started + ORDER_SECONDS or now - started >= self._config.outage_seconds:
+        if self.newest_answered > started_at + ORDER_SECONDS or now - started_at >= self._config.outage_seconds:
             return False
-        return served is not None and served > max(started, now - within_seconds)
+        return served is not None and served > max(started_at, now - within_seconds)
 
     def is_permanent(self, error: StreamerError) -> bool:
         """Whether waiting cannot help: no request was ever served, and the certificate is refused."""
         return self.last_success is None and bool(error.details.get("untrusted"))
 
-    def is_isolated(self, error: StreamerError, first_failure: float, served: float, earlier: TryOutcomes) -> bool:
+    def is_isolated(self, error: StreamerError, first_failed_at: float, served_at: float, earlier: TryOutcomes) -> bool:
         """Whether a failure concerns this request alone, not the endpoint.
 
         It does if other requests were sent and served between the first failure and this try, and few of them failed:
@@ -255,11 +255,11 @@ class Endpoint:
 
         Args:
             error: the error of this try.
-            first_failure: when the range first failed.
-            served: `newest_served` as this try began.
+            first_failed_at: when the range first failed.
+            served_at: `newest_served` as this try began.
             earlier: `outcomes` at the first failure.
         """
-        if isinstance(error, ThrottledError) or served <= first_failure:
+        if isinstance(error, ThrottledError) or served_at <= first_failed_at:
             return False
         return self.outcomes.count_since(earlier).ordinary
 
@@ -286,22 +286,22 @@ class Endpoint:
         self.watch.record_progress(self.last_success)
         self.newest_served = max(self.newest_served, now)
 
-    async def is_denied_for_good(self, error: AccessDeniedError, since: float, tally: RequestTally) -> bool:
+    async def is_denied_for_good(self, error: AccessDeniedError, first_refused_at: float, tally: RequestTally) -> bool:
         """Whether a refusal is final: of one object or one kind of request, or of everything for too long.
 
         While it is not final, credentials are looked up again, once for all requests that were refused together.
 
         Args:
             error: the refusal.
-            since: when the first refusal came.
+            first_refused_at: when the first refusal came.
             tally: the counts.
         """
         most = max_denied_seconds(error, self._config, served=self.last_success is not None)
-        if self.time() - since >= most or (is_expired(error) and error.details.get("fixed")):
+        if self.time() - first_refused_at >= most or (is_expired(error) and error.details.get("fixed")):
             return True
         if not is_credential_error(error):
             await self.probe(tally)
-            if self.newest_served >= since:
+            if self.newest_served >= first_refused_at:
                 return True
         await self.refresh()
         return False

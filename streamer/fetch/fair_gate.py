@@ -133,9 +133,9 @@ class FairGate:
         self.limit = limit
         self._grant()
 
-    def close_until(self, moment: float) -> None:
-        """Grants nothing before `moment` on the loop's clock (Retry-After)."""
-        self._not_before = max(self._not_before, moment)
+    def close_until(self, opens_at: float) -> None:
+        """Grants nothing before `opens_at` on the loop's clock (Retry-After)."""
+        self._not_before = max(self._not_before, opens_at)
 
     @property
     def _loop(self) -> asyncio.AbstractEventLoop:

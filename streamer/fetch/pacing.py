@@ -15,7 +15,6 @@ requests/s are 6 in flight, so that one more is 17 %, and a slow answer counts a
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Callable
 
@@ -50,14 +49,6 @@ RESUME_FACTOR = 2.0
 LEAST_PER_SECOND = 16.0
 # No store is sent this many requests, so it means no limit.
 MOST_PER_SECOND = 1e6
-
-
-class TrialResult(enum.Enum):
-    """The outcome of a trial."""
-
-    CHANCE = "the same share is refused at another rate"
-    LIMIT = "no more is refused than by chance"
-    NEITHER = "the rate before the trial was not what the store permits: a burst, an outage"
 
 
 class AnswerTally(msgspec.Struct):
@@ -174,18 +165,18 @@ class Pacing:
         """Whether the rate is limited."""
         return self.per_second < math.inf
 
-    def record_served(self, sent: float, now: float) -> None:
-        """Records that a request sent at `sent` ended well."""
-        if sent >= self._tally.since:
+    def record_served(self, sent_at: float, now: float) -> None:
+        """Records that a request sent at `sent_at` ended well."""
+        if sent_at >= self._tally.since:
             self._tally.served += 1
-            self._tally.served_seconds += now - sent
+            self._tally.served_seconds += now - sent_at
             self._look(now)
 
-    def record_refused(self, sent: float, now: float) -> None:
-        """Records that a request sent at `sent` was answered 429 or 503."""
-        if sent >= self._tally.since:
+    def record_refused(self, sent_at: float, now: float) -> None:
+        """Records that a request sent at `sent_at` was answered 429 or 503."""
+        if sent_at >= self._tally.since:
             self._tally.refused += 1
-            self._tally.refused_seconds += now - sent
+            self._tally.refused_seconds += now - sent_at
             self._look(now)
 
     def _look(self, now: float) -> None:
@@ -223,26 +214,30 @@ class Pacing:
         self.per_second = max(TRIAL_FACTOR * self._tally.recent_rate(now), LEAST_PER_SECOND)
         self._tally = AnswerTally(now)
 
-    def _end_trial(self, before: float, now: float) -> None:
+    def _end_trial(self, share_before: float, now: float) -> None:
         """Ends the trial if it shows something.
 
         Args:
-            before: share of requests that was refused before the trial.
+            share_before: share of requests that was refused before the trial.
             now: the moment.
         """
         tally = self._tally
         share = self._tally.refusal_share(now)
-        predicted = (before - self._chance.share) * tally.answers
+        predicted = (share_before - self._chance.share) * tally.answers
         excess = (share - self._chance.share) * tally.answers
         if max(predicted, excess) < NOTICED_REFUSALS:
             return
-        result = _result(predicted, excess, share)
-        if result is TrialResult.NEITHER:
+        # A limit: no more is refused than by chance. Chance: the same share is refused at another rate.
+        found_limit = excess < predicted / 2
+        deviation = 2.0 * math.sqrt(max(predicted, 0.0)) + 1.0
+        found_chance = share <= CHANCE_MOST and abs(excess - predicted) <= deviation
+        if not found_limit and not found_chance:
+            # The rate before the trial was not what the store permits: a burst, an outage.
             self._try(share, now)
             return
         self._tried_share = None
-        self.by_chance = result is TrialResult.CHANCE
-        if result is TrialResult.LIMIT:
+        self.by_chance = not found_limit
+        if found_limit:
             self._keep_to_limit(now)
         else:
             self.confirmations = 0
@@ -279,18 +274,3 @@ class Pacing:
     def _learn(self, share: float, now: float) -> None:
         self._chance.learn(share, self._tally.answers)
         self._tally = AnswerTally(now)
-
-
-def _result(predicted: float, excess: float, share: float) -> TrialResult:
-    """Interprets a trial.
-
-    Args:
-        predicted: expected refusals beyond known chance if the share is as before.
-        excess: actual refusals beyond known chance.
-        share: share of the trial's requests that was refused.
-    """
-    if excess < predicted / 2:
-        return TrialResult.LIMIT
-    if share <= CHANCE_MOST and abs(excess - predicted) <= 2.0 * math.sqrt(max(predicted, 0.0)) + 1.0:
-        return TrialResult.CHANCE
-    return TrialResult.NEITHER

@@ -67,9 +67,9 @@ class PresenceClock:
         self._latest = due + LATE_SECONDS
         self.loop.call_at(due, self._beat, self.absent_seconds)
 
-    def _beat(self, absent_before: float) -> None:
+    def _beat(self, absent_seconds_before: float) -> None:
         self.time()
-        if (away := self.absent_seconds - absent_before) >= _LOGGED_SECONDS:
+        if (away := self.absent_seconds - absent_seconds_before) >= _LOGGED_SECONDS:
             logger.info("this process did not run for %.1f s: no store is blamed for that time", away)
         if self._listeners:
             self._expect_beat()
@@ -83,28 +83,28 @@ class Alarm:
 
     Args:
         clock: the clock of the moment.
-        moment: time of the call on that clock.
+        due: time of the call on that clock.
         callback: the function to call.
 
     Attributes:
-        moment: time of the call.
+        due: time of the call.
     """
 
-    __slots__ = ("_absent_before", "_callback", "_clock", "_timer", "moment")
+    __slots__ = ("_absent_before", "_callback", "_clock", "_timer", "due")
 
-    def __init__(self, clock: PresenceClock, moment: float, callback: Callable[[], None]) -> None:
+    def __init__(self, clock: PresenceClock, due: float, callback: Callable[[], None]) -> None:
         self._clock = clock
         self._callback = callback
-        self.moment = moment
+        self.due = due
         self._absent_before = absent = clock.absent_seconds
-        self._timer = clock.loop.call_at(moment + absent, self._fire)
+        self._timer = clock.loop.call_at(due + absent, self._fire)
 
-    def move(self, moment: float) -> None:
+    def move(self, due: float) -> None:
         """Sets another moment, also after the call."""
         self._timer.cancel()
-        self.moment = moment
+        self.due = due
         self._absent_before = absent = self._clock.absent_seconds
-        self._timer = self._clock.loop.call_at(moment + absent, self._fire)
+        self._timer = self._clock.loop.call_at(due + absent, self._fire)
 
     def cancel(self) -> None:
         """Cancels the call; idempotent. Drops the callback, which breaks a reference cycle with the owner."""
@@ -112,7 +112,7 @@ class Alarm:
         self._callback = lambda: None
 
     def _fire(self) -> None:
-        left = self.moment - self._clock.time()
+        left = self.due - self._clock.time()
         if left <= _EARLY_SECONDS:
             if self._clock.absent_seconds <= self._absent_before:
                 self._callback()
@@ -133,7 +133,7 @@ class TaskDeadline(Alarm):
 
     Args:
         clock: a clock that stops while this process does not run.
-        moment: the time on it.
+        due: the time on it.
         more: called when the time is up; returns the seconds to add, 0 to expire.
 
     Attributes:
@@ -142,19 +142,19 @@ class TaskDeadline(Alarm):
 
     __slots__ = ("_cancelling", "_more", "_task", "expired")
 
-    def __init__(self, clock: PresenceClock, moment: float, more: Callable[[], float] = _none) -> None:
+    def __init__(self, clock: PresenceClock, due: float, more: Callable[[], float] = _none) -> None:
         task = asyncio.current_task(clock.loop)
         assert task is not None, "made inside the task it may cancel"
-        super().__init__(clock, moment, self._expire)
+        super().__init__(clock, due, self._expire)
         self._task = task
         self._more = more
         self._cancelling = task.cancelling()
         self.expired = False
 
-    def move(self, moment: float) -> None:
+    def move(self, due: float) -> None:
         """Sets another time on the clock; has no effect after it has expired."""
         if not self.expired:
-            super().move(moment)
+            super().move(due)
 
     def cancel(self) -> None:
         """Cancels the alarm (see `Alarm.cancel`) and drops `more`."""

@@ -184,7 +184,7 @@ class Request:
         deadline = self._deadline
         assert deadline is not None, "set before the body begins"
         self._due = self._first_byte_at + self._spec.config.progress_seconds
-        if self._due < deadline.moment:  # later ones are computed when it expires
+        if self._due < deadline.due:  # later ones are computed when it expires
             deadline.move(self._due)
         if self._spec.extent.length >= RATE_LEAST_BYTES:
             spec = self._spec
@@ -202,7 +202,7 @@ class Request:
         now = self._spec.endpoint.time()
         self._spec.endpoint.watch.record_progress(now)
         self._due = min(now + config.progress_seconds, self._due + earned)
-        if self._due < deadline.moment and not self._outpaced:
+        if self._due < deadline.due and not self._outpaced:
             deadline.move(self._due)
 
     def _check_pace(self, deadline: TaskDeadline) -> None:

@@ -75,13 +75,13 @@ def max_denied_seconds(error: AccessDeniedError, config: FetchConfig, *, served:
     return FIRST_SECONDS if error.details.get("soon") else 0.0
 
 
-def pause_seconds(attempt: int, start: float, longest: float, draw: float) -> float:
-    """Full jitter: `draw` in [0, 1) times `start`, doubled per attempt, at most `longest`.
+def pause_seconds(attempt: int, start_seconds: float, longest_seconds: float, drawn_share: float) -> float:
+    """Full jitter: `drawn_share` in [0, 1) times `start_seconds`, doubled per attempt, at most `longest_seconds`.
 
     Source: AWS Architecture Blog, "Exponential Backoff And Jitter".
     """
     doublings = min(attempt - 1, 64)  # a float's exponent ends at 1,023, and an outage may take more tries
-    return float(draw * min(longest, start * 2.0**doublings))
+    return float(drawn_share * min(longest_seconds, start_seconds * 2.0**doublings))
 
 
 # The longest Retry-After that is respected: a wrong header would stop the fetcher for good.
@@ -167,10 +167,10 @@ def describe_tries(tries: int, elapsed_seconds: float, quiet_seconds: float, con
     return text
 
 
-def cap_to_deadline(seconds: float, failing_seconds: float, idle_seconds: float, least: float = 0.0) -> float:
-    """Cuts a pause or a timeout to end at `failing_seconds`, not below `least`; leaves it unchanged after that time."""
+def cap_to_deadline(seconds: float, failing_seconds: float, idle_seconds: float, least_seconds: float = 0.0) -> float:
+    """Cuts a pause or a timeout to end at `failing_seconds`, not below `least_seconds`; unchanged after that time."""
     left = failing_seconds - idle_seconds
-    return min(seconds, max(left, least)) if left > 0 else seconds
+    return min(seconds, max(left, least_seconds)) if left > 0 else seconds
 
 
 class RetryBudget(msgspec.Struct):

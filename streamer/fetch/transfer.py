@@ -181,10 +181,10 @@ class RangeTransfer:
         now = cap_to_deadline(now, self._config.failing_seconds, idle, first)
         return cap_to_deadline(now, self._config.outage_seconds, self._endpoint.watch.quiet_seconds(), first)
 
-    def _is_last_wait(self, idle: float) -> bool:
+    def _is_last_wait(self, idle_seconds: float) -> bool:
         """Whether another timeout is final: the time is over, and the endpoint served others since the last one."""
         served = self._endpoint.newest_served >= self._last_failure and not self._endpoint.congested
-        return served and idle >= self._config.failing_seconds
+        return served and idle_seconds >= self._config.failing_seconds
 
     async def _recover(self, error: StreamerError) -> float:
         """Decides after a failed try; returns the pause before the next one.
@@ -327,8 +327,8 @@ class WholeCall:
         """Records that a part of the answer has arrived."""
         self._endpoint.watch.record_progress(self._endpoint.time())
 
-    async def _recover(self, error: StreamerError, served: float) -> float:
-        """Decides the pause before the next try; `served` is the endpoint's `newest_served` as the last one began.
+    async def _recover(self, error: StreamerError, served_at: float) -> float:
+        """Decides the pause before the next try; `served_at` is the endpoint's `newest_served` as the last one began.
 
         Raises:
             StoreError: there is no next one.
@@ -341,30 +341,30 @@ class WholeCall:
             await self._endpoint.refresh()
             return 0.0
         idle = self._endpoint.time() - self._started
-        if await self._is_over(error, idle, served):
+        if await self._is_over(error, idle, served_at):
             raise self._final(error, idle) from error
         self._tally.retries += 1
         config = self._config
         pause = pause_seconds(self._tries, config.backoff_start_seconds, config.backoff_max_seconds, random.random())
         return max(pause, read_retry_after(error))
 
-    async def _is_over(self, error: StreamerError, idle: float, served: float) -> bool:
+    async def _is_over(self, error: StreamerError, idle_seconds: float, served_at: float) -> bool:
         """Whether another try cannot help, or the last try was made."""
         if isinstance(error, AccessDeniedError):
             return await self._endpoint.is_denied_for_good(error, self._first_failure, self._tally)
         failing = Failing(
             tries=self._tries,
-            idle_seconds=idle,
+            idle_seconds=idle_seconds,
             silent=False,
             quiet_seconds=self._endpoint.watch.quiet_seconds(),
-            isolated=self._endpoint.is_isolated(error, self._first_failure, served, self._outcomes),
+            isolated=self._endpoint.is_isolated(error, self._first_failure, served_at, self._outcomes),
             permanent=self._endpoint.is_permanent(error),
         )
         return not retryable(error) or gives_up(failing, self._config)
 
-    def _final(self, error: StreamerError, idle: float) -> StreamerError:
+    def _final(self, error: StreamerError, idle_seconds: float) -> StreamerError:
         if self._tries == 1 or not isinstance(error, StoreError):
             return error
-        facts = {**error.details, "attempts": self._tries, "elapsed_seconds": round(idle, 3)}
+        facts = {**error.details, "attempts": self._tries, "elapsed_seconds": round(idle_seconds, 3)}
         quiet = self._endpoint.watch.quiet_seconds()
-        return type(error)(error.message + describe_tries(self._tries, idle, quiet, self._config), **facts)
+        return type(error)(error.message + describe_tries(self._tries, idle_seconds, quiet, self._config), **facts)

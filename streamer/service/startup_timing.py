@@ -18,16 +18,16 @@ class StartupTiming:
     """The phases of one start, in order. Used by one thread.
 
     Args:
-        begun: beginning of the first phase, in seconds of `clock`.
-        clock: a clock in seconds, the one of `begun`.
+        begun_at: beginning of the first phase, in seconds of `clock`.
+        clock: a clock in seconds, the one of `begun_at`.
 
     Attributes:
         seconds: duration of each finished phase, by name.
     """
 
-    def __init__(self, begun: float, clock: Callable[[], float]) -> None:
+    def __init__(self, begun_at: float, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._begun = self._last = begun
+        self._begun = self._last = begun_at
         self.seconds: dict[str, float] = {}
 
     @classmethod

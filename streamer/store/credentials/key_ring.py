@@ -151,7 +151,7 @@ class KeyRing(Generic[C]):
         except RuntimeError as error:  # the limit of threads is reached
             self._end_look(failures.unobtainable(self._root, str(error)), now)
 
-    def _look(self, loop: asyncio.AbstractEventLoop, began: float) -> None:
+    def _look(self, loop: asyncio.AbstractEventLoop, began_at: float) -> None:
         outcome: Issued[C] | StreamerError
         try:
             outcome = self._find()
@@ -161,13 +161,13 @@ class KeyRing(Generic[C]):
             outcome = failures.unobtainable(self._root, type(error).__name__)
             outcome.__cause__ = failures.redact(error)
         with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(self._end_look, outcome, began)
+            loop.call_soon_threadsafe(self._end_look, outcome, began_at)
 
-    def _end_look(self, outcome: Issued[C] | StreamerError, began: float) -> None:
+    def _end_look(self, outcome: Issued[C] | StreamerError, began_at: float) -> None:
         self._looks -= 1
         if isinstance(outcome, StreamerError):
             self._note_failure(outcome)
-        elif began >= self._refused:
+        elif began_at >= self._refused:
             self._accept(outcome)
         news, self._news = self._news, asyncio.Event()
         news.set()
@@ -204,5 +204,5 @@ class KeyRing(Generic[C]):
 AnyRing = KeyRing[Any]
 
 
-def _clamp(seconds: float, least: float, most: float) -> float:
-    return min(max(seconds, least), most)
+def _clamp(seconds: float, least_seconds: float, max_seconds: float) -> float:
+    return min(max(seconds, least_seconds), max_seconds)

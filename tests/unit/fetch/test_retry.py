@@ -113,7 +113,7 @@ def test_when_it_gives_up(failing: Failing, expected: bool) -> None:
 )
 def test_waits_end_when_it_is_time_to_decide(seconds: float, idle: float, expected: float) -> None:
     """Cut at the time of judgement, not below the least; whole after it."""
-    assert cap_to_deadline(seconds, 12.0, idle, least=1.0) == expected
+    assert cap_to_deadline(seconds, 12.0, idle, least_seconds=1.0) == expected
 
 
 def test_the_budget_bounds_the_load_of_an_outage() -> None:
