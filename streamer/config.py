@@ -426,7 +426,7 @@ def read_toml(path: Path) -> dict[str, object]:
         raise ConfigError(f"{path} is not TOML: {error}", field=str(path)) from error
 
 
-def known_fields(kind: type[object], values: Mapping[str, object], where: str) -> None:
+def check_fields(kind: type[object], values: Mapping[str, object], where: str) -> None:
     """Refuses misspelt settings instead of ignoring them.
 
     Raises:

@@ -119,7 +119,7 @@ def find_place(env: Mapping[str, str]) -> Place:
         local_size=read_number(env, launcher.local_sizes) or 0,
         nodes=read_number(env, (launcher.nodes,)) or 0,
         job=next((env[name] for name in launcher.jobs if env.get(name)), ""),
-        note=_differing(env, found) or _doubtful(env, launcher, rank, size),
+        note=_describe_difference(env, found) or _doubtful(env, launcher, rank, size),
     )
 
 
@@ -176,7 +176,7 @@ def _incomplete(env: Mapping[str, str], names: list[str], outside: str) -> str:
     return f"{listed} in the environment, but not both a rank and the number of ranks{advice}"
 
 
-def _differing(env: Mapping[str, str], found: list[tuple[Launcher, str, int, int]]) -> str:
+def _describe_difference(env: Mapping[str, str], found: list[tuple[Launcher, str, int, int]]) -> str:
     """Returns a line about launchers that do not tell the same rank, on rank 0 of the one that counts."""
     first, size_name, rank, size = found[0]
     # torchrun is started once on a node, by whatever launcher.

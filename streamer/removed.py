@@ -97,7 +97,7 @@ def refuse_removed(of: str, given: Mapping[str, object]) -> None:
 
     Args:
         of: name of the class or function.
-        given: Arguments by name; others than removed ones are left to the caller.
+        given: Arguments by name, of which those that were not removed are left to the caller.
 
     Raises:
         ConfigError: a removed argument; names its replacement.

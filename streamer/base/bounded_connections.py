@@ -16,36 +16,36 @@ class BoundedConnections:
     keep no other client out.
 
     Args:
-        most: connections at once.
-        seconds: how long one may be silent.
+        max_connections: connections at once.
+        silent_seconds: how long one may be silent.
     """
 
-    def __init__(self, most: int, seconds: float) -> None:
-        self._most = most
-        self._seconds = seconds
+    def __init__(self, max_connections: int, silent_seconds: float) -> None:
+        self._max_connections = max_connections
+        self._silent_seconds = silent_seconds
         self._timers: dict[RequestHandler, asyncio.TimerHandle] = {}
 
     def __repr__(self) -> str:
-        return f"BoundedConnections({len(self._timers)} of {self._most})"
+        return f"BoundedConnections({len(self._timers)} of {self._max_connections})"
 
     def __len__(self) -> int:
         return len(self._timers)
 
-    def connected(self, connection: RequestHandler) -> None:
+    def count(self, connection: RequestHandler) -> None:
         """Gives a new connection, or one that was heard of again, its time."""
-        self.shown(connection)
-        if len(self._timers) >= self._most:
+        self.release(connection)
+        if len(self._timers) >= self._max_connections:
             self._close(next(iter(self._timers)))
         loop = asyncio.get_running_loop()
-        self._timers[connection] = loop.call_later(self._seconds, self._close, connection)
+        self._timers[connection] = loop.call_later(self._silent_seconds, self._close, connection)
 
-    def shown(self, connection: RequestHandler) -> None:
-        """Counts a connection no longer, because of what it has shown or because it has ended; idempotent."""
+    def release(self, connection: RequestHandler) -> None:
+        """Counts a connection no more, because of what it has shown or because it has ended; idempotent."""
         if (timer := self._timers.pop(connection, None)) is not None:
             timer.cancel()
 
     def _close(self, connection: RequestHandler) -> None:
-        self.shown(connection)
+        self.release(connection)
         if connection.transport is not None:
             # Because uvloop's transports have the methods of asyncio's, not their base class.
             cast(asyncio.WriteTransport, connection.transport).abort()

@@ -119,7 +119,9 @@ def usable_cores(cgroup: Cgroup | None = None) -> int:
 
 
 def idle_core_seconds(now: float, cgroup: Cgroup | None = None, machine: Path = Path("/proc/stat")) -> float | None:
-    """CPU seconds until `now` that this process could have taken and nothing took; only differences have a meaning.
+    """Returns the CPU seconds until `now` that this process could have taken and nothing took.
+
+    Only differences have a meaning.
 
     Args:
         now: seconds of a monotonic clock.
@@ -127,8 +129,8 @@ def idle_core_seconds(now: float, cgroup: Cgroup | None = None, machine: Path = 
         machine: file with the times of the CPUs (proc_stat(5)).
 
     Returns:
-        The rest of the cgroup's quota, otherwise the idle time of the CPUs that this process may run on; None if
-        unknown.
+        The rest of the cgroup's quota, otherwise the idle time of the CPUs that this process may run on, or None if
+        neither is known.
     """
     if (left := (cgroup or Cgroup()).unused_cpu_seconds(now)) is not None:
         return left

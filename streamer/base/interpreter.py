@@ -42,7 +42,7 @@ def _no_interpreter(reason: str) -> ConfigError:
 
 
 @contextlib.contextmanager
-def leave_undebugged() -> Iterator[None]:
+def skip_debugger() -> Iterator[None]:
     """Starts interpreters of this package without pydevd, which would put itself before them (debugpy, PyCharm).
 
     An engine forks and lives on without the trainer: under a debugger it waited for a session that never came.

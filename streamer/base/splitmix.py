@@ -49,11 +49,11 @@ def fold_each(state: int | Words, words: NDArray[np.integer[Any]]) -> Words:
     """Folds one more word into a state, for each word: `fold(seed, ..., w)` for every w.
 
     Args:
-        state: what `fold` or `fold_each` returned; one for all, or one per word.
+        state: what `fold` or `fold_each` returned, one for all or one per word.
         words: the next words, any shape, >= 0.
 
     Returns:
-        The new states, in the shape of `words`; injective in the word for one state.
+        The new states, in the shape of `words`. They differ for different words of one state.
     """
     states = np.array(state, dtype=np.uint64)
     mixed = np.bitwise_xor(np.atleast_1d(words).astype(np.uint64), states)

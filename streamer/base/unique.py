@@ -14,19 +14,19 @@ Value = TypeVar("Value", bound=np.generic)
 
 
 def unique(values: NDArray[Value]) -> NDArray[Value]:
-    """The distinct values of a column, ascending."""
+    """Returns the distinct values of a column, ascending."""
     arranged = np.sort(values)
     return arranged[_begins(arranged)]
 
 
 def unique_inverse(values: NDArray[Value]) -> tuple[NDArray[Value], NDArray[np.intp], NDArray[np.intp]]:
-    """Distinct values of a column, ascending; the first place of each; and the number of each entry among them.
+    """Returns the distinct values of a column with the first place of each, and the number of each entry among them.
 
     Args:
         values: (n,)
 
     Returns:
-        (d,) the values, (d,) their first places, (n,) the index of each entry's value.
+        (d,) the values, ascending, (d,) their first places, (n,) the index of each entry's value.
     """
     places = np.argsort(values, kind="stable")
     arranged = values[places]

@@ -133,7 +133,7 @@ class ChunkCache:
             if not is_shortage(error):
                 self._record_refusal(str(error))
         if self._leftovers and not self.space.refused:
-            # One whose chunk was fetched again was replaced by a new file.
+            # A leftover whose chunk was fetched again was replaced by a new file.
             before = self._leftovers
             failed: dict[bytes, OSError] = {}
             paths = {key: self.folder.chunk_path(key) for key in before if key not in self._chunks}
@@ -275,7 +275,7 @@ class ChunkCache:
                 try:
                     return await self._fallback.publish(chunk, length, self._files, errno.EIO)
                 except (CacheError, OSError):
-                    # Without room in memory the disk gets it, unless the disk is given up.
+                    # If there is no room in memory, the disk gets it, unless the disk is given up.
                     if self._trust.is_given_up:
                         raise
             try:

@@ -125,12 +125,12 @@ def clear(path: Path) -> int:
 def export(path: Path, target: Path, *, keys: Iterable[bytes] | None = None, progress: Progress | None = None) -> int:
     """Copies checked chunks and all manifests into another folder, to be used as a read-only layer (a disk image).
 
-    Chunks that the target already has are not copied again; damaged ones are left out.
+    Chunks that the target already has are not copied again, and damaged ones are left out.
 
     Args:
         path: the cache folder.
         target: created if missing, with the same layout.
-        keys: the chunks to copy; None means all.
+        keys: the chunks to copy, or None for all.
         progress: called with (chunks done, chunks).
 
     Returns:

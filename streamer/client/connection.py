@@ -176,7 +176,7 @@ class Connection:
         return bool(poll.poll(None if timeout_seconds is None else timeout_seconds * 1000))
 
     def _hello(self, job: str, token: str, timeout_seconds: float) -> Welcome:
-        self.send(Hello(self._protocol, VERSION, self.pid, job, token))
+        self.send(Hello(protocol=self._protocol, version=VERSION, pid=self.pid, job=job, token=token))
         while not (events := self.receive(timeout_seconds)):
             raise DisconnectedError(f"no answer to hello in {timeout_seconds:g} s")
         first = events[0]

@@ -25,7 +25,7 @@ from pathlib import Path
 from streamer import errors
 from streamer.base import linux
 from streamer.base.child import import_paths, prevent_forks
-from streamer.base.interpreter import find_interpreter, leave_undebugged, open_standard_descriptors
+from streamer.base.interpreter import find_interpreter, open_standard_descriptors, skip_debugger
 from streamer.base.logs import join_trainer
 from streamer.base.system_limits import limit_error
 from streamer.client.connection import Connection, DisconnectedError
@@ -341,7 +341,7 @@ def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
     # The engine imports the same streamer as the trainer, even if that was found only through sys.path.
     paths = [path or os.getcwd() for path in import_paths()]
     try:
-        with leave_undebugged():
+        with skip_debugger():
             process = subprocess.Popen(
                 [find_interpreter(), "-m", "streamer.service", str(ready)],
                 stdin=subprocess.PIPE,

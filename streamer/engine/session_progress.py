@@ -399,4 +399,4 @@ class SessionProgress:
         return uses[0][1] if uses else self._use_now(chunk)
 
     def _use_now(self, chunk: int) -> Use:
-        return Use(self.done, -1, self.done, -1, chunk, -1)
+        return Use(first=self.done, number=-1, last=self.done, epoch=-1, chunk=chunk, pass_number=-1)

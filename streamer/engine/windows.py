@@ -57,7 +57,7 @@ def _compare_open_chunks(group: Sequence[EngineSession]) -> float:
     if not 1 < len(group) <= _MAX_SESSIONS or sum(len(one.chunk) for one in schedules) > _MAX_ENTRIES:
         return 1.0
     sizes = charge_each(group[0].collection.file_bytes)
-    # Of the same schedules: after a restart of the engine they are what was left of an epoch, or nothing.
+    # Both are of the same schedules: after a restart of the engine they are what was left of an epoch, or nothing.
     summed = sum(count_open_together([one], sizes) for one in schedules)
     return count_open_together(schedules, sizes) / summed if summed else 1.0
 

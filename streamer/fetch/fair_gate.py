@@ -188,7 +188,7 @@ class FairGate:
         """The queue whose turn it is; there must be one."""
         now = self._loop.time()
         if len(self._queues) <= _FEW_QUEUES or now >= self._fresh_until:
-            # Each owner's queues by due time, equal ones by arrival.
+            # The queues of an owner are in order of due time, equal ones of arrival.
             self._by_owner = {}
             for queue in self._queues:
                 self._by_owner.setdefault(queue.owner(), []).append(queue)

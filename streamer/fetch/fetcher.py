@@ -136,11 +136,11 @@ class Fetcher:
         """Fetches the bytes of a chunk's extents, in order.
 
         Args:
-            chunk: its extents may be in several objects; ranges run concurrently.
-            due: when its first reader needs it, in seconds on the loop's clock; read again while it waits.
-                None: now.
+            chunk: its extents may be in several objects, whose ranges run concurrently.
+            due: returns when its first reader needs it, in seconds on the loop's clock, and is asked again while it
+                waits. Without it the chunk is needed now.
             owner: the job that its requests and bytes are charged to.
-            shared: whether another process is to map it; see `BufferPool.take`.
+            shared: whether another process is to map it, see `BufferPool.take`.
 
         Raises:
             StoreError: see Transfer.run; the other ranges of the chunk are cancelled.
@@ -186,7 +186,7 @@ class Fetcher:
 
         Args:
             url: see `ObjectStore.list`.
-            after: url behind which the listing begins, if `lists_from`; the url is that of a folder then.
+            after: url behind which the listing begins, if `lists_from`. The url is that of a folder then.
             enough: decides from the pages so far whether to stop before the last one.
 
         Returns:
@@ -305,7 +305,9 @@ class Fetcher:
                 for extent in ranges:
                     endpoint = self._endpoint(extent.object.url)
                     if (fetch := fetches.get(endpoint.root)) is None:  # each endpoint has a queue of its own
-                        fetch = FetchContext(make_queue(), make_view, group, self._config, self.tally)
+                        fetch = FetchContext(
+                            queue=make_queue(), make_view=make_view, group=group, config=self._config, tally=self.tally
+                        )
                         fetches[endpoint.root] = fetch
                     group.create_task(RangeTransfer(extent, endpoint, fetch, at).run())
                     at += extent.length

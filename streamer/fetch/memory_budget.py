@@ -109,7 +109,7 @@ class BufferPool:
 
         Args:
             length: length in bytes.
-            shared: whether another process is to map it; ignored below `SHARED_FROM_BYTES`.
+            shared: whether another process is to map it, which is ignored below `SHARED_FROM_BYTES`.
         """
         size = size_bytes(length)
         shared = shared and length >= SHARED_FROM_BYTES

@@ -50,7 +50,7 @@ def close_gaps(content: memoryview, extents: Iterable[Extent]) -> None:
 
 
 def part_bytes(target: ObjectRecord) -> int | None:
-    """The size of the parts in which an object was uploaded; None if it is unknown or there is only one part.
+    """Returns the size of the parts in which an object was uploaded, or None if it is unknown or there is one part.
 
     It is inferred without a request: the ETag tells the number of parts, and uploaders use whole MiB. If several sizes
     fit, it is a usual one, or else the smallest power of two; if none of these fits, only a size without alternative.

@@ -139,7 +139,7 @@ def gives_up(failing: Failing, config: FetchConfig) -> bool:
     If 20 % of requests fail by chance, one range in 400,000 fails eight times in a row; a range of a working endpoint
     therefore gets `attempts` tries and `failing_seconds`. A silent try costs seconds, so two are enough. An endpoint
     that serves no request is waited for, even if it never did: a store that restarted while a job started ended the job
-    after 1.9 s (2026-11-22). A wrong address is waited for as well; `OutageWatch` reports it after 1.5 s. If an
+    after 1.9 s (2026-11-22). A wrong address is waited for as well, and `OutageWatch` reports it after 1.5 s. If an
     endpoint is silent, two tries are enough: eight of a listing, 30 s each, were 244 s (2026-11-23).
     """
     if failing.stalls >= STALLED_TRIES or failing.permanent:

@@ -142,17 +142,17 @@ class RangeTransfer:
             extent = Extent(extent.object, self._position, extent.stop)
         first_byte = self._endpoint.first_byte(extent.length)
         return RequestSpec(
-            extent,
-            self._endpoint,
-            self._config,
-            self._context.tally,
-            first_byte,
-            self._first_byte_timeout(first_byte),
-            self._endpoint.duplicate_after(first_byte),
-            self._context.make_view,
-            self._offset + extent.start,
-            self._piece_bytes(),
-            self._fresh,
+            extent=extent,
+            endpoint=self._endpoint,
+            config=self._config,
+            tally=self._context.tally,
+            first_byte=first_byte,
+            first_byte_seconds=self._first_byte_timeout(first_byte),
+            duplicate_seconds=self._endpoint.duplicate_after(first_byte),
+            make_view=self._context.make_view,
+            at=self._offset + extent.start,
+            piece_bytes=self._piece_bytes(),
+            fresh=self._fresh,
         )
 
     def _piece_bytes(self) -> int:

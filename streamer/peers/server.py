@@ -141,7 +141,7 @@ class PeerServer:
 
     def _connect(self) -> asyncio.Protocol:
         connection = self._http()
-        self._unauthenticated.connected(connection)
+        self._unauthenticated.count(connection)
         return connection
 
     # ------------------------------------------------------------ the engine
@@ -171,7 +171,7 @@ class PeerServer:
         if not hmac.compare_digest(shown, self._token):
             self._count(served_unauthorized=1)
             return _refusal(401, last=True)
-        self._unauthenticated.shown(request.protocol)
+        self._unauthenticated.release(request.protocol)
         if request.method != "GET":
             return _refusal(405, last=True)
         if request.path == PEER_PATH:

@@ -145,7 +145,15 @@ class ClientConnection(asyncio.Protocol):
 
     def fail(self, error: StreamerError, request: int = -1, session: int = -1) -> None:
         """Sends an error to the reader that asked."""
-        self.send(Failed(type(error).__name__, str(error)[:_MAX_ERROR_LETTERS], error.details, request, session))
+        self.send(
+            Failed(
+                kind=type(error).__name__,
+                message=str(error)[:_MAX_ERROR_LETTERS],
+                details=error.details,
+                request=request,
+                session=session,
+            )
+        )
 
     def drop(self, what: str, why: str) -> None:
         """Ends the connection at once; `what` for the log, `why` to count."""

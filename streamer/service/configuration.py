@@ -31,7 +31,7 @@ from streamer.config import (
     FetchConfig,
     PeersConfig,
     ServiceConfig,
-    known_fields,
+    check_fields,
     parse_bytes,
     read_toml,
 )
@@ -182,7 +182,7 @@ def _make_dataset(entry: object, path: Path, files: list[Path]) -> DatasetConfig
     if file is not None:
         files.append(Path(str(file)))
         values["storage_options"] = {**values.get("storage_options", {}), **_read_options(files[-1])}
-    known_fields(DatasetConfig, values, where)
+    check_fields(DatasetConfig, values, where)
     if not isinstance(values.get("storage_options", {}), dict):
         raise ConfigError(f"{where}: storage_options is a table", field="storage_options")
     if not isinstance(values.get("writable", False), bool):
@@ -210,7 +210,7 @@ def _read_options(path: Path) -> dict[str, object]:
 def _make_section(
     kind: type[_Config], values: Mapping[str, object], where: str, elsewhere: frozenset[str] = frozenset()
 ) -> _Config:
-    known_fields(kind, values, where)
+    check_fields(kind, values, where)
     hints = typing.get_type_hints(kind)
     return kind(
         **{name: value if name in elsewhere else _coerce(name, value, hints[name]) for name, value in values.items()}

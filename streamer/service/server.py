@@ -223,15 +223,15 @@ class Server:
         cache.restore(asked=True)  # the client looks for the folder
         client.send(
             Welcome(
-                PROTOCOL,
-                VERSION,
-                os.getpid(),
-                str(cache.root),
-                cache.folder.root_id,
-                [str(root) for root in cache.roots[1:]],
-                cache.limit_bytes,
-                cache.space.whole_limit_bytes,
-                cache.space.overhead_bytes,
+                protocol=PROTOCOL,
+                version=VERSION,
+                pid=os.getpid(),
+                root=str(cache.root),
+                root_id=cache.folder.root_id,
+                layers=[str(root) for root in cache.roots[1:]],
+                limit_bytes=cache.limit_bytes,
+                cache_bytes=cache.space.whole_limit_bytes,
+                overhead_bytes=cache.space.overhead_bytes,
             )
         )
 

@@ -73,7 +73,7 @@ async def serve_http(
         address: "host:port"; "" or "off" for no HTTP, where aiohttp is not imported.
         look: returns the service's statistics.
         not_ready: returns why it is not ready, or "" if it is.
-        history: data of the curves; without it the page has none.
+        history: data of the curves, which the page lacks without it.
 
     Raises:
         ConfigError: it is not an address, it is taken, or the extra `serve` is not installed.
@@ -106,7 +106,7 @@ async def serve_http(
 
         def connect() -> asyncio.Protocol:
             connection = application()
-            connections.connected(connection)
+            connections.count(connection)
             return connection
 
         try:
@@ -209,7 +209,7 @@ def _application(
 
     @web.middleware
     async def check_name(request: web.Request, handler: Handler) -> web.StreamResponse:
-        connections.connected(request.protocol)
+        connections.count(request.protocol)
         if is_own_name(request.host, host) or (request.path in _OPEN and not _is_loopback(host)):
             try:
                 return await handler(request)

@@ -49,9 +49,9 @@ def open_store(
     """Opens the store that serves the bucket, container, host or file system of a url.
 
     Args:
-        url: any url below the root, or the parts of one; only its root matters.
-        storage_options: the options that fsspec takes, and the logins of urls; see `base.logins`.
-        client: the client for S3 and web servers; see `open_root`.
+        url: any url below the root, or the parts of one. Only its root matters.
+        storage_options: the options that fsspec takes, and the logins of urls (`base.logins`).
+        client: the client for S3 and web servers, see `open_root`.
         refuse_local: whether to refuse local files, loopback, link-local and metadata addresses, because a client has
             chosen url and options.
 
@@ -69,10 +69,11 @@ def open_root(root: StoreRoot, *, client: Client = "auto", refuse_local: bool = 
     Does no I/O: connections are opened at the first request, on the loop that makes it.
 
     Args:
-        root: the root; the store keeps it.
-        client: the client for S3 and web servers. "auto": libcurl on Linux, elsewhere obstore; fsspec (with a line in
-            the log) if an option has no counterpart. "curl" or "obstore": that one, or a ConfigError if it cannot serve
-            the url. "fsspec": for every url but files. Google and Azure are read by obstore, other urls by fsspec.
+        root: the root, which the store keeps.
+        client: the client for S3 and web servers. "auto": libcurl on Linux, elsewhere obstore, or fsspec (with a line
+            in the log) if an option has no counterpart. "curl" or "obstore": that one, or a ConfigError if it cannot
+            serve the url. "fsspec": for every url but files. Google and Azure are read by obstore, other urls by
+            fsspec.
         refuse_local: see `open_store`.
 
     Raises:

@@ -111,8 +111,8 @@ class ObjectStore(Protocol):
         """Writes a local file as an object, which appears as a whole or not at all.
 
         Args:
-            url: url of the object; an existing one is replaced.
-            path: path of the file; the local store may move it away.
+            url: url of the object, of which an existing one is replaced.
+            path: path of the file, which the local store may move away.
 
         Returns:
             The object as a listing shows it.

@@ -141,9 +141,9 @@ def _walk(path: str, pattern: patterns.UrlPattern) -> list[ObjectRecord]:
 
 
 def files_below(start: str) -> Iterator[str]:
-    """Yields the paths of all files below a folder, in no order; of linked folders below the link.
+    """Yields the paths of all files below a folder, in no order, and those of linked folders below the link.
 
-    A link to a folder that it is in is not followed, because all below it is found without it; a line in the log names
+    A link to a folder that it is in is not followed, because all below it is found without it. A line in the log names
     it. A folder that several links name is walked for each of them, as ImageFolder does it. A cache folder is left out.
 
     Raises:

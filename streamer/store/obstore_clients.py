@@ -238,7 +238,7 @@ def map_error(url: str, error: Exception, target: ObjectRecord | None) -> Stream
     if type(error).__name__ in ("UnknownConfigurationKeyError", "InvalidPathError", "ValueError"):
         return ConfigError(f"{url}: obstore cannot take this url or option: {text}", field="url")
     answer = _answer(error, text)
-    if (found := _ASKED.search(text)) and (failure := _of_issuer(url, (found[1] or "STS").lower(), answer)):
+    if (found := _ASKED.search(text)) and (failure := _explain_issuer(url, (found[1] or "STS").lower(), answer)):
         return failure
     if type(error).__name__ == "UnauthenticatedError" and answer.status is None:
         return failures.no_credentials(url)
@@ -253,7 +253,7 @@ def map_error(url: str, error: Exception, target: ObjectRecord | None) -> Stream
     return failures.unreachable(url, reason)
 
 
-def _of_issuer(url: str, host: str, answer: failures.StoreAnswer) -> StreamerError | None:
+def _explain_issuer(url: str, host: str, answer: failures.StoreAnswer) -> StreamerError | None:
     """Returns the error if an issuer was asked and not the store."""
     if host in _METADATA:
         is_azure = url.startswith(("az://", "abfs"))

@@ -363,7 +363,7 @@ def check_options(root: str, kind: str, given: Options, variables: Mapping[str, 
         ConfigError: names the option and the nearest one that exists, the missing half, or an endpoint that is not a
             url.
     """
-    for name, known in _list_named(kind, given):
+    for name, known in _list_names(kind, given):
         if name not in known:
             what = f"storage_options has {name!r}, which {_CLIENTS[kind]} does not have; {_nearest(name, kind, known)}"
             raise _refusal(root, name, what)
@@ -385,7 +385,7 @@ def _refusal(root: str, option: str, what: str) -> ConfigError:
     return ConfigError(f"{root}: {what}", field="storage_options", option=option)
 
 
-def _list_named(kind: str, given: Options) -> Iterator[tuple[str, Collection[str]]]:
+def _list_names(kind: str, given: Options) -> Iterator[tuple[str, Collection[str]]]:
     """Yields each option and the names that are possible in its place; those in nested mappings with their prefix."""
     for name, value in given.items():
         yield name, _TABLES[kind]

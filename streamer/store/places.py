@@ -97,7 +97,7 @@ def find_place(
     try:
         session = Session(profile=translation.profile)
         region = region or session.get_config_variable("region") or variables.get("AWS_REGION")
-        if _is_plain(session, root, translation, region, variables):
+        if _is_plain(session, root, translation, region=region, variables=variables):
             place = _compute_place(root, translation, region, variables)
             return msgspec.structs.replace(place, ca_file=session.get_config_variable("ca_bundle"))
         return _ask_boto(session, root, translation, region)

@@ -166,7 +166,7 @@ class CachePolicy:
     def add_datasets(
         self, datasets: Sequence[tuple[str, ArrayLike, ArrayLike]], arranged: ArrangedKeys | None = None
     ) -> None:
-        """Adds datasets; idempotent. Chunks found by key in another dataset are shared with it.
+        """Adds datasets that it does not have yet. Chunks found by key in another dataset are shared with it.
 
         Args:
             datasets: the manifest's digest of each; (M,) lengths of the chunks' files, as far as they are known
@@ -347,7 +347,7 @@ class CachePolicy:
         Args:
             session: name of the session.
             chunk: its number in the session's dataset.
-            blocking: whether the session cannot continue without it; then it is admitted if anything can be evicted.
+            blocking: whether the session cannot continue without it. It is admitted then if anything can be evicted.
 
         Raises:
             CacheFullError: the request is blocking, and everything on the disk is open; names the numbers.

@@ -80,7 +80,7 @@ def to_keys(raw: ArrayLike) -> Keys:
 
 
 def arrange_keys(keys: Keys) -> ArrangedKeys:
-    """Returns the distinct keys, ascending; the first place of each; and the number of each entry among them.
+    """Returns the distinct keys, ascending, the first place of each, and the number of each entry among them.
 
     Pure: of very many keys another thread does it than the one that owns a table.
     """

@@ -318,7 +318,8 @@ class FetchPool:
         limited = any(report.statistics.get("limited_per_second") for report in reports)
         by_chance = not self._unpaced and any(report.by_chance for report in reports)
         before = self._refusals.single
-        if self._refusals.look(requests, throttled, limited, by_chance, self._loop.time()) != before:
+        now = self._loop.time()
+        if self._refusals.look(requests, throttled, limited=limited, by_chance=by_chance, now=now) != before:
             logger.info("a store refuses requests: %s", "all processes ask it again" if before else "one asks it")
             self._unpaced = True
             self._divide()

@@ -85,7 +85,7 @@ def find(
     with _map_errors(root, path, variables):
         issuers.silence_library("google.auth")
         if path and kind == "external_account":
-            credentials = _load_federated(path)
+            credentials = _load_external_account(path)
         else:
             credentials, _ = google.auth.default(scopes=_SCOPES)
         credentials.refresh(Request())  # type: ignore[no-untyped-call]
@@ -122,7 +122,7 @@ def _read_type(path: str) -> str:
     return str(content.get("type", "")) if isinstance(content, Mapping) else ""
 
 
-def _load_federated(path: str) -> Credentials:
+def _load_external_account(path: str) -> Credentials:
     """Credentials of another cloud's identity. `google.auth.default` asks for their project as well, which may fail."""
     from google.auth import aws, identity_pool, pluggable
 

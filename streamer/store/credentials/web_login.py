@@ -30,10 +30,10 @@ def sign_in(
 
     Args:
         root: root of the server.
-        login_text: the login of its url; "" if it had none.
-        translation: its options; receives the header, and its description for messages.
+        login_text: the login of its url, or "" if it had none.
+        translation: its options, which receive the header, and its description for messages.
         refuse_local: whether a client has chosen the url: then it gets no login from the service's files.
-        variables: the environment; NETRC names the file, as for curl and requests.
+        variables: the environment, where NETRC names the file, as for curl and requests.
     """
     headers = cast("dict[str, str]", translation.client.get("default_headers", {}))
     login = cast("Login | None", None)

@@ -222,9 +222,14 @@ class Handle(CurlRequest):
         if status == 412:
             return versions.make_change_error(self._target, None)
         body = self._answer.decode("utf-8", "replace")
-        after = failures.parse_retry_after(headers.get(b"retry-after", b"").decode("latin-1"))
         region = headers.get(b"x-amz-bucket-region", b"").decode("latin-1") or failures.word_of(body, "Region")
-        answer = failures.StoreAnswer(status, failures.word_of(body, "Code"), after, failures.message_of(body), region)
+        answer = failures.StoreAnswer(
+            status=status,
+            code=failures.word_of(body, "Code"),
+            retry_after_seconds=failures.parse_retry_after(headers.get(b"retry-after", b"").decode("latin-1")),
+            message=failures.message_of(body),
+            region=region,
+        )
         return failures.error_of(self._target.url, answer)
 
 

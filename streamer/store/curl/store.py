@@ -76,7 +76,7 @@ class CurlStore(ObstoreStore):
         if self._free and not asked.fresh:
             handle = self._free.pop()
         else:
-            # Its connection goes to the next address of the store's name.
+            # The connection of a new handle goes to the next address of the store's name.
             handle = Handle(access, [] if self._names is None else self._names.lines())
         self._counters.requests += 1
         handle.bind(asked, take)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamer.base.interpreter import find_interpreter, leave_undebugged
+from streamer.base.interpreter import find_interpreter, skip_debugger
 from streamer.errors import ConfigError
 
 
@@ -37,7 +37,7 @@ def test_an_embedded_interpreter_is_looked_for(monkeypatch: pytest.MonkeyPatch, 
 
 def test_a_debugger_is_kept_out_of_what_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """pydevd puts itself before every Python that a process starts, unless it is told otherwise on this thread."""
-    with leave_undebugged():
+    with skip_debugger():
         pass
     skipped = []
 
@@ -50,7 +50,7 @@ def test_a_debugger_is_kept_out_of_what_is_started(monkeypatch: pytest.MonkeyPat
     pydevd = types.ModuleType("_pydev_bundle.pydev_monkey")
     pydevd.skip_subprocess_arg_patch = skip  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, pydevd.__name__, pydevd)
-    with leave_undebugged():
+    with skip_debugger():
         assert skipped == ["begun"]
     assert skipped == ["begun", "ended"]
 
