@@ -118,13 +118,13 @@ def _comments_inside_a_sentence(source: Source) -> Iterator[str]:
 Rule = Callable[[Source], Iterator[str]]
 # What is left; a figure here is lowered with what it counts, and never raised.
 CEILINGS: dict[Rule, int] = {
-    _participles: 79,
-    _prepositions: 18,
+    _participles: 70,
+    _prepositions: 16,
     _fragments: 1,
     _shared_class_names: 0,
-    _positional_calls: 61,
+    _positional_calls: 52,
     _tuples: 45,
-    _comments_inside_a_sentence: 10,
+    _comments_inside_a_sentence: 9,
 }
 
 
