@@ -135,7 +135,15 @@ class _Objects:
     def _column(self, name: str, order: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[str, Column]:
         found = self._found.pop(name)
         if name in {"segmentation", "captions"}:
-            return "json", _lists(list(chain.from_iterable(found)), order, counts)  # type: ignore[arg-type]
+            texts: list[bytes] = list(chain.from_iterable(found))  # type: ignore[arg-type]
+            # The JSON values of each image become a JSON list.
+            rows = []
+            at = 0
+            placed = order.tolist()
+            for count in counts.tolist():
+                rows.append(b"[%b]" % b",".join([texts[place] for place in placed[at : at + count]]))
+                at += count
+            return "json", Column(np.frombuffer(b"".join(rows), np.uint8), np.array(list(map(len, rows)), np.int64))
         dtype, shape = _ITEMS[name]
         if name == "keypoints":
             shape = (self._points, *shape)
@@ -185,12 +193,22 @@ def parse_coco(content: memoryview, options: TableOptions) -> Parsed:
         raise RecodeError(
             f"not COCO's JSON, an object with images, annotations and categories: {error}{explain_bad_json(content)}"
         ) from error
-    images = _images_of(file.images)
-    categories = _categories_of(file.categories)
+    images = [image for some in _decode_items(file.images, _Image, "image") for image in some]
+    if (nameless := next((image for image in images if not image.name), None)) is not None:
+        raise RecodeError(f"image {nameless.id!r} has neither a file_name nor a coco_url, by which it would be joined")
+    found = (category for some in _decode_items(file.categories, _Category, "category") for category in some)
+    categories = sorted(found, key=lambda category: category.id)
+    for first, second in pairwise(categories):
+        if first.id == second.id:
+            raise RecodeError(
+                f"two categories have the id {first.id}, {first.name!r} and {second.name!r}; give each an id of its own"
+            )
     numbers = {image.id: number for number, image in enumerate(images)}
     if len(numbers) < len(images):
         raise RecodeError(f"{len(images)} images have {len(numbers)} ids: two of them have the same id")
-    usual = _usual(file.annotations)
+    # A file has captions or instances.
+    begin = bytes(memoryview(file.annotations)[:1_000_000]).partition(b"}")[0]
+    usual = _CAPTIONS if b'"caption"' in begin and b'"bbox"' not in begin else _INSTANCES
     lacking = _find_absent_sizes(images, options)
     fields = choose_fields(options, _KNOWN, [name for name in usual if name not in lacking])
     objects = _Objects(fields, numbers, categories)
@@ -203,26 +221,6 @@ def parse_coco(content: memoryview, options: TableOptions) -> Parsed:
         columns=[known[name][1] for name in fields],
         classes=tuple(category.name for category in categories),
     )
-
-
-def _images_of(raw: msgspec.Raw) -> list[_Image]:
-    """Returns the images of a file; raises RecodeError for one without a name."""
-    images = [image for some in _decode_items(raw, _Image, "image") for image in some]
-    if (nameless := next((image for image in images if not image.name), None)) is not None:
-        raise RecodeError(f"image {nameless.id!r} has neither a file_name nor a coco_url, by which it would be joined")
-    return images
-
-
-def _categories_of(raw: msgspec.Raw) -> list[_Category]:
-    """Returns the categories of a file in the order of their ids; raises RecodeError for two of one id."""
-    found = (category for some in _decode_items(raw, _Category, "category") for category in some)
-    categories = sorted(found, key=lambda category: category.id)
-    for first, second in pairwise(categories):
-        if first.id == second.id:
-            raise RecodeError(
-                f"two categories have the id {first.id}, {first.name!r} and {second.name!r}; give each an id of its own"
-            )
-    return categories
 
 
 def _find_absent_sizes(images: Sequence[_Image], options: TableOptions) -> list[str]:
@@ -239,12 +237,6 @@ def _find_absent_sizes(images: Sequence[_Image], options: TableOptions) -> list[
             )
         lacking.append(name)
     return lacking
-
-
-def _usual(annotations: msgspec.Raw) -> Sequence[str]:
-    """Returns the usual fields of a file: of captions, or of instances."""
-    first = bytes(memoryview(annotations)[:1_000_000]).partition(b"}")[0]
-    return _CAPTIONS if b'"caption"' in first and b'"bbox"' not in first else _INSTANCES
 
 
 def _decode_items(raw: msgspec.Raw, kind: type[_Item], what: str) -> Iterator[Sequence[_Item]]:
@@ -294,14 +286,3 @@ def _whole_numbers(values: Sequence[int | str], dtype: type[np.integer[Any]], wh
         limits = np.iinfo(dtype)
         wrong = next(value for value in values if not limits.min <= int(value) <= limits.max)
         raise RecodeError(f"the {what} {wrong} does not fit into {np.dtype(dtype)}; number them anew") from error
-
-
-def _lists(values: Sequence[bytes], order: NDArray[np.int64], counts: NDArray[np.int64]) -> Column:
-    """Makes a column of the JSON values of each image, as a JSON list."""
-    rows = []
-    at = 0
-    placed = order.tolist()
-    for count in counts.tolist():
-        rows.append(b"[%b]" % b",".join([values[place] for place in placed[at : at + count]]))
-        at += count
-    return Column(np.frombuffer(b"".join(rows), np.uint8), np.array(list(map(len, rows)), np.int64))

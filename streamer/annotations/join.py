@@ -210,7 +210,13 @@ def find_matches(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.bool_] 
         ConfigError: a column has the name of a field of the samples.
     """
     table = AnnotationTable.open(rules.table)
-    _refuse_taken(manifest, table)
+    # Names of fields are refused as far as they are known without reading a sample.
+    taken = {"__key__", *(field.name for field in manifest.facts.fields)}
+    if manifest.whole_objects:
+        taken |= set(map(extension, _keys(manifest)))
+        taken |= {"label"} if manifest.classes else set()
+    if doubled := taken.intersection(field.name for field in table.head.fields):
+        raise ConfigError(describe_conflict(table, min(doubled)), field="annotations")
     if (rows := key_rows(manifest, rules)) is None:
         return None
     found = rows >= 0
@@ -238,16 +244,6 @@ def key_rows(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.int64] | No
         return None
     table = AnnotationTable.open(rules.table)
     return np.fromiter((table.find(key, rules.base) for key in _keys(manifest)), np.int64, manifest.samples)
-
-
-def _refuse_taken(manifest: Manifest, table: AnnotationTable) -> None:
-    """Refuses columns with the names of fields, as far as these are known without reading a sample."""
-    taken = {"__key__", *(field.name for field in manifest.facts.fields)}
-    if manifest.whole_objects:
-        taken |= set(map(extension, _keys(manifest)))
-        taken |= {"label"} if manifest.classes else set()
-    if doubled := taken.intersection(field.name for field in table.head.fields):
-        raise ConfigError(describe_conflict(table, min(doubled)), field="annotations")
 
 
 def _keys(manifest: Manifest) -> Iterator[str]:

@@ -71,7 +71,13 @@ def _parse_rows(content: memoryview, ending: str, options: TableOptions) -> Pars
                 field="key",
             )
         if doubled := [name for name, count in Counter(columns).items() if count > 1]:
-            _refuse_equal_columns(options, doubled, key)
+            taken = [name for name in doubled if name == key or options.fields is None or name in options.fields]
+            if taken:
+                raise ConfigError(
+                    f"annotations={options.url!r} has several columns of the name {taken[0]!r}; rename them, or "
+                    "choose others: Annotations(url, fields=[...])",
+                    field="fields",
+                )
         chosen = choose_fields(options, columns, [name for name in columns if name != key])
         wanted = list(dict.fromkeys([key, *chosen]))
         fields = wanted if key in chosen else wanted[1:]
@@ -83,23 +89,17 @@ def _parse_rows(content: memoryview, ending: str, options: TableOptions) -> Pars
     return Parsed(keys, [spec for spec, _ in found], [column for _, column in found])
 
 
-def _refuse_equal_columns(options: TableOptions, doubled: Sequence[str], key: str) -> None:
-    """Refuses columns of one name, of which a sample could have one only, unless none of them is taken."""
-    taken = [name for name in doubled if name == key or options.fields is None or name in options.fields]
-    if taken:
-        raise ConfigError(
-            f"annotations={options.url!r} has several columns of the name {taken[0]!r}; rename them, or choose others: "
-            "Annotations(url, fields=[...])",
-            field="fields",
-        )
-
-
 def _table(url: str, parsed: Parsed) -> Records:
     if not parsed.keys:
         raise RecodeError("it has no rows")
     keys = [key.removeprefix("./") for key in parsed.keys]
     folders = {key.rpartition("/")[0] for key in keys}
-    prefix = _common_folder(folders) if len(folders) > 1 else ""
+    prefix = ""
+    if len(folders) > 1:
+        # The folder that contains all of them.
+        first, last = (folder.split("/") for folder in (min(folders), max(folders)))
+        shared = list(takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
+        prefix = "/".join(name for name, _ in shared)
     names = [key.encode("utf-8", "surrogateescape") for key in keys]
     hashes = np.fromiter(map(hash_of, names), np.int64, len(names))
     order = np.argsort(hashes, kind="stable")
@@ -123,13 +123,6 @@ def _table(url: str, parsed: Parsed) -> Records:
     arrays = [hashes[order], *(offsets for offsets, _ in columns), *(content for _, content in columns)]
     parts: list[NDArray[np.uint8] | bytes] = [*(array.view(np.uint8) for array in arrays), head.encode()]
     return Records(parts, np.array(list(map(len, parts)), np.int64))
-
-
-def _common_folder(folders: set[str]) -> str:
-    """Returns the folder that contains all of these; "" if there is none."""
-    first, last = (folder.split("/") for folder in (min(folders), max(folders)))
-    shared = list(takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
-    return "/".join(name for name, _ in shared)
 
 
 def _refuse_doubles(hashes: NDArray[np.int64], order: NDArray[np.int64], keys: Sequence[str]) -> None:

@@ -214,7 +214,17 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             ConfigError: a value that JSON does not have.
         """
-        given = {name: self._plain_option(name) for name in self.__struct_fields__}
+        given = {}
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            try:
+                plain: object = msgspec.to_builtins(value, enc_hook=_plain)
+            except TypeError as error:
+                raise ConfigError(f"{type(self).__name__}: {name}={value!r}: {error}", field="format") from error
+            if not _is_finite(plain):
+                # JSON has null in their place, which is the default of many options.
+                raise ConfigError(f"{type(self).__name__}: {name}={value!r}: give finite numbers", field="format")
+            given[name] = plain
         defaults = msgspec.to_builtins(type(self)())
         return {name: value for name, value in given.items() if value != defaults[name]}
 
@@ -237,17 +247,6 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def metadata_file(self) -> str:
         """The path below the dataset's url of the annotations found among the files; "" if there are none."""
         return ""
-
-    def _plain_option(self, name: str) -> object:
-        value = getattr(self, name)
-        try:
-            plain: object = msgspec.to_builtins(value, enc_hook=_plain)
-        except TypeError as error:
-            raise ConfigError(f"{type(self).__name__}: {name}={value!r}: {error}", field="format") from error
-        if not _is_finite(plain):
-            # JSON has null in their place, which is the default of many options.
-            raise ConfigError(f"{type(self).__name__}: {name}={value!r}: give finite numbers", field="format")
-        return plain
 
     def accepts(self, key: str) -> bool:
         """Whether an object of this name holds samples: it has one of the `endings`, and is not hidden."""

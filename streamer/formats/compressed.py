@@ -106,7 +106,10 @@ def _decompress_streams(find_library: Callable[[], _Library]) -> Callable[[memor
         at = 0
         try:
             while at < len(content):
-                at = _skip_zeros(content, _stream(unpacker=make(), content=content, at=at, found=found, limit=limit))
+                at = _stream(unpacker=make(), content=content, at=at, found=found, limit=limit)
+                # gzip(1) and xz(1) allow zeros behind a stream.
+                if at == len(content) or not content[at]:
+                    at = len(content) - len(bytes(content[at:]).lstrip(b"\0"))
         except errors as error:
             raise DecompressError(f"cannot be unpacked at byte {at}: {error}") from error
         return memoryview(found)
@@ -125,11 +128,6 @@ def _stream(unpacker: _Decompressor, content: memoryview, at: int, found: bytear
         if len(found) > limit:
             raise DecompressError(f"unpacks to more than {limit} bytes")
     return at - len(unpacker.unused_data)
-
-
-def _skip_zeros(content: memoryview, at: int) -> int:
-    """Returns where the zeros end that begin at `at`: gzip(1) and xz(1) allow them behind a stream."""
-    return at if at < len(content) and content[at] else len(content) - len(bytes(content[at:]).lstrip(b"\0"))
 
 
 def _decompress_with_cramjam(module: str, function: str, content: memoryview, length: int) -> memoryview:

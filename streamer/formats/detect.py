@@ -76,7 +76,11 @@ def chooser(
     """
     fixed = None if name == AUTO else find_format(name, options)
     # The client gives the extensions and classes of a Folder under "auto", so that a file of annotations is found.
-    classes = _find_classes(options or {}) if fixed is None else fixed.class_names
+    if fixed is not None:
+        classes = fixed.class_names
+    else:
+        given = (options or {}).get("classes")
+        classes = None if given is None else Folder(classes=given).classes  # type: ignore[arg-type]
 
     def choose(keys: Iterable[str]) -> Format:
         names = list(keys)
@@ -106,33 +110,23 @@ def chooser(
             if beside:
                 on_note(f"{len(beside)} files beside the tars are not samples ({count_endings(beside)})")
         if splits := splits_in(filter(found.accepts, names), of_files=not found.whole_objects):
-            _check_splits(splits, None if fixed is None else on_note)
+            text = f"below one url are the splits {', '.join(splits)}"
+            if fixed is None:
+                raise ConfigError(
+                    f"{text}; name the url of one of them (.../{splits[-1]}), or those of several in a "
+                    "list to take them together",
+                    field="urls",
+                    splits=len(splits),
+                )
+            on_note(f"{text}: they are one dataset here; name the url of each for datasets of their own")
         return found
 
     return choose
 
 
-def _find_classes(options: Mapping[str, object]) -> Sequence[str] | None:
-    given = options.get("classes")
-    return None if given is None else Folder(classes=given).classes  # type: ignore[arg-type]
-
-
 def _is_mark(key: str) -> bool:
     folder, _, name = key.rpartition("/")
     return name.lower() in _FILES and not (folder and is_hidden_folder(folder))
-
-
-def _check_splits(splits: Sequence[str], on_note: Callable[[str], None] | None) -> None:
-    """Refuses splits below one url, or notes that they are one dataset where the format is named."""
-    text = f"below one url are the splits {', '.join(splits)}"
-    if on_note is not None:
-        on_note(f"{text}: they are one dataset here; name the url of each for datasets of their own")
-        return
-    raise ConfigError(
-        f"{text}; name the url of one of them (.../{splits[-1]}), or those of several in a list to take them together",
-        field="urls",
-        splits=len(splits),
-    )
 
 
 def detect(keys: Sequence[str]) -> str:
@@ -148,7 +142,14 @@ def detect(keys: Sequence[str]) -> str:
     tars = WebDataset()
     tar_keys = [key for key in keys if not is_common(key) and tars.accepts(key)]
     if tar_keys:
-        keys = _leave_out_sidecars(keys, tar_keys)
+        # Files that are named as a tar beside them is do not count: `0.parquet` and `0.tar.md5` beside `0.tar`.
+        taken = set(tar_keys)
+        stems = taken | {key[: key.lower().rfind(".tar")] for key in taken}
+        keys = [
+            key
+            for key in keys
+            if key in taken or key.rpartition(".")[0] not in (stems if extension(key) in _SIDECARS else taken)
+        ]
     if found := _special_format(keys):
         return found
     others = [key for key in keys if not _belongs_to_tars(key, tars)] if tar_keys else []
@@ -173,17 +174,6 @@ def _belongs_to_tars(key: str, tars: WebDataset) -> bool:
 
 # Beside each tar: the table of its samples (img2dataset), and what is known of it.
 _SIDECARS = COMPANIONS | {"parquet", "pq"}
-
-
-def _leave_out_sidecars(keys: Sequence[str], tar_keys: Iterable[str]) -> list[str]:
-    """Leaves out files that are named as a tar beside them is: `0.parquet` and `0.tar.md5` beside `0.tar`."""
-    tars = set(tar_keys)
-    stems = tars | {key[: key.lower().rfind(".tar")] for key in tars}
-    return [
-        key
-        for key in keys
-        if key in tars or key.rpartition(".")[0] not in (stems if extension(key) in _SIDECARS else tars)
-    ]
 
 
 def _special_format(keys: Sequence[str]) -> str:

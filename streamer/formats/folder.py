@@ -51,12 +51,23 @@ class Folder(Format, frozen=True, forbid_unknown_fields=True):
     classes: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.classes is not None:
-            force_setattr(self, "classes", _check_classes(self.classes))
+        classes: object = self.classes
+        if classes is not None:
+            names = list(classes) if isinstance(classes, Iterable) and not isinstance(classes, str) else []
+            if not names or not all(isinstance(name, str) for name in names):
+                raise ConfigError(f"classes={classes!r}: give a list of names, as train.classes", field="classes")
+            if twice := [name for name, count in Counter(names).items() if count > 1]:
+                raise ConfigError(f"classes= has {twice[0]!r} more than once; each has one number", field="classes")
+            force_setattr(self, "classes", tuple(map(read_name, names)))
         if (given := self.extensions) is None:
             return
         several: object = [given] if isinstance(given, str) else given
-        names = [_bare(name) for name in several] if isinstance(several, Iterable) else []
+        # They are spelled as `names.extension` does.
+        names = (
+            [field_name(name.lstrip(".")) if isinstance(name, str) else "" for name in several]
+            if isinstance(several, Iterable)
+            else []
+        )
         if not names or not all(names):
             raise ConfigError(f"extensions={given!r}: give a list as ['jpg', 'png']", field="extensions")
         force_setattr(self, "extensions", frozenset(names))
@@ -102,20 +113,6 @@ class Folder(Format, frozen=True, forbid_unknown_fields=True):
         if len(content) < POINTER_BYTES and is_pointer(content):
             raise DecodeError(f"{name.object_key} {POINTER_ADVICE}")
         return name.object_key, [Field(extension(name.object_key), content)]
-
-
-def _check_classes(given: object) -> tuple[str, ...]:
-    names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
-    if not names or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"classes={given!r}: give a list of names, as train.classes", field="classes")
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise ConfigError(f"classes= has {twice[0]!r} more than once; each has one number", field="classes")
-    return tuple(map(read_name, names))
-
-
-def _bare(name: object) -> str:
-    """Spells an extension as `names.extension` does; returns "" for what is not a text."""
-    return field_name(name.lstrip(".")) if isinstance(name, str) else ""
 
 
 _IMAGES = IMAGES | OTHER_IMAGES

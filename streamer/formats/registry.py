@@ -32,7 +32,26 @@ def find_format(name: str, options: Mapping[str, object] | None = None) -> Forma
     Raises:
         ConfigError: there is no such format, its package cannot be imported, or it has other options.
     """
-    kind = _class(name)
+    place = BUILT_IN[name].place if name in BUILT_IN else None
+    if place is None:
+        # This is for names that are not built in: the import takes 10 ms.
+        from importlib.metadata import entry_points
+
+        place = next((point.value for point in entry_points(group=ENTRY_POINTS) if point.name == name), None)
+    if place is None:
+        raise ConfigError(
+            f"format={name!r} is not installed for {sys.executable}; there are {', '.join(sorted(BUILT_IN))}, "
+            f"{AUTO}, and those of packages with an entry point {ENTRY_POINTS!r}, which must be installed where the "
+            "trainer and its engine run",
+            field="format",
+        )
+    module, _, attribute = place.partition(":")
+    try:
+        kind = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"format={name!r}: {place} cannot be imported: {error}", field="format") from error
+    if not (isinstance(kind, type) and issubclass(kind, Format)):
+        raise ConfigError(f"format={name!r}: {place} is not a subclass of streamer.formats.base.Format", field="format")
     try:
         return msgspec.convert(dict(options or {}), kind)
     except msgspec.ValidationError as error:
@@ -80,27 +99,3 @@ def check_revision(manifest: Manifest, found: Format) -> None:
             found=manifest.content.revision,
             expected=found.revision,
         )
-
-
-def _class(name: str) -> type[Format]:
-    place = BUILT_IN[name].place if name in BUILT_IN else None
-    if place is None:
-        # This is for names that are not built in: the import takes 10 ms.
-        from importlib.metadata import entry_points
-
-        place = next((point.value for point in entry_points(group=ENTRY_POINTS) if point.name == name), None)
-    if place is None:
-        raise ConfigError(
-            f"format={name!r} is not installed for {sys.executable}; there are {', '.join(sorted(BUILT_IN))}, "
-            f"{AUTO}, and those of packages with an entry point {ENTRY_POINTS!r}, which must be installed where the "
-            "trainer and its engine run",
-            field="format",
-        )
-    module, _, attribute = place.partition(":")
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"format={name!r}: {place} cannot be imported: {error}", field="format") from error
-    if not (isinstance(found, type) and issubclass(found, Format)):
-        raise ConfigError(f"format={name!r}: {place} is not a subclass of streamer.formats.base.Format", field="format")
-    return found

@@ -24,7 +24,12 @@ def pair_sidecars(
 
     The endings are put behind the name of an object, or, where they begin with a slash, in place of its extension.
     """
-    found = [_find_sidecar(record.url, others, endings) for record in accepted]
+    found = []
+    for record in accepted:
+        folder, slash, name = record.url.rpartition("/")
+        stem = f"{folder}{slash}{name.rpartition('.')[0] or name}"
+        names = [f"{stem}{ending[1:]}" if ending.startswith("/") else f"{record.url}{ending}" for ending in endings]
+        found.append(next((others[each] for each in names if each in others), None))
     # All shards like "a.tfrecord-00000-of-00002" would have the index file "a.idx".
     uses = Counter(sidecar.url for sidecar in found if sidecar is not None)
     own = [sidecar if sidecar is not None and uses[sidecar.url] == 1 else None for sidecar in found]
@@ -93,10 +98,3 @@ def contradicts(source: Source, what: str) -> ManifestError:
         object=record.url,
         size=record.size,
     )
-
-
-def _find_sidecar(url: str, others: Mapping[str, ObjectRecord], endings: Sequence[str]) -> ObjectRecord | None:
-    folder, slash, name = url.rpartition("/")
-    stem = f"{folder}{slash}{name.rpartition('.')[0] or name}"
-    names = (f"{stem}{ending[1:]}" if ending.startswith("/") else f"{url}{ending}" for ending in endings)
-    return next((others[each] for each in names if each in others), None)

@@ -38,7 +38,12 @@ class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Refuses a window that is not of two positive numbers."""
-        if self.window is not None and not _is_window(self.window):
+        window: object = self.window
+        if window is not None and not (
+            isinstance(window, tuple | list)
+            and len(window) == 2
+            and all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in window)
+        ):
             raise ConfigError(
                 f"{type(self).__name__}: window={self.window!r} is not (rows of a sample, rows from one to the next), "
                 "two integers of at least 1",
@@ -156,14 +161,6 @@ class WindowOpener:
             values = np.ascontiguousarray(rows[str(number)])
             found.append(Field(field.name, values.reshape(-1).view(np.uint8).data, field.kind))
         return None, found
-
-
-def _is_window(value: object) -> bool:
-    return (
-        isinstance(value, tuple | list)
-        and len(value) == 2
-        and all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in value)
-    )
 
 
 def _find_row_facts(facts: Facts) -> Facts:

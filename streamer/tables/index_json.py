@@ -94,7 +94,10 @@ def _levels(accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
     indexes = [record for url, record in others.items() if url.rpartition("/")[2] == INDEX]
     below: dict[str, dict[str, ObjectRecord]] = {record.url.removesuffix(INDEX): {} for record in indexes}
     for record in accepted:
-        for folder in _folders(record.url):
+        folder = record.url
+        # The folders that an object is in have a slash at the end.
+        while slash := folder.rstrip("/").rfind("/") + 1:
+            folder = folder[:slash]
             if folder in below:
                 below[folder][record.url.removeprefix(folder)] = record
     made = [
@@ -103,14 +106,6 @@ def _levels(accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
     ]
     for depth in sorted({listed.folder.count("/") for listed in made}):
         yield [listed for listed in made if listed.folder.count("/") == depth and listed.objects]
-
-
-def _folders(url: str) -> Iterator[str]:
-    """Yields the folders that an object is in, with a slash at the end: the innermost first."""
-    folder = url
-    while slash := folder.rstrip("/").rfind("/") + 1:
-        folder = folder[:slash]
-        yield folder
 
 
 def runs_of(lengths: NDArray[np.integer[Any]]) -> Iterator[tuple[int, int]]:

@@ -119,7 +119,20 @@ class MDS(Format, frozen=True, forbid_unknown_fields=True):
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Reads `index.json`; of a shard that is there both compressed and not, the uncompressed one is taken."""
         indexes = yield from read_indexes(accepted, others, _INDEX.decode, _names)
-        found = [(listed, shard) for listed, index in indexes for shard in _check_shards(listed, index)]
+        found = []
+        for listed, index in indexes:
+            for shard in index.shards:
+                name = shard.raw_data.basename
+                if index.version != _VERSION or shard.version != _VERSION:
+                    version = shard.version if index.version == _VERSION else index.version
+                    raise listed.refusal(
+                        f"version {version} of MDS; {_VERSION} is read, which MosaicML Streaming writes"
+                    )
+                if shard.format != "mds":
+                    raise listed.refusal(f"{name} is of format {shard.format!r}, not 'mds'; name that format")
+                if not len(shard.column_names) == len(shard.column_encodings) == len(shard.column_sizes):
+                    raise listed.refusal(f"{name} has not as many names of columns as encodings or lengths")
+                found.append((listed, shard))
         columns = found[0][1].columns if found else []
         for listed, shard in found:
             if shard.columns != columns:
@@ -184,19 +197,6 @@ def _names(index: _MdsIndex) -> Iterator[str]:
         yield shard.raw_data.basename
         if shard.zip_data:
             yield shard.zip_data.basename
-
-
-def _check_shards(listed: ListedChunks, index: _MdsIndex) -> Iterator[_Shard]:
-    for shard in index.shards:
-        name = shard.raw_data.basename
-        if index.version != _VERSION or shard.version != _VERSION:
-            version = shard.version if index.version == _VERSION else index.version
-            raise listed.refusal(f"version {version} of MDS; {_VERSION} is read, which MosaicML Streaming writes")
-        if shard.format != "mds":
-            raise listed.refusal(f"{name} is of format {shard.format!r}, not 'mds'; name that format")
-        if not len(shard.column_names) == len(shard.column_encodings) == len(shard.column_sizes):
-            raise listed.refusal(f"{name} has not as many names of columns as encodings or lengths")
-        yield shard
 
 
 def _file_of(found: tuple[ListedChunks, _Shard]) -> tuple[ObjectRecord, _MdsFile, _Shard]:

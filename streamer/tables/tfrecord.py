@@ -270,7 +270,15 @@ def walk(record: ObjectRecord, start: int) -> Indexing:
         if not window.covers(at, at + HEAD.size):
             yield from window.reach(at, at + HEAD.size)
         starts, lengths, sums = heads_in(window, at)
-        _verify(record=record, window=window, starts=starts, lengths=lengths, sums=sums)
+        if len(wrong := _wrong_lengths(lengths, sums)):
+            first = starts[int(wrong[0])]
+            if first == 0 and (packing := find_packing_of_bytes(window.content)):
+                raise make_refusal(record, f"is compressed with {packing}; unpack it, or write it without compression")
+            if first == 0 and window.take(0, len(_RIEGELI)) == _RIEGELI:
+                raise make_refusal(
+                    record, "is ArrayRecord or Riegeli, which streamer does not read; write it as TFRecord"
+                )
+            raise make_damage_error(record, "not a TFRecord frame: the checksum of the length is wrong", first)
         at = starts[-1] + LEAST_BYTES + lengths[-1]
         if at > size:
             raise make_damage_error(record, f"cut off inside a record, which needs {at - size} more bytes", starts[-1])
@@ -307,18 +315,6 @@ def begins_frame(head: memoryview) -> bool:
 def _wrong_lengths(lengths: list[int], sums: list[int]) -> NDArray[np.int64]:
     """Returns the places of the lengths that their checksums do not fit."""
     return np.flatnonzero(sum_lengths(np.array(lengths, "<u8")) != np.array(sums, np.uint32))
-
-
-def _verify(record: ObjectRecord, window: Window, starts: list[int], lengths: list[int], sums: list[int]) -> None:
-    wrong = _wrong_lengths(lengths, sums)
-    if not len(wrong):
-        return
-    at = starts[int(wrong[0])]
-    if at == 0 and (packing := find_packing_of_bytes(window.content)):
-        raise make_refusal(record, f"is compressed with {packing}; unpack it, or write it without compression")
-    if at == 0 and window.take(0, len(_RIEGELI)) == _RIEGELI:
-        raise make_refusal(record, "is ArrayRecord or Riegeli, which streamer does not read; write it as TFRecord")
-    raise make_damage_error(record, "not a TFRecord frame: the checksum of the length is wrong", at)
 
 
 def sum_lengths(lengths: NDArray[np.uint64]) -> NDArray[np.uint32]:

@@ -337,7 +337,16 @@ class TileRecoder:
 
     def _put(self, column: ColumnHint, content: memoryview, rows: Array) -> memoryview:
         """Fills the rows of one array; returns the rest of the content."""
-        decode = self._decode_of(rows.dtype, column)
+        decode: Decode | None = None
+        if column.codecs:
+            # The fill value is in front, which some filters leave as it is.
+            kind = msgspec.msgpack.encode((rows.dtype.str, column.tile, column.codecs, column.fill))
+            if kind not in self._decoders:
+                # Files of one dataset have few kinds of tiles.
+                if len(self._decoders) >= _MAX_DECODERS:
+                    self._decoders.clear()
+                self._decoders[kind] = self._decoder(rows.dtype, column)
+            decode = self._decoders[kind]
         places = [_overlap(tile.origin, column.tile, rows.shape) for tile in column.tiles]
         if sum(math.prod(stop - start for start, stop in place) for place in places) < rows.size:
             rows[...] = np.frombuffer(column.fill, rows.dtype, 1)[0] if column.fill else 0
@@ -349,20 +358,12 @@ class TileRecoder:
             inside = tuple(
                 slice(start - first, stop - first) for (start, stop), first in zip(place, tile.origin, strict=True)
             )
-            rows[tuple(slice(*edges) for edges in place)] = decode(stored, tile.mask)[inside]
+            if decode is None:
+                items = np.frombuffer(stored, rows.dtype).reshape(column.tile)
+            else:
+                items = decode(stored, tile.mask)
+            rows[tuple(slice(*edges) for edges in place)] = items[inside]
         return content
-
-    def _decode_of(self, dtype: np.dtype[np.generic], column: ColumnHint) -> Decode:
-        if not column.codecs:
-            return lambda stored, mask: np.frombuffer(stored, dtype).reshape(column.tile)
-        # The fill value is in front, which some filters leave as it is.
-        kind = msgspec.msgpack.encode((dtype.str, column.tile, column.codecs, column.fill))
-        if kind not in self._decoders:
-            # Files of one dataset have few kinds of tiles.
-            if len(self._decoders) >= _MAX_DECODERS:
-                self._decoders.clear()
-            self._decoders[kind] = self._decoder(dtype, column)
-        return self._decoders[kind]
 
 
 def _overlap(origin: tuple[int, ...], tile: tuple[int, ...], shape: tuple[int, ...]) -> list[tuple[int, int]]:

@@ -50,7 +50,18 @@ class SchemaMemory:
         self._names = bytearray()
         self._numbers: list[int] = []
         for content in memories:
-            self._load(content)
+            try:
+                stored = msgspec.msgpack.decode(content, type=_Stored)
+            except msgspec.MsgspecError:
+                # The memory is of another version: the files are read.
+                continue
+            numbers = np.frombuffer(stored.numbers[: len(stored.numbers) // 4 * 4], "<u4").tolist()
+            is_whole = len(stored.names) == len(numbers) * _NAME_BYTES
+            is_whole = is_whole and max(numbers, default=-1) < len(stored.schemas)
+            if stored.rule == self._rule and is_whole:
+                for place, number in enumerate(numbers):
+                    name = stored.names[place * _NAME_BYTES : (place + 1) * _NAME_BYTES]
+                    self._known.setdefault(name, stored.schemas[number])
 
     def find(self, record: ObjectRecord) -> bytes | None:
         """Returns the schema of a file; None if no survey has read this version of it."""
@@ -67,20 +78,6 @@ class SchemaMemory:
         stored = _Stored(self._rule, list(self._schemas), bytes(self._names), numbers)
         content = msgspec.msgpack.encode(stored)
         return content if len(content) <= _MAX_BYTES else b""
-
-    def _load(self, content: bytes) -> None:
-        try:
-            stored = msgspec.msgpack.decode(content, type=_Stored)
-        except msgspec.MsgspecError:
-            # The memory is of another version: the files are read.
-            return
-        numbers = np.frombuffer(stored.numbers[: len(stored.numbers) // 4 * 4], "<u4").tolist()
-        whole = len(stored.names) == len(numbers) * _NAME_BYTES and max(numbers, default=-1) < len(stored.schemas)
-        if stored.rule != self._rule or not whole:
-            return
-        for place, number in enumerate(numbers):
-            name = stored.names[place * _NAME_BYTES : (place + 1) * _NAME_BYTES]
-            self._known.setdefault(name, stored.schemas[number])
 
 
 def _name(record: ObjectRecord) -> bytes:

@@ -234,23 +234,21 @@ def _list_messages(record: ObjectRecord, footer: memoryview, chosen: _Chosen) ->
         for first in range(0, len(blocks), _HEADS_AT_ONCE):
             some = blocks[first : first + _HEADS_AT_ONCE].tolist()
             heads = yield from read_ranges([Need(place, place + head, record) for place, head, _, _ in some])
-            places += [_find_place(block, head, chosen) for block, head in zip(some, heads, strict=True)]
+            for (place, head_length, _, body), head in zip(some, heads, strict=True):
+                metadata = head[PREFIX_BYTES : PREFIX_BYTES + read_prefix(head)]
+                message = messages.read_message(metadata)
+                if message.body_bytes != body:
+                    raise DamagedError(
+                        f"a message of {message.body_bytes} bytes at byte {place}; the footer says {body}"
+                    )
+                if len(metadata) + PREFIX_BYTES != head_length:
+                    raise DamagedError(
+                        f"a head of {len(metadata) + PREFIX_BYTES} bytes at byte {place}; the footer says {head_length}"
+                    )
+                places.append(chosen.place(place, metadata, message))
         return places
     except ValueError as error:
         raise make_damage_error(record, str(error), record.size) from error
-
-
-def _find_place(block: tuple[int, int, int, int], head: memoryview, chosen: _Chosen) -> MessagePlace:
-    place, head_length, _, body = block
-    metadata = head[PREFIX_BYTES : PREFIX_BYTES + read_prefix(head)]
-    message = messages.read_message(metadata)
-    if message.body_bytes != body:
-        raise DamagedError(f"a message of {message.body_bytes} bytes at byte {place}; the footer says {body}")
-    if len(metadata) + PREFIX_BYTES != head_length:
-        raise DamagedError(
-            f"a head of {len(metadata) + PREFIX_BYTES} bytes at byte {place}; the footer says {head_length}"
-        )
-    return chosen.place(place, metadata, message)
 
 
 def _blocks(

@@ -223,7 +223,14 @@ def read_btree(held: HeldBytes, root: int, kind: int, key: np.dtype[np.generic])
         contents = yield from held.read_all(
             [(node, _NODE_HEAD_BYTES + _USUAL_ENTRIES * entry.itemsize) for node in nodes]
         )
-        heads = [_node_head(Cursor(content, node), kind) for node, content in zip(nodes, contents, strict=True)]
+        heads = []
+        for node, content in zip(nodes, contents, strict=True):
+            head = Cursor(content, node)
+            head.expect(b"TREE")
+            if (own := head.number(1)) != kind:
+                raise DamagedError(f"a node of another kind, {own}", node)
+            # Its level, and how many entries it has.
+            heads.append((head.number(1), head.number(2)))
         levels = {found for found, _ in heads}
         if len(levels) > 1 or (level >= 0 and levels != {level - 1}):
             raise DamagedError(f"nodes of levels {sorted(levels)} below one of level {level}", root)
@@ -241,11 +248,3 @@ def read_btree(held: HeldBytes, root: int, kind: int, key: np.dtype[np.generic])
         nodes = entries["child"].tolist()
         if not nodes or len(set(nodes)) < len(nodes):
             raise DamagedError(f"{len(nodes)} nodes below a level, of which some are the same", root)
-
-
-def _node_head(node: Cursor, kind: int) -> tuple[int, int]:
-    """Returns the level of a node, and how many entries it has."""
-    node.expect(b"TREE")
-    if (found := node.number(1)) != kind:
-        raise DamagedError(f"a node of another kind, {found}", node.offset)
-    return node.number(1), node.number(2)

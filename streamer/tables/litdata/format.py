@@ -96,7 +96,15 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
         indexes = yield from read_indexes(
             accepted, others, _INDEX.decode, lambda index: (chunk.filename for chunk in index.chunks)
         )
-        found = [(listed, chunk, _record_of(listed, chunk)) for listed, index in indexes for chunk in index.chunks]
+        found = []
+        for listed, index in indexes:
+            for chunk in index.chunks:
+                record = listed.find(chunk.filename)
+                if record is None:
+                    raise listed.refusal(
+                        f"{chunk.filename} is not among the {len(listed.objects)} chunks below its folder"
+                    )
+                found.append((listed, chunk, record))
         layout = _find_layout(indexes[0][1].config, found[0][1]) if found else "items"
         if not layout:
             first = found[0][2]
@@ -154,13 +162,6 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
             return ArrowRecoder(facts.fields)
         check_library("zstd")
         return RunRecoder() if facts.notes["layout"] == "frames" else ItemRecoder(facts.notes["sample_bytes"])
-
-
-def _record_of(listed: ListedChunks, chunk: _Chunk) -> ObjectRecord:
-    record = listed.find(chunk.filename)
-    if record is None:
-        raise listed.refusal(f"{chunk.filename} is not among the {len(listed.objects)} chunks below its folder")
-    return record
 
 
 def _find_layout(config: _Config, chunk: _Chunk) -> str:

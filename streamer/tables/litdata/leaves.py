@@ -79,19 +79,17 @@ def column_specs(types: object, tree: str, formats: Sequence[str]) -> tuple[Fiel
         root = _TREE.decode(tree)[1]
         if root.type not in _MAPPINGS:
             raise ValueError(f"items of type {root.type}, not dicts, in Arrow chunks")
-        words = dict(_top(root, iter(formats)))
+        words = {}
+        left = iter(formats)
+        for name, child in zip(_child_names(root), root.children_spec, strict=True):
+            own = [next(left, "") for _ in _paths(child, "")]
+            words[name] = own[0] if child.type is None else ""
     return tuple(FieldSpec(str(name), _column_kind(word)) for name, word in words.items())
 
 
 def _column_kind(word: object) -> str:
     name = word.get("type") if isinstance(word, Mapping) else word
     return _COLUMNS.get(name, NESTED) if isinstance(name, str) else NESTED
-
-
-def _top(root: _TreeNode, formats: Iterator[str]) -> Iterator[tuple[str, str]]:
-    for name, child in zip(_child_names(root), root.children_spec, strict=True):
-        words = [next(formats, "") for _ in _paths(child, "")]
-        yield name, words[0] if child.type is None else ""
 
 
 def _paths(node: _TreeNode, path: str) -> Iterator[str]:

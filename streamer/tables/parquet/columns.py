@@ -348,20 +348,22 @@ def _child(node: SchemaNode, arrays: Sequence[pa.Array], number: int) -> list[pa
 def _split_lists(arrays: Sequence[pa.Array]) -> tuple[pa.Array, list[pa.Array]]:
     """Returns lists or maps as Arrow's lists, and for each primitive the items of all of them."""
     different = {id(each): each for each in arrays}
-    lists = {key: _make_list(each) for key, each in different.items()}
+    # Maps are lists of pairs as well, and tensors lists in a struct.
+    lists = {}
+    for key, values in different.items():
+        if pa.types.is_map(values.type):
+            entries = pa.StructArray.from_arrays([values.keys, values.items], ["key", "value"])
+            lists[key] = pa.Array.from_buffers(
+                pa.list_(entries.type),
+                len(values),
+                values.buffers()[:2],
+                offset=values.offset,
+                children=[entries],
+            )
+        else:
+            lists[key] = values.flatten()[0] if pa.types.is_struct(values.type) else values
     items = {key: each.flatten() for key, each in lists.items()}
     return lists[id(arrays[0])], [items[id(each)] for each in arrays]
-
-
-def _make_list(values: pa.Array) -> pa.ListArray:
-    kind = values.type
-    if pa.types.is_map(kind):
-        entries = pa.StructArray.from_arrays([values.keys, values.items], ["key", "value"])
-        start = values.offset
-        return pa.Array.from_buffers(
-            pa.list_(entries.type), len(values), values.buffers()[:2], offset=start, children=[entries]
-        )
-    return values.flatten()[0] if pa.types.is_struct(kind) else values
 
 
 def _counts(lists: pa.Array) -> NDArray[np.int64]:

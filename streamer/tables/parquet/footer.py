@@ -82,7 +82,14 @@ def read_footer(content: bytes, data_stop: int) -> Footer:
     metadata = {each.binary(1): each.binary(2, b"") for each in struct.structs(5)}
     root = _schema(struct, metadata)
     primitives = [way[-1].element for way in root.ways()]
-    groups = [_row_group(each, primitives, data_stop) for each in struct.structs(4)]
+    groups = []
+    for each in struct.structs(4):
+        rows = each.integer(3)
+        columns = each.structs(1)
+        if rows < 0 or len(columns) != len(primitives):
+            raise DamagedError(f"a row group of {rows} rows has {len(columns)} columns, the schema {len(primitives)}")
+        pairs = zip(columns, primitives, strict=True)
+        groups.append(RowGroup(rows, [_column(*pair, data_stop) for pair in pairs] if rows else []))
     return Footer(root, groups, metadata)
 
 
@@ -122,16 +129,6 @@ def _schema(struct: Struct, metadata: Mapping[bytes, bytes]) -> SchemaNode:
     root = tree([read_element(each) for each in elements], logicals)
     annotate(root, metadata)
     return root
-
-
-def _row_group(struct: Struct, primitives: Sequence[Element], data_stop: int) -> RowGroup:
-    rows = struct.integer(3)
-    columns = struct.structs(1)
-    if rows < 0 or len(columns) != len(primitives):
-        raise DamagedError(f"a row group of {rows} rows has {len(columns)} columns, the schema {len(primitives)}")
-    if not rows:
-        return RowGroup(0, [])
-    return RowGroup(rows, [_column(*pair, data_stop) for pair in zip(columns, primitives, strict=True)])
 
 
 def _column(struct: Struct, primitive: Element, data_stop: int) -> ColumnChunk:
@@ -239,17 +236,7 @@ def _whole(record: ObjectRecord, content: bytes) -> Reading[FileTail]:
     size = record.size
     if size < len(MAGIC) + TAIL_BYTES:
         raise make_damage_error(record, f"{size} bytes are not a Parquet file", 0)
-    length = _footer_length(record, content)
-    start = size - length - TAIL_BYTES
-    stop = size - len(content)
-    if start < stop:
-        content = bytes((yield from read_range(max(0, start - FIRST_READ), stop, record))) + content
-    return FileTail(content, size - len(content), start)
-
-
-def _footer_length(record: ObjectRecord, content: bytes) -> int:
     magic = content[-4:]
-    size = record.size
     if magic == ENCRYPTED_MAGIC:
         raise make_encryption_error(record)
     if magic != MAGIC:
@@ -265,7 +252,11 @@ def _footer_length(record: ObjectRecord, content: bytes) -> int:
         raise make_damage_error(
             record, f"its footer should have {length} bytes, and can have up to {limit}", size - TAIL_BYTES
         )
-    return length
+    start = size - length - TAIL_BYTES
+    stop = size - len(content)
+    if start < stop:
+        content = bytes((yield from read_range(max(0, start - FIRST_READ), stop, record))) + content
+    return FileTail(content, size - len(content), start)
 
 
 def make_encryption_error(record: ObjectRecord) -> ManifestError:

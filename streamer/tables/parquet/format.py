@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from streamer.base.ranges import Range
 from streamer.errors import ManifestError
 from streamer.formats.base import Block, Facts, Recoder
 from streamer.formats.failures import DamagedError, make_damage_error, make_refusal, require_extra
@@ -202,16 +201,15 @@ def _read_pages(
     needs = near_needs(record, [span for span in indexes if span[0] < tail.start], _NEAR)
     answers = yield from read_ranges(needs)
     pieces = [(tail.start, tail.content), *zip((need.start for need in needs), map(bytes, answers), strict=True)]
-    contents = [_find_bytes(pieces, span) for span in indexes]
+    contents = [
+        next(
+            content[start - base : stop - base]
+            for base, content in pieces
+            if base <= start and stop <= base + len(content)
+        )
+        for start, stop in indexes
+    ]
     return [read_pages(content, column, rows) for content, column in zip(contents, columns, strict=True)]
-
-
-def _find_bytes(pieces: Sequence[tuple[int, bytes]], span: Range) -> bytes:
-    """Returns the bytes of a range that one of the pieces has."""
-    start, stop = span
-    return next(
-        content[start - base : stop - base] for base, content in pieces if base <= start and stop <= base + len(content)
-    )
 
 
 def _check_size(record: ObjectRecord, number: int, block: Block) -> None:

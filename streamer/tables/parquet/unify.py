@@ -120,7 +120,17 @@ def _merge_lists(first: SchemaNode, other: SchemaNode, inside: bool = False) -> 
     own, others = first.items(inside), other.items(inside)
     if own is None or others is None or first.logical != other.logical:
         raise _different(first, other)
-    item = _merge_items(own, others)
+    is_null = own[0].has_no_values or others[0].has_no_values
+    if not is_null and (own[0].items(own[1]) or others[0].items(others[1])):
+        if own[1] or others[1]:
+            # Lists of repeated groups that are lists themselves: compared as they are.
+            if _names(own[0]) != _names(others[0]):
+                raise _different(own[0], others[0])
+            item = own[0]
+        else:
+            item = _merge_lists(own[0], others[0])
+    else:
+        item = _merge(_bare(own), _bare(others))
     if own[1] == others[1] and [each.element.name for each in _around(first)] == [
         each.element.name for each in _around(other)
     ]:
@@ -138,18 +148,6 @@ def _merge_lists(first: SchemaNode, other: SchemaNode, inside: bool = False) -> 
     name = repeated.children[0].element.name
     inner = _copy(item, msgspec.structs.replace(item.element, name=name))
     return _copy(base, base.element, [_copy(repeated, repeated.element, [inner])])
-
-
-def _merge_items(own: tuple[SchemaNode, bool], others: tuple[SchemaNode, bool]) -> SchemaNode:
-    is_null = own[0].has_no_values or others[0].has_no_values
-    if not is_null and (own[0].items(own[1]) or others[0].items(others[1])):
-        if own[1] or others[1]:
-            # Lists of repeated groups that are lists themselves: compared as they are.
-            if _names(own[0]) != _names(others[0]):
-                raise _different(own[0], others[0])
-            return own[0]
-        return _merge_lists(own[0], others[0])
-    return _merge(_bare(own), _bare(others))
 
 
 def _bare(item: tuple[SchemaNode, bool]) -> SchemaNode:

@@ -121,7 +121,21 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
             if self.dtype:
                 starts = yield from read_ranges([_head_of(Source(record)) for record in accepted])
             if not starts or any(start[: len(_NUMPY)] == _NUMPY for start in starts):
-                return (yield from self._survey_arrays(accepted))
+                streams = []
+                for record, head in (yield from read_heads(accepted)):
+                    if np.dtype(head.kind.partition("[")[0]).kind not in "iu" or "[" in head.kind:
+                        raise make_refusal(
+                            record,
+                            f"has rows of {head.kind}, not tokens: integers in one dimension; "
+                            "format='npy' reads its rows",
+                        )
+                    if self.dtype and np.dtype(self.dtype) != np.dtype(head.kind):
+                        raise make_refusal(
+                            record, f"has tokens of {head.kind}, not dtype={self.dtype!r}: leave dtype out"
+                        )
+                    self._check_index(record, "is one array")
+                    streams.append(Stream(head.kind, head.rows.start))
+                return self._make_survey([Source(record) for record in accepted], streams)
         else:
             # Megatron keeps its own tables beside the tokens, as .npy.
             accepted = [record for record in accepted if not _is_npy(record)]
@@ -143,21 +157,6 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
         ]
         return self._make_survey(sources, streams)
 
-    def _survey_arrays(self, accepted: Sequence[ObjectRecord]) -> Surveying:
-        """Reads the headers of `.npy` files."""
-        streams = []
-        for record, head in (yield from read_heads(accepted)):
-            if np.dtype(head.kind.partition("[")[0]).kind not in "iu" or "[" in head.kind:
-                raise make_refusal(
-                    record,
-                    f"has rows of {head.kind}, not tokens: integers in one dimension; format='npy' reads its rows",
-                )
-            if self.dtype and np.dtype(self.dtype) != np.dtype(head.kind):
-                raise make_refusal(record, f"has tokens of {head.kind}, not dtype={self.dtype!r}: leave dtype out")
-            self._check_index(record, "is one array")
-            streams.append(Stream(head.kind, head.rows.start))
-        return self._make_survey([Source(record) for record in accepted], streams)
-
     def _make_survey(self, sources: Sequence[Source], streams: Sequence[Stream]) -> Survey:
         for source, stream in zip(sources, streams, strict=True):
             if stream.dtype != streams[0].dtype:
@@ -170,7 +169,15 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
             Source(source.record, msgspec.msgpack.encode(stream), source.sidecar)
             for source, stream in zip(sources, streams, strict=True)
         ]
-        return Survey(noted, self._facts(streams), sum(self._read_bytes(source) for source in sources))
+        facts = Facts()
+        if streams:
+            dtype = streams[0].dtype
+            if self.eos is not None and self.eos > np.iinfo(dtype).max:
+                raise ConfigError(f"Tokens: eos={self.eos} is not a token of {dtype}", field="format")
+            more = (POSITIONS, DOCUMENTS) if self.eos is not None or self.documents else ()
+            fields = (FieldSpec(FIELD, self._kind(dtype)), *(FieldSpec(name, self._kind("<i4")) for name in more))
+            facts = Facts(fields)
+        return Survey(noted, facts, sum(self._read_bytes(source) for source in sources))
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the windows, for which only the end of the index file is read; or its sequences."""
@@ -199,15 +206,6 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
         """Returns the width of a token of sequences, which have nothing else; see `Format.find_token_bytes`."""
         kinds = [spec.kind for spec in facts.fields]
         return np.dtype(kinds[0].removesuffix("[]")).itemsize if len(kinds) == 1 and kinds[0].endswith("[]") else 0
-
-    def _facts(self, streams: Sequence[Stream]) -> Facts:
-        if not streams:
-            return Facts()
-        dtype = streams[0].dtype
-        if self.eos is not None and self.eos > np.iinfo(dtype).max:
-            raise ConfigError(f"Tokens: eos={self.eos} is not a token of {dtype}", field="format")
-        more = (POSITIONS, DOCUMENTS) if self.eos is not None or self.documents else ()
-        return Facts((FieldSpec(FIELD, self._kind(dtype)), *(FieldSpec(name, self._kind("<i4")) for name in more)))
 
     def _kind(self, dtype: str) -> str:
         return f"{dtype}[]" if self.sequence_length is None else f"{dtype}[{self.sequence_length + 1}]"

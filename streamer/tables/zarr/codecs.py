@@ -73,34 +73,30 @@ class ZarrChunkDecoder:
             if checksum_of(checked) != int.from_bytes(checksum, "little"):
                 raise DecompressError("its checksum is wrong")
             return checked
-        return _decompress_with_numcodecs(packing, stored, limit)
+        # numcodecs decompresses the others. The length, and for blosc that of what is packed, are what it believes.
+        head = stored[4:8] if packing == "blosc" else stored[:4]
+        length = int.from_bytes(head, "little")
+        least = _LEAST_BYTES.get(packing, 0)
+        if len(stored) < least:
+            raise DecompressError(f"it is cut off: it has {len(stored)} bytes, and its head alone {least}")
+        if length > limit or (packing == "blosc" and stored[12:16] != len(stored).to_bytes(4, "little")):
+            raise DecompressError(f"it says that it has {length} bytes, and can have up to {limit}")
+        place = np.empty(length, np.uint8)
+        library = _library(f"numcodecs.{packing}")
+        if packing == "blosc":
+            # There are as many recoders as there are cores to spare.
+            library.use_threads = False
+        try:
+            library.decompress(stored, place)
+        except (RuntimeError, ValueError) as error:
+            raise DecompressError(str(error)) from error
+        return place.data
 
 
 def checksum_of(content: memoryview) -> int:
     """Returns the CRC-32C of the content."""
     found: int = _library("google_crc32c").value(bytes(content))
     return found
-
-
-def _decompress_with_numcodecs(packing: str, stored: memoryview, limit: int) -> memoryview:
-    # The length, and for blosc that of what is packed, are what the libraries believe.
-    head = stored[4:8] if packing == "blosc" else stored[:4]
-    length = int.from_bytes(head, "little")
-    least = _LEAST_BYTES.get(packing, 0)
-    if len(stored) < least:
-        raise DecompressError(f"it is cut off: it has {len(stored)} bytes, and its head alone {least}")
-    if length > limit or (packing == "blosc" and stored[12:16] != len(stored).to_bytes(4, "little")):
-        raise DecompressError(f"it says that it has {length} bytes, and can have up to {limit}")
-    place = np.empty(length, np.uint8)
-    library = _library(f"numcodecs.{packing}")
-    if packing == "blosc":
-        # There are as many recoders as there are cores to spare.
-        library.use_threads = False
-    try:
-        library.decompress(stored, place)
-    except (RuntimeError, ValueError) as error:
-        raise DecompressError(str(error)) from error
-    return place.data
 
 
 def _library(name: str) -> Any:  # noqa: ANN401
