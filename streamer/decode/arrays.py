@@ -157,7 +157,21 @@ def decode_safetensors(content: Content) -> dict[str, Array]:
         raise ValueError(f"the header has {length} bytes, the file {len(content)}")
     header = json.loads(bytes(content[8 : 8 + length]))
     header.pop("__metadata__", None)
-    return {name: _tensor(content, 8 + length, name, entry) for name, entry in header.items()}
+    tensors = {}
+    for name, entry in header.items():
+        match entry:
+            case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(stop)]}:
+                pass
+            case _:
+                raise ValueError(f"tensor {name!r} has no dtype, shape and data_offsets")
+        if dtype not in _SAFETENSORS_TYPES:
+            raise ValueError(f"tensor {name!r} is {dtype}, which numpy does not have")
+        sizes = [int(size) for size in shape]
+        numbers = _numbers(content, np.dtype(_SAFETENSORS_TYPES[dtype]), math.prod(sizes), 8 + length + start)
+        if numbers.nbytes != stop - start:
+            raise ValueError(f"tensor {name!r}: shape {sizes} needs {numbers.nbytes} bytes, it has {stop - start}")
+        tensors[name] = numbers.reshape(sizes)
+    return tensors
 
 
 def decode_torch(content: Content) -> object:
@@ -181,21 +195,6 @@ def refuse_pickle(content: Content) -> object:
         "decode={'pt': your_function}, or store npy or safetensors",
         field="allow_pickle",
     )
-
-
-def _tensor(content: Content, base: int, name: str, entry: dict[str, object]) -> Array:
-    match entry:
-        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(start), int(stop)]}:
-            pass
-        case _:
-            raise ValueError(f"tensor {name!r} has no dtype, shape and data_offsets")
-    if dtype not in _SAFETENSORS_TYPES:
-        raise ValueError(f"tensor {name!r} is {dtype}, which numpy does not have")
-    sizes = [int(size) for size in shape]
-    numbers = _numbers(content, np.dtype(_SAFETENSORS_TYPES[dtype]), math.prod(sizes), base + start)
-    if numbers.nbytes != stop - start:
-        raise ValueError(f"tensor {name!r}: shape {sizes} needs {numbers.nbytes} bytes, it has {stop - start}")
-    return numbers.reshape(sizes)
 
 
 def _numbers(content: Content, dtype: np.dtype[np.generic], count: int, offset: int) -> Array:

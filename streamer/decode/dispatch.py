@@ -151,7 +151,9 @@ class SampleDecoder:
         self.rule = rule
         self.allow_pickle = allow_pickle
         # The user's rule takes precedence over the format's kind of a field, unless that has no value.
-        self._given = _wrap_rule(rule)
+        # Its decoders are by field ("mask.png", which takes precedence) or extension ("png").
+        rules = rule if isinstance(rule, Mapping) else {}
+        self._given = {field_name(name.lstrip(".")): _pass_bytes(reader) for name, reader in rules.items()}
         self._readers = {**_AUTO, **(_PICKLES if allow_pickle else {}), **self._given} if rule is not None else {}
 
     def __repr__(self) -> str:
@@ -305,13 +307,6 @@ def _decode_field(key: str, field: Field, reader: _Reader, given: tuple[Array | 
 def extension(name: str) -> str:
     """Returns the extension of a field's name ("seg.PNG" -> "png", "jpeg" -> "jpg"), by which the decoder is chosen."""
     return field_name(name).rpartition(".")[2]
-
-
-def _wrap_rule(rule: DecodeRule) -> dict[str, _Reader]:
-    """Returns the decoders of the user's rule, by field ("mask.png", which takes precedence) or extension ("png")."""
-    if not isinstance(rule, Mapping):
-        return {}
-    return {field_name(name.lstrip(".")): _pass_bytes(reader) for name, reader in rule.items()}
 
 
 def _pass_bytes(reader: FieldDecoder | None) -> _Reader:

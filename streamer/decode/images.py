@@ -358,7 +358,11 @@ def _decode_by_pillow(content: Content, decoder: ImageDecoder, out: Image | None
             raise TooDeepError("of 32 bits" if has_32 else "of 16 bits", has_16=not has_32)
         if image.format == "JPEG2000" and not deep:
             raise _UnreadError("Pillow makes black of what is almost white where it reduces these bits")
-        return place(_take_high_bytes(np.asarray(image)) if deep else np.array(image.convert("RGB")), out)
+        if deep:
+            # Pillow's own conversion of 16-bit grey clips at 255: everything would be white.
+            high = (np.clip(np.asarray(image), 0, 65535) >> 8).astype(np.uint8)
+            return place(np.repeat(high[:, :, None], 3, axis=2), out)
+        return place(np.array(image.convert("RGB")), out)
 
 
 def _read_stored_by_pillow(content: Content, decoder: ImageDecoder, out: Image | None) -> Stored:
@@ -425,9 +429,3 @@ def _stretch_to_8_bits(image: Stored, content: Content) -> Stored:
     table = np.rint(np.arange(highest + 1) / highest * 255).astype(np.uint8)
     scaled: Stored = table[image >> (8 - bits)]
     return scaled
-
-
-def _take_high_bytes(grey: NDArray[np.integer]) -> Image:
-    # Pillow's own conversion of 16-bit grey clips at 255: everything would be white.
-    high = (np.clip(grey, 0, 65535) >> 8).astype(np.uint8)
-    return np.repeat(high[:, :, None], 3, axis=2)

@@ -76,7 +76,14 @@ def _encode_runs(segmentation: object, height: int, width: int) -> RunLengths | 
 
     if isinstance(segmentation, list):
         # Some polygons have two points; pycocotools takes them for boxes.
-        polygons = [_check_polygon(polygon) for polygon in segmentation if len(polygon) >= _LEAST_NUMBERS]
+        polygons = [polygon for polygon in segmentation if len(polygon) >= _LEAST_NUMBERS]
+        for polygon in polygons:
+            # For other coordinates pycocotools would take any amount of memory.
+            corners = np.array(polygon, np.float64)
+            if corners.ndim != 1 or not (np.abs(corners) <= _MAX_COORDINATE).all():
+                raise ValueError(
+                    f"a polygon's coordinates are not numbers from -{_MAX_COORDINATE} to {_MAX_COORDINATE}"
+                )
         merged: RunLengths | None = mask.merge(mask.frPyObjects(polygons, height, width)) if polygons else None
         return merged
     if not isinstance(segmentation, dict) or not {"size", "counts"} <= segmentation.keys():
@@ -93,14 +100,6 @@ def _encode_runs(segmentation: object, height: int, width: int) -> RunLengths | 
         encoded: RunLengths = mask.frPyObjects(segmentation, height, width)
         return encoded
     return segmentation
-
-
-def _check_polygon(polygon: list[float]) -> list[float]:
-    """Returns a polygon; raises ValueError for coordinates for which pycocotools would take any amount of memory."""
-    corners = np.array(polygon, np.float64)
-    if corners.ndim != 1 or not (np.abs(corners) <= _MAX_COORDINATE).all():
-        raise ValueError(f"a polygon's coordinates are not numbers from -{_MAX_COORDINATE} to {_MAX_COORDINATE}")
-    return polygon
 
 
 def _parse_runs(counts: str | bytes) -> list[int]:

@@ -55,13 +55,22 @@ def read_values(content: Content, page: TiffPage) -> Values:
     _check_page(page)
     page = _merge_strips(page)
     bands = 1 if page.planar else page.samples
+    below, beside = page.cells_of_plane
     found = np.empty((page.height, page.width, page.samples), page.dtype)
     covered = 0
     for numbers, values in _read_cells(memoryview(content), page):
         if values.shape[3] != bands or values.dtype != found.dtype or len(values) != len(numbers):
             raise AssertionError(f"strips of {values.dtype} {values.shape} for {found.dtype} {found.shape}")
         for number, cell in zip(numbers, values, strict=True):
-            covered += _place_cell(found, page, number, cell)
+            plane, place = divmod(number, below * beside)
+            top = place // beside * page.cell[0]
+            left = place % beside * page.cell[1]
+            rows = min(page.height - top, cell.shape[0])
+            columns = min(page.width - left, cell.shape[1])
+            planes = slice(plane, plane + 1) if page.planar else slice(None)
+            # What is beyond the image is left out.
+            found[top : top + rows, left : left + columns, planes] = cell[:rows, :columns]
+            covered += int(rows * columns * cell.shape[2])
     if covered != found.size:
         raise AssertionError(f"{covered} of {found.size} values of a TIFF are written")
     return found
@@ -140,18 +149,6 @@ def _read_cells(view: memoryview, page: TiffPage) -> Iterator[tuple[list[int], V
             continue
         plain = _decompress(parts, page.compression, rows, _row_bytes(page))
         yield numbers, _decode_values(plain, page, shape)
-
-
-def _place_cell(found: Values, page: TiffPage, number: int, cell: Values) -> int:
-    """Writes a strip or tile to its place, without what is beyond the image; returns how many values that are."""
-    below, beside = page.cells_of_plane
-    plane, number = divmod(number, below * beside)
-    top = number // beside * page.cell[0]
-    left = number % beside * page.cell[1]
-    rows, columns = min(page.height - top, cell.shape[0]), min(page.width - left, cell.shape[1])
-    bands = slice(plane, plane + 1) if page.planar else slice(None)
-    found[top : top + rows, left : left + columns, bands] = cell[:rows, :columns]
-    return int(rows * columns * cell.shape[2])
 
 
 def _decompress(parts: list[memoryview], compression: int, rows: int, row_bytes: int) -> NDArray[np.uint8]:
@@ -318,7 +315,12 @@ def convert_to_rgb(values: Values, page: TiffPage) -> NDArray[np.uint8]:
     count = check_colours(page)
     bits = page.bits
     if page.photometric == _PALETTE:
-        return _look_up(values[:, :, 0], page)
+        entries = 2**bits
+        if len(page.colormap) != 3 * entries:
+            raise ValueError(f"its palette has {len(page.colormap)} numbers, {page.bits} bits need {3 * entries}")
+        palette = (np.array(page.colormap, np.uint16) >> 8).astype(np.uint8)
+        found: NDArray[np.uint8] = np.ascontiguousarray(palette.reshape(3, entries).T)[values[:, :, 0]]
+        return found
     if bits > 8:
         values = (values >> (bits - 8)).astype(np.uint8)
     elif bits < 8:
@@ -355,14 +357,4 @@ def _scale(values: Values, bits: int) -> NDArray[np.uint8]:
     highest = 2**bits - 1
     table = (np.arange(highest + 1) * 255 + highest // 2) // highest
     found: NDArray[np.uint8] = table.astype(np.uint8)[values]
-    return found
-
-
-def _look_up(indices: Values, page: TiffPage) -> NDArray[np.uint8]:
-    """Returns the colours of a palette."""
-    count = 2**page.bits
-    if len(page.colormap) != 3 * count:
-        raise ValueError(f"its palette has {len(page.colormap)} numbers, {page.bits} bits need {3 * count}")
-    palette = (np.array(page.colormap, np.uint16) >> 8).astype(np.uint8)
-    found: NDArray[np.uint8] = np.ascontiguousarray(palette.reshape(3, count).T)[indices]
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -145,18 +145,15 @@ def moves_pixels(step: Callable[..., object]) -> bool:
     if "albumentations" in roots:
         return any(kind.__name__ in {"DualTransform", "Transform3D"} for kind in kinds)
     if "kornia" in roots:
-        return _moves_in_kornia(step, [kind.__name__ for kind in kinds])
+        names = [kind.__name__ for kind in kinds]
+        if any(name.startswith(_KORNIA_COLOURS) for name in names):
+            return False
+        if any(name.startswith(_KORNIA_MOVING) for name in names):
+            return True
+        module: Value = step
+        children = [child for child in module.children() if "kornia.augmentation" in type(child).__module__]
+        return any(map(moves_pixels, children)) if children else True
     return "torchvision" in roots and type(step).__name__ not in _COLOUR_STEPS
-
-
-def _moves_in_kornia(step: Value, names: Sequence[str]) -> bool:
-    """Whether a module of kornia may move pixels, by the names of its classes; compositions are looked into."""
-    if any(name.startswith(_KORNIA_COLOURS) for name in names):
-        return False
-    if any(name.startswith(_KORNIA_MOVING) for name in names):
-        return True
-    children = [child for child in step.children() if "kornia.augmentation" in type(child).__module__]
-    return any(map(moves_pixels, children)) if children else True
 
 
 def refuse_apart(what: str, field: str, key: object, apart: Mapping[str, Kind]) -> ConfigError:
@@ -355,7 +352,17 @@ class WholeStep:
     def _check(self, fields: Mapping[str, Any]) -> None:
         roots = {name: type(value).__module__.partition(".")[0] for name, value in fields.items()}
         if not is_of_library(self._step, "torchvision"):
-            self._check_kornia(fields)
+            behind = [name for name in fields if kind_by_name(name) and not name.lower().startswith(_KORNIA_FIELDS)]
+            has_image = any(name.lower().startswith(_KORNIA_IMAGES) for name in fields)
+            if not has_image or behind:
+                stays = f"leaves {', '.join(behind)} where they were"
+                what = stays if has_image else f"moves none of {', '.join(fields)}"
+                raise ConfigError(
+                    f"{self._option}: {type(self._step).__name__} of kornia {what}: it moves the fields of a dict "
+                    f"whose names begin with {', '.join(_KORNIA_FIELDS)}. Give a function that calls it with the "
+                    "values, in the shapes that it has for them",
+                    field=self._option,
+                )
             return
         if {"torchvision", "PIL"}.intersection(roots.values()):
             # Made by a function of the user before, which says what each field is.
@@ -376,19 +383,6 @@ class WholeStep:
                 "function that applies it to the image, or that makes torchvision.tv_tensors of the fields before",
                 field=self._option,
             )
-
-    def _check_kornia(self, fields: Mapping[str, Any]) -> None:
-        behind = [name for name in fields if kind_by_name(name) and not name.lower().startswith(_KORNIA_FIELDS)]
-        has_image = any(name.lower().startswith(_KORNIA_IMAGES) for name in fields)
-        if has_image and not behind:
-            return
-        what = f"leaves {', '.join(behind)} where they were" if has_image else f"moves none of {', '.join(fields)}"
-        raise ConfigError(
-            f"{self._option}: {type(self._step).__name__} of kornia {what}: it moves the fields of a dict whose names "
-            f"begin with {', '.join(_KORNIA_FIELDS)}. Give a function that calls it with the values, in the shapes "
-            "that it has for them",
-            field=self._option,
-        )
 
 
 def check_whole_step(option: str, step: Callable[[Any], object] | None) -> Callable[[Any], object] | None:

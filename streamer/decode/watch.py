@@ -159,7 +159,12 @@ class SampleWatch:
     def compare(self, seen: Seen, made: object) -> None:
         """Compares the result with what was seen, and logs what was left behind."""
         self._left -= 1
-        fields = _find_fields(made, seen.field)
+        fields: Mapping[str, Any]
+        if isinstance(made, tuple | list) and len(made) == 2 and isinstance(made[1], Mapping):
+            # An image and a dict of targets, as torchvision's models take.
+            fields = {**made[1], seen.field: made[0]}
+        else:
+            fields = made if isinstance(made, Mapping) else {}
         name = next((name for name in (seen.field, *_OTHER_NAMES) if name in fields), None)
         if name is None:
             return
@@ -176,13 +181,6 @@ def _is_image(field: str, value: NDArray[Any]) -> bool:
     if is_image_name(field):
         return value.ndim in {_GREY_AXES, _COLOUR_AXES}
     return value.ndim == _COLOUR_AXES and value.dtype == np.uint8 and value.shape[2] <= _MAX_BANDS
-
-
-def _find_fields(made: object, field: str) -> Mapping[str, Any]:
-    """Returns the fields of a result: of a dict, or of an image and a dict of targets, as torchvision's models take."""
-    if isinstance(made, tuple | list) and len(made) == 2 and isinstance(made[1], Mapping):
-        return {**made[1], field: made[0]}
-    return made if isinstance(made, Mapping) else {}
 
 
 def _copy(value: object) -> object:

@@ -75,30 +75,27 @@ def arrange(
     new[1:] = (chunks[1:] != chunks[:-1]) | (sorted_rows[1:] != sorted_rows[:-1])
     place = np.empty(len(rows), np.int64)
     place[order] = np.cumsum(new) - 1
-    runs = _cut(right, chunks[new], sorted_rows[new])
-    made = _arrange_objects(right, runs) if right.whole_objects else _arrange_extents(right, runs)
-    made = msgspec.structs.replace(made, indexer=indexer, facts=right.content.facts or Facts())
-    return publish(made, root), place
-
-
-def _cut(right: Manifest, chunks: Int64Array, rows: Int64Array) -> _Runs:
-    """Cuts rows where the chunk of the left dataset changes, and where they are long together."""
-    _, start, stop = right.locate(rows)
+    # Rows are cut where the chunk of the left dataset changes, and where they are long together.
+    chunks = chunks[new]
+    sorted_rows = sorted_rows[new]
+    _, start, stop = right.locate(sorted_rows)
     sizes = stop - start
     ends = np.cumsum(sizes)
     begins = np.flatnonzero(np.append(True, chunks[1:] != chunks[:-1]))
-    offset = (ends - sizes) - np.repeat((ends - sizes)[begins], np.diff(np.append(begins, len(rows))))
+    offset = (ends - sizes) - np.repeat((ends - sizes)[begins], np.diff(np.append(begins, len(sorted_rows))))
     slot = offset // _MOST_CHUNK_BYTES
     opens = np.append(True, (chunks[1:] != chunks[:-1]) | (slot[1:] != slot[:-1]))
-    return _Runs(rows, sizes, np.append(np.flatnonzero(opens), len(rows)))
-
-
-def _arrange_objects(right: Manifest, runs: _Runs) -> ManifestRows:
-    listing = _listing(right).only(runs.right.tolist())
-    order = np.arange(len(runs.right), dtype=np.int64)
-    return rows_of_objects(
-        listing=listing, format_name=right.format, chunk_bytes=right.chunk_bytes, order=order, first=runs.first
-    )
+    runs = _Runs(sorted_rows, sizes, np.append(np.flatnonzero(opens), len(sorted_rows)))
+    if right.whole_objects:
+        listing = _listing(right).only(runs.right.tolist())
+        in_order = np.arange(len(runs.right), dtype=np.int64)
+        made = rows_of_objects(
+            listing=listing, format_name=right.format, chunk_bytes=right.chunk_bytes, order=in_order, first=runs.first
+        )
+    else:
+        made = _arrange_extents(right, runs)
+    made = msgspec.structs.replace(made, indexer=indexer, facts=right.content.facts or Facts())
+    return publish(made, root), place
 
 
 def _arrange_extents(right: Manifest, runs: _Runs) -> ManifestRows:

@@ -307,10 +307,21 @@ class _Indexed:
         """Returns the rows of all containers, some of which are known."""
         # Threads look at all of them: 10^6 take seconds.
         unknown = await asyncio.to_thread(self._count_known, known)
+        indexed: list[Cut | list[Block] | None]
         if self._options.elsewhere is None:
             indexed = await map_concurrently(self._index_or_leave, unknown, self._budget.parallel_objects)
         else:
-            indexed = await self._index_elsewhere(unknown, self._options.elsewhere)
+            indexed = [None] * len(unknown)
+            containers = [self._container(number) for number in unknown]
+            async with aclosing(self._options.elsewhere(containers, self._chosen)) as coming:
+                async for place, cut in coming:
+                    if isinstance(cut, Note):
+                        self._add_note(cut, unknown[place])
+                    elif isinstance(cut, ManifestError):
+                        self._leave(unknown[place], cut)
+                    else:
+                        indexed[place] = self._count_object(unknown[place], cut, 0)
+                    self._report()
         return await asyncio.to_thread(lambda: self._join({**known, **dict(zip(unknown, indexed, strict=True))}))
 
     def _count_known(self, known: Mapping[int, Cut | list[Block]]) -> list[int]:
@@ -328,24 +339,21 @@ class _Indexed:
         left_out = [each for number in sorted(self._left_out) for each in self._left_out[number]]
         _leave_out(left_out, self._options, "rows or parts of objects")
         if self._damages or self._unread:
-            self._report_damages()
+            assert self._options.on_damage is not None
+            damages = [*self._unread, *(self._damages[number] for number in sorted(self._damages))]
+            if len(damages) == (objects := len(self._listing) + len(self._unread)):
+                raise damages[0]
+            self._options.on_damage(
+                f"{len(damages)} of {objects} objects cannot be read and are left out, with all their samples"
+            )
+            for damage in damages[:_NAMED]:
+                reason = damage.details.get("reason", damage.message)
+                self._options.on_damage(f"left out: {damage.details['url']}: {reason}")
+            if len(damages) > _NAMED:
+                self._options.on_damage(f"left out: {len(damages) - _NAMED} more")
             listing = listing.only([number for number in numbers if cuts[number] is not None])
         contained = Contained(listing, self._chosen, self._survey.facts, self._chunk_bytes)
         return contained.rows(good)
-
-    def _report_damages(self) -> None:
-        assert self._options.on_damage is not None
-        found = [*self._unread, *(self._damages[number] for number in sorted(self._damages))]
-        if len(found) == (objects := len(self._listing) + len(self._unread)):
-            raise found[0]
-        self._options.on_damage(
-            f"{len(found)} of {objects} objects cannot be read and are left out, with all their samples"
-        )
-        for damage in found[:_NAMED]:
-            reason = damage.details.get("reason", damage.message)
-            self._options.on_damage(f"left out: {damage.details['url']}: {reason}")
-        if len(found) > _NAMED:
-            self._options.on_damage(f"left out: {len(found) - _NAMED} more")
 
     async def _index_or_leave(self, number: int) -> Cut | list[Block] | None:
         """Indexes a container; returns None if it is damaged and is to be left out."""
@@ -364,19 +372,6 @@ class _Indexed:
             raise error
         self._damages[number] = error
         self._done += 1
-
-    async def _index_elsewhere(self, numbers: Sequence[int], elsewhere: Elsewhere) -> list[Cut | list[Block] | None]:
-        found: list[Cut | list[Block] | None] = [None] * len(numbers)
-        async with aclosing(elsewhere([self._container(number) for number in numbers], self._chosen)) as coming:
-            async for place, cut in coming:
-                if isinstance(cut, Note):
-                    self._add_note(cut, numbers[place])
-                elif isinstance(cut, ManifestError):
-                    self._leave(numbers[place], cut)
-                else:
-                    found[place] = self._count_object(numbers[place], cut, 0)
-                self._report()
-        return found
 
     def _add_note(self, note: Note, number: int) -> None:
         url = self._survey.sources[number].record.url

@@ -228,7 +228,14 @@ class _ObjectWindows:
             self._request(need)
         task = self._coming.pop(need)
         if goes_on:
-            self._look_ahead(need)
+            start = need.stop
+            for _ in range(self._ahead):
+                if start >= self._record.size or need.stop - need.start < WINDOW_BYTES:
+                    break
+                following = Need(start, min(start + WINDOW_BYTES, self._record.size))
+                if following not in self._coming:
+                    self._request(following)
+                start = following.stop
         self._last = need
         return memoryview(await task)
 
@@ -254,16 +261,6 @@ class _ObjectWindows:
         for task in self._coming.values():
             task.cancel()
         self._coming.clear()
-
-    def _look_ahead(self, need: Need) -> None:
-        start = need.stop
-        for _ in range(self._ahead):
-            if start >= self._record.size or need.stop - need.start < WINDOW_BYTES:
-                return
-            following = Need(start, min(start + WINDOW_BYTES, self._record.size))
-            if following not in self._coming:
-                self._request(following)
-            start = following.stop
 
     def _request(self, need: Need) -> None:
         async def read() -> bytes:

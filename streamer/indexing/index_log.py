@@ -83,17 +83,14 @@ class IndexLog:
         head = _HEAD.pack(self._samples, len(starts), position, finished)
         self._samples += len(starts)
         if self._writing.goes_on:
-            self._write(head, starts, stops)
-
-    def _write(self, head: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
-        record = head + np.stack([starts, stops]).astype("<i8").tobytes()
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab", buffering=0) as file:
-                file.write(_CHECKSUM.pack(crc32(record)) + record)
-        except OSError as error:
-            logger.warning("the index log %s cannot be written, and no further one is: %s", self._path, error)
-            self._writing.goes_on = False
+            record = head + np.stack([starts, stops]).astype("<i8").tobytes()
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with self._path.open("ab", buffering=0) as file:
+                    file.write(_CHECKSUM.pack(crc32(record)) + record)
+            except OSError as error:
+                logger.warning("the index log %s cannot be written, and no further one is: %s", self._path, error)
+                self._writing.goes_on = False
 
 
 class IndexLogs:

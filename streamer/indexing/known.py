@@ -29,7 +29,10 @@ def take_over(
     """
     found: dict[int, Cut | list[Block]] = {}
     for manifest in manifests:
-        if not _is_of(manifest, indexer, facts):
+        content = manifest.content
+        asked = (indexer.name, indexer.revision, indexer.options, facts, False)
+        if (content.format, content.revision, content.options, manifest.facts, content.whole_objects) != asked:
+            # Another format may find others.
             continue
         rows = _Rows(manifest)
         for number, source in enumerate(sources):
@@ -38,13 +41,6 @@ def take_over(
                 if known is not None:
                     found[number] = known
     return found
-
-
-def _is_of(manifest: Manifest, indexer: Indexer, facts: Facts) -> bool:
-    """Whether the same format would find the same."""
-    content = manifest.content
-    asked = (indexer.name, indexer.revision, indexer.options, facts, False)
-    return (content.format, content.revision, content.options, manifest.facts, content.whole_objects) == asked
 
 
 class _Rows:
@@ -75,12 +71,6 @@ class _Rows:
             if self._manifest.chunk_bytes != chunk_bytes:
                 return None
             return [block for chunk in range(first, stop) for block in self._blocks(chunk)]
-        starts, stops = self._samples(first, stop)
-        if (starts >= stops).any():  # the rows do not say in which extent a sample of 0 bytes is
-            return None
-        return cut_object(starts, stops, record.size, chunk_bytes)
-
-    def _samples(self, first: int, stop: int) -> tuple[Int64Array, Int64Array]:
         manifest = self._manifest
         extents = slice(int(self._first_extent[first]), int(self._first_extent[stop]))
         start = self._start[extents]
@@ -94,7 +84,10 @@ class _Rows:
         extent = np.searchsorted(base, begins, side="right") - 1
         sizes = np.append(begins[1:], base[-1:]) - begins
         starts: Int64Array = start[extent] + begins - base[extent] if len(begins) else begins
-        return starts, starts + sizes
+        stops = starts + sizes
+        if (starts >= stops).any():  # the rows do not say in which extent a sample of 0 bytes is
+            return None
+        return cut_object(starts, stops, record.size, chunk_bytes)
 
     def _blocks(self, chunk: int) -> list[Block]:
         """The blocks of a chunk, which share its record bytes in proportion to their samples."""

@@ -163,12 +163,11 @@ def _find_table(parts: Sequence[_UrlListing]) -> str:
     """Returns the folder that the urls share, up to the first pattern; "" if each url is that of an object."""
     if all(_names_one(part) for part in parts):
         return ""
-    return _common_folder([_folder(part.url, _ends(part), f"{_GLOB}{{") for part in parts])
-
-
-def _ends(part: _UrlListing) -> list[str]:
-    """Returns the first and the last url of the objects, in the order of urls."""
-    return [part.folder + min(part.keys), part.folder + max(part.keys)]
+    # The first and the last url of the objects say how the store spells the folder.
+    folders = [
+        _folder(part.url, [part.folder + min(part.keys), part.folder + max(part.keys)], f"{_GLOB}{{") for part in parts
+    ]
+    return _common_folder(folders)
 
 
 async def _list_one(url: str, lister: Lister, order_of: OrderOf) -> _UrlListing:
@@ -220,21 +219,19 @@ def _folder(url: str, names: Sequence[str], marks: str = _GLOB) -> str:
     stem = url[:magic]
     if magic < len(url) or url in names:
         stem = stem[: stem.rfind("/") + 1]
-    for spelling in _spellings(stem):
-        if all(name.startswith(spelling) for name in (names[0], names[-1])):
-            return spelling
-    return _common_folder([names[0], names[-1]])
-
-
-def _spellings(stem: str) -> list[str]:
-    """The spellings of a folder by users and by stores."""
+    # Users and stores spell a folder in several ways.
     if stem.startswith("file://"):
         stem = stem.removeprefix("file://")
     if "://" in stem:
-        return [stem if stem.endswith("/") else f"{stem}/"]
-    absolute = os.path.abspath(stem).rstrip("/") + "/"
-    real = os.path.realpath(stem).rstrip("/") + "/"
-    return [absolute, f"file://{absolute}", real, f"file://{real}"]
+        spellings = [stem if stem.endswith("/") else f"{stem}/"]
+    else:
+        absolute = os.path.abspath(stem).rstrip("/") + "/"
+        real = os.path.realpath(stem).rstrip("/") + "/"
+        spellings = [absolute, f"file://{absolute}", real, f"file://{real}"]
+    for spelling in spellings:
+        if all(name.startswith(spelling) for name in (names[0], names[-1])):
+            return spelling
+    return _common_folder([names[0], names[-1]])
 
 
 def _common_folder(paths: Sequence[str]) -> str:
@@ -311,7 +308,13 @@ def _join(urls: tuple[str, ...], parts: list[_UrlListing], given: Sequence[str] 
     while not is_utf_8(base):
         base = base[: base.rstrip("/").rfind("/") + 1]
     keys = [encode_text(f"{part.folder[len(base) :]}{key}") for part in parts for key in part.keys]
-    _refuse_doubles(keys, base, len(parts))
+    if len(parts) > 1 and len(set(keys)) < len(keys):
+        seen: set[bytes] = set()
+        double = next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ManifestError(
+            f"{base}{decode_text(double)} is named by more than one of the {len(parts)} urls; name every object once",
+            url=f"{base}{decode_text(double)}",
+        )
     folders = (_class_name(key) for part in parts for key in part.keys)
     classes = tuple(sort_names({name for name in folders if name}))
     if given is not None:
@@ -338,14 +341,3 @@ def _join(urls: tuple[str, ...], parts: list[_UrlListing], given: Sequence[str] 
 def _class_name(key: str) -> str:
     """The folder right below the url, as in torchvision's ImageFolder; "" for a file without one."""
     return key.partition("/")[0] if "/" in key else ""
-
-
-def _refuse_doubles(keys: list[bytes], base: str, parts: int) -> None:
-    if parts < 2 or len(set(keys)) == len(keys):
-        return
-    seen: set[bytes] = set()
-    double = next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-    raise ManifestError(
-        f"{base}{decode_text(double)} is named by more than one of the {parts} urls; name every object once",
-        url=f"{base}{decode_text(double)}",
-    )

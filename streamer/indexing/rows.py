@@ -86,16 +86,16 @@ class ManifestRows(msgspec.Struct, frozen=True):
             limit = self.first_sample[chunk] + part_samples
             stop = int(np.searchsorted(self.first_sample, limit, side="right")) - 1
             stop = min(max(stop, chunk + 1), chunks)
-            objects_stop = len(self.listing) if stop == chunks else self._objects_until(stop)
+            if stop == chunks:
+                objects_stop = len(self.listing)
+            elif self.whole_objects:
+                objects_stop = int(self.first_sample[stop])
+            else:
+                # An object that continues in the next part belongs to the part in which it begins.
+                objects_stop = int(self.extent_object[: self.first_extent[stop]].max()) + 1
             yield self._part(chunk, stop, objects, objects_stop)
             chunk = stop
             objects = objects_stop
-
-    def _objects_until(self, chunk: int) -> int:
-        if self.whole_objects:
-            return int(self.first_sample[chunk])
-        # An object that continues in the next part belongs to the part in which it begins.
-        return int(self.extent_object[: self.first_extent[chunk]].max()) + 1
 
     def _part(self, chunk: int, stop: int, objects: int, objects_stop: int) -> PartRows:
         samples = slice(int(self.first_sample[chunk]), int(self.first_sample[stop]))
@@ -194,7 +194,16 @@ class Contained(msgspec.Struct, frozen=True):
     def _rows_of_samples(self, cuts: Sequence[Cut]) -> ManifestRows:
         owner = np.repeat(np.arange(len(cuts), dtype=np.uint32), [len(cut.extent_start) for cut in cuts])
         name = self.indexer.name
-        keys = [key for i, cut in enumerate(cuts) for key in _cut_keys(self.listing, i, cut, name)]
+        keys = []
+        for number, cut in enumerate(cuts):
+            identity = (self.listing.url(number), self.listing.versions[number])
+            ranges = np.stack([cut.extent_start, cut.extent_stop], axis=1)
+            extents = cut.first_extent.tolist()
+            samples = cut.first_sample.tolist()
+            for chunk in range(cut.chunks):
+                mine = slice(extents[chunk], extents[chunk + 1])
+                starts = cut.sample_start[samples[chunk] : samples[chunk + 1]]
+                keys.append(chunk_key(name, [identity] * (mine.stop - mine.start), ranges[mine], starts))
         return ManifestRows(
             listing=self.listing,
             format=name,
@@ -305,17 +314,6 @@ class Contained(msgspec.Struct, frozen=True):
                     url=url,
                     offset=block.ranges[0][0],
                 )
-
-
-def _cut_keys(listing: Listing, number: int, cut: Cut, format_name: str) -> Iterator[bytes]:
-    name = (listing.url(number), listing.versions[number])
-    ranges = np.stack([cut.extent_start, cut.extent_stop], axis=1)
-    extents = cut.first_extent.tolist()
-    samples = cut.first_sample.tolist()
-    for i in range(cut.chunks):
-        mine = slice(extents[i], extents[i + 1])
-        starts = cut.sample_start[samples[i] : samples[i + 1]]
-        yield chunk_key(format_name, [name] * (mine.stop - mine.start), ranges[mine], starts)
 
 
 def _edges(counts: Sequence[int] | Int64Array) -> Int64Array:

@@ -87,14 +87,11 @@ def digest_of(table: Table) -> str:
     """The identity of a table's content: 32 hex characters, the same whatever library wrote the file."""
     state = blake2b(digest_size=16)
     for name, column in table.items():
-        for part in _buffers(column):
+        # The width of the offsets depends on the content; the identity must not depend on it.
+        parts: tuple[NDArray[np.generic], ...] = (
+            (column.offsets.astype(np.int64), column.content) if isinstance(column, BinaryColumn) else (column,)
+        )
+        for part in parts:
             state.update(f"{name}:{part.dtype.str}:{part.shape}\n".encode())
             state.update(np.ascontiguousarray(part).tobytes())
     return state.hexdigest()
-
-
-def _buffers(column: Column) -> tuple[NDArray[np.generic], ...]:
-    if isinstance(column, BinaryColumn):
-        # The width of the offsets depends on the content; the identity must not depend on it.
-        return column.offsets.astype(np.int64), column.content
-    return (column,)

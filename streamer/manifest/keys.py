@@ -129,7 +129,15 @@ class KeyTable:
         stop = np.empty(len(keys), np.int64)
         first[order] = self._high.searchsorted(wanted, "left")
         stop[order] = self._high.searchsorted(wanted, "right")
-        self._narrow(keys, first, stop)
+        some = np.flatnonzero(stop > first)
+        low = self._low
+        second = keys.low[some]
+        same = (low[first[some]] == second) & (low[stop[some] - 1] == second)
+        for place in some[~same].tolist():
+            run = low[first[place] : stop[place]]
+            begin = first[place]
+            first[place] = begin + run.searchsorted(keys.low[place], "left")
+            stop[place] = begin + run.searchsorted(keys.low[place], "right")
         counts = stop - first
         counts[keys.missing] = 0
         if keys.kind != self.head.kind:
@@ -140,18 +148,6 @@ class KeyTable:
         """Returns the samples with a key, ascending."""
         first, counts = self.find(hash_values([key]))
         return self.ordinals[int(first[0]) : int(first[0] + counts[0])]
-
-    def _narrow(self, keys: Keys, first: Int64Array, stop: Int64Array) -> None:
-        """Leaves of the rows with a first half those with the second half, too."""
-        some = np.flatnonzero(stop > first)
-        low = self._low
-        wanted = keys.low[some]
-        same = (low[first[some]] == wanted) & (low[stop[some] - 1] == wanted)
-        for place in some[~same].tolist():
-            run = low[first[place] : stop[place]]
-            begin = first[place]
-            first[place] = begin + run.searchsorted(keys.low[place], "left")
-            stop[place] = begin + run.searchsorted(keys.low[place], "right")
 
 
 def hash_values(values: Iterable[object]) -> Keys:
@@ -179,8 +175,18 @@ def hash_values(values: Iterable[object]) -> Keys:
         if len(texts) <= index and len(numbers) <= index:
             raise ManifestError(f"{value!r:.100} after keys of the other kind: texts, or whole numbers", index=index)
     if len(numbers) > len(texts):
-        return _hash_numbers(numbers)
-    return _hash_texts(texts)
+        missing = np.fromiter((number is None for number in numbers), np.bool_, len(numbers))
+        masked = ((number or 0) & (2**64 - 1) for number in numbers)
+        found = number_keys(np.fromiter(masked, np.uint64, len(numbers)), missing)
+        for place, number in enumerate(numbers):
+            if number is not None and number not in _INT64:
+                found.low[place] = int.from_bytes(blake2b(str(number).encode(), digest_size=8).digest(), "little") | 1
+        return found
+    are_missing = np.fromiter((text is None for text in texts), np.bool_, len(texts))
+    raw = b"".join([blake2b(text or b"", digest_size=16).digest() for text in texts])
+    words = np.frombuffer(raw, "<u8").reshape(-1, 2)
+    kind: Kind = "" if are_missing.all() else "text"
+    return Keys(kind, words[:, 0].astype(np.uint64), words[:, 1].astype(np.uint64), are_missing)
 
 
 def _encode_key(text: str) -> bytes:
@@ -190,24 +196,6 @@ def _encode_key(text: str) -> bytes:
     except UnicodeEncodeError:
         # Half a pair of surrogates, as JSON may have it.
         return text.encode("utf-8", "surrogatepass")
-
-
-def _hash_texts(texts: list[bytes | None]) -> Keys:
-    missing = np.fromiter((text is None for text in texts), np.bool_, len(texts))
-    raw = b"".join([blake2b(text or b"", digest_size=16).digest() for text in texts])
-    words = np.frombuffer(raw, "<u8").reshape(-1, 2)
-    kind: Kind = "" if missing.all() else "text"
-    return Keys(kind, words[:, 0].astype(np.uint64), words[:, 1].astype(np.uint64), missing)
-
-
-def _hash_numbers(numbers: list[int | None]) -> Keys:
-    missing = np.fromiter((number is None for number in numbers), np.bool_, len(numbers))
-    masked = ((number or 0) & (2**64 - 1) for number in numbers)
-    found = number_keys(np.fromiter(masked, np.uint64, len(numbers)), missing)
-    for place, number in enumerate(numbers):
-        if number is not None and number not in _INT64:
-            found.low[place] = int.from_bytes(blake2b(str(number).encode(), digest_size=8).digest(), "little") | 1
-    return found
 
 
 def number_keys(numbers: Words, missing: NDArray[np.bool_] | None = None) -> Keys:
@@ -292,7 +280,10 @@ def _sort_and_write(buckets: Sequence[BinaryIO], place: Path, kind: Kind, missin
     with ExitStack() as files:
         columns = [(files.enter_context((place / name).open("wb")), field) for name, field in _COLUMNS]
         for bucket in buckets:
-            found = _read(bucket)
+            bucket.seek(0)
+            found = np.fromfile(bucket, _ROW)
+            # The bytes of the bucket are not needed again.
+            os.ftruncate(bucket.fileno(), 0)
             found = found[np.lexsort((found["ordinal"], found["low"], found["high"]))]
             same = (found["high"][1:] == found["high"][:-1]) & (found["low"][1:] == found["low"][:-1])
             if same.any():
@@ -305,14 +296,6 @@ def _sort_and_write(buckets: Sequence[BinaryIO], place: Path, kind: Kind, missin
                 file.write(np.ascontiguousarray(found[field]).tobytes())
             rows += len(found)
     return KeyHead(kind=kind, rows=rows, missing=missing, repeated=repeated, example=example)
-
-
-def _read(bucket: BinaryIO) -> NDArray[np.void]:
-    bucket.seek(0)
-    found = np.fromfile(bucket, _ROW)
-    # The bytes of the bucket are not needed again.
-    os.ftruncate(bucket.fileno(), 0)
-    return found
 
 
 def read_head(path: Path, kind: type[_Head], name: str) -> _Head:

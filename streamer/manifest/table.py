@@ -166,10 +166,15 @@ class Manifest:
         row = index - self._firsts["chunks"][part]
         first = int(self.chunk_first[index])
         samples = int(self.chunk_first[index + 1]) - first
+        if self.whole_objects:
+            records = map(self.object, range(first, first + samples))
+            extents = tuple(Extent(record, 0, record.size) for record in records if record.size)
+        else:
+            extents = self._extents(part, row)
         return Chunk(
             index=index,
             key=_array(table, "key")[row].tobytes(),
-            extents=self._whole_extents(first, samples) if self.whole_objects else self._extents(part, row),
+            extents=extents,
             first_sample=first,
             samples=samples,
             fetch_bytes=int(_array(table, "fetch_bytes")[row]),
@@ -261,10 +266,6 @@ class Manifest:
             first = found.extents[0]
             return Extent(first.object, first.start, max(extent.stop for extent in found.extents))
         return found.extent_of(start, stop)
-
-    def _whole_extents(self, first: int, samples: int) -> tuple[Extent, ...]:
-        records = map(self.object, range(first, first + samples))
-        return tuple(Extent(record, 0, record.size) for record in records if record.size)
 
     def _extents(self, part: int, row: int) -> tuple[Extent, ...]:
         firsts = _array(self.tables[part]["chunks"], "first_extent")

@@ -121,7 +121,12 @@ def _check_values(manifest: Manifest) -> None:
     _require(manifest, rules)
     if not manifest.recoded:
         starts = _column(manifest, "samples", "start")
-        _require(manifest, {"samples are inside their chunks": _samples_fit(manifest, starts)})
+        begins = np.zeros(len(starts), bool)
+        begins[first[:-1]] = True
+        ascend = begins[1:] | (starts[1:] >= starts[:-1])
+        last = starts[first[1:] - 1]
+        fit = bool(ascend.all() and (starts[first[:-1]] == 0).all() and (last <= local_bytes).all())
+        _require(manifest, {"samples are inside their chunks": fit})
     if not manifest.whole_objects:
         _require(manifest, _extent_rules(manifest))
     else:
@@ -161,15 +166,6 @@ def sums_of(lengths: Int64Array, first: Int64Array) -> Int64Array:
     too_long = np.add.reduceat(lengths.astype(np.float64), first) >= MAX_CHUNK_BYTES
     found: Int64Array = np.where(too_long, -1, sums)
     return found
-
-
-def _samples_fit(manifest: Manifest, start: Int64Array) -> bool:
-    first = manifest.chunk_first
-    begins = np.zeros(len(start), bool)
-    begins[first[:-1]] = True
-    ascend = begins[1:] | (start[1:] >= start[:-1])
-    last = start[first[1:] - 1]
-    return bool(ascend.all() and (start[first[:-1]] == 0).all() and (last <= manifest.chunk_local_bytes).all())
 
 
 def _is_within(values: NDArray[np.signedinteger], lower: int, upper: int) -> bool:

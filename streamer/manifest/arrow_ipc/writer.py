@@ -6,7 +6,6 @@ Separate from reading: trainers only read, and save nanoarrow's 16 ms of CPU and
 from __future__ import annotations
 
 from pathlib import Path
-from typing import BinaryIO
 
 import nanoarrow
 import numpy as np
@@ -21,18 +20,14 @@ def write_table(path: Path, table: Table) -> int:
     rows = {len(column) for column in table.values()}
     assert len(rows) == 1, f"columns of {path.name} differ in length: {rows}"
     with path.open("wb") as file:
-        _write_stream(file, table, rows.pop())
+        schema = nanoarrow.struct({name: _arrow_type(column) for name, column in table.items()}, nullable=False)
+        children = [_arrow_array(column) for column in table.values()]
+        batch = nanoarrow.c_array_from_buffers(
+            schema, rows.pop(), [None], null_count=0, children=children, validation_level="none"
+        )
+        with StreamWriter.from_writable(file) as writer:
+            writer.write_array(batch)
         return file.tell()
-
-
-def _write_stream(file: BinaryIO, table: Table, rows: int) -> None:
-    schema = nanoarrow.struct({name: _arrow_type(column) for name, column in table.items()}, nullable=False)
-    children = [_arrow_array(column) for column in table.values()]
-    batch = nanoarrow.c_array_from_buffers(
-        schema, rows, [None], null_count=0, children=children, validation_level="none"
-    )
-    with StreamWriter.from_writable(file) as writer:
-        writer.write_array(batch)
 
 
 def _arrow_type(column: Column) -> object:
