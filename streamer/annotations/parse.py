@@ -96,7 +96,7 @@ def _table(url: str, parsed: Parsed) -> Records:
     folders = {key.rpartition("/")[0] for key in keys}
     prefix = ""
     if len(folders) > 1:
-        # The folder that contains all of them.
+        # The prefix is the folder that contains all of them.
         first, last = (folder.split("/") for folder in (min(folders), max(folders)))
         shared = list(takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
         prefix = "/".join(name for name, _ in shared)

@@ -78,7 +78,7 @@ def _encode_runs(segmentation: object, height: int, width: int) -> RunLengths | 
         # Some polygons have two points; pycocotools takes them for boxes.
         polygons = [polygon for polygon in segmentation if len(polygon) >= _LEAST_NUMBERS]
         for polygon in polygons:
-            # For other coordinates pycocotools would take any amount of memory.
+            # pycocotools would take any amount of memory for other coordinates.
             corners = np.array(polygon, np.float64)
             if corners.ndim != 1 or not (np.abs(corners) <= _MAX_COORDINATE).all():
                 raise ValueError(

@@ -68,7 +68,7 @@ def read_values(content: Content, page: TiffPage) -> Values:
             rows = min(page.height - top, cell.shape[0])
             columns = min(page.width - left, cell.shape[1])
             planes = slice(plane, plane + 1) if page.planar else slice(None)
-            # What is beyond the image is left out.
+            # Values beyond the image are left out.
             found[top : top + rows, left : left + columns, planes] = cell[:rows, :columns]
             covered += int(rows * columns * cell.shape[2])
     if covered != found.size:

@@ -161,7 +161,7 @@ class SampleWatch:
         self._left -= 1
         fields: Mapping[str, Any]
         if isinstance(made, tuple | list) and len(made) == 2 and isinstance(made[1], Mapping):
-            # An image and a dict of targets, as torchvision's models take.
+            # It is an image and a dict of targets, as torchvision's models take.
             fields = {**made[1], seen.field: made[0]}
         else:
             fields = made if isinstance(made, Mapping) else {}

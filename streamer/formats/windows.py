@@ -276,7 +276,13 @@ def windows_of(
     fetched = _edges([piece.fetch_bytes for piece in pieces])
     hinted = _edges([_HINT_BYTES + len(piece.hint or b"") for piece in pieces])
     count = max(0, (int(edges[-1]) - length) // stride + 1)
-    goal = _goal(edges, fetched, window, chunk_bytes)
+    goal = chunk_bytes
+    if length > stride and len(edges) > 1:
+        # Rows that a block shares with the next one are a small part of it.
+        mean_bytes = fetched[-1] / max(1, int(edges[-1]))
+        piece_bytes = fetched[-1] / (len(edges) - 1)
+        twice = (length - stride) * mean_bytes + piece_bytes
+        goal = max(chunk_bytes, min(_MAX_BYTES, int(_SHARE * twice)))
     window_number = 0
     while window_number < count:
         row = window_number * stride
@@ -354,17 +360,6 @@ class WindowRecoder:
                 f"{sum(map(len, buffers))} bytes are not {piece.rows} rows of {self._row_bytes} bytes", rows=piece.rows
             )
         return buffers
-
-
-def _goal(edges: Int64Array, fetched: Int64Array, window: tuple[int, int], chunk_bytes: int) -> int:
-    """Bytes of a block, so that what it shares with the next one is a small part of it."""
-    length, stride = window
-    if length <= stride or len(edges) < 2:
-        return chunk_bytes
-    row_bytes = fetched[-1] / max(1, int(edges[-1]))
-    piece_bytes = fetched[-1] / (len(edges) - 1)
-    twice = (length - stride) * row_bytes + piece_bytes
-    return max(chunk_bytes, min(_MAX_BYTES, int(_SHARE * twice)))
 
 
 def _block(pieces: Sequence[RowPiece], windows: tuple[int, int], window: tuple[int, int], row_bytes: int) -> Block:

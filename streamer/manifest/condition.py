@@ -189,7 +189,22 @@ class Condition:
             raise self.error(f"{error.msg} at character {error.offset}{hint}") from error
         except (ValueError, RecursionError, MemoryError) as error:
             raise self.error(f"cannot be parsed: {type(error).__name__} {error}") from error
-        self.columns = self._check(self._tree)
+        names: dict[str, None] = {}
+        open_nodes: list[tuple[ast.AST, int]] = [(self._tree, 0)]
+        while open_nodes:
+            node, depth = open_nodes.pop()
+            if depth > _DEEPEST:
+                raise self.error(f"more than {_DEEPEST} levels deep")
+            if isinstance(node, ast.Name | ast.Attribute):
+                names[self.name(node)] = None
+                continue
+            if not isinstance(node, _ALLOWED):
+                what = type(node).__name__
+                raise self.error(f"{what} is not part of conditions (and, or, not, comparisons, in, is None, + - * /)")
+            open_nodes += [(child, depth + 1) for child in ast.iter_child_nodes(node)]
+        if not names:
+            raise self.error("it names no column")
+        self.columns = sorted(names)
 
     def __repr__(self) -> str:
         return f"Condition({self.text!r})"
@@ -210,25 +225,6 @@ class Condition:
         # Types are wrong for all samples or none: said before any is looked at.
         _Evaluation(self, columns, np.empty(0, np.int64)).truth(self._tree)
         return lambda ordinals: _Evaluation(self, columns, ordinals).truth(self._tree).true
-
-    def _check(self, tree: ast.expr) -> list[str]:
-        """The names of a tree of allowed parts."""
-        names: dict[str, None] = {}
-        open_nodes: list[tuple[ast.AST, int]] = [(tree, 0)]
-        while open_nodes:
-            node, depth = open_nodes.pop()
-            if depth > _DEEPEST:
-                raise self.error(f"more than {_DEEPEST} levels deep")
-            if isinstance(node, ast.Name | ast.Attribute):
-                names[self.name(node)] = None
-                continue
-            if not isinstance(node, _ALLOWED):
-                what = type(node).__name__
-                raise self.error(f"{what} is not part of conditions (and, or, not, comparisons, in, is None, + - * /)")
-            open_nodes += [(child, depth + 1) for child in ast.iter_child_nodes(node)]
-        if not names:
-            raise self.error("it names no column")
-        return sorted(names)
 
     def name(self, node: ast.expr) -> str:
         """The name of a column, with the names of its parts."""

@@ -170,7 +170,14 @@ class Manifest:
             records = map(self.object, range(first, first + samples))
             extents = tuple(Extent(record, 0, record.size) for record in records if record.size)
         else:
-            extents = self._extents(part, row)
+            firsts = _array(table, "first_extent")
+            owned = self.tables[part]["extents"]
+            base = self._firsts["extents"][part]
+            end = base + len(_array(owned, "object"))
+            stop = int(firsts[row + 1]) if row + 1 < len(firsts) else end
+            rows = range(int(firsts[row]) - base, stop - base)
+            numbers, starts, stops = (_array(owned, name) for name in ("object", "start", "stop"))
+            extents = tuple(Extent(self.object(int(numbers[r])), int(starts[r]), int(stops[r])) for r in rows)
         return Chunk(
             index=index,
             key=_array(table, "key")[row].tobytes(),
@@ -266,16 +273,6 @@ class Manifest:
             first = found.extents[0]
             return Extent(first.object, first.start, max(extent.stop for extent in found.extents))
         return found.extent_of(start, stop)
-
-    def _extents(self, part: int, row: int) -> tuple[Extent, ...]:
-        firsts = _array(self.tables[part]["chunks"], "first_extent")
-        table = self.tables[part]["extents"]
-        base = self._firsts["extents"][part]
-        end = base + len(_array(table, "object"))
-        stop = int(firsts[row + 1]) if row + 1 < len(firsts) else end
-        rows = range(int(firsts[row]) - base, stop - base)
-        numbers, starts, stops = (_array(table, name) for name in ("object", "start", "stop"))
-        return tuple(Extent(self.object(int(numbers[r])), int(starts[r]), int(stops[r])) for r in rows)
 
     def _starts(self, ordinals: Int64Array) -> Int64Array:
         if len(self.tables) == 1:

@@ -146,7 +146,12 @@ class MDS(Format, frozen=True, forbid_unknown_fields=True):
         sources = [_source(*one, blocked=bool(packed)) for one in chosen.values()]
         notes = {"sizes": [size for *_, size in columns], "packed": sorted(packed)}
         heads = 0 if packed else sum(head_bytes(shard.samples) for *_, shard in chosen.values())
-        return Survey(sources, Facts(_fields(indexes[0][0], columns), notes), heads)
+        try:
+            fields = tuple(FieldSpec(name, _kind(encoding)) for name, encoding, _ in columns)
+        except KeyError as error:
+            reason = f"a column is encoded as {error.args[0]!r}, which MosaicML Streaming does not have"
+            raise indexes[0][0].refusal(reason) from None
+        return Survey(sources, Facts(fields, notes), heads)
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the samples of a shard by its head; of a compressed one nothing is read."""
@@ -230,15 +235,6 @@ def _source(record: ObjectRecord, file: _MdsFile, shard: _Shard, *, blocked: boo
         hashes=file.hashes if blocked else {},
     )
     return Source(record, msgspec.json.encode(notes))
-
-
-def _fields(listed: ListedChunks, columns: Sequence[Sequence[Any]]) -> tuple[FieldSpec, ...]:
-    try:
-        return tuple(FieldSpec(name, _kind(encoding)) for name, encoding, _ in columns)
-    except KeyError as error:
-        raise listed.refusal(
-            f"a column is encoded as {error.args[0]!r}, which MosaicML Streaming does not have"
-        ) from None
 
 
 def _kind(encoding: str) -> str:

@@ -50,12 +50,40 @@ class RecordIO(Format, frozen=True, forbid_unknown_fields=True):
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the records, by the index file or one after the other."""
-        if source.sidecar is None:
-            yield from _walk(source.record, start)
-        else:
+        if source.sidecar is not None:
             yield from walk_sidecar(
                 source=source, start=start, edges_of=_edges, head_bytes=_PART.size, is_head=_begins_record
             )
+            return
+        record = source.record
+        size = record.size
+        at = start
+        window = Window(size, at)
+        # An open record begins here; -1 if none is open.
+        begin = -1
+        while at < size:
+            if at + _PART.size > size:
+                raise make_damage_error(record, f"cut off inside the head of a record, {size - at} bytes", at)
+            if not window.covers(at, at + _PART.size):
+                yield from window.reach(at, at + _PART.size)
+            magic, word = _PART.unpack_from(window.content, at - window.start)
+            kind = word >> _LENGTH_BITS
+            if magic != MAGIC:
+                raise make_damage_error(record, "not a record: the magic number is missing", at)
+            if kind > _LAST or (kind in {_WHOLE, _FIRST}) != (begin < 0):
+                raise make_damage_error(record, f"a part of kind {kind} where none may be", at)
+            begin = at if begin < 0 else begin
+            following = _pad_stop(at + _PART.size + (word & _LENGTH_MASK))
+            if following > size:
+                raise make_damage_error(
+                    record, f"cut off inside a record, which needs {following - size} more bytes", at
+                )
+            at = following
+            if kind in {_WHOLE, _LAST}:
+                yield Span(begin, at)
+                begin = -1
+        if begin >= 0:
+            raise make_damage_error(record, "cut off: the last part of a record is missing", begin)
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
         """Returns the fields "image" and "label", and the record's number as key; or the field "record" alone."""
@@ -107,33 +135,6 @@ def _find_part_kind(number: int, last: bool) -> int:
 
 def _pad_stop(stop: int) -> int:
     return (stop + 3) & ~3
-
-
-def _walk(record: ObjectRecord, at: int) -> Indexing:
-    size = record.size
-    window = Window(size, at)
-    start = -1
-    while at < size:
-        if at + _PART.size > size:
-            raise make_damage_error(record, f"cut off inside the head of a record, {size - at} bytes", at)
-        if not window.covers(at, at + _PART.size):
-            yield from window.reach(at, at + _PART.size)
-        magic, word = _PART.unpack_from(window.content, at - window.start)
-        kind = word >> _LENGTH_BITS
-        if magic != MAGIC:
-            raise make_damage_error(record, "not a record: the magic number is missing", at)
-        if kind > _LAST or (kind in {_WHOLE, _FIRST}) != (start < 0):
-            raise make_damage_error(record, f"a part of kind {kind} where none may be", at)
-        start = at if start < 0 else start
-        following = _pad_stop(at + _PART.size + (word & _LENGTH_MASK))
-        if following > size:
-            raise make_damage_error(record, f"cut off inside a record, which needs {following - size} more bytes", at)
-        at = following
-        if kind in {_WHOLE, _LAST}:
-            yield Span(start, at)
-            start = -1
-    if start >= 0:
-        raise make_damage_error(record, "cut off: the last part of a record is missing", start)
 
 
 def _begins_record(head: memoryview) -> bool:

@@ -39,19 +39,15 @@ def states_in(path: Path) -> Iterator[Mapping[str, object]]:
         yield from _find_states(json.loads(text))
     except ValueError:
         for line in text.splitlines():
-            yield from _parse_line(line)
-
-
-def _parse_line(line: str) -> Iterator[Mapping[str, object]]:
-    if LOG_MARK not in line:
-        return
-    try:
-        # A log of JSON has the message in its field `body`.
-        body = json.loads(line)["body"] if line.startswith("{") else line
-        state, _ = json.JSONDecoder().raw_decode(body, body.index(LOG_MARK) + len(LOG_MARK))
-    except (ValueError, KeyError, TypeError):  # another program's line, or one that a kill has cut
-        return
-    yield from _find_states(state)
+            if LOG_MARK not in line:
+                continue
+            try:
+                # A log of JSON has the message in its field `body`.
+                body = json.loads(line)["body"] if line.startswith("{") else line
+                state, _ = json.JSONDecoder().raw_decode(body, body.index(LOG_MARK) + len(LOG_MARK))
+            except (ValueError, KeyError, TypeError):  # another program's line, or one that a kill has cut
+                continue
+            yield from _find_states(state)
 
 
 def _checkpoint(path: Path) -> object:

@@ -161,7 +161,18 @@ def frames_of(content: memoryview, audio: TrackCodec, first: int | None, stop: i
     if first is not None and len(places) and places[0] == 0:
         starts += first - starts[0]
     stops = starts + counts
-    chain = _chain(starts.tolist(), stops.tolist(), first, stop)
+    # Heads are taken that go on with each other: each has a first sample and one behind its last.
+    begins = starts.tolist()
+    chain = list[int]()
+    expected = first
+    for number, (begin, end) in enumerate(zip(begins, stops.tolist(), strict=True)):
+        if expected is None:
+            if end != stop and end not in begins[number + 1 : number + 1 + _CANDIDATES]:
+                continue
+        elif begin != expected:
+            continue
+        expected = end
+        chain.append(number)
     offsets = np.append(places[chain], len(content))[: len(chain) + 1]
     return AudioFrames(offsets[:-1], np.diff(offsets), np.append(starts[chain], stops[chain[-1:]]), content=content)
 
@@ -172,21 +183,6 @@ def _first_sample(content: memoryview, audio: TrackCodec) -> int:
     if not len(places) or places[0]:
         return 0
     return int(numbers[0]) * (1 if are_samples[0] else block_of(audio.extradata) or 1)
-
-
-def _chain(starts: list[int], stops: list[int], first: int | None, total: int) -> list[int]:
-    """The numbers of the heads that go on with each other, of which each has a first sample and one behind its last."""
-    found = list[int]()
-    expected = first
-    for number, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-        if expected is None:
-            if stop != total and stop not in starts[number + 1 : number + 1 + _CANDIDATES]:
-                continue
-        elif start != expected:
-            continue
-        expected = stop
-        found.append(number)
-    return found
 
 
 def _heads(content: memoryview) -> tuple[Integers, Integers, Integers, Integers]:

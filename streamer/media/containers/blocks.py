@@ -305,7 +305,10 @@ def read_hint(content: bytes) -> tuple[ClipHint, Needed]:
     first = np.cumsum(first)
     stop = np.cumsum(stop)
     flat = np.cumsum(flat)
-    _check(packets=packets, size=size, places=(first, stop, flat), lengths=row_lengths, in_rows=in_rows)
+    if not len(first) or not packets or (size < 0).any() or (row_lengths <= 0).any() or row_lengths.sum() != in_rows:
+        raise ValueError("a hint whose columns contradict each other")
+    if first.min() < 0 or (first >= stop).any() or stop.max() > packets or flat.min() < 0 or flat.max() >= packets:
+        raise ValueError(f"a hint whose samples are not in its {packets} packets")
     rows = np.split(flat, np.cumsum(row_lengths)[:-1])
     starts = np.cumsum(gaps + np.append(0, size[:-1]))
     drawn_rows = list(draws.reshape(samples, -1, 2)) if drawn else []
@@ -333,16 +336,6 @@ def read_hint(content: bytes) -> tuple[ClipHint, Needed]:
         behind_gap=key > 1,
         extra=extra,
     )
-
-
-def _check(
-    packets: int, size: Integers, places: tuple[Integers, Integers, Integers], lengths: Integers, in_rows: int
-) -> None:
-    first, stop, flat = places
-    if not len(first) or not packets or (size < 0).any() or (lengths <= 0).any() or lengths.sum() != in_rows:
-        raise ValueError("a hint whose columns contradict each other")
-    if first.min() < 0 or (first >= stop).any() or stop.max() > packets or flat.min() < 0 or flat.max() >= packets:
-        raise ValueError(f"a hint whose samples are not in its {packets} packets")
 
 
 def pack_columns(columns: Sequence[NDArray[np.int64]]) -> bytes:

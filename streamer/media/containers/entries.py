@@ -123,7 +123,13 @@ def _descriptors(body: bytes) -> tuple[int, bytes]:
     try:
         while at + 2 <= len(body):
             tag = body[at]
-            (length, at) = _length(body, at + 1)
+            at += 1
+            length = 0
+            more = True
+            while more:
+                length = length << 7 | body[at] & 0x7F
+                more = bool(body[at] & 0x80)
+                at += 1
             if tag == _ES:
                 flags = body[at + 2]
                 at += 3 + 2 * bool(flags & 0x80) + 2 * bool(flags & 0x20)
@@ -137,13 +143,3 @@ def _descriptors(body: bytes) -> tuple[int, bytes]:
     except IndexError as error:
         raise DamagedError("esds is cut off") from error
     return kind, specific
-
-
-def _length(body: bytes, at: int) -> tuple[int, int]:
-    length = 0
-    more = True
-    while more:
-        length = length << 7 | body[at] & 0x7F
-        more = bool(body[at] & 0x80)
-        at += 1
-    return length, at

@@ -211,7 +211,15 @@ class _Walk:
         # The places that they name are only tried.
         with suppress(DamagedError):
             if box.kind == b"sidx":
-                places = _subsegments(box)
+                # The last place is where its subsegments end.
+                body = memoryview(box.body)
+                wide = bool(numbers("B", body)[0])
+                [offset] = numbers(">Q" if wide else ">I", body, 20 if wide else 16)
+                at = 28 if wide else 20
+                [count] = numbers(">H", body, at + 2)
+                rows = table(name="sidx", content=body, dtype="3>u4", count=count, at=at + 4)
+                sizes = rows[:, 0] & 0x7FFFFFFF
+                places: list[int] = (box.stop + offset + np.append(0, np.cumsum(sizes, dtype=np.int64))).tolist()
                 self._begin(places)
                 self.indexed |= bool(places) and 2 * places[-1] > self._size
             elif box.kind == b"mfra":
@@ -225,20 +233,6 @@ def _places(start: int, content: memoryview, size: int) -> Iterator[int]:
         yield start + at - 4
     if start + len(content) == size and bytes(content[4 - _TRAILER_BYTES :][:4]) == b"mfro":
         yield size - int.from_bytes(content[-4:], "big")
-
-
-def _subsegments(box: _Box) -> list[int]:
-    """The places that sidx says, the last one where its subsegments end."""
-    body = memoryview(box.body)
-    wide = bool(numbers("B", body)[0])
-    [offset] = numbers(">Q" if wide else ">I", body, 20 if wide else 16)
-    at = 28 if wide else 20
-    sizes = (
-        table(name="sidx", content=body, dtype="3>u4", count=numbers(">H", body, at + 2)[0], at=at + 4)[:, 0]
-        & 0x7FFFFFFF
-    )
-    places: list[int] = (box.stop + offset + np.append(0, np.cumsum(sizes, dtype=np.int64))).tolist()
-    return places
 
 
 def _random_access(box: _Box) -> Iterator[int]:

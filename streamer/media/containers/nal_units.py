@@ -338,8 +338,17 @@ class HevcSets:
         self._images: dict[int, _HevcImages] = {}
         if len(extradata) < _MIN_BYTES["hevc"] or extradata[0] != 1:
             return
-        for unit in _read_units(extradata):
-            self.take(unit)
+        # The NAL units are in the box hvcC.
+        at = _MIN_BYTES["hevc"]
+        for _ in range(extradata[at - 1]):
+            count = int.from_bytes(extradata[at + 1 : at + 3], "big")
+            at += 3
+            for _ in range(count):
+                size = int.from_bytes(extradata[at : at + 2], "big")
+                if at + 2 + size > len(extradata):
+                    return
+                self.take(extradata[at + 2 : at + 2 + size])
+                at += 2 + size
 
     def max_reorder(self) -> int:
         """Returns how many frames, at most, are stored before a frame and shown after it."""
@@ -411,17 +420,3 @@ class HevcSets:
             max_reorder = bits.read_golomb()
             bits.read_golomb()
         self._sequences[number] = _HevcSequence(has_colour_planes, order_bits, min(max_reorder, MAX_REORDER))
-
-
-def _read_units(extradata: bytes) -> Iterator[bytes]:
-    """Yields the NAL units of the box hvcC."""
-    at = _MIN_BYTES["hevc"]
-    for _ in range(extradata[at - 1]):
-        count = int.from_bytes(extradata[at + 1 : at + 3], "big")
-        at += 3
-        for _ in range(count):
-            size = int.from_bytes(extradata[at : at + 2], "big")
-            if at + 2 + size > len(extradata):
-                return
-            yield extradata[at + 2 : at + 2 + size]
-            at += 2 + size

@@ -169,15 +169,13 @@ def find_droppable(packets: Sequence[memoryview], codec: TrackCodec) -> list[boo
     if codec.name != "hevc" or not has_lengths(codec) or codec.extradata[0] != 1:
         return [codec.name == "h264"] * len(packets)
     length_bytes = length_bytes_of(codec)
-    found = [_parse_frame(packet, length_bytes) for packet in packets]
+    found = []
+    for packet in packets:
+        units = (unit for unit in split_units(packet, length_bytes) if len(unit) > 1)
+        # A packet without a frame has the type and the layer of one that is needed.
+        found.append(next(((unit[0] >> 1, unit[1] & 7) for unit in units if unit[0] >> 1 <= _HEVC_LAST_FRAME), (1, 7)))
     highest = max(layer for _, layer in found)
     return [kind < _HEVC_FIRST_KEY and kind % 2 == 0 and layer == highest for kind, layer in found]
-
-
-def _parse_frame(packet: memoryview, length_bytes: int) -> tuple[int, int]:
-    """Type and temporal id plus 1 of a frame of hevc; of a packet without one, those of one that is needed."""
-    units = (unit for unit in split_units(packet, length_bytes) if len(unit) > 1)
-    return next(((unit[0] >> 1, unit[1] & 7) for unit in units if unit[0] >> 1 <= _HEVC_LAST_FRAME), (1, 7))
 
 
 def _recovery_frames(sei: bytes) -> int:

@@ -107,7 +107,13 @@ class Segments(msgspec.Struct, frozen=True, array_like=True):
             times = start[:, None] + (np.minimum(end, length) - start)[:, None] * parts
             chosen = np.clip(_find_shown(pts, times * timescale), first[:, None], behind[:, None] - 1)
             return Cells(first=first, stop=behind, end=behind, spread=chosen, extra=self.records)
-        stop = behind if sampling.repeats_last else _find_last_starts(pattern, pts, behind, bound)
+        # Clips that begin before this frame are in their segment.
+        if sampling.repeats_last:
+            stop = behind
+        elif pattern.every:
+            stop = behind - (pattern.count - 1) * pattern.every
+        else:
+            stop = np.searchsorted(pts, bound - (pattern.count - 1) * pattern.ticks, "left")
         cells = Cells(
             first=first, stop=stop, end=behind, spread=np.empty((len(first), 0), np.int64), extra=self.records
         )
@@ -121,14 +127,6 @@ def _seconds_of(frames: FrameTable, timescale: int) -> float:
 def _find_shown(pts: Integers, ticks: np.ndarray) -> Integers:
     """The frames shown then, or the first one."""
     found: Integers = np.maximum(np.searchsorted(pts, ticks + ROUNDING_TICKS, "right") - 1, 0)
-    return found
-
-
-def _find_last_starts(pattern: Pattern, pts: Integers, behind: Integers, bound: np.ndarray) -> Integers:
-    """Behind the frames with which a clip may begin so that it is in its segment."""
-    if pattern.every:
-        return behind - (pattern.count - 1) * pattern.every
-    found: Integers = np.searchsorted(pts, bound - (pattern.count - 1) * pattern.ticks, "left")
     return found
 
 

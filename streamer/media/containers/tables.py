@@ -242,25 +242,21 @@ class Tables(msgspec.Struct):
         if self.has_times:
             # Files of some cameras have negative ones in version 0, too.
             time += self._expand(b"ctts").astype(np.uint32).view(np.int32)
-        return [offset, size, time, duration, self._keys().astype(np.int64), entry]
+        numbers_of_keys = self.bodies.get(b"stss")
+        # All packets are keys where there is no stss.
+        key = np.full(self.count, numbers_of_keys is None)
+        if numbers_of_keys is not None:
+            numbered = numbers_of_keys.astype(np.int64) - 1
+            if len(numbered) and not 0 <= numbered.min() <= numbered.max() < self.count:
+                raise DamagedError(f"stss names sample {numbered.max() + 1} of {self.count}")
+            key[numbered] = True
+        return [offset, size, time, duration, key.astype(np.int64), entry]
 
     def _expand(self, name: bytes) -> Integers:
         pairs: Integers = self._table(name).astype(np.int64)
         run, _ = _run_of(pairs[:, 0], np.arange(self.count), name.decode())
         found: Integers = pairs[run, 1]
         return found
-
-    def _keys(self) -> NDArray[np.bool_]:
-        """All packets are keys where there is no stss."""
-        numbers_of_keys = self.bodies.get(b"stss")
-        if numbers_of_keys is None:
-            return np.ones(self.count, bool)
-        key = np.zeros(self.count, bool)
-        numbered = numbers_of_keys.astype(np.int64) - 1
-        if len(numbered) and not 0 <= numbered.min() <= numbered.max() < self.count:
-            raise DamagedError(f"stss names sample {numbered.max() + 1} of {self.count}")
-        key[numbered] = True
-        return key
 
     def _table(self, name: bytes) -> NDArray[Any]:
         if name not in self.bodies:

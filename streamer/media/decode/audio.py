@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,20 +80,20 @@ class WindowStart(MediaDecoder):
 def numbers(content: memoryview, audio: TrackCodec) -> Wave:
     """Converts the numbers of a WAV file, as soundfile does."""
     dtype = audio.extradata.decode()
-    stored = _widen_numbers(content, dtype) if dtype.endswith("i3") else np.frombuffer(content, dtype)
+    stored: NDArray[Any]
+    if dtype.endswith("i3"):
+        wide = np.zeros((len(content) // 3, 4), np.uint8)
+        is_big = dtype.startswith(">")
+        wide[:, slice(0, 3) if is_big else slice(1, 4)] = np.frombuffer(content, np.uint8).reshape(-1, 3)
+        stored = wide.view(">i4" if is_big else "<i4")[:, 0]
+    else:
+        stored = np.frombuffer(content, dtype)
     wave = np.empty((audio.channels, len(stored) // audio.channels), np.float32)
     scale = {"f": 1.0, "u": 2.0**-7, "i": 2.0 ** (1 - 8 * stored.itemsize)}[stored.dtype.kind]
     np.multiply(stored.reshape(-1, audio.channels).T, scale, out=wave, dtype=np.float32, casting="unsafe")
     if stored.dtype.kind == "u":
         wave -= 1
     return wave
-
-
-def _widen_numbers(content: memoryview, dtype: str) -> NDArray[np.int32]:
-    wide = np.zeros((len(content) // 3, 4), np.uint8)
-    is_big = dtype.startswith(">")
-    wide[:, slice(0, 3) if is_big else slice(1, 4)] = np.frombuffer(content, np.uint8).reshape(-1, 3)
-    return wide.view(">i4" if is_big else "<i4")[:, 0]
 
 
 def decode_packets(packets: Sequence[memoryview], audio: TrackCodec) -> Wave:
@@ -177,19 +177,16 @@ def _waves(frames: Sequence[AudioFrame]) -> list[Wave]:
         values = packed.to_ndarray()
         if not packed.format.is_planar:
             values = values.reshape(-1, channels).T
-        waves.append(_scale(values))
+        wave: Wave
+        if values.dtype.kind == "f":
+            wave = values.astype(np.float32, copy=False)
+        else:
+            wave = np.multiply(values, 2.0 ** (1 - 8 * values.itemsize), dtype=np.float32, casting="unsafe")
+            if values.dtype.kind == "u":
+                # FFmpeg gives 8 bits as unsigned numbers, however they are stored.
+                wave -= 1
+        waves.append(wave)
     return waves
-
-
-def _scale(values: NDArray[np.generic]) -> Wave:
-    """Scales decoded numbers to -1 to 1."""
-    if values.dtype.kind == "f":
-        return values.astype(np.float32, copy=False)
-    wave: Wave = np.multiply(values, 2.0 ** (1 - 8 * values.itemsize), dtype=np.float32, casting="unsafe")
-    if values.dtype.kind == "u":
-        # FFmpeg gives 8 bits as unsigned numbers, however they are stored.
-        wave -= 1
-    return wave
 
 
 # How far apart places are looked for in files whose frames say where they are.

@@ -157,15 +157,15 @@ class VideoClip(MediaDecoder):
             raise ValueError(
                 f"the video has {len(frames)} frames, a clip needs more; policy='repeat_last' repeats the last one"
             )
-        chosen = pattern.find_frames(frames.pts, np.array([self._begin(max(begins, 1), draws)]))[0]
+        begins = max(begins, 1)
+        if self.start == "random" and draws is not None:
+            begin = int(draws().integers(begins))
+        else:
+            begin = 0 if self.start == "first" else (begins - 1) // 2
+        chosen = pattern.find_frames(frames.pts, np.array([begin]))[0]
         piece = video.piece(int(frames.start[chosen].min()), int(frames.packet[chosen].max()) + 1)
         output = Frames(self.size, self.dimension_order)
         return output.decode_video(piece, frames.pts[chosen], (self.num_frames_per_clip,), out)
-
-    def _begin(self, begins: int, draws: Draws | None) -> int:
-        if self.start == "random" and draws is not None:
-            return int(draws().integers(begins))
-        return 0 if self.start == "first" else (begins - 1) // 2
 
 
 @dataclass(frozen=True)

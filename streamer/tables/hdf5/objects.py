@@ -229,7 +229,7 @@ def read_btree(held: HeldBytes, root: int, kind: int, key: np.dtype[np.generic])
             head.expect(b"TREE")
             if (own := head.number(1)) != kind:
                 raise DamagedError(f"a node of another kind, {own}", node)
-            # Its level, and how many entries it has.
+            # A head is the level of the node, and how many entries it has.
             heads.append((head.number(1), head.number(2)))
         levels = {found for found, _ in heads}
         if len(levels) > 1 or (level >= 0 and levels != {level - 1}):

@@ -277,7 +277,12 @@ class SchemaUnion:
         if not wanted.children:
             # It has none of the columns, and none of its own that contradicts them.
             self.first = self.first or record
-            self._other = self._other or _narrow_column(root)
+            if self._other is None:
+                # A column of its schema is kept, one of numbers if there is any.
+                chosen = next(
+                    (child for child in root.children if not child.is_nested and child.element.width), root.children[0]
+                )
+                self._other = prune(root, [chosen.path])
         elif self._root is None:
             self.first = record
             self._root = wanted
@@ -318,9 +323,3 @@ class SchemaUnion:
             raise make_refusal(self.first, f"has {error}") from error
         except ConfigError as error:
             raise ConfigError(f"{self.first.url}: {error}", **error.details) from error
-
-
-def _narrow_column(root: SchemaNode) -> SchemaNode:
-    """Returns the part of a schema that has one column, of numbers if there is any."""
-    chosen = next((child for child in root.children if not child.is_nested and child.element.width), root.children[0])
-    return prune(root, [chosen.path])

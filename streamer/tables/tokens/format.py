@@ -310,7 +310,12 @@ class TokenOpener:
             raise DecodeError(f"{length} bytes are not tokens of {self._kind}", offset=0)
         starts: NDArray[np.integer]
         if self._documents:
-            starts = _places(content, length, length // self._token_bytes)
+            # Documents begin at the places behind the tokens.
+            rest = content[length:]
+            starts = np.frombuffer(rest[: len(rest) // PLACE.itemsize * PLACE.itemsize], PLACE)
+            if len(rest) % PLACE.itemsize or not ascends(starts, length // self._token_bytes - 1):
+                what = f"{len(rest)} bytes behind the {length // self._token_bytes} tokens"
+                raise DecodeError(f"{what} do not say where documents begin", offset=length)
         elif self._eos is not None:
             starts = np.flatnonzero(np.frombuffer(tokens, self._dtype)[:-1] == self._eos) + 1
         else:
@@ -323,16 +328,6 @@ class TokenOpener:
             Field(POSITIONS, positions.view(np.uint8).data, kind),
             Field(DOCUMENTS, documents.view(np.uint8).data, kind),
         ]
-
-
-def _places(content: memoryview, at: int, tokens: int) -> NDArray[np.int32]:
-    """Returns where documents begin, behind the tokens of a record."""
-    rest = content[at:]
-    if not len(rest) % PLACE.itemsize:
-        places = np.frombuffer(rest, PLACE)
-        if ascends(places, tokens - 1):
-            return places
-    raise DecodeError(f"{len(rest)} bytes behind the {tokens} tokens do not say where documents begin", offset=at)
 
 
 def documents_of(tokens: int, starts: NDArray[np.integer]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

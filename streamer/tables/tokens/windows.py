@@ -102,21 +102,18 @@ class TokenWindowRecoder:
         lengths = np.full(samples, made.shape[1], np.int64)
         if not hint:
             return Records([made.reshape(-1)], lengths)
-        starts = _starts(hint, samples * self._length)
+        whole_bytes = len(hint) // _HINTED.itemsize * _HINTED.itemsize
+        starts = np.frombuffer(hint[:whole_bytes], _HINTED).astype(np.int64)
+        if len(hint) % _HINTED.itemsize or not ascends(starts, samples * self._length):
+            raise RecodeError(
+                f"a hint of {len(hint)} bytes does not say where documents begin in {samples * self._length} tokens"
+            )
         # The last token of a window is the first of the next one, where a document begins anyway.
         owner = (starts - 1) // self._length
         places = (starts - owner * self._length).astype(PLACE)
         ends = np.repeat((owner + 1) * made.shape[1], PLACE.itemsize)
         lengths += PLACE.itemsize * np.bincount(owner, minlength=samples)
         return Records([np.insert(made.reshape(-1), ends, places.view(np.uint8))], lengths)
-
-
-def _starts(hint: bytes, tokens: int) -> NDArray[np.int64]:
-    """Returns where documents begin in a run of `tokens` + 1 tokens."""
-    starts = np.frombuffer(hint[: len(hint) // _HINTED.itemsize * _HINTED.itemsize], _HINTED).astype(np.int64)
-    if len(hint) % _HINTED.itemsize or not ascends(starts, tokens):
-        raise RecodeError(f"a hint of {len(hint)} bytes does not say where documents begin in {tokens} tokens")
-    return starts
 
 
 def ascends(places: NDArray[np.integer], limit: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing, closing
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -175,7 +175,9 @@ def _clock(endpoint: str) -> Iterator[Finding]:
 
 async def _objects(store: ObjectStore, url: str) -> list[Finding]:
     started = time.monotonic()
-    page = await _first_page(store, url)
+    page: Sequence[ObjectRecord]
+    async with aclosing(store.list(url)) as pages:
+        page = await anext(pages, [])
     listed = time.monotonic() - started
     if not page:
         return [Finding("problem", "url", f"{shown(url)}: nothing is there", "check the prefix")]
@@ -189,13 +191,6 @@ async def _objects(store: ObjectStore, url: str) -> list[Finding]:
         name = shown(record.url)
         found.append(Finding("ok", "read", f"{name} ({format_bytes(record.size)}): first byte after {read:.3f} s"))
     return found
-
-
-async def _first_page(store: ObjectStore, url: str) -> list[ObjectRecord]:
-    async with aclosing(store.list(url)) as pages:
-        async for page in pages:
-            return list(page)
-    return []
 
 
 async def link_findings(root: StoreRoot, url: str, seconds: float = SECONDS) -> list[Finding]:

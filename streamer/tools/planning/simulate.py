@@ -43,7 +43,8 @@ START_SECONDS = 0.3
 # The loader has the same (loader/options/loader_options.py): batches that are begun and not yet taken.
 _SPAN_PER_WORKER = 8
 _SPAN_MAX = 48
-# Its session has the same (loader/kinds/step_session.py): the next epoch is planned when so much of one is asked for.
+# The session of the loader has the same (loader/kinds/step_session.py): the next epoch is planned when so much of
+# one is asked for.
 _PLANNED_SHARE = 3 / 4
 _SESSION = "node"
 
