@@ -23,11 +23,18 @@ _URL_LETTERS = 48
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Counts per second between two samples; over the engine's life if there is only one."""
+    """Counts per second between two samples; over the engine's life if there is only one.
+
+    Attributes:
+        refusals: answers of the store that ask for fewer requests (429, 503).
+        peer_bytes: bytes from peers, or None without peers.
+    """
 
     store_bytes: float
     cache_bytes: float
     requests: float
+    refusals: float
+    peer_bytes: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +66,43 @@ class StatusView:
         self.now = now
         same = before is not None and before.get("pid") == now.get("pid")
         self._before: Statistics = before if before is not None and same else {}
+        # The first one of two sessions of one name counts.
+        self._old_sessions = {session_name(entry): entry for entry in reversed(entries(self._before, "sessions"))}
+
+    @property
+    def is_of_interval(self) -> bool:
+        """Whether rates and shares are those between two samples."""
+        return bool(self._before)
 
     @property
     def rates(self) -> Rates:
-        """The rates at which bytes come from the store and from the cache."""
+        """The rates at which bytes come from the store, the cache and peers, and requests are made and refused."""
         seconds = max(1e-9, self._difference("uptime_seconds"))
         return Rates(
             store_bytes=self._difference("store_bytes") / seconds,
             cache_bytes=self._difference("hit_bytes") / seconds,
             requests=self._difference("store_requests") / seconds,
+            refusals=self._difference("throttled") / seconds,
+            peer_bytes=self._difference("peer_received_bytes") / seconds if "peer_members" in self.now else None,
         )
+
+    @property
+    def in_flight(self) -> float:
+        """Number of requests that run."""
+        return number(self.now, "in_flight")
+
+    @property
+    def first_byte_seconds(self) -> float | None:
+        """Mean time to the first byte of the requests between two samples, or None if there were none."""
+        now, before = (entries(sample, "first_byte_buckets")[-1:] for sample in (self.now, self._before))
+        requests = sum(number(entry, "count") for entry in now) - sum(number(entry, "count") for entry in before)
+        return self._difference("first_byte_sum_seconds") / requests if requests > 0 else None
+
+    @property
+    def hit_share(self) -> float | None:
+        """Share of the bytes needed between two samples that were local, or None if none were needed."""
+        needed = self._difference("needed_bytes")
+        return self._difference("hit_bytes") / needed if needed > 0 else None
 
     @property
     def fill(self) -> float:
@@ -83,14 +117,22 @@ class StatusView:
 
     def wait_share(self, session: Statistics) -> float:
         """Share of its time that a consumer waited for the engine."""
-        name = _name(session)
-        old = next((entry for entry in entries(self._before, "sessions") if _name(entry) == name), {})
-        aged = number(session, "age_seconds") - number(old, "age_seconds")
-        if aged <= 0:  # a new session of the same name
-            old = {}
-            aged = number(session, "age_seconds")
-        waited = number(session, "waiting_seconds") - number(old, "waiting_seconds")
+        waited, aged = self._measure_growth(session, "waiting_seconds")
         return min(1.0, max(0.0, waited / aged)) if aged > 0 else 0.0
+
+    def samples_per_second(self, session: Statistics) -> float | None:
+        """Steps of a consumer times the batch of a rank; None if the engine does not say how large that is."""
+        batch_samples = number(session, "batch_samples")
+        steps, aged = self._measure_growth(session, "done")
+        return max(0.0, steps) * batch_samples / aged if batch_samples and aged > 0 else None
+
+    def _measure_growth(self, session: Statistics, name: str) -> tuple[float, float]:
+        """Returns by how much a count of a session has grown, and in how many seconds."""
+        old = self._old_sessions.get(session_name(session), {})
+        if number(session, "age_seconds") <= number(old, "age_seconds"):  # a new session of the same name
+            old = {}
+        grown = number(session, name) - number(old, name)
+        return grown, number(session, "age_seconds") - number(old, "age_seconds")
 
     # ------------------------------------------------------------ as text
 
@@ -265,6 +307,11 @@ def entries(statistics: Statistics, table: str) -> list[Statistics]:
     return cast("list[Statistics]", found) if isinstance(found, Sequence) else []
 
 
+def session_name(session: Statistics) -> tuple[object, ...]:
+    """Returns what tells a session from the others."""
+    return session.get("job"), session.get("consumer"), session.get("dataset")
+
+
 def number(statistics: Statistics, name: str) -> float:
     """Returns a number; 0 if it is missing (an older engine)."""
     found = statistics.get(name, 0)
@@ -307,10 +354,6 @@ def _last_report(session: Statistics) -> tuple[str, str]:
         return "-", ""
     advice = printable(str(session.get("advice") or ""))
     return f"{share:.1%}", f"{bottleneck}: {advice}" if advice else bottleneck
-
-
-def _name(session: Statistics) -> tuple[object, ...]:
-    return session.get("job"), session.get("consumer"), session.get("dataset")
 
 
 def _share(part_value: float, whole_value: float) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import select
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,29 +16,46 @@ from typing import TYPE_CHECKING, NamedTuple
 from streamer.base.extras import require
 from streamer.cli.connect import add_engine_options, engine_client
 from streamer.cli.exit_codes import Exit
-from streamer.cli.status_view import WORDS, Row, StatusView
+from streamer.cli.sparklines import ASCII, RecentLooks, choose_levels, choose_width
+from streamer.cli.status_view import WORDS, Row, StatusView, session_name
 from streamer.cli.terminal import Terminal
 
 if TYPE_CHECKING:
-    from rich.console import JustifyMethod, RenderableType
+    from rich.console import JustifyMethod, OverflowMethod, RenderableType
 
     from streamer.client.engine_client import EngineClient
 
 # Waits for a number of seconds; returns whether there is a next look.
 Pause = Callable[[float], bool]
+HeadedRows = tuple[Row, list[Row]]
 # Figures that are left out in a terminal with few lines, in this order.
-_LEAST_IMPORTANT = ("disk", "process", "tail", "loop", "first byte", "in flight")
+_LEAST_IMPORTANT = ("disk", "process", "tail", "loop", "refusals", "first byte", "in flight")
+# Columns of sessions with bars, and those that are left out where a terminal is too narrow for all, in this order.
+_SAMPLES_BARS = "samples/s: bars"
+_WAITING_BARS = "waiting: bars"
+_SESSION_COLUMNS = (
+    *("consumer", "job", "epoch", "step", "samples/s", _SAMPLES_BARS, "waiting", _WAITING_BARS),
+    *("hits", "loader", "bottleneck"),
+)
+_DROPPED_FIRST = ("hits", "epoch", "step", _SAMPLES_BARS, "bottleneck", "loader", "samples/s", _WAITING_BARS)
+_SESSION_BARS = 10
+_BARS_HEADER = "60 looks"
+# Letters before the bars of the engine: the name of a figure and a long text. A longer text takes the oldest bars.
+_TEXT_LETTERS = 63
+_LEAST_BARS = 5
 # Most rows of the members of mixes.
 _MOST_MEMBERS = 8
-# Columns that may be cut, and the letters of the others that are never cut.
+# Columns that may be cut, to so many letters before others are left out; and the letters of others that are never cut.
 _LONG = ("url", "bottleneck")
+_LONG_LETTERS = 10
 _MOST_LETTERS = 16
 
 HELP = "what an engine does, live"
 
 DESCRIPTION = """\
 The figures of `streamer stat`, again and again: rates and waiting shares are those of the last interval. In a terminal
-the figures stay in place until q or Ctrl-C; elsewhere each look is one line. An engine that is restarted is followed.
+the figures stay in place until q or Ctrl-C, beside bars of the last 60 looks; elsewhere each look is one line. An
+engine that is restarted is followed, and is a gap in the bars.
 """
 
 EXAMPLES = """\
@@ -60,8 +79,11 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         require("streamer top", "cli", "rich", field="top")
     with contextlib.suppress(KeyboardInterrupt), engine_client(arguments) as client, _keys() as pause:
         views = looks(client, arguments.interval, arguments.count, pause)
-        show = _live if terminal.out.isatty() else _plain
-        show(views, terminal)
+        if terminal.out.isatty():
+            # A single look has no course.
+            _live(views, terminal, has_bars=arguments.count != 1)
+        else:
+            _plain(views, terminal)
     return Exit.DONE
 
 
@@ -97,57 +119,106 @@ def plain_line(view: StatusView) -> str:
     )
 
 
-def render(view: StatusView, columns: int, lines: int) -> RenderableType:
-    """Draws one look for a terminal of that size; leaves out the least important parts if there is not enough space."""
+def render(view: StatusView, columns: int, lines: int, recent: RecentLooks | None = None) -> RenderableType:
+    """Draws one look for a terminal of that size; leaves out the least important parts if there is not enough space.
+
+    Args:
+        view: look to draw.
+        columns: number of letters in a line.
+        lines: number of lines.
+        recent: looks up to this one, to draw bars of them.
+    """
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    shown = fit_view(view, columns, lines)
-    figures = Table.grid(padding=(0, 2))
-    figures.add_column(style="bold")
-    figures.add_column(no_wrap=True)
+    shown = fit_view(view, columns, lines, recent)
+    # A terminal that cannot show bars has no ellipsis either.
+    overflow: OverflowMethod = "crop" if recent is not None and recent.levels == ASCII else "ellipsis"
+    parts: list[RenderableType] = []
     for what, text in shown.figures:
-        figures.add_row(what, Text(text))
-    parts: list[RenderableType] = [figures]
+        line = f"{what:<10}  {text}"
+        figure = Text(_add_bars(line, what, columns, recent), no_wrap=True, overflow=overflow)
+        figure.stylize("bold", 0, len(what))
+        parts.append(figure)
     for headers, rows in shown.tables:
-        parts += [Text(), _table(headers, rows, columns)]
+        parts += [Text(), _table(headers, rows, columns, overflow)]
     parts += [Text(remark) for remark in shown.remarks]
     return Group(*parts)
 
 
+def _add_bars(line: str, figure: str, columns: int, recent: RecentLooks | None) -> str:
+    """Adds the bars of a figure of the engine to its line, as far as there is room for them."""
+    if recent is None:
+        return line
+    width = choose_width(columns - _TEXT_LETTERS)
+    end = min(columns, _TEXT_LETTERS + width)
+    room = min(width, end - len(line) - 2)
+    bars = recent.draw((figure,), width)
+    return f"{line:<{end - room}}{bars[-room:]}" if bars and room >= _LEAST_BARS else line
+
+
 class Shown(NamedTuple):
-    """The parts of a look that are shown; each row takes one line."""
+    """The parts of a look that are shown; each row, and each string of the remarks, takes one line."""
 
     figures: list[Row]
-    tables: list[tuple[Row, list[Row]]]
+    tables: list[HeadedRows]
     remarks: list[str]
 
-    def height(self, columns: int) -> int:
+    @property
+    def height(self) -> int:
         """Number of lines."""
-        tables = sum(2 + len(rows) for _, rows in self.tables)
-        return len(self.figures) + tables + sum(-(-len(remark) // columns) for remark in self.remarks)
+        return len(self.figures) + sum(2 + len(rows) for _, rows in self.tables) + len(self.remarks)
 
 
-def fit_view(view: StatusView, columns: int, lines: int) -> Shown:
+def fit_view(view: StatusView, columns: int, lines: int, recent: RecentLooks | None = None) -> Shown:
     """Drops less important figures first, then the other tables, then the sessions that wait least."""
+    figures: list[Row] = list(view.lines())
     tables = view.tables(_MOST_MEMBERS)
+    if recent is not None:
+        figures.append(("refusals", f"{view.rates.refusals:,.1f}/s"))
+        if view.sessions:
+            tables[-1] = fit_sessions(view, tables[-1], columns, recent)
     # The sessions are the last table. If their last column is cut, the text of the first of them follows below.
-    is_cut = bool(view.sessions) and _width(*tables[-1]) > columns
-    advice = [text] if is_cut and (text := view.worst_advice()) else []
-    shown = Shown(list(view.lines()), tables, advice)
+    is_cut = bool(view.sessions) and ("bottleneck" not in tables[-1][0] or _width(*tables[-1]) > columns)
+    advice = textwrap.wrap(view.worst_advice(), columns) if is_cut else []
+    shown = Shown(figures, tables, advice)
     for what in _LEAST_IMPORTANT:
-        if shown.height(columns) > lines:
+        if shown.height > lines:
             shown = shown._replace(figures=[row for row in shown.figures if row[0] != what])
-    while len(shown.tables) > bool(view.sessions) and shown.height(columns) > lines:
+    while len(shown.tables) > bool(view.sessions) and shown.height > lines:
         shown = shown._replace(tables=shown.tables[1:])
-    missing = shown.height(columns) - lines
+    missing = shown.height - lines
     if missing <= 0 or not shown.tables:
         return shown
     ((headers, sessions),) = shown.tables
     kept = max(1, len(sessions) - missing - 1)
-    left_out = f"and {len(sessions) - kept} more that wait less"
-    return shown._replace(tables=[(headers, sessions[:kept])], remarks=[left_out, *advice])
+    left_out = textwrap.wrap(f"and {len(sessions) - kept} more that wait less", columns)
+    return shown._replace(tables=[(headers, sessions[:kept])], remarks=[*left_out, *advice])
+
+
+def fit_sessions(view: StatusView, table: HeadedRows, columns: int, recent: RecentLooks) -> HeadedRows:
+    """Adds samples/s and bars to the table of the sessions; returns as many of its columns as a line has room for."""
+    headers, rows = table
+    names = [session_name(session) for session in view.sessions]
+    rates = [recent.samples_per_second(name) for name in names]
+    cells: dict[str, Row] = {
+        **dict(zip(headers, zip(*rows, strict=True), strict=True)),
+        "samples/s": tuple("-" if rate is None else f"{rate:,.0f}" for rate in rates),
+        _SAMPLES_BARS: tuple(recent.draw((*name, "samples/s"), _SESSION_BARS) for name in names),
+        _WAITING_BARS: tuple(recent.draw((*name, "waiting"), _SESSION_BARS) for name in names),
+    }
+    titles = {_SAMPLES_BARS: _BARS_HEADER, _WAITING_BARS: _BARS_HEADER}
+    shown = list(_SESSION_COLUMNS)
+    for dropped in (None, *_DROPPED_FIRST):
+        shown = [name for name in shown if name != dropped]
+        widths = [max(map(len, (titles.get(name, name), *cells[name]))) for name in shown]
+        least = [
+            min(_LONG_LETTERS if name in _LONG else _MOST_LETTERS, width)
+            for name, width in zip(shown, widths, strict=True)
+        ]
+        if sum(least) + 2 * (len(least) - 1) <= columns:
+            break
+    return tuple(titles.get(name, name) for name in shown), list(zip(*(cells[name] for name in shown), strict=True))
 
 
 def _width(headers: Row, rows: list[Row]) -> int:
@@ -155,7 +226,7 @@ def _width(headers: Row, rows: list[Row]) -> int:
     return sum(2 + max(map(len, column)) for column in zip(headers, *rows, strict=True)) - 2
 
 
-def _table(headers: Row, rows: list[Row], columns: int) -> RenderableType:
+def _table(headers: Row, rows: list[Row], columns: int, overflow: OverflowMethod) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
@@ -167,7 +238,7 @@ def _table(headers: Row, rows: list[Row], columns: int) -> RenderableType:
     for header, width, least in zip(headers, widths, exact, strict=True):
         justify: JustifyMethod = "left" if header in (headers[0], *WORDS) else "right"
         most = min(width, max(1, room)) if header in _LONG else None
-        table.add_column(header, justify=justify, no_wrap=True, min_width=least, max_width=most)
+        table.add_column(header, justify=justify, no_wrap=True, min_width=least, max_width=most, overflow=overflow)
     for row in rows:
         # Text, because names chosen by clients are not markup.
         table.add_row(*map(Text, row))
@@ -179,14 +250,20 @@ def _plain(views: Iterator[StatusView], terminal: Terminal) -> None:
         terminal.line(plain_line(view))
 
 
-def _live(views: Iterator[StatusView], terminal: Terminal) -> None:
+def _live(views: Iterator[StatusView], terminal: Terminal, *, has_bars: bool) -> None:
     from rich.console import Console
     from rich.live import Live
 
+    if isinstance(terminal.out, io.TextIOWrapper):
+        # Names of clients may have letters that the terminal's encoding lacks.
+        terminal.out.reconfigure(errors="replace")
+    recent = RecentLooks(choose_levels(terminal.out.encoding, os.environ)) if has_bars else None
     console = Console(file=terminal.out)
     with Live(console=console, auto_refresh=False) as live:
         for view in views:
-            live.update(render(view, console.width, console.height), refresh=True)
+            if recent is not None:
+                recent.add(view)
+            live.update(render(view, console.width, console.height, recent), refresh=True)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,8 @@ peer_chunks, peer_bytes                       chunks that peers sent, and bytes 
 errors, error_kinds                           errors that reached a consumer
 draining                                      the engine is leaving: it starts no fetches any more
 datasets                                      one entry per dataset in use in the last minutes: url, sizes, sessions
-sessions                                      one entry per session: consumer, epoch, progress, hits per epoch,
+sessions                                      one entry per session: consumer, epoch, progress (steps that are "done",
+                                              of batch_samples for this consumer), hits per epoch,
                                               waiting_seconds of age_seconds; what its loader reports of itself:
                                               loader_waiting_share, bottleneck, advice, report_age_seconds (or None);
                                               of packed rows row_padding, row_cost_spread, row_tokens, row_left_out
@@ -158,18 +159,21 @@ def _dataset(engine: Engine, manifest: Manifest) -> Table:
 
 def _session(session: EngineSession) -> Table:
     now = session.engine_now()
+    request = session.request
     epoch = session.running_epoch if session.running_epoch is not None else -1
     count = session.counts.get(epoch)
     return {
-        "consumer": session.request.consumer[:_SHOWN_LETTERS],
-        "job": session.request.job[:_SHOWN_LETTERS],
-        "dataset": session.request.dataset,
+        "consumer": request.consumer[:_SHOWN_LETTERS],
+        "job": request.job[:_SHOWN_LETTERS],
+        "dataset": request.dataset,
         "waiting_seconds": round(session.waiting.seconds(now), 6),
         "age_seconds": round(session.waiting.age_seconds(now), 6),
         **_describe_report(session, now),
         "failed": type(session.failed).__name__ if session.failed else "",
         "epoch": epoch,
         "done": session.progress.done,
+        # 0 where the client has not said how large it is.
+        "batch_samples": request.global_batch / request.world_size if request.world_size else 0.0,
         "through": session.progress.last_ready_step(),
         "want": session.progress.want,
         "epoch_needs": count.needs if count else 0,

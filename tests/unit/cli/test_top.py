@@ -7,10 +7,13 @@ import os
 import types
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from streamer.cli import top_command
 from streamer.cli.main import build_parser, main
+from streamer.cli.sparklines import ASCII, BLOCKS, RecentLooks
 from streamer.cli.status_view import StatusView
 from streamer.cli.terminal import Terminal
 
@@ -80,6 +83,115 @@ def test_a_small_terminal_shows_every_rank():
         ]
         assert shown[-1] == "waits most: rank 7: decode: more workers would keep up: num_workers=12"
         assert ("and 6 more that wait less" in shown) == (ranks == 2)
+
+
+def _recent_looks(ranks, levels=BLOCKS, looks=60):
+    """Looks at an engine whose ranks wait, and the last of them."""
+
+    def sample(second):
+        report = {"loader_waiting_share": 0.43, "bottleneck": "decode", "advice": "more workers would keep up"}
+        sessions = [
+            {"consumer": f"rank {rank}", "job": "train", "epoch": 3, "done": 100_000 + second**2}
+            | {"age_seconds": second, "waiting_seconds": second / 2, "batch_samples": 64.0, **report}
+            for rank in range(ranks)
+        ]
+        counts = {"pid": 3, "uptime_seconds": second, "store_bytes": second**2 * 10**6, "sessions": sessions}
+        return counts | {"needed_bytes": 4 * second, "hit_bytes": second, "limit_bytes": 9, "throttled": second}
+
+    recent = RecentLooks(levels)
+    views = [StatusView(sample(second), sample(second - 1)) for second in range(2, looks + 2)]
+    for view in views:
+        recent.add(view)
+    return views[-1], recent
+
+
+def _draw(view, recent, columns, lines=40):
+    console = Console(file=io.StringIO(), width=columns, height=lines)
+    console.print(top_command.render(view, columns, lines, recent))
+    return console.file.getvalue().splitlines()
+
+
+def test_bars_stand_beside_figures_and_sessions():
+    """A minute in 60 letters where there is room; those of a session are ten."""
+    view, recent = _recent_looks(2)
+    shown = _draw(view, recent, 140)
+    store = next(line for line in shown if line.startswith("store"))
+    assert len(store) == 123
+    assert store.endswith("▇" + "█" * 9)
+    assert next(line for line in shown if line.startswith("hits")).endswith("▃" * 60)
+    assert next(line for line in shown if line.startswith("refusals")).split()[1] == "1.0/s"
+    header = next(line for line in shown if line.startswith("consumer"))
+    assert header.split() == [
+        *("consumer", "job", "epoch", "step", "samples/s", "60", "looks", "waiting", "60", "looks", "hits", "loader"),
+        "bottleneck",
+    ]
+    rank = next(line for line in shown if line.startswith("rank 0"))
+    assert rank.split()[5] == "7,168"
+    assert rank.count("▅") >= 10
+
+
+@pytest.mark.parametrize(
+    ("columns", "names"),
+    [
+        (101, "consumer job epoch step samples/s bars waiting bars hits loader bottleneck"),
+        (100, "consumer job epoch step samples/s bars waiting bars loader bottleneck"),
+        (80, "consumer job samples/s bars waiting bars loader bottleneck"),
+        (60, "consumer job samples/s waiting bars loader"),
+        (50, "consumer job samples/s waiting bars"),
+        (45, "consumer job waiting bars"),
+        (30, "consumer job waiting"),
+    ],
+)
+def test_columns_go_in_this_order_where_there_is_no_room(columns, names):
+    """Hits, epoch, step, bars of samples/s, bottleneck, loader, samples/s, bars of waiting; a rank keeps its name."""
+    view, recent = _recent_looks(2)
+    shown = _draw(view, recent, columns)
+    header = next(line for line in shown if line.startswith("consumer"))
+    assert header.replace("60 looks", "bars").split() == names.split()
+    assert all(any(line.startswith(f"rank {rank} ") for line in shown) for rank in range(2))
+    assert ("waits most: rank 0: decode: more workers would keep up" in " ".join(shown)) == (columns < 105)
+
+
+@given(st.integers(20, 200), st.integers(8, 60), st.sampled_from([BLOCKS, ASCII]), st.integers(0, 9))
+def test_bars_fit_every_terminal(columns, lines, levels, ranks):
+    """No line is longer than the terminal, and none is broken in two; without blocks everything is ASCII."""
+    view, recent = _recent_looks(ranks, levels, looks=3)
+    shown = _draw(view, recent, columns, lines)
+    assert max(map(len, shown)) <= columns
+    fitted = top_command.fit_view(view, columns, lines, recent)
+    assert len(shown) == fitted.height
+    if levels is ASCII:
+        assert all(line.isascii() for line in shown)
+
+
+def test_long_texts_take_the_oldest_bars():
+    """The newest ones stay, at the same place in all lines."""
+    view, recent = _recent_looks(1)
+    shown = {line.split("  ")[0]: line for line in _draw(view, recent, 70)}
+    assert len(shown["store"]) == len(shown["hits"]) == 70
+    assert shown["store"].endswith(recent.draw(("store",), 10))
+    assert not shown["store"].endswith(" " + recent.draw(("store",), 10)[1:])
+
+
+def test_one_look_has_no_bars(monkeypatch):
+    """Its figures are those of the engine's life; and a log never has any."""
+    drawn = []
+    monkeypatch.setattr(top_command, "engine_client", lambda arguments: contextlib.nullcontext(Engine()))
+    monkeypatch.setattr(top_command, "_keys", lambda: contextlib.nullcontext(lambda seconds: True))
+    monkeypatch.setattr(top_command, "render", lambda view, columns, lines, recent: drawn.append(recent) or "")
+    terminal = Terminal(TerminalFile(), TerminalFile())
+    for count in (1, 2):
+        top_command.run(build_parser().parse_args(["top", "--count", str(count)]), terminal)
+    assert [recent is None for recent in drawn] == [True, False, False]
+
+
+class TerminalFile(io.StringIO):
+    """A file that says it is a terminal."""
+
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
 
 
 def test_q_ends_it_at_once():
