@@ -15,7 +15,7 @@ AUDITED := $(VENV)/.audited
 # What builds and checks a release.
 RELEASE := build/release
 .PHONY: help demo demo-fleet unit test check check-benchmarks fmt bench fuzz audit audit-when-reachable wheel
-.PHONY: test-faults test-clouds test-pages test-pythons test-docker test-formats test-gpu
+.PHONY: pictures keep-pictures test-faults test-clouds test-pages test-pythons test-docker test-formats test-gpu
 
 help:
 	@echo "make demo         train on a bucket, through the cache, in under 3 minutes; table and curves at the end"
@@ -29,6 +29,7 @@ help:
 	@echo "make fuzz         damaged inputs for every parser, SECONDS=3600 of them; what fails is kept in build/fuzz/"
 	@echo "make test-clouds  the tests against emulators of the clouds' stores"
 	@echo "make test-pages   README and pages as printed, in an environment made from a wheel, beside the other libraries; needs the network"
+	@echo "make pictures     the pictures of page and top for docs/deploy/, in build/pictures/; make keep-pictures puts them there"
 	@echo "make test-pythons unit tests, README's program and the demo in other Pythons, with the newest and lowest libraries"
 	@echo "make wheel        the wheel, the sdist and an SBOM in dist/, checked, installed in a fresh environment and tried"
 	@echo "make test-formats the formats on larger files of the libraries' own writers, and on damaged ones; needs the network"
@@ -94,7 +95,15 @@ test-clouds: $(STAMP)
 
 # Needs a package index.
 test-pages: $(STAMP)
-	$(PYTEST) -m pages --timeout 3600 $(or $(TESTS),tests/pages)
+	$(PYTEST) -m pages --timeout 3600 $(or $(TESTS),tests/pages tests/e2e/test_curves.py)
+
+# What the tests of page and top draw, of jobs that run longer than in a test; somebody looks before docs/ has it.
+pictures: $(STAMP)
+	PICTURES=build/pictures $(PYTEST) -m slow tests/e2e/test_curves.py tests/e2e/test_overview.py tests/e2e/test_top.py
+	@echo "look at build/pictures/*; make keep-pictures puts those that docs/deploy/ shows there"
+
+keep-pictures:
+	for picture in build/pictures/*; do test ! -f docs/deploy/$${picture##*/} || cp $$picture docs/deploy/; done
 
 # Needs a package index, and 10 GB below build/. PYTHONS="--debian forky": also that release's, as root with debootstrap.
 test-pythons:

@@ -2,7 +2,7 @@
 
     python docs/deploy/dashboard_picture.py [OUT.png] [--seconds 90]
 
-Starts a service over local files with a job of two ranks, as screenshot.py does, and a Prometheus that scrapes it. Then
+Starts a service over local files with a job of two ranks and a Prometheus that scrapes it. Then
 every query of deploy/helm/streamer/files/dashboard.json is asked of that Prometheus and drawn where the dashboard has
 its panel. Grafana itself looks better; titles, units, places and figures are those of the file.
 """
@@ -122,8 +122,8 @@ def main() -> None:
     parser.add_argument("out", nargs="?", type=Path, default=Path(__file__).with_name("dashboard.png"))
     parser.add_argument("--seconds", type=float, default=90)
     arguments = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).parent))
-    from screenshot import Service, wait_for
+    sys.path.insert(0, str(ROOT))
+    from tests.e2e.services import Service, wait_for
 
     with tempfile.TemporaryDirectory(prefix="dashboard-") as name, ExitStack() as stack:
         service = Service(Path(name), SCRAPED)

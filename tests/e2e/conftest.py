@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing.resource_tracker
+import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -78,6 +80,21 @@ def standing_engine() -> Iterator[Callable[[Path], None]]:
         yield start
         for dataset in held:
             dataset.close()
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Returns the folder for the documents' pictures: that of `make pictures`, else one that goes with the test."""
+    folder = Path(os.environ.get("PICTURES") or tmp_path / "pictures")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def service_folder() -> Iterator[Path]:
+    """Yields the folder of a service of which there is a picture, in which its paths are read."""
+    with tempfile.TemporaryDirectory(prefix="streamer-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

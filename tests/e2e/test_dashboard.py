@@ -11,6 +11,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.e2e.services import Service, wait_for
+
 DOCS = Path(__file__).parents[2] / "docs" / "deploy"
 # Nothing fails here.
 EMPTY = {
@@ -31,16 +33,16 @@ def _load(name: str) -> ModuleType:
 @pytest.mark.slow
 def test_every_panel_has_series(tmp_path: Path) -> None:
     """With the labels that its legend names; shares are between 0 and 1."""
-    pictures, screenshot = _load("dashboard_picture"), _load("screenshot")
+    pictures = _load("dashboard_picture")
     if pictures.PROGRAM is None:
         pytest.skip("no prometheus: apt-get install prometheus")
     panels = json.loads(pictures.DASHBOARD.read_text())["panels"]
-    service = screenshot.Service(tmp_path, pictures.SCRAPED)
+    service = Service(tmp_path, pictures.SCRAPED)
     with ExitStack() as stack:
         stack.enter_context(pictures.prometheus(tmp_path))
         stack.enter_context(service.running())
         ranks = [stack.enter_context(service.rank(number)) for number in range(2)]
-        screenshot.wait_for(ranks, 1, 20)
+        wait_for(ranks, 1, 20)
         queries = {(p["title"], t["expr"]): t["legendFormat"] for p in panels for t in p["targets"]}
         deadline = time.monotonic() + 60
         found: dict[tuple[str, str], list] = {}

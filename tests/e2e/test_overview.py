@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import re
 import signal
@@ -11,30 +10,22 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
 
 import aiohttp
 import pytest
 
 from streamer.cli.status_view import StatusView
 from streamer.service.web import serve_http
+from tests.e2e.browser import PROGRAM, Browser, browser
+from tests.e2e.services import Service, from_metrics, make_statistics, plain, wait_for
 
-DOCS = Path(__file__).parents[2] / "docs" / "deploy"
 ADDRESS = "127.0.0.1:9468"
 HOSTILE = '<img src=x onerror="document.title=1">'
 
 
-def _load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-pictures, screenshot = _load("page_pictures"), _load("screenshot")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(pictures.PROGRAM is None, reason="no browser: apt-get install chromium"),
+    pytest.mark.skipif(PROGRAM is None, reason="no browser: apt-get install chromium"),
 ]
 
 
@@ -77,20 +68,20 @@ class Text(HTMLParser):
 
 
 @asynccontextmanager
-async def page(values: dict[str, object], **window: object) -> AsyncIterator[object]:
+async def page(values: dict[str, object], **window: object) -> AsyncIterator[Browser]:
     """The page of an engine with these statistics."""
-    async with pictures.browser() as chromium, serve_http(ADDRESS, lambda: values, lambda: ""):
+    async with browser() as chromium, serve_http(ADDRESS, lambda: values, lambda: ""):
         await chromium.open(f"http://{ADDRESS}/", **window)
         yield chromium
 
 
-async def text_of(chromium: object) -> Text:
+async def text_of(chromium: Browser) -> Text:
     return Text(await chromium.evaluate("document.documentElement.outerHTML"))
 
 
 async def test_the_figures_are_those_of_top() -> None:
     """Every figure of the engine, and the rows of all ranks, in the words of `streamer top`."""
-    values = pictures.crowded(ranks=3, datasets=2, job="train")
+    values = make_statistics(ranks=3, datasets=2, job="train")
     async with page(values) as chromium:
         text = await text_of(chromium)
     view = StatusView(values)
@@ -110,7 +101,7 @@ async def test_the_figures_are_those_of_top() -> None:
 
 async def test_rates_are_those_of_the_time_between_two_looks() -> None:
     """50 MB and 20 requests in half a second, by the engine's own clock."""
-    values = pictures.crowded(ranks=1)
+    values = make_statistics(ranks=1)
     async with page(values) as chromium:
         values.update(store_bytes=9.4e11 + 5e7, store_requests=112_020, uptime_seconds=3724.0)
         store = "[...document.querySelectorAll('dd')][2].textContent"
@@ -120,8 +111,8 @@ async def test_rates_are_those_of_the_time_between_two_looks() -> None:
 
 async def test_an_engine_that_does_not_answer_is_announced() -> None:
     """The figures stay, marked as old, and the line that screen readers announce says so."""
-    async with pictures.browser() as chromium:
-        async with serve_http(ADDRESS, pictures.crowded, lambda: ""):
+    async with browser() as chromium:
+        async with serve_http(ADDRESS, make_statistics, lambda: ""):
             await chromium.open(f"http://{ADDRESS}/")
         await chromium.until("document.body.classList.contains('stale')")
         state = await chromium.evaluate("document.querySelector('[role=status][aria-live=polite]').textContent")
@@ -131,7 +122,7 @@ async def test_an_engine_that_does_not_answer_is_announced() -> None:
 
 async def test_names_of_clients_stay_text() -> None:
     """Markup in the name of a job, a consumer, an advice, a url or a warning is shown, not made."""
-    found = pictures.crowded(ranks=1, datasets=1, job=HOSTILE)
+    found = make_statistics(ranks=1, datasets=1, job=HOSTILE)
     for table, name in (("sessions", "consumer"), ("sessions", "advice"), ("datasets", "url"), ("warnings", "text")):
         found[table][0][name] = HOSTILE
     async with page(found) as chromium:
@@ -144,7 +135,7 @@ async def test_names_of_clients_stay_text() -> None:
 
 async def test_a_script_that_is_not_the_pages_own_does_not_run() -> None:
     """Not one that is written into the page, and no string becomes markup; nothing else than the server is asked."""
-    async with page(pictures.crowded()) as chromium:
+    async with page(make_statistics()) as chromium:
         async with aiohttp.ClientSession() as session, session.get(f"http://{ADDRESS}/") as answer:
             policy = dict(part.split(" ", 1) for part in answer.headers["Content-Security-Policy"].split("; "))
         assert policy["default-src"] == "'none'"
@@ -160,7 +151,7 @@ async def test_a_script_that_is_not_the_pages_own_does_not_run() -> None:
 
 async def test_of_many_ranks_the_worst_are_in_sight() -> None:
     """64 ranks and 20 datasets: eight ranks, the one that waits most first, and all of them on request."""
-    async with page(pictures.crowded()) as chromium:
+    async with page(make_statistics()) as chromium:
         text = await text_of(chromium)
         closed = "document.querySelector('details').open === false"
         assert await chromium.evaluate(closed)
@@ -180,7 +171,7 @@ async def test_of_many_ranks_the_worst_are_in_sight() -> None:
 
 async def test_a_job_that_waits_is_not_called_failed() -> None:
     """Each of the two has a sentence; the error is below, in red, with its job."""
-    values = pictures.crowded(ranks=2, job="waits")
+    values = make_statistics(ranks=2, job="waits")
     failed = {**values["sessions"][0], "job": "fails", "failed": "AccessDeniedError", "loader_waiting_share": None}
     text = "job fails, rank 0 got AccessDeniedError: s3://bucket/a: the store answered 403"
     error = {"at_seconds": 1795440000.0, "level": "ERROR", "logger": "streamer.service.recent_warnings", "text": text}
@@ -193,9 +184,10 @@ async def test_a_job_that_waits_is_not_called_failed() -> None:
         assert text in "".join((await text_of(chromium)).words)
 
 
-async def test_jobs_come_first_on_a_phone() -> None:
+async def test_jobs_come_first_on_a_phone(pictures: Path) -> None:
     """They are in sight without scrolling: the figures of the engine fill more than a screen of their own."""
-    async with page(pictures.crowded(), width=390, height=844) as chromium:
+    async with page(make_statistics(), width=390, height=844, dark=True) as chromium:
+        await chromium.draw(pictures / "page-phone.png")
         top = "document.querySelector('#{}').getBoundingClientRect().top"
         assert await chromium.evaluate(top.format("jobs-title")) < 250
         assert await chromium.evaluate(top.format("engine-title")) > await chromium.evaluate(top.format("jobs"))
@@ -204,7 +196,7 @@ async def test_jobs_come_first_on_a_phone() -> None:
 @pytest.mark.parametrize("width", [320, 390, 1280])
 async def test_the_page_fits_its_window(width: int) -> None:
     """Nothing but a table's own box scrolls sideways."""
-    async with page(pictures.crowded(), width=width) as chromium:
+    async with page(make_statistics(), width=width) as chromium:
         whole = "document.documentElement"
         assert await chromium.evaluate(
             f"{whole}.scrollWidth === {whole}.clientWidth && {whole}.clientWidth > {width - 20}"
@@ -213,7 +205,7 @@ async def test_the_page_fits_its_window(width: int) -> None:
 
 async def test_a_screen_reader_finds_its_way() -> None:
     """Headings, a status, tables with captions and headers: as the browser tells assistive programs."""
-    async with page(pictures.crowded(ranks=2, datasets=1, job="train")) as chromium:
+    async with page(make_statistics(ranks=2, datasets=1, job="train")) as chromium:
         nodes = (await chromium.call("Accessibility.getFullAXTree"))["nodes"]
     named = {(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if "role" in node}
     parts = ("Engine", "Jobs", "Datasets", "Last warnings and errors")
@@ -231,14 +223,14 @@ STANDING = ("in flight", "first byte", "hits", "fill", "tail", "trouble")
 
 async def test_the_figures_are_those_of_metrics(tmp_path: Path) -> None:
     """A job at work, stopped in the middle of an epoch: page and /metrics have the same figures of engine and ranks."""
-    service = screenshot.Service(tmp_path, 9469)
+    service = Service(tmp_path, 9469)
     with ExitStack() as stack:
         stack.enter_context(service.running())
         ranks = [stack.enter_context(service.rank(number)) for number in range(2)]
-        screenshot.wait_for(ranks, 1, 20)
+        wait_for(ranks, 1, 20)
         for rank in ranks:
             os.killpg(rank.pid, signal.SIGSTOP)
-        async with pictures.browser() as chromium:
+        async with browser() as chromium:
             await chromium.open(f"http://{service.http}/")
             async with asyncio.timeout(60):
                 while (shown := _standing(await text_of(chromium))) != (scraped := await _scraped(service)):  # noqa: ASYNC110
@@ -255,12 +247,12 @@ def _standing(text: Text) -> tuple[dict[str, str], list[list[str]]]:
     return {name: figures[name] for name in STANDING}, rows
 
 
-async def _scraped(service: object) -> tuple[dict[str, str], list[list[str]]]:
+async def _scraped(service: Service) -> tuple[dict[str, str], list[list[str]]]:
     async with aiohttp.ClientSession() as session:
         async with session.get(f"http://{service.http}/statistics.json") as answer:
             names = await answer.json()
         async with session.get(f"http://{service.http}/metrics") as answer:
-            view = StatusView(screenshot.plain(screenshot.from_metrics(await answer.text(), names)))
+            view = StatusView(plain(from_metrics(await answer.text(), names)))
     rows = [
         [consumer, loader, bottleneck.partition(":")[0], epoch, step, hits]
         for consumer, _, epoch, step, _, hits, loader, bottleneck in view.session_rows()
