@@ -174,13 +174,13 @@ class SampleDecoder:
         Args:
             key: key of the sample.
             fields: bytes by name.
-            row: target arrays; a field whose array has the same dtype and shape is written there.
+            row: target arrays: a field whose array has the same dtype and shape is written there.
             in_place: arrays that are already in their rows, by the name of their field.
             raw: converts fields without a decoder.
-            draws: random numbers for decoders that draw; see `TargetDecoder`.
+            draws: random numbers for decoders that draw (see `TargetDecoder`).
 
         Raises:
-            DecodeError: the bytes of a field do not match its name; the decoder's error is the cause.
+            DecodeError: the bytes of a field do not match its name. The decoder's error is the cause.
             ConfigError: a pickle is not allowed.
         """
         sample: dict[str, object] = {"__key__": key}
@@ -209,7 +209,7 @@ class SampleDecoder:
         for reader in [*self._given.values(), *(reader for _, reader in readers)]:
             if isinstance(reader, TargetDecoder):
                 reader.check(codecs)
-        self._warn_of_unused_names(fields)
+        self._warn_of_idle_names(fields)
         for spec, reader in readers:
             if reader is arrays.refuse_pickle:
                 raise ConfigError(
@@ -220,7 +220,7 @@ class SampleDecoder:
                     name=spec.name,
                 )
 
-    def _warn_of_unused_names(self, fields: Sequence[FieldSpec]) -> None:
+    def _warn_of_idle_names(self, fields: Sequence[FieldSpec]) -> None:
         """Logs the names of the rule that are those of no field, no ending of one, and no kind."""
         if not fields:
             return

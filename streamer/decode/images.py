@@ -87,10 +87,10 @@ class TooDeepError(ValueError):
 
 
 def find_image_field(name: str, fields: Iterable[object], where: str) -> str:
-    """Returns the field for a name; for "image", if no field is called so, the only image, whatever its extension.
+    """Returns the field of a name, or for "image", if no field is called so, the only image, whatever its extension.
 
     Raises:
-        ConfigError: there is no such field, or there are several; begins with `where`.
+        ConfigError: there is no such field, or there are several. Its text begins with `where`.
     """
     found = [str(field) for field in fields]
     if name in found:
@@ -116,7 +116,6 @@ class ImageDecoder:
     Attributes:
         min_height: JPEGs are decoded at the smallest scale of 1/8 .. 8/8 with at least this many rows; 0 is full
             size.
-            full size.
         min_width: the same for columns.
         mode: "rgb": as above; values of more than 8 bits are refused. "rgb8": 16 bits are reduced to 8. "stored":
             values as they are stored: (height, width) for grey, and for palettes, whose indices are kept; with a third
@@ -145,13 +144,13 @@ class ImageDecoder:
 
         Args:
             content: bytes of the file.
-            out: C-contiguous uint8 array; written and returned if the image has its shape and type.
+            out: C-contiguous uint8 array, which is written and returned if the image has its shape and type.
 
         Returns:
             `out` if it fits, otherwise a new array.
 
         Raises:
-            ValueError: it cannot be read; the text has each decoder's reason.
+            ValueError: it cannot be read. The text has each decoder's reason.
             ConfigError: the libraries that it needs are not installed.
         """
         return self.decode(content, out)[0]
@@ -351,7 +350,7 @@ def _read_by_opencv(content: Content, decoder: ImageDecoder, flags: int) -> Stor
 def _decode_by_pillow(content: Content, decoder: ImageDecoder, out: Image | None) -> Image:
     with _open(content, decoder) as image:
         deep = image.mode.startswith(_DEEP_MODES)
-        if not deep and not _is_reduced(image, content):
+        if not deep and not _has_fewer_bits(image, content):
             return place(_stretch_to_8_bits(np.array(image.convert("RGB")), content), out)
         has_32 = image.mode == "F"
         if decoder.mode != "rgb8" or has_32:
@@ -367,7 +366,7 @@ def _decode_by_pillow(content: Content, decoder: ImageDecoder, out: Image | None
 
 def _read_stored_by_pillow(content: Content, decoder: ImageDecoder, out: Image | None) -> Stored:
     with _open(content, decoder) as image:
-        if _is_reduced(image, content) or (image.format == "JPEG2000" and not headers.is_plain_jpeg2000(content)):
+        if _has_fewer_bits(image, content) or (image.format == "JPEG2000" and not headers.is_plain_jpeg2000(content)):
             raise _UnreadError(f"Pillow may change the values of this image to its mode {image.mode}")
         if image.mode not in _STORED_MODES and not image.mode.startswith(_DEEP_MODES):
             return place(np.array(image.convert("L" if image.mode == "1" else "RGB")), out)
@@ -408,7 +407,7 @@ def _data(image: ImageFile) -> str:
     return str(image.tile[0][3]) if image.tile else ""
 
 
-def _is_reduced(image: ImageFile, content: Content) -> bool:
+def _has_fewer_bits(image: ImageFile, content: Content) -> bool:
     """Whether Pillow returns other values than the file's: 8 bits of 16 in colours, scaled ones, 32 of 64."""
     data = _data(image)
     if image.format == "PPM" and (scaled := _SCALED.search(data)) is not None:

@@ -78,7 +78,7 @@ def find_companions(sample: Mapping[str, object], field: str, source: str, shape
     """Returns the fields that would have to move with an image, with their kinds.
 
     Boxes, keypoints and outlines are found by their names, also inside of dicts. A mask is an array of the image's
-    height and width, or an image, that is called so; or any array of height x width beside an image of colours; or an
+    height and width, or an image, that is called so, or any array of height x width beside an image of colours, or an
     image without another name than its extension, as `0.png` is beside `0.jpg`.
 
     Args:
@@ -184,7 +184,7 @@ def apply_albumentations(step: Value, sample: dict[str, Any], field: str, togeth
     """Applies a transform of albumentations to an image, and to the fields that its parameters speak of.
 
     Fields go by the names that it knows ("mask", "bboxes", label fields, additional targets). With `bbox_params` the
-    sample's boxes are its "bboxes", with `keypoint_params` its keypoints the "keypoints"; masks of other names are its
+    sample's boxes are its "bboxes", with `keypoint_params` its keypoints the "keypoints". Masks of other names are its
     "mask" or "masks". Fields of annotations with one entry for each box follow the boxes that are left.
 
     Args:

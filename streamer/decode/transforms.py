@@ -37,7 +37,7 @@ _CROP_DRAWS = 10
 
 
 class ImageTransform(Protocol):
-    """A function from one image to another."""
+    """A function from one image to another: the steps below, and those of users."""
 
     def __call__(self, image: Image, *, rng: np.random.Generator, out: Image | None = None) -> Image:
         """Returns the transformed image, in `out` if that is given and has its shape. The result must not be kept."""

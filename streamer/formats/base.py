@@ -68,7 +68,7 @@ class Field(msgspec.Struct, frozen=True):
 
 
 class Opener(Protocol):
-    """Opens the samples of one dataset."""
+    """Opens the samples of one dataset; most formats have one of their own."""
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
         """Returns the key of a sample (None: it has none) and its fields, in order. Copies nothing.
@@ -118,7 +118,7 @@ class Records(msgspec.Struct, frozen=True):
 
 
 class Recoder(Protocol):
-    """Makes records of the blocks of one dataset. Runs in a process of its own."""
+    """Makes records of the blocks of one dataset, in a process of its own; each format with blocks has one."""
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Decodes one block.
@@ -158,7 +158,10 @@ FieldPacker: TypeAlias = Callable[[Field, str], "Iterable[tuple[str, object]] | 
 
 
 class DecodeCost(Protocol):
-    """What decoding a sample takes, for the stall report, `streamer show` and `streamer plan`; its text says it."""
+    """What decoding a sample takes, for the stall report, `streamer show` and `streamer plan`; its text says it.
+
+    These import no format: video has one, others of other packages may have their own.
+    """
 
     @property
     def work(self) -> float:

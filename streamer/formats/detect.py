@@ -110,18 +110,23 @@ def chooser(
             if beside:
                 on_note(f"{len(beside)} files beside the tars are not samples ({count_endings(beside)})")
         if splits := splits_in(filter(found.accepts, names), of_files=not found.whole_objects):
-            text = f"below one url are the splits {', '.join(splits)}"
-            if fixed is None:
-                raise ConfigError(
-                    f"{text}; name the url of one of them (.../{splits[-1]}), or those of several in a "
-                    "list to take them together",
-                    field="urls",
-                    splits=len(splits),
-                )
-            on_note(f"{text}: they are one dataset here; name the url of each for datasets of their own")
+            _check_splits(splits, None if fixed is None else on_note)
         return found
 
     return choose
+
+
+def _check_splits(splits: Sequence[str], on_note: Callable[[str], None] | None) -> None:
+    """Refuses splits below one url, or notes that they are one dataset where the format is named."""
+    text = f"below one url are the splits {', '.join(splits)}"
+    if on_note is not None:
+        on_note(f"{text}: they are one dataset here; name the url of each for datasets of their own")
+        return
+    raise ConfigError(
+        f"{text}; name the url of one of them (.../{splits[-1]}), or those of several in a list to take them together",
+        field="urls",
+        splits=len(splits),
+    )
 
 
 def _is_mark(key: str) -> bool:

@@ -122,11 +122,11 @@ async def build(
     The result depends on the listing and the objects' bytes alone, not on the order of completion.
 
     Args:
-        urls: a prefix, an object or a glob, or several of them; containers keep the order of the urls.
-        root: folder of manifests on the local disk; created if missing.
-        lister: lists urls; an ObjectStore.
-        reader: reads ranges; a Fetcher.
-        choose_format: given the object names, returns the format; `formats.detect.chooser("auto")`.
+        urls: a prefix, an object or a glob, or several of them, of which containers keep the order.
+        root: folder of manifests on the local disk, which is created if it is missing.
+        lister: lists urls, as an ObjectStore does.
+        reader: reads ranges, as a Fetcher does.
+        choose_format: returns the format, given the object names, as `formats.detect.chooser("auto")` does.
         options: sizes, bounds and callbacks.
 
     Raises:

@@ -58,13 +58,13 @@ async def manifest_of_source(
     options: BuildOptions,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> Manifest:
-    """Indexes a dataset in tasks, or reads its manifest; writes it to a local folder.
+    """Writes the manifest of a dataset to a local folder: indexes it in tasks, or reads it from a url.
 
     Args:
         source: the dataset.
         folder: folder for the manifest.
         runner: runs the tasks.
-        options: options of the build; the runner decides where it runs.
+        options: options of the build. The runner decides where it runs.
         on_note: called with a line about what gives no sample.
     """
     async with Fetcher(FetchConfig(), StoreOpener(source.options)) as fetcher:

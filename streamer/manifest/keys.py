@@ -151,7 +151,7 @@ class KeyTable:
 
 
 def hash_values(values: Iterable[object]) -> Keys:
-    """Hashes keys: texts or bytes, or whole numbers; None is not a key.
+    """Hashes keys: texts or bytes, or whole numbers. None is not a key.
 
     Raises:
         ManifestError: a key of another type, as NaN is, or numbers among texts; `details` has its place, `index`.

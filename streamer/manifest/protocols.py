@@ -167,7 +167,7 @@ Indexing: TypeAlias = Generator[Need | tuple[Need, ...] | Examine | Span | Block
 
 
 class Indexer(Protocol):
-    """The part of a format that the builder needs."""
+    """The part of a format that the builder needs, so that indexes import no format."""
 
     @property
     def name(self) -> str:
@@ -218,17 +218,17 @@ class Indexer(Protocol):
         Args:
             source: the object.
             facts: the facts from the survey.
-            start: beginning of a sample that an earlier run over this object found; yields it and all that follow.
+            start: beginning of a sample that an earlier run over this object found. It and all that follow are found.
 
         Raises:
-            ManifestError: the object cannot be read; names it and the offset.
+            ManifestError: the object cannot be read. The text names it and the offset.
         """
         ...
 
 
 @runtime_checkable
 class ContextSurveyor(Protocol):
-    """An indexer whose survey depends on more than the objects."""
+    """An indexer whose survey depends on more than the objects, as those of Parquet and Arrow do."""
 
     def survey_with(
         self, context: SurveyContext, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
@@ -238,7 +238,7 @@ class ContextSurveyor(Protocol):
 
 
 class Lister(Protocol):
-    """Lists objects; every ObjectStore is one."""
+    """Lists objects; every ObjectStore is one, and `TaskLister`, which lists in tasks."""
 
     def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:
         """Yields pages of the objects below `url`, with size and version."""
@@ -246,7 +246,7 @@ class Lister(Protocol):
 
 
 class RangeReader(Protocol):
-    """Reads ranges, with retries and pinned versions; a Fetcher is one."""
+    """Reads ranges, with retries and pinned versions; the engine and tasks of an executor have one each."""
 
     async def read(self, extent: Extent) -> bytes:
         """Returns exactly the bytes of `extent`."""
@@ -255,7 +255,7 @@ class RangeReader(Protocol):
 
 @runtime_checkable
 class BoundedReader(Protocol):
-    """A reader that bounds the metadata that are in memory at once."""
+    """A reader that bounds the metadata that are in memory at once, as the engine does and tasks do not."""
 
     def hold(self, ranges: Sequence[Extent]) -> AbstractAsyncContextManager[None]:
         """Reserves memory for what is read and parsed inside.
@@ -268,7 +268,7 @@ class BoundedReader(Protocol):
 
 @runtime_checkable
 class Examiner(Protocol):
-    """A reader that has recoders."""
+    """A reader that has recoders, which neither this room nor that of indexes imports."""
 
     async def examine(self, asked: Examine) -> Examined:
         """Recodes an object as one block, and counts.

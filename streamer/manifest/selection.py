@@ -72,7 +72,7 @@ class Selection:
     def create(
         cls, manifest: Manifest, where: Where, fallback_dir: Path | None = None, columns: ColumnsOf | None = None
     ) -> Self:
-        """Selects the samples that meet all conditions; see `from_ordinals` for the file that is written.
+        """Selects the samples that meet all conditions, and writes the file of `from_ordinals`.
 
         Args:
             manifest: the manifest to select from.

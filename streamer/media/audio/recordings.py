@@ -20,7 +20,7 @@ _COLUMNS = 3
 
 
 class Units(Protocol):
-    """Units of a block."""
+    """Units of a block: `AudioFrames`, or the numbers of a WAV (`recode.Numbers`)."""
 
     def between(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
         """The half-open ranges of units with which samples `[start, stop)` are decoded; raises DamagedError."""

@@ -57,7 +57,7 @@ class ClipHint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TrackSound(Protocol):
-    """The audio of the samples of a track."""
+    """The audio of the samples of a track: `media.video.clip_audio.ClipAudio`, which imports this module."""
 
     @property
     def head(self) -> ClipAudioHeader:

@@ -90,7 +90,7 @@ class CodedFrame(msgspec.Struct, frozen=True):
 
 
 class ParameterSets(Protocol):
-    """The parameter sets of a stream so far."""
+    """The parameter sets of a stream so far, of H.264 or of HEVC."""
 
     def take(self, unit: bytes) -> CodedFrame | None:
         """Reads a NAL unit: keeps a parameter set, returns the frame of a first slice, ignores other units.

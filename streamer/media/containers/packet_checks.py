@@ -57,7 +57,7 @@ def max_reorder(codec: TrackCodec) -> int:
         return _SETS[codec.name](b"").max_reorder()
 
 
-def is_reordered(packets: Iterable[memoryview], codec: TrackCodec) -> bool:
+def shows_out_of_order(packets: Iterable[memoryview], codec: TrackCodec) -> bool:
     """Returns whether a frame is shown before one that is stored before it.
 
     Args:
@@ -92,7 +92,7 @@ def check_order(packets: Sequence[memoryview], pts: Sequence[int], codec: TrackC
     if not max_reorder(codec) or any(later < time for time, later in pairwise(pts)):
         return
     for first, stop in pairwise([0, *gaps, len(packets)]):
-        if is_reordered(packets[first:stop], codec):
+        if shows_out_of_order(packets[first:stop], codec):
             raise RecodeError(
                 "it has B-frames, which are shown in another order than they are stored, and no times at which they "
                 "are shown (no ctts): encode it anew, or decode whole videos (VideoClip)"

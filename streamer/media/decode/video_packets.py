@@ -20,7 +20,7 @@ from streamer.manifest.model import ObjectRecord
 from streamer.media.containers.clips import FrameTable
 from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.movie import VIDEO, read_movie
-from streamer.media.containers.packet_checks import is_reordered, max_reorder
+from streamer.media.containers.packet_checks import max_reorder, shows_out_of_order
 from streamer.media.containers.tables import Packets
 from streamer.media.decode.decoder import (
     MAX_SECONDS,
@@ -125,7 +125,7 @@ def read_mp4(content: memoryview) -> tuple[VideoPackets, FrameTable, bool]:
     video = VideoPackets(track.codec(int(entries[0]) if len(entries) else 0), views, packets.pts.tolist(), timescale)
     frames = FrameTable.from_packets(packets)
     is_whole = len(frames) == int((packets.shown & (packets.size > 0)).sum())
-    is_timed = not (frames.ascends and max_reorder(video.codec) and is_reordered(views, video.codec))
+    is_timed = not (frames.ascends and max_reorder(video.codec) and shows_out_of_order(views, video.codec))
     # Parameters that change in the middle are those of packets from there on alone.
     return video, frames, is_whole and is_timed and len(entries) <= 1
 

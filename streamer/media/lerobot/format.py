@@ -96,7 +96,7 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
         if not files:
             raise ManifestError(f"{root} has no rows in its episodes", url=root)
         known = {record.url: record for record in accepted}
-        files, left_out = _drop_unlisted(files, known, root)
+        files, left_out = _drop_episodes_without_files(files, known, root)
         if not files:
             raise ManifestError(left_out[0].what, url=root)
         videos = sorted({video for file in files.values() for video in file.videos})
@@ -190,7 +190,7 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
             videos = {}
             for url in urls:
                 videos[url] = known.get(url) or (yield from read_camera(records[url]))
-            episodes, left_out = _drop_untimed(episodes, [videos[url] for url in urls], notes)
+            episodes, left_out = _drop_episodes_without_frames(episodes, [videos[url] for url in urls], notes)
             yield from left_out
             if not episodes:
                 continue
@@ -214,7 +214,7 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
         return LeRobotRecoder(msgspec.convert(facts.notes, Notes, strict=False)) if facts.notes else TableRecoder()
 
 
-def _drop_unlisted(
+def _drop_episodes_without_files(
     files: dict[str, File], known: Mapping[str, ObjectRecord], root: str
 ) -> tuple[dict[str, File], list[LeftOut]]:
     """Returns the files with the episodes whose rows and videos exist, and the other episodes."""
@@ -234,7 +234,7 @@ def _drop_unlisted(
     return found, left_out
 
 
-def _drop_untimed(
+def _drop_episodes_without_frames(
     episodes: Sequence[Episode], videos: Sequence[CameraVideo], notes: Notes
 ) -> tuple[list[Episode], list[LeftOut]]:
     """Returns the episodes that have a frame of each video for each row, and the others."""

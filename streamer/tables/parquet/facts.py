@@ -22,7 +22,7 @@ from streamer.tables.parquet.fields import (
     classes_of,
     features_of,
     has_nested,
-    is_wanted,
+    is_among,
     list_fields,
     select_fields,
 )
@@ -73,7 +73,7 @@ def describe(
         UnreadError: two columns, or a column and a partition, are one field.
     """
     known = [*names, *(field.name for field in partitions)]
-    unknown = [column for column in columns if not any(is_wanted(name, [column]) for name in known)]
+    unknown = [column for column in columns if not any(is_among(name, [column]) for name in known)]
     if unknown:
         raise ConfigError(
             f"columns={', '.join(unknown)}: no such field; it has {', '.join(known)}",
@@ -82,7 +82,7 @@ def describe(
     wanted = select_fields(root, features, columns)
     if wide := next((node for node in root.walk() if node.logical == WIDE_INTEGER), None):
         raise UnreadError(f"a column {'.'.join(wide.path)!r} of integers of 128 bits, which are not read: cast them")
-    parts = [field for field in partitions if is_wanted(field.name, columns)]
+    parts = [field for field in partitions if is_among(field.name, columns)]
     _check_unique(wanted, parts)
     notes = ParquetNotes(
         schema=root.elements(),
@@ -273,7 +273,7 @@ class SchemaUnion:
         """
         features = features_of(metadata)
         fields = list_fields(root, features)
-        wanted = prune(root, [field.path for field in fields if field.is_wanted(self._columns)])
+        wanted = prune(root, [field.path for field in fields if field.is_among(self._columns)])
         if not wanted.children:
             # It has none of the columns, and none of its own that contradicts them.
             self.first = self.first or record

@@ -47,9 +47,9 @@ class ColumnField(msgspec.Struct, frozen=True):
     meanings: tuple[tuple[tuple[str, ...], str], ...] = ()
     is_named_only: bool = False
 
-    def is_wanted(self, columns: Sequence[str]) -> bool:
+    def is_among(self, columns: Sequence[str]) -> bool:
         """Whether it is one of the columns, or a part of one; all fields are wanted if there are none."""
-        return self.name in columns if self.is_named_only else is_wanted(self.name, columns)
+        return self.name in columns if self.is_named_only else is_among(self.name, columns)
 
     @property
     def spec(self) -> FieldSpec:
@@ -65,7 +65,7 @@ def features_of(metadata: str | bytes) -> object:
         return None
 
 
-def is_wanted(name: str, columns: Sequence[str]) -> bool:
+def is_among(name: str, columns: Sequence[str]) -> bool:
     """Whether a field is one of the columns, or a part of one; all fields are wanted if there are none."""
     return not columns or any(name == column or name.startswith(f"{column}.") for column in columns)
 
@@ -77,7 +77,7 @@ def list_fields(root: SchemaNode, features: object) -> list[ColumnField]:
 
 def select_fields(root: SchemaNode, features: object, columns: Sequence[str]) -> list[ColumnField]:
     """Returns the fields of these columns, all if there are none; see `list_fields`."""
-    return [field for field in list_fields(root, features) if field.is_wanted(columns)]
+    return [field for field in list_fields(root, features) if field.is_among(columns)]
 
 
 def _fields(node: SchemaNode, feature: object) -> list[ColumnField]:

@@ -13,7 +13,7 @@ from streamer.errors import RecodeError
 from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.movie import VIDEO
 from streamer.media.containers.nal_units import MAX_REORDER
-from streamer.media.containers.packet_checks import check_order, is_reordered, max_reorder
+from streamer.media.containers.packet_checks import check_order, max_reorder, shows_out_of_order
 from tests.videos import index_of, video
 
 AVC = TrackCodec("h264", bytes(4) + b"\x03" + bytes(10))
@@ -90,7 +90,7 @@ def test_order_of_what_encoders_write(codec: str, options: dict[str, str], depth
     described, packets, pts = stored(video(codec, 20, options=options))
     assert max_reorder(described) == depth
     for count in range(1, len(packets) + 1):
-        assert is_reordered(packets[:count], described) == bool((np.diff(pts[:count]) < 0).any())
+        assert shows_out_of_order(packets[:count], described) == bool((np.diff(pts[:count]) < 0).any())
 
 
 @pytest.mark.parametrize("name", sorted(ENCODED))
@@ -109,7 +109,7 @@ def test_damaged_headers_prove_nothing(name: str):
 
         damaged = TrackCodec(codec.name, damage(codec.extradata))
         assert 0 <= max_reorder(damaged) <= MAX_REORDER
-        is_reordered([memoryview(damage(bytes(each[:200]))) for each in packets], damaged)
+        shows_out_of_order([memoryview(damage(bytes(each[:200]))) for each in packets], damaged)
 
     check()
     cut = TrackCodec(codec.name, codec.extradata[:12])
