@@ -256,16 +256,16 @@ class Resize:
 
     def __call__(self, image: Image, *, rng: np.random.Generator | None = None, out: Image | None = None) -> Image:
         """Scales; uses no randomness."""
-        height, width = self._find_size(image)
-        return resize(image, height, width, out, antialias=self.antialias, nearest=self.nearest)
-
-    def _find_size(self, image: Image) -> tuple[int, int]:
-        if isinstance(self.size, tuple):
-            return self.size
         height, width = image.shape[:2]
-        if height <= width:
-            return self.size, max(1, int(width * self.size / height))
-        return max(1, int(height * self.size / width)), self.size
+        if isinstance(self.size, tuple):
+            height, width = self.size
+        elif height <= width:
+            width = max(1, int(width * self.size / height))
+            height = self.size
+        else:
+            height = max(1, int(height * self.size / width))
+            width = self.size
+        return resize(image, height, width, out, antialias=self.antialias, nearest=self.nearest)
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,8 @@ class Views(msgspec.Struct, frozen=True):
         """Returns the views of an image: 4, and of a square one 8."""
         height, width = image.shape[:2]
         turned = [image, image.swapaxes(0, 1)] if height == width else [image]
-        return cls((height, width), np.stack([_pick(view) for each in turned for view in _mirror(each)]))
+        mirrored = [view for each in turned for view in (each, each[:, ::-1], each[::-1], each[::-1, ::-1])]
+        return cls((height, width), np.stack([_pick(view) for view in mirrored]))
 
     def find_move(self, result: Image) -> str:
         """Returns what was done to the image: `RESIZES`, `MIRRORS`, `MAY_MOVE`; empty if its colours changed alone."""
@@ -70,10 +71,6 @@ class Views(msgspec.Struct, frozen=True):
         if likeness.max() > max(_ALIKE, likeness[0] + _MORE_ALIKE):
             return MIRRORS
         return MAY_MOVE if likeness[0] < _MOVED and self.views[0].any() else ""
-
-
-def _mirror(image: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-    return image, image[:, ::-1], image[::-1], image[::-1, ::-1]
 
 
 def _pick(image: NDArray[Any]) -> NDArray[np.float32]:

@@ -106,7 +106,17 @@ def _decompress_streams(find_library: Callable[[], _Library]) -> Callable[[memor
         at = 0
         try:
             while at < len(content):
-                at = _stream(unpacker=make(), content=content, at=at, found=found, limit=limit)
+                unpacker = make()
+                stop = at
+                while not unpacker.eof:
+                    fed = content[stop : stop + _FED_BYTES] if unpacker.needs_input else content[:0]
+                    if unpacker.needs_input and not fed:
+                        raise DecompressError(f"is cut off: it ends inside of a stream, after {len(content)} bytes")
+                    stop += len(fed)
+                    found += unpacker.decompress(fed, min(_TAKEN_BYTES, limit + 1 - len(found)))
+                    if len(found) > limit:
+                        raise DecompressError(f"unpacks to more than {limit} bytes")
+                at = stop - len(unpacker.unused_data)
                 # gzip(1) and xz(1) allow zeros behind a stream.
                 if at == len(content) or not content[at]:
                     at = len(content) - len(bytes(content[at:]).lstrip(b"\0"))
@@ -115,19 +125,6 @@ def _decompress_streams(find_library: Callable[[], _Library]) -> Callable[[memor
         return memoryview(found)
 
     return decompress
-
-
-def _stream(unpacker: _Decompressor, content: memoryview, at: int, found: bytearray, limit: int) -> int:
-    """Decompresses the stream that begins at `at`; returns where it ends."""
-    while not unpacker.eof:
-        fed = content[at : at + _FED_BYTES] if unpacker.needs_input else content[:0]
-        if unpacker.needs_input and not fed:
-            raise DecompressError(f"is cut off: it ends inside of a stream, after {len(content)} bytes")
-        at += len(fed)
-        found += unpacker.decompress(fed, min(_TAKEN_BYTES, limit + 1 - len(found)))
-        if len(found) > limit:
-            raise DecompressError(f"unpacks to more than {limit} bytes")
-    return at - len(unpacker.unused_data)
 
 
 def _decompress_with_cramjam(module: str, function: str, content: memoryview, length: int) -> memoryview:

@@ -140,7 +140,13 @@ def class_folders(keys: Sequence[str], on_note: Callable[[str], None]) -> Folder
     """
     files = [key for key in keys if not is_hidden(key)]
     is_flat = 2 * sum("/" in key for key in files) <= len(files)
-    if text := _describe_file_pairs(files) if is_flat else _describe_folder_pairs(files):
+    text = ""
+    if is_flat:
+        text = _describe_file_pairs(files)
+    elif pairs := find_folder_pairs(files):
+        what = "are classes here" if all(name.count("/") == 1 for name in pairs) else "hold files that belong together"
+        text = f"{', '.join(pairs)} {what}, and each file a sample of its own; {_ADVICE}"
+    if text:
         on_note(text)
     if is_flat:
         return Folder()
@@ -160,14 +166,6 @@ def class_folders(keys: Sequence[str], on_note: Callable[[str], None]) -> Folder
             f"folders are .{', .'.join(sorted(endings.keys() & chosen))}; Folder(extensions=...) chooses others"
         )
     return Folder(extensions=chosen)
-
-
-def _describe_folder_pairs(keys: Sequence[str]) -> str:
-    """Returns a line about folders of images and of masks, which would be classes; "" if there are none."""
-    if not (found := find_folder_pairs(keys)):
-        return ""
-    what = "are classes here" if all(name.count("/") == 1 for name in found) else "hold files that belong together"
-    return f"{', '.join(found)} {what}, and each file a sample of its own; {_ADVICE}"
 
 
 def _describe_file_pairs(keys: Sequence[str]) -> str:

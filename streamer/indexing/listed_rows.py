@@ -156,18 +156,16 @@ def _choose(urls: tuple[str, ...], found: list[_UrlListing], choose_format: Choo
     # Formats of other packages need not have classes.
     classes: Sequence[str] | None = getattr(chosen, "class_names", None)
     parts = [part.only(keep) for part, keep in zip(found, kept, strict=True)]
-    return ListedDataset(chosen, _join(urls, parts, classes), others, _find_table(found))
-
-
-def _find_table(parts: Sequence[_UrlListing]) -> str:
-    """Returns the folder that the urls share, up to the first pattern; "" if each url is that of an object."""
-    if all(_names_one(part) for part in parts):
-        return ""
-    # The first and the last url of the objects say how the store spells the folder.
-    folders = [
-        _folder(part.url, [part.folder + min(part.keys), part.folder + max(part.keys)], f"{_GLOB}{{") for part in parts
-    ]
-    return _common_folder(folders)
+    # The urls share a folder, up to the first pattern, unless each is that of an object.
+    table = ""
+    if not all(_names_one(part) for part in found):
+        # The first and the last url of the objects say how the store spells it.
+        folders = [
+            _folder(part.url, [part.folder + min(part.keys), part.folder + max(part.keys)], f"{_GLOB}{{")
+            for part in found
+        ]
+        table = _common_folder(folders)
+    return ListedDataset(chosen, _join(urls, parts, classes), others, table)
 
 
 async def _list_one(url: str, lister: Lister, order_of: OrderOf) -> _UrlListing:

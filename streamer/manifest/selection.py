@@ -183,7 +183,19 @@ def _select(manifest: Manifest, where: Where, columns: ColumnsOf | None) -> Int6
             raise ConfigError(
                 f"indices {candidates[0]}..{candidates[-1]} of {manifest.samples} samples", field="indices"
             )
-    tests = list(_tests(manifest, where, columns))
+    # Cheap tests come first.
+    tests: list[_Test] = []
+    if where.labels is not None:
+        tests.append(_label_test(manifest, where.labels))
+    if where.sizes is not None:
+        tests.append(_size_test(manifest, where.sizes))
+    if where.fraction is not None:
+        tests.append(_fraction_test(manifest, where.fraction, where.seed))
+    if where.condition is not None:
+        assert columns is not None, "a condition needs columns"
+        tests.append(Condition(where.condition).test(columns, manifest.samples))
+    if where.keys is not None:
+        tests.append(_key_test(manifest, where.keys))
     if not tests:
         return candidates
     blocks = range(0, len(candidates), _BLOCK_SAMPLES)
@@ -193,21 +205,6 @@ def _select(manifest: Manifest, where: Where, columns: ColumnsOf | None) -> Int6
 
 
 _Test = Callable[[Int64Array], NDArray[np.bool_]]
-
-
-def _tests(manifest: Manifest, where: Where, columns: ColumnsOf | None) -> Iterable[_Test]:
-    """The conditions, the cheap ones first."""
-    if where.labels is not None:
-        yield _label_test(manifest, where.labels)
-    if where.sizes is not None:
-        yield _size_test(manifest, where.sizes)
-    if where.fraction is not None:
-        yield _fraction_test(manifest, where.fraction, where.seed)
-    if where.condition is not None:
-        assert columns is not None, "a condition needs columns"
-        yield Condition(where.condition).test(columns, manifest.samples)
-    if where.keys is not None:
-        yield _key_test(manifest, where.keys)
 
 
 def _label_test(manifest: Manifest, labels: Sequence[int | str]) -> _Test:
@@ -245,9 +242,19 @@ def _fraction_test(manifest: Manifest, fraction: object, seed: int) -> _Test:
     lower, upper = check_fraction(fraction)
 
     def test(ordinals: Int64Array) -> NDArray[np.bool_]:
-        # 53 bits: exact in a float.
-        place = (_sample_hash(manifest, ordinals, seed) >> np.uint64(11)) / float(1 << 53)
-        return (place >= lower) & (place < upper)
+        # A sample's identity is hashed, not its ordinal: the path of a raw file, or the place in its chunk.
+        if manifest.whole_objects:
+            keys = [manifest.name(i).object_key.encode() for i in ordinals.tolist()]
+            base = hash_keys(keys)
+            place = np.zeros(len(keys), np.uint64)
+        else:
+            chunk, _, _ = manifest.locate(ordinals)
+            base = manifest.chunk_words[chunk]
+            place = (ordinals - manifest.chunk_first[chunk]).astype(np.uint64)
+        hashed = mix(fold_each(fold(seed), base) + place + GAMMA)
+        # A float has 53 bits exactly.
+        share = (hashed >> np.uint64(11)) / float(1 << 53)
+        return (share >= lower) & (share < upper)
 
     return test
 
@@ -278,19 +285,6 @@ def _key_test(manifest: Manifest, patterns: Sequence[str]) -> _Test:
         return np.fromiter((matches(n) is not None for n in names), bool, len(ordinals))
 
     return test
-
-
-def _sample_hash(manifest: Manifest, ordinals: Int64Array, seed: int) -> NDArray[np.uint64]:
-    """A hash of the sample's identity, not of its ordinal: path of a raw file, or place in its chunk."""
-    if manifest.whole_objects:
-        keys = [manifest.name(i).object_key.encode() for i in ordinals.tolist()]
-        base = hash_keys(keys)
-        place = np.zeros(len(keys), np.uint64)
-    else:
-        chunk, _, _ = manifest.locate(ordinals)
-        base = manifest.chunk_words[chunk]
-        place = (ordinals - manifest.chunk_first[chunk]).astype(np.uint64)
-    return mix(fold_each(fold(seed), base) + place + GAMMA)
 
 
 def _whole_objects_only(manifest: Manifest, field: str) -> None:

@@ -183,32 +183,29 @@ def texts_of(table: pa.Table, name: str, what: str) -> list[str]:
 
 def field_of(table: pa.Table, name: str) -> tuple[FieldSpec, Column]:
     """Returns a column as a field."""
-    kind, column = _column(plain_column(table, name))
-    return FieldSpec(name, kind), column
-
-
-def _column(values: pa.Array) -> tuple[str, Column]:
+    values = plain_column(table, name)
     kind = values.type
     nulls = nulls_of(values)
     if pa.types.is_decimal(kind):
         values = values.cast(pa.float64())
         kind = pa.float64()
     if kind in _DTYPES:
-        return _DTYPES[kind], Column(_numbers(values, 0), nulls=nulls)
+        return FieldSpec(name, _DTYPES[kind]), Column(_numbers(values, 0), nulls=nulls)
     if pa.types.is_null(kind):
-        return "null", Column(np.empty(0, np.uint8), np.zeros(len(values), np.int64), nulls)
+        return FieldSpec(name, "null"), Column(np.empty(0, np.uint8), np.zeros(len(values), np.int64), nulls)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_temporal(kind):
-        return "txt", bytes_column(values.cast(pa.string()))
+        return FieldSpec(name, "txt"), bytes_column(values.cast(pa.string()))
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
-        return "", bytes_column(values.cast(pa.large_binary()))
+        return FieldSpec(name, ""), bytes_column(values.cast(pa.large_binary()))
     if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and kind.value_type in _DTYPES:
         items = values.flatten()
         # NaN where there is none; whole numbers have no such value.
         if not items.null_count or pa.types.is_floating(kind.value_type):
             numbers = np.ascontiguousarray(_numbers(items, float("nan")))
             counts = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-            return f"{_DTYPES[kind.value_type]}[]", Column(numbers.view(np.uint8), counts * numbers.itemsize, nulls)
-    return "json", json_column(values.to_pylist())
+            array = Column(numbers.view(np.uint8), counts * numbers.itemsize, nulls)
+            return FieldSpec(name, f"{_DTYPES[kind.value_type]}[]"), array
+    return FieldSpec(name, "json"), json_column(values.to_pylist())
 
 
 def _numbers(values: pa.Array, missing_value: float) -> NDArray[np.generic]:

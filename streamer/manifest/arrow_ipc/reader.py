@@ -76,8 +76,22 @@ def _layout(content: memoryview | bytes) -> BatchLayout:
     metadata, position = _metadata(content, 0)
     fields, body_bytes = _schema(metadata)
     metadata, body = _metadata(content, position + body_bytes)
-    rows, buffers = _batch(metadata, body, len(content))
-    return BatchLayout(rows, fields, buffers)
+    message = flatbuffer.Table.root(memoryview(metadata))
+    body_bytes = message.number(3, "<q")
+    header = message.table(2)
+    if message.number(1, "<B") != _RECORD_BATCH:
+        raise _BrokenError("has no record batch after the schema", body)
+    if not 0 <= body_bytes <= len(content) - body:
+        raise _BrokenError(f"is cut off: a body of {body_bytes} bytes at", body)
+    rows = header.number(0, "<q")
+    if rows < 0 or header.has(3):
+        raise _BrokenError(f"has {rows} rows, or is compressed; batch at", body)
+    ranges = []
+    for i, (offset, size) in enumerate(header.structs(2, _BUFFER).tolist()):
+        if offset < 0 or size < 0 or offset + size > body_bytes:
+            raise _BrokenError(f"buffer {i} [{offset}, {offset + size}) is outside of its body at", body)
+        ranges.append((body + offset, body + offset + size))
+    return BatchLayout(rows, fields, tuple(ranges))
 
 
 def _metadata(content: memoryview | bytes, position: int) -> tuple[bytes, int]:
@@ -102,26 +116,6 @@ def _schema(metadata: bytes) -> tuple[tuple[FieldLayout, ...], int]:
     if body_bytes < 0:
         raise _BrokenError(f"has a schema with a body of {body_bytes} bytes at", 0)
     return tuple(FieldLayout(field.text(0), _type_name(field)) for field in message.table(2).tables(1)), body_bytes
-
-
-def _batch(metadata: bytes, body: int, length: int) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Returns rows and byte ranges of the buffers of a message whose body starts at `body` of the file."""
-    message = flatbuffer.Table.root(memoryview(metadata))
-    body_bytes = message.number(3, "<q")
-    header = message.table(2)
-    if message.number(1, "<B") != _RECORD_BATCH:
-        raise _BrokenError("has no record batch after the schema", body)
-    if not 0 <= body_bytes <= length - body:
-        raise _BrokenError(f"is cut off: a body of {body_bytes} bytes at", body)
-    rows = header.number(0, "<q")
-    if rows < 0 or header.has(3):
-        raise _BrokenError(f"has {rows} rows, or is compressed; batch at", body)
-    ranges = []
-    for i, (offset, size) in enumerate(header.structs(2, _BUFFER).tolist()):
-        if offset < 0 or size < 0 or offset + size > body_bytes:
-            raise _BrokenError(f"buffer {i} [{offset}, {offset + size}) is outside of its body at", body)
-        ranges.append((body + offset, body + offset + size))
-    return rows, tuple(ranges)
 
 
 def _type_name(field: flatbuffer.Table) -> str:

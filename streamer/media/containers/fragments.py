@@ -138,7 +138,13 @@ class _Walk:
         for box in cut:
             self._fill(box, read_from)
         for start, content in contents:
-            self._begin(_places(start, content, self._size))
+            # A fragment may begin in these bytes, and the end of a file points to its index.
+            places = []
+            if (begin := bytes(content).find(_BEGIN)) >= 4:
+                places.append(start + begin - 4)
+            if start + len(content) == self._size and bytes(content[4 - _TRAILER_BYTES :][:4]) == b"mfro":
+                places.append(self._size - int.from_bytes(content[-4:], "big"))
+            self._begin(places)
         coming = sorted(self._coming)
         self._coming = {}
         for at in coming:
@@ -225,14 +231,6 @@ class _Walk:
             elif box.kind == b"mfra":
                 self._begin(_random_access(box))
                 self.indexed = True
-
-
-def _places(start: int, content: memoryview, size: int) -> Iterator[int]:
-    """Where a fragment begins in these bytes, and the index that the end of a file points to."""
-    if (at := bytes(content).find(_BEGIN)) >= 4:
-        yield start + at - 4
-    if start + len(content) == size and bytes(content[4 - _TRAILER_BYTES :][:4]) == b"mfro":
-        yield size - int.from_bytes(content[-4:], "big")
 
 
 def _random_access(box: _Box) -> Iterator[int]:

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from streamer.formats.base import Block, Facts, FieldSpec, Format, Opener, Recoder
+from streamer.formats.base import Block, Facts, Format, Opener, Recoder
 from streamer.formats.compressed import check_library
 from streamer.formats.failures import make_damage_error, require_extra
 from streamer.formats.reading import read_range, spans_between
@@ -186,26 +186,23 @@ def _facts(listed: ListedChunks, config: _Config, layout: str, block_size: int |
             fields = item_specs(config.data_spec, config.data_format)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise listed.refusal(f"its items cannot be read: {error}") from error
+    # Samples are the written items, unless their tokens are cut into blocks.
+    sample_bytes = 0
+    if block_size is not None:
+        if not tokens or len(fields) != 1 or not fields[0].kind.endswith("[]"):
+            raise listed.refusal(
+                f"block_size={block_size} cuts what LitData's TokensLoader has written; this dataset has "
+                f"{', '.join(f'{field.name}: {field.kind}' for field in fields)}"
+            )
+        sample_bytes = block_size * np.dtype(fields[0].kind.removesuffix("[]")).itemsize
     notes = {
         "layout": layout,
         "whole": tokens,
-        "sample_bytes": _sample_bytes(listed, fields, tokens, block_size),
+        "sample_bytes": sample_bytes,
         "run": config.compression_batch_size or _RUN,
         "growth": _GROWTH if config.ipc_compression else 1,
     }
     return Facts(fields, notes)
-
-
-def _sample_bytes(listed: ListedChunks, fields: Sequence[FieldSpec], tokens: bool, block_size: int | None) -> int:
-    """Returns the bytes of a sample of `block_size` tokens; 0 if samples are the written items."""
-    if block_size is None:
-        return 0
-    if not tokens or len(fields) != 1 or not fields[0].kind.endswith("[]"):
-        raise listed.refusal(
-            f"block_size={block_size} cuts what LitData's TokensLoader has written; this dataset has "
-            f"{', '.join(f'{field.name}: {field.kind}' for field in fields)}"
-        )
-    return block_size * np.dtype(fields[0].kind.removesuffix("[]")).itemsize
 
 
 def _read_bytes(facts: Facts, chunk: _Chunk) -> int:

@@ -84,12 +84,12 @@ def column_specs(types: object, tree: str, formats: Sequence[str]) -> tuple[Fiel
         for name, child in zip(_child_names(root), root.children_spec, strict=True):
             own = [next(left, "") for _ in _paths(child, "")]
             words[name] = own[0] if child.type is None else ""
-    return tuple(FieldSpec(str(name), _column_kind(word)) for name, word in words.items())
-
-
-def _column_kind(word: object) -> str:
-    name = word.get("type") if isinstance(word, Mapping) else word
-    return _COLUMNS.get(name, NESTED) if isinstance(name, str) else NESTED
+    specs = []
+    for name, word in words.items():
+        kind = word.get("type") if isinstance(word, Mapping) else word
+        known = _COLUMNS.get(kind, NESTED) if isinstance(kind, str) else NESTED
+        specs.append(FieldSpec(str(name), known))
+    return tuple(specs)
 
 
 def _paths(node: _TreeNode, path: str) -> Iterator[str]:

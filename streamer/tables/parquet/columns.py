@@ -286,24 +286,20 @@ class NestedColumns:
         if not pa.types.is_list(arrays[0].type) and item is not node.children[0]:
             items = _child(node.children[0], items, 0)
         is_flat = not item.children and (inside or not item.is_repeated)
-        is_number = item.has_no_values == known[0].has_no_values and number_dtype(item.element)
-        if is_flat and not self._for_json and is_number:
-            return self._arrays(
-                item=item, known=known[0], dtype=number_dtype(item.element), lists=lists, items=items[0]
-            )
-        return _sequence(_LIST, lists, self._values(item, known[0], items, (inside, known[1])))
-
-    def _arrays(self, item: SchemaNode, known: SchemaNode, dtype: str, lists: pa.Array, items: pa.Array) -> Pieces:
-        """Makes arrays of lists of numbers; a list with a null in it stays one."""
+        dtype = number_dtype(item.element) if item.has_no_values == known[0].has_no_values else ""
+        if not is_flat or self._for_json or not dtype:
+            return _sequence(_LIST, lists, self._values(item, known[0], items, (inside, known[1])))
+        # Lists of numbers become arrays; a list with a null in it stays one.
+        values = items[0]
         counts = _counts(lists)
-        numbers = np.ascontiguousarray(numbers_of(items, dtype))
+        numbers = np.ascontiguousarray(numbers_of(values, dtype))
         lengths = counts * numbers.itemsize
         heads = _heads(_EXTENSION, lengths, nulls_of(lists), ARRAY_DTYPES.index(dtype))
         pieces = [heads, large_binary(numbers.view(np.uint8), lengths)]
-        if not items.null_count:
+        if not values.null_count:
             return pieces
-        has_null = sum_items(items.is_null().to_numpy(zero_copy_only=False).astype(np.int64), counts) > 0
-        as_lists = join(_sequence(_LIST, lists, self._primitive(item, known, items)))
+        has_null = sum_items(values.is_null().to_numpy(zero_copy_only=False).astype(np.int64), counts) > 0
+        as_lists = join(_sequence(_LIST, lists, self._primitive(item, known[0], values)))
         return [pc.if_else(pa.array(has_null), as_lists, join(pieces))]
 
     def _primitive(self, node: SchemaNode, known: SchemaNode, values: pa.Array) -> Pieces:
@@ -311,7 +307,15 @@ class NestedColumns:
         if self._for_json and element.meaning == "decimal":
             return _bytes(values.cast(pa.string()), "text")
         if dtype := number_dtype(element):
-            return [_numbers(numbers_of(values, dtype), nulls_of(values))]
+            numbers = numbers_of(values, dtype)
+            nulls = nulls_of(values)
+            if numbers.dtype.kind == "b":
+                return [_or_nil((numbers.view(np.uint8) + _FALSE).astype(np.uint8), nulls)]
+            first, wide = _NUMBERS[numbers.dtype.kind]
+            rows = np.empty(len(numbers), [("first", "u1"), ("number", wide)])
+            rows["first"] = first
+            rows["number"] = numbers
+            return [_or_nil(rows, nulls)]
         meaning = "bytes" if element.type == FIXED else element.meaning
         if self._for_json:
             meaning = {"": "bytes", "json": "text"}.get(meaning, meaning)
@@ -393,16 +397,6 @@ def _bytes(values: pa.Array, meaning: str) -> Pieces:
     if meaning in _EXTENSIONS:
         return [_heads(_EXTENSION, lengths, nulls, _EXTENSIONS[meaning]), content]
     return [_heads(_TEXT if meaning == "text" else _BYTES, lengths, nulls), content]
-
-
-def _numbers(numbers: NDArray[np.generic], nulls: NDArray[np.bool_] | None) -> pa.LargeBinaryArray:
-    if numbers.dtype.kind == "b":
-        return _or_nil((numbers.view(np.uint8) + _FALSE).astype(np.uint8), nulls)
-    first, wide = _NUMBERS[numbers.dtype.kind]
-    rows = np.empty(len(numbers), [("first", "u1"), ("number", wide)])
-    rows["first"] = first
-    rows["number"] = numbers
-    return _or_nil(rows, nulls)
 
 
 def _heads(

@@ -202,24 +202,21 @@ class _SimulatedNode:
         for use in self.progress.take_done():
             self._lose(self._policy.release(*self._place(use.chunk)).victims)
         self._open_local()
-        self._ask_ahead(now)
-        self._open_local()
-
-    def _ask_ahead(self, now: float) -> None:
-        progress = self.progress
         while True:
-            if (request := progress.take_request()) is not None:
+            if (request := self.progress.take_request()) is not None:
                 if not self._ask(request, now):
-                    progress.ask_later(request)
-                    return
+                    self.progress.ask_later(request)
+                    break
                 continue
-            use = progress.next_use()
-            if use is None or (use.first > progress.want and progress.ahead_bytes >= self._lookahead_bytes):
-                return
-            self._policy.look_ahead(*self._place(use.chunk))
-            progress.hold(use)
-            if progress.is_local(use.chunk) and not self._ask(use, now):
-                progress.ask_later(use)
+            ahead = self.progress.next_use()
+            is_full = self.progress.ahead_bytes >= self._lookahead_bytes
+            if ahead is None or (is_full and ahead.first > self.progress.want):
+                break
+            self._policy.look_ahead(*self._place(ahead.chunk))
+            self.progress.hold(ahead)
+            if self.progress.is_local(ahead.chunk) and not self._ask(ahead, now):
+                self.progress.ask_later(ahead)
+        self._open_local()
 
     def _ask(self, use: Use, now: float) -> bool:
         """Asks for one chunk; returns False if there is no space now."""
