@@ -22,15 +22,15 @@ _OF_BOTH = {
     "shuffle_window": "order=Order(shuffle_window=...)",
     "last_batch": "order=Order(last_batch=...)",
     "drop_last": 'order=Order(last_batch="drop")',
-    "stream": "order=Order(stream=...)",
+    "stream": "order=Order(name=...)",
     "error_budget": "on_error=Skip(budget=...)",
 }
 # Arguments of classes and functions, and what to write instead.
 ARGUMENTS: dict[str, dict[str, str]] = {
     "StreamingDataset": {
         **_OF_BOTH,
-        "cut": 'order=Order(cut=...), where "common" is called "by_key"',
-        "peers": "order=Order(peers=...)",
+        "cut": 'order=Order(lanes_by=...), where "fixed" is called "seed", "common" "key" and "redrawn" "epoch"',
+        "peers": "share_caches=",
         "index_limit": "manifest=Index(limit_seconds=...)",
         "index_errors": "manifest=Index(on_error=...)",
         "on_change": "manifest=Index(on_change=...)",
@@ -55,6 +55,10 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "on_report": "reports=, the function, or reports=Reports(seconds=..., call=...)",
         "stateful": "saved by you: packer.state_dict() beside loader.state_dict(), on each rank; rows that the loader "
         "plans carry nothing over (docs/sequences.md)",
+    },
+    "Order": {
+        "cut": 'lanes_by=, where "fixed" is called "seed", "by_key" "key" and "redrawn" "epoch"',
+        "stream": "name=",
     },
     "Packing": {"cost": "lengths=", "set_rows": "rows_per_set="},
     "Buckets": {

@@ -28,7 +28,7 @@ from streamer.loader.kinds import make_kind
 from streamer.loader.members.member import DatasetMember
 from streamer.loader.members.selections import Indices, make_choice
 from streamer.loader.members.single_reads import SlowReads
-from streamer.loader.options.arguments import Index, Order, Skip, Url, given_or_default
+from streamer.loader.options.arguments import Index, Order, Sharing, Skip, Url, given_or_default
 from streamer.loader.options.dataset_options import DatasetOptions, FixedArguments, list_urls
 from streamer.loader.rank.opening import StreamOpening
 from streamer.order.growing import Growing, read_growing
@@ -73,8 +73,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         shuffle: True or "block", "sample" (docs/order.md has its price), False (in the order of the urls, of the keys
             below each, and of the entries of a tar).
         seed: Number that fixes the order, and the `rng` of transforms.
-        order: What else fixes the order, what becomes of the last batch, and which rank reads what: an `Order`. Rarely
-            needed.
+        order: What else fixes the order, and what becomes of the last batch: an `Order`. Rarely needed.
         batch_size: Samples of a batch on one rank, for plain DataLoaders.
         growing: How to train on what has arrived, each sample several times, over a link that is slower than the
             trainer; see `Growing`. For `StreamingDataLoader` and bare loops.
@@ -92,6 +91,9 @@ class StreamingDataset(FixedArguments, EpochDataset):
         on_error: "raise", or "skip": another sample of the batch replaces one that cannot be decoded or transformed,
             marked as a repeat; up to 100 samples, `Skip(budget=...)` for more or fewer. With `packing=` nothing
             replaces a document.
+        share_caches: "auto": the caches of all nodes act as one (docs/scale-out.md). Their engines find each other
+            through torch.distributed, and each rank reads what its node holds. For `StreamingDataLoader`; best with
+            `Order(lanes_by="key")`.
         rank, world_size: Values in place of those of torch.distributed and the launcher's variables
             (docs/scale-out.md); both or neither.
 
@@ -124,9 +126,11 @@ class StreamingDataset(FixedArguments, EpochDataset):
         transform: Transform | None = None,
         annotations: str | Annotations | Mapping[str, object] | None = None,
         on_error: OnError | Skip = "raise",
+        share_caches: Sharing = "off",
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
+        order = given_or_default("order", order, Order)
         options = DatasetOptions(
             urls=list_urls(url),
             format=format,
@@ -137,7 +141,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
             engine=engine,
             shuffle=shuffle,
             seed=seed,
-            order=given_or_default("order", order, Order),
+            order=order,
             batch_size=batch_size,
             growing=read_growing(growing),
             packing=read_packing(packing),
@@ -146,6 +150,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
             transform=transform,
             annotations=Annotations.parse(annotations),
             on_error=on_error,
+            share_caches=share_caches if order.peers == "off" else order.peers,
             rank=rank,
             world_size=world_size,
         )

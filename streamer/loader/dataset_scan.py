@@ -209,6 +209,7 @@ def make_scan_options(options: DatasetOptions) -> DatasetOptions:
         balance=NO_BALANCE,
         growing=NOT_GROWING,
         order=Order(last_batch="short"),
+        share_caches="off",
         rank=0,
         world_size=1,
     )

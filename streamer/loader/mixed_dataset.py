@@ -46,7 +46,7 @@ class MixedDataset(EpochDataset):
         seed: Seed of the mixing; members have their own.
         source_key: Field of each sample with the name of its member, or None for no such field.
         batch_size, order, on_error, rank, world_size: Options of the whole, as of a `StreamingDataset`; the members
-            have none of them. The `Order` of a mix has neither `cut` nor `peers`.
+            have none of them. The `Order` of a mix has no `lanes_by`.
 
     Raises:
         ConfigError: an invalid argument, or members that do not go together.

@@ -145,7 +145,7 @@ def explain(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_b
         total_bytes: bytes of all chunks.
         nodes: number of machines.
     """
-    order = f"{spec.order_id}: seed {spec.seed}, shuffle {spec.shuffle}, {spec.cut} cut"
+    order = f"{spec.order_id}: seed {spec.seed}, shuffle {spec.shuffle}, lanes by {spec.lanes_by}"
     samples = int(chunk_samples.sum())
     chunks = max(1, int(np.count_nonzero(chunk_samples)))
     dataset = (

@@ -18,6 +18,11 @@ from streamer.order.rows.spec import RowSpec, row_spec_of
 
 Shuffle: TypeAlias = Literal["block", "sample", "none"]
 Cut: TypeAlias = Literal["fixed", "by_key", "redrawn"]
+LanesBy: TypeAlias = Literal["seed", "key", "epoch"]
+
+# The cuts by what decides about the lanes, as users write it.
+CUTS: dict[LanesBy, Cut] = {"seed": "fixed", "key": "by_key", "epoch": "redrawn"}
+_LANES_BY: dict[Cut, LanesBy] = {cut: lanes_by for lanes_by, cut in CUTS.items()}
 
 # The name of a cut by key in states and digests; states of earlier versions have it.
 _STORED_BY_KEY = "common"
@@ -87,7 +92,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
         _check_positive("shuffle_window", self.window)
         if self.shuffle == "none" and (self.lanes, self.window, self.cut) != (1, 1, "fixed"):
             raise ConfigError(
-                f"lanes={self.lanes}, shuffle_window={self.window} and cut={self.cut!r} have no meaning with "
+                f"lanes={self.lanes}, shuffle_window={self.window} and lanes_by={self.lanes_by!r} have no meaning with "
                 "shuffle=False; leave them out",
                 field="lanes",
             )
@@ -211,7 +216,14 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
 
     def facts(self) -> dict[str, str | int]:
         """All parts, by which ranks and states are compared, in the words of users."""
-        return {**self.parts(), "cut": self.cut}
+        parts = self.parts()
+        del parts["cut"]
+        return {**parts, "lanes_by": self.lanes_by}
+
+    @property
+    def lanes_by(self) -> LanesBy:
+        """The cut as users write it."""
+        return _LANES_BY[self.cut]
 
     def to_state_parts(self) -> tuple[dict[str, object], dict[str, object]]:
         """Returns what a state keeps before its place, and after it."""

@@ -35,7 +35,7 @@ _FIXES = {
     "shuffle": "pass the shuffle the run began with",
     "lanes": "pass Order(lanes=...) as the run had it",
     "window": "pass Order(shuffle_window=...) as the run had it",
-    "cut": "pass Order(cut=...) as the run had it",
+    "lanes_by": "pass Order(lanes_by=...) as the run had it",
     "batching": "pass the batching the run began with",
     "groups": "pass the Homogeneous(group=...) the run began with",
     "reuse": "pass the reuse the run began with",

@@ -41,11 +41,11 @@ class CacheSharing:
         """
         if self._engine.config.grace_seconds is None:
             raise ConfigError(
-                'peers="auto" is for engines that the job starts itself; this one is a service, which shares its cache '
-                "as [peers] members of its configuration says: leave Order(peers=...) out",
-                field="peers",
+                'share_caches="auto" is for engines that the job starts itself; this one is a service, which shares its cache '
+                "as [peers] members of its configuration says: leave share_caches= out",
+                field="share_caches",
             )
-        require('peers="auto"', "peers", "aiohttp", "pycurl", field="peers")
+        require('share_caches="auto"', "peers", "aiohttp", "pycurl", field="share_caches")
         from streamer.peers.by_job import JobPeers  # Only here: without peers none of it is imported.
         from streamer.peers.homes import LaneReaders, PeerMember
 

@@ -1,4 +1,4 @@
-"""peers="auto": engines of several nodes find each other through their ranks, here threads of one process."""
+"""share_caches="auto": engines of several nodes find each other through their ranks, here threads of one process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from streamer.errors import ConfigError, StreamerError
 from streamer.loader.agreement import Gather
 from streamer.loader.rank import sharing
 from streamer.loader.rank.rank_stream import RankStream
-from streamer.order.spec import Cut
+from streamer.order.spec import LanesBy
 from streamer.wire.messages import GetManifest
 
 pytestmark = pytest.mark.process
@@ -39,7 +39,7 @@ class Node:
         places = {"cache_dir": self.cache, "runtime_dir": root / "run"}
         self.client = EngineClient(ClientSettings(**places, cache_bytes=64 << 20, grace_seconds=0.1, job="test"))
 
-    def prepare(self, rank: int, world: int, cut: Cut | None = None, **options: object) -> RankStream:
+    def prepare(self, rank: int, world: int, lanes_by: LanesBy | None = None, **options: object) -> RankStream:
         dataset = StreamingDataset(
             str(self.root / "data"),
             manifest=str(self.root / "manifest"),
@@ -48,7 +48,8 @@ class Node:
             decode=None,
             rank=rank,
             world_size=world,
-            order=Order(cut=cut, peers="auto"),
+            order=Order(lanes_by=lanes_by),
+            share_caches="auto",
             **options,
         )
         self.datasets.append(dataset)
@@ -150,13 +151,13 @@ def test_another_seed_and_another_node_read_what_the_caches_hold(nodes: list[Nod
 
 def of_two_nodes(nodes: list[Node]) -> None:
     """Two epochs: each with other ranks and another seed."""
-    two = [node.prepare(rank, 2, cut="by_key") for rank, node in enumerate(nodes)]
+    two = [node.prepare(rank, 2, lanes_by="key") for rank, node in enumerate(nodes)]
     share(two)
     assert [run for prepared in two for run in prepared.recipe().runs], "each reads what its node holds"
     epoch(two, 0)
     assert store_files(nodes) == FILES
     before = [prepared.recipe().runs for prepared in two]
-    swapped = [node.prepare(rank, 2, cut="by_key", seed=5) for rank, node in enumerate(reversed(nodes))]
+    swapped = [node.prepare(rank, 2, lanes_by="key", seed=5) for rank, node in enumerate(reversed(nodes))]
     share(swapped)
     assert [prepared.recipe().runs for prepared in swapped] == before[::-1]
     epoch(swapped, 0)
@@ -168,7 +169,7 @@ def of_two_nodes(nodes: list[Node]) -> None:
 def test_a_third_node_reads_what_the_caches_hold(nodes: list[Node]) -> None:
     """It joins two that have read all, and has its own from the next epoch on."""
     of_two_nodes(nodes[:2])
-    three = [node.prepare(rank, 3, cut="by_key") for rank, node in enumerate(nodes)]
+    three = [node.prepare(rank, 3, lanes_by="key") for rank, node in enumerate(nodes)]
     share(three)
     epoch(three, 1)
     assert store_files(nodes) <= FILES + 8, "what the third node reads comes from the others"
@@ -186,7 +187,7 @@ def test_a_redrawn_cut_has_homes_by_keys(nodes: list[Node]) -> None:
 
     But for chunks that a busy home does not bring in time.
     """
-    ranks = [node.prepare(rank, 3, cut="redrawn") for rank, node in enumerate(nodes)]
+    ranks = [node.prepare(rank, 3, lanes_by="epoch") for rank, node in enumerate(nodes)]
     share(ranks)
     for number in range(3):
         epoch(ranks, number)

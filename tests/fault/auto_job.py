@@ -88,7 +88,7 @@ class Job:
         state: dict[str, Any] | None = None,
         *,
         pause: float = 0.0,
-        cut: str | None = None,
+        lanes_by: str | None = None,
         lanes: int | None = None,
         **dataset: object,
     ) -> None:
@@ -107,7 +107,7 @@ class Job:
                 "cache_bytes": self.cache_bytes,
                 "batch": BATCH,
                 "pause": pause,
-                "dataset": {"order": {"peers": "auto", "cut": cut, "lanes": lanes}, **dataset},
+                "dataset": {"order": {"lanes_by": lanes_by, "lanes": lanes}, "share_caches": "auto", **dataset},
                 "state": state,
             }
             self.ranks[node] = Rank(task, self._namespaces.prefix(node), self.root / "run")

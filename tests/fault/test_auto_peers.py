@@ -1,4 +1,4 @@
-"""peers="auto" on nodes of their own: what the store sends when a job starts, goes on, and changes."""
+"""share_caches="auto" on nodes of their own: what the store sends when a job starts, goes on, and changes."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
 @pytest.mark.parametrize(
     ("dataset", "travels"),
     [
-        ({"cut": "fixed", "lanes": LANES}, 0.01),
-        ({"cut": "by_key", "lanes": LANES}, 0.01),
-        ({"cut": "redrawn", "lanes": LANES}, 0.75 + 0.02),
+        ({"lanes_by": "seed", "lanes": LANES}, 0.01),
+        ({"lanes_by": "key", "lanes": LANES}, 0.01),
+        ({"lanes_by": "epoch", "lanes": LANES}, 0.75 + 0.02),
         # Two lanes have two readers each, and half of each is the other one's: (4 - gcd(4, 6)) / 6 is the bound.
-        ({"cut": "by_key", "lanes": 6}, 2 / 6 + 0.02),
+        ({"lanes_by": "key", "lanes": 6}, 2 / 6 + 0.02),
         ({"shuffle": False}, 0.75 + 0.02),
     ],
-    ids=["fixed", "by_key", "redrawn", "lanes that cross", "no shuffle"],
+    ids=["by seed", "by key", "by epoch", "lanes that cross", "no shuffle"],
 )
 def test_each_byte_comes_from_the_store_once(start: Start, dataset: dict[str, Any], travels: float) -> None:
     """Cold; warm nothing does, and next to nothing travels where nodes read the same lanes in every epoch.
@@ -75,7 +75,7 @@ def test_small_caches_together_keep_what_they_can(start: Start) -> None:
     The first epoch is not measured: part of the second one is fetched ahead in it.
     """
     job = start(OBJECTS, 0.16)
-    job.start([0, 1, 2, 3], cut="by_key", lanes=LANES)
+    job.start([0, 1, 2, 3], lanes_by="key", lanes=LANES)
     job.epoch()
     for _ in range(2):
         assert job.epoch() <= max(0.0, 1.0 - job.kept_share()) + 0.02
@@ -85,11 +85,11 @@ def test_small_caches_together_keep_what_they_can(start: Start) -> None:
 def test_another_seed_and_other_ranks_find_the_caches(start: Start) -> None:
     """The first epoch of the next run is warm."""
     job = start(OBJECTS, 0.32)
-    job.start([0, 1, 2, 3], cut="by_key", lanes=LANES)
+    job.start([0, 1, 2, 3], lanes_by="key", lanes=LANES)
     job.epoch()
     for nodes, seed in (([0, 1, 2, 3], 5), ([2, 0, 3, 1], 6)):
         job.stop()
-        job.start(nodes, cut="by_key", lanes=LANES, seed=seed)
+        job.start(nodes, lanes_by="key", lanes=LANES, seed=seed)
         assert job.epoch() <= 0.02
         assert job.total("peer_bytes") <= 0.01 * job.store.data_bytes
 
@@ -97,13 +97,13 @@ def test_another_seed_and_other_ranks_find_the_caches(start: Start) -> None:
 def test_a_lost_node_costs_its_share(start: Start) -> None:
     """kill -9 of rank and engine in the middle of an epoch: the job goes on with three nodes from its state."""
     job = start(OBJECTS, 0.35)
-    job.start([0, 1, 2, 3], cut="by_key", lanes=LANES)
+    job.start([0, 1, 2, 3], lanes_by="key", lanes=LANES)
     job.epoch()
     _, answers = job.read(3)
     seen = [number for answer in answers for number in answer["samples"]]
     assert len(seen) == 3 * BATCH
     job.stop(killed=[3])
-    job.start([0, 1, 2], answers[0]["state"], cut="by_key", lanes=LANES)
+    job.start([0, 1, 2], answers[0]["state"], lanes_by="key", lanes=LANES)
     sent, answers = job.read()
     assert sorted(seen + [number for answer in answers for number in answer["samples"]]) == list(range(OBJECTS))
     sent += job.epoch()
@@ -113,11 +113,11 @@ def test_a_lost_node_costs_its_share(start: Start) -> None:
 def test_an_empty_node_in_the_place_of_another_costs_its_share(start: Start) -> None:
     """Its disk is new; the others keep what they read."""
     job = start(OBJECTS, 0.32)
-    job.start([0, 1, 2, 3], cut="by_key", lanes=LANES)
+    job.start([0, 1, 2, 3], lanes_by="key", lanes=LANES)
     job.epoch()
     job.stop()
     shutil.rmtree(job.root / "cache3")
-    job.start([3, 0, 1, 2], cut="by_key", lanes=LANES, seed=3)
+    job.start([3, 0, 1, 2], lanes_by="key", lanes=LANES, seed=3)
     assert job.epoch() <= 0.25 + 0.02
     assert job.epoch() <= 0.02
 
@@ -126,9 +126,9 @@ def test_an_empty_node_in_the_place_of_another_costs_its_share(start: Start) -> 
 def test_what_new_nodes_read_comes_from_the_others(start: Start, more: int) -> None:
     """One node more, and half as many more; the next epoch of the store is that of the larger caches."""
     job = start(OBJECTS, 0.3)
-    job.start([0, 1, 2, 3], cut="by_key", lanes=LANES)
+    job.start([0, 1, 2, 3], lanes_by="key", lanes=LANES)
     job.epoch()
     job.stop()
-    job.start(range(more), cut="by_key", lanes=LANES)
+    job.start(range(more), lanes_by="key", lanes=LANES)
     assert job.epoch() <= 0.02
     assert job.total("peer_bytes") / job.store.data_bytes >= (more - 4) / more - 0.02

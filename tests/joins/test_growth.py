@@ -57,7 +57,7 @@ def test_both_sides_are_listed_again(tmp_path: Path, closing: Closing):
 LEFT: list[Mapping[str, Any]] = [
     {"growing": Growing(reuse=2, epoch_samples=10)},
     {"packing": Packing(64)},
-    {"order": Order(peers="auto")},
+    {"share_caches": "auto"},
 ]
 RIGHT: list[Mapping[str, Any]] = [
     {"growing": Growing(reuse=2, epoch_samples=10)},

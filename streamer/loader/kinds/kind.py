@@ -235,7 +235,7 @@ class StreamKind(ABC):
         self.connections = connections
 
     @property
-    def peers(self) -> str:
+    def share_caches(self) -> str:
         """Whether the ranks' engines share their caches, as the user says it."""
         return "off"
 

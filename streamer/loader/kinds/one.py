@@ -11,7 +11,7 @@ from streamer.config import RankConfig
 from streamer.loader.kinds.kind import Ordering, StreamKind
 from streamer.loader.members.member import DatasetMember
 from streamer.order.quality import check_sample_shuffle, describe_lane_spread
-from streamer.order.spec import OrderSpec, shuffle_mode
+from streamer.order.spec import CUTS, OrderSpec, shuffle_mode
 from streamer.order.state import State
 
 
@@ -57,9 +57,9 @@ class OneDataset(StreamKind):
         super().__init__(member.options, [member], member.connections)
 
     @property
-    def peers(self) -> str:
+    def share_caches(self) -> str:
         """See `StreamKind`."""
-        return self._first.order.peers
+        return self._first.share_caches
 
     def members(self) -> Members:
         """See `StreamKind`."""
@@ -100,7 +100,7 @@ class OneDataset(StreamKind):
             shuffle=options.shuffle,
             lanes=geometry.lanes,
             window=geometry.window,
-            cut=options.order.cut or "fixed",
+            cut=CUTS[options.order.lanes_by or "seed"],
             rows=data.rows.spec,
             balance=level,
         )

@@ -39,7 +39,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         rank_config: Rank and world size.
         stream: Name that distinguishes the loaders of one job.
         skip_rules: Rules for samples that cannot be made.
-        peers: Whether the ranks' engines share their caches, as the user says it.
+        share_caches: Whether the ranks' engines share their caches, as the user says it.
         options: Storage options of each member, then of each join, encoded.
         given: Whether the user has given rank and world size.
     """
@@ -47,7 +47,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     rank_config: RankConfig
     stream: str
     skip_rules: SkipRules
-    peers: str = "off"
+    share_caches: str = "off"
     options: tuple[StoreOptions, ...] = ()
     given: bool = False
 

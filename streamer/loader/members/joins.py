@@ -122,9 +122,9 @@ def _check_columns(columns: object) -> tuple[tuple[str, str], ...] | None:
 
 def _check_sides(left: DatasetOptions, right: DatasetOptions) -> None:
     """Refuses datasets that cannot be joined."""
-    if not (left.growing.joins and left.packing.joins and left.order.peers == "off"):
+    if not (left.growing.joins and left.packing.joins and left.share_caches == "off"):
         raise ConfigError(
-            'join() of a dataset with growing=, packing= or Order(peers="auto"): leave it out, or join before with '
+            'join() of a dataset with growing=, packing= or share_caches="auto": leave it out, or join before with '
             "streamer.pack",
             field="join",
         )

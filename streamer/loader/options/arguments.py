@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import os
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal, TypeVar, get_args
 
 from streamer.batches import checks
 from streamer.batches.skipping import OnError, SkipRules
 from streamer.errors import ConfigError
 from streamer.order.plan import LastBatch
-from streamer.order.spec import Cut
+from streamer.order.spec import LanesBy
+from streamer.removed import check_options, warn_of
 
 OnChange = Literal["raise", "refresh"]
 OnDamage = Literal["raise", "skip"]
-Peers = Literal["off", "auto"]
+Sharing = Literal["off", "auto"]
 Url = str | os.PathLike[str]
 G = TypeVar("G")
 
 
+@check_options
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What fixes the order besides `shuffle` and `seed`, and which rank reads what. Rarely needed.
+    """What fixes the order besides `shuffle` and `seed`. Rarely needed.
 
         StreamingDataset(url, order=Order(last_batch="drop"))
 
@@ -29,18 +31,15 @@ class Order:
         lanes: Number of streams that an epoch is dealt into; a batch takes equally many samples from each. By default
             it is chosen from the numbers of chunks and of samples in a batch.
         shuffle_window: Number of chunks that are open together over all nodes, by default chosen likewise.
-        cut: What decides which chunks share a lane, and so which node reads and keeps them: "fixed", the seed;
-            "by_key", the keys of the chunks, so that runs with other seeds find in each node's cache what the last run
-            left there; "redrawn", the seed and the epoch. None: "fixed", or that of the state that is loaded. Not for a
-            mix.
+        lanes_by: What decides which chunks share a lane, and so which node reads and keeps them: the "seed"; the "key"
+            of each chunk, so that runs with other seeds find in each node's cache what the last run left there; or the
+            "epoch", together with the seed. By default the "seed", or what the loaded state has. Not for a mix.
         last_batch: What becomes of the last batch if samples are missing: "fill" it with repeats, which `repeated`
             marks; leave it "short", on one rank only; "drop" it. None: "short" on one rank, "fill" on several, which
             make the same number of steps.
-        peers: Whether caches are shared. "auto": the caches of all nodes act as one (docs/scale-out.md). Their engines
-            find each other through torch.distributed, and each rank reads what its node holds. For
-            `StreamingDataLoader`; best with cut="by_key". Not for a mix.
-        stream: Name that tells two datasets of one job apart when only their batches differ; loaders of one dataset
+        name: Name that tells two datasets of one job apart when only their batches differ; loaders of one dataset
             need none.
+        peers: Old place of `share_caches=` of the dataset.
 
     Raises:
         ConfigError: an invalid value.
@@ -48,25 +47,27 @@ class Order:
 
     lanes: int | None = None
     shuffle_window: int | None = None
-    cut: Cut | None = None
+    lanes_by: LanesBy | None = None
     last_batch: LastBatch | None = None
-    peers: Peers = "off"
-    stream: str = ""
+    name: str = ""
+    peers: Sharing = field(default="off", repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("lanes", "shuffle_window"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, checks.at_least(name, value, 1))
-        checks.one_of("cut", self.cut, (None, *get_args(Cut)))
+        checks.one_of("lanes_by", self.lanes_by, (None, *get_args(LanesBy)))
         checks.one_of("last_batch", self.last_batch, (None, *get_args(LastBatch)))
-        checks.one_of("peers", self.peers, get_args(Peers))
-        if not isinstance(self.stream, str):
-            raise ConfigError(f"stream={self.stream!r} is not a text", field="stream")
+        if not isinstance(self.name, str):
+            raise ConfigError(f"name={self.name!r} is not a text", field="name")
+        if checks.one_of("peers", self.peers, get_args(Sharing)) != "off":
+            # The caller of the constructor, past `check_options` and the `__init__` of the dataclass.
+            warn_of("peers= of Order is now share_caches= of the dataset", stacklevel=4)
 
     @property
     def free_parts(self) -> frozenset[str]:
         """The parts of the order that are chosen automatically."""
-        given = {"lanes": self.lanes, "window": self.shuffle_window, "cut": self.cut}
+        given = {"lanes": self.lanes, "window": self.shuffle_window, "lanes_by": self.lanes_by}
         return frozenset(part for part, value in given.items() if value is None)
 
 

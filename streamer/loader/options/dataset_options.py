@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 
@@ -26,7 +27,7 @@ from streamer.errors import ConfigError
 from streamer.formats import AUTO
 from streamer.formats.base import Format
 from streamer.formats.registry import find_format
-from streamer.loader.options.arguments import Index, Order, Skip, skip_rules
+from streamer.loader.options.arguments import Index, Order, Sharing, Skip, skip_rules
 from streamer.order.growing import NOT_GROWING, AnyGrowing
 from streamer.order.spec import shuffle_mode
 from streamer.wire.messages import GetManifest
@@ -95,6 +96,7 @@ class DatasetOptions(StreamOptions):
     annotations: Annotations | None = None
     packing: AnyPacking = NO_PACKING
     balance: AnyBalance = NO_BALANCE
+    share_caches: Sharing = "off"
     chunk_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -114,6 +116,7 @@ class DatasetOptions(StreamOptions):
             find_format(given)
         super().__post_init__()
         checks.function("transform", self.transform)
+        checks.one_of("share_caches", self.share_caches, get_args(Sharing))
         # A manifest that does not exist is built there: its files would be samples of the next listing.
         target = self.manifest.url_text
         for url in self.urls if target is not None else ():
@@ -127,8 +130,12 @@ class DatasetOptions(StreamOptions):
                 )
         self.limit_bytes()
         # Growing, balance and packing are checked against each other, and against the order.
-        order = self.order
-        self.growing.check(on_change=self.manifest.on_change, shuffle=mode, cut=order.cut, peers=order.peers)
+        self.growing.check(
+            on_change=self.manifest.on_change,
+            shuffle=mode,
+            lanes_by=self.order.lanes_by,
+            share_caches=self.share_caches,
+        )
         self.balance.check(mode, self.packing, self.growing)
         self.packing.check(mode)
 

@@ -9,7 +9,6 @@ from typing import get_args
 from streamer.batches import checks
 from streamer.batches.rows.options import Estimate
 from streamer.errors import ConfigError
-from streamer.loader.options.arguments import Order
 from streamer.loader.options.dataset_options import DatasetOptions, StreamOptions
 from streamer.order.mix import Batching, Homogeneous, MixRequest, Shares
 from streamer.order.spec import shuffle_mode
@@ -17,11 +16,9 @@ from streamer.wire.messages import MAX_PARTS
 
 # Options that are set for the whole mix, and refused on a member; each has its own seed.
 _OF_THE_MIX = [entry.name for entry in fields(StreamOptions) if entry.name != "seed"]
-# Options of an Order that are refused on a mix and on its members, with the reason.
-_OF_A_DATASET = {
-    "cut": "the lanes of a mix follow from the seeds of its members",
-    "peers": "for a mix, run the engines as services with [peers] members",
-}
+# Reasons why options of a dataset are refused on a mix and on its members.
+_NO_LANES_BY = "Order(lanes_by=...) is for a dataset alone; the lanes of a mix follow from the seeds of its members"
+_NO_SHARING = "share_caches= is for a dataset alone; for a mix, run the engines as services with [peers] members"
 # Options that are equal in all members, which are read through one engine.
 _IN_COMMON = ("engine", "cache_dir", "cache_bytes")
 
@@ -44,9 +41,10 @@ class MixOptions(StreamOptions):
         super().__post_init__()
         if not isinstance(self.batching, Homogeneous):
             checks.one_of("batching", self.batching, get_args(Batching))
-        for option, reason in _OF_A_DATASET.items():
-            if getattr(self.order, option) != getattr(Order(), option):
-                raise ConfigError(f"Order({option}=...) is for a dataset alone; {reason}", field=option)
+        if self.order.lanes_by is not None:
+            raise ConfigError(_NO_LANES_BY, field="lanes_by")
+        if self.order.peers != "off":
+            raise ConfigError(_NO_SHARING, field="share_caches")
         if self.source_key == "":
             raise ConfigError("source_key='' is not a name of a field; None adds no field", field="source_key")
 
@@ -87,11 +85,10 @@ def check_members(members: Mapping[str, DatasetOptions]) -> None:
     """
     for name, options in members.items():
         options.growing.check_member(name)
-        for option, reason in _OF_A_DATASET.items():
-            if getattr(options.order, option) != getattr(Order(), option):
-                raise ConfigError(
-                    f"member {name}: Order({option}=...) is for a dataset alone; {reason}", field=option, member=name
-                )
+        if options.order.lanes_by is not None:
+            raise ConfigError(f"member {name}: {_NO_LANES_BY}", field="lanes_by", member=name)
+        if options.share_caches != "off":
+            raise ConfigError(f"member {name}: {_NO_SHARING}", field="share_caches", member=name)
         default = DatasetOptions(urls=options.urls)
         for option in _OF_THE_MIX:
             if getattr(options, option) != getattr(default, option):

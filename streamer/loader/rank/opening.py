@@ -142,7 +142,7 @@ class StreamOpening:
             rank_config=rank_config,
             stream=self._stream_name(batch_size, plain),
             skip_rules=self.options.skip_rules,
-            peers=self._kind.peers,
+            share_caches=self._kind.share_caches,
             options=tuple(each.options.client_settings(environment, each.job).encode_options() for each in parts),
             given=self.options.rank is not None,
         )
@@ -150,7 +150,7 @@ class StreamOpening:
 
     def _stream_name(self, batch_size: int, plain: bool) -> str:
         """Names a stream by samples, shuffle and batch, so that the loaders of one job, whose ranks agree, differ."""
-        name = self.options.order.stream or self._kind.data_name(self._kind.members())
+        name = self.options.order.name or self._kind.data_name(self._kind.members())
         if plain:
             return f"{name}, sample by sample"
         self._usual_batch = self._usual_batch or batch_size
@@ -238,13 +238,13 @@ class StreamOpening:
         return stream
 
     def prepare_and_share(self, prepare: Callable[[], RankStream], place: str) -> None:
-        """Prepares with all ranks; with peers="auto" their engines then share their caches. Collective.
+        """Prepares with all ranks; with share_caches="auto" their engines then share their caches. Collective.
 
         Raises:
             StreamerError: of the first rank that failed, on every rank, also where an engine cannot share its cache.
         """
         stream = self.prepare_together(prepare, place)
-        if self._kind.peers != "auto":
+        if self._kind.share_caches != "auto":
             return
         if (gather := gather_for(self.rank_config())) is not None:
             stream.share_caches(gather)
@@ -261,7 +261,7 @@ class StreamOpening:
                     "iter()"
                 )
             logger.warning(
-                'peers="auto" is off: %s; engines that run as services find each other without it ([peers] members, '
+                'share_caches="auto" is off: %s; engines that run as services find each other without it ([peers] members, '
                 "docs/scale-out.md)",
                 why,
             )

@@ -228,7 +228,7 @@ class RankStream:
             "global_batch": self.global_batch,
             "last_batch": self._recipe.last_batch,
             "annotations": " ".join(table_digest(member.rules.joined) or "none" for member in self._recipe.members),
-            "peers": self._identity.peers,
+            "share_caches": self._identity.share_caches,
             **self.members.facts_of_joins(),
             **self.ordering.facts(),
         }

@@ -65,7 +65,7 @@ class Growing:
         """Returns `epoch_samples` in whole global batches, at least one."""
         return max(1, round(self.epoch_samples / global_batch)) * global_batch
 
-    def check(self, *, on_change: str, shuffle: str, cut: str | None, peers: str) -> None:
+    def check(self, *, on_change: str, shuffle: str, lanes_by: str | None, share_caches: str) -> None:
         """Refuses options of the dataset with which it cannot grow.
 
         Raises:
@@ -79,11 +79,14 @@ class Growing:
             )
         if shuffle == "none":
             raise ConfigError("growing= with shuffle=False: samples are admitted in random order", field="growing")
-        if cut is not None:
-            raise ConfigError(f"growing= with Order(cut={cut!r}): its lanes follow from the seed", field="cut")
-        if peers != "off":
+        if lanes_by is not None:
             raise ConfigError(
-                f"growing= with Order(peers={peers!r}): run the engines as services with [peers] members", field="peers"
+                f"growing= with Order(lanes_by={lanes_by!r}): its lanes follow from the seed", field="lanes_by"
+            )
+        if share_caches != "off":
+            raise ConfigError(
+                f"growing= with share_caches={share_caches!r}: run the engines as services with [peers] members",
+                field="share_caches",
             )
 
     def check_balance(self) -> None:
@@ -129,7 +132,7 @@ class NotGrowing:
     def __repr__(self) -> str:
         return "None"
 
-    def check(self, *, on_change: str, shuffle: str, cut: str | None, peers: str) -> None:
+    def check(self, *, on_change: str, shuffle: str, lanes_by: str | None, share_caches: str) -> None:
         """Takes any options of the dataset."""
 
     def check_balance(self) -> None:

@@ -15,6 +15,7 @@ from streamer import (
     Estimate,
     Growing,
     MixedDataset,
+    Order,
     Packing,
     StreamingDataLoader,
     StreamingDataset,
@@ -30,13 +31,13 @@ OF_BOTH = {
     "shuffle_window": "order=Order(shuffle_window=...)",
     "last_batch": "order=Order(last_batch=...)",
     "drop_last": 'order=Order(last_batch="drop")',
-    "stream": "order=Order(stream=...)",
+    "stream": "order=Order(name=...)",
     "error_budget": "on_error=Skip(budget=...)",
 }
 OF_THE_DATASET = {
     **OF_BOTH,
-    "cut": 'order=Order(cut=...), where "common" is called "by_key"',
-    "peers": "order=Order(peers=...)",
+    "cut": 'order=Order(lanes_by=...), where "fixed" is called "seed", "common" "key"',
+    "peers": "share_caches=",
     "index_limit": "manifest=Index(limit_seconds=...)",
     "index_errors": "manifest=Index(on_error=...)",
     "on_change": "manifest=Index(on_change=...)",
@@ -105,6 +106,7 @@ OPTIONS = {
             "set_rows": ("rows_per_set", 8),
         },
     ),
+    Order: ({}, {"cut": ("lanes_by", "key"), "stream": ("name", "mine")}),
     Balance: ({"rows_per_rank": 2}, {"rows": ("rows_per_rank", 2), "cost": ("coefficients", (1, 0))}),
     Estimate: ({"bytes_per_token": 4}, {"safety": ("margin", 0.1)}),
     Growing: ({"reuse": 2, "epoch_samples": 8}, {"grow": ("round_bytes", "20GB")}),
@@ -137,6 +139,16 @@ def test_the_cost_of_packing_is_taken_with_a_warning() -> None:
     assert [one.filename for one in warned] == [__file__]
     with pytest.raises(ConfigError, match=r"both lengths= and its old name cost=: give lengths= alone"):
         Packing(64, cost="a.npy", lengths="b.npy")
+
+
+def test_the_peers_of_an_order_are_taken_with_a_warning() -> None:
+    """They are an option of the dataset; a mix has none."""
+    with pytest.warns(FutureWarning, match=r"^peers= of Order is now share_caches= of the dataset; ") as warned:
+        order = Order(peers="auto")
+    assert [one.filename for one in warned] == [__file__]
+    assert StreamingDataset("/data", order=order)._member.options.share_caches == "auto"
+    with pytest.raises(ConfigError, match=r"share_caches= is for a dataset alone"):
+        MixedDataset({"a": StreamingDataset("/data")}, order=order)
 
 
 @pytest.mark.parametrize("kind", [Packing, Buckets])

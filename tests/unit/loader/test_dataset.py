@@ -39,8 +39,8 @@ def test_constructing_does_no_io(fake_engine, tmp_path):
     [
         ({"format": "lance"}, "format"),
         ({"batch_size": 0}, "batch_size"),
-        ({"order": Order(cut="by_key"), "growing": Growing(2, 100)}, "cut"),
-        ({"order": Order(peers="auto"), "growing": Growing(2, 100)}, "peers"),
+        ({"order": Order(lanes_by="key"), "growing": Growing(2, 100)}, "lanes_by"),
+        ({"share_caches": "auto", "growing": Growing(2, 100)}, "share_caches"),
         ({"manifest": Index(on_change="refresh"), "growing": Growing(2, 100)}, "growing"),
         ({"shuffle": "rows"}, "shuffle"),
         ({"seed": -1}, "seed"),

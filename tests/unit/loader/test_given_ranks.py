@@ -17,11 +17,11 @@ def group(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("group")
 def test_engines_of_given_ranks_cannot_be_asked(make_dataset, folder, caplog: pytest.LogCaptureFixture) -> None:
-    """`peers="auto"` does not say that torch.distributed is not initialised, which it is."""
-    data = make_dataset(folder, order=Order(peers="auto"), rank=0, world_size=2)
+    """`share_caches="auto"` does not say that torch.distributed is not initialised, which it is."""
+    data = make_dataset(folder, share_caches="auto", rank=0, world_size=2)
     with StreamingDataLoader(data, 4, reports=None) as loader:
         next(iter(loader))
-    (said,) = [record.getMessage() for record in caplog.records if "peers=" in record.getMessage()]
+    (said,) = [record.getMessage() for record in caplog.records if "share_caches=" in record.getMessage()]
     assert "take the place of torch.distributed" in said
 
 

@@ -22,10 +22,10 @@ def call(report: object) -> None:
         (Order, {"lanes": 0}, "lanes=0 is below 1"),
         (Order, {"lanes": "8"}, "lanes='8' is not a whole number"),
         (Order, {"shuffle_window": -1}, "shuffle_window=-1 is below 1"),
-        (Order, {"cut": "common"}, "cut='common' .*'by_key'"),
+        (Order, {"lanes_by": "common"}, "lanes_by='common' .*'seed', 'key', 'epoch'"),
         (Order, {"last_batch": "pad"}, "last_batch='pad' .*'fill', 'short', 'drop'"),
         (Order, {"peers": "all"}, "peers='all'"),
-        (Order, {"stream": 3}, "stream=3 is not a text"),
+        (Order, {"name": 3}, "name=3 is not a text"),
         (Index, {"url": 7}, "manifest=7 is not a path"),
         (Index, {"limit_seconds": "9"}, "limit_seconds='9' is not a number of seconds"),
         (Index, {"limit_seconds": -1}, "limit_seconds=-1 is not a number of seconds"),
@@ -54,7 +54,7 @@ def test_what_cannot_be_is_refused_at_once(kind: type, options: dict[str, object
 @pytest.mark.parametrize(
     ("made", "shown"),
     [
-        (Order(lanes=8), "Order(lanes=8, shuffle_window=None, cut=None, last_batch=None, peers='off', stream='')"),
+        (Order(lanes=8), "Order(lanes=8, shuffle_window=None, lanes_by=None, last_batch=None, name='')"),
         (Index("s3://b/m"), "Index(url='s3://b/m', limit_seconds=600.0, on_error='raise', on_change='raise')"),
         (Skip(), "Skip(budget=100)"),
         (Decode(allow_pickle=True), "Decode(rule='auto', allow_pickle=True)"),

@@ -112,7 +112,7 @@ def test_the_order_is_explained_in_words() -> None:
     """Every number a user asks for, on six lines."""
     text = explain(_spec(8, 256), np.full(17_100, 75), 256, 140 * 10**9, nodes=2)
     assert text.splitlines() == [
-        f"order    {_spec(8, 256).order_id}: seed 17, shuffle block, fixed cut",
+        f"order    {_spec(8, 256).order_id}: seed 17, shuffle block, lanes by seed",
         "dataset  1,282,500 samples in 17,100 chunks, 140.0 GB: 75.0 samples, 8.2 MB per chunk",
         "lanes    8: 32 samples of a batch from each",
         "window   256 chunks open over all nodes (32 per lane, shuffle_window=256): 2.1 GB of cache",

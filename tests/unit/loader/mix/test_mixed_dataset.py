@@ -403,8 +403,7 @@ def test_members_that_do_not_collate_are_named(make_mix):
         ({"source_key": ""}, "source_key"),
         ({"batch_size": 0}, "batch_size"),
         ({"order": {"lanes": 1}}, "order"),
-        ({"order": Order(cut="by_key")}, "cut"),
-        ({"order": Order(peers="auto")}, "peers"),
+        ({"order": Order(lanes_by="key")}, "lanes_by"),
         ({"on_error": "ignore"}, "on_error"),
     ],
 )
@@ -431,7 +430,7 @@ def test_wrong_names_are_listed(make_mix):
         {"on_error": "skip"},
         {"on_error": Skip(budget=7)},
         {"order": Order(last_batch="drop")},
-        {"order": Order(stream="s")},
+        {"order": Order(name="s")},
         {"order": Order(lanes=2)},
         {"order": Order(shuffle_window=64)},
     ],
@@ -443,12 +442,12 @@ def test_an_option_of_the_whole_is_refused_on_a_member(make_mix, option):
     assert caught.value.details["field"] in option
 
 
-@pytest.mark.parametrize("option", [{"cut": "by_key"}, {"peers": "auto"}])
+@pytest.mark.parametrize("option", [{"order": Order(lanes_by="key")}, {"share_caches": "auto"}])
 def test_an_option_of_a_dataset_alone_is_refused_on_a_member(make_mix, option):
     """With the member's name and the reason."""
     with pytest.raises(ConfigError, match=r"member b: .* is for a dataset alone") as caught:
-        make_mix(members={"b": {"order": Order(**option)}})
-    assert caught.value.details["field"] in option
+        make_mix(members={"b": option})
+    assert caught.value.details["field"] in {"lanes_by", "share_caches"}
 
 
 @pytest.mark.parametrize(

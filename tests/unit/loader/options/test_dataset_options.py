@@ -77,5 +77,5 @@ def test_secrets_are_not_shown():
 
 def test_free_parts_are_those_that_nobody_fixed():
     """What a resumed state may bring along."""
-    assert DatasetOptions(urls=("a",)).order.free_parts == {"lanes", "window", "cut"}
-    assert Order(lanes=4, cut="by_key").free_parts == {"window"}
+    assert DatasetOptions(urls=("a",)).order.free_parts == {"lanes", "window", "lanes_by"}
+    assert Order(lanes=4, lanes_by="key").free_parts == {"window"}

@@ -73,10 +73,10 @@ def test_automatic_parts_of_the_order_follow_the_state(make_dataset, folder):
         fixed.resume(saved.state(1, 2))
 
 
-@pytest.mark.parametrize(("cut", "stored"), [("fixed", "fixed"), ("by_key", "common"), ("redrawn", "redrawn")])
-def test_a_run_keeps_the_cut_that_it_began_with(make_dataset, folder, cut, stored):
+@pytest.mark.parametrize(("lanes_by", "stored"), [("seed", "fixed"), ("key", "common"), ("epoch", "redrawn")])
+def test_a_run_keeps_the_cut_that_it_began_with(make_dataset, folder, lanes_by, stored):
     """Where its user names none; another one is refused. States keep the words that they always had."""
-    saved = make_dataset(folder, order=Order(cut=cut))._get_opening().prepare(10)
+    saved = make_dataset(folder, order=Order(lanes_by=lanes_by))._get_opening().prepare(10)
     state = json.loads(json.dumps(saved.state(1, 2)))
     assert state["cut"] == stored
     prepared = make_dataset(folder)._get_opening().prepare(10)
@@ -85,8 +85,10 @@ def test_a_run_keeps_the_cut_that_it_began_with(make_dataset, folder, cut, store
     for epoch in (1, 2):
         assert prepared.ordinals(epoch, 2).tolist() == saved.ordinals(epoch, 2).tolist()
         assert prepared.recipe().open().batch(epoch, 2)[0].tolist() == saved.ordinals(epoch, 2).tolist()
-    other = make_dataset(folder, order=Order(cut="fixed" if cut == "by_key" else "by_key"))._get_opening().prepare(10)
-    with pytest.raises(StateError, match=f"cut was '{cut}'"):
+    other = (
+        make_dataset(folder, order=Order(lanes_by="seed" if lanes_by == "key" else "key"))._get_opening().prepare(10)
+    )
+    with pytest.raises(StateError, match=f"lanes_by was '{lanes_by}'"):
         other.resume(state)
 
 
@@ -173,5 +175,5 @@ def test_ways_to_read_one_data_set_are_streams_of_their_own(make_dataset, folder
     assert streams[0] == streams[2] == "shuffle block of all"
     assert streams[1] == "shuffle block of all, by 12"
     assert plain == "shuffle block of all, sample by sample"
-    other = make_dataset(folder, order=Order(stream="mine"))
+    other = make_dataset(folder, order=Order(name="mine"))
     assert other._get_opening().prepare(12).session(0, 0)._spec.stream == "mine", "the first size is the usual one"

@@ -127,9 +127,9 @@ def test_where_lanes_can_be_split(chunks: int, batch: int, lanes: int, expected:
 
 def test_without_a_process_group_nothing_is_shared(make_dataset, folder, caplog) -> None:
     """Said once, with the other ways."""
-    dataset = make_dataset(folder, order=Order(peers="auto"))
+    dataset = make_dataset(folder, share_caches="auto")
     side = dataset._get_opening()
     for _ in range(2):
         side.prepare_and_share(lambda: side.prepare(12), "")
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len([text for text in said if 'peers="auto" is off' in text and "[peers] members" in text]) == 1
+    assert len([text for text in said if 'share_caches="auto" is off' in text and "[peers] members" in text]) == 1
