@@ -69,7 +69,7 @@ class Ours:
 
     def __init__(self, folder: Path, cache: Path, transform: OnField, contents: list[bytes]) -> None:
         self._dataset = StreamingDataset(folder, cache_dir=cache, cache_bytes="4GB", transform=transform, shuffle=False)
-        with StreamingDataLoader(self._dataset, BATCH, 1, reports=None) as loader:
+        with StreamingDataLoader(self._dataset, BATCH, 1, report_every=None) as loader:
             for batch in loader:
                 del batch
         source = self._dataset._get_opening().prepare(BATCH).recipe().open()

@@ -64,7 +64,7 @@ def run_child(told: dict[str, str]) -> None:
         storage_options=json.loads(told["options"]),
         decode=None,
     )
-    with StreamingDataLoader(dataset, batch_size=BATCH, num_workers=2, reports=None) as loader:
+    with StreamingDataLoader(dataset, batch_size=BATCH, num_workers=2, report_every=None) as loader:
         for number, _ in enumerate(loader):
             if not number:
                 print("first", time.monotonic(), flush=True)

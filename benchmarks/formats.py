@@ -121,7 +121,9 @@ def opened(stack: ExitStack, folder: Path, cache: Path, chosen: Format) -> Strea
     """A loader of which everything is in the cache, and all workers have started."""
     dataset = StreamingDataset(folder, format=chosen, decode=None, cache_dir=cache, cache_bytes="16GB")
     stack.callback(dataset.close)
-    loader = stack.enter_context(StreamingDataLoader(dataset, BATCH, 2, collate_fn=list, reports=None, drop_last=True))
+    loader = stack.enter_context(
+        StreamingDataLoader(dataset, BATCH, 2, collate_fn=list, report_every=None, drop_last=True)
+    )
     while True:
         for batch in loader:
             del batch

@@ -201,7 +201,7 @@ def real(command: str | None) -> None:
             )
             len(dataset)
             server.statistics(reset=True)
-            with StreamingDataLoader(dataset, batch, 1, reports=None) as loader:
+            with StreamingDataLoader(dataset, batch, 1, report_every=None) as loader:
                 uses, began, first = np.zeros(blocks, int), time.monotonic(), 0.0
                 for epoch in range(12):
                     for content in loader:

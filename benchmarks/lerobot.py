@@ -105,7 +105,7 @@ def opened(stack: ExitStack, root: Path, chosen: LeRobot) -> StreamingDataLoader
     """A loader of which everything is in the cache, and all workers have started."""
     dataset = StreamingDataset(root / "set", format=chosen, cache_dir=root / "cache")
     stack.callback(dataset.close)
-    loader = stack.enter_context(StreamingDataLoader(dataset, BATCH, WORKERS, reports=None, drop_last=True))
+    loader = stack.enter_context(StreamingDataLoader(dataset, BATCH, WORKERS, report_every=None, drop_last=True))
     while True:
         for batch in loader:
             del batch

@@ -92,7 +92,7 @@ def ours(antialias: bool, folder: Path, decode: dict[str, ImageDecoder] | None =
         decode=decode or "auto",  # type: ignore[arg-type]
         batch_size=BATCH,
     )
-    with StreamingDataLoader(dataset, BATCH, WORKERS, reports=None) as loader:
+    with StreamingDataLoader(dataset, BATCH, WORKERS, report_every=None) as loader:
         batches = endless(loader)
         while loader.stats().ring_slots == 0 or not all_ready(loader):
             next(batches)

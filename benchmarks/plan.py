@@ -104,7 +104,7 @@ def train(rank: int, told: dict[str, object], together: Barrier) -> None:
         decode=None,
         transform=Slow(case.sample_seconds) if case.sample_seconds else None,
     )
-    with StreamingDataLoader(dataset, case.batch_size, case.workers, reports=None) as loader:
+    with StreamingDataLoader(dataset, case.batch_size, case.workers, report_every=None) as loader:
         time.sleep(SETTLE_SECONDS)
         together.wait()
         measured = measure(loader, case, together)

@@ -86,7 +86,7 @@ def run_rank(told: dict[str, str]) -> None:
         decode=None,
     )
     seen: dict[str, str] = {}
-    with StreamingDataLoader(dataset, BATCH, WORKERS, reports=None) as loader:
+    with StreamingDataLoader(dataset, BATCH, WORKERS, report_every=None) as loader:
         sys.stdin.readline()
         began = time.monotonic()
         for batch in loader:

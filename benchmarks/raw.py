@@ -103,7 +103,7 @@ def ours(
     folder: Path, cache: Path, workers: int, batch_size: int, *, order: dict[str, Any], prepare: Callable[[], None]
 ) -> Row:
     dataset = StreamingDataset(folder, cache_dir=cache, cache_bytes="16GB", **order)
-    with StreamingDataLoader(dataset, batch_size, workers, reports=None) as loader:
+    with StreamingDataLoader(dataset, batch_size, workers, report_every=None) as loader:
         # Until everything is in the cache, all workers have started, and the ring is there.
         while loader.stats().ring_slots == 0 or not all_ready(loader):
             for batch in loader:
@@ -141,7 +141,7 @@ def measure(root: Path, options: argparse.Namespace, bounds: Bounds) -> None:
     folder, cache, joined = root / "data", root / "cache", root / "joined"
     make_data(folder, options.megabytes, options.kilobytes)
     warm = StreamingDataset(folder, cache_dir=cache, cache_bytes="16GB")
-    with StreamingDataLoader(warm, options.batch_size, 1, reports=None) as loader:
+    with StreamingDataLoader(warm, options.batch_size, 1, report_every=None) as loader:
         for batch in loader:
             del batch
     warm.close()

@@ -268,7 +268,7 @@ def epoch_seconds(folder: str, packing: Packing | None, batch_size: int, workers
     """The second epoch, warm: seconds until the last batch, and CPU seconds of this process."""
     dataset = StreamingDataset(f"{folder}/data", format=Tokens(), cache_dir=f"{folder}/cache", packing=packing)
     ragged = () if packing else ("tokens",)
-    with StreamingDataLoader(dataset, batch_size, workers, ragged=ragged, reports=None) as loader:
+    with StreamingDataLoader(dataset, batch_size, workers, ragged=ragged, report_every=None) as loader:
         for _ in loader:
             pass
         begin, cpu = time.perf_counter(), time.process_time()

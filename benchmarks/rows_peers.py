@@ -360,7 +360,7 @@ def streamer_resumed(costs: Integers, tokens: Tokenized, length: int, stop: int)
                     rank=rank,
                     world_size=ranks,
                 )
-                with StreamingDataLoader(dataset, 4 // ranks, reports=None) as loader:
+                with StreamingDataLoader(dataset, 4 // ranks, report_every=None) as loader:
                     loader.load_state_dict(before) if before else None
                     for batch in islice(loader, steps):
                         rows, ids = (batch[name].numpy()[~loader.repeated] for name in ("tokens", "document_ids"))

@@ -292,7 +292,7 @@ def run_rank(told: dict[str, Any]) -> None:
         storage_options=told["options"],
         decode=None,
     )
-    with StreamingDataLoader(dataset, BATCH, 1, reports=None) as loader:
+    with StreamingDataLoader(dataset, BATCH, 1, report_every=None) as loader:
         for epochs in (1, told["epochs"], 0):
             sys.stdin.readline()
             print(sum(1 for _ in range(epochs) for _ in loader), flush=True)

@@ -49,7 +49,7 @@ def run_rank(told: dict[str, str]) -> None:
         transform=transform,
     )
     workers = int(told["workers"])
-    with StreamingDataLoader(dataset, BATCH, workers, collate_fn=Collate(), reports=None) as loader:
+    with StreamingDataLoader(dataset, BATCH, workers, collate_fn=Collate(), report_every=None) as loader:
         time.sleep(3)
         began, first, samples = time.monotonic(), 0.0, 0
         for batch in loader:

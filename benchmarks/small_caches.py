@@ -102,7 +102,7 @@ def read(root: Path, server: Simulator, ranks: int, share: float, total_bytes: i
                 ),
                 BATCH,
                 0,
-                reports=None,
+                report_every=None,
             )
             for rank in range(ranks)
         ]

@@ -99,7 +99,7 @@ def _streamer(told: dict[str, object], user: dict[str, object]) -> AbstractConte
         batch_size=BATCH,
         num_workers=int(str(told["workers"])),
         collate_fn=user["collate"],  # type: ignore[arg-type]
-        reports=None,
+        report_every=None,
     )
 
 

@@ -297,7 +297,7 @@ def report_loading(folder: Path, clips: Clips, samples: int, bounds: Bounds) -> 
     opened = Manifest.open(manifest)
     data = StreamingDataset(films, format=CLIPS, manifest=manifest, cache_dir=cache, cache_bytes="4GB")
     found: dict[str, list[float]] = {}
-    with StreamingDataLoader(data.select(indices=chosen), 8, 2, reports=None) as loader:
+    with StreamingDataLoader(data.select(indices=chosen), 8, 2, report_every=None) as loader:
         # The same engine has made the index; its manifest is read with requests, too, here.
         assert len(loader) == -(-samples // 8)
         settings = dataclasses.replace(ClientSettings.from_environment(), cache_dir=cache)
@@ -356,7 +356,7 @@ told = json.loads(sys.argv[1])
 begun = time.perf_counter()
 dataset = streamer.StreamingDataset("s3://bucket/films/", format=Video(**json.loads(told["clips"])),
     cache_dir=told["cache"], storage_options=told["options"])
-with streamer.StreamingDataLoader(dataset, 8, 2, reports=None) as loader:
+with streamer.StreamingDataLoader(dataset, 8, 2, report_every=None) as loader:
     batches = iter(loader)
     entered = time.perf_counter() - begun
     batch = next(batches)

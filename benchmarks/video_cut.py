@@ -52,7 +52,7 @@ def by_streamer(folder: Path) -> Iterator[Batches]:
     from streamer.formats import Video
 
     dataset = StreamingDataset(folder / "films", format=Video(**OPTIONS), cache_dir=folder / "cache")  # type: ignore[arg-type]
-    with contextlib.closing(dataset), StreamingDataLoader(dataset, BATCH, WORKERS, reports=None) as loader:
+    with contextlib.closing(dataset), StreamingDataLoader(dataset, BATCH, WORKERS, report_every=None) as loader:
         yield lambda: (batch["frames"] for batch in loader)
 
 

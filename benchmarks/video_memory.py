@@ -87,7 +87,7 @@ def measure(folder: Path, workers: int, size: tuple[int, int] | None) -> None:
         cache_dir=str(folder.parent / "cache"),
     )
     peaks = Peaks()
-    with StreamingDataLoader(dataset, BATCH, workers, reports=None) as loader:
+    with StreamingDataLoader(dataset, BATCH, workers, report_every=None) as loader:
         peaks.start()
         for batch in loader:
             shape = tuple(batch["frames"].shape)

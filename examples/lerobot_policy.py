@@ -124,7 +124,7 @@ def train(dataset: StreamingDataset, arguments: argparse.Namespace) -> None:
     torch.manual_seed(0)
     policy = Policy(3)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2)
-    with StreamingDataLoader(dataset, batch_size=32, num_workers=arguments.workers, reports=None) as loader:
+    with StreamingDataLoader(dataset, batch_size=32, num_workers=arguments.workers, report_every=None) as loader:
         for epoch in range(arguments.epochs):
             frames = padded = 0
             errors = []

@@ -72,7 +72,7 @@ def steps_of(
             rank=rank,
             world_size=arguments.ranks,
         )
-        with StreamingDataLoader(dataset, arguments.rows, reports=None) as loader:
+        with StreamingDataLoader(dataset, arguments.rows, report_every=None) as loader:
             found = []
             for batch in loader:
                 places = int((batch["input_ids"] == PICTURE).sum())

@@ -4,8 +4,8 @@
     python examples/stall_callbacks.py --to tensorboard         pip install tensorboard; then: tensorboard --logdir runs
     WANDB_MODE=offline python examples/stall_callbacks.py --to wandb        pip install wandb
 
-Copy the function that you need: it is the `reports=` of a StreamingDataLoader. Every 30 seconds, or as often as
-`Reports(seconds, call)` says, it gets the share of the time that training waited for data, the causes, the bottleneck
+Copy the function that you need: it is the `on_report=` of a StreamingDataLoader. Every 30 seconds, or as often as
+`report_every=` says, it gets the share of the time that training waited for data, the causes, the bottleneck
 and what to do about it.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from streamer import Reports, StreamingDataLoader, StreamingDataset
+from streamer import StreamingDataLoader, StreamingDataset
 from streamer.loader.stall.report import StallReport
 
 OnReport = Callable[[StallReport], None]
@@ -77,7 +77,7 @@ def train(url: str, cache: Path, on_report: OnReport, steps: list[int]) -> None:
         return sample["npy"]
 
     dataset = StreamingDataset(url, cache_dir=cache, transform=slow)
-    with StreamingDataLoader(dataset, batch_size=16, num_workers=1, reports=Reports(0.5, on_report)) as loader:
+    with StreamingDataLoader(dataset, batch_size=16, num_workers=1, report_every=0.5, on_report=on_report) as loader:
         for _ in range(2):
             for _ in loader:
                 steps[0] += 1

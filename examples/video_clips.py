@@ -47,7 +47,7 @@ def run(folder: Path, arguments: argparse.Namespace) -> None:
         decode={"frames": Frames(size=(48, 64))},
         cache_dir=folder / "cache",
     )
-    with StreamingDataLoader(dataset, batch_size=4, num_workers=arguments.workers, reports=None) as loader:
+    with StreamingDataLoader(dataset, batch_size=4, num_workers=arguments.workers, report_every=None) as loader:
         for epoch in range(arguments.epochs):
             clips, begins, worst = 0, list[float](), 0.0
             for batch in loader:

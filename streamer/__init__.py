@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from streamer.loader.options.arguments import Index as Index
     from streamer.loader.options.arguments import Order as Order
     from streamer.loader.options.arguments import Skip as Skip
-    from streamer.loader.stall.reporter import Reports as Reports
     from streamer.order.growing.options import Growing as Growing
     from streamer.order.mix.shares import Weights as Weights
     from streamer.order.mix.spec import Homogeneous as Homogeneous
@@ -53,7 +52,6 @@ _HOMES = {
     "Order": "streamer.loader.options.arguments",
     "Packing": "streamer.batches.rows.options",
     "Ragged": "streamer.batches.batch.ragged",
-    "Reports": "streamer.loader.stall.reporter",
     "Skip": "streamer.loader.options.arguments",
     "StreamingDataLoader": "streamer.loader.dataloader",
     "StreamingDataset": "streamer.loader.dataset",
@@ -61,6 +59,11 @@ _HOMES = {
     "collate_rows": "streamer.batches.rows.collate",
     "measure": "streamer.loader.measure",
     "pack": "streamer.shards.pack",
+}
+
+# Names of earlier releases that still work in this one. What takes them warns.
+_OLD_HOMES = {
+    "Reports": "streamer.loader.stall.reporter",
 }
 
 __all__ = [
@@ -77,7 +80,6 @@ __all__ = [
     "Order",
     "Packing",
     "Ragged",
-    "Reports",
     "Skip",
     "StreamingDataLoader",
     "StreamingDataset",
@@ -93,10 +95,11 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name == "errors":
         return import_module("streamer.errors")
-    if name not in _HOMES:
+    home = _HOMES.get(name) or _OLD_HOMES.get(name)
+    if home is None:
         raise AttributeError(f"module 'streamer' has no attribute {name!r}")
     try:
-        return getattr(import_module(_HOMES[name]), name)
+        return getattr(import_module(home), name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torch":
             raise

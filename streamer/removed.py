@@ -51,8 +51,8 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "error_budget": "on_error=Skip(budget=...) of the dataset",
         "worker_start": 'multiprocessing_context="forkserver" or "spawn"',
         "pin": 'pin_memory=..., where True, an error if it fails, is called "required"',
-        "report_seconds": "reports=, seconds or None",
-        "on_report": "reports=, the function, or reports=Reports(seconds=..., call=...)",
+        "report_seconds": "report_every=, seconds or None",
+        "reports": "report_every=, seconds or None, and on_report=, the function",
         "stateful": "saved by you: packer.state_dict() beside loader.state_dict(), on each rank; rows that the loader "
         "plans carry nothing over (docs/sequences.md)",
     },
@@ -74,9 +74,21 @@ ARGUMENTS: dict[str, dict[str, str]] = {
     "Growing": {"grow": "round_bytes="},
     "Weights": {"values": "weights=", "stop": "stopping_strategy="},
 }
-# Old arguments that still work in this release, and the new ones that take their values.
-_STILL_TAKEN: dict[tuple[str, str], str] = {
+
+
+def _split_reports(value: object) -> dict[str, object]:
+    """Returns the arguments that stand for `reports=` of a loader: seconds, a function, or both as `Reports`."""
+    if callable(value):
+        return {"on_report": value}
+    interval = getattr(value, "seconds", value)
+    return {"report_every": interval, "on_report": getattr(value, "call", None)}
+
+
+# Old arguments that still work in this release, with the new one that takes the value, or a function that returns the
+# new arguments.
+_STILL_TAKEN: dict[tuple[str, str], str | Callable[[object], dict[str, object]]] = {
     ("Packing", "cost"): "lengths",
+    ("StreamingDataLoader", "reports"): _split_reports,
 }
 # Names of modules, and the names that have taken their place.
 NAMES = {
@@ -156,13 +168,16 @@ def replace_arguments(of: str, given: Mapping[str, Any], stacklevel: int = 1) ->
     """
     taken: dict[str, Any] = {}
     for name, value in given.items():
-        new = _STILL_TAKEN.get((of, name), name)
-        if new != name:
+        if (convert := _STILL_TAKEN.get((of, name))) is None:
+            refuse_removed(of, {name: value})
+            taken[name] = value
+            continue
+        arguments = {convert: value} if isinstance(convert, str) else convert(value)
+        for new in arguments:
             if new in given:
                 raise ConfigError(f"{of} has both {new}= and its old name {name}=: give {new}= alone", field=name)
-            warn_of(f"{name}= of {of} is now {new}=", stacklevel + 1)
-        taken[new] = value
-    refuse_removed(of, taken)
+        warn_of(f"{name}= of {of} is now {ARGUMENTS[of][name]}", stacklevel + 1)
+        taken |= arguments
     return taken
 
 

@@ -204,7 +204,7 @@ def _measure(job: Job, barrier: Barrier) -> AcceleratorResult:
         collate_fn=None if job.stacks else list,
         worker_type=job.worker_type,
         prefetch_batches=_PREFETCH_BATCHES * max(1, job.workers),
-        reports=None,
+        report_every=None,
     )
     with closing(dataset), loader:
         len(loader)  # opens the data

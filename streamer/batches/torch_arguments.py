@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import msgspec
 
 from streamer.errors import ConfigError
-from streamer.removed import refuse_removed
 
 if TYPE_CHECKING:
     from torch.utils.data._utils.worker import WorkerInfo
@@ -59,11 +58,9 @@ def check_torch_arguments(given: Mapping[str, object]) -> TorchArguments:
     """Checks the arguments that the loader does not name itself.
 
     Raises:
-        ConfigError: arguments of earlier versions, or some of torch's, with values that mean something else here (all
-            are named), or an invalid value.
+        ConfigError: some of torch's, with values that mean something else here (all are named), or an invalid value.
         TypeError: no loader has this argument.
     """
-    refuse_removed("StreamingDataLoader", given)
     rest = dict(given)
     # A context of `multiprocessing`, which torch takes as well, names its way itself.
     context = rest.pop("multiprocessing_context", None)

@@ -38,9 +38,9 @@ from streamer.loader.options.loader_options import (
 from streamer.loader.rank.audit_records import AuditRecords
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.stall.report import Snapshot
-from streamer.loader.stall.reporter import OnReport, Reports, StallReporter
+from streamer.loader.stall.reporter import OnReport, StallReporter
 from streamer.loader.stall.stats import TrainerClock
-from streamer.removed import refuse_method
+from streamer.removed import check_arguments, refuse_method
 
 if TYPE_CHECKING:
     import torch
@@ -91,8 +91,8 @@ class StreamingDataLoader(LoaderViews):
         prefetch_batches: Number of batches begun and not yet taken, by default 8 per worker, at most 48.
         ring_bytes: Memory of the ring, by default a twentieth of the machine's or cgroup's, at most 2 GiB.
         timeout: Seconds that one sample may take before its worker is replaced, or 0 without a limit.
-        reports: Seconds between two stall reports in the log (`streamer.loader.stall`), or None for no report; a
-            function, which is called with each report; or both: `Reports`.
+        report_every: Seconds between two stall reports in the log (`streamer.loader.stall`), or None for no report.
+        on_report: Function that is called with each report, on a thread of its own. Its errors are logged.
         torch_arguments: Other arguments of torch's DataLoader. `pin_memory`: None, "auto" or True: the ring is
             registered with CUDA if there is CUDA; "required": an error if that fails; False: not.
             `multiprocessing_context`:
@@ -104,6 +104,7 @@ class StreamingDataLoader(LoaderViews):
         ConfigError: an invalid value; `device="cuda"` without CUDA.
     """
 
+    @check_arguments("StreamingDataLoader")
     def __init__(
         self,
         dataset: EpochDataset,
@@ -119,7 +120,8 @@ class StreamingDataLoader(LoaderViews):
         prefetch_batches: int | None = None,
         ring_bytes: int | str | None = None,
         timeout: float = 0,
-        reports: Reports | OnReport | float | None = 30.0,
+        report_every: float | None = 30.0,
+        on_report: OnReport | None = None,
         **torch_arguments: object,
     ) -> None:
         taken = check_torch_arguments(torch_arguments)
@@ -140,7 +142,8 @@ class StreamingDataLoader(LoaderViews):
             ring_bytes=choose_ring_bytes(ring_bytes),
             timeout=seconds("timeout", timeout),
             pin=taken.pin,
-            reports=Reports.of(reports),
+            report_every=report_every,
+            on_report=on_report,
         )
         self.repeated: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         """bool (samples,): which samples of the last delivered batch are repeats."""
@@ -386,10 +389,16 @@ class StreamingDataLoader(LoaderViews):
             return None
         prepared = self._prepare()
         self._supply_owner.begin(prepared)
-        rules = self._settings.reports
-        if rules.seconds is None:
+        settings = self._settings
+        if settings.report_every is None:
             return None
-        reporter = StallReporter(self.report_since, rules, prepared.rank_config.rank, self.snapshot())
+        reporter = StallReporter(
+            self.report_since,
+            prepared.rank_config.rank,
+            every_seconds=settings.report_every,
+            on_report=settings.on_report,
+            before=self.snapshot(),
+        )
         self._supply_owner.call_before_end(reporter.stop)
         return reporter
 

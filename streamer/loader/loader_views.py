@@ -85,7 +85,8 @@ class LoaderViews:
             "prefetch_batches": settings.span,
             "ring_bytes": settings.ring_bytes,
             "timeout": settings.timeout,
-            "reports": settings.reports,
+            "report_every": settings.report_every,
+            "on_report": settings.on_report,
             "pin_memory": _PINS[settings.pin],
             "multiprocessing_context": None if workers is None else workers.start,
         }

@@ -41,8 +41,8 @@ class CacheSharing:
         """
         if self._engine.config.grace_seconds is None:
             raise ConfigError(
-                'share_caches="auto" is for engines that the job starts itself; this one is a service, which shares its cache '
-                "as [peers] members of its configuration says: leave share_caches= out",
+                'share_caches="auto" is for engines that the job starts itself; this one is a service, which shares '
+                "its cache as [peers] members of its configuration says: leave share_caches= out",
                 field="share_caches",
             )
         require('share_caches="auto"', "peers", "aiohttp", "pycurl", field="share_caches")

@@ -29,7 +29,7 @@ def main() -> None:
     )
     end = time.monotonic() + task["seconds"]
     epoch = 0
-    with StreamingDataLoader(dataset, 8, 0, reports=None) as loader:
+    with StreamingDataLoader(dataset, 8, 0, report_every=None) as loader:
         while time.monotonic() < end:
             begun = time.monotonic()
             for batch in loader:

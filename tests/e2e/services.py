@@ -35,7 +35,7 @@ def resized(sample):
     time.sleep(0.004)  # what a resize would take
     return len(sample["bin"])
 dataset = StreamingDataset(url, transform=resized, decode=None, rank=rank, world_size=world_size)
-with StreamingDataLoader(dataset, batch_size=8, num_workers=1, reports=1.0) as loader:
+with StreamingDataLoader(dataset, batch_size=8, num_workers=1, report_every=1.0) as loader:
     for epoch in range(100):
         for number, batch in enumerate(loader):
             time.sleep(0.015)  # what a step would compute

@@ -48,7 +48,7 @@ def step(
     states = []
     for rank in range(world):
         dataset = make(rank=rank, world_size=world)
-        with StreamingDataLoader(dataset, BATCH // world, workers, reports=None) as loader:
+        with StreamingDataLoader(dataset, BATCH // world, workers, report_every=None) as loader:
             if state is not None:
                 loader.load_state_dict(state)
             for number, _ in enumerate(loader, 1):
@@ -183,7 +183,7 @@ def test_logs_and_checkpoints_hold_the_records(data, tmp_path, capsys):
     try:
         for rank in range(2):
             dataset = plain(data / "all", rank=rank, world_size=2)
-            with StreamingDataLoader(dataset, 4, reports=None) as loader:
+            with StreamingDataLoader(dataset, 4, report_every=None) as loader:
                 for _ in range(2):
                     assert len(list(loader)) == 13
                 torch.save({"model": torch.ones(3), "loaders": [loader.state_dict()]}, tmp_path / f"{rank}.pt")

@@ -85,7 +85,7 @@ def run(
     """Trains; reports on what came after the first batches."""
     kind = options.pop("worker_type", "thread")
     keep = options.pop("keep", 1)
-    with StreamingDataLoader(dataset, BATCH, workers, worker_type=kind, reports=None, **options) as loader:
+    with StreamingDataLoader(dataset, BATCH, workers, worker_type=kind, report_every=None, **options) as loader:
         kept, source = [], iter(loader)
         for number in range(batches):
             if number == warm > 0:

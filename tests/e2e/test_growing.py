@@ -65,7 +65,7 @@ def trained(loader: StreamingDataLoader, epochs: int) -> list[list[tuple[int, fl
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_epochs_have_the_same_steps_and_uses_stay_level(data: Path, workers: int, closing: Close) -> None:
     """Every epoch has epoch_samples / batch_size steps; no sample is used reuse + 1 times more than another one."""
-    loader = StreamingDataLoader(closing(growing(data)), BATCH, workers, reports=None)
+    loader = StreamingDataLoader(closing(growing(data)), BATCH, workers, report_every=None)
     uses, drawn = np.zeros(SAMPLES, int), set()
     with loader:
         for _ in range(8):
@@ -104,7 +104,7 @@ def test_batches_may_be_in_rounds_that_train_samples_twice(
         )
     )
     uses = np.zeros(64, int)
-    with StreamingDataLoader(data, batch, workers, reports=None) as loader:
+    with StreamingDataLoader(data, batch, workers, report_every=None) as loader:
         for numbers in (numbers for _ in range(6) for numbers in loader):
             np.add.at(uses, numbers, 1)
     assert uses.sum() == 6 * max(60, batch)
@@ -122,7 +122,7 @@ def test_packed_documents_grow_in_rows(tmp_path: Path, workers: int, closing: Cl
     def made() -> StreamingDataLoader:
         options = {"format": "tokens", "packing": Packing(64, rows_per_set=8), "growing": Growing(REUSE, EPOCH, "3kB")}
         return StreamingDataLoader(
-            closing(StreamingDataset(url, cache_dir=tmp_path / "cache", **options)), BATCH, workers, reports=None
+            closing(StreamingDataset(url, cache_dir=tmp_path / "cache", **options)), BATCH, workers, report_every=None
         )
 
     pieces = [piece for piece in pieces_of(given, 64) if len(piece) > 8]
@@ -145,11 +145,11 @@ def test_packed_documents_grow_in_rows(tmp_path: Path, workers: int, closing: Cl
 @pytest.mark.process
 def test_a_run_is_repeated_from_its_admissions(data: Path, closing: Close) -> None:
     """round_bytes=loader.admissions gives the same samples and random numbers, with other workers."""
-    with StreamingDataLoader(closing(growing(data)), BATCH, 2, reports=None) as loader:
+    with StreamingDataLoader(closing(growing(data)), BATCH, 2, report_every=None) as loader:
         first = trained(loader, 4)
         admissions = loader.admissions
     assert sum(admissions) > admissions[0]
-    with StreamingDataLoader(closing(growing(data, admissions)), BATCH, 0, reports=None) as loader:
+    with StreamingDataLoader(closing(growing(data, admissions)), BATCH, 0, report_every=None) as loader:
         assert trained(loader, 4) == first
         assert loader.admissions[: len(admissions)] == admissions
 
@@ -159,9 +159,9 @@ def test_a_run_is_repeated_from_its_admissions(data: Path, closing: Close) -> No
 def test_batches_made_far_ahead_wait_for_room(data: Path, closing: Close) -> None:
     """Those in the making span rounds of a log that fit into the cache one at a time, not together."""
     repeated = [growing(data, [5] * 30) for _ in range(2)]
-    with StreamingDataLoader(closing(repeated[0]), BATCH, 0, reports=None) as loader:
+    with StreamingDataLoader(closing(repeated[0]), BATCH, 0, report_every=None) as loader:
         one_by_one = trained(loader, 3)
-    with StreamingDataLoader(closing(repeated[1]), BATCH, 1, prefetch_batches=100, reports=None) as loader:
+    with StreamingDataLoader(closing(repeated[1]), BATCH, 1, prefetch_batches=100, report_every=None) as loader:
         assert trained(loader, 3) == one_by_one
 
 
@@ -169,9 +169,9 @@ def test_batches_made_far_ahead_wait_for_room(data: Path, closing: Close) -> Non
 @pytest.mark.process
 def test_bytes_per_round_fix_the_order(data: Path, closing: Close) -> None:
     """With round_bytes= in bytes no run depends on what has arrived, and any epoch can be next."""
-    with StreamingDataLoader(closing(growing(data, "400KB")), BATCH, 2, reports=None) as loader:
+    with StreamingDataLoader(closing(growing(data, "400KB")), BATCH, 2, report_every=None) as loader:
         first = trained(loader, 3)
-    with StreamingDataLoader(closing(growing(data, "400KB")), BATCH, 0, reports=None) as loader:
+    with StreamingDataLoader(closing(growing(data, "400KB")), BATCH, 0, report_every=None) as loader:
         loader.set_epoch(1)
         assert trained(loader, 2) == first[EPOCH // BATCH :]
 
@@ -180,11 +180,11 @@ def test_bytes_per_round_fix_the_order(data: Path, closing: Close) -> None:
 @pytest.mark.parametrize("stop", [17, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (EPOCH // BATCH, 61))])
 def test_a_state_goes_on_with_the_same_samples(data: Path, stop: int, closing: Close) -> None:
     """The rest of the run from a state equals the run that was not stopped, as far as its rounds were decided."""
-    with StreamingDataLoader(closing(growing(data)), BATCH, 2, reports=None) as loader:
+    with StreamingDataLoader(closing(growing(data)), BATCH, 2, report_every=None) as loader:
         first = trained(loader, 3)
         admissions = loader.admissions
     replayed = closing(growing(data, admissions))
-    with StreamingDataLoader(replayed, BATCH, 1, reports=None) as loader:
+    with StreamingDataLoader(replayed, BATCH, 1, report_every=None) as loader:
         batches = 0
         while batches < stop:
             for _ in loader:
@@ -192,7 +192,7 @@ def test_a_state_goes_on_with_the_same_samples(data: Path, stop: int, closing: C
                 if batches == stop:
                     state = loader.state_dict()
                     break
-    with StreamingDataLoader(closing(growing(data)), BATCH, 2, reports=None) as loader:
+    with StreamingDataLoader(closing(growing(data)), BATCH, 2, report_every=None) as loader:
         loader.load_state_dict(state)
         epochs = 3 - stop // (EPOCH // BATCH)
         assert trained(loader, epochs) == first[stop:]
@@ -202,14 +202,14 @@ def test_a_state_goes_on_with_the_same_samples(data: Path, stop: int, closing: C
 @pytest.mark.process
 def test_a_state_goes_on_with_another_batch_size(data: Path, closing: Close) -> None:
     """The samples of the epoch that are left are the same."""
-    with StreamingDataLoader(closing(growing(data, "400KB")), BATCH, 1, reports=None) as loader:
+    with StreamingDataLoader(closing(growing(data, "400KB")), BATCH, 1, report_every=None) as loader:
         for step, _ in enumerate(loader, 1):
             if step == 10:
                 state = loader.state_dict()
                 break
         loader.load_state_dict(state)
         rest = [sample for batch in trained(loader, 1) for sample in batch]
-    with StreamingDataLoader(closing(growing(data, "400KB")), 8, 1, reports=None) as loader:
+    with StreamingDataLoader(closing(growing(data, "400KB")), 8, 1, report_every=None) as loader:
         loader.load_state_dict(state)
         found = [sample for batch in trained(loader, 1) for sample in batch]
         assert sorted(found) == sorted(rest)
@@ -225,7 +225,7 @@ def test_a_bare_loop_has_the_samples_of_the_loader(data: Path, closing: Close) -
     seen += list(dataset)[:0]
     dataset.load_state_dict(state)
     seen += list(dataset)
-    with StreamingDataLoader(closing(growing(data, "400KB")), BATCH, 0, reports=None) as loader:
+    with StreamingDataLoader(closing(growing(data, "400KB")), BATCH, 0, report_every=None) as loader:
         assert sorted(seen) == sorted(sample for batch in trained(loader, 1) for sample in batch)
 
 
@@ -233,7 +233,7 @@ def test_a_bare_loop_has_the_samples_of_the_loader(data: Path, closing: Close) -
 @pytest.mark.process
 def test_an_epoch_that_is_left_early_does_not_stop_the_next_one(data: Path, closing: Close) -> None:
     """The uses of the rest are lost, as with any dataset; the next epoch is whole."""
-    with StreamingDataLoader(closing(growing(data)), BATCH, 1, reports=None) as loader:
+    with StreamingDataLoader(closing(growing(data)), BATCH, 1, report_every=None) as loader:
         for _ in loader:
             break
         assert len(trained(loader, 1)) == EPOCH // BATCH
@@ -244,12 +244,12 @@ def test_an_epoch_that_is_left_early_does_not_stop_the_next_one(data: Path, clos
 def test_a_restarted_trainer_finds_its_cohorts(data: Path, closing: Close) -> None:
     """What is in use stays in the cache when the session ends: the next one has chunks from the cache."""
     dataset = closing(growing(data))
-    with StreamingDataLoader(dataset, BATCH, 1, reports=None) as loader:
+    with StreamingDataLoader(dataset, BATCH, 1, report_every=None) as loader:
         trained(loader, 3)
         state = loader.state_dict()
         wait_for_look_ahead(loader)
         hits = loader.stats().engine.hits
-    with StreamingDataLoader(closing(growing(data)), BATCH, 1, reports=None) as loader:
+    with StreamingDataLoader(closing(growing(data)), BATCH, 1, report_every=None) as loader:
         loader.load_state_dict(state)
         next(iter(loader))
         # Chunks that were in use, or had arrived for the next rounds; how many of them depends on when it ended.
@@ -268,7 +268,7 @@ def wait_for_look_ahead(loader: StreamingDataLoader) -> None:
 @pytest.mark.process
 def test_states_of_other_orders_are_refused(data: Path, closing: Close) -> None:
     """A state names what differs."""
-    with StreamingDataLoader(closing(growing(data)), BATCH, 0, reports=None) as loader:
+    with StreamingDataLoader(closing(growing(data)), BATCH, 0, report_every=None) as loader:
         next(iter(loader))
         state = loader.state_dict()
         with pytest.raises(StateError, match="not of a StreamingDataset with growing="):
@@ -278,7 +278,7 @@ def test_states_of_other_orders_are_refused(data: Path, closing: Close) -> None:
         with pytest.raises(StateError, match="reuse was 9"):
             loader.load_state_dict({**state, "reuse": 9})
     plain = closing(StreamingDataset(data, cache_bytes="4MB"))
-    with StreamingDataLoader(plain, BATCH, 0, reports=None) as loader:
+    with StreamingDataLoader(plain, BATCH, 0, report_every=None) as loader:
         with pytest.raises(StateError, match="StreamingDataset with growing="):
             loader.load_state_dict(state)
         with pytest.raises(ConfigError, match="growing="):

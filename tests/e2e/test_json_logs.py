@@ -13,12 +13,12 @@ import pytest
 PROGRAM = """
 import sys
 from streamer import StreamingDataLoader, StreamingDataset
-with StreamingDataLoader(StreamingDataset(sys.argv[1], decode=None), 8, 1, reports=None) as loader:
+with StreamingDataLoader(StreamingDataset(sys.argv[1], decode=None), 8, 1, report_every=None) as loader:
     for batch in loader:
         pass
     loader.report()
-    from streamer.loader.stall.reporter import Reports, StallReporter
-    StallReporter(loader.report_since, Reports(), 0).report()
+    from streamer.loader.stall.reporter import StallReporter
+    StallReporter(loader.report_since, 0).report()
 """
 
 

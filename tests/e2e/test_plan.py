@@ -89,7 +89,7 @@ def test_a_run_fetches_what_was_planned(objects: Path, tmp_path: Path, share: fl
     )
     plan = json.loads(report.read_text())["plan"]
     dataset = StreamingDataset(objects, cache_dir=cache, cache_bytes=cache_bytes, decode=None)
-    with StreamingDataLoader(dataset, 32, 2, reports=None) as loader:
+    with StreamingDataLoader(dataset, 32, 2, report_every=None) as loader:
         for _ in range(EPOCHS):
             for _ in loader:
                 time.sleep(0.02)

@@ -18,7 +18,7 @@ def epoch(data: Path, cache: Path, cache_bytes: int) -> int:
             StreamingDataset(str(data), cache_dir=str(cache), cache_bytes=cache_bytes, rank=rank, world_size=2),
             8,
             0,
-            reports=None,
+            report_every=None,
         )
         for rank in range(2)
     ]

@@ -30,7 +30,7 @@ def test_engine_and_loader_in_one_report(tmp_path, monkeypatch, workers, caplog)
     """The engine's counters of this job, the slowest sample by its name, and what the trainer waited for."""
     caplog.set_level(logging.INFO, "streamer.loader.stall.reporter")
     dataset = make_dataset(tmp_path, monkeypatch)
-    with StreamingDataLoader(dataset, 8, workers, worker_type="thread", reports=0.05) as loader:
+    with StreamingDataLoader(dataset, 8, workers, worker_type="thread", report_every=0.05) as loader:
         count = sum(1 for _ in loader)
         report, stats = loader.report(), loader.stats()
     dataset.close()

@@ -52,7 +52,7 @@ class Readers:
         return self._opened.enter_context(closing(StreamingDataset(self._place / "data", **options)))
 
     def load(self, batch_size: int, workers: int, dataset: StreamingDataset | None = None) -> StreamingDataLoader:
-        made = StreamingDataLoader(dataset or self.dataset, batch_size, workers, reports=None)
+        made = StreamingDataLoader(dataset or self.dataset, batch_size, workers, report_every=None)
         return self._opened.enter_context(made)
 
     def close(self) -> None:

@@ -91,11 +91,11 @@ def test_a_condition_on_parquet(data):
     digests = [one._member.open().digest for one in (whole, part, same, other)]
     assert digests[1] == digests[2]
     assert len(set(digests)) == 3
-    with StreamingDataLoader(part, 4, 2, reports=None) as loader:
+    with StreamingDataLoader(part, 4, 2, report_every=None) as loader:
         for _ in range(2):
             assert sorted(numbers_of(loader)) == MATCHING
         state = loader.state_dict()
-    with StreamingDataLoader(other, 4, reports=None) as loader, pytest.raises(StateError, match="manifest was"):
+    with StreamingDataLoader(other, 4, report_every=None) as loader, pytest.raises(StateError, match="manifest was"):
         loader.load_state_dict(state)
     assert part.select(where="number < 60").samples == sum(number < 60 for number in MATCHING)
     assert whole.select(where="lang == 'en' and number in (0, 3, 4)").samples == 2
@@ -111,7 +111,7 @@ def test_ranks_4_2_1(data):
         states = []
         for rank in range(world):
             dataset = read(data / "parquet", rank=rank, world_size=world).select(where="lang == 'en'")
-            with StreamingDataLoader(dataset, 8 // world, reports=None) as loader:
+            with StreamingDataLoader(dataset, 8 // world, report_every=None) as loader:
                 if state is not None:
                     loader.load_state_dict(state)
                 for number, batch in enumerate(loader, 1):
@@ -129,7 +129,7 @@ def test_chunks_without_a_match_are_not_fetched(data, tmp_path, monkeypatch):
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
     shutil.copytree(data / "parquet", tmp_path / "data")
     dataset = read(tmp_path / "data", engine="inline").select(where="number >= 90")
-    with StreamingDataLoader(dataset, 4, reports=None) as loader:
+    with StreamingDataLoader(dataset, 4, report_every=None) as loader:
         assert sorted(numbers_of(loader)) == list(range(90, 120))
     manifest, selection = dataset._member.open().manifest, dataset._member.open().selection
     names = {path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()}
@@ -196,7 +196,7 @@ def test_a_mix(data):
     """A member that is selected by a condition has its samples in every pass, and no others."""
     members = {"some": read(data / "parquet").select(where="lang == 'en'"), "all": read(data / "parquet", seed=3)}
     mix = MixedDataset(members, weights=Weights({"some": 1, "all": 1}, epoch_samples=80))
-    with StreamingDataLoader(mix, 4, reports=None) as loader:
+    with StreamingDataLoader(mix, 4, report_every=None) as loader:
         came: Counter[int] = Counter()
         for batch in loader:
             some = (loader.sources == 0) & ~loader.repeated

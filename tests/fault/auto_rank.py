@@ -52,7 +52,7 @@ def main() -> None:
         **read_arguments(task["dataset"]),
     )
     loader = StreamingDataLoader(
-        dataset, batch_size=task["batch"] // task["world"], num_workers=0, collate_fn=number_of, reports=None
+        dataset, batch_size=task["batch"] // task["world"], num_workers=0, collate_fn=number_of, report_every=None
     )
     if task["state"] is not None:
         loader.load_state_dict(task["state"])

@@ -27,7 +27,7 @@ def main() -> None:
     begun = time.monotonic()
     dataset = StreamingDataset(told["url"], cache_dir=told["cache"], cache_bytes=told["cache_bytes"], decode=None)
     try:
-        with StreamingDataLoader(dataset, 8, told["workers"], reports=None) as loader:
+        with StreamingDataLoader(dataset, 8, told["workers"], report_every=None) as loader:
             batches = 0
             for epoch in range(told["epochs"]):
                 seen: list[str] = []

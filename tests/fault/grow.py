@@ -69,7 +69,7 @@ def main() -> None:
         growing=Growing(task["reuse"], task["epoch_samples"], task.get("grow", "auto")),
     )
     batch = task["global_batch"] // world
-    with StreamingDataLoader(dataset, batch, task["workers"], reports=None) as loader:
+    with StreamingDataLoader(dataset, batch, task["workers"], report_every=None) as loader:
         try:
             train(task, loader)
             print(json.dumps({"admissions": loader.admissions, "waiting": loader.stats().wait_seconds}))

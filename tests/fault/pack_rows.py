@@ -27,7 +27,7 @@ def main() -> None:
     dataset = StreamingDataset(
         url, format="tokens", packing=Packing(row, rows_per_set=16), balance=Balance(rows_per_rank=2), cache_dir=cache
     )
-    with StreamingDataLoader(dataset, 4, 1, reports=None) as loader, records.open("a") as log:
+    with StreamingDataLoader(dataset, 4, 1, report_every=None) as loader, records.open("a") as log:
         if lines:
             loader.load_state_dict(json.loads(lines[-1])["state"])
         for batch in loader:

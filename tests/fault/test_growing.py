@@ -253,7 +253,7 @@ def test_a_link_of_a_quarter_of_the_rate_is_enough(
     request.addfinalizer(dataset.close)
     len(dataset)
     store.bytes_per_second = rate
-    with StreamingDataLoader(dataset, batch, 1, reports=None) as loader:
+    with StreamingDataLoader(dataset, batch, 1, report_every=None) as loader:
         batches = iter(loader)
         begun = time.monotonic()
         next(batches)

@@ -44,7 +44,7 @@ TRAINER = """
         return found.hexdigest()
 
     dataset = StreamingDataset(data, cache_dir=cache, cache_bytes="32MB", transform=transform)
-    with StreamingDataLoader(dataset, 8, int(workers), reports=None) as loader, open(out, "a") as log:
+    with StreamingDataLoader(dataset, 8, int(workers), report_every=None) as loader, open(out, "a") as log:
         if os.path.exists(out + ".state"):
             with open(out + ".state") as saved:
                 loader.load_state_dict(json.load(saved))

@@ -53,11 +53,11 @@ def rows_of(batch: dict) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("balance", [None, Balance(rows_per_rank=2)], ids=["plain", "balanced"])
 def test_killed_workers_and_engines_change_no_row(make, given, balance):
     """A worker after every fifth batch, the engine once: two epochs as in a calm run."""
-    with StreamingDataLoader(make(balance=balance), 4, reports=None) as loader:
+    with StreamingDataLoader(make(balance=balance), 4, report_every=None) as loader:
         calm = [rows_of(batch) for _ in range(2) for batch in loader]
     found = []
     dataset = make(balance=balance)
-    with StreamingDataLoader(dataset, 4, 2, reports=None) as loader:
+    with StreamingDataLoader(dataset, 4, 2, report_every=None) as loader:
         for epoch in range(2):
             for number, batch in enumerate(loader):
                 found.append(rows_of(batch))
@@ -86,7 +86,7 @@ def test_a_document_that_crashes_its_worker_is_left_out(make, given):
     """Twice, then its place stays empty; it is named, and all other documents are there."""
     assert len(given[1234])
     dataset = make(transform=crashing, on_error="skip")
-    with StreamingDataLoader(dataset, 4, 2, reports=None) as loader:
+    with StreamingDataLoader(dataset, 4, 2, report_every=None) as loader:
         batches = [rows_of(batch) for batch in loader]
         assert [entry.ordinal for entry in loader.skipped] == [1234]
     assert sum(len(batch["tokens"]) for batch in batches) == dataset.rows

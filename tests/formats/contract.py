@@ -416,7 +416,7 @@ class Job:
         """The loader of one rank."""
         filled = Order(last_batch="fill")
         dataset = self.dataset(case, rank=rank, world_size=ranks, order=filled, **options)
-        return StreamingDataLoader(dataset, GLOBAL_BATCH // ranks, 0, collate_fn=_kept, reports=None)
+        return StreamingDataLoader(dataset, GLOBAL_BATCH // ranks, 0, collate_fn=_kept, report_every=None)
 
     def manifest(self, case: Case) -> Path:
         """A manifest that was built with another cache."""

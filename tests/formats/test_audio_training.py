@@ -91,7 +91,7 @@ def test_resumes_on_fewer_ranks_in_a_mix(chosen: Audio, talks: Path, tmp_path: P
             }
             once, filled = {"talks": 1.0, "words": 1.0}, Order(last_batch="fill")
             mix = MixedDataset(members, repeat=once, rank=rank, world_size=ranks, order=filled)
-            with StreamingDataLoader(mix, 4 // ranks, workers, reports=None) as loader:
+            with StreamingDataLoader(mix, 4 // ranks, workers, report_every=None) as loader:
                 yield loader
 
     for loader in loaders(1, 0):

@@ -86,14 +86,14 @@ def test_index_epoch_and_resume(data: Path) -> None:
     chosen = find_format("fixed", OPTIONS)
     read: list[str] = []
     dataset = StreamingDataset(data, format=chosen, cache_bytes="1GB")
-    with StreamingDataLoader(dataset, 10, 1, collate_fn=texts, reports=None) as loader:
+    with StreamingDataLoader(dataset, 10, 1, collate_fn=texts, report_every=None) as loader:
         assert sorted(text for batch in loader for text in batch) == RECORDS
         steps = iter(loader)
         read += [*next(steps), *next(steps)]
         state = loader.state_dict()
     for rank in range(2):
         other = StreamingDataset(data, format=chosen, cache_bytes="1GB", rank=rank, world_size=2)
-        with StreamingDataLoader(other, 5, 0, collate_fn=texts, reports=None) as loader:
+        with StreamingDataLoader(other, 5, 0, collate_fn=texts, report_every=None) as loader:
             loader.load_state_dict(state)
             read += [text for batch in loader for text in batch]
         other.close()

@@ -41,7 +41,7 @@ def loaders(folder: Path, ranks: int) -> Iterator[StreamingDataLoader]:
             folder, format=LeRobot(delta_timestamps=WINDOWS), decode={WRIST: Frames((48, 64))}, transform=check,
             rank=rank, world_size=ranks, order=Order(last_batch="fill"),
         )  # fmt: skip
-        with StreamingDataLoader(dataset, GLOBAL_BATCH // ranks, 2, reports=None) as loader:
+        with StreamingDataLoader(dataset, GLOBAL_BATCH // ranks, 2, report_every=None) as loader:
             yield loader
 
 

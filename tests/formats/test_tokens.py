@@ -253,7 +253,7 @@ def test_batches_have_the_bounds_of_documents(tmp_path, monkeypatch):
     dataset = StreamingDataset(
         tmp_path / "data", format=chosen, cache_dir=tmp_path / "cache", cache_bytes="1GB", shuffle=False
     )
-    with closing(dataset), StreamingDataLoader(dataset, 4, 2, reports=None) as loader:
+    with closing(dataset), StreamingDataLoader(dataset, 4, 2, report_every=None) as loader:
         for number, batch in enumerate(loader):
             read = batch["tokens"][:, :-1].numpy()
             first = 4 * number * 99
@@ -372,7 +372,7 @@ def test_the_index_and_the_last_token_say_the_same(tmp_path, monkeypatch):
         dataset = StreamingDataset(
             tmp_path / "data", format=chosen, cache_dir=tmp_path / "cache", cache_bytes="1GB", seed=3
         )
-        with closing(dataset), StreamingDataLoader(dataset, 4, 2, reports=None) as loader:
+        with closing(dataset), StreamingDataLoader(dataset, 4, 2, report_every=None) as loader:
             names = ("tokens", "position_ids", "document_ids")
             read.append([[batch[name].tolist() for name in names] for batch in loader])
     assert read[0] == read[1]
@@ -441,7 +441,7 @@ def test_batches_are_tensors(tmp_path, monkeypatch):
     tokens.tofile(tmp_path / "data" / "train.bin")
     chosen = Tokens(sequence_length=9, dtype="<u2")
     dataset = StreamingDataset(tmp_path / "data", format=chosen, cache_dir=tmp_path / "cache", cache_bytes="1GB")
-    with closing(dataset), StreamingDataLoader(dataset, 4, 0, reports=None) as loader:
+    with closing(dataset), StreamingDataLoader(dataset, 4, 0, report_every=None) as loader:
         batches = [batch["tokens"].long() for batch in loader]
     rows = np.sort(np.concatenate([batch.numpy() for batch in batches]), axis=0)
     assert {batch.shape[1:] for batch in batches} == {(10,)}

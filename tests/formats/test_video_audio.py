@@ -134,7 +134,7 @@ def test_batches_have_the_sound_of_their_clips(tmp_path: Path, monkeypatch: pyte
     whole = heard(made("sound.mp4"))
     with (
         closing(StreamingDataset(tmp_path / "videos", format=WITH_AUDIO)) as dataset,
-        StreamingDataLoader(dataset, batch_size=2, num_workers=1, reports=None) as loader,
+        StreamingDataLoader(dataset, batch_size=2, num_workers=1, report_every=None) as loader,
     ):
         batches = list(loader)
     assert sum(len(batch["audio"]) for batch in batches) == 34

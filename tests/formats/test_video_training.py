@@ -120,7 +120,7 @@ def loaders(videos: Path, words: Path, ranks: int, workers: int) -> Iterator[Str
         }
         once, filled = {"videos": 1.0, "words": 1.0}, Order(last_batch="fill")
         mix = MixedDataset(members, repeat=once, rank=rank, world_size=ranks, order=filled)
-        with StreamingDataLoader(mix, 6 // ranks, workers, reports=None) as loader:
+        with StreamingDataLoader(mix, 6 // ranks, workers, report_every=None) as loader:
             yield loader
 
 
@@ -168,11 +168,11 @@ def test_a_caption_for_each_segment(videos: Path):
     }
     segments = Video(3, segments="rows.csv", start="spread")
     with closing(StreamingDataset(videos, format=segments)) as dataset:
-        with StreamingDataLoader(dataset, 4, 2, reports=None) as loader:
+        with StreamingDataLoader(dataset, 4, 2, report_every=None) as loader:
             first = [captioned(batch) for batch in loader]
             begun = [captioned(batch) for _, batch in zip(range(2), loader, strict=False)]
             state = loader.state_dict()
-        with StreamingDataLoader(dataset, 4, 0, reports=None) as loader:
+        with StreamingDataLoader(dataset, 4, 0, report_every=None) as loader:
             loader.load_state_dict(state)
             second = [*begun, *(captioned(batch) for batch in loader)]
     for epoch in (first, second):
@@ -187,7 +187,7 @@ def test_what_decoding_takes_is_in_the_stall_report(videos: Path):
     singles = Video(1, num_indices_between_clip_starts=1)
     with (
         closing(StreamingDataset(videos, format=singles, engine="inline")) as dataset,
-        StreamingDataLoader(dataset, 4, 1, reports=None) as loader,
+        StreamingDataLoader(dataset, 4, 1, report_every=None) as loader,
     ):
         next(iter(loader))
         report = loader.name_samples(StallReport(bottleneck=Bottleneck.DECODE, advice="more workers"))

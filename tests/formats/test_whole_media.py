@@ -46,7 +46,7 @@ def test_files_of_class_folders(ending: str, folders: Path):
     rule = {ending: CLIP if ending in FILMS else WHOLE}
     with (
         closing(StreamingDataset(folders / ending, decode=rule)) as dataset,
-        StreamingDataLoader(dataset, batch_size=1, num_workers=1, collate_fn=list, reports=None) as loader,
+        StreamingDataLoader(dataset, batch_size=1, num_workers=1, collate_fn=list, report_every=None) as loader,
     ):
         samples = [sample for batch in loader for sample in batch]
     assert sorted((sample["__key__"], sample["label"]) for sample in samples) == [

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamer import Growing, Order, Packing, StreamingDataLoader, StreamingDataset
+from streamer import Growing, Packing, StreamingDataLoader, StreamingDataset
 from streamer.errors import ConfigError, ManifestError
 from streamer.loader.options.arguments import Index
 from tests.joins import sides

@@ -70,7 +70,7 @@ def data(tmp_path: Path) -> Path:
 def calm(data: Path, engine: EngineClient) -> Iterator[list[list[tuple[int, int, int]]]]:
     """The global batches of an undisturbed epoch of one rank."""
     mix, datasets = train.mix_of(data)
-    with StreamingDataLoader(mix, train.BATCH, reports=None) as loader:
+    with StreamingDataLoader(mix, train.BATCH, report_every=None) as loader:
         yield [train.found_in(batch) for batch in loader]
     for dataset in (mix, *datasets):
         dataset.close()

@@ -83,7 +83,7 @@ def test_a_run_fetches_what_was_planned(
             joined = closing(left.join(right, on=on if isinstance(on, str) else tuple(on), columns=["latent"]))
             assert joined.samples == COUNT
             before, reads = store.sent.copy(), len(store.reads)
-            with StreamingDataLoader(joined, 24, 2, reports=None) as loader:
+            with StreamingDataLoader(joined, 24, 2, report_every=None) as loader:
                 for _ in range(2):
                     assert sum(len(batch["latent"]) for batch in loader) == COUNT
         sent, asked = store.sent - before, [bucket for bucket, _, _ in store.reads[reads:]]

@@ -72,7 +72,7 @@ def matching(where: str, *, missing: str = "null") -> list[int]:
 
 def numbers_of(dataset: StreamingDataset, batch: int = 8) -> Counter[int]:
     """The numbers of an epoch, but for repeats."""
-    with StreamingDataLoader(dataset, batch, reports=None) as loader:
+    with StreamingDataLoader(dataset, batch, report_every=None) as loader:
         return Counter(number for each in loader for number in each["n"][~loader.repeated].tolist())
 
 
@@ -121,7 +121,7 @@ def test_ranks_and_a_resume(data: Path, closing: Closing):
         for rank in range(world):
             dataset = closing(joined(data, closing, rank=rank, world_size=world).select(where=where))
             digests.add(dataset._member.open().digest)
-            with StreamingDataLoader(dataset, 8 // world, reports=None) as loader:
+            with StreamingDataLoader(dataset, 8 // world, report_every=None) as loader:
                 if state is not None:
                     loader.load_state_dict(state)
                 for number, batch in enumerate(loader, 1):
@@ -139,7 +139,7 @@ def test_a_mix(data: Path, closing: Closing):
     chosen = closing(joined(data, closing).select(where=where))
     plain = closing(StreamingDataset(data / "left", transform=lambda sample: {"n": sample["json"]["n"]}, seed=3))
     mix = closing(MixedDataset({"some": chosen, "all": plain}, weights={"some": 1, "all": 1}))
-    with StreamingDataLoader(mix, 8, reports=None) as loader:
+    with StreamingDataLoader(mix, 8, report_every=None) as loader:
         came: Counter[int] = Counter()
         for batch in loader:
             came.update(batch["n"][(loader.sources == 0) & ~loader.repeated].tolist())

@@ -55,7 +55,7 @@ def found_in(batch: dict[str, Any]) -> list[tuple[int, int, int]]:
 def main() -> None:
     folder, records, rank, world = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     mix, datasets = mix_of(folder, rank=rank, world_size=world)
-    with StreamingDataLoader(mix, BATCH // world, 1, reports=None) as loader, records.open("a") as log:
+    with StreamingDataLoader(mix, BATCH // world, 1, report_every=None) as loader, records.open("a") as log:
         if (state := folder / "state.json").exists():
             loader.load_state_dict(json.loads(state.read_text()))
         for batch in loader:

@@ -97,7 +97,6 @@ def test_the_names_are_these():
         "Order",
         "Packing",
         "Ragged",
-        "Reports",
         "Skip",
         "StreamingDataLoader",
         "StreamingDataset",
@@ -133,6 +132,7 @@ DATASET = {
     "transform": None,
     "annotations": None,
     "on_error": "raise",
+    "share_caches": "off",
     "rank": None,
     "world_size": None,
 }
@@ -161,7 +161,8 @@ LOADER = {
     "prefetch_batches": None,
     "ring_bytes": None,
     "timeout": 0,
-    "reports": 30.0,
+    "report_every": 30.0,
+    "on_report": None,
 }
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from streamer.base import linux
 from streamer.base.cgroup import usable_memory_bytes
-from streamer.batches.checks import at_least, one_of
+from streamer.batches.checks import at_least, function, one_of, seconds
 from streamer.batches.ring.ring import HELD_SLOTS, Limits
 from streamer.batches.samples.seeding import warn_of_generators
 from streamer.batches.samples.units import Collate
@@ -18,7 +18,7 @@ from streamer.batches.workers.imports import find_modules
 from streamer.batches.workers.pool import WorkerConfig
 from streamer.config import MiB, parse_bytes
 from streamer.errors import ConfigError
-from streamer.loader.stall.reporter import Reports
+from streamer.loader.stall.reporter import OnReport
 from streamer.order.plan import LastBatch
 
 if TYPE_CHECKING:
@@ -41,6 +41,9 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
         span: Number of batches that may be begun and not yet taken.
         ragged: Fields that are joined, not stacked.
         poison: Whether freed slots are overwritten; for tests.
+
+    Raises:
+        ConfigError: an invalid interval of the reports, or a function for reports that are never made.
     """
 
     batch_size: int
@@ -53,9 +56,18 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
     ring_bytes: int
     timeout: float
     pin: Pin
-    reports: Reports
+    report_every: float | None
+    on_report: OnReport | None
     ragged: tuple[str, ...] = ()
     poison: bool = False
+
+    def __post_init__(self) -> None:
+        function("on_report", self.on_report)
+        if self.report_every is None:
+            if self.on_report is not None:
+                raise ConfigError("on_report= with report_every=None: no report is made", field="on_report")
+        elif seconds("report_every", self.report_every) <= 0:
+            raise ConfigError(f"report_every={self.report_every:g} is not above 0 seconds", field="report_every")
 
     @property
     def worker_count(self) -> int:

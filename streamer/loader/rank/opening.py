@@ -261,8 +261,8 @@ class StreamOpening:
                     "iter()"
                 )
             logger.warning(
-                'share_caches="auto" is off: %s; engines that run as services find each other without it ([peers] members, '
-                "docs/scale-out.md)",
+                'share_caches="auto" is off: %s; engines that run as services find each other without it '
+                "([peers] members, docs/scale-out.md)",
                 why,
             )
 

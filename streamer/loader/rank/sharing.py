@@ -1,4 +1,4 @@
-"""share_caches="auto": the engines of a job's nodes act as one cache. Their ranks find each other through torch.distributed.
+"""share_caches="auto": the engines of a job's nodes act as one cache. Ranks find each other by torch.distributed.
 
 1. Each rank says which engine it uses. Ranks of one engine are one node, and the first of them speaks for it.
 2. Each engine listens for the others, and each node says what it holds of every lane.
@@ -219,8 +219,8 @@ def _are_copies(places: list[_Place], rank: int) -> bool:
     copied = sorted({place.folder for place in places if engines[place.folder] != place.engine})
     if copied and rank == 0:
         logger.warning(
-            'share_caches="auto" is off: several machines have a cache folder of id %s, because their disks were copied; '
-            "remove the file root-id from all but one of these folders, and start again",
+            'share_caches="auto" is off: several machines have a cache folder of id %s, because their disks were '
+            "copied; remove the file root-id from all but one of these folders, and start again",
             copied[0],
         )
     return bool(copied)
@@ -281,8 +281,8 @@ def _find_host(places: list[_Place], rank: int) -> str:
     """
     if not (mine := places[rank].host):
         raise ConfigError(
-            'share_caches="auto" needs MASTER_ADDR, the host of rank 0 as torchrun sets it, to find the network between the '
-            "nodes",
+            'share_caches="auto" needs MASTER_ADDR, the host of rank 0 as torchrun sets it, to find the network '
+            "between the nodes",
             field="share_caches",
         )
     others = [place.host for place in places if place.host and not _is_loopback(place.host)]

@@ -3,10 +3,10 @@
 With TensorBoard (`writer`) and W&B (`wandb`):
 
     steps = itertools.count()
-    loader = StreamingDataLoader(..., reports=lambda report: [
+    loader = StreamingDataLoader(..., on_report=lambda report: [
         writer.add_scalar(name, value, next(steps)) for name, value in report.scalars().items()])
 
-    loader = StreamingDataLoader(..., reports=lambda report: wandb.log(report.scalars()))
+    loader = StreamingDataLoader(..., on_report=lambda report: wandb.log(report.scalars()))
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from streamer.base.cgroup import idle_core_seconds, usable_cores
-from streamer.batches import checks
 from streamer.batches.causes import BatchTimeline, so_far
-from streamer.errors import ConfigError
 from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.report import Snapshot, StallReport
 from streamer.loader.stall.stats import LoaderStats, TrainerClock
@@ -61,36 +59,15 @@ def snapshot(stats: LoaderStats, clock: TrainerClock, head: BatchTimeline | None
 
 @dataclass(frozen=True)
 class Reports:
-    """When a loader reports what it waits for, and to whom besides the log.
-
-        StreamingDataLoader(dataset, reports=Reports(seconds=60, call=lambda report: wandb.log(report.scalars())))
+    """Holds `report_every=` and `on_report=` of a loader together, as its old argument `reports=` had them.
 
     Args:
         seconds: Interval of the reports, or None for no report.
-        call: Function that is called with each report, on a thread of its own. Its errors are logged.
-
-    Raises:
-        ConfigError: an interval that is not above 0, or not a function.
+        call: Function that is called with each report.
     """
 
     seconds: float | None = 30.0
     call: OnReport | None = None
-
-    def __post_init__(self) -> None:
-        if self.seconds is not None and checks.seconds("reports", self.seconds) <= 0:
-            raise ConfigError(f"reports={self.seconds:g} is not above 0 seconds", field="reports")
-        checks.function("call", self.call)
-
-    @classmethod
-    def of(cls, given: Reports | OnReport | float | None) -> Reports:
-        """Takes the argument as the user gives it: seconds, None for none, a function, or both together.
-
-        Raises:
-            ConfigError: something else.
-        """
-        if isinstance(given, cls):
-            return given
-        return cls(call=given) if callable(given) else cls(given)  # type: ignore[arg-type]
 
 
 class StallReporter:
@@ -100,14 +77,24 @@ class StallReporter:
 
     Args:
         report_since: Method of the loader that returns the report since a snapshot, and the current snapshot.
-        rules: Interval and callback.
         rank: Number of this rank: 0 always logs, others if they wait for more than `REPORTED_SHARE`.
+        every_seconds: Interval of the reports.
+        on_report: Function that is called with each report.
         before: Start of the first report.
     """
 
-    def __init__(self, report_since: ReportSince, rules: Reports, rank: int, before: Snapshot | None = None) -> None:
+    def __init__(
+        self,
+        report_since: ReportSince,
+        rank: int,
+        *,
+        every_seconds: float = 30.0,
+        on_report: OnReport | None = None,
+        before: Snapshot | None = None,
+    ) -> None:
         self._report_since = weakref.WeakMethod(report_since)
-        self._rules = rules
+        self._every_seconds = every_seconds
+        self._on_report = on_report
         self._rank = rank
         self._before = before or Snapshot()
         self._warned: Bottleneck | None = None
@@ -115,7 +102,7 @@ class StallReporter:
         self._thread = threading.Thread(target=self._serve, name="streamer-report", daemon=True)
 
     def __repr__(self) -> str:
-        return f"StallReporter(every {self._rules.seconds} s, rank {self._rank}, alive={self._thread.is_alive()})"
+        return f"StallReporter(every {self._every_seconds} s, rank {self._rank}, alive={self._thread.is_alive()})"
 
     def start(self) -> None:
         """Starts the thread."""
@@ -149,12 +136,12 @@ class StallReporter:
             level = logging.INFO if bottleneck in (None, self._warned) else logging.WARNING
             self._warned = bottleneck
             logger.log(level, "rank %d: %s", self._rank, report, extra=report.attributes())
-        if self._rules.call is not None:
-            self._rules.call(report)
+        if self._on_report is not None:
+            self._on_report(report)
         return report
 
     def _serve(self) -> None:
-        while not self._stopped.wait(self._rules.seconds):
+        while not self._stopped.wait(self._every_seconds):
             try:
                 if self.report() is None:
                     return

@@ -7,6 +7,7 @@ from importlib import import_module
 
 import pytest
 
+import streamer
 from streamer import (
     Annotations,
     Balance,
@@ -58,8 +59,7 @@ OF_THE_LOADER = {
     "error_budget": "on_error=Skip(budget=...) of the dataset",
     "worker_start": 'multiprocessing_context="forkserver" or "spawn"',
     "pin": "pin_memory=..., where True, an error if it fails, is called",
-    "report_seconds": "reports=, seconds or None",
-    "on_report": "reports=, the function, or reports=Reports(",
+    "report_seconds": "report_every=, seconds or None",
 }
 
 
@@ -149,6 +149,31 @@ def test_the_peers_of_an_order_are_taken_with_a_warning() -> None:
     assert StreamingDataset("/data", order=order)._member.options.share_caches == "auto"
     with pytest.raises(ConfigError, match=r"share_caches= is for a dataset alone"):
         MixedDataset({"a": StreamingDataset("/data")}, order=order)
+
+
+@pytest.mark.parametrize(
+    ("reports", "every", "call"),
+    [(None, None, None), (5, 5, None), (print, 30.0, print), (streamer.Reports(5, print), 5, print)],
+)
+def test_the_reports_of_a_loader_are_taken_with_a_warning(reports: object, every: float | None, call: object) -> None:
+    """They were seconds, a function, or both."""
+    dataset = FakeDataset(8, lambda epoch, ordinal: ordinal)
+    with (
+        pytest.warns(
+            FutureWarning, match=r"^reports= of StreamingDataLoader is now report_every=, .* on_report="
+        ) as warned,
+        StreamingDataLoader(dataset, 4, reports=reports) as loader,
+    ):
+        assert (loader._settings.report_every, loader._settings.on_report) == (every, call)
+    assert [one.filename for one in warned] == [__file__]
+    with pytest.raises(ConfigError, match="give report_every= alone"):
+        StreamingDataLoader(dataset, 4, reports=None, report_every=5)
+
+
+def test_no_report_has_no_function() -> None:
+    """It would never be called."""
+    with pytest.raises(ConfigError, match=r"on_report= with report_every=None: no report is made"):
+        StreamingDataLoader(FakeDataset(8, lambda epoch, ordinal: ordinal), 4, report_every=None, on_report=print)
 
 
 @pytest.mark.parametrize("kind", [Packing, Buckets])

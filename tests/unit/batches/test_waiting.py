@@ -121,7 +121,7 @@ def test_chunks_that_are_not_local_are_waited_for_by_name(caplog, workers):
         _until(lambda: "waiting for" in caplog.text)
         dataset.prepared.first_session().allow(11)
 
-    with StreamingDataLoader(dataset, 4, workers, worker_type="thread", reports=None) as loader:
+    with StreamingDataLoader(dataset, 4, workers, worker_type="thread", report_every=None) as loader:
         batches = iter(loader)
         dataset.prepared.engine_values = engine
         _until(lambda: not workers or _state(loader) == "network")
@@ -161,7 +161,7 @@ def test_a_slow_sample_is_named(caplog):
         _until(lambda: "waiting for" in caplog.text)
         release.set()
 
-    with StreamingDataLoader(FakeDataset(8, slow), 4, 1, worker_type="thread", reports=None) as loader:
+    with StreamingDataLoader(FakeDataset(8, slow), 4, 1, worker_type="thread", report_every=None) as loader:
         batches = iter(loader)
         _until(lambda: _state(loader) == "work")
         thread = threading.Thread(target=free)
@@ -179,7 +179,7 @@ def test_workers_that_import_are_named_with_their_modules(caplog, tmp_path, monk
     (tmp_path / "slow_to_import.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     make = importlib.import_module("slow_to_import").sample
-    with StreamingDataLoader(FakeDataset(8, make), 4, 1, reports=None) as loader:
+    with StreamingDataLoader(FakeDataset(8, make), 4, 1, report_every=None) as loader:
         batches = iter(loader)
         _until(lambda: _state(loader) == "start")
         assert next(batches).tolist() == [0, 1, 2, 3]

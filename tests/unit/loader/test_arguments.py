@@ -25,7 +25,7 @@ def sample(epoch: int, ordinal: int) -> object:
         ("num_workers", None),
         ("timeout", "5"),
         ("timeout", -1),
-        ("reports", "30"),
+        ("report_every", "30"),
     ],
 )
 def test_of_the_loader(name, value):

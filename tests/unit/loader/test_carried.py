@@ -12,7 +12,7 @@ from tests.fake_dataset import FakeDataset
 
 def loader_of(**options: object) -> StreamingDataLoader:
     dataset = FakeDataset(100, lambda epoch, ordinal: {"x": ordinal})
-    return StreamingDataLoader(dataset, 5, reports=None, **options)  # type: ignore[arg-type]
+    return StreamingDataLoader(dataset, 5, report_every=None, **options)  # type: ignore[arg-type]
 
 
 def test_a_state_whose_part_would_be_lost_is_refused() -> None:

@@ -677,7 +677,7 @@ def test_a_loader_that_is_dropped_ends_at_once() -> None:
     """Without `close`, in the middle of an epoch, and although the cycle collector is off."""
     gc.disable()
     try:
-        loader = StreamingDataLoader(FakeDataset(32, sample), 4, 1, worker_type="thread", reports=None)
+        loader = StreamingDataLoader(FakeDataset(32, sample), 4, 1, worker_type="thread", report_every=None)
         batches = iter(loader)
         next(batches)
         owner = weakref.ref(loader._supply_owner)

@@ -609,14 +609,14 @@ def test_refresh_with_a_loader_of_its_own_for_each_epoch(fake_engine, make_datas
     """As with one loader for all of them; one that resumes has the data of its state."""
     dataset = make_dataset(folder, manifest=Index(on_change="refresh"))
     for count in (100, 110, 110):
-        with StreamingDataLoader(dataset, 5, reports=None) as loader:
+        with StreamingDataLoader(dataset, 5, report_every=None) as loader:
             assert sum(len(batch["__key__"]) for batch in loader) == count
             state = loader.state_dict()
         if count == 100:
             grow(fake_engine, folder)
     listed: list[str] = []
     monkeypatch.setattr(dataset._opening, "refresh", lambda: listed.append(""))
-    with StreamingDataLoader(dataset, 5, reports=None) as loader:
+    with StreamingDataLoader(dataset, 5, report_every=None) as loader:
         loader.load_state_dict(state)
         for count in (0, 1):
             assert sum(len(batch["__key__"]) for batch in loader) == 110

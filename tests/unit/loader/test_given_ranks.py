@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamer import Growing, Order, StreamingDataLoader
+from streamer import Growing, StreamingDataLoader
 from streamer.errors import ConfigError
 
 
@@ -19,7 +19,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_engines_of_given_ranks_cannot_be_asked(make_dataset, folder, caplog: pytest.LogCaptureFixture) -> None:
     """`share_caches="auto"` does not say that torch.distributed is not initialised, which it is."""
     data = make_dataset(folder, share_caches="auto", rank=0, world_size=2)
-    with StreamingDataLoader(data, 4, reports=None) as loader:
+    with StreamingDataLoader(data, 4, report_every=None) as loader:
         next(iter(loader))
     (said,) = [record.getMessage() for record in caplog.records if "share_caches=" in record.getMessage()]
     assert "take the place of torch.distributed" in said
@@ -30,7 +30,7 @@ def test_given_ranks_cannot_agree_on_what_grows(make_dataset, folder) -> None:
     """The error does not ask for a process group, which is there."""
     data = make_dataset(folder, growing=Growing(reuse=2, epoch_samples=40), rank=0, world_size=2)
     with (
-        StreamingDataLoader(data, 4, reports=None) as loader,
+        StreamingDataLoader(data, 4, report_every=None) as loader,
         pytest.raises(ConfigError, match="take the place of its 4 ranks"),
     ):
         next(iter(loader))

@@ -1,4 +1,4 @@
-"""Order, Index, Skip, Decode, Homogeneous and Reports: checked when they are made, and shown as they were written."""
+"""Order, Index, Skip, Decode and Homogeneous: checked when they are made, and shown as they were written."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from streamer import Decode, Homogeneous, Index, MixedDataset, Order, Reports, Skip, StreamingDataset
+from streamer import Decode, Homogeneous, Index, MixedDataset, Order, Skip, StreamingDataset
 from streamer.errors import ConfigError
 from streamer.formats import Folder
-
-
-def call(report: object) -> None:
-    """Does nothing."""
 
 
 @pytest.mark.parametrize(
@@ -37,9 +33,6 @@ def call(report: object) -> None:
         (Decode, {"allow_pickle": "no"}, "allow_pickle='no' is neither True nor False"),
         (Homogeneous, {"group": 0}, "group=0 is not a whole number of at least 1"),
         (Homogeneous, {"group": "4"}, "group='4' is not a whole number of at least 1"),
-        (Reports, {"seconds": 0}, "reports=0 is not above 0 seconds"),
-        (Reports, {"seconds": "9"}, "reports='9' is not a number of seconds"),
-        (Reports, {"call": 7}, "call=7 cannot be called"),
         (Folder, {"extensions": []}, r"extensions=\[\]: give a list as"),
         (Folder, {"extensions": ["jpg", 3]}, "extensions=.*: give a list as"),
         (Folder, {"extensions": 3}, "extensions=3: give a list as"),
@@ -59,7 +52,6 @@ def test_what_cannot_be_is_refused_at_once(kind: type, options: dict[str, object
         (Skip(), "Skip(budget=100)"),
         (Decode(allow_pickle=True), "Decode(rule='auto', allow_pickle=True)"),
         (Homogeneous(4), "Homogeneous(group=4)"),
-        (Reports(), "Reports(seconds=30.0, call=None)"),
     ],
 )
 def test_they_are_shown_compared_and_pickled(made: object, shown: str) -> None:
@@ -78,14 +70,6 @@ def test_the_short_form_is_the_same() -> None:
     )._opening.options
     assert (short.manifest, short.decode, short.order) == (whole.manifest, whole.decode, whole.order)
     assert short.skip_rules == whole.skip_rules
-
-
-def test_reports_are_seconds_a_function_or_both() -> None:
-    """None: no report."""
-    assert Reports.of(None) == Reports(None)
-    assert Reports.of(5) == Reports(5)
-    assert Reports.of(call) == Reports(30.0, call)
-    assert Reports.of(Reports(5, call)) == Reports(5, call)
 
 
 def test_a_homogeneous_batch_needs_no_group() -> None:

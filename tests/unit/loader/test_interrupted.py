@@ -73,7 +73,7 @@ def test_the_next_call_gives_the_interrupted_batch(workers: int, transformed: bo
     """At whatever line of `next()` it comes: each sample once, and every slot is used again."""
     options = {"device_transform": lambda batch: {"x": batch["x"].clone()}} if transformed else {}
     dataset = FakeDataset(SAMPLES, make)
-    with StreamingDataLoader(dataset, BATCH, workers, worker_type="thread", reports=None, **options) as loader:
+    with StreamingDataLoader(dataset, BATCH, workers, worker_type="thread", report_every=None, **options) as loader:
         line, interrupted = 0, True
         while interrupted:
             seen, interrupted = read(loader, line)
@@ -96,7 +96,7 @@ class TooLateError(Exception):
 def test_a_signal_handler_that_raises_costs_no_batch() -> None:
     """A limit of time for a step: each alarm ended the epoch a batch earlier, without a word."""
     signals = iter([True] * 5 + [False] * 1000)
-    with StreamingDataLoader(FakeDataset(SAMPLES, make), BATCH, 2, worker_type="thread", reports=None) as loader:
+    with StreamingDataLoader(FakeDataset(SAMPLES, make), BATCH, 2, worker_type="thread", report_every=None) as loader:
         batches = iter(loader)
         seen = next(batches)["x"][:, 0].tolist()
         take = loader._supply_owner.take
@@ -116,7 +116,7 @@ def test_a_signal_handler_that_raises_costs_no_batch() -> None:
 
 def test_the_state_after_an_interrupt_is_that_of_the_last_batch_given() -> None:
     """A run that goes on from it misses nothing."""
-    with StreamingDataLoader(FakeDataset(SAMPLES, make), BATCH, reports=None) as loader:
+    with StreamingDataLoader(FakeDataset(SAMPLES, make), BATCH, report_every=None) as loader:
         batches = iter(loader)
         next(batches)
         sys.settrace(InterruptAt(6))

@@ -46,7 +46,7 @@ def test_logits_in_a_row_are_those_of_the_document_alone(make_dataset, tmp_path)
     torch.manual_seed(0)
     model, compared = Model().eval(), 0
     with (
-        StreamingDataLoader(make_dataset(url, format="tokens", packing=Packing(ROW)), 4, reports=None) as loader,
+        StreamingDataLoader(make_dataset(url, format="tokens", packing=Packing(ROW)), 4, report_every=None) as loader,
         torch.no_grad(),
     ):
         for _, batch in zip(range(2), loader, strict=False):

@@ -40,7 +40,7 @@ def make(make_dataset, url) -> Callable[..., StreamingDataset]:
 
 
 def epoch_of(dataset: StreamingDataset, batch_size: int, workers: int = 0) -> list[dict]:
-    with StreamingDataLoader(dataset, batch_size, workers, reports=None) as loader:
+    with StreamingDataLoader(dataset, batch_size, workers, report_every=None) as loader:
         return [{name: np.asarray(batch[name]).copy() for name in FIELDS} for batch in loader]
 
 
@@ -79,7 +79,7 @@ def test_a_run_goes_on_with_other_ranks_and_batches(make, given, stop):
     found, state = [], None
     for world, size, batches in ((4, 2, stop), (2, 4, 1), (1, 3, None)):
         for rank in range(world):
-            with StreamingDataLoader(make(rank=rank, world_size=world), size, reports=None) as loader:
+            with StreamingDataLoader(make(rank=rank, world_size=world), size, report_every=None) as loader:
                 if state is not None:
                     loader.load_state_dict(state)
                 taken = iter(loader)
@@ -92,11 +92,11 @@ def test_a_run_goes_on_with_other_ranks_and_batches(make, given, stop):
 
 def test_a_state_names_what_has_changed(make):
     """What is balanced is a part of the order; the batch is not."""
-    with StreamingDataLoader(make(), 4, reports=None) as loader:
+    with StreamingDataLoader(make(), 4, report_every=None) as loader:
         next(iter(loader))
         state = loader.state_dict()
     for other, message in ((4, r"balance\.rows was 2 .* and is 4 now; pass balance="), (None, r"balance\.rows was 2")):
-        with StreamingDataLoader(make(other), 4, reports=None) as loader, pytest.raises(StateError, match=message):
+        with StreamingDataLoader(make(other), 4, report_every=None) as loader, pytest.raises(StateError, match=message):
             loader.load_state_dict(state)
 
 
@@ -141,7 +141,7 @@ def test_balances_outside_the_rules_are_refused(arguments, message):
 def test_lanes_must_divide_the_batch(make):
     """Where the user sets them."""
     with (
-        StreamingDataLoader(make(order=Order(lanes=3)), 4, reports=None) as loader,
+        StreamingDataLoader(make(order=Order(lanes=3)), 4, report_every=None) as loader,
         pytest.raises(ConfigError, match="lanes that divide the global batch: 3 do not divide 4"),
     ):
         next(iter(loader))

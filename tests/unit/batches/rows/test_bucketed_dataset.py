@@ -63,7 +63,7 @@ def sounds_of(batches: list[dict]) -> Counter[bytes]:
 
 
 def epoch_of(dataset: StreamingDataset, workers: int = 0) -> list[dict]:
-    with StreamingDataLoader(dataset, 1, workers, reports=None) as loader:
+    with StreamingDataLoader(dataset, 1, workers, report_every=None) as loader:
         return [{name: _copy(value) for name, value in batch.items()} for batch in loader]
 
 
@@ -75,7 +75,7 @@ def _copy(value: object) -> object:
 def test_every_sample_once_within_the_budget(make, given, workers):
     """Two epochs; lengths of a batch differ by little."""
     dataset, wanted = make(), Counter(sound.tobytes() for sound in given[1])
-    with StreamingDataLoader(dataset, 1, workers, reports=None) as loader:
+    with StreamingDataLoader(dataset, 1, workers, report_every=None) as loader:
         for _ in range(2):
             batches = [{name: _copy(value) for name, value in batch.items()} for batch in loader]
             assert sounds_of(batches) == wanted
@@ -104,7 +104,9 @@ def test_ranks_and_resume(make, given, balance):
     for world, steps in ((4, 3), (2, 4), (1, None)):
         counts = set()
         for rank in range(world):
-            with StreamingDataLoader(make(rank=rank, world_size=world, balance=balance), 1, reports=None) as loader:
+            with StreamingDataLoader(
+                make(rank=rank, world_size=world, balance=balance), 1, report_every=None
+            ) as loader:
                 if state is not None:
                     loader.load_state_dict(state)
                 own = [_taken(batch) for _, batch in zip(range(steps or 10**6), loader, strict=False)]
@@ -129,7 +131,7 @@ def picky(sample: dict) -> dict:
 def test_samples_that_fail_are_left_out(make, given):
     """on_error="skip": their batches are smaller, and as many."""
     dataset = make(transform=picky, on_error="skip")
-    with StreamingDataLoader(dataset, 1, reports=None) as loader:
+    with StreamingDataLoader(dataset, 1, report_every=None) as loader:
         batches = [_taken(batch) for batch in loader]
         assert len(loader.skipped) == 2
     assert len(batches) == dataset.rows
@@ -139,7 +141,7 @@ def test_samples_that_fail_are_left_out(make, given):
 
 def test_a_state_names_what_has_changed(make, costs):
     """The budget and the limit are parts of the order."""
-    with StreamingDataLoader(make(), 1, reports=None) as loader:
+    with StreamingDataLoader(make(), 1, report_every=None) as loader:
         state = loader.state_dict()
     for packing, part in (
         (Buckets(BUDGET + 1), "length"),
@@ -148,7 +150,7 @@ def test_a_state_names_what_has_changed(make, costs):
     ):
         changed = type(packing)(**{**vars(packing), "lengths": str(costs), "rows_per_set": 8})
         with (
-            StreamingDataLoader(make(changed), 1, reports=None) as loader,
+            StreamingDataLoader(make(changed), 1, report_every=None) as loader,
             pytest.raises(StateError, match=rf"packing\.{part} was"),
         ):
             loader.load_state_dict(state)
@@ -157,7 +159,7 @@ def test_a_state_names_what_has_changed(make, costs):
 def test_a_bucket_is_a_batch(make, costs):
     """Other batch sizes are refused, and too long samples named."""
     with (
-        StreamingDataLoader(make(), 2, reports=None) as loader,
+        StreamingDataLoader(make(), 2, report_every=None) as loader,
         pytest.raises(ConfigError, match="a bucket is a batch; give batch_size=1"),
     ):
         next(iter(loader))

@@ -96,7 +96,7 @@ def texts(folder: Path) -> Path:
 def rows_of(dataset: StreamingDataset) -> list[list[int]]:
     """The tokens of each document of all rows."""
     found = []
-    with StreamingDataLoader(dataset, 1, reports=None) as loader:
+    with StreamingDataLoader(dataset, 1, report_every=None) as loader:
         for batch in loader:
             assert batch["tokens"].dtype == torch.int64
             found += np.diff(batch["cu_seqlens"])[: int(batch["document_ids"].max())].tolist()
@@ -150,7 +150,7 @@ def test_what_has_no_room_is_counted(make_dataset, url, given, policy, workers):
     packing = Packing(ROW, policy, lengths=Estimate(2, margin=0.1), rows_per_set=8, fields=["tokens", "at"])
     dataset = make_dataset(url, format="tokens", transform=scattered, packing=packing)
     all_tokens = sum(len(scattered({"tokens": one})["tokens"]) for one in given if len(one))
-    with StreamingDataLoader(dataset, 4, workers, reports=None) as loader:
+    with StreamingDataLoader(dataset, 4, workers, report_every=None) as loader:
         before = loader.snapshot()
         batches = [{name: np.asarray(batch[name]) for name in ("tokens", "at", "document_ids")} for batch in loader]
         stats, report = loader.stats().packing, compare(before, loader.snapshot())
@@ -186,7 +186,7 @@ def test_nothing_is_lost_of_an_estimate_that_is_right(make_dataset, url, given, 
     assert estimated.rows == exact.rows
     rows = list(estimated)
     assert all(len(row["tokens"]) == ROW for row in rows)
-    with StreamingDataLoader(exact, 1, reports=None) as loader:
+    with StreamingDataLoader(exact, 1, report_every=None) as loader:
         assert pieces_in(rows) == pieces_in(loader)
     if policy == "best_fit":
         assert pieces_in(rows) == pieces_of(given, length)
@@ -196,7 +196,7 @@ def test_a_state_names_another_estimate(make_dataset, url):
     """Bytes of a token and the margin are parts of the rows."""
 
     def loader(packing: Packing) -> StreamingDataLoader:
-        return StreamingDataLoader(make_dataset(url, format="tokens", packing=packing), 4, reports=None)
+        return StreamingDataLoader(make_dataset(url, format="tokens", packing=packing), 4, report_every=None)
 
     given = Packing(ROW, lengths=Estimate(2, 0), rows_per_set=8)
     with loader(given) as run:
@@ -222,7 +222,7 @@ def test_named_fields_are_as_long_as_each_other(make_dataset, url):
     packing = Packing(ROW, lengths=Estimate(2), fields=["tokens", "mask"])
     dataset = make_dataset(url, format="tokens", transform=two_lengths, packing=packing)
     with pytest.raises(DecodeError, match=r"one value for each token, and here 'tokens' has \d+, 'mask' has \d+; name"):
-        next(iter(StreamingDataLoader(dataset, 4, reports=None)))
+        next(iter(StreamingDataLoader(dataset, 4, report_every=None)))
 
 
 def test_samples_are_balanced_by_their_bytes(make_dataset, url):
@@ -230,7 +230,7 @@ def test_samples_are_balanced_by_their_bytes(make_dataset, url):
 
     def keys(balance: Balance) -> list[list[str]]:
         dataset = make_dataset(url, format="tokens", balance=balance)
-        with StreamingDataLoader(dataset, 8, ragged=["tokens"], reports=None) as loader:
+        with StreamingDataLoader(dataset, 8, ragged=["tokens"], report_every=None) as loader:
             return [batch["__key__"] for batch in loader]
 
     known = keys(Balance(rows_per_rank=2, coefficients=(0, 1)))

@@ -24,7 +24,7 @@ def dearest(make, rows: int, **options: object) -> float:
     """The dearest rank of a step by the mean of all, over an epoch's first 64 steps at most."""
     costs = []
     for rank in range(RANKS):
-        with StreamingDataLoader(make(rank=rank, world_size=RANKS, **options), rows, reports=None) as loader:
+        with StreamingDataLoader(make(rank=rank, world_size=RANKS, **options), rows, report_every=None) as loader:
             whole = [batch["document_ids"].numpy() for batch in loader][: loader.dataset.rows // (RANKS * rows)]
         costs.append([sum(_cost(row) for row in batch) for batch in whole[:64]])
     found = np.array(costs, float)

@@ -29,7 +29,7 @@ def test_texts_are_packed_by_what_was_measured(make_dataset, folder, tmp_path, w
     assert np.load(path).tolist() == costs.tolist()
     dataset = make_dataset(folder, transform=tokenize, packing=Packing(600, lengths=path, rows_per_set=8))
     found = []
-    with StreamingDataLoader(dataset, 3, reports=None) as loader:
+    with StreamingDataLoader(dataset, 3, report_every=None) as loader:
         for batch in loader:
             rows, numbers = np.asarray(batch["input_ids"]), np.asarray(batch["document_ids"])
             for row, number in zip(rows, numbers, strict=True):
@@ -70,7 +70,7 @@ def test_samples_that_cannot_be_made_are_in_no_row(make_dataset, folder, tmp_pat
     )
     assert (costs == -1).sum() == 1
     dataset = make_dataset(folder, transform=picky, packing=Packing(600, lengths=path))
-    with StreamingDataLoader(dataset, 3, reports=None) as loader:
+    with StreamingDataLoader(dataset, 3, report_every=None) as loader:
         assert sum(len(batch["__key__"]) for batch in loader) == (costs > 0).sum()
 
 

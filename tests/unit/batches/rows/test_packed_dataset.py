@@ -51,7 +51,7 @@ def make(make_dataset, url) -> Callable[..., StreamingDataset]:
 
 def rows_of(dataset: StreamingDataset, batch_size: int = 4, workers: int = 0, **options: object) -> list[dict]:
     """The batches of an epoch, as arrays that are kept."""
-    with StreamingDataLoader(dataset, batch_size, workers, reports=None, **options) as loader:
+    with StreamingDataLoader(dataset, batch_size, workers, report_every=None, **options) as loader:
         return [kept(batch) for batch in loader]
 
 
@@ -72,7 +72,7 @@ def test_every_token_once_in_each_epoch(make, given, policy):
     dataset = make(Packing(ROW, policy, rows_per_set=8))
     assert dataset.samples == COUNT
     assert len(dataset) == dataset.rows
-    with StreamingDataLoader(dataset, 4, reports=None) as loader:
+    with StreamingDataLoader(dataset, 4, report_every=None) as loader:
         for _ in range(3):
             batches = [kept(batch) for batch in loader]
             assert sum(len(batch["tokens"]) for batch in batches) == dataset.rows
@@ -88,7 +88,7 @@ def test_every_token_once_in_each_epoch(make, given, policy):
 def test_workers_make_the_same_batches(make, workers):
     """Any number of worker processes: equal batches, "max_seqlen" an int, keys one per document."""
     assert same(rows_of(make(), workers=workers), rows_of(make()))
-    with StreamingDataLoader(make(), 4, workers, reports=None) as loader:
+    with StreamingDataLoader(make(), 4, workers, report_every=None) as loader:
         batch = next(iter(loader))
     assert type(batch["max_seqlen"]) is int
     assert len(batch["__key__"]) == int(batch["document_ids"].max(1).values.sum())
@@ -108,7 +108,7 @@ def test_the_stock_loader_makes_the_same_batches(make, workers):
 def test_the_padding_is_counted(make, given, workers):
     """Documents, their tokens and the places of all rows; a dataset of samples has no such counts."""
     dataset = make()
-    with StreamingDataLoader(dataset, 4, workers, reports=None) as loader:
+    with StreamingDataLoader(dataset, 4, workers, report_every=None) as loader:
         before = loader.snapshot()
         for number, _ in enumerate(loader):
             if number + 1 == len(loader):
@@ -134,7 +134,7 @@ def test_the_spread_of_costs_is_that_of_the_batches(make):
     """Standard deviation by mean of the mean cost of a row, with the costs of `balance=`; less than without it."""
     found = {}
     for balance in (None, Balance(rows_per_rank=4, coefficients=(0, 1))):
-        with StreamingDataLoader(make(balance=balance), 4, reports=None) as loader:
+        with StreamingDataLoader(make(balance=balance), 4, report_every=None) as loader:
             costs = [_cost_of(batch) / len(batch["tokens"]) for batch in loader]
             found[balance] = loader.stats().packing.cost_spread
         if balance is not None:
@@ -151,7 +151,7 @@ def _cost_of(batch: dict) -> int:
 def test_tokens_that_are_left_out_are_counted(make, given, overflow):
     """Those of an epoch, of documents longer than a row; the log names them, too."""
     dataset = make(Packing(ROW, overflow=overflow, rows_per_set=8))
-    with StreamingDataLoader(dataset, 4, reports=None) as loader:
+    with StreamingDataLoader(dataset, 4, report_every=None) as loader:
         list(loader)
         stats = loader.stats().packing
     longer = [len(one) for one in given if len(one) > ROW]
@@ -163,7 +163,7 @@ def test_tokens_that_are_left_out_are_counted(make, given, overflow):
 
 def test_samples_have_no_padding(make_dataset, url):
     """Nothing is said of them."""
-    with StreamingDataLoader(make_dataset(url, format="tokens"), 1, reports=None) as loader:
+    with StreamingDataLoader(make_dataset(url, format="tokens"), 1, report_every=None) as loader:
         before = loader.snapshot()
         next(iter(loader))
         assert loader.stats().packing is None
@@ -199,7 +199,7 @@ def test_as_many_steps_on_all_ranks(make, last_batch, world):
     steps, real = set(), np.zeros(2, int)
     for rank in range(world):
         dataset = make(rank=rank, world_size=world, order=Order(last_batch=last_batch))
-        with StreamingDataLoader(dataset, 7, reports=None) as loader:
+        with StreamingDataLoader(dataset, 7, report_every=None) as loader:
             for epoch in range(2):
                 repeated = [loader.repeated.copy() for _ in loader]
                 steps.add(len(repeated))
@@ -233,7 +233,9 @@ def test_a_run_goes_on_from_every_step_on_other_ranks(make, tmp_path, count, eve
     def run(world: int, state: dict | None, most: int) -> tuple[list[Counter], dict]:
         found: list[Counter] = [Counter() for _ in range(most)]
         for rank in range(world):
-            with StreamingDataLoader(make(rank=rank, world_size=world, **options), 16 // world, reports=None) as loader:
+            with StreamingDataLoader(
+                make(rank=rank, world_size=world, **options), 16 // world, report_every=None
+            ) as loader:
                 if state is not None:
                     loader.load_state_dict(state)
                 for number, batch in zip(range(most), loader, strict=False):
@@ -254,7 +256,7 @@ def test_a_run_goes_on_from_every_step_on_other_ranks(make, tmp_path, count, eve
 
 def test_a_state_names_what_has_changed(make):
     """Each part of the packing that decides the rows, with both values."""
-    with StreamingDataLoader(make(), 4, reports=None) as loader:
+    with StreamingDataLoader(make(), 4, report_every=None) as loader:
         next(iter(loader))
         state = loader.state_dict()
     assert state["packing.length"] == ROW
@@ -267,22 +269,22 @@ def test_a_state_names_what_has_changed(make):
     }
     for part, packing in changed.items():
         with (
-            StreamingDataLoader(make(packing), 4, reports=None) as loader,
+            StreamingDataLoader(make(packing), 4, report_every=None) as loader,
             pytest.raises(StateError, match=rf"packing\.{part} was .* pass packing= as the run had it"),
         ):
             loader.load_state_dict(state)
     with (
-        StreamingDataLoader(make(Packing(ROW, rows_per_set=8, labels="same")), 4, reports=None) as loader,
+        StreamingDataLoader(make(Packing(ROW, rows_per_set=8, labels="same")), 4, report_every=None) as loader,
     ):
         loader.load_state_dict(state)
 
 
 def test_a_state_of_samples_is_not_one_of_rows(make, make_dataset, url):
     """Nor the other way round."""
-    with StreamingDataLoader(make_dataset(url, format="tokens"), 1, reports=None) as loader:
+    with StreamingDataLoader(make_dataset(url, format="tokens"), 1, report_every=None) as loader:
         state = loader.state_dict()
     assert not [name for name in state if name.startswith("packing")]
-    with StreamingDataLoader(make(), 4, reports=None) as loader, pytest.raises(StateError, match="packing"):
+    with StreamingDataLoader(make(), 4, report_every=None) as loader, pytest.raises(StateError, match="packing"):
         loader.load_state_dict(state)
 
 
@@ -298,7 +300,7 @@ def test_a_part_of_the_documents(make, given):
 def test_without_shuffle_rows_follow_the_documents(make, given):
     """Every epoch has the same rows; the first documents of the rows of a set ascend."""
     dataset = make(shuffle=False)
-    with StreamingDataLoader(dataset, 4, reports=None) as loader:
+    with StreamingDataLoader(dataset, 4, report_every=None) as loader:
         first, second = ([kept(batch) for batch in loader] for _ in range(2))
     assert same(first, second)
     assert pieces_in(first) == pieces_of(given, ROW)
@@ -309,7 +311,7 @@ def test_documents_that_arrive_are_in_rows_from_the_next_epoch_on(fake_engine, m
     """on_change="refresh": with a table of their own; a state of the rows before is refused."""
     folder, more = write_megatron(tmp_path / "growing", given[:300]), documents(lengths(100, ROW, seed=5), seed=6)
     dataset = make(url=folder, manifest=Index(on_change="refresh"))
-    with StreamingDataLoader(dataset, 4, workers, reports=None) as loader:
+    with StreamingDataLoader(dataset, 4, workers, report_every=None) as loader:
         assert pieces_in(map(kept, loader)) == pieces_of(given[:300], ROW)
         rows, state = dataset.rows, loader.state_dict()
         for file in write_megatron(tmp_path / "arrived", more, files=1).iterdir():
@@ -317,7 +319,7 @@ def test_documents_that_arrive_are_in_rows_from_the_next_epoch_on(fake_engine, m
         fake_engine.manifest = None
         assert pieces_in(map(kept, loader)) == pieces_of([*given[:300], *more], ROW)
     assert dataset.rows > rows
-    later = StreamingDataLoader(make(url=folder), 4, reports=None)
+    later = StreamingDataLoader(make(url=folder), 4, report_every=None)
     with pytest.raises(StateError, match="manifest"):
         later.load_state_dict(state)
 
@@ -328,7 +330,7 @@ def test_a_refresh_is_tried_again(fake_engine, make_dataset, given, tmp_path):
     np.save(path, np.array([len(one) for one in given], np.int32))
     packing = Packing(ROW, rows_per_set=8, lengths=path)
     dataset = make_dataset(where, format="tokens", packing=packing, manifest=Index(on_change="refresh"))
-    with StreamingDataLoader(dataset, 4, reports=None) as loader:
+    with StreamingDataLoader(dataset, 4, report_every=None) as loader:
         assert pieces_in(map(kept, loader)) == pieces_of(given, ROW)
         write_megatron(tmp_path / "more", given[:50], files=1)
         for file in (tmp_path / "more").iterdir():
@@ -351,7 +353,7 @@ def broken(sample: dict) -> dict:
 def test_documents_that_fail_are_left_out(make, given, workers, caplog):
     """on_error="skip": as many rows as ever, without these documents, which list and log name."""
     dataset = make(transform=broken, on_error="skip")
-    with StreamingDataLoader(dataset, 4, workers, reports=None) as loader:
+    with StreamingDataLoader(dataset, 4, workers, report_every=None) as loader:
         batches = [kept(batch) for batch in loader]
         lost = {entry.ordinal for entry in loader.skipped}
     assert lost == {number for number in range(3, COUNT, 50) if len(given[number])}
@@ -379,7 +381,7 @@ def shorter(sample: dict) -> dict:
 def test_another_number_of_tokens_is_an_error(make):
     """It names the document, both numbers, and what to do."""
     with (
-        StreamingDataLoader(make(transform=shorter), 4, reports=None) as loader,
+        StreamingDataLoader(make(transform=shorter), 4, report_every=None) as loader,
         pytest.raises(DecodeError, match=r"(\d+) tokens are planned for the document .*'tokens' has \d+: .*measure"),
     ):
         list(loader)
@@ -410,12 +412,12 @@ def test_measured_costs(make_dataset, tmp_path, given, url):
     dataset = make_dataset(url, format="tokens", packing=packing, transform=doubled)
     batches = rows_of(dataset)
     assert pieces_in(batches) == pieces_of([np.repeat(one, 2) for one in given], ROW)
-    with StreamingDataLoader(dataset, 4, reports=None) as loader:
+    with StreamingDataLoader(dataset, 4, report_every=None) as loader:
         state = loader.state_dict()
     np.save(path, counts + 1)
     again = make_dataset(url, format="tokens", packing=packing, transform=doubled)
     with (
-        StreamingDataLoader(again, 4, reports=None) as loader,
+        StreamingDataLoader(again, 4, report_every=None) as loader,
         pytest.raises(StateError, match=r"packing\.costs was"),
     ):
         loader.load_state_dict(state)
@@ -550,14 +552,14 @@ def test_several_packings_of_one_job_are_told_apart(make, make_dataset, url, fak
     datasets = [make(), make(Packing(2 * ROW, rows_per_set=8)), make(Packing(ROW, "concat", rows_per_set=8))]
     datasets += [make(balance=Balance(rows_per_rank=2)), make_dataset(url, format="tokens")]
     for dataset in datasets:
-        with StreamingDataLoader(dataset, 1, reports=None) as loader:
+        with StreamingDataLoader(dataset, 1, report_every=None) as loader:
             next(iter(loader))
     assert len({session.spec.stream for session in fake_engine.sessions}) == len(datasets)
 
 
 def test_batches_go_to_a_device(make):
     """Lists and numbers stay as they are; a transform of batches gets them as well."""
-    with StreamingDataLoader(make(), 4, device="cpu", device_transform=counted_tokens, reports=None) as loader:
+    with StreamingDataLoader(make(), 4, device="cpu", device_transform=counted_tokens, report_every=None) as loader:
         batches = list(loader)
     assert {type(batch["max_seqlen"]) for batch in batches} == {int}
     assert all(batch["count"] == int((batch["document_ids"] > 0).sum()) for batch in batches)
@@ -570,7 +572,7 @@ def counted_tokens(batch: dict) -> dict:
 def test_ragged_fields_need_no_argument(make):
     """The error says so."""
     with (
-        StreamingDataLoader(make(), 4, ragged=["tokens"], reports=None) as loader,
+        StreamingDataLoader(make(), 4, ragged=["tokens"], report_every=None) as loader,
         pytest.raises(ConfigError, match="come as Ragged anyway"),
     ):
         next(iter(loader))
@@ -591,7 +593,7 @@ def test_the_log_says_how_full_rows_are(make, given, caplog):
     dataset = make()
     with caplog.at_level("INFO", logger="streamer.loader.rank.opening"):
         for _ in range(2):
-            list(StreamingDataLoader(dataset, 4, reports=None))
+            list(StreamingDataLoader(dataset, 4, report_every=None))
     (line,) = [record.getMessage() for record in caplog.records if " rows of 64 tokens in " in record.getMessage()]
     tokens = sum(map(len, given))
     assert line.startswith(f"{dataset.rows} rows of 64 tokens in ")

@@ -65,7 +65,7 @@ def mix(make):
 
 def epoch_of(dataset: StreamingDataset | MixedDataset, size: int) -> list[list[tuple]]:
     """Length and first token of each sample, batch after batch."""
-    with StreamingDataLoader(dataset, size, reports=None) as loader:
+    with StreamingDataLoader(dataset, size, report_every=None) as loader:
         return [samples(batch) for batch in loader]
 
 
@@ -101,7 +101,7 @@ def test_a_run_goes_on_with_other_ranks_and_batches(request, kind):
     found, state = [], None
     for world, size, batches in ((4, 2, 7), (2, 4, 1), (1, 3, None)):
         for rank in range(world):
-            with StreamingDataLoader(dataset(rank=rank, world_size=world), size, reports=None) as loader:
+            with StreamingDataLoader(dataset(rank=rank, world_size=world), size, report_every=None) as loader:
                 if state is not None:
                     loader.load_state_dict(state)
                 taken = iter(loader)
@@ -117,13 +117,13 @@ def test_lengths_are_known_or_measured(make, data):
     url, counts = data["web"]
     path = f"{url}.npy"
     assert epoch_of(make(lengths=path), 8) == epoch_of(make(), 8)
-    with StreamingDataLoader(make(lengths=path), 8, reports=None) as loader:
+    with StreamingDataLoader(make(lengths=path), 8, report_every=None) as loader:
         next(iter(loader))
         state = loader.state_dict()
     other = f"{url}.other.npy"
     np.save(other, counts[::-1].astype(np.int32))
     with (
-        StreamingDataLoader(make(lengths=other), 8, reports=None) as loader,
+        StreamingDataLoader(make(lengths=other), 8, report_every=None) as loader,
         pytest.raises(StateError, match=r"balance\.lengths was .* and is .* now; pass balance="),
     ):
         loader.load_state_dict(state)
@@ -152,20 +152,20 @@ class Rows:
 
 
 def row_batches(dataset: MixedDataset, size: int) -> list[Rows]:
-    with StreamingDataLoader(dataset, size, reports=None) as loader:
+    with StreamingDataLoader(dataset, size, report_every=None) as loader:
         return [Rows(batch, loader.sources) for batch in loader]
 
 
 def test_a_changed_mix_goes_on_at_the_end_of_an_epoch(mix):
     """Inside an epoch the samples before a state are not the first of each member."""
-    with StreamingDataLoader(mix(), 8, reports=None) as loader:
+    with StreamingDataLoader(mix(), 8, report_every=None) as loader:
         batches = iter(loader)
         next(batches)
         inside = loader.state_dict()
         for _ in batches:
             pass
         ended = loader.state_dict()
-    with StreamingDataLoader(mix(share=1), 8, reports=None) as loader:
+    with StreamingDataLoader(mix(share=1), 8, report_every=None) as loader:
         with pytest.raises(StateError, match="a run with balance=, inside an epoch"):
             loader.load_state_dict(inside, strict=False)
         loader.load_state_dict(ended, strict=False)

@@ -55,7 +55,7 @@ def test_whole_passes_have_every_token(make, given, workers):
     """repeat: each member once in an epoch, its documents in rows of its own, other ones in the next epoch."""
     mixed = make(repeat=dict.fromkeys(MEMBERS, 1))
     wanted = sum((pieces_of(own, ROW) for own in given.values()), Counter())
-    with StreamingDataLoader(mixed, 4, workers, reports=None) as loader:
+    with StreamingDataLoader(mixed, 4, workers, report_every=None) as loader:
         epochs = [[{name: np.asarray(batch[name]).copy() for name in FIELDS} for batch in loader] for _ in range(2)]
     assert [pieces_in(batches) for batches in epochs] == [wanted, wanted]
     assert not np.array_equal(epochs[0][0]["tokens"], epochs[1][0]["tokens"])
@@ -66,7 +66,7 @@ def test_shares_are_of_tokens(make):
     weights = {name: weight for name, (_, _, weight) in MEMBERS.items()}
     mixed = make(weights=Weights(weights, epoch_samples=640))
     tokens = Counter()
-    with StreamingDataLoader(mixed, 16, reports=None) as loader:
+    with StreamingDataLoader(mixed, 16, report_every=None) as loader:
         for batch in loader:
             sources = loader.sources
             for number, name in enumerate(MEMBERS):
@@ -85,7 +85,7 @@ def test_a_run_goes_on_on_other_ranks(make):
         found = [Counter() for _ in range(batches)]
         for rank in range(world):
             mixed = make(repeat=dict.fromkeys(MEMBERS, 1), rank=rank, world_size=world, order=Order(last_batch="fill"))
-            with StreamingDataLoader(mixed, 8 // world, reports=None) as loader:
+            with StreamingDataLoader(mixed, 8 // world, report_every=None) as loader:
                 if state is not None:
                     loader.load_state_dict(state)
                 for number, batch in zip(range(batches), loader, strict=False):
@@ -110,7 +110,7 @@ def test_members_must_have_rows_of_one_kind(make):
 def test_members_are_estimated_together(make):
     """Each with bytes a token of its own; rows of exact and of estimated tokens are not of one kind."""
     packings = {name: Packing(ROW, lengths=Estimate(2 + at / 10), rows_per_set=8) for at, name in enumerate(MEMBERS)}
-    with StreamingDataLoader(make(packings), 4, reports=None) as loader:
+    with StreamingDataLoader(make(packings), 4, report_every=None) as loader:
         assert next(iter(loader))["tokens"].shape == (4, ROW)
     for other in (packings["chat"], Packing(ROW, lengths=Estimate(2, 0.1), rows_per_set=8)):
         with pytest.raises(ConfigError, match="members web and chat: rows are equally full where all tokens are known"):

@@ -307,7 +307,7 @@ class TimedDataset(FakeDataset):
 
 def trained(clock: Time, dataset: TimedDataset, **options: object) -> StallReport:
     """A real loader in the trainer's own thread."""
-    with StreamingDataLoader(dataset, BATCH, 0, reports=None, **options) as loader:
+    with StreamingDataLoader(dataset, BATCH, 0, report_every=None, **options) as loader:
         for _ in loader:
             clock.now += MS
         return loader.report()

@@ -14,7 +14,7 @@ from streamer.errors import ConfigError
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.report import Snapshot, StallReport, compare
-from streamer.loader.stall.reporter import Reports, StallReporter, add_decode_advice
+from streamer.loader.stall.reporter import StallReporter, add_decode_advice
 from streamer.loader.stall.stats import LoaderStats
 from streamer.media.video.cost import ClipCost
 from streamer.wire.messages import ReportFinding
@@ -42,7 +42,7 @@ def test_who_speaks(rank, share, lines, caplog):
     caplog.set_level(logging.INFO)
     reports = []
     loader = Loader(share)
-    reporter = StallReporter(loader.report_since, Reports(call=reports.append), rank)
+    reporter = StallReporter(loader.report_since, rank, on_report=reports.append)
     reporter.report()
     assert len(caplog.records) == lines
     assert reports[0].share == pytest.approx(share)
@@ -53,7 +53,7 @@ def test_training_that_waits_for_data_is_a_warning(caplog):
     """Once for each bottleneck, not with every report; the rest is information."""
     caplog.set_level(logging.INFO)
     loader = Loader(0.5)
-    reporter = StallReporter(loader.report_since, Reports(), rank=0)
+    reporter = StallReporter(loader.report_since, rank=0)
     for share in (0.5, 0.5, 0.05, 0.5):
         loader.seconds, loader.share = 0, share
         reporter._before = Snapshot()
@@ -75,7 +75,8 @@ def test_it_reports_while_the_training_goes_on(workers):
         4,
         workers,
         worker_type="thread",
-        reports=Reports(0.02, lambda report: heard.put(threading.current_thread().name)),
+        report_every=0.02,
+        on_report=lambda report: heard.put(threading.current_thread().name),
     ) as loader:
         next(iter(loader))
         assert heard.get(timeout=60) == "streamer-report"
@@ -90,7 +91,7 @@ def test_a_callback_that_raises_ends_nothing(caplog):
         calls.put(1)
         raise RuntimeError("no such run")
 
-    with StreamingDataLoader(FakeDataset(1000, sample), 4, reports=Reports(0.02, fail)) as loader:
+    with StreamingDataLoader(FakeDataset(1000, sample), 4, report_every=0.02, on_report=fail) as loader:
         next(iter(loader))
         for _ in range(2):
             calls.get(timeout=60)
@@ -99,20 +100,20 @@ def test_a_callback_that_raises_ends_nothing(caplog):
 
 def test_switched_off():
     """None: no thread."""
-    with StreamingDataLoader(FakeDataset(40, sample), 4, reports=None) as loader:
+    with StreamingDataLoader(FakeDataset(40, sample), 4, report_every=None) as loader:
         next(iter(loader))
         assert not [thread for thread in threading.enumerate() if thread.name == "streamer-report"]
 
 
 def test_an_interval_that_cannot_be():
     """0 seconds is an error at once."""
-    with pytest.raises(ConfigError, match="reports=0 is not above 0 seconds"):
-        StreamingDataLoader(FakeDataset(8, sample), 4, reports=0)
+    with pytest.raises(ConfigError, match="report_every=0 is not above 0 seconds"):
+        StreamingDataLoader(FakeDataset(8, sample), 4, report_every=0)
 
 
 def test_the_report_is_since_the_last_one():
     """Two calls share nothing."""
-    with StreamingDataLoader(FakeDataset(40, sample), 4, reports=None) as loader:
+    with StreamingDataLoader(FakeDataset(40, sample), 4, report_every=None) as loader:
         assert loader.report().batches == 0
         for _, _batch in zip(range(3), loader, strict=False):
             pass
@@ -123,7 +124,7 @@ def test_the_report_is_since_the_last_one():
 def test_the_engines_view_is_in_the_stats():
     """`stats()` carries what the engine says; None without one."""
     dataset = FakeDataset(40, sample)
-    with StreamingDataLoader(dataset, 4, reports=None) as loader:
+    with StreamingDataLoader(dataset, 4, report_every=None) as loader:
         next(iter(loader))
         assert loader.stats().engine is None
         dataset.prepared.engine_values = {"needs": 4, "hits": 1}
@@ -135,10 +136,10 @@ def test_the_engine_receives_what_was_found():
     """At each report of the reporter, on every rank: the share and the bottleneck of that report."""
     heard = []
     dataset = FakeDataset(40, sample)
-    with StreamingDataLoader(dataset, 4, reports=None) as loader:
+    with StreamingDataLoader(dataset, 4, report_every=None) as loader:
         next(iter(loader))
         dataset.prepared.engine_values = {"needs": 4, "reply": heard.append}
-        report = StallReporter(loader.report_since, Reports(), rank=1).report()
+        report = StallReporter(loader.report_since, rank=1).report()
     assert heard == [ReportFinding.make(report.share, str(report.bottleneck), report.advice)]
 
 
