@@ -79,7 +79,7 @@ def targets(batch: dict[str, torch.Tensor]) -> torch.Tensor:
 def run(images: str, annotations: str, cache: Path, arguments: argparse.Namespace) -> None:
     dataset = StreamingDataset(
         images,
-        annotations=Annotations(annotations, missing="empty"),
+        annotations=Annotations(annotations, missing="none"),
         transform=scaled,
         cache_dir=cache,
         cache_bytes=arguments.cache_bytes,

@@ -70,6 +70,9 @@ ARGUMENTS: dict[str, dict[str, str]] = {
     "Balance": {"rows": "rows_per_rank=", "cost": "coefficients="},
     "Estimate": {"safety": "margin="},
     "Annotations": {"on": "sample_field="},
+    "StreamingDataset.join": {
+        "how": 'validate=, where "one" is called "many_to_one", and "many" is called "many_to_many"',
+    },
     "DevicePrefetcher": {"ahead": "depth=", "mover": "chosen by device=: leave it out"},
     "Growing": {"grow": "round_bytes="},
     "Weights": {"values": "weights=", "stop": "stopping_strategy="},
@@ -89,6 +92,11 @@ def _split_reports(value: object) -> dict[str, object]:
 _STILL_TAKEN: dict[tuple[str, str], str | Callable[[object], dict[str, object]]] = {
     ("Packing", "cost"): "lengths",
     ("StreamingDataLoader", "reports"): _split_reports,
+}
+# Old values that still work in this release, by the argument that takes them, and the new ones.
+_OLD_VALUES: dict[tuple[str, str], dict[object, str]] = {
+    ("Annotations", "missing"): {"empty": "none"},
+    ("StreamingDataset.join", "missing"): {"null": "none"},
 }
 # Names of modules, and the names that have taken their place.
 NAMES = {
@@ -170,7 +178,7 @@ def replace_arguments(of: str, given: Mapping[str, Any], stacklevel: int = 1) ->
     for name, value in given.items():
         if (convert := _STILL_TAKEN.get((of, name))) is None:
             refuse_removed(of, {name: value})
-            taken[name] = value
+            taken[name] = _replace_value(of, name, value, stacklevel + 1)
             continue
         arguments = {convert: value} if isinstance(convert, str) else convert(value)
         for new in arguments:
@@ -181,13 +189,23 @@ def replace_arguments(of: str, given: Mapping[str, Any], stacklevel: int = 1) ->
     return taken
 
 
+def _replace_value(of: str, name: str, value: object, stacklevel: int) -> object:
+    """Returns the value of today for one that still works, with a warning; another one as it is."""
+    new = _OLD_VALUES.get((of, name), {}).get(value) if isinstance(value, str) else None
+    if new is None:
+        return value
+    warn_of(f"{name}={value!r} of {of} is now {name}={new!r}", stacklevel + 1)
+    return new
+
+
 def check_arguments(of: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Makes a function, or the `__init__` of a class, refuse the arguments of earlier releases by their new names.
 
     Args:
-        of: name in `ARGUMENTS`.
+        of: Name in `ARGUMENTS`. Only keywords are looked at.
     """
-    old = ARGUMENTS[of].keys()
+    # Arguments of which the name or a value may be an old one.
+    old = ARGUMENTS[of].keys() | {name for kind, name in _OLD_VALUES if kind == of}
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)

@@ -64,7 +64,8 @@ class JoinRules(msgspec.Struct, frozen=True):
 
     def describe(self) -> dict[str, object]:
         """Describes what samples get, as JSON values."""
-        return {"annotations": [self.digest, self.missing, self.on]}
+        # What is packed has this word since the first release.
+        return {"annotations": [self.digest, "empty" if self.missing == "none" else self.missing, self.on]}
 
 
 def table_digest(rules: JoinRules | None) -> str | None:
@@ -128,7 +129,7 @@ class Joiner:
         name = self._name(key, fields)
         if (row := self._find(name)) >= 0:
             return memoryview(self.table.row(row))
-        if self._rules.missing != "empty":
+        if self._rules.missing != "none":
             raise DecodeError(no_row(self.table, name), sample=key)
         return None
 
@@ -162,7 +163,7 @@ def no_row(table: AnnotationTable, key: str) -> str:
     return (
         f"no annotations for {key!r} among the {len(table):,} rows of {table.head.url}, whose keys are like {shown}"
         f"{begin}; "
-        "missing='empty' gives such samples empty ones, missing='drop' leaves them out (files only), key= and "
+        "missing='none' gives such samples empty ones, missing='drop' leaves them out (files only), key= and "
         "sample_field= name other columns and fields"
     )
 

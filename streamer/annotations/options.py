@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from streamer.formats.table.writer import Column
 
 # Says what happens to a sample without annotations.
-Missing = Literal["error", "empty", "drop"]
+Missing = Literal["error", "none", "drop"]
 # Longest file of annotations. It is parsed as a whole, in a process of its own.
 MOST_FILE_BYTES = 2_000_000_000
 ENDINGS = ("json", "csv", "tsv", "jsonl", "ndjson", "parquet", "pq")
@@ -45,8 +45,8 @@ class Annotations:
         key: the column of a table with the names of the samples; None: "file_name".
         fields: the columns that samples get; None: all of a table; of COCO "boxes", "labels", "area", "iscrowd",
             "image_id", "height", "width", or "captions". Others of COCO: "segmentation", "keypoints", "category_ids".
-        missing: a sample without a row is an "error", has "empty" arrays and None for numbers and texts, or is left out
-            ("drop", for datasets of files).
+        missing: What becomes of a sample without a row: an "error"; a sample without values ("none"), which has None
+            for numbers and texts, and arrays of no items; or no sample ("drop", for datasets of files).
         sample_field: Field of the sample with its name, for records whose "__key__" is only a number. By default
             "__key__".
 

@@ -22,6 +22,7 @@ from streamer.formats.base import Format
 from streamer.formats.registry import find_format
 from streamer.loader.options.dataset_options import absolute
 from streamer.manifest.table import Manifest
+from streamer.removed import replace_arguments
 from streamer.wire.messages import GetManifest
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ class JoinOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     url: str | list[str]
     on: str | tuple[str, str]
     columns: list[str] | dict[str, str] | None = None
-    missing: Literal["error", "drop", "null"] = "error"
-    how: Literal["one", "many"] = "one"
+    missing: Literal["error", "drop", "none"] = "error"
+    validate: Literal["many_to_one", "many_to_many"] = "many_to_one"
     format: str = "auto"
     format_options: dict[str, Any] = {}
     manifest: str | None = None
@@ -52,8 +53,9 @@ class JoinOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             ConfigError: a name or a value is wrong, or url or on is missing.
         """
+        current = replace_arguments("StreamingDataset.join", given)
         try:
-            return msgspec.convert(given, cls)
+            return msgspec.convert(current, cls)
         except msgspec.ValidationError as error:
             # The text is not quoted as a whole: it may have secrets.
             raise ConfigError(f"--join {given.get('url', '')}: {error} (docs/joins.md)", field="join") from error
@@ -76,7 +78,7 @@ class JoinOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             storage_options=storage_options if self.storage_options is None else self.storage_options,
             **arguments,
         )
-        return left.join(right, on=self.on, columns=self.columns, missing=self.missing, how=self.how)
+        return left.join(right, on=self.on, columns=self.columns, missing=self.missing, validate=self.validate)
 
 
 def client_settings(arguments: argparse.Namespace) -> ClientSettings:

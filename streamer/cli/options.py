@@ -93,8 +93,8 @@ def add_join(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="URL",
-        help="a dataset that the samples are joined to; or JSON with url, on, columns, missing, how, and its format, "
-        "format_options, storage_options (docs/joins.md). Can be repeated",
+        help="a dataset that the samples are joined to; or JSON with url, on, columns, missing, validate, and its "
+        "format, format_options, storage_options (docs/joins.md). Can be repeated",
     )
     parser.add_argument("--on", metavar="KEY", help="of --join: a name in both sides, or LEFT=RIGHT")
     parser.add_argument(

@@ -160,7 +160,7 @@ def _find_annotations(arguments: argparse.Namespace, manifest: Manifest, client:
     except ConfigError as error:
         pass_over(error, named, found)
         return None
-    return JoinRules.make(table, replace(found, missing="empty"), manifest)
+    return JoinRules.make(table, replace(found, missing="none"), manifest)
 
 
 def _find_sample(key: str, manifest: Manifest, client: EngineClient) -> int:

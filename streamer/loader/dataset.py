@@ -35,7 +35,7 @@ from streamer.order.growing import Growing, read_growing
 from streamer.removed import check_arguments, refuse_method
 
 if TYPE_CHECKING:
-    from streamer.batches.samples.joins import How
+    from streamer.batches.samples.joins import Validate
     from streamer.loader.dataset_scan import DatasetScan
     from streamer.loader.members.joins import MissingRows
 
@@ -277,6 +277,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
             self._member.part(added, options if transform is ... else replace(options, transform=transform))
         )
 
+    @check_arguments("StreamingDataset.join")
     def join(
         self,
         other: StreamingDataset,
@@ -284,7 +285,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         on: str | tuple[str, str],
         columns: Sequence[str] | Mapping[str, str] | None = None,
         missing: MissingRows = "error",
-        how: How = "one",
+        validate: Validate = "many_to_one",
     ) -> StreamingDataset:
         """Returns a dataset whose samples have the fields of another one, too, joined by key (docs/joins.md).
 
@@ -297,10 +298,11 @@ class StreamingDataset(FixedArguments, EpochDataset):
             on: Key: "__key__", a field, or a part of a JSON field ("json.uid"), of the same name in both. Otherwise
                 the two keys, of this dataset and of the other. Keys are texts or whole numbers.
             columns: Fields of the other dataset that samples get, or a mapping to new names. By default all but keys.
-            missing: What becomes of a sample without a row: an "error", None for the fields ("null"), or no sample
+            missing: What becomes of a sample without a row: an "error", None for the fields ("none"), or no sample
                 ("drop").
-            how: "one": a sample has one row, of which it gets the fields. "many": a sample has any number of rows, of
-                which it gets lists, in the order of the other dataset.
+            validate: How samples and rows belong together, in the words of pandas. "many_to_one": a sample has one row,
+                of which it gets the fields. "many_to_many": it has any number, of which it gets lists, in the order
+                of the other dataset. In both, samples may share a row.
 
         Raises:
             ConfigError: an invalid argument. Keys that do not fit are a ManifestError at the first use.
@@ -313,7 +315,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         right = other._member
         if right.joins:
             raise ConfigError("join() with a dataset that is joined itself: join each to this one", field="join")
-        given = JoinArguments(on, columns, missing, how)
+        given = JoinArguments(on, columns, missing, validate)
         join = Join.from_arguments(own.options, (right.options, right.choices), given, after=len(own.choices))
         return self._from_member(own.part(None, own.options, (join,)))
 

@@ -116,7 +116,14 @@ class DatasetScan:
             found |= opened.joined.describe()
         if self._member.joins:
             found["joins"] = [
-                [right.open().digest, *join.on, join.columns and [*map(list, join.columns)], join.missing, join.how]
+                [
+                    right.open().digest,
+                    *join.on,
+                    join.columns and [*map(list, join.columns)],
+                    # What is packed has these words since the first release.
+                    "null" if join.missing == "none" else join.missing,
+                    "one" if join.validate == "many_to_one" else "many",
+                ]
                 for join, right in zip(self._member.joins, self._member.rights, strict=True)
             ]
         return found

@@ -145,7 +145,7 @@ def test_a_missing_row_is_an_error_empty_or_drops_the_sample(opened: Open, folde
     table = str(labels_in(tmp_path, range(4, COUNT), **{"more.npy": "1"}))
     with pytest.raises(ManifestError, match=r"4 of 24 samples have none: no annotations for 'deep/000\d.npy'"):
         len(opened(folder, annotations=table))
-    empty = opened(folder, annotations=Annotations(table, missing="empty"))
+    empty = opened(folder, annotations=Annotations(table, missing="none"))
     assert sorted((int(s["npy"][0]), s["tag"]) for s in empty) == [(n, None if n < 4 else 3 * n) for n in range(COUNT)]
     dropped = opened(folder, annotations=Annotations(table, missing="drop"))
     assert sorted(int(s["npy"][0]) for s in dropped) == list(range(4, COUNT))
@@ -159,7 +159,7 @@ def test_a_missing_row_of_a_tar_is_found_when_it_is_read(opened: Open, tars: Pat
         list(opened(tars, annotations=table))
     with pytest.raises(ConfigError, match="missing='drop' is for datasets of files"):
         len(opened(tars, annotations=Annotations(table, missing="drop")))
-    assert [s["tag"] for s in opened(tars, annotations=Annotations(table, missing="empty"))].count(None) == 1
+    assert [s["tag"] for s in opened(tars, annotations=Annotations(table, missing="none"))].count(None) == 1
 
 
 def test_keys_that_fit_nothing_or_two_files_are_refused(opened: Open, folder: Path, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_keys_that_fit_nothing_or_two_files_are_refused(opened: Open, folder: Pa
     other = tmp_path / "other.csv"
     other.write_text("file_name,tag\nx.npy,1\ny.npy,2\n")
     with pytest.raises(ManifestError, match=r"24 of 24 samples have none.*keys are like '[xy].npy', '[xy].npy'"):
-        len(opened(folder, annotations=Annotations(str(other), missing="empty")))
+        len(opened(folder, annotations=Annotations(str(other), missing="none")))
     (folder / "twin").mkdir()
     np.save(folder / "twin" / "0003.npy", np.array([3]))
     with pytest.raises(ManifestError, match=r"'\w+/0003.npy' and '\w+/0003.npy' would both have the row '0003.npy'"):

@@ -232,7 +232,7 @@ def test_unsigned_numbers(rows: Rows, tmp_path: Path):
     write(tmp_path / "right/a.parquet", k=[-1, -(2**63), 5], v=["minus one", "least", "five"])
     left, right = (StreamingDataset(tmp_path / name, engine="inline", shuffle=False) for name in ("left", "right"))
     with closing(left), closing(right):
-        with closing(left.join(right, on="k", missing="null")) as joined:
+        with closing(left.join(right, on="k", missing="none")) as joined:
             assert [joined[number]["v"] for number in range(3)] == [None, None, "five"]
         counts = [
             left.select(where=f"k {one}").samples for one in (f"> {2**63}", f">= {2**63}", "> -1", f"== {2**64 - 1}")
@@ -249,7 +249,7 @@ def test_keys_beyond_64_bits(rows: Rows, tmp_path: Path):
     for name, numbers in (("left", [2**64 + 1, 1, -(2**64)]), ("right", [1, 2**64 + 1, 0])):
         touch(tmp_path / name / "a.jsonl", "".join(f'{{"k": {n}, "{name}": "{n}"}}\n' for n in numbers).encode())
     left, right = (StreamingDataset(tmp_path / name, engine="inline", shuffle=False) for name in ("left", "right"))
-    joined = left.join(right, on="k", missing="null", columns=("right",))
+    joined = left.join(right, on="k", missing="none", columns=("right",))
     with closing(left), closing(right), closing(joined):
         assert [joined[number]["right"] for number in range(3)] == [str(2**64 + 1), "1", None]
 

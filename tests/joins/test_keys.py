@@ -60,15 +60,15 @@ def test_samples_without_a_row(both: Sides):
     right = [{"k": "y", "b": 1}, {"k": "x", "b": 0}, {"k": "other", "b": 9}]
     with pytest.raises(ManifestError, match=r"1 of 4 samples have no row .* the first is 'z'; keys 'k' .* like 'y'"):
         both.joined(LEFT, right)[0]
-    assert values(both.joined(LEFT, right, missing="null", columns=["b"]), "b") == [0, 1, None, 1]
+    assert values(both.joined(LEFT, right, missing="none", columns=["b"]), "b") == [0, 1, None, 1]
     with pytest.raises(ConfigError, match=r"name their own fields .* columns= says which"):
-        both.joined(LEFT, right, missing="null")[0]
+        both.joined(LEFT, right, missing="none")[0]
     dropped = both.joined(LEFT, right, missing="drop")
     assert dropped.samples == 3
     assert values(dropped, "b") == [0, 1, 1]
     assert values(dropped.select(indices=[2]), "a") == [3]
     with pytest.raises(ManifestError, match="4 of 4 samples have no row"):
-        both.joined(LEFT, [{"k": "other", "b": 9}], missing="null")[0]
+        both.joined(LEFT, [{"k": "other", "b": 9}], missing="none")[0]
 
 
 def test_selections_of_both_sides(both: Sides, closing: Closing):
@@ -80,13 +80,14 @@ def test_selections_of_both_sides(both: Sides, closing: Closing):
 
 
 def test_several_rows_of_a_key(both: Sides):
-    """In the order of the right side; with how="one" an error with counts and a key."""
+    """In the order of the right side; with validate="many_to_one" an error with counts and a key."""
     right = [{"k": key, "b": number} for number, key in enumerate(["y", "x", "y", "y"])]
     with pytest.raises(
-        ManifestError, match=r"2 of 4 samples have more than one row .*, up to 3, the first is 'y'; how='many'"
+        ManifestError,
+        match=r"2 of 4 samples have more than one row .*, up to 3, the first is 'y'; validate='many_to_many'",
     ):
-        both.joined(LEFT, right, missing="null")[0]
-    many = both.joined(LEFT, right, how="many", missing="null", columns=["b"])
+        both.joined(LEFT, right, missing="none")[0]
+    many = both.joined(LEFT, right, validate="many_to_many", missing="none", columns=["b"])
     assert values(many, "b") == [[1], [0, 2, 3], [], [0, 2, 3]]
 
 
@@ -94,7 +95,7 @@ def test_nulls_and_numbers(both: Sides):
     """A null is no key, on either side; numbers are equal to numbers, however large."""
     left = [{"k": key} for key in (1, None, -(2**40), 2**62)]
     right = [{"k": key, "b": str(key)} for key in (2**62, None, 1, -(2**40), 7)]
-    found = values(both.joined(left, right, missing="null", columns=["b"]), "b")
+    found = values(both.joined(left, right, missing="none", columns=["b"]), "b")
     assert found == ["1", None, str(-(2**40)), str(2**62)]
 
 
@@ -159,7 +160,7 @@ def test_a_million_rows_of_one_key(tmp_path: Path, both: Sides, closing: Closing
         ManifestError, match=r"1 of 1 samples have more than one row .*, up to 1,000,000, the first is 0;"
     ):
         closing(left.join(right, on="k"))[0]
-    (sample,) = closing(left.join(right, on="k", how="many"))
+    (sample,) = closing(left.join(right, on="k", validate="many_to_many"))
     assert sample["b"] == list(range(count))  # type: ignore[index]
 
 
@@ -192,8 +193,8 @@ def test_only_the_column_of_the_key_is_read(tmp_path: Path, both: Sides, closing
         ({"on": ""}, "on="),
         ({"columns": "b"}, "columns='b'"),
         ({"columns": []}, "columns="),
-        ({"missing": "empty"}, "missing='empty' must be one of 'error', 'drop', 'null'"),
-        ({"how": "left"}, "how='left' must be one of 'one', 'many'"),
+        ({"missing": "empty"}, "missing='empty' must be one of 'error', 'drop', 'none'"),
+        ({"validate": "1:m"}, "validate='1:m' must be one of 'many_to_one', 'many_to_many'"),
     ],
 )
 def test_wrong_arguments(options: dict[str, Any], said: str, both: Sides):

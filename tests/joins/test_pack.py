@@ -33,7 +33,7 @@ def packed(data: Path, target: Path, *options: str) -> int:
     rows = {
         "url": f"{data}/parquet",
         "on": ["json.uid", "uid"],
-        "missing": "null",
+        "missing": "none",
         "columns": {"n": "n", "vector": "v"},
     }
     tars = {"url": f"{data}/tars", "on": ["json.uid", "meta.json.id.uid"], "columns": {"vector.npy": "other"}}
@@ -44,7 +44,7 @@ def packed(data: Path, target: Path, *options: str) -> int:
 def joined(data: Path, closing: Closing) -> list[dict[str, Any]]:
     """The same, as training has it."""
     left, rows, tars = (closing(StreamingDataset(data / name, shuffle=False)) for name in ("left", "parquet", "tars"))
-    both = closing(left.join(rows, on=("json.uid", "uid"), missing="null", columns={"n": "n", "vector": "v"}))
+    both = closing(left.join(rows, on=("json.uid", "uid"), missing="none", columns={"n": "n", "vector": "v"}))
     columns = {"vector.npy": "other"}
     both = closing(both.join(tars, on=("json.uid", "meta.json.id.uid"), missing="drop", columns=columns))
     return list(both)
@@ -82,7 +82,13 @@ def test_it_is_the_join(output: str, names: Mapping[str, str], data: Path, tmp_p
 
 def test_samples_without_a_row(data: Path, tmp_path: Path, closing: Closing):
     """None, and lists of several rows, are JSON."""
-    many = {"url": f"{data}/parquet", "on": ["json.uid", "uid"], "how": "many", "missing": "null", "columns": ["n"]}
+    many = {
+        "url": f"{data}/parquet",
+        "on": ["json.uid", "uid"],
+        "validate": "many_to_many",
+        "missing": "none",
+        "columns": ["n"],
+    }
     options = ["--join", json.dumps(many), "--fields", "txt,n=numbers", "--format", "parquet"]
     assert main(["pack", f"{data}/left", "--out", str(tmp_path / "out"), *options]) == 0
     found = list(closing(StreamingDataset(tmp_path / "out", shuffle=False)))
@@ -109,7 +115,7 @@ def test_lists_have_decoded_values(output: str, tmp_path: Path, closing: Closing
     options = ["--format", output]
     for right, key, columns, _ in values.values():
         join = {"url": f"{tmp_path}/{right}", "on": ["json.uid", key], "columns": columns}
-        options += ["--join", json.dumps(join | {"how": "many", "missing": "null"})]
+        options += ["--join", json.dumps(join | {"validate": "many_to_many", "missing": "none"})]
     assert main(["pack", f"{tmp_path}/left", "--out", str(tmp_path / "out"), *options]) == 0
     found = list(closing(StreamingDataset(tmp_path / "out", shuffle=False)))
     for name, (_, _, _, value) in values.items():

@@ -86,9 +86,9 @@ def joined(dataset: StreamingDataset, data: Path, kind: str, how: str, closing: 
 
 JOINS: Mapping[str, tuple[str, Any, Any]] = {
     "all": ("all", ["times", "array"], {}),
-    "null": ("some", {"times": "number", "said": "said"}, {"missing": "null"}),
+    "null": ("some", {"times": "number", "said": "said"}, {"missing": "none"}),
     "drop": ("some", ["said"], {"missing": "drop"}),
-    "many": ("twice", {"times": "numbers", "said": "texts"}, {"how": "many"}),
+    "many": ("twice", {"times": "numbers", "said": "texts"}, {"validate": "many_to_many"}),
 }
 
 

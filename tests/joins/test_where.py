@@ -56,7 +56,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def joined(
-    data: Path, closing: Closing, kind: str = "parquet", *, missing: Any = "null", **options: Any
+    data: Path, closing: Closing, kind: str = "parquet", *, missing: Any = "none", **options: Any
 ) -> StreamingDataset:
     """Samples of tars with rows of one kind; their numbers are what the tests compare."""
     left = closing(StreamingDataset(data / "left", transform=lambda sample: {"n": sample["json"]["n"]}, **options))
@@ -64,9 +64,9 @@ def joined(
     return closing(left.join(right, on=("json.uid", "uid"), columns=["width", "lang", "good"], missing=missing))
 
 
-def matching(where: str, *, missing: str = "null") -> list[int]:
+def matching(where: str, *, missing: str = "none") -> list[int]:
     """By brute force."""
-    numbers = (number for number in range(COUNT) if missing == "null" or number % 9)
+    numbers = (number for number in range(COUNT) if missing == "none" or number % 9)
     return [number for number in numbers if CONDITIONS[where](row(number) if number % 9 else None)]
 
 
@@ -77,7 +77,7 @@ def numbers_of(dataset: StreamingDataset, batch: int = 8) -> Counter[int]:
 
 
 @pytest.mark.parametrize("where", CONDITIONS)
-@pytest.mark.parametrize("missing", ["null", "drop"])
+@pytest.mark.parametrize("missing", ["none", "drop"])
 def test_conditions(where: str, missing: str, data: Path, closing: Closing):
     """Of Parquet without an index; a sample without a row has no value."""
     chosen = closing(joined(data, closing, missing=missing).select(where=where))
@@ -168,6 +168,8 @@ def test_columns_that_are_none(data: Path, closing: Closing):
         _ = whole.select(where="size >= 100").samples
     with pytest.raises(ConfigError, match=r"'size'; columns of this dataset are: .*\buid\b.*\. Name one of these$"):
         _ = right.select(where="size >= 100").samples
-    many = closing(left.join(right, on=("json.uid", "uid"), columns=["width"], how="many", missing="null"))
-    with pytest.raises(ConfigError, match=r"names 'width' of the join with \S+: with how='many' samples have lists"):
+    many = closing(left.join(right, on=("json.uid", "uid"), columns=["width"], validate="many_to_many", missing="none"))
+    with pytest.raises(
+        ConfigError, match=r"names 'width' of the join with \S+: with validate='many_to_many' samples have lists"
+    ):
         _ = many.select(where="width >= 100").samples

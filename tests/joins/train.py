@@ -40,7 +40,7 @@ def mix_of(folder: Path, **options: Any) -> tuple[MixedDataset, list[StreamingDa
     tars = StreamingDataset(folder / "left", transform=of_tars)
     others = [StreamingDataset(folder / name) for name in ("tars", "parquet")]
     on = ("uid", "meta.json.id.uid")
-    first = rows.select(where=f"n >= {FIRST}").join(others[0], on=on, columns={"vector.npy": "other"}, missing="null")
+    first = rows.select(where=f"n >= {FIRST}").join(others[0], on=on, columns={"vector.npy": "other"}, missing="none")
     second = tars.join(others[1], on=("json.uid", "uid"), columns={"vector": "other"})
     made = MixedDataset({"rows": first, "tars": second}, seed=3, **options)
     return made, [first, second, rows, tars, *others]

@@ -27,7 +27,7 @@ from streamer.manifest.table import Manifest
 from streamer.wire.schedule import EpochSchedule
 
 Integers = npt.NDArray[np.int64]
-How = Literal["one", "many"]
+Validate = Literal["many_to_one", "many_to_many"]
 _KEY = "__key__"
 _NO_NAME = SampleName()
 # Rows of a batch that are read together: thousands of short ones, and not two large ones at a time.
@@ -43,7 +43,7 @@ class JoinRecipe(msgspec.Struct, frozen=True, kw_only=True):
         name: the right side, for messages.
         columns: name in the right side, and in the samples; None: all fields, but for the key.
         key: the field of the right side with its key.
-        how: "one": its fields; "many": lists of them.
+        validate: "many_to_one" for the fields of one row, "many_to_many" for lists of those of all.
         decode, allow_pickle: of the right side.
     """
 
@@ -52,7 +52,7 @@ class JoinRecipe(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     columns: tuple[tuple[str, str], ...] | None
     key: str
-    how: How
+    validate: Validate
     decode: DecodeRule = "auto"
     allow_pickle: bool = False
 
@@ -166,7 +166,7 @@ class JoinReader:
                 except OSError:  # read alone, the sample with the error is found
                     self._take(self._batch[at : at + 1])
         rows = [self._row(place.ordinal, content, raw) for place, content in self._read.pop(ordinal)]
-        if self._joined.recipe.how == "one":
+        if self._joined.recipe.validate == "many_to_one":
             return rows[0] if rows else dict.fromkeys(self._names)
         names = self._names or list(dict.fromkeys(name for row in rows for name in row))
         return {name: [row.get(name) for row in rows] for name in names}

@@ -115,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="JSON",
-        help="a dataset whose fields samples get: url, on, and columns, missing, how as StreamingDataset.join has "
+        help="a dataset whose fields samples get: url, on, and columns, missing, validate as StreamingDataset.join has "
         "them; format, format_options, manifest, storage_options of its own. Can be repeated",
     )
     parser.add_argument("--prefix", default="shard-", metavar="TEXT", help="of the shards' names (default: shard-)")

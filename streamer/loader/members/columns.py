@@ -157,10 +157,10 @@ class SampleColumns:
         for join, find in joins:
             fields = {name: join.field_of(name) for name, column in found.items() if column is None}
             given = {name: field for name, field in fields.items() if field is not None}
-            if given and join.recipe.how == "many":
+            if given and join.recipe.validate == "many_to_many":
                 raise ConfigError(
-                    f"where= names {next(iter(given))!r} of the join with {join.recipe.name}: with how='many' samples "
-                    "have lists, on which there are no conditions",
+                    f"where= names {next(iter(given))!r} of the join with {join.recipe.name}: with "
+                    "validate='many_to_many' samples have lists, on which there are no conditions",
                     field="where",
                 )
             for name, column in zip(given, find(list(given.values())), strict=True):

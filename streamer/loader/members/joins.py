@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from streamer.batches import checks
-from streamer.batches.samples.joins import How, JoinRecipe, OpenedJoin
+from streamer.batches.samples.joins import JoinRecipe, OpenedJoin, Validate
 from streamer.errors import ConfigError, ManifestError
 from streamer.formats.registry import find_format, restore_format
 from streamer.loader.members.keys import KeyReader, keep, keep_keys, name_table
@@ -40,7 +40,7 @@ from streamer.manifest.table import Manifest
 logger = logging.getLogger(__name__)
 
 
-MissingRows = Literal["error", "drop", "null"]
+MissingRows = Literal["error", "drop", "none"]
 
 
 class JoinArguments(NamedTuple):
@@ -49,7 +49,7 @@ class JoinArguments(NamedTuple):
     on: str | tuple[str, str]
     columns: Sequence[str] | Mapping[str, str] | None
     missing: MissingRows
-    how: How
+    validate: Validate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Join:
         other, choices: Options of the right side, and its selections.
         on: Key in the left side, and in the right one.
         columns: Name of each column in the right side, and in the samples, or None for all.
-        missing, how: As in `StreamingDataset.join`.
+        missing, validate: As in `StreamingDataset.join`.
         after: Number of selections of the left side that come before it.
     """
 
@@ -69,7 +69,7 @@ class Join:
     on: tuple[str, str]
     columns: tuple[tuple[str, str], ...] | None
     missing: MissingRows
-    how: How
+    validate: Validate
     after: int
 
     @property
@@ -87,7 +87,7 @@ class Join:
             ConfigError: an invalid argument, or datasets that cannot be joined.
         """
         checks.one_of("missing", given.missing, get_args(MissingRows))
-        checks.one_of("how", given.how, get_args(How))
+        checks.one_of("validate", given.validate, get_args(Validate))
         _check_sides(left, right[0])
         on: object = given.on
         pair = (on, on) if isinstance(on, str) else on
@@ -102,7 +102,7 @@ class Join:
             on=(str(pair[0]), str(pair[1])),
             columns=_check_columns(given.columns),
             missing=given.missing,
-            how=given.how,
+            validate=given.validate,
             after=after,
         )
 
@@ -165,11 +165,11 @@ class JoinMaker:
         name = name_table("join", left, right, arranged=self._arranges)
         table = left.kept.open_or_make(name, self._open_table, self._make)
         self._check(table)
-        may_be_none = self._join.how == "many" or self._join.missing == "null"
+        may_be_none = self._join.validate == "many_to_many" or self._join.missing == "none"
         if self._join.columns is None and not right.manifest.facts.fields and may_be_none:
             raise ConfigError(
                 f"the samples of {self._join.name} name their own fields (format {right.manifest.format!r}): with "
-                "how='many' and missing='null' columns= says which of them samples get",
+                "validate='many_to_many' and missing='none' columns= says which of them samples get",
                 field="columns",
             )
         recipe = JoinRecipe(
@@ -178,7 +178,7 @@ class JoinMaker:
             name=self._join.name,
             columns=self._join.columns,
             key=self._join.on[1],
-            how=self._join.how,
+            validate=self._join.validate,
             decode=self._join.other.decode.rule,
             allow_pickle=self._join.other.decode.allow_pickle,
         )
@@ -242,11 +242,11 @@ class JoinMaker:
         left = self._join.on[0]
         right = self._join.on[1]
         samples = self._left.manifest.samples
-        if found.several and self._join.how == "one":
+        if found.several and self._join.validate == "many_to_one":
             raise ManifestError(
                 f"{found.several:,} of {samples:,} samples have more than one row of {self._join.name}, up to "
                 f"{int(np.diff(table.first).max()):,}, the first is "
-                f"{self._left.key_text(found.first_several)}; how='many' makes lists of them",
+                f"{self._left.key_text(found.first_several)}; validate='many_to_many' makes lists of them",
                 samples=found.several,
             )
         if not found.missing:
@@ -257,7 +257,7 @@ class JoinMaker:
         )
         if not found.rows or self._join.missing == "error":
             raise ManifestError(
-                f"{without}; keys {right!r} of the right side are like {self._right.key_text(0)}. missing='null' gives "
+                f"{without}; keys {right!r} of the right side are like {self._right.key_text(0)}. missing='none' gives "
                 "such samples None, missing='drop' leaves them out, on= names other keys",
                 samples=found.missing,
             )

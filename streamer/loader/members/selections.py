@@ -163,7 +163,7 @@ def select_by_annotations(manifest: Manifest, rules: JoinRules | None) -> tuple[
     if rules.missing == "drop":
         raise ConfigError(
             "missing='drop' is for datasets of files: the keys of other samples are known when they are read; "
-            "missing='empty' and a transform can leave them out of the loss",
+            "missing='none' and a transform can leave them out of the loss",
             field="missing",
         )
     return ()

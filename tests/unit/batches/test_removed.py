@@ -151,6 +151,29 @@ def test_the_peers_of_an_order_are_taken_with_a_warning() -> None:
         MixedDataset({"a": StreamingDataset("/data")}, order=order)
 
 
+def test_missing_values_have_one_name() -> None:
+    """The old ones of annotations and of joins are taken with a warning."""
+    with pytest.warns(FutureWarning, match=r"^missing='empty' of Annotations is now missing='none'; ") as warned:
+        annotations = Annotations("a.csv", missing="empty")
+    assert annotations == Annotations("a.csv", missing="none")
+    left = StreamingDataset("/left")
+    right = StreamingDataset("/right")
+    with pytest.warns(FutureWarning, match=r"^missing='null' of StreamingDataset.join is now missing='none'; ") as more:
+        joined = left.join(right, on="k", missing="null")
+    assert [join.missing for join in joined._member.joins] == ["none"]
+    assert {one.filename for one in (*warned, *more)} == {__file__}
+
+
+def test_how_a_join_is_made_is_called_validate() -> None:
+    """`how` of pandas says which samples are left."""
+    left = StreamingDataset("/left")
+    right = StreamingDataset("/right")
+    with pytest.raises(ConfigError, match=r'^how= of StreamingDataset.join is now validate=, .*"many_to_many"'):
+        left.join(right, on="k", how="many")
+    joined = left.join(right, on="k", validate="many_to_many")
+    assert [join.validate for join in joined._member.joins] == ["many_to_many"]
+
+
 @pytest.mark.parametrize(
     ("reports", "every", "call"),
     [(None, None, None), (5, 5, None), (print, 30.0, print), (streamer.Reports(5, print), 5, print)],
