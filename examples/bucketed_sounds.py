@@ -3,7 +3,7 @@
     python examples/bucketed_sounds.py
     python examples/bucketed_sounds.py --budget 40000 --workers 8
 
-A sound is an array of frames; how many it has, `streamer.measure` counts once. After that the batches of every epoch
+A sound is an array of frames; how many it has, `measure_lengths` counts once. After that the batches of every epoch
 are planned before the first byte is read, so all ranks of a job make the same number of steps.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from streamer import Buckets, StreamingDataLoader, StreamingDataset, measure
+from streamer import Buckets, StreamingDataLoader, StreamingDataset, measure_lengths
 
 BANDS, WORDS = 8, 4
 
@@ -72,7 +72,7 @@ def main() -> None:
         folder, costs, cache = Path(scratch) / "sounds", Path(scratch) / "frames.npy", Path(scratch) / "cache"
         make_sounds(folder, 400)
         every = StreamingDataset(folder, cache_dir=cache, transform=with_word)
-        measure(every, "sound", to=costs, num_workers=arguments.workers)
+        measure_lengths(every, "sound", path=costs, num_workers=arguments.workers)
         every.close()
         packing = Buckets(arguments.budget, lengths=str(costs))
         dataset = StreamingDataset(folder, cache_dir=cache, transform=with_word, packing=packing)

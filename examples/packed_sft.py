@@ -4,7 +4,7 @@
     python examples/packed_sft.py --length 4096 --batch-size 8 --workers 4
     python examples/packed_sft.py --url s3://bucket/chats/ --costs chats.npy
 
-A chat is a line of JSON; the transform makes tokens of it. How many, nobody knows before, so `streamer.measure` counts
+A chat is a line of JSON; the transform makes tokens of it. How many, nobody knows before, so `measure_lengths` counts
 them once; after that the rows of every epoch are planned before the first byte is read. Attention does not look from
 one chat into another: `document_ids` says where they end, `position_ids` begins anew in each.
 """
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from streamer import Packing, StreamingDataLoader, StreamingDataset, measure
+from streamer import Packing, StreamingDataLoader, StreamingDataset, measure_lengths
 
 IGNORED = -100
 # Bytes, and what begins the turns of a user and of an assistant, and ends a chat.
@@ -144,7 +144,7 @@ def main() -> None:
         costs, cache = arguments.costs or Path(scratch) / "costs.npy", Path(scratch) / "cache"
         if not costs.exists():
             chats = StreamingDataset(url, cache_dir=cache, transform=tokenize)
-            measure(chats, "input_ids", to=costs, num_workers=arguments.workers)
+            measure_lengths(chats, "input_ids", path=costs, num_workers=arguments.workers)
             chats.close()
         # A chat that is longer than a row would be cut without its beginning: leave it out.
         packing = Packing(arguments.length, lengths=str(costs), overflow="drop")

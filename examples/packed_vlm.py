@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from streamer import Balance, Packing, StreamingDataLoader, StreamingDataset, measure
+from streamer import Balance, Packing, StreamingDataLoader, StreamingDataset, measure_lengths
 
 TILE, PLACES, PICTURE = 8, 16, 256
 
@@ -94,7 +94,7 @@ def main() -> None:
         url, cache, costs = f"{scratch}/documents/", Path(scratch) / "cache", Path(scratch) / "costs.npy"
         make_documents(Path(url), arguments.documents)
         every = StreamingDataset(url, cache_dir=cache, transform=compose)
-        measure(every, "input_ids", to=costs)
+        measure_lengths(every, "input_ids", path=costs)
         every.close()
         for balance in (None, Balance(rows_per_rank=arguments.rows, coefficients=(0, 1))):
             ranks = np.array(steps_of((url, cache, costs), arguments, balance))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from streamer.loader.dataloader import StreamingDataLoader as StreamingDataLoader
     from streamer.loader.dataset import StreamingDataset as StreamingDataset
     from streamer.loader.device.prefetcher import DevicePrefetcher as DevicePrefetcher
-    from streamer.loader.measure import measure as measure
+    from streamer.loader.measure import measure_lengths as measure_lengths
     from streamer.loader.mixed_dataset import MixedDataset as MixedDataset
     from streamer.loader.options.arguments import Index as Index
     from streamer.loader.options.arguments import Order as Order
@@ -57,13 +57,14 @@ _HOMES = {
     "StreamingDataset": "streamer.loader.dataset",
     "Weights": "streamer.order.mix.shares",
     "collate_rows": "streamer.batches.rows.collate",
-    "measure": "streamer.loader.measure",
+    "measure_lengths": "streamer.loader.measure",
     "pack": "streamer.shards.pack",
 }
 
 # Names of earlier releases that still work in this one. What takes them warns.
 _OLD_HOMES = {
     "Reports": "streamer.loader.stall.reporter",
+    "measure": "streamer.loader.measure",
 }
 
 __all__ = [
@@ -87,7 +88,7 @@ __all__ = [
     "__version__",
     "collate_rows",
     "errors",
-    "measure",
+    "measure_lengths",
     "pack",
 ]
 

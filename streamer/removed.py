@@ -60,6 +60,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "cut": 'lanes_by=, where "fixed" is called "seed", "by_key" "key" and "redrawn" "epoch"',
         "stream": "name=",
     },
+    "measure_lengths": {"to": "path=", "known": "resume_from=", "on": "executor="},
     "Packing": {"cost": "lengths=", "set_rows": "rows_per_set="},
     "Buckets": {
         "budget": "max_tokens=",

@@ -107,7 +107,7 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
         "--measure",
         type=count_of,
         metavar="WHAT",
-        help="count the tokens of each sample, once, and write the numbers to --cost FILE.npy, as streamer.measure "
+        help="count the tokens of each sample, once, and write the numbers to --cost FILE.npy, as measure_lengths "
         "does: the name of a field, whose length counts, or module:function, which gets a sample as the format makes "
         "it. If the file is there, only chunks that it does not have are read",
     )
@@ -302,7 +302,7 @@ def _measure(manifest: Manifest, arguments: argparse.Namespace, terminal: Termin
 
     from streamer.base.cgroup import usable_cores
     from streamer.cli.dataset import dataset_of
-    from streamer.loader.measure import measure
+    from streamer.loader.measure import measure_lengths
 
     # The manifest of this process is not kept with --on: it is found beside the data, or at --out.
     place = str(manifest.path) if arguments.on is None else arguments.out
@@ -310,13 +310,13 @@ def _measure(manifest: Manifest, arguments: argparse.Namespace, terminal: Termin
     if known is not None:
         terminal.note(f"{known} is there: only new chunks are read; delete it to count all, as with another function")
     with closing(dataset_of(arguments, place)) as dataset, terminal.progress("counting", "samples") as bar:
-        costs = measure(
+        costs = measure_lengths(
             dataset,
             arguments.measure,
-            to=arguments.cost,
+            path=arguments.cost,
             num_workers=0 if arguments.on else min(usable_cores(), manifest.samples // _FOR_A_WORKER),
-            known=known,
-            on=arguments.on,
+            resume_from=known,
+            executor=arguments.on,
             on_progress=bar.update,
         )
     read = costs[costs >= 0]

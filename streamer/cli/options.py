@@ -171,7 +171,7 @@ def add_on(parser: argparse.ArgumentParser, default: str | None = "processes") -
 
 
 def count_of(text: str) -> str | Callable[..., object]:
-    """Reads what `streamer.measure` takes: the name of a field, or a function as module:function.
+    """Reads what `streamer.measure_lengths` takes: the name of a field, or a function as module:function.
 
     The module is imported, from this folder too, as `python -m` does.
     """

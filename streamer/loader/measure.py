@@ -1,4 +1,4 @@
-"""`streamer.measure`: counts the tokens of every document once, so that rows can be planned before they are read."""
+"""Counts the tokens of every document once, so that rows can be planned before they are read."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from streamer.loader.members.member import DatasetMember
 from streamer.loader.options.dataset_options import DatasetOptions
 from streamer.manifest.selection import Where
 from streamer.manifest.table import Manifest
+from streamer.removed import check_arguments, warn_of
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +41,15 @@ _BATCH = 1024
 _RUNS = 4
 
 
-def measure(
+@check_arguments("measure_lengths")
+def measure_lengths(
     dataset: StreamingDataset,
     count: Count,
     *,
-    to: str | os.PathLike[str],
+    path: str | os.PathLike[str],
     num_workers: int = 0,
-    known: str | os.PathLike[str] | None = None,
-    on: str | Executor | None = None,
+    resume_from: str | os.PathLike[str] | None = None,
+    executor: str | Executor | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> npt.NDArray[np.int32]:
     """Counts the tokens of every sample, and writes the numbers to a file for `Packing(lengths=...)`.
@@ -60,11 +62,11 @@ def measure(
         dataset: Dataset of which all samples are counted, with the transform that training uses; `packing` and
             `balance` do not count.
         count: Name of a field, whose length counts, or a function of what the transform returns.
-        to: Path of the file, .npy: int32, one number for each sample, by the numbers that `dataset[i]` takes.
+        path: Path of the file, .npy: int32, one number for each sample, by the numbers that `dataset[i]` takes.
         num_workers: Number of workers, as of `StreamingDataLoader`.
-        known: Path `to` of an earlier call with the same count and transform, which may be the same: only chunks of
-            samples that it does not have are read. Keeps `PATH.chunks.npy` beside it.
-        on: Executor of tasks, as "processes:8", "dask:tcp://scheduler:8786", "ray:auto" or an object, each of which
+        resume_from: File of an earlier call with the same count and transform, which may be that of `path`: only the
+            chunks of samples that it does not have are read. Keeps `PATH.chunks.npy` beside it.
+        executor: Executor of tasks, as "processes:8", "dask:tcp://scheduler:8786", "ray:auto" or an object, each of which
             reads a run of chunks through the cache of its machine. By default this process.
         on_progress: Function that is called now and then with the number of samples that were read, and in all.
 
@@ -72,19 +74,19 @@ def measure(
         The numbers.
 
     Raises:
-        ConfigError: a selection, whose samples have no numbers in the whole; no count, or no such field; `to` cannot
-            be written; or `known` was not written here.
+        ConfigError: a selection, whose samples have no numbers in the whole; no count, or no such field; `path`
+            cannot be written; or `resume_from` was not written here.
         ManifestError: a task has found other objects below the url.
     """
     member = dataset._member
-    path = Path(str(checks.path("to", to)))
-    if path.suffix != ".npy":
-        raise ConfigError(f"to={str(path)!r}: give the path of an .npy file", field="to")
+    target = Path(str(checks.path("path", path)))
+    if target.suffix != ".npy":
+        raise ConfigError(f"path={str(target)!r}: give the path of an .npy file", field="path")
     # A path that cannot be written is an error before anything is read.
-    _touch_beside(path).unlink()
+    _touch_beside(target).unlink()
     if member.choices:
         raise ConfigError(
-            "measure() counts the samples of a whole dataset: call it before select(); a selection with "
+            "measure_lengths() counts the samples of a whole dataset: call it before select(); a selection with "
             "packing= uses the same file",
             field="dataset",
         )
@@ -93,32 +95,55 @@ def measure(
     whole = member.part(None, options)
     costs = np.full(whole.open().samples, -1, np.int32)
     manifest = whole.open().manifest
-    missing = None if known is None else np.flatnonzero(~_fill_in(costs, manifest, str(known)))
+    missing = None if resume_from is None else np.flatnonzero(~_fill_in(costs, manifest, str(resume_from)))
     done = 0
     total = whole.open().samples if missing is None else len(missing)
     if total:
         count_part = partial(_count_part, num_workers=num_workers)
         make_parts = partial(_make_parts, dataset, whole, options, missing)
-        batches = map(count_part, make_parts(1)) if on is None else _run_tasks(on, count_part, make_parts)
+        batches = map(count_part, make_parts(1)) if executor is None else _run_tasks(executor, count_part, make_parts)
         for digest, numbers, found in chain.from_iterable(batches):
             check_same_data(options.place, found=(digest,), expected=(manifest.digest,))
             costs[numbers] = found
             done += len(numbers)
             on_progress(done, total)
         on_progress(total, total)
-    _write(path, costs)
-    _write(_chunks_of(path), _facts(manifest))
-    logger.info("%s: %d tokens of %d samples", path, int(costs[costs > 0].sum(dtype=np.int64)), len(costs))
+    _write(target, costs)
+    _write(_chunks_of(target), _facts(manifest))
+    logger.info("%s: %d tokens of %d samples", target, int(costs[costs > 0].sum(dtype=np.int64)), len(costs))
     return costs
 
 
+def measure(
+    dataset: StreamingDataset,
+    count: Count,
+    *,
+    to: str | os.PathLike[str],
+    num_workers: int = 0,
+    known: str | os.PathLike[str] | None = None,
+    on: str | Executor | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> npt.NDArray[np.int32]:
+    """Counts as `measure_lengths` does, with the arguments of earlier releases, and warns."""
+    warn_of("measure(to=, known=, on=) is now measure_lengths(path=, resume_from=, executor=)", 2)
+    return measure_lengths(
+        dataset,
+        count,
+        path=to,
+        num_workers=num_workers,
+        resume_from=known,
+        executor=on,
+        on_progress=on_progress,
+    )
+
+
 def _run_tasks(
-    on: str | Executor,
+    executor: str | Executor,
     count_part: Callable[[StreamingDataset], Iterable[_Counted]],
     make_parts: Callable[[int], Iterator[StreamingDataset]],
 ) -> Iterator[Iterable[_Counted]]:
     """Yields what each task has counted."""
-    with runner(on) as running:
+    with runner(executor) as running:
         yield from run_all(running, partial(_count_whole, count_part), make_parts(_RUNS * running.most_tasks))
 
 
@@ -226,7 +251,9 @@ def _fill_in(costs: npt.NDArray[np.int32], manifest: Manifest, known: str) -> np
         if facts["samples"].sum() != len(before):
             raise ValueError(f"{len(before)} numbers of {facts['samples'].sum()} samples")
     except (OSError, ValueError, IndexError) as error:
-        raise ConfigError(f"known={known!r} was not written by measure(): {error}", field="known") from error
+        raise ConfigError(
+            f"resume_from={known!r} was not written by measure_lengths(): {error}", field="resume_from"
+        ) from error
     starts = dict(zip(facts["key"].tolist(), (np.cumsum(facts["samples"]) - facts["samples"]).tolist(), strict=True))
     found = np.zeros(len(costs), np.bool_)
     ends = manifest.chunk_first.tolist()
@@ -258,5 +285,5 @@ def _touch_beside(path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         place.touch()
     except OSError as error:
-        raise ConfigError(f"to={str(path)!r} cannot be written: {error.strerror}", field="to") from error
+        raise ConfigError(f"path={str(path)!r} cannot be written: {error.strerror}", field="path") from error
     return place

@@ -106,7 +106,9 @@ def test_a_dask_cluster_counts_the_same(tmp_path: Path, cluster: object) -> None
 
         to, manifest = tmp_path / f"{name}.npy", tmp_path / f"{len(urls)}.manifest"
         with closing(streamer.StreamingDataset(urls, cache_dir=tmp_path / "cache", manifest=manifest)) as dataset:
-            streamer.measure(dataset, count, to=to, on=on, known=known and tmp_path / f"{known}.npy")
+            streamer.measure_lengths(
+                dataset, count, path=to, executor=on, resume_from=known and tmp_path / f"{known}.npy"
+            )
         return to.read_bytes()
 
     for urls in (old, grown):

@@ -104,7 +104,7 @@ def test_the_names_are_these():
         "__version__",
         "collate_rows",
         "errors",
-        "measure",
+        "measure_lengths",
         "pack",
     ]
     assert dir(streamer) == sorted(streamer.__all__)

@@ -248,7 +248,7 @@ class RowAssembler:
             )
         return DecodeError(
             f"packing: {tokens} tokens are planned for the document ({source}), but {lengths}: the transform makes "
-            "others than were counted; count what it returns (streamer.measure), or name the fields "
+            "others than were counted; count what it returns (streamer.measure_lengths), or name the fields "
             "(Packing(fields=...))",
             planned=tokens,
         )

@@ -45,7 +45,7 @@ class BucketAssembler:
                 f"packing: {tokens} steps are planned for the document, and it has "
                 f"{', '.join(f'{name!r} of {_length(value)}' for name, value in fields.items())}: fields of one length "
                 "are padded together; name them (Buckets(fields=...)), or count what the transform returns "
-                "(streamer.measure)",
+                "(streamer.measure_lengths)",
                 planned=tokens,
             )
         check_pad(self._packing, arrays)

@@ -50,8 +50,8 @@ class DocumentCosts:
             if manifest.recoded:
                 raise ConfigError(
                     f"Estimate: how many bytes a sample of these files ({manifest.format}, columns or compressed) has "
-                    "is not known before it is read: count the tokens once, streamer.measure(dataset, function, "
-                    'to="costs.npy")',
+                    "is not known before it is read: count the tokens once, "
+                    'streamer.measure_lengths(dataset, function, path="costs.npy")',
                     field="lengths",
                 )
             self._token_bytes = measured.bytes_per_token
@@ -123,8 +123,8 @@ def _find_known(manifest: Manifest, fields: tuple[str, ...]) -> tuple[int, int]:
         return token_bytes, 0
     raise ConfigError(
         f"how many tokens a sample of format {manifest.format!r} has is not known before it is read; measure it once: "
-        'streamer.measure(dataset, function, to="costs.npy"), then Packing(..., lengths="costs.npy"), or without '
-        'packing Balance(..., lengths="costs.npy")',
+        'streamer.measure_lengths(dataset, function, path="costs.npy"), then Packing(..., lengths="costs.npy"), or '
+        'without packing Balance(..., lengths="costs.npy")',
         field="lengths",
     )
 

@@ -37,7 +37,7 @@ IGNORED = -100
 @check_options
 @dataclass(frozen=True)
 class Estimate:
-    """Guesses the tokens of a document from its bytes, in place of numbers from `streamer.measure`.
+    """Guesses the tokens of a document from its bytes, in place of numbers from `streamer.measure_lengths`.
 
     Rows are planned less full, and may still get too long: the end of such a row is left out in this epoch, and counted
     (`loader.stats().packing.overflowed`). `measure` costs one pass over the data, and leaves nothing out.
@@ -199,7 +199,7 @@ class Packing(RowOption):
         overflow: documents longer than a row: "split" into pieces, "truncate" to the first `length` tokens, "drop", or
             "error".
         lengths: Path of an .npy file with the tokens of each document, a whole number for each sample in the order of
-            the dataset, from `streamer.measure`; or an `Estimate`. By default as the format knows them.
+            the dataset, from `streamer.measure_lengths`; or an `Estimate`. By default as the format knows them.
         fields: Fields with one value for each token, by default all that are as long as the document. Of the others a
             row has a list, with one entry for each document; arrays come as `Ragged` in a batch.
         pad: What fields are padded with, by name: `pad={"input_ids": 2}`. Fields that are not in it are padded with 0,
@@ -235,7 +235,7 @@ class Packing(RowOption):
         if self.overflow == "error" and isinstance(self.lengths, Estimate):
             raise ConfigError(
                 'overflow="error" with an Estimate: which documents are longer than a row is not known; count their '
-                "tokens with streamer.measure",
+                "tokens with streamer.measure_lengths",
                 field="overflow",
             )
         self.spec()
@@ -309,7 +309,7 @@ class Buckets(RowOption):
         if isinstance(self.lengths, Estimate):
             raise ConfigError(
                 "Buckets(lengths=Estimate(...)): max_tokens is a limit of memory, which batches of longer samples than "
-                "estimated would break; count the samples once: streamer.measure",
+                "estimated would break; count the samples once: streamer.measure_lengths",
                 field="lengths",
             )
         self.spec()

@@ -120,7 +120,7 @@ def _check_alike(members: Mapping[str, DatasetOptions], option: str, source: str
         if option == "packing" and one == other and margins[0] != margins[1]:
             raise ConfigError(
                 f"members {first_name} and {name}: rows are equally full where all tokens are known, or all are "
-                "estimated with the same margin; count them with streamer.measure, or give both an Estimate",
+                "estimated with the same margin; count them with streamer.measure_lengths, or give both an Estimate",
                 field=option,
                 members=f"{first_name}, {name}",
             )

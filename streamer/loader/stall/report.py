@@ -289,7 +289,7 @@ def _describe_rows(packing: PackingStats) -> str:
         tokens = packing.tokens + packing.overflowed
         lost = (
             f", {packing.overflowed / max(1, tokens):.2%} of the tokens had no room in their rows: documents have "
-            f"{tokens / packing.estimated:.3f} of the estimated tokens; streamer.measure() counts them"
+            f"{tokens / packing.estimated:.3f} of the estimated tokens; streamer.measure_lengths() counts them"
         )
     return f"rows {full} full, {per_row:.1f} documents each{cut}, costs of batches spread by {spread}{lost}"
 

@@ -56,7 +56,9 @@ def run(source: Path, folder: Path) -> dict[str, object]:
     counted = []
     for on in ("processes:2", "ray:auto"):
         dataset = streamer.StreamingDataset(folder / "there", manifest=folder / "manifest", cache_dir=folder / "cache")
-        costs = streamer.measure(dataset, lambda sample: len(sample["bin"]), to=folder / "costs.npy", on=on)
+        costs = streamer.measure_lengths(
+            dataset, lambda sample: len(sample["bin"]), path=folder / "costs.npy", executor=on
+        )
         counted.append(costs.tolist())
         dataset.close()
     connected = ray.is_initialized()

@@ -21,6 +21,7 @@ from streamer import (
     StreamingDataLoader,
     StreamingDataset,
     Weights,
+    measure_lengths,
 )
 from streamer.batches.rows.options import read_packing
 from streamer.errors import ConfigError
@@ -172,6 +173,17 @@ def test_how_a_join_is_made_is_called_validate() -> None:
         left.join(right, on="k", how="many")
     joined = left.join(right, on="k", validate="many_to_many")
     assert [join.validate for join in joined._member.joins] == ["many_to_many"]
+
+
+def test_measure_is_measure_lengths(make_dataset, folder, tmp_path) -> None:
+    """The old function has its old arguments, and warns."""
+    with pytest.warns(FutureWarning, match=r"^measure\(.*\) is now measure_lengths\(path=") as warned:
+        old = streamer.measure(make_dataset(folder), "txt", to=tmp_path / "old.npy")
+    assert [one.filename for one in warned] == [__file__]
+    new = measure_lengths(make_dataset(folder), "txt", path=tmp_path / "new.npy", resume_from=tmp_path / "old.npy")
+    assert old.tolist() == new.tolist()
+    with pytest.raises(ConfigError, match=r"^to= of measure_lengths is now path="):
+        measure_lengths(make_dataset(folder), "txt", to=tmp_path / "new.npy")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from streamer import Balance, Buckets, Packing, StreamingDataLoader, StreamingDataset, collate_rows, measure
+from streamer import Balance, Buckets, Packing, StreamingDataLoader, StreamingDataset, collate_rows, measure_lengths
 from streamer.batches.rows.bucket import BucketAssembler
 from streamer.batches.rows.options import read_packing
 from streamer.errors import ConfigError, DecodeError, StateError, WorkerError
@@ -41,7 +41,7 @@ def costs(tmp_path_factory) -> Path:
 def make(make_dataset, given, costs) -> Callable[..., StreamingDataset]:
     def make(packing: Buckets | None = None, **options: object) -> StreamingDataset:
         if not costs.exists():
-            measure(make_dataset(given[0]), "npy", to=costs)
+            measure_lengths(make_dataset(given[0]), "npy", path=costs)
         packing = packing or Buckets(BUDGET, lengths=str(costs), rows_per_set=8)
         return make_dataset(given[0], packing=packing, **options)
 

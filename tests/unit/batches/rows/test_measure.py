@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer import Balance, Order, Packing, StreamingDataLoader, measure
+from streamer import Balance, Order, Packing, StreamingDataLoader, measure_lengths
 from streamer.errors import ConfigError
 
 
@@ -23,7 +23,7 @@ def picky(sample: dict) -> dict:
 def test_texts_are_packed_by_what_was_measured(make_dataset, folder, tmp_path, workers):
     """Each text once, in rows; the numbers are those that dataset[i] takes."""
     path = tmp_path / "costs.npy"
-    costs = measure(make_dataset(folder, transform=tokenize), "input_ids", to=path, num_workers=workers)
+    costs = measure_lengths(make_dataset(folder, transform=tokenize), "input_ids", path=path, num_workers=workers)
     plain = make_dataset(folder)
     assert costs.tolist() == [len(plain[number]["txt"]) for number in range(100)]
     assert np.load(path).tolist() == costs.tolist()
@@ -39,7 +39,7 @@ def test_texts_are_packed_by_what_was_measured(make_dataset, folder, tmp_path, w
 
 def test_a_function_counts(make_dataset, folder, tmp_path):
     """Of what the transform returns; without one, of the sample."""
-    costs = measure(make_dataset(folder), lambda sample: len(sample["txt"]) // 4, to=tmp_path / "costs.npy")
+    costs = measure_lengths(make_dataset(folder), lambda sample: len(sample["txt"]) // 4, path=tmp_path / "costs.npy")
     assert costs.max() > 100
 
 
@@ -58,15 +58,15 @@ def test_transforms_get_what_they_take(make_dataset, folder, tmp_path):
         balance=Balance(rows_per_rank=2),
         order=Order(lanes=2),
     )
-    costs = measure(dataset, "input_ids", to=path)
+    costs = measure_lengths(dataset, "input_ids", path=path)
     assert costs.tolist() == [len(dataset[number]["input_ids"]) for number in range(100)]
     assert 1 <= costs.min() < costs.max() <= 8
 
 
 def test_samples_that_cannot_be_made_are_in_no_row(make_dataset, folder, tmp_path):
     """on_error="skip": they get -1."""
-    costs = measure(
-        make_dataset(folder, transform=picky, on_error="skip"), "input_ids", to=(path := tmp_path / "costs.npy")
+    costs = measure_lengths(
+        make_dataset(folder, transform=picky, on_error="skip"), "input_ids", path=(path := tmp_path / "costs.npy")
     )
     assert (costs == -1).sum() == 1
     dataset = make_dataset(folder, transform=picky, packing=Packing(600, lengths=path))
@@ -77,8 +77,8 @@ def test_samples_that_cannot_be_made_are_in_no_row(make_dataset, folder, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"to": "costs.txt"}, "to='costs.txt': give the path of an .npy file"),
-        ({"to": "/proc/costs.npy"}, "to='/proc/costs.npy' cannot be written: No such file or directory"),
+        ({"path": "costs.txt"}, "path='costs.txt': give the path of an .npy file"),
+        ({"path": "/proc/costs.npy"}, "path='/proc/costs.npy' cannot be written: No such file or directory"),
         ({"count": "text"}, "count='text' is not a field of the sample; its fields are __key__, txt, label"),
         ({"count": "label"}, "count='label': a value of type int has no length"),
         ({"count": 3}, "count=3 is neither the name of a field nor a function"),
@@ -87,10 +87,10 @@ def test_samples_that_cannot_be_made_are_in_no_row(make_dataset, folder, tmp_pat
 def test_arguments_outside_the_rules_are_refused(make_dataset, folder, tmp_path, arguments, message):
     """Before anything is read, or with the first sample."""
     with pytest.raises(ConfigError, match=message):
-        measure(make_dataset(folder), **{"count": "txt", "to": tmp_path / "costs.npy", **arguments})
+        measure_lengths(make_dataset(folder), **{"count": "txt", "path": tmp_path / "costs.npy", **arguments})
 
 
 def test_a_selection_is_measured_as_a_whole(make_dataset, folder):
     """The file of the whole dataset serves its selections."""
     with pytest.raises(ConfigError, match="call it before select"):
-        measure(make_dataset(folder).select(fraction=(0, 0.5)), "txt", to="costs.npy")
+        measure_lengths(make_dataset(folder).select(fraction=(0, 0.5)), "txt", path="costs.npy")

@@ -460,7 +460,7 @@ def test_an_archive_of_costs_is_refused(make_dataset, tmp_path, url):
 
 def test_texts_must_be_measured(make_dataset, folder):
     """The error has the line that does it."""
-    with pytest.raises(ConfigError, match=r"streamer\.measure\(dataset, function, to="):
+    with pytest.raises(ConfigError, match=r"streamer\.measure_lengths\(dataset, function, path="):
         len(make_dataset(folder, packing=Packing(64)))
 
 

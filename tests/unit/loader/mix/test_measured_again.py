@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamer import measure
+from streamer import measure_lengths
 from streamer.errors import ConfigError
 from tests.documents import documents, lengths, write_megatron
 
@@ -31,14 +31,19 @@ def test_only_new_chunks_are_read(make_dataset, urls, tmp_path):
         return len(sample["tokens"])
 
     path = tmp_path / "costs.npy"
-    before = measure(make_dataset(urls[0], format="tokens"), count, to=path)
+    before = measure_lengths(make_dataset(urls[0], format="tokens"), count, path=path)
     assert len(seen) == len(before) == 1000
     seen.clear()
-    after = measure(make_dataset(urls, format="tokens"), count, to=path, known=path)
+    after = measure_lengths(make_dataset(urls, format="tokens"), count, path=path, resume_from=path)
     assert len(seen) == 100
-    assert after.tolist() == measure(make_dataset(urls, format="tokens"), "tokens", to=tmp_path / "all.npy").tolist()
+    assert (
+        after.tolist()
+        == measure_lengths(make_dataset(urls, format="tokens"), "tokens", path=tmp_path / "all.npy").tolist()
+    )
     seen.clear()
-    assert np.array_equal(measure(make_dataset(urls, format="tokens"), count, to=path, known=path), after)
+    assert np.array_equal(
+        measure_lengths(make_dataset(urls, format="tokens"), count, path=path, resume_from=path), after
+    )
     assert not seen
 
 
@@ -47,7 +52,9 @@ def test_numbers_of_unknown_chunks_are_refused(make_dataset, urls, tmp_path):
     np.save(tmp_path / "costs.npy", np.zeros(1000, np.int32))
     for name in ("costs.npy", "none.npy"):
         with pytest.raises(ConfigError, match=r"was not written by measure\(\)"):
-            measure(make_dataset(urls[0], format="tokens"), "tokens", to=tmp_path / "all.npy", known=tmp_path / name)
+            measure_lengths(
+                make_dataset(urls[0], format="tokens"), "tokens", path=tmp_path / "all.npy", resume_from=tmp_path / name
+            )
 
 
 def test_the_global_generators_are_left_alone(make_dataset, urls, tmp_path):
@@ -59,6 +66,6 @@ def test_the_global_generators_are_left_alone(make_dataset, urls, tmp_path):
         return len(sample["tokens"])
 
     random.seed(5)
-    measure(make_dataset(urls[1], format="tokens"), count, to=tmp_path / "costs.npy")
+    measure_lengths(make_dataset(urls[1], format="tokens"), count, path=tmp_path / "costs.npy")
     random.seed(5)
     assert drawn == [random.random() for _ in range(100)]
