@@ -66,8 +66,8 @@ def measure_lengths(
         num_workers: Number of workers, as of `StreamingDataLoader`.
         resume_from: File of an earlier call with the same count and transform, which may be that of `path`: only the
             chunks of samples that it does not have are read. Keeps `PATH.chunks.npy` beside it.
-        executor: Executor of tasks, as "processes:8", "dask:tcp://scheduler:8786", "ray:auto" or an object, each of which
-            reads a run of chunks through the cache of its machine. By default this process.
+        executor: Executor of tasks, as "processes:8", "dask:tcp://scheduler:8786", "ray:auto" or an object. Each
+            task reads a run of chunks through the cache of its machine. By default this process.
         on_progress: Function that is called now and then with the number of samples that were read, and in all.
 
     Returns:
