@@ -35,7 +35,7 @@ def make_files(folder: Path, count: int) -> int:
 
 
 def by_streamer(source: Path, target: Path) -> None:
-    streamer.pack(source, target, shard_bytes=SHARD_BYTES, on="processes:1")
+    streamer.pack(source, target, shard_bytes=SHARD_BYTES, executor="processes:1")
 
 
 def by_webdataset(source: Path, target: Path) -> None:

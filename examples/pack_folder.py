@@ -38,7 +38,7 @@ def main() -> None:
     if arguments.source == "arrays":
         make_arrays(Path("arrays"))
     packed = streamer.pack(
-        arguments.source, arguments.out, transform=large_enough, shard_bytes="100kB", on="processes:1"
+        arguments.source, arguments.out, transform=large_enough, shard_bytes="100kB", executor="processes:1"
     )
     print(f"{packed.samples} samples in {packed.shards} shards, manifest {packed.digest}")
     dataset = streamer.StreamingDataset(packed.url, cache_dir="cache")

@@ -60,6 +60,13 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "cut": 'lanes_by=, where "fixed" is called "seed", "by_key" "key" and "redrawn" "epoch"',
         "stream": "name=",
     },
+    "pack": {
+        "source_format": "format=, which was the format of the shards, now output_format=",
+        "format_options": "format=, a format of streamer.formats with these options",
+        "extensions": 'format=Folder(extensions=["jpg", "png"]) of streamer.formats',
+        "vocabulary": "vocab_size=",
+        "on": "executor=",
+    },
     "measure_lengths": {"to": "path=", "known": "resume_from=", "on": "executor="},
     "Packing": {"cost": "lengths=", "set_rows": "rows_per_set="},
     "Buckets": {
@@ -103,7 +110,10 @@ _OLD_VALUES: dict[tuple[str, str], dict[object, str]] = {
 NAMES = {
     "streamer.decode.transforms": {"CentreCrop": "CenterCrop"},
     "streamer.formats": {"Mds": "MDS"},
+    "streamer.shards.settle": {"Packed": "PackResult"},
 }
+# Those of them that still work in this release.
+_NAMES_STILL_TAKEN = {("streamer.shards.settle", "Packed")}
 # Methods of earlier versions, and what to write instead.
 METHODS = {
     "StreamingDataset": {"find": "StreamingDataset.index_of(key) finds the number of a sample"},
@@ -143,6 +153,20 @@ def refuse_name(module: str, name: str) -> NoReturn:
     if (now := NAMES[module].get(name)) is not None:
         raise ImportError(f"{module}.{name} is now {module}.{now}", name=module)
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+def replace_name(module: str, name: str) -> str:
+    """Returns the name of today for one that still works, with a warning, in the `__getattr__` of a module.
+
+    Raises:
+        ImportError, AttributeError: as `refuse_name`.
+    """
+    if (module, name) not in _NAMES_STILL_TAKEN:
+        refuse_name(module, name)
+    new = NAMES[module][name]
+    # The user's line is the caller of `__getattr__`.
+    warn_of(f"{module}.{name} is now {module}.{new}", 3)
+    return new
 
 
 def refuse_method(of: str, name: str) -> NoReturn:

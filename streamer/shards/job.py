@@ -48,7 +48,7 @@ class Job(msgspec.Struct, frozen=True):
     @property
     def output(self) -> Output:
         """The output of its shards."""
-        return OUTPUTS[self.described.get("output", "tar")]
+        return OUTPUTS[self.described.get("output", "webdataset")]
 
     def open_writer(self, path: Path) -> ShardWriter:
         """Opens the writer of one shard, which overwrites an existing file."""

@@ -23,7 +23,10 @@ from streamer.base.paths import absolute
 from streamer.config import parse_bytes
 from streamer.errors import ConfigError, PackError
 from streamer.executors.runner import Runner, run_all, runner
+from streamer.formats import AUTO
+from streamer.formats.base import Format
 from streamer.indexing.source import DatasetSource
+from streamer.removed import check_arguments
 from streamer.shards.destination import Destination, folder_url
 from streamer.shards.job import Job, Transform
 from streamer.shards.outputs.base import Output, SampleTaker
@@ -33,7 +36,7 @@ from streamer.shards.plan import Order
 from streamer.shards.prepared import PackOptions, prepare, prepare_scan, run
 from streamer.shards.progress import Callbacks, Follower, PackProgress
 from streamer.shards.receipts import Receipt
-from streamer.shards.settle import Packed, claim, settle_shards, wait_for
+from streamer.shards.settle import PackResult, claim, settle_shards, wait_for
 from streamer.shards.sources import Scannable
 from streamer.shards.spool import open_spool, spool_folder
 from streamer.shards.task import MadeShard, add_sample, receipt_there, upload
@@ -42,6 +45,7 @@ from streamer.shards.task import MadeShard, add_sample, receipt_there, upload
 _UPLOADS_AT_ONCE = 2
 
 
+@check_arguments("pack")
 def pack(
     source: str | os.PathLike[str] | Sequence[str] | Scannable | Iterable[Mapping[str, Any]],
     url: str | os.PathLike[str],
@@ -55,15 +59,13 @@ def pack(
     prefix: str = "shard-",
     storage_options: Mapping[str, object] | None = None,
     out_storage_options: Mapping[str, object] | None = None,
-    format: OutputName = "tar",  # noqa: A002 - as the command calls it
-    vocabulary: int | None = None,
-    source_format: str = "auto",
-    format_options: Mapping[str, object] | None = None,
-    extensions: Sequence[str] | None = None,
+    format: str | Format = AUTO,  # noqa: A002 - as the dataset calls it
+    output_format: OutputName | None = None,
+    vocab_size: int | None = None,
     manifest: str | None = None,
-    on: str | Executor = "processes",
+    executor: str | Executor = "processes",
     on_progress: Callable[[PackProgress], None] = lambda step: None,
-) -> Packed:
+) -> PackResult:
     """Writes samples as WebDataset tars, Parquet or tokens, with their manifest beside them in `.streamer/`.
 
     A pack that was killed goes on where it stopped when it is called again with the same arguments, and ends with the
@@ -88,17 +90,16 @@ def pack(
         prefix: beginning of the names of the shards.
         storage_options: options of the source, as fsspec takes them.
         out_storage_options: options of the destination, or None for those of the source.
-        format: "tar", "parquet" (columns follow from the first 64 samples) or "tokens" (the one field
-            that is a list of integers, as Megatron's .bin and .idx). See docs/pack.md.
-        vocabulary: number of different tokens. Below 65,500 they take 2 bytes, else 4. By default they take 4, or 2 if
-            the samples have arrays of 2 bytes. A token that is not below it is an error.
-        source_format: format of the source, or "auto" to find it by the names of its objects.
-        format_options: options of the source's format.
-        extensions: extensions of the raw files that are samples. By default the commonest in class folders, else all.
-        manifest: url of the source's manifest, or None to index the source.
-        on: "processes" (one for each core), "processes:8", "dask:tcp://scheduler:8786", "ray:auto", or an executor. A
-            `StreamingDataset` is read through the engine and the cache of the machine of each process. An iterable is
-            written by this process.
+        format: Format of the source, as for `StreamingDataset`: a name, or one with options (`streamer.formats`), as
+            `Folder(extensions=["jpg"])`. "auto": from the names of its objects.
+        output_format: "webdataset" (tars, by default); "parquet" (columns follow from the first 64 samples); or
+            "tokens" (the one field that is a list of integers, as Megatron's .bin and .idx). See docs/pack.md.
+        vocab_size: Number of different tokens. Below 65,500 they take 2 bytes, else 4. By default 4, or 2 if the
+            samples have arrays of 2 bytes. A token that is not below it is an error.
+        manifest: Url of the source's manifest. By default the source is indexed.
+        executor: "processes" (one for each core), "processes:8", "dask:tcp://scheduler:8786", "ray:auto", or an object.
+            A `StreamingDataset` is read through the engine and the cache of the machine of each process. An iterable
+            is written by this process.
         on_progress: called after each shard.
 
     Raises:
@@ -107,6 +108,8 @@ def pack(
         IntegrityError: existing shards differ from those that were written.
         ManifestError, DecodeError, RecodeError, StoreError: the source or the destination failed.
     """
+    _refuse_old_format(format, output_format)
+    written = "webdataset" if output_format is None else output_format
     size = parse_bytes(shard_bytes, "shard_bytes")
     given = storage_options if out_storage_options is None else out_storage_options
     (target,), out_options = take_logins([folder_url(os.fspath(url))], given or {})
@@ -116,8 +119,10 @@ def pack(
     if urls is None and not isinstance(source, Scannable):
         if transform is not None or fields is not None or annotations is not None:
             raise ConfigError("an iterable is packed as it is: change the samples where they are made", field="source")
-        output = find_output(format, vocabulary)
-        samples, fields_described = _describe_samples(cast("Iterable[Mapping[str, Any]]", source), output, vocabulary)
+        if format != AUTO or manifest is not None:
+            raise ConfigError("format= and manifest= are of a url that is packed, not of an iterable", field="source")
+        output = find_output(written, vocab_size)
+        samples, fields_described = _describe_samples(cast("Iterable[Mapping[str, Any]]", source), output, vocab_size)
         described = {"source": "an iterable", "prefix": prefix, "shard_bytes": size, **fields_described}
         return _pack_samples(
             samples=samples,
@@ -137,27 +142,60 @@ def pack(
         fields=_field_names(fields),
         transform=transform,
         options=dict(out_options),
-        output=format,
-        vocabulary=vocabulary,
+        output=written,
+        vocab_size=vocab_size,
         annotations=None if joined is None else replace(joined, url=joined_url),
     )
     of_url = DatasetSource(
         urls=tuple(plain),
-        format=source_format,
-        format_options=dict(format_options or {}),
-        extensions=None if extensions is None else tuple(extensions),
+        **_describe_format(format),
         manifest=None if manifest is None else manifest_url,
         options=dict(options),
     )
     if isinstance(source, Scannable):
         _refuse_options_of_urls(of_url, writing)
-        with closing(source._scan()) as scan, runner(on) as running:
+        with closing(source._scan()) as scan, runner(executor) as running:
             if out_storage_options is None:
                 writing = msgspec.structs.replace(writing, options=scan.storage_options)
             return run(prepare_scan(scan, writing, running), running, callbacks)
-    with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder, runner(on) as running:
+    with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder, runner(executor) as running:
         prepared = prepare(of_url, writing, folder=Path(folder), runner=running, callbacks=callbacks)
         return run(prepared, running, callbacks)
+
+
+def _refuse_old_format(source_format: object, output_format: OutputName | None) -> None:
+    """Refuses `format=` with the name of an output, unless it is clear that the source has this format.
+
+    Raises:
+        ConfigError: the format of the source may be meant as that of the shards, which it was before release 0.2.
+    """
+    new = {"tar": "webdataset", "parquet": "parquet", "tokens": "tokens"}.get(str(source_format))
+    if new is not None and (output_format is None or source_format == "tar"):
+        raise ConfigError(
+            f"format={source_format!r} of pack is the format of the source since 0.2: the shards have "
+            f"output_format={new!r}. A source of this format needs both, as format={new!r}, output_format=...",
+            field="format",
+        )
+
+
+def _describe_format(given: str | Format) -> dict[str, Any]:
+    """Returns the options of a `DatasetSource` that stand for a format.
+
+    Raises:
+        ConfigError: neither a name nor a format.
+    """
+    if isinstance(given, str):
+        return {"format": given}
+    if not isinstance(given, Format):
+        raise ConfigError(
+            f"format={given!r}: give a name, or a format with options as streamer.formats has them", field="format"
+        )
+    chosen = given.chosen_extensions
+    return {
+        "format": given.requested_name,
+        "format_options": given.options,
+        "extensions": None if chosen is None else tuple(sorted(chosen)),
+    }
 
 
 def _refuse_options_of_urls(of_url: DatasetSource, writing: PackOptions) -> None:
@@ -166,7 +204,9 @@ def _refuse_options_of_urls(of_url: DatasetSource, writing: PackOptions) -> None
     given = [name for name in usual.__struct_fields__ if getattr(of_url, name) != getattr(usual, name)]
     given += [] if writing.annotations is None else ["annotations"]
     if given:
-        name = {"format": "source_format", "options": "storage_options"}.get(given[0], given[0])
+        name = {"format_options": "format", "extensions": "format", "options": "storage_options"}.get(
+            given[0], given[0]
+        )
         raise ConfigError(
             f"{name}= is an option of a url that is packed: give it to StreamingDataset(...), not to pack()", field=name
         )
@@ -174,7 +214,7 @@ def _refuse_options_of_urls(of_url: DatasetSource, writing: PackOptions) -> None
 
 def _pack_samples(
     samples: Iterable[Mapping[str, Any]], job: Job, shard_bytes: int, options: dict[str, object], callbacks: Callbacks
-) -> Packed:
+) -> PackResult:
     left = wait_for(claim(job, options))
     follower = Follower(None, {}, callbacks.on_progress)
     receipts = pack_iterable(
@@ -194,7 +234,7 @@ def _urls(source: object) -> tuple[str, ...] | None:
 
 
 def _describe_samples(
-    samples: Iterable[Mapping[str, Any]], output: Output, vocabulary: int | None
+    samples: Iterable[Mapping[str, Any]], output: Output, vocab_size: int | None
 ) -> tuple[Iterable[Mapping[str, Any]], dict[str, Any]]:
     """Returns all samples, and the description of their shards that follows from the first ones."""
     if not output.needs_kinds:
@@ -206,7 +246,7 @@ def _describe_samples(
         take_sample(finder, sample, ordinal)
     if not first:
         raise PackError(NO_SAMPLES)
-    return chain(first, coming), {"output": output.name, **output.describe(finder.kinds, {}, vocabulary)}
+    return chain(first, coming), {"output": output.name, **output.describe(finder.kinds, {}, vocab_size)}
 
 
 def _field_names(fields: Mapping[str, str] | Sequence[str] | None) -> dict[str, str] | None:

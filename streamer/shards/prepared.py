@@ -28,7 +28,7 @@ from streamer.shards.plan import AnyBatch, Int64Array, Order, ShardPlan, batch_o
 from streamer.shards.progress import Callbacks, Follower
 from streamer.shards.reading import SourceDataset
 from streamer.shards.receipts import Receipt
-from streamer.shards.settle import Packed, claim, settle_shards, shards_there, wait_for
+from streamer.shards.settle import PackResult, claim, settle_shards, shards_there, wait_for
 from streamer.shards.sources import DatasetReader, PackSource, RangeSource, ScannedSource
 from streamer.shards.task import Recipe, ShardTask, find_kinds, kinds_in_shard, pack_shard
 from streamer.store.addresses.urls import shown
@@ -45,8 +45,8 @@ class PackOptions(Discreet, msgspec.Struct, frozen=True):
     fields: dict[str, str] | None
     transform: Transform | None
     options: dict[str, object]
-    output: OutputName = "tar"
-    vocabulary: int | None = None
+    output: OutputName = "webdataset"
+    vocab_size: int | None = None
     annotations: Annotations | None = None
 
 
@@ -76,7 +76,7 @@ def prepare(
     Raises:
         ConfigError, PackError, ManifestError, StoreError: as `pack`.
     """
-    output = find_output(writing.output, writing.vocabulary)
+    output = find_output(writing.output, writing.vocab_size)
     _refuse_same_place(source.urls, writing.url)
     options = BuildOptions(on_progress=callbacks.on_index)
     manifest = wait_for(
@@ -118,7 +118,7 @@ def prepare_scan(scan: DatasetReader, writing: PackOptions, runner: Runner) -> P
     Raises:
         ConfigError, PackError, ManifestError, StoreError: as `pack`.
     """
-    output = find_output(writing.output, writing.vocabulary)
+    output = find_output(writing.output, writing.vocab_size)
     _refuse_same_place(tuple(map(absolute, scan.urls)), writing.url)
     manifest = scan.manifest
     plan = make_plan(
@@ -194,7 +194,7 @@ def _add_fields(
     described = {**job.described, "output": writing.output}
     first = prepared.locate(prepared.plan.ordinals[:FIRST_SAMPLES])
     task = ShardTask(Job(job.url, job.prefix, described), prepared.recipe, 0, [first])
-    described |= task.job.output.describe(find(task), {} if writing.transform else known, writing.vocabulary)
+    described |= task.job.output.describe(find(task), {} if writing.transform else known, writing.vocab_size)
     return msgspec.structs.replace(prepared, job=Job(job.url, job.prefix, described))
 
 
@@ -220,7 +220,7 @@ def _select_kinds(kinds: Mapping[str, str], fields: dict[str, str] | None) -> di
     return select_kinds(kinds if fields is None else {new: kinds.get(old, "") for old, new in fields.items()})
 
 
-def run(prepared: Prepared, runner: Runner, callbacks: Callbacks) -> Packed:
+def run(prepared: Prepared, runner: Runner, callbacks: Callbacks) -> PackResult:
     """Writes the planned shards that are missing, then the manifest.
 
     Raises:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from streamer.errors import IntegrityError, ObjectChangedError, PackError
 from streamer.manifest.model import ObjectRecord
+from streamer.removed import replace_name
 from streamer.shards.destination import Destination, agrees
 from streamer.shards.finish import check_samples, put_manifest
 from streamer.shards.job import Job
@@ -20,12 +21,17 @@ from streamer.store.base import Upload
 
 T = TypeVar("T")
 
+
+def __getattr__(name: str) -> object:
+    return globals()[replace_name(__name__, name)]
+
+
 # Shards that another pack of the same job writes meanwhile are looked at again.
 _ROUNDS = 5
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackResult:
     """The result of a pack.
 
     Attributes:
@@ -47,7 +53,7 @@ def settle_shards(
     receipts: dict[int, Receipt],
     write: Callable[[dict[int, Receipt]], dict[int, Receipt]],
     left: Sequence[Upload],
-) -> Packed:
+) -> PackResult:
     """Writes the manifest of the shards, again if another pack of the same job changes them.
 
     At the end it removes unfinished uploads of killed packs.
@@ -104,7 +110,7 @@ async def shards_there(job: Job, options: Mapping[str, object], shards: int) -> 
 
 async def _finish(
     job: Job, options: Mapping[str, object], receipts: Mapping[int, Receipt], left: Sequence[Upload]
-) -> Packed:
+) -> PackResult:
     if not any(receipt.samples for receipt in receipts.values()):
         raise PackError("no sample is left: the transform returns None for all of them")
     async with Destination(job.url, options) as destination:
@@ -114,7 +120,7 @@ async def _finish(
         manifest = await put_manifest(destination, job, receipts)
         # Now, when no other pack of this job needs them: all shards are there.
         await destination.abort(left)
-    return Packed(
+    return PackResult(
         url=job.url,
         digest=manifest.digest,
         shards=manifest.objects,

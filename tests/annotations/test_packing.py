@@ -57,9 +57,9 @@ def test_objects_become_fields(
     annotations = Annotations(str(coco_in(tmp_path)), fields=FIELDS)
     expected = read(source, annotations=annotations)
     assert len(expected) == COUNT
-    streamer.pack(source, tmp_path / "table", annotations=annotations, format="parquet", on=here)
+    streamer.pack(source, tmp_path / "table", annotations=annotations, output_format="parquet", executor=here)
     assert read(tmp_path / "table") == expected
-    streamer.pack(source, tmp_path / "packed", annotations=annotations, on=here)
+    streamer.pack(source, tmp_path / "packed", annotations=annotations, executor=here)
     for key, sample in read(tmp_path / "packed").items():
         wanted = expected[key]
         arrays = ("boxes", "labels", "area", "iscrowd")
@@ -73,7 +73,7 @@ def test_objects_become_fields(
 def test_the_command_writes_the_same(folder: Path, tmp_path: Path, here: ThreadPoolExecutor) -> None:
     """In a process of its own."""
     told = {"url": str(coco_in(tmp_path)), "fields": FIELDS}
-    streamer.pack(folder, tmp_path / "packed", annotations=told, on=here)
+    streamer.pack(folder, tmp_path / "packed", annotations=told, executor=here)
     command = ["pack", str(folder), "--out", f"{tmp_path}/again", "--annotations", json.dumps(told)]
     assert main([*command, "--on", "processes:1"]) == 0
     shard = "shard-000000.tar"
@@ -89,17 +89,17 @@ def test_samples_without_a_row(
     source, table = request.getfixturevalue(data), str(labels_in(tmp_path, range(4, COUNT)))
     raised = ManifestError if data == "folder" else DecodeError
     with pytest.raises(raised, match=r"no annotations for '.*000\d.*'"):
-        streamer.pack(source, tmp_path / "error", annotations=table, on=here)
+        streamer.pack(source, tmp_path / "error", annotations=table, executor=here)
     assert (tmp_path / "error").exists() == (data == "tars")
     for missing, expected in {
         "drop": {name(n): 3 * n for n in range(4, COUNT)},
         "empty": {name(n): None if n < 4 else 3 * n for n in range(COUNT)},
     }.items():
         given = {"url": table, "missing": missing}
-        streamer.pack(source, tmp_path / missing, annotations=given, format="parquet", on=here)
+        streamer.pack(source, tmp_path / missing, annotations=given, output_format="parquet", executor=here)
         assert {key: sample["tag"] for key, sample in read(tmp_path / missing).items()} == expected
     with pytest.raises(ConfigError, match="another pack, with annotations"):
-        streamer.pack(source, tmp_path / "drop", annotations=given, format="parquet", on=here)
+        streamer.pack(source, tmp_path / "drop", annotations=given, output_format="parquet", executor=here)
 
 
 def test_metadata_beside_pictures_is_packed(tmp_path: Path, here: ThreadPoolExecutor) -> None:
@@ -110,16 +110,16 @@ def test_metadata_beside_pictures_is_packed(tmp_path: Path, here: ThreadPoolExec
         (data / f"{number}.png").write_bytes(b"not decoded")
     rows = "".join(f"{n}.png,picture {n},{n + 10}\n" for n in range(6))
     (data / "metadata.csv").write_text(f"file_name,text,label\n{rows}")
-    packed = streamer.pack(data, tmp_path / "packed", on=here)
+    packed = streamer.pack(data, tmp_path / "packed", executor=here)
     assert packed.samples == 6
     assert read(tmp_path / "packed", decode=None)["3"] == {
         "png": b"not decoded",
         "text.txt": b"picture 3",
         "cls": b"13",
     }
-    streamer.pack(data, tmp_path / "changed", on=here, transform=_only_label, format="parquet")
+    streamer.pack(data, tmp_path / "changed", executor=here, transform=_only_label, output_format="parquet")
     assert read(tmp_path / "changed")["3"] == {"twice": 26}
-    streamer.pack(data, tmp_path / "plain", on=here, source_format="folder")
+    streamer.pack(data, tmp_path / "plain", executor=here, format="folder")
     assert read(tmp_path / "plain", decode=None).keys() == {*map(str, range(6)), "metadata"}
     with pytest.raises(ConfigError, match="an iterable is packed as it is"):
         streamer.pack([{"a": 1}], tmp_path / "none", annotations="labels.csv")

@@ -73,7 +73,9 @@ def expected(images: Path) -> dict[str, Sample]:
 def test_a_folder_becomes_tars(images: Path, tmp_path: Path) -> None:
     """Every file, its class, and shards of the size asked for; progress comes to its end."""
     steps: list[PackProgress] = []
-    packed = streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", on="processes:2", on_progress=steps.append)
+    packed = streamer.pack(
+        images, tmp_path / "tars", shard_bytes="200kB", executor="processes:2", on_progress=steps.append
+    )
     assert samples_of(tmp_path / "tars") == expected(images)
     assert (packed.shards, packed.samples) == (5, 300)
     assert packed.bytes == sum(path.stat().st_size for path in (tmp_path / "tars").glob("*.tar"))
@@ -85,7 +87,7 @@ def test_a_folder_becomes_tars(images: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("order", [pytest.param("name", marks=pytest.mark.slow), "shuffle"])
 def test_orders(images: Path, tmp_path: Path, here: Executor, order: str) -> None:
     """The same samples; by name they ascend over all shards, shuffled their classes are mixed."""
-    streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", order=order, seed=4, on=here)  # type: ignore[arg-type]
+    streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", order=order, seed=4, executor=here)  # type: ignore[arg-type]
     found = samples_of(tmp_path / "tars")
     assert found == expected(images)
     folders = [key.partition("/")[0] for key in found]
@@ -99,7 +101,7 @@ def test_the_manifest_is_that_of_an_index(
     """By its digest; and training reads what was packed, in place of the folder."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
-    packed = streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", on=here)
+    packed = streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", executor=here)
     command = [sys.executable, "-m", "streamer"]
     done = subprocess.run([*command, "index", f"{tmp_path}/tars/"], capture_output=True, text=True, check=True)
     assert f"digest {packed.digest}" in done.stdout
@@ -111,14 +113,14 @@ def test_the_manifest_is_that_of_an_index(
 
 def test_tars_are_packed_again(images: Path, tmp_path: Path, here: Executor) -> None:
     """Shuffled, with some of their fields under other names; from an index that was made before."""
-    streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", on=here)
+    streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", executor=here)
     streamer.pack(
         tmp_path / "tars",
         tmp_path / "again",
         fields={"jpg": "image.jpg"},
         order="shuffle",
         shard_bytes="100kB",
-        on=here,
+        executor=here,
         manifest=str(tmp_path / "tars/.streamer"),
     )
     wanted = {key: {"image.jpg": sample["jpg"]} for key, sample in expected(images).items()}
@@ -137,7 +139,7 @@ def test_a_transform_changes_samples(images: Path, tmp_path: Path) -> None:
             return None
         return {"head": np.frombuffer(content[:4], np.uint8), "n": len(content), "label": sample["label"]}
 
-    streamer.pack(images, tmp_path / "tars", transform=shrink, shard_bytes="50kB", on="processes:2")
+    streamer.pack(images, tmp_path / "tars", transform=shrink, shard_bytes="50kB", executor="processes:2")
     found = samples_of(tmp_path / "tars")
     wanted = {key: sample for key, sample in expected(images).items() if len(sample["jpg"]) % 20 == 0}
     assert found.keys() == wanted.keys()
@@ -197,7 +199,7 @@ def test_a_pack_is_verified(images: Path, tmp_path: Path) -> None:
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     def mended() -> None:
-        streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", on="processes:1")
+        streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", executor="processes:1")
         assert verify("--every").returncode == 0
 
     mended()
@@ -235,9 +237,9 @@ def test_what_cannot_be_packed_is_said(images: Path, tmp_path: Path, here: Execu
     with pytest.raises(
         PackError, match=r"sample \d+ of .*/images/.*JPG, key '.*': .*refuse raised ValueError: no thanks"
     ):
-        streamer.pack(images, tmp_path / "tars", transform=refuse, on="processes:1")
+        streamer.pack(images, tmp_path / "tars", transform=refuse, executor="processes:1")
     with pytest.raises(ConfigError, match=r"holds the shards of another pack, with .*transform '.*refuse' and not ''"):
-        streamer.pack(images, tmp_path / "tars", on="processes:1")
+        streamer.pack(images, tmp_path / "tars", executor="processes:1")
     for target in (images, images / "tars", images.parent):
         with pytest.raises(ConfigError, match="one folder, or one is within the other"):
             streamer.pack(images, target)
@@ -247,11 +249,11 @@ def test_what_cannot_be_packed_is_said(images: Path, tmp_path: Path, here: Execu
         streamer.pack(images, tmp_path / "full")
     assert os.listdir(tmp_path / "full") == ["notes.txt"]
     with pytest.raises(PackError, match="has no field 'png'; it has jpg, label"):
-        streamer.pack(images, tmp_path / "fields", fields=["png"], on=here)
+        streamer.pack(images, tmp_path / "fields", fields=["png"], executor=here)
     with pytest.raises(PackError, match=r"sample 1 of the iterable, key 'a': its key 'a' is that of sample 0 too"):
         streamer.pack([{"__key__": "a", "txt": "1"}, {"__key__": "a", "txt": "2"}], tmp_path / "double")
     with pytest.raises(PackError, match="no sample is left"):
-        streamer.pack(images, tmp_path / "none", transform=lambda sample: None, on=here)
+        streamer.pack(images, tmp_path / "none", transform=lambda sample: None, executor=here)
     with pytest.raises(PackError, match="gives no samples"):
         streamer.pack(iter(()), tmp_path / "nothing")
     with pytest.raises(PackError, match="sample 0 is a int, not a dict"):
@@ -279,10 +281,10 @@ async def test_it_runs_in_a_notebook(tmp_path: Path) -> None:
 
 def test_samples_of_a_changed_source_are_not_mixed(images: Path, tmp_path: Path) -> None:
     """A shard whose object was overwritten by another program is written again."""
-    streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", on="processes:1")
+    streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", executor="processes:1")
     (tmp_path / "tars/shard-000000.tar").write_bytes(b"not a tar")
-    streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", on="processes:1")
+    streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", executor="processes:1")
     assert samples_of(tmp_path / "tars") == expected(images)
     (tmp_path / "tars/extra.tar").write_bytes(tar_of([("a.txt", b"x")]))
     with pytest.raises(IntegrityError, match=r"extra\.tar is not a shard of this pack"):
-        streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", on="processes:1")
+        streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", executor="processes:1")

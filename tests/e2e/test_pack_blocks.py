@@ -41,7 +41,7 @@ def table(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("order", [pytest.param("manifest", marks=pytest.mark.slow), "shuffle"])
 def test_parquet_becomes_tars(table: Path, tmp_path: Path, order: str) -> None:
     """Every row, in shards of whole row groups; shuffled, the rows of those that are read together are mixed."""
-    packed = streamer.pack(table, tmp_path / "tars", shard_bytes="400kB", order=order, seed=3, on="processes:2")  # type: ignore[arg-type]
+    packed = streamer.pack(table, tmp_path / "tars", shard_bytes="400kB", order=order, seed=3, executor="processes:2")  # type: ignore[arg-type]
     found = samples_of(tmp_path / "tars")
     assert (packed.shards, packed.samples) == (3, ROWS)
     rows = [row for path in sorted(table.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
@@ -56,11 +56,13 @@ def test_parquet_becomes_tars(table: Path, tmp_path: Path, order: str) -> None:
 def test_the_same_command_writes_the_same(table: Path, tmp_path: Path) -> None:
     """On one process and on three; a part of it again where it was lost."""
     for name, on in (("one", "processes:1"), ("three", "processes:3")):
-        streamer.pack(table, tmp_path / name, fields=["caption"], order="shuffle", shard_bytes="400kB", on=on)
+        streamer.pack(table, tmp_path / name, fields=["caption"], order="shuffle", shard_bytes="400kB", executor=on)
     one, three = ({p.name: p.read_bytes() for p in (tmp_path / name).glob("*.tar")} for name in ("one", "three"))
     assert one == three
     (tmp_path / "one/shard-000001.tar").unlink()
-    streamer.pack(table, tmp_path / "one", fields=["caption"], order="shuffle", shard_bytes="400kB", on="processes:1")
+    streamer.pack(
+        table, tmp_path / "one", fields=["caption"], order="shuffle", shard_bytes="400kB", executor="processes:1"
+    )
     assert (tmp_path / "one/shard-000001.tar").read_bytes() == three["shard-000001.tar"]
 
 
@@ -78,11 +80,11 @@ def test_compressed_mds(tmp_path: Path) -> None:
         shard.update(compression=None, zip_data=None)
     (plain / "index.json").write_text(json.dumps(index))
     for name in ("zstd", "plain"):
-        streamer.pack(tmp_path / name, tmp_path / f"{name}-tars", on="processes:1")
+        streamer.pack(tmp_path / name, tmp_path / f"{name}-tars", executor="processes:1")
     found = samples_of(tmp_path / "zstd-tars")
     assert len(found) == 56
     assert found == samples_of(tmp_path / "plain-tars")
-    streamer.pack(folder, tmp_path / "some", fields={"text": "txt", "any": "vector"}, on="processes:1")
+    streamer.pack(folder, tmp_path / "some", fields={"text": "txt", "any": "vector"}, executor="processes:1")
     wanted = [{"txt": sample["text.txt"], "vector.npy": sample["any.npy"]} for sample in found.values()]
     assert list(samples_of(tmp_path / "some").values()) == wanted
 
@@ -91,7 +93,7 @@ def test_compressed_tars_keep_their_keys(tmp_path: Path) -> None:
     (tmp_path / "packed").mkdir()
     entries = [(f"{number:03d}.{name}", b"%d" % number) for number in range(50) for name in ("jpg", "cls")]
     (tmp_path / "packed/a.tar.gz").write_bytes(gzip.compress(tar_of(entries)))
-    streamer.pack(tmp_path / "packed", tmp_path / "tars", on="processes:1")
+    streamer.pack(tmp_path / "packed", tmp_path / "tars", executor="processes:1")
     assert samples_of(tmp_path / "tars") == {f"{n:03d}": {"jpg": b"%d" % n, "cls": b"%d" % n} for n in range(50)}
 
 
@@ -102,11 +104,11 @@ def test_a_damaged_block_is_named(table: Path, tmp_path: Path) -> None:
     content[40_000:60_000] = bytes(20_000)
     path.write_bytes(content)
     with pytest.raises(RecodeError, match=r"(?s)table/1\.parquet \[\d+, \d+\): .*format 'parquet'"):
-        streamer.pack(table, tmp_path / "tars", on="processes:1")
+        streamer.pack(table, tmp_path / "tars", executor="processes:1")
     assert list((tmp_path / "tars").rglob("*.spool")) == []
     (tmp_path / "lines").mkdir()
     lines = gzip.compress(b"".join(json.dumps({"n": n}).encode() + b"\n" for n in range(1000)))
     (tmp_path / "lines/a.jsonl.gz").write_bytes(lines[:-100])
     with pytest.raises(ManifestError, match=r"a\.jsonl\.gz"):
-        streamer.pack(tmp_path / "lines", tmp_path / "again", on="processes:1")
+        streamer.pack(tmp_path / "lines", tmp_path / "again", executor="processes:1")
     assert not (tmp_path / "again").exists()

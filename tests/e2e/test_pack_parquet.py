@@ -86,7 +86,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_a_program_makes_has_columns(folders: Path) -> None:
     """pyarrow reads every value, with its type; training too; the digest is that of an index."""
-    packed = streamer.pack(made(1500), folders / "table", format="parquet", shard_bytes="500kB")
+    packed = streamer.pack(made(1500), folders / "table", output_format="parquet", shard_bytes="500kB")
     assert (packed.shards, packed.samples) == (3, 1500)
     expected = [
         {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in sample.items()}
@@ -103,9 +103,9 @@ def test_what_a_program_makes_has_columns(folders: Path) -> None:
         assert found[sample["__key__"]] == {name: _plain(value) for name, value in sample.items()} | {
             "half": float(sample["half"])
         }
-    assert streamer.pack(made(1500), folders / "table", format="parquet", shard_bytes="500kB") == packed
+    assert streamer.pack(made(1500), folders / "table", output_format="parquet", shard_bytes="500kB") == packed
     with ThreadPoolExecutor(1) as here:
-        streamer.pack(folders / "table", folders / "again", format="parquet", on=here)
+        streamer.pack(folders / "table", folders / "again", output_format="parquet", executor=here)
     assert rows_of(folders / "again") == rows
 
 
@@ -114,19 +114,26 @@ def test_tars_become_parquet(images: Path, folders: Path) -> None:
     """Training reads the same fields; each set of processes writes the same bytes; packed again, the rows are equal."""
     small: dict[str, Any] = {"shard_bytes": "100kB"}
     with ThreadPoolExecutor(1) as here:
-        streamer.pack(images, folders / "tars", on=here, **small)
-    packed = streamer.pack(folders / "tars", folders / "table", format="parquet", on="processes:2", **small)
+        streamer.pack(images, folders / "tars", executor=here, **small)
+    packed = streamer.pack(
+        folders / "tars", folders / "table", output_format="parquet", executor="processes:2", **small
+    )
     assert packed.shards == 10
     assert read(folders / "table", {"jpg": None}) == read(folders / "tars", {"jpg": None})
     one = ["pack", f"{folders}/tars", "--out", f"{folders}/one", "--format", "parquet", "--on", "processes:1"]
     assert main([*one, "--shard-size", "100kB"]) == 0
     assert files_of(folders / "one") == files_of(folders / "table")
     with ThreadPoolExecutor(1) as here:
-        small["on"] = here
+        small["executor"] = here
         streamer.pack(
-            folders / "table", folders / "again", format="parquet", fields={"cls": "label"}, order="shuffle", **small
+            folders / "table",
+            folders / "again",
+            output_format="parquet",
+            fields={"cls": "label"},
+            order="shuffle",
+            **small,
         )
-        streamer.pack(images, folders / "raw", format="parquet", **small)
+        streamer.pack(images, folders / "raw", output_format="parquet", **small)
     wanted = {row["__key__"]: row["cls"] for row in rows_of(folders / "table")}
     assert {row["__key__"]: row["label"] for row in rows_of(folders / "again")} == wanted
     assert {row["__key__"].replace(".", "_"): row["label"] for row in rows_of(folders / "raw")} == wanted
@@ -135,7 +142,9 @@ def test_tars_become_parquet(images: Path, folders: Path) -> None:
 def test_row_groups_and_pages(folders: Path) -> None:
     """8 MiB before compression, and pages of about one: a reader can take a part of a row group."""
     numbers = np.random.default_rng(1)
-    streamer.pack(({"blob": numbers.bytes(30_000), "n": i} for i in range(900)), folders / "table", format="parquet")
+    streamer.pack(
+        ({"blob": numbers.bytes(30_000), "n": i} for i in range(900)), folders / "table", output_format="parquet"
+    )
     (path,) = (folders / "table").glob("*.parquet")
     footer = pq.read_metadata(path)
     groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
@@ -151,7 +160,7 @@ def test_row_groups_and_pages(folders: Path) -> None:
 PROGRAM = """
 import sys, streamer
 from tests.e2e.test_pack_parquet import made
-streamer.pack(made(4000), sys.argv[1], format="parquet", shard_bytes="300kB")
+streamer.pack(made(4000), sys.argv[1], output_format="parquet", shard_bytes="300kB")
 """
 
 
@@ -167,10 +176,10 @@ def test_a_killed_pack_goes_on(folders: Path) -> None:
     assert process.wait() == -signal.SIGKILL
     assert not (target / ".streamer/root.json").exists()
     before = {path.name: path.stat().st_ino for path in target.glob("*.parquet")}
-    streamer.pack(made(4000), target, format="parquet", shard_bytes="300kB")
+    streamer.pack(made(4000), target, output_format="parquet", shard_bytes="300kB")
     kept = [name for name, inode in before.items() if (target / name).stat().st_ino == inode]
     assert len(kept) >= len(before) - 2
-    streamer.pack(made(4000), folders / "undisturbed", format="parquet", shard_bytes="300kB")
+    streamer.pack(made(4000), folders / "undisturbed", output_format="parquet", shard_bytes="300kB")
     assert files_of(target) == files_of(folders / "undisturbed")
     assert list(target.rglob("*.spool")) == []
 
@@ -179,7 +188,7 @@ def test_a_killed_pack_goes_on(folders: Path) -> None:
 def test_verify_names_a_changed_row_group(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever byte of a file it is; a pack writes that shard anew."""
     target = folders / "table"
-    packed = streamer.pack(made(1500), target, format="parquet", shard_bytes="500kB")
+    packed = streamer.pack(made(1500), target, output_format="parquet", shard_bytes="500kB")
     assert main(["verify", str(target), "--every", "--on", "processes:1"]) == 0
     assert "1,500 samples read" in capsys.readouterr().out
     shard = target / "shard-000002.parquet"
@@ -190,7 +199,7 @@ def test_verify_names_a_changed_row_group(folders: Path, capsys: pytest.CaptureF
     assert main(["verify", str(target), "--every", "--on", "processes:1"]) == 1
     assert "shard-000002.parquet: row group 0" in capsys.readouterr().err
     shard.unlink()
-    assert streamer.pack(made(1500), target, format="parquet", shard_bytes="500kB").samples == packed.samples
+    assert streamer.pack(made(1500), target, output_format="parquet", shard_bytes="500kB").samples == packed.samples
     assert main(["verify", str(target)]) == 0
     assert len(rows_of(target)) == 1500
 
@@ -207,19 +216,21 @@ def test_a_sample_that_does_not_fit_is_named(images: Path, folders: Path) -> Non
     ]
     for sample, message in cases:
         with pytest.raises(PackError, match=message):
-            streamer.pack([*first, {"__key__": "odd", **sample}], folders / "odd", format="parquet")
+            streamer.pack([*first, {"__key__": "odd", **sample}], folders / "odd", output_format="parquet")
     with pytest.raises(PackError, match="only the first length of an array can be 0"):
-        streamer.pack([{"v": np.zeros((2, 0))}], folders / "empty", format="parquet")
+        streamer.pack([{"v": np.zeros((2, 0))}], folders / "empty", output_format="parquet")
     with pytest.raises(PackError, match=r"field 'n' is '<i8' in one sample and 'txt' in another"):
-        streamer.pack(({"n": value} for value in (1, "1")), folders / "two", format="parquet")
+        streamer.pack(({"n": value} for value in (1, "1")), folders / "two", output_format="parquet")
     with (
         ThreadPoolExecutor(1) as here,
         pytest.raises(PackError, match=r"key 'cat/.*': field 'label' is 'txt'"),
     ):
-        streamer.pack(images, folders / "late", transform=_texts_later, format="parquet", on=here)
+        streamer.pack(images, folders / "late", transform=_texts_later, output_format="parquet", executor=here)
     assert list(folders.rglob("*.spool")) == []
-    with pytest.raises(ConfigError, match="source_format"):
-        streamer.pack(images, folders / "none", format="webdataset")  # type: ignore[arg-type]
+    with pytest.raises(
+        ConfigError, match=r"output_format='lance' is not one of .*; the format of the source is format="
+    ):
+        streamer.pack(images, folders / "none", output_format="lance")  # type: ignore[arg-type]
 
 
 def _texts_later(sample: dict[str, Any]) -> dict[str, Any]:

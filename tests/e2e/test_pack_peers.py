@@ -36,7 +36,7 @@ def files(tmp_path: Path) -> Path:
 def test_webdataset_reads_what_was_packed(files: Path, tmp_path: Path) -> None:
     """The same keys and the same bytes, of every sample."""
     webdataset = pytest.importorskip("webdataset")
-    packed = streamer.pack(files, tmp_path / "tars", shard_bytes="200kB", on="processes:1")
+    packed = streamer.pack(files, tmp_path / "tars", shard_bytes="200kB", executor="processes:1")
     urls = sorted(map(str, (tmp_path / "tars").glob("*.tar")))
     read = {
         sample["__key__"]: {name: value for name, value in sample.items() if not name.startswith("__")}
@@ -66,7 +66,7 @@ def cluster() -> Iterator[object]:
 def test_a_dask_cluster_writes_the_same(files: Path, tmp_path: Path, cluster: object) -> None:
     """Byte for byte as processes do; a worker that is killed in the middle costs its task."""
     address = cluster.scheduler_address  # type: ignore[attr-defined]
-    streamer.pack(files, tmp_path / "here", shard_bytes="50kB", on="processes:2")
+    streamer.pack(files, tmp_path / "here", shard_bytes="50kB", executor="processes:2")
     ended = threading.Event()
 
     def end_worker() -> None:
@@ -77,7 +77,7 @@ def test_a_dask_cluster_writes_the_same(files: Path, tmp_path: Path, cluster: ob
 
     thread = threading.Thread(target=end_worker)
     thread.start()
-    packed = streamer.pack(files, tmp_path / "there", shard_bytes="50kB", on=f"dask:{address}")
+    packed = streamer.pack(files, tmp_path / "there", shard_bytes="50kB", executor=f"dask:{address}")
     thread.join()
     assert ended.is_set()
     assert packed.samples == 200

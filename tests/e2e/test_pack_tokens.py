@@ -74,7 +74,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_a_program_makes_becomes_tokens(folders: Path, expected: list[list[int]]) -> None:
     """Two bytes each below 65,500; the digest is that of an index; training reads documents and windows."""
     target = folders / "tokens"
-    packed = streamer.pack(made(1000), target, format="tokens", vocabulary=50_257, shard_bytes="100kB")
+    packed = streamer.pack(made(1000), target, output_format="tokens", vocab_size=50_257, shard_bytes="100kB")
     assert (packed.shards, packed.samples, packed.bytes) == (3, 1000, 2 * sum(map(len, expected)))
     assert documents(target) == expected
     assert main(["index", f"{target}/", "--out", f"{folders}/manifest"]) == 0
@@ -87,7 +87,7 @@ def test_what_a_program_makes_becomes_tokens(folders: Path, expected: list[list[
     assert [windows[i]["tokens"].tolist() for i in (0, 1)] == [first[:101].tolist(), first[100:201].tolist()]
     windows.close()
     before = files_of(target)
-    assert streamer.pack(made(1000), target, format="tokens", vocabulary=50_257, shard_bytes="100kB") == packed
+    assert streamer.pack(made(1000), target, output_format="tokens", vocab_size=50_257, shard_bytes="100kB") == packed
     assert files_of(target) == before
 
 
@@ -99,13 +99,13 @@ def test_columns_and_lists_become_tokens(folders: Path, expected: list[list[int]
     pq.write_table(pa.table({"input_ids": expected, "text": texts}), folders / "source/a.parquet")
     (folders / "lines").mkdir()
     (folders / "lines/a.jsonl").write_text("".join(f'{{"ids": {ids}, "text": "{len(ids)}"}}\n' for ids in expected))
-    small: dict[str, Any] = {"format": "tokens", "shard_bytes": "100kB"}
+    small: dict[str, Any] = {"output_format": "tokens", "shard_bytes": "100kB"}
     other = ["pack", f"{folders}/source", "--out", f"{folders}/other", "--format", "tokens", "--on", "processes:1"]
     assert main([*other, "--shard-size", "100kB"]) == 0
     with ThreadPoolExecutor(1) as here:
-        small["on"] = here
+        small["executor"] = here
         packed = streamer.pack(folders / "source", folders / "one", **small)
-        small["vocabulary"] = 50_000
+        small["vocab_size"] = 50_000
         streamer.pack(folders / "lines", folders / "short", **small)
         streamer.pack(folders / "short", folders / "again", order="shuffle", transform=_with_end, **small)
         streamer.pack(folders / "lines", folders / "texts", transform=_tokenized, **small)
@@ -128,7 +128,7 @@ def _tokenized(sample: dict[str, Any]) -> dict[str, Any]:
 PROGRAM = """
 import sys, streamer
 from tests.e2e.test_pack_tokens import made
-streamer.pack(made(20000), sys.argv[1], format="tokens", vocabulary=50257, shard_bytes="300kB")
+streamer.pack(made(20000), sys.argv[1], output_format="tokens", vocab_size=50257, shard_bytes="300kB")
 """
 
 
@@ -143,7 +143,7 @@ def test_a_killed_pack_goes_on(folders: Path) -> None:
     assert process.wait() != 0
     assert not (target / ".streamer/root.json").exists()
     before = {path.name: path.stat().st_ino for path in target.iterdir() if path.is_file()}
-    arguments: dict[str, Any] = {"format": "tokens", "vocabulary": 50_257, "shard_bytes": "300kB"}
+    arguments: dict[str, Any] = {"output_format": "tokens", "vocab_size": 50_257, "shard_bytes": "300kB"}
     streamer.pack(made(20_000), target, **arguments)
     kept = [name for name, inode in before.items() if (target / name).stat().st_ino == inode]
     assert len(kept) >= len(before) - 4
@@ -155,7 +155,7 @@ def test_a_killed_pack_goes_on(folders: Path) -> None:
 @pytest.mark.slow
 def test_an_index_file_is_part_of_its_shard(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`verify` names one that is gone or differs; a pack writes it again, and nothing else."""
-    target, arguments = folders / "tokens", {"format": "tokens", "shard_bytes": "200kB"}
+    target, arguments = folders / "tokens", {"output_format": "tokens", "shard_bytes": "200kB"}
     packed = streamer.pack(made(1000), target, **arguments)  # type: ignore[arg-type]
     index, before = target / "shard-000001.idx", files_of(target)
     times, content = index.stat(), bytearray(index.read_bytes())
@@ -180,7 +180,7 @@ def test_what_is_no_tokens_is_named(folders: Path) -> None:
 
     def pack(*samples: Mapping[str, Any], **options: Any) -> None:
         shutil.rmtree(folders / "odd", ignore_errors=True)
-        streamer.pack(samples, folders / "odd", format="tokens", **options)
+        streamer.pack(samples, folders / "odd", output_format="tokens", **options)
 
     short = {"ids": np.zeros(3, np.uint16)}
     for sample, message in [
@@ -193,7 +193,7 @@ def test_what_is_no_tokens_is_named(folders: Path) -> None:
         with pytest.raises(PackError, match=message):
             pack(*[short] * 70, sample)
     with pytest.raises(PackError, match="is 5, tokens are 0 to 4"):
-        pack({"ids": [4, 5]}, vocabulary=5)
+        pack({"ids": [4, 5]}, vocab_size=5)
     with pytest.raises(PackError, match=r"no field is a list of integers .* which have text, n; .* a transform"):
         pack({"text": "a", "n": 1})
     with pytest.raises(ConfigError, match="ids and mask are lists of integers; name the one with the tokens"):
@@ -202,7 +202,7 @@ def test_what_is_no_tokens_is_named(folders: Path) -> None:
         pack({"ids": []}, {"ids": []})
     with pytest.raises(PackError, match="the iterable gives no samples"):
         pack()
-    for options in ({"format": "tar", "vocabulary": 5}, {"format": "tokens", "vocabulary": 0}):
-        with pytest.raises(ConfigError, match=r"vocabulary=\d with format='t.*': a number from 1"):
+    for options in ({"output_format": "webdataset", "vocab_size": 5}, {"output_format": "tokens", "vocab_size": 0}):
+        with pytest.raises(ConfigError, match=r"vocab_size=\d with output_format='[tw].*': a number from 1"):
             streamer.pack([short], folders / "odd", **options)
     assert list(folders.rglob("*.spool")) == []

@@ -370,7 +370,7 @@ def test_a_full_disk_is_said(
     monkeypatch.setenv("TMPDIR", str(full_disk))
     source = files if made == "files" else ({"bin": bytes(10_000)} for _ in range(1000))
     with pytest.raises(PackError, match=r"the disk of .*streamer-pack-.* is full: .*TMPDIR"):
-        streamer.pack(source, URL, shard_bytes="4MB", out_storage_options=store.options, on="processes:1")
+        streamer.pack(source, URL, shard_bytes="4MB", out_storage_options=store.options, executor="processes:1")
     assert list(full_disk.rglob("*.spool")) == []
     assert "train/.streamer/root.json" not in store.names()
 

@@ -79,7 +79,9 @@ def test_what_the_libraries_write(
 @pytest.mark.parametrize("vocabulary", [50_257, None])
 def test_megatron_reads_packed_tokens(vocabulary: int | None, tmp_path: Path):
     """Of two bytes and of four; what it reads and writes again with its own writer has the same bytes."""
-    packed = streamer.pack(made(10_000), tmp_path / "packed", format="tokens", vocabulary=vocabulary, shard_bytes="1MB")
+    packed = streamer.pack(
+        made(10_000), tmp_path / "packed", output_format="tokens", vocab_size=vocabulary, shard_bytes="1MB"
+    )
     make(library_python("megatron-core==0.16.1"), "packed_tokens.py", tmp_path / "packed", tmp_path / "again")
     assert files_of(tmp_path / "again") == files_of(tmp_path / "packed")
     assert len(files_of(tmp_path / "again")) == 2 * packed.shards

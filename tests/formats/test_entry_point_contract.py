@@ -109,7 +109,7 @@ def test_what_decoding_takes_is_shown(data: Path, capsys: pytest.CaptureFixture[
 
 def test_pack_writes_what_the_format_says(data: Path, tmp_path: Path):
     """In the task of another process."""
-    pack(data, str(tmp_path / "packed"), source_format="columns_of_tests", on="processes:1")
+    pack(data, str(tmp_path / "packed"), format="columns_of_tests", executor="processes:1")
     with closing(StreamingDataset(tmp_path / "packed", cache_bytes="1GB")) as dataset:
         assert {dataset[index]["name.txt"] for index in range(dataset.samples)} == {
             name.ljust(8).upper() for name in NAMES

@@ -18,6 +18,7 @@ import streamer
 from streamer import StreamingDataset
 from streamer.cli.main import main
 from streamer.decode import VideoClip
+from streamer.formats import Video
 from tests.formats.library_environment import library_python, make
 from tests.videos import KINDS, MATROSKA, decoded, ffmpeg_of_pyav, made
 
@@ -47,8 +48,8 @@ def packed(folder: Path, names: list[str], here: Executor, **more: object) -> Pa
     """Packs these videos, the last one of them in a folder."""
     for name in names:
         (folder / "videos" / ("b" if name == names[-1] else "") / name).write_bytes(made(name))
-    options = {"format_options": OPTIONS, **more}
-    streamer.pack(folder / "videos", folder / "out", source_format="video", on=here, **options)  # type: ignore[arg-type]
+    options = {"format": Video(**OPTIONS), **more}
+    streamer.pack(folder / "videos", folder / "out", executor=here, **options)  # type: ignore[arg-type]
     return folder / "out"
 
 
@@ -69,14 +70,14 @@ def check(sample: dict[str, object], source: object, pts: object, step: int = 2)
     return path
 
 
-@pytest.mark.parametrize("output", ["tar", "parquet"])
+@pytest.mark.parametrize("output", ["webdataset", "parquet"])
 def test_clips_are_read_as_they_were(folder: Path, here: Executor, output: str):
     """Clips of every second frame, of videos with open GOPs and of variable rate, in tars and in Parquet."""
-    out = packed(folder, ["open_gop.mp4", "variable.mp4"], here, format=output, shard_bytes="64kB")
-    assert len(list(out.glob(f"*.{output}"))) > 1
+    out = packed(folder, ["open_gop.mp4", "variable.mp4"], here, output_format=output, shard_bytes="64kB")
+    assert len(list(out.glob("*.tar" if output == "webdataset" else "*.parquet"))) > 1
     with closing(StreamingDataset(out, decode={"mp4": VideoClip(4)})) as dataset:
         samples = list(dataset)
-    told = [(sample, sample["json"] if output == "tar" else sample) for sample in samples]
+    told = [(sample, sample["json"] if output == "webdataset" else sample) for sample in samples]
     found = [check(sample, values["source"], values["pts_seconds"]) for sample, values in told]
     assert sorted(set(found)) == ["b/variable.mp4", "open_gop.mp4"]
     assert len({sample["__key__"] for sample in samples}) == len(found) == 2 * len(range(0, 84, 7))
@@ -85,7 +86,7 @@ def test_clips_are_read_as_they_were(folder: Path, here: Executor, output: str):
 def test_shards_have_the_size_that_was_asked_for(folder: Path, here: Executor):
     """Of a clip at each frame, which have the packets of their GOPs each: 20 times the video."""
     every = {"num_frames_per_clip": 4, "num_indices_between_clip_starts": 1}
-    out = packed(folder, ["b_frames.mp4"], here, format_options=every, shard_bytes="1MB", fields=["frames"])
+    out = packed(folder, ["b_frames.mp4"], here, format=Video(**every), shard_bytes="1MB", fields=["frames"])
     sizes = [path.stat().st_size for path in out.glob("*.tar")]
     assert sum(sizes) > 5 * len(made("b_frames.mp4"))
     assert max(sizes) < 1_300_000
@@ -94,14 +95,14 @@ def test_shards_have_the_size_that_was_asked_for(folder: Path, here: Executor):
 def test_frames_that_are_gops_apart_are_arrays(folder: Path, here: Executor):
     """Packets of such a clip are not a video; other clips of the same video, which others precede after a gap, are."""
     apart = {"num_frames_per_clip": 2, "num_indices_between_frames": 60, "num_indices_between_clip_starts": 15}
-    out = packed(folder, ["open_gop.mp4"], here, format_options=apart)
+    out = packed(folder, ["open_gop.mp4"], here, format=Video(**apart))
     with closing(StreamingDataset(out)) as dataset:
         for sample in dataset:
             times = sample["pts_seconds.npy"]
             source = {"path": "b/open_gop.mp4", "time": [times[0], times[1]]}
             check({"mp4": sample["frames.npy"]}, source, times, step=60)
     sparse = {"num_frames_per_clip": 2, "num_indices_between_clip_starts": 40}
-    streamer.pack(folder / "videos", folder / "sparse", source_format="video", on=here, format_options=sparse)
+    streamer.pack(folder / "videos", folder / "sparse", format=Video(**sparse), executor=here)
     with closing(StreamingDataset(folder / "sparse", decode={"mp4": VideoClip(2)})) as dataset:
         assert len([check(s, s["json"]["source"], s["json"]["pts_seconds"], step=1) for s in dataset]) == 3
 
@@ -116,7 +117,7 @@ def test_columns_of_segments_and_sounds_are_kept(folder: Path, here: Executor):
     told = json.dumps(options)
     index = ["index", f"{folder}/videos/", "--format", "video", "--format-options", told, "--out", f"{folder}/manifest"]
     assert main(index) == 0
-    out = packed(folder, [], here, format_options=options, manifest=f"{folder}/manifest")
+    out = packed(folder, [], here, format=Video(**options), manifest=f"{folder}/manifest")
     with closing(StreamingDataset(out, decode=None)) as dataset:
         [sample] = list(dataset)
     assert sample.keys() - {"__key__"} == {"mp4", "json", "caption.txt", "audio.npy"}

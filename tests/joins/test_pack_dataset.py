@@ -123,7 +123,7 @@ def written(folder: Path, closing: Closing) -> list[dict[str, Any]]:
     annotated=st.booleans(),
     selected=st.sampled_from(["", "indices", "fraction", "where"]),
     order=st.sampled_from(["manifest", "shuffle", "name"]),
-    output=st.sampled_from(["tar", "parquet"]),
+    output=st.sampled_from(["webdataset", "parquet"]),
     shard_bytes=st.sampled_from([6_000, 50_000]),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -155,7 +155,7 @@ def test_it_is_what_the_dataset_yields(
         dataset = dataset.select(where=f"{columns[kind]} > 9 and {columns[kind]} != 30")
     dataset = closing(dataset)
     folder = tmp_path_factory.mktemp("packed") / "out"
-    pack = {"order": order, "seed": 5, "shard_bytes": shard_bytes, "format": output, "on": here}
+    pack = {"order": order, "seed": 5, "shard_bytes": shard_bytes, "output_format": output, "executor": here}
     if order == "name" and kind != "files":
         with pytest.raises(ConfigError, match="which only raw files have"):
             streamer.pack(dataset, folder, **pack)
@@ -185,7 +185,7 @@ def shards_in(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("output", ["tar", "parquet"])
+@pytest.mark.parametrize("output", ["webdataset", "parquet"])
 @pytest.mark.parametrize("order", ["manifest", "shuffle"])
 @pytest.mark.parametrize("kind", list(LEFTS))
 def test_a_plain_dataset_is_packed_as_its_url(
@@ -193,7 +193,7 @@ def test_a_plain_dataset_is_packed_as_its_url(
 ) -> None:
     """Byte for byte, also with annotations: one pack may go on with the shards of the other."""
     annotations = {"url": str(data / f"{kind}.csv"), "sample_field": None if kind in ("tars", "files") else "uid"}
-    options = {"order": order, "seed": 3, "shard_bytes": 20_000, "format": output, "on": here}
+    options = {"order": order, "seed": 3, "shard_bytes": 20_000, "output_format": output, "executor": here}
     streamer.pack(data / kind, tmp_path / "url", annotations=annotations, **options)
     dataset = closing(StreamingDataset(data / kind, annotations=annotations))
     streamer.pack(dataset, tmp_path / "dataset", **options)
@@ -216,21 +216,23 @@ import streamer
 from pathlib import Path
 data, out = map(Path, sys.argv[1:])
 dataset = everything(data, lambda made: made)
-streamer.pack(dataset, out, order="shuffle", seed=2, shard_bytes=1500, on="processes:2")
+streamer.pack(dataset, out, order="shuffle", seed=2, shard_bytes=1500, executor="processes:2")
 """
 
 
 @pytest.mark.process
 def test_a_killed_pack_goes_on(data: Path, closing: Closing, here: ThreadPoolExecutor, tmp_path: Path) -> None:
     """In processes that have no torch, killed after a shard: the same files as undisturbed, of which some are kept."""
-    streamer.pack(everything(data, closing), tmp_path / "whole", order="shuffle", seed=2, shard_bytes=1500, on=here)
+    streamer.pack(
+        everything(data, closing), tmp_path / "whole", order="shuffle", seed=2, shard_bytes=1500, executor=here
+    )
     out = tmp_path / "killed"
     with subprocess.Popen([sys.executable, "-c", PROGRAM, str(data), str(out)]) as running:
         while running.poll() is None and not list(out.glob(".streamer/pack/*/0*.json")):
             time.sleep(0.01)
         running.kill()
     kept = {path: path.stat().st_mtime_ns for path in out.glob(".streamer/pack/*/0*.json")}
-    streamer.pack(everything(data, closing), out, order="shuffle", seed=2, shard_bytes=1500, on=here)
+    streamer.pack(everything(data, closing), out, order="shuffle", seed=2, shard_bytes=1500, executor=here)
     assert shards_in(out) == shards_in(tmp_path / "whole")
     assert len(shards_in(out)) > 10
     assert kept
@@ -265,16 +267,18 @@ def test_what_a_transform_returns_is_written(
     """Decoded as training has it; the pack's own transform gets that."""
     source = StreamingDataset(data / "tars", transform=lambda sample: {"n": sample["json"]["n"], "text": sample["txt"]})
     dataset = closing(source)
-    streamer.pack(dataset, tmp_path / "out", format="parquet", on=here)
+    streamer.pack(dataset, tmp_path / "out", output_format="parquet", executor=here)
     found = written(tmp_path / "out", closing)
     assert [(sample["n"], sample["text"]) for sample in found] == [
         (sample["n"], sample["text"]) for sample in read_all(dataset)
     ]
-    streamer.pack(dataset, tmp_path / "twice", format="parquet", transform=lambda s: {"m": 2 * s["n"]}, on=here)
+    streamer.pack(
+        dataset, tmp_path / "twice", output_format="parquet", transform=lambda s: {"m": 2 * s["n"]}, executor=here
+    )
     assert [sample["m"] for sample in written(tmp_path / "twice", closing)] == [2 * sample["n"] for sample in found]
     broken = closing(StreamingDataset(data / "tars", transform=lambda sample: sample["nothing"]))
     with pytest.raises(PackError, match="the transform of the dataset raised KeyError"):
-        streamer.pack(broken, tmp_path / "broken", on=here)
+        streamer.pack(broken, tmp_path / "broken", executor=here)
 
 
 @pytest.mark.process
@@ -286,7 +290,7 @@ def test_what_a_transform_returns_is_written(
         ({"rank": 0, "world_size": 2}, {}, "world_size=2"),
         ({}, {"annotations": "labels.csv"}, "annotations= is an option of a url"),
         ({}, {"storage_options": {"profile": "x"}}, "storage_options= is an option of a url"),
-        ({}, {"source_format": "parquet"}, "source_format= is an option of a url"),
+        ({}, {"format": "mds"}, "format= is an option of a url"),
         ({}, {"fields": ["jpg"]}, "has no field 'jpg'; it has json, txt"),
     ],
 )
@@ -296,7 +300,7 @@ def test_what_is_refused(
     """With an error that says what to write instead."""
     dataset = closing(StreamingDataset(data / "tars", **arguments))
     with pytest.raises((ConfigError, PackError), match=said):
-        streamer.pack(dataset, tmp_path / "out", on=here, **options)
+        streamer.pack(dataset, tmp_path / "out", executor=here, **options)
 
 
 @pytest.mark.process
@@ -304,4 +308,4 @@ def test_a_mix_is_refused(data: Path, closing: Closing, here: ThreadPoolExecutor
     """An epoch of it has samples several times, or not at all."""
     mix = closing(MixedDataset({kind: closing(StreamingDataset(data / kind)) for kind in ("parquet", "lines")}))
     with pytest.raises(ConfigError, match="pack\\(\\) of a MixedDataset"):
-        streamer.pack(mix, tmp_path / "out", on=here)
+        streamer.pack(mix, tmp_path / "out", executor=here)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from streamer.manifest.protocols import BuildProgress
     from streamer.shards.prepared import PackOptions, Prepared
     from streamer.shards.progress import PackProgress
-    from streamer.shards.settle import Packed
+    from streamer.shards.settle import PackResult
 
 HELP = "write a dataset as WebDataset tars, Parquet or tokens, with their manifest beside them"
 
@@ -229,8 +229,8 @@ def _pack_options(arguments: argparse.Namespace) -> PackOptions:
         fields=arguments.fields,
         transform=None,
         options=arguments.storage_options if out_options is None else out_options,
-        output=arguments.format,
-        vocabulary=arguments.vocabulary,
+        output="webdataset" if arguments.format == "tar" else arguments.format,
+        vocab_size=arguments.vocabulary,
         annotations=Annotations.parse(arguments.annotations),
     )
 
@@ -285,7 +285,7 @@ def _plan(prepared: Prepared, terminal: Terminal) -> None:
     terminal.line(f"from {counted(manifest.objects, 'objects')} of format {manifest.format}, digest {manifest.digest}")
 
 
-def _summary(packed: Packed, terminal: Terminal) -> None:
+def _summary(packed: PackResult, terminal: Terminal) -> None:
     terminal.line(
         f"{counted(packed.samples, 'samples')} in {counted(packed.shards, 'shards')}, {format_bytes(packed.bytes)}: "
         f"{packed.url}"

@@ -92,28 +92,28 @@ class Output(ABC):
     def field_value(self, field: Field) -> tuple[str, object]:
         """Returns name and value of a field of a source in the form that the writer accepts."""
 
-    def check(self, vocabulary: int | None = None) -> None:
+    def check(self, vocab_size: int | None = None) -> None:
         """Makes sure that shards can be written.
 
         Raises:
-            ConfigError: The output has no vocabulary, or not this one, or a library cannot be imported.
+            ConfigError: The output has no vocabulary, or not one of this size, or a library cannot be imported.
         """
-        if vocabulary is not None:
-            raise refuse_vocabulary(self.name, vocabulary)
+        if vocab_size is not None:
+            raise refuse_vocab_size(self.name, vocab_size)
 
     def find_kinds(self, values: Mapping[str, object]) -> dict[str, str]:
         """Returns the kind of each value of a sample, for `describe`."""
         return {}
 
     def describe(
-        self, kinds: Sequence[Mapping[str, str]], known: Mapping[str, str], vocabulary: int | None
+        self, kinds: Sequence[Mapping[str, str]], known: Mapping[str, str], vocab_size: int | None
     ) -> dict[str, Any]:
         """Returns what all writers of shards need, for the description of the job.
 
         Args:
             kinds: Kinds of the first samples, from `find_kinds`.
             known: Kinds by field, if the source names them.
-            vocabulary: Number of different tokens, if the user says it.
+            vocab_size: Number of different tokens, if the user says it.
 
         Raises:
             PackError, ConfigError: The samples cannot be written like this.
@@ -124,9 +124,9 @@ class Output(ABC):
 MAX_TOKENS = 1 << 31
 
 
-def refuse_vocabulary(output: str, vocabulary: int) -> ConfigError:
+def refuse_vocab_size(output: str, vocab_size: int) -> ConfigError:
     """Returns the error for a vocabulary that an output cannot have."""
     return ConfigError(
-        f"vocabulary={vocabulary!r} with format={output!r}: a number from 1 to {MAX_TOKENS}, of tokens",
-        field="vocabulary",
+        f"vocab_size={vocab_size!r} with output_format={output!r}: a number from 1 to {MAX_TOKENS}, of tokens",
+        field="vocab_size",
     )

@@ -35,16 +35,16 @@ class ParquetOutput(Output):
         """Returns the value that its kind says; see `Output.field_value`."""
         return field_value(field)
 
-    def check(self, vocabulary: int | None = None) -> None:
+    def check(self, vocab_size: int | None = None) -> None:
         """Makes sure that pyarrow can be imported; see `Output.check`."""
-        super().check(vocabulary)
+        super().check(vocab_size)
         try:
             import streamer.shards.outputs.parquet  # noqa: F401
         except ImportError as error:
             raise ConfigError(
                 "Parquet is written with pyarrow, which cannot be imported: pip install 'streamer-data[parquet]' "
                 f"({error})",
-                field="format",
+                field="output_format",
             ) from error
 
     def find_kinds(self, values: Mapping[str, object]) -> dict[str, str]:
@@ -52,30 +52,30 @@ class ParquetOutput(Output):
         return kinds_of(values)
 
     def describe(
-        self, kinds: Sequence[Mapping[str, str]], known: Mapping[str, str], vocabulary: int | None
+        self, kinds: Sequence[Mapping[str, str]], known: Mapping[str, str], vocab_size: int | None
     ) -> dict[str, Any]:
         """Returns the columns; see `Output.describe`."""
         return {"columns": msgspec.to_builtins(columns_of(kinds, known))}
 
 
-OutputName = Literal["tar", "parquet", "tokens"]
-OUTPUTS: dict[str, Output] = {"tar": TarOutput(), "parquet": ParquetOutput(), "tokens": TokenOutput()}
+OutputName = Literal["webdataset", "parquet", "tokens"]
+OUTPUTS: dict[str, Output] = {"webdataset": TarOutput(), "parquet": ParquetOutput(), "tokens": TokenOutput()}
 
 
-def find_output(name: str, vocabulary: int | None = None) -> Output:
+def find_output(name: str, vocab_size: int | None = None) -> Output:
     """Returns the output of that name.
 
     Raises:
-        ConfigError: There is none, it takes no such vocabulary, or a library that it needs cannot be imported.
+        ConfigError: There is none, it takes no vocabulary of this size, or its library cannot be imported.
     """
     if name not in OUTPUTS:
         raise ConfigError(
-            f"format={name!r} is not one of {', '.join(OUTPUTS)}, which shards are written as; the format of the "
-            "source is source_format=",
-            field="format",
+            f"output_format={name!r} is not one of {', '.join(OUTPUTS)}, which shards are written as; the format of "
+            "the source is format=",
+            field="output_format",
         )
     found = OUTPUTS[name]
-    found.check(vocabulary)
+    found.check(vocab_size)
     return found
 
 

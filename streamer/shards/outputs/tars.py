@@ -128,7 +128,7 @@ def _header(name: bytes, size: int, kind: bytes) -> bytes:
 class TarOutput(Output):
     """WebDataset tars."""
 
-    name = "tar"
+    name = "webdataset"
     extension = "tar"
     format = WebDataset.name
     overhead_bytes = TAR_OVERHEAD

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from streamer.errors import ConfigError, PackError
 from streamer.formats.base import Field
 from streamer.formats.checksum import crc32
-from streamer.shards.outputs.base import MAX_TOKENS, Output, ShardWriter, refuse_vocabulary
+from streamer.shards.outputs.base import MAX_TOKENS, Output, ShardWriter, refuse_vocab_size
 from streamer.shards.outputs.columns import FIRST_SAMPLES, JsonText, field_value, plain_values
 from streamer.shards.receipts import Written, encode_numbers
 from streamer.shards.values import KEY, Sample
@@ -49,20 +49,20 @@ class TokenOutput(Output):
         """Returns the value that its kind says; see `Output.field_value`."""
         return field_value(field)
 
-    def check(self, vocabulary: int | None = None) -> None:
+    def check(self, vocab_size: int | None = None) -> None:
         """Refuses a vocabulary of no tokens, or too many; see `Output.check`."""
-        if vocabulary is not None and not 0 < vocabulary <= MAX_TOKENS:
-            raise refuse_vocabulary(self.name, vocabulary)
+        if vocab_size is not None and not 0 < vocab_size <= MAX_TOKENS:
+            raise refuse_vocab_size(self.name, vocab_size)
 
     def find_kinds(self, values: Mapping[str, object]) -> dict[str, str]:
         """Returns the dtype of each field that is a list of integers; see `Output.find_kinds`."""
         return kinds_of(values)
 
     def describe(
-        self, kinds: Sequence[Mapping[str, str]], known: Mapping[str, str], vocabulary: int | None
+        self, kinds: Sequence[Mapping[str, str]], known: Mapping[str, str], vocab_size: int | None
     ) -> dict[str, Any]:
         """Returns the field with the tokens and their dtype; see `Output.describe`."""
-        return {"tokens": msgspec.to_builtins(token_field(kinds, vocabulary))}
+        return {"tokens": msgspec.to_builtins(token_field(kinds, vocab_size))}
 
 
 class TokenField(msgspec.Struct, frozen=True, array_like=True):
@@ -90,7 +90,7 @@ class TokenField(msgspec.Struct, frozen=True, array_like=True):
             place = int(np.argmax((numbers < 0) | (numbers >= self.limit)))
             raise PackError(
                 f"number {place} of field {self.name!r} is {numbers[place]}, tokens are 0 to {self.limit - 1}; "
-                "vocabulary= says how many there are"
+                "vocab_size= says how many there are"
             )
         return numbers.astype(self.dtype)
 
@@ -164,12 +164,12 @@ def kinds_of(values: Mapping[str, object]) -> dict[str, str]:
     return {name: "" if numbers is None else numbers.dtype.str for name, numbers in found.items()}
 
 
-def token_field(kinds: Sequence[Mapping[str, str]], vocabulary: int | None) -> TokenField:
+def token_field(kinds: Sequence[Mapping[str, str]], vocab_size: int | None) -> TokenField:
     """The field with the tokens, and the dtype of all shards.
 
     Args:
         kinds: kinds of the first samples, from `kinds_of`.
-        vocabulary: number of tokens. If it is None, two bytes suffice if the samples have arrays of two bytes.
+        vocab_size: number of tokens. If it is None, two bytes suffice if the samples have arrays of two bytes.
 
     Raises:
         PackError: the samples have no such field.
@@ -184,12 +184,12 @@ def token_field(kinds: Sequence[Mapping[str, str]], vocabulary: int | None) -> T
         )
     if len(lists) > 1:
         raise ConfigError(f"{' and '.join(lists)} are lists of integers; name the one with the tokens", field="fields")
-    if vocabulary is None:
+    if vocab_size is None:
         is_short = all(np.dtype(sample[lists[0]]) in (np.uint8, np.uint16) for sample in kinds)
     else:
-        is_short = vocabulary < _SHORT_VOCABULARY
+        is_short = vocab_size < _SHORT_VOCABULARY
     dtype = _SHORT if is_short else _WIDE
-    return TokenField(lists[0], dtype, vocabulary or _LIMITS[dtype])
+    return TokenField(lists[0], dtype, vocab_size or _LIMITS[dtype])
 
 
 def _integers(value: object) -> NDArray[np.integer] | None:

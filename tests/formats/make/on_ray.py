@@ -44,12 +44,12 @@ def end_a_worker(folder: Path, ended: list[int]) -> None:
 
 def run(source: Path, folder: Path) -> dict[str, object]:
     """See above."""
-    here = streamer.pack(source, folder / "here", shard_bytes="50kB", on="processes:2")
+    here = streamer.pack(source, folder / "here", shard_bytes="50kB", executor="processes:2")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     ended: list[int] = []
     thread = threading.Thread(target=end_a_worker, args=(folder / "there", ended))
     thread.start()
-    there = streamer.pack(source, folder / "there", shard_bytes="50kB", on="ray:auto")
+    there = streamer.pack(source, folder / "there", shard_bytes="50kB", executor="ray:auto")
     thread.join()
     assert main(["index", f"{folder}/there/", "--out", f"{folder}/manifest", "--on", "ray:auto"]) == 0
     root = json.loads((folder / "manifest/root.json").read_text())

@@ -26,6 +26,7 @@ from streamer import (
 from streamer.batches.rows.options import read_packing
 from streamer.errors import ConfigError
 from streamer.removed import NAMES
+from streamer.shards.settle import PackResult
 from tests.fake_dataset import FakeDataset
 
 OF_BOTH = {
@@ -238,9 +239,48 @@ def test_an_old_name_is_an_import_error_that_says_the_new_one() -> None:
     """The new name is there."""
     for module, names in NAMES.items():
         for old, new in names.items():
+            if old == "Packed":
+                continue
             with pytest.raises(ImportError, match=rf"^{module}\.{old} is now {module}\.{new}$"):
                 getattr(import_module(module), old)
             assert getattr(import_module(module), new).__name__ == new
+
+
+def test_the_result_of_a_pack_is_imported_with_a_warning() -> None:
+    """It is another name of the class."""
+    with pytest.warns(FutureWarning, match=r"^streamer.shards.settle.Packed is now .*PackResult; ") as warned:
+        from streamer.shards.settle import Packed
+    assert Packed is PackResult
+    assert [one.filename for one in warned] == [__file__]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"source_format": "mds"}, r"source_format= of pack is now format="),
+        ({"format_options": {}}, r"format_options= of pack is now format="),
+        ({"extensions": ["jpg"]}, r"extensions= of pack is now format=Folder\(extensions="),
+        ({"vocabulary": 7}, r"vocabulary= of pack is now vocab_size="),
+        ({"on": "processes"}, r"on= of pack is now executor="),
+        ({"format": "tar"}, r"the shards have output_format='webdataset'"),
+        ({"format": "tar", "output_format": "parquet"}, r"the shards have output_format='webdataset'"),
+        ({"format": "parquet"}, r"the shards have output_format='parquet'. A source of this format needs both"),
+        ({"format": "tokens"}, r"the shards have output_format='tokens'"),
+        ({"format": 7}, r"format=7: give a name, or a format with options"),
+    ],
+)
+def test_the_options_of_a_pack(options: dict[str, object], said: str, folder, tmp_path) -> None:
+    """An old format of the shards is never taken for that of the source."""
+    with pytest.raises(ConfigError, match=said):
+        streamer.pack(folder, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("options", [{"format": "mds"}, {"manifest": "/m"}])
+def test_an_iterable_has_no_format(options: dict[str, object], tmp_path) -> None:
+    """It was left out without a word."""
+    with pytest.raises(ConfigError, match=r"format= and manifest= are of a url that is packed"):
+        streamer.pack([{"txt": "a"}], tmp_path / "out", **options)
 
 
 def test_find_is_index_of() -> None:
