@@ -81,6 +81,9 @@ ARGUMENTS: dict[str, dict[str, str]] = {
     "StreamingDataset.join": {
         "how": 'validate=, where "one" is called "many_to_one", and "many" is called "many_to_many"',
     },
+    "Audio": {"policy": "at_end="},
+    "Video": {"policy": "at_end="},
+    "VideoClip": {"policy": "at_end="},
     "DevicePrefetcher": {"ahead": "depth=", "mover": "chosen by device=: leave it out"},
     "Growing": {"grow": "round_bytes="},
     "Weights": {"values": "weights=", "stop": "stopping_strategy="},

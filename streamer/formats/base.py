@@ -41,6 +41,7 @@ from streamer.manifest.protocols import (
 
 if TYPE_CHECKING:
     from streamer.manifest.table import Manifest
+from streamer.removed import refuse_removed
 
 # Formats of other packages import these from here.
 __all__ = ["Answer", "Block", "DecodeCost", "Examine", "Examined", "Facts", "Field", "FieldPacker", "FieldSpec"]
@@ -179,7 +180,18 @@ class DecodeCost(Protocol):
         ...
 
 
-class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FormatType(msgspec.StructMeta):
+    """Makes formats of options that users give; refuses those of earlier releases by their new names."""
+
+    def __call__(self, *values: object, **options: object) -> Any:  # noqa: ANN401 - checkers then ask the class
+        """Makes a format."""
+        # A format of another package may have an option that is called like an old one here.
+        if getattr(self, "stored_names", None):
+            refuse_removed(self.__name__, options)
+        return super().__call__(*values, **options)
+
+
+class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=FormatType):
     """A format, whose options are the fields of this struct. Where samples say everything, it is its own opener.
 
     The attributes, and the methods from `narrow` on, say what the format can do; their defaults fit any format. The
@@ -194,6 +206,7 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         part_mark: what is between the name of a file and that of its part in the keys of samples, "#t=" in
             "a.wav#t=10,20": a row of annotations for the file is for all its parts. "" if samples are no such parts.
         numbered_keys: whether samples without a field "__key__" have no key but their number.
+        stored_names: Names of options in manifests and requests, where users write others.
         recuts: whether an index for chunks of another size reads little, because the objects say where blocks begin.
     """
 
@@ -205,6 +218,7 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     part_mark: ClassVar[str] = ""
     numbered_keys: ClassVar[bool] = False
     recuts: ClassVar[bool] = False
+    stored_names: ClassVar[Mapping[str, str]] = {}
 
     def __hash__(self) -> int:
         # Options may be mappings, which have no hash: their JSON has one.
@@ -212,7 +226,7 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options that differ from the defaults, as JSON has them.
+        """Options that differ from the defaults, as JSON has them, by the names that are stored.
 
         Raises:
             ConfigError: a value that JSON does not have.
@@ -229,7 +243,8 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ConfigError(f"{type(self).__name__}: {name}={value!r}: give finite numbers", field="format")
             given[name] = plain
         defaults = msgspec.to_builtins(type(self)())
-        return {name: value for name, value in given.items() if value != defaults[name]}
+        changed = {name: value for name, value in given.items() if value != defaults[name]}
+        return {self.stored_names.get(name, name): value for name, value in changed.items()}
 
     @property
     def class_names(self) -> Sequence[str] | None:

@@ -27,7 +27,7 @@ _MAX_CHUNKS = 1000
 
 
 def find_format(name: str, options: Mapping[str, object] | None = None) -> Format:
-    """Returns the format of that name with these options, as JSON has them (see `Format.options`).
+    """Returns the format of that name with these options, as JSON has them, by their names or as `Format.options`.
 
     Raises:
         ConfigError: there is no such format, its package cannot be imported, or it has other options.
@@ -52,8 +52,9 @@ def find_format(name: str, options: Mapping[str, object] | None = None) -> Forma
         raise ConfigError(f"format={name!r}: {place} cannot be imported: {error}", field="format") from error
     if not (isinstance(kind, type) and issubclass(kind, Format)):
         raise ConfigError(f"format={name!r}: {place} is not a subclass of streamer.formats.base.Format", field="format")
+    names = {stored: option for option, stored in kind.stored_names.items()}
     try:
-        return msgspec.convert(dict(options or {}), kind)
+        return msgspec.convert({names.get(key, key): value for key, value in (options or {}).items()}, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"format {name!r}: {error}", field="format") from error
 

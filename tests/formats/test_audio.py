@@ -32,7 +32,7 @@ def expected(name: str, chosen: Audio, samples: np.ndarray, rate: int) -> list[d
     for start in range(0, total, step):
         window = samples[:, start : start + length]
         behind = start and start - step + length >= total
-        if window.shape[1] < length and (chosen.policy == "drop" or behind):
+        if window.shape[1] < length and (chosen.at_end == "drop" or behind):
             break
         stop = start + window.shape[1]
         window = np.pad(window, ((0, 0), (0, length - window.shape[1])))
@@ -62,9 +62,9 @@ class TestAudio(FormatContract):
         return [
             case(Audio(seconds=0.5), "wav", {"a/0.wav": wav(sound(3.2)), "b/1.wav": wav(sound(2, 2))}),
             case(overlapping, "wav that overlap", {"0.wav": wav(sound(3.2, 2))}),
-            case(Audio(seconds=0.1, seconds_between_starts=4.5, policy="pad"), "wav apart", {"0.wav": wav(sound(50))}),
+            case(Audio(seconds=0.1, seconds_between_starts=4.5, at_end="pad"), "wav apart", {"0.wav": wav(sound(50))}),
             case(overlapping, "flac", {"0.flac": flac(), "1.flac": flac(0.5)}),
-            case(Audio(seconds=0.7, policy="pad"), "mp3", {"0.mp3": mp3(), "1.mp3": mp3(2, 44_100)}),
+            case(Audio(seconds=0.7, at_end="pad"), "mp3", {"0.mp3": mp3(), "1.mp3": mp3(2, 44_100)}),
             case(overlapping, "opus", {"0.opus": opus()}),
             case(overlapping, "vorbis", {"0.ogg": vorbis()}),
             case(overlapping, "tracks", {"0.m4a": m4a(codec="alac"), "1.mov": m4a(1, "libmp3lame", "mov")}),
@@ -77,7 +77,7 @@ def test_windows_do_not_depend_on_chunks(make: Callable[[], bytes], chunk_bytes:
     """However small the blocks are of which they are cut."""
     for module in (flac_files, ogg):
         monkeypatch.setattr(module, "PROBE_BYTES", 16_000)
-    chosen = Audio(seconds=0.5, seconds_between_starts=0.2, policy="pad")
+    chosen = Audio(seconds=0.5, seconds_between_starts=0.2, at_end="pad")
     one = case(chosen, "one", {"0.flac": make()})
     found = find(chosen, one.objects, chunk_bytes)
     assert len(found.items[0][1]) > 1
@@ -209,6 +209,6 @@ def test_a_wav_that_is_cut_off_is_a_shorter_one():
 
 def test_options():
     """Are checked, and say what is wrong."""
-    for options in ({"seconds": 0}, {"seconds_between_starts": -1.0}, {"policy": "repeat"}):
+    for options in ({"seconds": 0}, {"seconds_between_starts": -1.0}, {"at_end": "repeat"}):
         with pytest.raises(ConfigError, match="audio"):
             find_format("audio", options)

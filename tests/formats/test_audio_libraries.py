@@ -93,7 +93,7 @@ def test_windows_are_what_other_libraries_read(chunk_bytes: int, files: list[Pat
     refused, wrong, compared = dict[str, str](), list[str](), 0
     for path in files:
         try:
-            samples = samples_in(Audio(seconds=STEP, policy="pad"), {"0.mp4": path.read_bytes()}, chunk_bytes)
+            samples = samples_in(Audio(seconds=STEP, at_end="pad"), {"0.mp4": path.read_bytes()}, chunk_bytes)
         except StreamerError as error:
             refused[path.name] = str(error)
             continue

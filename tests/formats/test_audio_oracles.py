@@ -62,7 +62,7 @@ def test_windows(chunk_bytes: int, files: list[Path]):
         if path.suffix not in WINDOWS or not want.shape[1] or "LAW" in path.name:
             continue
         try:
-            windows = samples_in(Audio(seconds=0.03, policy="pad"), {f"a{path.suffix}": path.read_bytes()}, chunk_bytes)
+            windows = samples_in(Audio(seconds=0.03, at_end="pad"), {f"a{path.suffix}": path.read_bytes()}, chunk_bytes)
         except StreamerError as error:
             wrong.append(f"{path.name}: {error}")
             continue

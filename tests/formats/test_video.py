@@ -169,11 +169,11 @@ async def test_videos_that_are_shorter_than_a_clip(tmp_path: Path):
     for options in ({}, {"elsewhere": elsewhere}):
         with pytest.raises(
             ManifestError,
-            match=r"3 objects below .* have no sample .*'video'.*: the longest has 9 frames, clips have 10; policy=",
+            match=r"3 objects below .* have no sample .*'video'.*: the longest has 9 frames, clips have 10; at_end=",
         ):
             await built(Video(10, stream_index=0), MemoryStore(videos), tmp_path, **options)
         assert (await built(Video(9), MemoryStore(videos), tmp_path, **options)).samples == 1
-    assert (await built(Video(10, policy="repeat_last"), MemoryStore(videos), tmp_path)).samples == 3
+    assert (await built(Video(10, at_end="repeat_last"), MemoryStore(videos), tmp_path)).samples == 3
 
 
 async def test_rows_that_are_shorter_than_a_clip(tmp_path: Path):

@@ -88,7 +88,7 @@ def test_clips_over_the_end_of_the_sound():
     """Have zeros there, and one length."""
     content = made("sound.mp4")
     whole = heard(content)
-    [sample] = samples_in(Video(120, policy="repeat_last", audio=True), {"sound.mp4": content})
+    [sample] = samples_in(Video(120, at_end="repeat_last", audio=True), {"sound.mp4": content})
     check(sample, whole, 120)
     assert not sample["audio"][:, whole.shape[1] :].any()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from struct import Struct
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -33,18 +33,19 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
         seconds: length of a window.
         seconds_between_starts: from the beginning of a window to that of the next; None: one after the other.
         start: "grid": at these beginnings. "random": anywhere from one to the next, drawn anew in each epoch.
-        policy: "drop" leaves out what is shorter than a window, the end of a recording or all of it; "pad" fills such
+        at_end: "drop" leaves out what is shorter than a window, the end of a recording or all of it; "pad" fills such
             a window with zeros.
         stream_index: number of the track in mp4, m4a and mov; None: the first one with audio.
     """
 
     name = "audio"
     part_mark = TIME_MARK
+    stored_names: ClassVar[Mapping[str, str]] = {"at_end": "policy"}
     endings = (".wav", ".flac", ".mp3", ".opus", ".ogg", ".m4a", ".m4b", ".mp4", ".m4v", ".mov")
     seconds: _Seconds = 10.0
     seconds_between_starts: _Seconds | None = None
     start: Literal["grid", "random"] = "grid"
-    policy: Literal["drop", "pad"] = "drop"
+    at_end: Literal["drop", "pad"] = "drop"
     stream_index: int | None = None
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
@@ -58,10 +59,10 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
         rate = recording.audio.rate
         step_seconds = self.seconds if self.seconds_between_starts is None else self.seconds_between_starts
         length, step = (max(1, round(rate * seconds)) for seconds in (self.seconds, step_seconds))
-        windows = Windows.cut(recording.total, length, step, pad=self.policy == "pad", random=self.start == "random")
+        windows = Windows.cut(recording.total, length, step, pad=self.at_end == "pad", random=self.start == "random")
         if not windows.count:
             yield Short(
-                recording.total / rate, f"seconds, windows have {self.seconds:g}", "policy='pad' fills them with zeros"
+                recording.total / rate, f"seconds, windows have {self.seconds:g}", "at_end='pad' fills them with zeros"
             )
         yield from cut_blocks(source, recording, windows)
 

@@ -78,7 +78,7 @@ class Segments(msgspec.Struct, frozen=True, array_like=True):
         left_out = [
             LeftOut(
                 f"{self.table}: row {self.numbers[row]} is of {start[row]:.3f} to {end[row]:.3f} s of {video}, which "
-                f"ends at {length:.3f} s (policy='repeat_last' takes ends behind the video)"
+                f"ends at {length:.3f} s (at_end='repeat_last' takes ends behind the video)"
             )
             for row in np.flatnonzero(is_outside).tolist()
         ]

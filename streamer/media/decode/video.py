@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _ORDERS = ("NCHW", "NHWC")
 _STARTS = ("first", "middle", "random")
-_POLICIES = ("error", "repeat_last")
+_AT_END = ("error", "repeat_last")
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ class Frames(MediaDecoder):
         return made
 
 
+@check_options
 @dataclass(frozen=True)
 class VideoClip(MediaDecoder):
     """Decodes a clip of a whole video, in any container that FFmpeg reads: uint8, RGB, [frames, 3, height, width].
@@ -104,7 +105,7 @@ class VideoClip(MediaDecoder):
         seconds_between_frames: instead of it: the frames shown at these distances from the first one.
         start: where the clip begins: with the "first" frame, so that it is in the "middle", or at "random", drawn anew
             in each epoch.
-        policy: of videos shorter than a clip: "error", or "repeat_last" repeats the last frame.
+        at_end: What becomes of videos shorter than a clip: an "error", or "repeat_last" repeats the last frame.
         size: height and width to which frames are resized (bicubic); None: as they are.
         dimension_order: "NCHW", or "NHWC": [frames, height, width, 3].
 
@@ -117,13 +118,13 @@ class VideoClip(MediaDecoder):
     num_indices_between_frames: int = 1
     seconds_between_frames: float | None = None
     start: Literal["first", "middle", "random"] = "middle"
-    policy: Literal["error", "repeat_last"] = "error"
+    at_end: Literal["error", "repeat_last"] = "error"
     size: tuple[int, int] | None = None
     dimension_order: Literal["NCHW", "NHWC"] = "NCHW"
 
     def __post_init__(self) -> None:
         _check_output("VideoClip", self.size, self.dimension_order)
-        for name, value, known in (("start", self.start, _STARTS), ("policy", self.policy, _POLICIES)):
+        for name, value, known in (("start", self.start, _STARTS), ("at_end", self.at_end, _AT_END)):
             if value not in known:
                 raise ConfigError(f"VideoClip: {name}={value!r} is none of {', '.join(known)}", field="decode")
         for name in ("num_frames_per_clip", "num_indices_between_frames"):
@@ -153,9 +154,9 @@ class VideoClip(MediaDecoder):
         every = 0 if between is not None else self.num_indices_between_frames
         pattern = Pattern(self.num_frames_per_clip, every, (between or 0.0) * video.timescale)
         begins = pattern.fits(frames.pts, int((frames.pts + frames.duration).max(initial=0)))
-        if not begins and (self.policy == "error" or not len(frames)):
+        if not begins and (self.at_end == "error" or not len(frames)):
             raise ValueError(
-                f"the video has {len(frames)} frames, a clip needs more; policy='repeat_last' repeats the last one"
+                f"the video has {len(frames)} frames, a clip needs more; at_end='repeat_last' repeats the last one"
             )
         begins = max(begins, 1)
         if self.start == "random" and draws is not None:

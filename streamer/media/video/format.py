@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -63,7 +63,7 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
             there is no clip. "spread", with `segments`: frames are spread over the segment.
         clips_per_sample: if it is not 1, a sample is so many clips that follow each other, decoded at once: fields have
             one more axis, [clips, frames, ...].
-        policy: "drop" leaves out clips that reach over the end of a video; "repeat_last" repeats its last frame.
+        at_end: "drop" leaves out clips that reach over the end of a video; "repeat_last" repeats its last frame.
         stream_index: number of the track; None: the one with most pixels, covers and previews aside.
         segments: path of a table, see docs/video.md, whose rows are the samples: a clip begins and ends inside of its
             segment. The other columns are fields.
@@ -75,6 +75,7 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
 
     name = "video"
     part_mark = TIME_MARK
+    stored_names: ClassVar[Mapping[str, str]] = {"at_end": "policy"}
     endings = (".mp4", ".m4v", ".mov", *_MATROSKA)
     num_frames_per_clip: _Count = 16
     num_indices_between_frames: _Count = 1
@@ -83,7 +84,7 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
     seconds_between_clip_starts: _Seconds | None = None
     start: Literal["grid", "random", "key", "spread"] = "grid"
     clips_per_sample: _Count = 1
-    policy: Literal["drop", "repeat_last"] = "drop"
+    at_end: Literal["drop", "repeat_last"] = "drop"
     stream_index: int | None = None
     segments: str | None = None
     audio: bool = False
@@ -121,7 +122,7 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
             step_seconds=self.seconds_between_clip_starts,
             start=self.start,
             clips=self.clips_per_sample,
-            repeats_last=self.policy == "repeat_last",
+            repeats_last=self.at_end == "repeat_last",
         )
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
@@ -162,7 +163,7 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
                     yield Short(
                         len(frames),
                         f"frames, clips have {self.num_frames_per_clip}",
-                        "policy='repeat_last' repeats the last one",
+                        "at_end='repeat_last' repeats the last one",
                     )
             if audio is not None and samples.rows:
                 of_clips = ClipAudio.find(audio, frames, samples, timescale)

@@ -24,7 +24,10 @@ from streamer import (
     measure_lengths,
 )
 from streamer.batches.rows.options import read_packing
+from streamer.decode import VideoClip
 from streamer.errors import ConfigError
+from streamer.formats import Audio, Video
+from streamer.formats.registry import find_format
 from streamer.removed import NAMES
 from streamer.shards.settle import PackResult
 from tests.fake_dataset import FakeDataset
@@ -281,6 +284,22 @@ def test_an_iterable_has_no_format(options: dict[str, object], tmp_path) -> None
     """It was left out without a word."""
     with pytest.raises(ConfigError, match=r"format= and manifest= are of a url that is packed"):
         streamer.pack([{"txt": "a"}], tmp_path / "out", **options)
+
+
+@pytest.mark.parametrize(("kind", "value"), [(Video, "repeat_last"), (Audio, "pad"), (VideoClip, "repeat_last")])
+def test_what_becomes_of_the_end_is_at_end(kind: type, value: str) -> None:
+    """`policy` is an option of rows."""
+    with pytest.raises(ConfigError, match=rf"^policy= of {kind.__name__} is now at_end="):
+        kind(policy=value)
+    assert kind(at_end=value).at_end == value
+
+
+@pytest.mark.parametrize(("name", "value"), [("video", "repeat_last"), ("audio", "pad")])
+def test_manifests_keep_the_name_of_the_end(name: str, value: str) -> None:
+    """An option of the command may have either."""
+    made = find_format(name, {"at_end": value})
+    assert made.options == {"policy": value}
+    assert find_format(name, made.options) == made
 
 
 def test_find_is_index_of() -> None:

@@ -223,7 +223,7 @@ def test_flac_with_heads_of_other_writers(case: str, chunk_bytes: int):
     }[case]()
     want, rate = decoded(content)
     assert np.array_equal(AudioClip()(content)["audio"], want)
-    windows = samples_in(Audio(seconds=0.1, policy="pad"), {"a.flac": content}, chunk_bytes)
+    windows = samples_in(Audio(seconds=0.1, at_end="pad"), {"a.flac": content}, chunk_bytes)
     joined = np.concatenate([each["audio"] for each in windows], 1)[:, : want.shape[1]]
     assert rate == 8_000
     assert np.array_equal(joined, want)

@@ -123,9 +123,9 @@ def test_images_of_hevc_are_skipped(layers: str):
 
 def test_videos_shorter_than_a_clip():
     """Are errors with their number of frames, or repeat the last frame."""
-    with pytest.raises(ValueError, match="the video has 90 frames, a clip needs more; policy='repeat_last'"):
+    with pytest.raises(ValueError, match="the video has 90 frames, a clip needs more; at_end='repeat_last'"):
         VideoClip(200)(made("b_frames.mp4"))
-    assert numbers(VideoClip(92, policy="repeat_last")(made("b_frames.mp4")))[-3:] == [89, 89, 89]
+    assert numbers(VideoClip(92, at_end="repeat_last")(made("b_frames.mp4")))[-3:] == [89, 89, 89]
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_segments_behind_their_video():
     assert rows(Sampling(Pattern(2)), (3.5, 4.09)) == [[35, 36]]
     with pytest.raises(
         ManifestError,
-        match=r"rows\.csv: row 1 is of 3\.000 to 4\.200 s of .*a\.mp4, which ends at 4\.000 s \(policy='repeat_last'",
+        match=r"rows\.csv: row 1 is of 3\.000 to 4\.200 s of .*a\.mp4, which ends at 4\.000 s \(at_end='repeat_last'",
     ):
         rows(Sampling(Pattern(2)), (0, 1), (3.0, 4.2))
     with pytest.raises(ManifestError, match=r"row 0 is of 4\.500 to 4\.700 s"):
