@@ -31,8 +31,8 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         **_OF_BOTH,
         "cut": 'order=Order(lanes_by=...), where "fixed" is called "seed", "common" "key" and "redrawn" "epoch"',
         "peers": "share_caches=",
-        "index_limit": "manifest=Index(limit_seconds=...)",
-        "index_errors": "manifest=Index(on_error=...)",
+        "index_limit": "manifest=Index(max_seconds=...)",
+        "index_errors": "manifest=Index(damaged=...)",
         "on_change": "manifest=Index(on_change=...)",
         "extensions": 'format=Folder(extensions=["jpg", "png"]) of streamer.formats',
         "allow_pickle": "decode=Decode(allow_pickle=True)",
@@ -68,6 +68,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "on": "executor=",
     },
     "measure_lengths": {"to": "path=", "known": "resume_from=", "on": "executor="},
+    "Index": {"limit_seconds": "max_seconds=", "on_error": "damaged="},
     "Packing": {"cost": "lengths=", "set_rows": "rows_per_set="},
     "Buckets": {
         "budget": "max_tokens=",
@@ -101,6 +102,7 @@ def _split_reports(value: object) -> dict[str, object]:
 # Old arguments that still work in this release, with the new one that takes the value, or a function that returns the
 # new arguments.
 _STILL_TAKEN: dict[tuple[str, str], str | Callable[[object], dict[str, object]]] = {
+    ("Index", "on_error"): "damaged",
     ("Packing", "cost"): "lengths",
     ("StreamingDataLoader", "reports"): _split_reports,
 }

@@ -144,7 +144,7 @@ def open_samples(arguments: argparse.Namespace, manifest: Manifest) -> OpenedDat
             dataset,
             arguments.storage_options,
             {
-                "manifest": Index(join.manifest, limit_seconds=NO_LIMIT_SECONDS),
+                "manifest": Index(join.manifest, max_seconds=NO_LIMIT_SECONDS),
                 "cache_dir": arguments.cache_dir,
             },
         )
@@ -178,7 +178,7 @@ def dataset_of(arguments: argparse.Namespace, manifest: str | None) -> Streaming
         if arguments.extensions
         else choose_format(arguments.format, format_options),
         storage_options=arguments.storage_options,
-        manifest=Index(manifest, limit_seconds=NO_LIMIT_SECONDS, on_error=arguments.index_errors),
+        manifest=Index(manifest, max_seconds=NO_LIMIT_SECONDS, damaged=arguments.index_errors),
         cache_dir=arguments.cache_dir,
         shuffle=not arguments.no_shuffle,
     )

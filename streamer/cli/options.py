@@ -121,7 +121,7 @@ def add_format(parser: argparse.ArgumentParser, name: str = "--format") -> None:
 
 
 def add_sample_choice(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for StreamingDataset's format=, Index(on_error=...) and shuffle=False."""
+    """Adds the options for StreamingDataset's format=, Index(damaged=...) and shuffle=False."""
     add_format(parser)
     parser.add_argument(
         "--index-errors",

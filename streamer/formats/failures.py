@@ -35,11 +35,11 @@ def errors_of(record: ObjectRecord, remedy: str = "write it again", *, of_one: b
         raise make_damage_error(record, str(error), error.offset, remedy) from error
 
 
-_LEAVE_OUT = "leave such objects out (Index(on_error='skip'), --index-errors skip)"
+_LEAVE_OUT = "leave such objects out (Index(damaged='skip'), --index-errors skip)"
 
 
 def make_damage_error(record: ObjectRecord, reason: str, offset: int, remedy: str = "write it again") -> ManifestError:
-    """Makes the error of an object with the wrong bytes; `Index(on_error="skip")` leaves it out."""
+    """Makes the error of an object with the wrong bytes; `Index(damaged="skip")` leaves it out."""
     where = f"{reason} (at byte {offset} of {record.size})"
     return ManifestError(
         f"{record.url} is damaged: {where}; {remedy}, or {_LEAVE_OUT}",
@@ -65,7 +65,7 @@ def check_table(record: ObjectRecord) -> None:
 def make_refusal(record: ObjectRecord, what: str, offset: int = 0, *, of_one: bool = False) -> ManifestError:
     """Makes the error of an object that this format does not read.
 
-    `of_one`: the others may well be read, so that `Index(on_error="skip")` leaves it out.
+    `of_one`: the others may well be read, so that `Index(damaged="skip")` leaves it out.
     """
     where = f"{what} (at byte {offset} of {record.size})"
     more = f"; {_LEAVE_OUT}" if of_one else ""

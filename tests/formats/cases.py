@@ -138,7 +138,7 @@ def find(chosen: Format, objects: Mapping[str, bytes], chunk_bytes: int = 8 << 2
         found.survey = run(survey, objects, None, found.survey_needs, _refuse)
         sources = found.survey.sources
         if found.survey.left_out:
-            # As a build without `Index(on_error="skip")`.
+            # As a build without `Index(damaged="skip")`.
             raise ManifestError(found.survey.left_out[0].what)
     for surveyed in sources:
         key = surveyed.record.url.removeprefix(URL)

@@ -88,7 +88,7 @@ def test_a_stream_without_an_end_mark():
     assert block == same
     assert block.samples == 7
     for cut in (content[:-9], content[:-12], content[: len(content) // 2], content[:100], content[:5]):
-        with pytest.raises(ManifestError, match=r"is damaged: .*at byte \d+ of \d+.*Index\(on_error='skip'\)"):
+        with pytest.raises(ManifestError, match=r"is damaged: .*at byte \d+ of \d+.*Index\(damaged='skip'\)"):
             blocks_in(cut)
 
 

@@ -181,7 +181,7 @@ def test_another_dataset_beside_it():
     ],
 )
 def test_a_head_that_is_wrong(place: int, value: int, said: str):
-    """Counts and places of the samples are checked; the details say that Index(on_error='skip') leaves it out."""
+    """Counts and places of the samples are checked; the details say that Index(damaged='skip') leaves it out."""
     for chosen, folder, name in (
         (MDS(), "mds/plain", "shard.00000.mds"),
         (LitData(), "litdata/items", "chunk-0-0.bin"),

@@ -47,7 +47,7 @@ async def test_rows_that_are_no_segments(tmp_path: Path):
     with pytest.raises(ManifestError, match="5 rows or parts of the dataset cannot be used") as caught:
         await built(Video(4, segments="rows.jsonl"), MemoryStore(objects), tmp_path)
     assert all(said in str(caught.value) for said in BAD.values())
-    assert "Index(on_error='skip')" in str(caught.value)
+    assert "Index(damaged='skip')" in str(caught.value)
     more = objects | {"rows.jsonl": f"{GOOD}\n{behind}".encode()}
     with pytest.raises(ManifestError, match=r"2 rows or parts of objects cannot be used: .*row 1 .*row 2 .*ends at"):
         await built(Video(4, segments="rows.jsonl"), MemoryStore(more), tmp_path)

@@ -170,7 +170,7 @@ def test_packings_that_are_not_read() -> None:
     ],
 )
 def test_a_file_without_a_byte_is_damaged(found: Format, name: str) -> None:
-    """As a writer that was killed leaves it; `Index(on_error="skip")` leaves it out."""
+    """As a writer that was killed leaves it; `Index(damaged="skip")` leaves it out."""
     with pytest.raises(ManifestError, match=rf"{name} is damaged: .* \(at byte 0 of 0\)") as caught:
         find(found, {name: b""})
     assert "reason" in caught.value.details

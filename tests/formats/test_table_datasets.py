@@ -180,7 +180,7 @@ def test_a_file_of_other_columns_is_left_out(rows: Rows, tmp_path: Path):
         write(tmp_path / f"data/{name}.parquet", id=values)
     with pytest.raises(ManifestError, match=r"b\.parquet has a column 'id' .* in .*a\.parquet"):
         rows("data")
-    assert rows("data", manifest=Index(on_error="skip")) == [{"id": 1}, {"id": 3}]
+    assert rows("data", manifest=Index(damaged="skip")) == [{"id": 1}, {"id": 3}]
     write(tmp_path / "data/b.parquet", id=[2], x=pa.array([1], pa.int8()))
     assert rows("data", format=Parquet(columns=("x",))) == [{"x": None}, {"x": 1}, {"x": None}]
 

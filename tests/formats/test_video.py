@@ -240,7 +240,7 @@ async def test_videos_that_are_not_read_are_left_out(tmp_path: Path):
 def test_videos_that_are_not_read():
     """Say why, and what to do."""
     with pytest.raises(
-        ManifestError, match=r"a\.mp4 is damaged: cut off: .*index \(moov\) is missing.*on_error='skip'"
+        ManifestError, match=r"a\.mp4 is damaged: cut off: .*index \(moov\) is missing.*damaged='skip'"
     ):
         find(Video(), {"a.mp4": made("b_frames.mp4")[:3000]})
     with pytest.raises(ManifestError, match=r"a\.mp4 does not begin as mp4 and mov files do"):

@@ -93,7 +93,7 @@ class IndexCost:
         self._report(text, step.bytes_done, step.total_bytes)
         if whole > self._limit_seconds:
             raise ManifestError(
-                f"{text}: more than Index(limit_seconds=...) allows ({_duration(self._limit_seconds)}). Build it once: "
+                f"{text}: more than Index(max_seconds=...) allows ({_duration(self._limit_seconds)}). Build it once: "
                 f"`streamer index {self._url} --out URL`, then pass manifest=URL",
                 seconds=whole,
                 limit_seconds=self._limit_seconds,

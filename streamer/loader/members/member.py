@@ -361,7 +361,7 @@ class DatasetMember:
             return "" if settings.external else f"the engine of {settings.cache_dir} to start; log {find_log(settings)}"
         return (
             f"the engine to list and index {options.place}{self._announcer.so_far}; an index that would take "
-            f"longer than Index(limit_seconds={options.manifest.limit_seconds:g}) is refused"
+            f"longer than Index(max_seconds={options.manifest.max_seconds:g}) is refused"
         )
 
     def reopen_manifest(self) -> Manifest | None:

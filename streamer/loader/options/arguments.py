@@ -71,16 +71,17 @@ class Order:
         return frozenset(part for part, value in given.items() if value is None)
 
 
+@check_options
 @dataclass(frozen=True)
 class Index:
     """Where the manifest of a dataset is, and how the objects are listed and indexed at first use.
 
-        StreamingDataset(url, manifest=Index(on_error="skip"))
+        StreamingDataset(url, manifest=Index(damaged="skip"))
 
     Args:
         url: Url or path of a built manifest (`streamer index`), or None if it is found or built at first use.
-        limit_seconds: Longest time that building at first use may take; a manifest that would take longer is not built.
-        on_error: "raise", or "skip": damaged containers are left out; a warning names them.
+        max_seconds: Longest time that building at first use may take; a manifest that would take longer is not built.
+        damaged: What becomes of damaged containers: "raise", or "skip", which leaves them out; a warning names them.
         on_change: "raise": the dataset is fixed at first use, and an object that changes later is an
             ObjectChangedError. "refresh": the objects are listed again before each epoch, see
             `StreamingDataset.refresh`; within an epoch a changed object is still an error.
@@ -91,14 +92,14 @@ class Index:
 
     url: Url | None = None
     _: KW_ONLY
-    limit_seconds: float = 600.0
-    on_error: OnDamage = "raise"
+    max_seconds: float = 600.0
+    damaged: OnDamage = "raise"
     on_change: OnChange = "raise"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", checks.path("manifest", self.url))
-        checks.seconds("limit_seconds", self.limit_seconds)
-        checks.one_of("on_error", self.on_error, get_args(OnDamage))
+        checks.seconds("max_seconds", self.max_seconds)
+        checks.one_of("damaged", self.damaged, get_args(OnDamage))
         checks.one_of("on_change", self.on_change, get_args(OnChange))
 
     @property

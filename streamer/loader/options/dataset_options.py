@@ -197,9 +197,9 @@ class DatasetOptions(StreamOptions):
             manifest="" if self.manifest.url_text is None else absolute(self.manifest.url_text),
             build=rank_config.node == 0,
             chunk_bytes=_LEAST_CHUNK_BYTES if shuffle_mode(self.shuffle) == "sample" else self.chunk_bytes,
-            limit_seconds=self.manifest.limit_seconds,
+            limit_seconds=self.manifest.max_seconds,
             extensions=None if chosen is None else sorted(chosen),
-            skip_damaged=self.manifest.on_error == "skip",
+            skip_damaged=self.manifest.damaged == "skip",
             in_key_order=shuffle_mode(self.shuffle) == "none",
         )
 

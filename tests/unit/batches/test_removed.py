@@ -15,6 +15,7 @@ from streamer import (
     DevicePrefetcher,
     Estimate,
     Growing,
+    Index,
     MixedDataset,
     Order,
     Packing,
@@ -44,8 +45,8 @@ OF_THE_DATASET = {
     **OF_BOTH,
     "cut": 'order=Order(lanes_by=...), where "fixed" is called "seed", "common" "key"',
     "peers": "share_caches=",
-    "index_limit": "manifest=Index(limit_seconds=...)",
-    "index_errors": "manifest=Index(on_error=...)",
+    "index_limit": "manifest=Index(max_seconds=...)",
+    "index_errors": "manifest=Index(damaged=...)",
     "on_change": "manifest=Index(on_change=...)",
     "extensions": 'format=Folder(extensions=["jpg", "png"])',
     "allow_pickle": "decode=Decode(allow_pickle=True)",
@@ -111,6 +112,7 @@ OPTIONS = {
             "set_rows": ("rows_per_set", 8),
         },
     ),
+    Index: ({}, {"limit_seconds": ("max_seconds", 7)}),
     Order: ({}, {"cut": ("lanes_by", "key"), "stream": ("name", "mine")}),
     Balance: ({"rows_per_rank": 2}, {"rows": ("rows_per_rank", 2), "cost": ("coefficients", (1, 0))}),
     Estimate: ({"bytes_per_token": 4}, {"safety": ("margin", 0.1)}),
@@ -144,6 +146,14 @@ def test_the_cost_of_packing_is_taken_with_a_warning() -> None:
     assert [one.filename for one in warned] == [__file__]
     with pytest.raises(ConfigError, match=r"both lengths= and its old name cost=: give lengths= alone"):
         Packing(64, cost="a.npy", lengths="b.npy")
+
+
+def test_the_errors_of_an_index_are_taken_with_a_warning() -> None:
+    """`on_error` is what becomes of samples."""
+    with pytest.warns(FutureWarning, match=r"^on_error= of Index is now damaged=; ") as warned:
+        index = Index(on_error="skip")
+    assert index == Index(damaged="skip")
+    assert [one.filename for one in warned] == [__file__]
 
 
 def test_the_peers_of_an_order_are_taken_with_a_warning() -> None:

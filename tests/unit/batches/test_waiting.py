@@ -213,7 +213,7 @@ def test_a_listing_is_said_with_its_progress(make_dataset, folder, fake_engine, 
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert line == (
         f"waiting for the engine to list and index {folder} (index it); an index that would take longer than "
-        "Index(limit_seconds=600) is refused"
+        "Index(max_seconds=600) is refused"
     )
 
 

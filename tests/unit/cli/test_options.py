@@ -37,7 +37,7 @@ def test_storage_options_that_are_none_say_why(text: str) -> None:
 
 @pytest.mark.parametrize("command", [["index"], ["warm"], ["show", "--sample", "0"]])
 def test_a_manifest_is_found_by_what_the_job_says(command: list[str]) -> None:
-    """Folder(extensions=...), Index(on_error=...) and shuffle=False choose other samples or another order."""
+    """Folder(extensions=...), Index(damaged=...) and shuffle=False choose other samples or another order."""
     plain = build_parser().parse_args([*command, "data/"])
     assert add_choice_to_request(GetManifest(0, ["data/"], "auto"), plain) == GetManifest(0, ["data/"], "auto")
     chosen = build_parser().parse_args(

@@ -107,7 +107,7 @@ def test_a_truncated_archive_names_object_and_offset():
     """Point 6 of the bad input: truncated tar."""
     raw = tar_of([("a.jpg", bytes(5000))])[:3000]
     with pytest.raises(
-        ManifestError, match=r"shard-000\.tar is damaged: cut off inside 'a\.jpg'.*Index\(on_error='skip'\)"
+        ManifestError, match=r"shard-000\.tar is damaged: cut off inside 'a\.jpg'.*Index\(damaged='skip'\)"
     ) as caught:
         samples(raw)
     assert caught.value.details["offset"] == 3000

@@ -72,7 +72,7 @@ def test_the_engine_gets_what_the_user_passed(fake_engine, make_dataset, folder,
         cache_dir="mine",
         cache_bytes="2GB",
         storage_options={"anon": True},
-        manifest=Index(limit_seconds=7),
+        manifest=Index(max_seconds=7),
         format="folder",
     )
     assert dataset.samples == 100

@@ -179,7 +179,7 @@ async def test_of_many_damaged_tars_some_are_named(build_it, store, tars):
 async def test_where_nothing_is_left_there_is_an_error(build_it, store, tars):
     """Whatever was asked for; a tar of another kind than the others is left out as a damaged one."""
     notes: list[str] = []
-    with pytest.raises(ManifestError, match=r"a\.tar is damaged: .*Index\(on_error='skip'\)"):
+    with pytest.raises(ManifestError, match=r"a\.tar is damaged: .*Index\(damaged='skip'\)"):
         await build_it(store({"s3://b/a.tar": b"x" * 600}), "s3://b/", on_damage=notes.append)
     assert notes == []
     objects = store({**tars, "s3://b/tars/x.tar.lz4": b"x"})

@@ -41,7 +41,7 @@ def test_an_index_that_takes_too_long_is_refused():
     run.at(3, 70 * MB)
     with pytest.raises(
         ManifestError,
-        match=r"20.8 min at 80.0 MB/s: more than Index\(limit_seconds=...\) allows \(10 min\).*streamer index",
+        match=r"20.8 min at 80.0 MB/s: more than Index\(max_seconds=...\) allows \(10 min\).*streamer index",
     ):
         run.at(4, 328 * MB)
 
