@@ -93,7 +93,7 @@ def test_samples_without_a_row(
     assert (tmp_path / "error").exists() == (data == "tars")
     for missing, expected in {
         "drop": {name(n): 3 * n for n in range(4, COUNT)},
-        "empty": {name(n): None if n < 4 else 3 * n for n in range(COUNT)},
+        "none": {name(n): None if n < 4 else 3 * n for n in range(COUNT)},
     }.items():
         given = {"url": table, "missing": missing}
         streamer.pack(source, tmp_path / missing, annotations=given, output_format="parquet", executor=here)

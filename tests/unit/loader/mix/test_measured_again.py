@@ -51,7 +51,7 @@ def test_numbers_of_unknown_chunks_are_refused(make_dataset, urls, tmp_path):
     """A file of another program, and none."""
     np.save(tmp_path / "costs.npy", np.zeros(1000, np.int32))
     for name in ("costs.npy", "none.npy"):
-        with pytest.raises(ConfigError, match=r"was not written by measure\(\)"):
+        with pytest.raises(ConfigError, match=r"was not written by measure_lengths\(\)"):
             measure_lengths(
                 make_dataset(urls[0], format="tokens"), "tokens", path=tmp_path / "all.npy", resume_from=tmp_path / name
             )
