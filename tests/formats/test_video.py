@@ -239,9 +239,7 @@ async def test_videos_that_are_not_read_are_left_out(tmp_path: Path):
 
 def test_videos_that_are_not_read():
     """Say why, and what to do."""
-    with pytest.raises(
-        ManifestError, match=r"a\.mp4 is damaged: cut off: .*index \(moov\) is missing.*damaged='skip'"
-    ):
+    with pytest.raises(ManifestError, match=r"a\.mp4 is damaged: cut off: .*index \(moov\) is missing.*damaged='skip'"):
         find(Video(), {"a.mp4": made("b_frames.mp4")[:3000]})
     with pytest.raises(ManifestError, match=r"a\.mp4 does not begin as mp4 and mov files do"):
         find(Video(), {"a.mp4": b"RIFF" * 100})

@@ -29,6 +29,7 @@ from streamer.media.decode.decoder import Deadline, MediaDecoder, check_seconds,
 from streamer.media.decode.rgb import turn_size, write_rgb
 from streamer.media.decode.video_packets import DisorderError, VideoPackets, read_container, read_mp4
 from streamer.media.lerobot.info import Depth
+from streamer.removed import check_options
 
 if TYPE_CHECKING:
     from av import VideoFrame
