@@ -117,7 +117,7 @@ NAMES = {
     "streamer.formats": {"Mds": "MDS"},
     "streamer.shards.settle": {"Packed": "PackResult"},
 }
-# Those of them that still work in this release.
+# Old names that still work in this release.
 _NAMES_STILL_TAKEN = {("streamer.shards.settle", "Packed")}
 # Methods of earlier versions, and what to write instead.
 METHODS = {

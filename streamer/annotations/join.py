@@ -64,7 +64,7 @@ class JoinRules(msgspec.Struct, frozen=True):
 
     def describe(self) -> dict[str, object]:
         """Describes what samples get, as JSON values."""
-        # What is packed has this word since the first release.
+        # Shards and selections are identified by the word of the first release.
         return {"annotations": [self.digest, "empty" if self.missing == "none" else self.missing, self.on]}
 
 

@@ -120,7 +120,7 @@ class DatasetScan:
                     right.open().digest,
                     *join.on,
                     join.columns and [*map(list, join.columns)],
-                    # What is packed has these words since the first release.
+                    # Shards are identified by the words of the first release.
                     "null" if join.missing == "none" else join.missing,
                     "one" if join.validate == "many_to_one" else "many",
                 ]

@@ -12,7 +12,7 @@ import msgspec
 
 from streamer.manifest.beside import BESIDE
 from streamer.shards.outputs.base import Output, ShardWriter
-from streamer.shards.outputs.registry import OUTPUTS
+from streamer.shards.outputs.registry import OUTPUTS, USUAL_OUTPUT
 
 # Raised when the same samples would be written as other bytes.
 _REVISION = 1
@@ -48,7 +48,7 @@ class Job(msgspec.Struct, frozen=True):
     @property
     def output(self) -> Output:
         """The output of its shards."""
-        return OUTPUTS[self.described.get("output", "webdataset")]
+        return OUTPUTS[self.described.get("output", USUAL_OUTPUT)]
 
     def open_writer(self, path: Path) -> ShardWriter:
         """Opens the writer of one shard, which overwrites an existing file."""

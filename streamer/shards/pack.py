@@ -31,7 +31,7 @@ from streamer.shards.destination import Destination, folder_url
 from streamer.shards.job import Job, Transform
 from streamer.shards.outputs.base import Output, SampleTaker
 from streamer.shards.outputs.columns import FIRST_SAMPLES
-from streamer.shards.outputs.registry import KindFinder, OutputName, find_output
+from streamer.shards.outputs.registry import OLD_OUTPUTS, USUAL_OUTPUT, KindFinder, OutputName, find_output
 from streamer.shards.plan import Order
 from streamer.shards.prepared import PackOptions, prepare, prepare_scan, run
 from streamer.shards.progress import Callbacks, Follower, PackProgress
@@ -109,7 +109,7 @@ def pack(
         ManifestError, DecodeError, RecodeError, StoreError: the source or the destination failed.
     """
     _refuse_old_format(format, output_format)
-    written = "webdataset" if output_format is None else output_format
+    written = USUAL_OUTPUT if output_format is None else output_format
     size = parse_bytes(shard_bytes, "shard_bytes")
     given = storage_options if out_storage_options is None else out_storage_options
     (target,), out_options = take_logins([folder_url(os.fspath(url))], given or {})
@@ -169,8 +169,8 @@ def _refuse_old_format(source_format: object, output_format: OutputName | None) 
     Raises:
         ConfigError: the format of the source may be meant as that of the shards, which it was before release 0.2.
     """
-    new = {"tar": "webdataset", "parquet": "parquet", "tokens": "tokens"}.get(str(source_format))
-    if new is not None and (output_format is None or source_format == "tar"):
+    new = OLD_OUTPUTS.get(source_format) if isinstance(source_format, str) else None
+    if new is not None and (output_format is None or new != source_format):
         raise ConfigError(
             f"format={source_format!r} of pack is the format of the source since 0.2: the shards have "
             f"output_format={new!r}. A source of this format needs both, as format={new!r}, output_format=...",

@@ -23,7 +23,7 @@ from streamer.shards.annotations import make_table
 from streamer.shards.destination import folder_url
 from streamer.shards.job import Job, Transform, transform_name
 from streamer.shards.outputs.columns import FIRST_SAMPLES, select_kinds
-from streamer.shards.outputs.registry import OutputName, find_output
+from streamer.shards.outputs.registry import USUAL_OUTPUT, OutputName, find_output
 from streamer.shards.plan import AnyBatch, Int64Array, Order, ShardPlan, batch_of, make_plan, refuse_double_keys
 from streamer.shards.progress import Callbacks, Follower
 from streamer.shards.reading import SourceDataset
@@ -45,7 +45,7 @@ class PackOptions(Discreet, msgspec.Struct, frozen=True):
     fields: dict[str, str] | None
     transform: Transform | None
     options: dict[str, object]
-    output: OutputName = "webdataset"
+    output: OutputName = USUAL_OUTPUT
     vocab_size: int | None = None
     annotations: Annotations | None = None
 

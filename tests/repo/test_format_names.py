@@ -33,6 +33,7 @@ WORDS = {
     ("decode/dispatch.py", "audio"): "a kind of fields",
     ("decode/values.py", "jsonl"): "advice in an error",
     ("shards/pack.py", "parquet"): "an output of a pack, in the documentation of the argument",
+    ("shards/pack.py", "webdataset"): "an output of a pack, in the documentation of the argument",
     ("shards/pack.py", "tokens"): "an output of a pack, in the documentation of the argument",
     ("shards/values.py", "jsonl"): "ending of a field's name",
     ("shards/values.py", "npy"): "ending of a field's name",

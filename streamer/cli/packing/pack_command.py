@@ -217,6 +217,7 @@ def _source(arguments: argparse.Namespace) -> DatasetSource:
 def _pack_options(arguments: argparse.Namespace) -> PackOptions:
     from streamer.annotations.options import Annotations
     from streamer.shards.destination import folder_url
+    from streamer.shards.outputs.registry import replace_output
     from streamer.shards.prepared import PackOptions
 
     out_options = arguments.out_storage_options
@@ -229,7 +230,7 @@ def _pack_options(arguments: argparse.Namespace) -> PackOptions:
         fields=arguments.fields,
         transform=None,
         options=arguments.storage_options if out_options is None else out_options,
-        output="webdataset" if arguments.format == "tar" else arguments.format,
+        output=replace_output(arguments.format),
         vocab_size=arguments.vocabulary,
         annotations=Annotations.parse(arguments.annotations),
     )

@@ -60,6 +60,15 @@ class ParquetOutput(Output):
 
 OutputName = Literal["webdataset", "parquet", "tokens"]
 OUTPUTS: dict[str, Output] = {"webdataset": TarOutput(), "parquet": ParquetOutput(), "tokens": TokenOutput()}
+# The output where none is named.
+USUAL_OUTPUT: OutputName = "webdataset"
+# Outputs by the names that `pack(format=)` had for them before release 0.2.
+OLD_OUTPUTS: dict[object, OutputName] = {"tar": "webdataset", "parquet": "parquet", "tokens": "tokens"}
+
+
+def replace_output(name: str) -> OutputName:
+    """Returns the output of an old name."""
+    return OLD_OUTPUTS[name]
 
 
 def find_output(name: str, vocab_size: int | None = None) -> Output:
