@@ -161,7 +161,7 @@ async def test_of_many_ranks_eight_have_a_colour(pictures: Path) -> None:
         assert len(charts[WAITING]["points"]) == 24
         assert [row[0] for row in charts[WAITING]["values"]] == [f"rank {rank}" for rank in range(16, 24)]
         assert await chromium.evaluate("document.querySelector('#curves').textContent.includes('6 more ranks')")
-        assert ["from peers", "5.0 MB/s", "5.0 MB/s", "5.0 MB/s"] in charts["Bytes per second"]["values"]
+        assert ["from peers", "5.0 MB/s"] in [[row[0], row[2]] for row in charts["Bytes per second"]["values"]]
         nodes = (await chromium.call("Accessibility.getFullAXTree"))["nodes"]
         assert chromium.errors == []
     named = {(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if "role" in node}
