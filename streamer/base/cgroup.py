@@ -91,11 +91,11 @@ class Cgroup(msgspec.Struct, frozen=True):
 
 def _count_free_bytes(folder: Path, limit: str, used: str) -> int | None:
     try:
-        most = int((folder / limit).read_text())
+        limit_bytes = int((folder / limit).read_text())
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         # Version 1 counts the groups below under "total_"; version 2 always does.
         cached = sum(int(stat.get(f"total_{name}", stat[name])) for name in ("inactive_file", "active_file"))
-        return max(0, most - int((folder / used).read_text()) + cached)
+        return max(0, limit_bytes - int((folder / used).read_text()) + cached)
     except (OSError, ValueError, KeyError):  # no such files here, or "max": no limit
         return None
 

@@ -99,9 +99,11 @@ class DiskSpace:
         `measure`). While the disk refuses writes, the limit is the bytes of the present chunks.
         """
         room = (self.charged_bytes if self.refused else self._disk_limit) - self.leftover_bytes
-        most = self.max_bytes
+        max_bytes = self.max_bytes
         return CacheLimits(
-            max(0, min(self.hard_limit_bytes, room + memory_bytes)), max(0, min(most, room + memory_limit_bytes)), most
+            max(0, min(self.hard_limit_bytes, room + memory_bytes)),
+            max(0, min(max_bytes, room + memory_limit_bytes)),
+            max_bytes,
         )
 
     def refuse(self) -> bool:

@@ -137,7 +137,16 @@ class FolderGuard:
             raise CacheError(f"the cache folder {path} was removed after its last use", where=str(path))
         try:
             make_again(self._folder)
-            self._lock_again()
+            # The engine's lock is on the old folder, so a second engine could open a new one.
+            if os.stat(path).st_ino != self._locked_inode:
+                self.close()
+                self._locked_inode = os.stat(path).st_ino
+                if take_locks(path, self._locks) is None:
+                    self._locked_inode = 0
+                    raise CacheError(
+                        f"the cache folder {path} was removed, and another engine uses the new one; end one of the two",
+                        where=str(path),
+                    )
         except CacheError:
             raise
         except OSError as error:
@@ -168,17 +177,3 @@ class FolderGuard:
     def close(self) -> None:
         """Releases the lock of a recreated folder; idempotent."""
         self._locks.close()
-
-    def _lock_again(self) -> None:
-        """Locks the new folder: the engine's lock is on the old one, so a second engine could open this one."""
-        path = self._folder.path
-        if os.stat(path).st_ino == self._locked_inode:  # only its content is gone
-            return
-        self.close()
-        self._locked_inode = os.stat(path).st_ino
-        if take_locks(path, self._locks) is None:
-            self._locked_inode = 0
-            raise CacheError(
-                f"the cache folder {path} was removed, and another engine uses the new one; end one of the two",
-                where=str(path),
-            )

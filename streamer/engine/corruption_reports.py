@@ -158,8 +158,11 @@ class CorruptionReports:
             return True
         now = self._now()
         self._verified = {known: at for known, at in self._verified.items() if now - at < VERIFIED_SECONDS}
-        if key in self._verified and not self._is_news(report, key):
-            return True
+        if key in self._verified:
+            # That an intact chunk cannot be read is news, unless the report is a late one of an earlier copy.
+            replaced_at = self._replaced.get(key, float("-inf"))
+            if not report.reason.startswith(UNREADABLE) or self._now() - replaced_at < REPLACED_SECONDS:
+                return True
         expected = session.collection.get_file_length(report.chunk)
         if (expected and self._cache.length(key) not in (0, expected)) or not await self._cache.verify(key):
             return False
@@ -182,11 +185,6 @@ class CorruptionReports:
                 )
             )
         session.progress.mark_absent(chunk, broken=True)
-
-    def _is_news(self, report: _Report, key: bytes) -> bool:
-        """Whether a report about a chunk that was just found intact is no late one about an earlier copy."""
-        replaced_at = self._replaced.get(key, float("-inf"))
-        return report.reason.startswith(UNREADABLE) and self._now() - replaced_at >= REPLACED_SECONDS
 
     def _retires(self, report: _Report, key: bytes) -> bool:
         """Counts a report about an intact chunk; returns whether its next copy is to be kept in memory."""

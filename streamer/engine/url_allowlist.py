@@ -317,13 +317,12 @@ def has_dots(key: str) -> bool:
         return True
     readings |= {_LONG_SLASH.sub("/", _LONG_DOT.sub(".", text)) for text in readings if "%" in text}
     readings |= {normalize("NFKC", text) for text in readings if not text.isascii()}
-    return any(_is_dots(part) for text in readings for part in _SEGMENTS.split(text))
-
-
-def _is_dots(segment: str) -> bool:
-    """Whether a segment is one dot, or several, for a server that drops blanks at its end."""
-    name = _END_OF_SEGMENT.split(segment, maxsplit=1)[0].rstrip(" \t")
-    return name != "" and not name.strip(".")
+    for segment in (part for text in readings for part in _SEGMENTS.split(text)):
+        # It is one dot, or several, for a server that drops blanks at its end.
+        name = _END_OF_SEGMENT.split(segment, maxsplit=1)[0].rstrip(" \t")
+        if name != "" and not name.strip("."):
+            return True
+    return False
 
 
 class Fetchers(FetcherSet):

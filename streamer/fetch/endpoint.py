@@ -296,8 +296,8 @@ class Endpoint:
             first_refused_at: when the first refusal came.
             tally: the counts.
         """
-        most = max_denied_seconds(error, self._config, served=self.last_success is not None)
-        if self.time() - first_refused_at >= most or (is_expired(error) and error.details.get("fixed")):
+        denied_seconds = max_denied_seconds(error, self._config, served=self.last_success is not None)
+        if self.time() - first_refused_at >= denied_seconds or (is_expired(error) and error.details.get("fixed")):
             return True
         if not is_credential_error(error):
             await self.probe(tally)

@@ -62,12 +62,12 @@ def part_bytes(target: ObjectRecord) -> int | None:
     if count < 2 or target.size < count:
         return None
     least = -(-target.size // count)
-    most = -(-target.size // (count - 1)) - 1
+    largest = -(-target.size // (count - 1)) - 1
     for size in (*_USUAL_PARTS, *(MiB << power for power in range(13))):
-        if least <= size <= most:
+        if least <= size <= largest:
             return size
     only = -(-least // MiB) * MiB
-    return only if only <= most < only + MiB else None
+    return only if only <= largest < only + MiB else None
 
 
 def step_bytes(target: ObjectRecord, range_bytes: int) -> int:

@@ -153,24 +153,18 @@ class Request:
     def _begin_body(self) -> memoryview | None:
         """The memory for the bytes, at the first of them; None if another request was first, which cancels this one."""
         spec = self._spec
-        if self._lost or not self._is_first():
+        if self._lost or not self._claim(self):
             self._lost = True
             return None
-        self._into = spec.make_view()[spec.at : spec.at + spec.extent.length]
-        self._watch_body()
-        return self._into
-
-    def _is_first(self) -> bool:
-        if not self._claim(self):
-            return False
-        spec = self._spec
-        now = self._spec.endpoint.time()
+        now = spec.endpoint.time()
         self._first_byte_at = now
         spec.endpoint.watch.record_progress(now)
         spec.endpoint.newest_answered = max(spec.endpoint.newest_answered, self._started)
         spec.first_byte.add(now - self._started)
         spec.tally.record_first_byte(now - self._started)
-        return True
+        self._into = spec.make_view()[spec.at : spec.at + spec.extent.length]
+        self._watch_body()
+        return self._into
 
     def _count(self) -> int:
         """Counts the bytes that arrived since the last call; returns their number."""

@@ -140,6 +140,12 @@ class RangeTransfer:
         extent = self._extent
         if self._position > extent.start:
             extent = Extent(extent.object, self._position, extent.stop)
+        piece_bytes = PIECE_BYTES
+        if self._was_late:
+            # Fewer after a stall, so that a slow body shows its progress: 256 KiB within 1.5 s are 175 kB/s, and a
+            # steady connection at the least rate was abandoned each time (2026-11-20).
+            earned = int(self._config.progress_floor_bytes_per_second * self._config.progress_seconds)
+            piece_bytes = max(1, min(PIECE_BYTES, earned // 2))
         first_byte = self._endpoint.first_byte(extent.length)
         return RequestSpec(
             extent=extent,
@@ -151,18 +157,9 @@ class RangeTransfer:
             duplicate_seconds=self._endpoint.duplicate_after(first_byte),
             make_view=self._context.make_view,
             at=self._offset + extent.start,
-            piece_bytes=self._piece_bytes(),
+            piece_bytes=piece_bytes,
             fresh=self._fresh,
         )
-
-    def _piece_bytes(self) -> int:
-        """Bytes to receive at once: fewer after a stall, so that a slow body shows its progress.
-
-        256 KiB within 1.5 s are 175 kB/s: a steady connection at the least rate was abandoned each time (2026-11-20).
-        """
-        config = self._config
-        earned = int(config.progress_floor_bytes_per_second * config.progress_seconds)
-        return max(1, min(PIECE_BYTES, earned // 2)) if self._was_late else PIECE_BYTES
 
     def _first_byte_timeout(self, first_byte: Sampled) -> float:
         """Timeout of the first byte: grows with each try until `failing_seconds`, when this range's failure is final.
@@ -172,19 +169,17 @@ class RangeTransfer:
         third try (2026-11-22).
         """
         known = self._endpoint.best_known(first_byte)
-        most = self._config.first_byte_seconds
-        first = hedge.first_byte_timeout(known, most, 1)
+        max_seconds = self._config.first_byte_seconds
+        first = hedge.first_byte_timeout(known, max_seconds, 1)
         idle = self._last_failure - self._progressed
-        if not self._failed_tries or self._is_last_wait(idle):
+        # Another timeout is final if the time is over, and the endpoint served others since the last one.
+        has_served = self._endpoint.newest_served >= self._last_failure and not self._endpoint.congested
+        is_last = has_served and idle >= self._config.failing_seconds
+        if not self._failed_tries or is_last:
             return first
-        now = hedge.first_byte_timeout(known, most, self._failed_tries + 1)
+        now = hedge.first_byte_timeout(known, max_seconds, self._failed_tries + 1)
         now = cap_to_deadline(now, self._config.failing_seconds, idle, first)
         return cap_to_deadline(now, self._config.outage_seconds, self._endpoint.watch.quiet_seconds(), first)
-
-    def _is_last_wait(self, idle_seconds: float) -> bool:
-        """Whether another timeout is final: the time is over, and the endpoint served others since the last one."""
-        served = self._endpoint.newest_served >= self._last_failure and not self._endpoint.congested
-        return served and idle_seconds >= self._config.failing_seconds
 
     async def _recover(self, error: StreamerError) -> float:
         """Decides after a failed try; returns the pause before the next one.
@@ -214,22 +209,21 @@ class RangeTransfer:
         """Whether another try cannot help, or the last try was made."""
         if isinstance(error, AccessDeniedError):
             return await self._endpoint.is_denied_for_good(error, self._first_failure, self._context.tally)
-        return not retryable(error) or await self._is_last(error)
-
-    async def _is_last(self, error: StreamerError) -> bool:
-        """Whether to give up. Without other requests a probe shows whether the object or the endpoint fails."""
+        if not retryable(error):
+            return True
         endpoint = self._endpoint
         failing = Failing(
             tries=self._failed_tries,
-            idle_seconds=self._endpoint.time() - self._progressed,
+            idle_seconds=endpoint.time() - self._progressed,
             silent=self._is_silence(error),
             quiet_seconds=endpoint.watch.quiet_seconds(),
             stalls=self._stalls if endpoint.last_large > self._first_stall else 0,
             isolated=endpoint.is_isolated(error, self._first_failure, self._served, self._outcomes),
             permanent=endpoint.is_permanent(error),
         )
+        # Without other requests a probe shows whether the object or the endpoint fails.
         if not failing.isolated and failing.tries >= SILENT_TRIES:
-            await self._endpoint.probe(self._context.tally)
+            await endpoint.probe(self._context.tally)
         return gives_up(failing, self._config)
 
     def _count_failure(self) -> None:

@@ -113,7 +113,14 @@ class LongRequests:
         task = self._tasks.create_task(self._send_answer(client, request.request, answer))
         self._running.add(task)
         requests.tasks[task] = isinstance(request, GetManifest) and request.build
-        task.add_done_callback(lambda done: self._end_request(done, requests, size))
+
+        def forget(task: asyncio.Task[None]) -> None:
+            self._running.discard(task)
+            self._left.pop(task, None)
+            requests.tasks.pop(task, None)
+            self._request_bytes -= size
+
+        task.add_done_callback(forget)
 
     def leave(self, requests: ClientRequests) -> None:
         """Ends what a client that has gone had asked for.
@@ -156,12 +163,6 @@ class LongRequests:
         return sent
 
     # ------------------------------------------------------------ inside
-
-    def _end_request(self, task: asyncio.Task[None], requests: ClientRequests, size: int) -> None:
-        self._running.discard(task)
-        self._left.pop(task, None)
-        requests.tasks.pop(task, None)
-        self._request_bytes -= size
 
     async def _send_answer(self, client: ClientConnection, number: int, answer: Callable[[], Awaitable[None]]) -> None:
         try:

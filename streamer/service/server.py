@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -263,7 +263,10 @@ class Server:
             case GetStatistics():
                 client.send(Statistics(request.request, self.statistics()))
             case ReportFinding():
-                self._keep_report(client, request)
+                bottleneck = request.bottleneck if request.bottleneck in BOTTLENECKS else BOTTLENECKS[-1]
+                report = msgspec.structs.replace(request, bottleneck=bottleneck, advice=one_line(request.advice))
+                for reported in self._sessions_of(client, request):
+                    reported.keep_report(report)
             case ReportError():
                 if any(self._sessions_of(client, request)):
                     self._errors.log(one_line(request.job), one_line(request.consumer), one_line(request.error))
@@ -280,7 +283,14 @@ class Server:
             _check_numbers(request)
             # Parts of equal options share one object, which is read once.
             distinct = {part.options: part.options for part in request.parts}
-            _check_options(distinct)
+            options_bytes = sum(len(options.encoded) for options in distinct)
+            if options_bytes > _MAX_OPTIONS_BYTES:
+                raise ConfigError(
+                    f"the storage_options of the parts of one session have {options_bytes:,} bytes; at most "
+                    f"{_MAX_OPTIONS_BYTES:,} are possible, where equal ones count once: give members of one bucket the "
+                    "same options",
+                    field="storage_options",
+                )
             wanted = msgspec.structs.replace(
                 request,
                 consumer=consumer,
@@ -370,12 +380,6 @@ class Server:
                     )
                 session.extend(EpochSchedule.read(request), request.complete)
 
-    def _keep_report(self, sender: ClientConnection, finding: ReportFinding) -> None:
-        bottleneck = finding.bottleneck if finding.bottleneck in BOTTLENECKS else BOTTLENECKS[-1]
-        cleaned = msgspec.structs.replace(finding, bottleneck=bottleneck, advice=one_line(finding.advice))
-        for session in self._sessions_of(sender, finding):
-            session.keep_report(cleaned)
-
     def _sessions_of(self, sender: ClientConnection, request: ReportFinding | ReportError) -> Iterator[EngineSession]:
         """Yields the sessions that a loader's report is about: those of the same user and name only."""
         user = sender.credentials and sender.credentials.uid
@@ -425,18 +429,3 @@ def _check_numbers(request: OpenSession) -> None:
     letters = sum(map(len, (request.job, request.order_id, request.stream, request.dataset)))
     if letters > _MAX_NAME_LETTERS:
         raise ProtocolError(f"a session whose names have {letters} letters; at most {_MAX_NAME_LETTERS}")
-
-
-def _check_options(distinct: Iterable[StoreOptions]) -> None:
-    """Refuses very long storage options of a session's parts before they are read; equal ones count once.
-
-    Raises:
-        ConfigError: says how many bytes there are, and how many are possible.
-    """
-    size = sum(len(options.encoded) for options in distinct)
-    if size > _MAX_OPTIONS_BYTES:
-        raise ConfigError(
-            f"the storage_options of the parts of one session have {size:,} bytes; at most {_MAX_OPTIONS_BYTES:,} are "
-            "possible, where equal ones count once: give members of one bucket the same options",
-            field="storage_options",
-        )

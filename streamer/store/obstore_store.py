@@ -101,17 +101,16 @@ class ObstoreStore:
         except StreamerError:
             raise
         except Exception as error:  # noqa: BLE001 - the edge: whatever obstore raises becomes ours
-            raise await self._failure(target, error) from failures.redact(error)
+            failure = self._map_error(target.url, error, target)
+            if isinstance(failure, ObjectChangedError):
+                # This costs one HEAD, to name the version that the store has.
+                failure = await self._explain_change(target, failure)
+            raise failure from failures.redact(error)
         if received != asked.stop - asked.start:
             raise failures.short_read(target.url, asked.start, asked.stop, received)
 
     def _map_error(self, url: str, error: Exception, target: ObjectRecord | None) -> StreamerError:
         return self._root.explain(map_error(url, error, target))
-
-    async def _failure(self, target: ObjectRecord, error: Exception) -> StreamerError:
-        """Returns our error for obstore's; a refused version costs one HEAD, to name the version that the store has."""
-        failure = self._map_error(target.url, error, target)
-        return await self._explain_change(target, failure) if isinstance(failure, ObjectChangedError) else failure
 
     async def _explain_change(self, target: ObjectRecord, refusal: ObjectChangedError) -> StoreError:
         """Returns the error for 412, which Azurite answers for a missing object, too (3.35); the others answer 404."""

@@ -55,27 +55,27 @@ class ProcessCount:
 
     Args:
         fixed: number of processes at all times, or None if the load decides.
-        most: largest number where the load decides.
+        max_count: largest number where the load decides.
     """
 
-    def __init__(self, fixed: int | None, most: int) -> None:
+    def __init__(self, fixed: int | None, max_count: int) -> None:
         self._fixed = fixed
-        self._most = most
+        self._max_count = max_count
         self._busy_since: float | None = None
         self._fetched_at = float("-inf")
 
     def __repr__(self) -> str:
-        return f"ProcessCount(fixed={self._fixed}, most={self._most})"
+        return f"ProcessCount(fixed={self._fixed}, max_count={self._max_count})"
 
     @property
-    def most(self) -> int:
+    def max_count(self) -> int:
         """The largest number of processes."""
-        return self._most if self._fixed is None else self._fixed
+        return self._max_count if self._fixed is None else self._fixed
 
     @property
     def by_load(self) -> bool:
         """Whether the load decides about the number."""
-        return self._fixed is None and self._most > 0
+        return self._fixed is None and self._max_count > 0
 
     def decide(self, load: Load, running: int, now: float) -> int:
         """Returns how many processes there are to be from now on."""
@@ -89,7 +89,7 @@ class ProcessCount:
 
     def _another(self, load: Load, running: int, now: float) -> bool:
         share = load.process_share if running else load.loop_share
-        if not (load.waiting and share >= BUSY_SHARE and load.idle_cores >= 1.0 and running < self._most):
+        if not (load.waiting and share >= BUSY_SHARE and load.idle_cores >= 1.0 and running < self._max_count):
             self._busy_since = None
             return False
         if self._busy_since is None:

@@ -422,7 +422,7 @@ class FetchPool:
         cpu_seconds = self._past_cpu_seconds + sum(process.report.cpu_seconds for process in self._processes)
         return {
             "fetch_processes": len(self.pids),
-            "most_fetch_processes": self._count.most,
+            "most_fetch_processes": self._count.max_count,
             "fetch_process_crashes": self.crashes,
             "fetch_process_cpu_seconds": round(cpu_seconds, 3),
             "loop_cpu_seconds": round(self._last.loop_seconds, 3),

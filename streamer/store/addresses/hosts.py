@@ -146,10 +146,11 @@ class Redirects(msgspec.Struct, frozen=True):
     """The redirects to follow.
 
     Attributes:
-        hosts: names, patterns of names (*.cluster.local), and networks (10.0.0.0/8); None: all hosts.
+        max_redirects: number of redirects of one request.
+        hosts: names, patterns of names (*.cluster.local), and networks (10.0.0.0/8), or None for all hosts.
     """
 
-    most: int
+    max_redirects: int
     hosts: tuple[str, ...] | None
 
     def follows(self, address: str) -> bool:

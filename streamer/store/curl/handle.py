@@ -76,7 +76,7 @@ class Handle(CurlRequest):
         self._target = target
         self._range = (asked.start, asked.stop)
         self._take = take
-        self._redirects_left = self._redirects.most
+        self._redirects_left = self._redirects.max_redirects
         tag = versions.if_match(target.version)
         # libcurl would write a line break as it is; unsent, it is still compared with the answer
         self._tag = tag if tag is not None and tag.isascii() and tag.isprintable() else None
@@ -186,7 +186,7 @@ class Handle(CurlRequest):
             return self._take
         status, headers = self.read_head()
         is_page = headers.get(b"content-type", b"").lower().startswith(b"text/html")
-        was_redirected = self._redirects_left < self._redirects.most
+        was_redirected = self._redirects_left < self._redirects.max_redirects
         if is_page and was_redirected and status in (200, 206) and not target.url.lower().endswith((".html", ".htm")):
             raise failures.page_instead(target.url)
         if status == 206:

@@ -46,10 +46,10 @@ class ListedPage(msgspec.Struct, frozen=True):
     token: str
 
 
-def build_query(prefix: str, after: str = "", token: str = "", most: int = 0) -> str:
+def build_query(prefix: str, after: str = "", token: str = "", max_keys: int = 0) -> str:
     """Returns the query for a page of objects, escaped and in the order that a signature requires."""
     asked = {"continuation-token": token, "encoding-type": "url", "list-type": "2", "prefix": prefix}
-    asked |= {"max-keys": str(most or ""), "start-after": "" if token else after}
+    asked |= {"max-keys": str(max_keys or ""), "start-after": "" if token else after}
     return _query(asked)
 
 

@@ -170,7 +170,7 @@ class CurlStore(ObstoreStore):
             return False
         try:
             answer = await await_answer(
-                self._whole(target.url, listing.build_query(self._root.key(target.url), most=1)), target.url
+                self._whole(target.url, listing.build_query(self._root.key(target.url), max_keys=1)), target.url
             )
             return target in listing.parse_page(self._root.url, answer.body).records
         except (StoreError, ConfigError):
