@@ -45,21 +45,17 @@ def share_open_chunks(sessions: Collection[EngineSession]) -> None:
     for group in groups.values():
         names = tuple(session.name for session in group)
         if any(session.compared_with != names for session in group):
-            share = _compare_open_chunks(group)
+            schedules = [session.first_schedule for session in group]
+            share = 1.0  # where it is not known
+            if 1 < len(group) <= _MAX_SESSIONS and sum(len(one.chunk) for one in schedules) <= _MAX_ENTRIES:
+                sizes = charge_each(group[0].collection.file_bytes)
+                # Both are of the same schedules: after a restart of the engine they are what was left of an epoch, or
+                # nothing.
+                summed = sum(count_open_together([one], sizes) for one in schedules)
+                share = count_open_together(schedules, sizes) / summed if summed else 1.0
             for session in group:
                 session.open_share = share
                 session.compared_with = names
-
-
-def _compare_open_chunks(group: Sequence[EngineSession]) -> float:
-    """Returns what these sessions have open together as a share of the sum; 1 where that is not known."""
-    schedules = [session.first_schedule for session in group]
-    if not 1 < len(group) <= _MAX_SESSIONS or sum(len(one.chunk) for one in schedules) > _MAX_ENTRIES:
-        return 1.0
-    sizes = charge_each(group[0].collection.file_bytes)
-    # Both are of the same schedules: after a restart of the engine they are what was left of an epoch, or nothing.
-    summed = sum(count_open_together([one], sizes) for one in schedules)
-    return count_open_together(schedules, sizes) / summed if summed else 1.0
 
 
 def count_open_together(schedules: Sequence[EpochSchedule], sizes: npt.NDArray[np.int64]) -> int:

@@ -148,10 +148,6 @@ def _is_address(name: str) -> bool:
     return False
 
 
-def _is_loopback(host: str) -> bool:
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
-
-
 def parse_address(address: str) -> tuple[str, int]:
     """Splits an address such as 127.0.0.1:9464 or [::]:9464 into host and port.
 
@@ -207,10 +203,12 @@ def _application(
     async def answer(request: web.Request) -> web.Response:
         return answers[request.path](request)
 
+    is_loopback = host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
     @web.middleware
     async def check_name(request: web.Request, handler: Handler) -> web.StreamResponse:
         connections.count(request.protocol)
-        if is_own_name(request.host, host) or (request.path in _OPEN and not _is_loopback(host)):
+        if is_own_name(request.host, host) or (request.path in _OPEN and not is_loopback):
             try:
                 return await handler(request)
             except web.HTTPException:

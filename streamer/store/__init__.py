@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal, cast, get_args
 
 from streamer.base.extras import require
@@ -122,7 +122,19 @@ def _open_native(root: StoreRoot, client: Client, *, refuse_local: bool) -> Obje
         if not is_curl:
             unknown += own_headers(cast("dict[str, str]", root.settings.client.get("default_headers", {})))
     if unknown:
-        _report_unknown(root, unknown, client)
+        names = ", ".join(sorted(unknown))
+        if client != "auto":
+            raise ConfigError(
+                f"{root.url}: client={client!r} has no counterpart of the storage options {names}; "
+                'client="auto" reads through fsspec',
+                field="client",
+            )
+        _log.warning(
+            "%s: read through fsspec, which costs about five times the CPU per request, because obstore has no "
+            "counterpart of %s",
+            root.url,
+            names,
+        )
         return None
     require(root.url, _extra(root), *(["obstore", "pycurl"] if is_curl else ["obstore"]), field="url")
     # Imported here: the engine then spends 4 ms while its client makes the order, not while it starts (2026-11-22).
@@ -141,23 +153,6 @@ def _open_native(root: StoreRoot, client: Client, *, refuse_local: bool) -> Obje
 def _extra(root: StoreRoot) -> str:
     """Returns the extra of the distribution that installs the client of a root."""
     return _EXTRAS.get(root.family or "", "stores")
-
-
-def _report_unknown(root: StoreRoot, unknown: Sequence[str], client: Client) -> None:
-    """Logs the options that only fsspec understands; refuses them if `client` names another one."""
-    names = ", ".join(sorted(unknown))
-    if client != "auto":
-        raise ConfigError(
-            f"{root.url}: client={client!r} has no counterpart of the storage options {names}; "
-            'client="auto" reads through fsspec',
-            field="client",
-        )
-    _log.warning(
-        "%s: read through fsspec, which costs about five times the CPU per request, because obstore has no "
-        "counterpart of %s",
-        root.url,
-        names,
-    )
 
 
 def _refuse_redirects(root: StoreRoot) -> None:

@@ -202,7 +202,11 @@ def _filesystem(protocol: str, options: Mapping[str, object], root: str, login: 
         }
         options = {name: value for name, value in options.items() if name != "config_kwargs"}
     if protocol in urls.HTTP_SCHEMES:
-        options = _withhold_headers(_add_login(options, login) if login else options)
+        headers = cast("Mapping[str, str]", options.get("headers") or {})
+        logs_in = "auth" in options or any(name.lower() == "authorization" for name in headers)
+        if login and not logs_in:
+            options = {**options, "headers": {**headers, "Authorization": encode_login(login)}}
+        options = _withhold_headers(options)
     elif login:
         root = root.replace("://", f"://{login}@", 1)
     if protocol != "memory":  # its files belong to the class; its instances hold nothing
@@ -214,14 +218,6 @@ def _filesystem(protocol: str, options: Mapping[str, object], root: str, login: 
             f"{protocol}://: {kind.__name__} of fsspec does not take the storage options {sorted(options)} ({error})",
             field="storage_options",
         ) from error
-
-
-def _add_login(options: Mapping[str, object], login: str) -> Mapping[str, object]:
-    """Returns the options with the header that logs in to a web server, unless they log in themselves."""
-    headers = cast("Mapping[str, str]", options.get("headers") or {})
-    if "auth" in options or any(name.lower() == "authorization" for name in headers):
-        return options
-    return {**options, "headers": {**headers, "Authorization": encode_login(login)}}
 
 
 def _withhold_headers(options: Mapping[str, object]) -> Mapping[str, object]:

@@ -159,7 +159,12 @@ def files_below(start: str) -> Iterator[str]:
             logger.warning("%s is a cache folder of streamer below the data, and is left out", folder)
             continue
         for entry in entries:
-            if not _is_folder(entry):
+            try:
+                is_folder = entry.is_dir()
+            except OSError:
+                # A link to itself; the error of opening it says why.
+                is_folder = False
+            if not is_folder:
                 yield os.path.join(folder, entry.name)
                 continue
             found = _identity(entry.path)
@@ -187,14 +192,6 @@ def _entries(folder: str, start: str) -> list[os.DirEntry[str]]:
         if is_hidden_folder(os.path.relpath(folder, start)):
             return []
         raise
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        # A link to itself; the error of opening it says why.
-        return False
 
 
 def _identity(folder: str) -> _Folder:

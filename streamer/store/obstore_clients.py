@@ -237,7 +237,12 @@ def map_error(url: str, error: Exception, target: ObjectRecord | None) -> Stream
         return failures.make_ranges_error(url)
     if type(error).__name__ in ("UnknownConfigurationKeyError", "InvalidPathError", "ValueError"):
         return ConfigError(f"{url}: obstore cannot take this url or option: {text}", field="url")
-    answer = _answer(error, text)
+    if _ELSEWHERE in text:
+        answer = failures.StoreAnswer(301)
+    else:
+        found = _STATUS.search(text)
+        status = int(found[1]) if found else _STATUS_OF_TYPE.get(type(error).__name__)
+        answer = failures.StoreAnswer(status, failures.word_of(str(error), "Code"), message=failures.message_of(text))
     if (found := _ASKED.search(text)) and (failure := _explain_issuer(url, (found[1] or "STS").lower(), answer)):
         return failure
     if type(error).__name__ == "UnauthenticatedError" and answer.status is None:
@@ -265,14 +270,6 @@ def _explain_issuer(url: str, host: str, answer: failures.StoreAnswer) -> Stream
     if answer.status is None or answer.status >= 500 or answer.status == 429:
         return failures.unobtainable(url, f"{host} answered {answer.status or 'nothing'}")
     return failures.refused_by_issuer(url, f"{host} answered {answer.status}")
-
-
-def _answer(error: Exception, text: str) -> failures.StoreAnswer:
-    if _ELSEWHERE in text:
-        return failures.StoreAnswer(301)
-    found = _STATUS.search(text)
-    status = int(found[1]) if found else _STATUS_OF_TYPE.get(type(error).__name__)
-    return failures.StoreAnswer(status, failures.word_of(str(error), "Code"), message=failures.message_of(text))
 
 
 # There is no status if there is no answer; obstore 0.12 tells the causes only in its text. The first match wins.

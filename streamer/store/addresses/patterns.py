@@ -131,7 +131,17 @@ def require_file_url(url: str) -> str:
     beginning = _after_host(url)
     path, mark, query = url[beginning:].partition("?")
     if mark and "*" not in path and "[" not in path:
-        raise ConfigError(f"{shown(url)} with a query (?...): {_about_query(query)}", field="url")
+        advice = (
+            "a manifest keeps urls without queries; leave it out where the server sends the file without it, give a "
+            "token as a header (storage_options={'headers': {'Authorization': 'Bearer ...'}}), or name the address to "
+            "which the server redirects (curl -sIL)"
+        )
+        if _SIGNED.search(query):
+            advice = (
+                "a signed url ends, and a manifest would keep its signature; name the object's own url, and give keys "
+                "or headers in storage_options"
+            )
+        raise ConfigError(f"{shown(url)} with a query (?...): {advice}", field="url")
     if GLOB.search(url, beginning) or url.endswith("/"):
         bucket = find_bucket_url(shown(url))
         advice = (
@@ -145,19 +155,6 @@ def _after_host(url: str) -> int:
     """Returns where the path of a url begins: the address of an IPv6 host is in square brackets."""
     scheme, separator, rest = url.partition("://")
     return len(scheme) + len(separator) + len(rest.partition("/")[0]) if separator else 0
-
-
-def _about_query(query: str) -> str:
-    if _SIGNED.search(query):
-        return (
-            "a signed url ends, and a manifest would keep its signature; name the object's own url, and give keys or "
-            "headers in storage_options"
-        )
-    return (
-        "a manifest keeps urls without queries; leave it out where the server sends the file without it, give a token "
-        "as a header (storage_options={'headers': {'Authorization': 'Bearer ...'}}), or name the address to which the "
-        "server redirects (curl -sIL)"
-    )
 
 
 def _expand(url: str, whole: str) -> Iterator[str]:

@@ -111,19 +111,16 @@ def _no_role(root: str, session: Session, variables: Mapping[str, str] = os.envi
     if roles.status != 200:
         return issuers.explain_metadata(root, roles)
     keys = issuers.ask_metadata(base + _ROLES + roles.text.strip(), headers)
-    if keys.status == 200 and (refusal := _refusal(keys.text)):
-        what = f"the metadata server answered {refusal} for the role {roles.text.strip()}"
-        return failures.refused_by_issuer(root, what)
+    if keys.status == 200:
+        try:
+            answer = json.loads(keys.text)
+        except ValueError:
+            answer = None
+        code = answer.get("Code") if isinstance(answer, Mapping) else None
+        if code not in (None, "", "Success"):
+            what = f"the metadata server answered {code} for the role {roles.text.strip()}"
+            return failures.refused_by_issuer(root, what)
     return failures.unobtainable(root, f"the metadata server answered {keys.status}")
-
-
-def _refusal(text: str) -> str:
-    try:
-        answer = json.loads(text)
-    except ValueError:
-        return ""
-    code = answer.get("Code") if isinstance(answer, Mapping) else None
-    return "" if code in (None, "Success") else str(code)
 
 
 def _find_plain_keys(profile: str | None, variables: Mapping[str, str] = os.environ) -> AwsKeys | None:

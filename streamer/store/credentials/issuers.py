@@ -79,7 +79,16 @@ def _explain_boto(root: str, profile: str | None, error: BaseException) -> Strea
     response = getattr(error, "response", None)
     if isinstance(response, Mapping):
         return _explain_answer(root, error, response)
-    return _explain_silence(root, kind, error)
+    # There is no answer, or one that boto does not understand.
+    known = getattr(error, "kwargs", None)
+    facts = known if isinstance(known, Mapping) else {}
+    if facts.get("provider") == "custom-process":
+        remedy = "run the program of credential_process by hand"
+        return failures.refused_by_issuer(root, f"credential_process failed ({kind})", remedy, soon=True)
+    if found := _STATUS.search(str(facts.get("error_msg", ""))):
+        return failures.unobtainable(root, f"the server of the container's credentials answered {found[1]}")
+    host = urlsplit(str(facts.get("endpoint_url", ""))).netloc
+    return failures.unobtainable(root, f"{kind}, {host}" if host else kind)
 
 
 def _explain_answer(root: str, error: BaseException, response: Mapping[str, Mapping[str, object]]) -> StreamerError:
@@ -91,19 +100,6 @@ def _explain_answer(root: str, error: BaseException, response: Mapping[str, Mapp
     if code in _BUSY_CODES or (isinstance(status, int) and (status >= 500 or status == 429)):
         return failures.unobtainable(root, what)
     return failures.refused_by_issuer(root, what, "check the role and its trust policy")
-
-
-def _explain_silence(root: str, kind: str, error: BaseException) -> StreamerError:
-    """Returns the error for a missing answer, or one that boto does not understand."""
-    known = getattr(error, "kwargs", None)
-    facts = known if isinstance(known, Mapping) else {}
-    if facts.get("provider") == "custom-process":
-        advice = "run the program of credential_process by hand"
-        return failures.refused_by_issuer(root, f"credential_process failed ({kind})", advice, soon=True)
-    if found := _STATUS.search(str(facts.get("error_msg", ""))):
-        return failures.unobtainable(root, f"the server of the container's credentials answered {found[1]}")
-    host = urlsplit(str(facts.get("endpoint_url", ""))).netloc
-    return failures.unobtainable(root, f"{kind}, {host}" if host else kind)
 
 
 # ---------------------------------------------------------------- the metadata server of a machine
