@@ -177,7 +177,7 @@ class Connection:
 
     def _hello(self, job: str, token: str, timeout_seconds: float) -> Welcome:
         self.send(Hello(protocol=self._protocol, version=VERSION, pid=self.pid, job=job, token=token))
-        while not (events := self.receive(timeout_seconds)):
+        if not (events := self.receive(timeout_seconds)):
             raise DisconnectedError(f"no answer to hello in {timeout_seconds:g} s")
         first = events[0]
         self._pending = events[1:]
