@@ -65,18 +65,18 @@ class WindowControl:
 
     Args:
         start: number of requests at once in the beginning.
-        min_size: lower bound of the window.
-        max_size: upper bound of the window.
+        min_window: lower bound of the window.
+        max_window: upper bound of the window.
 
     Attributes:
         climbing: whether it grew in slow start after the last interval.
         inflation: last measured ratio of the duration of requests to that on an idle link.
     """
 
-    def __init__(self, start: int, min_size: int, max_size: int) -> None:
-        self._min_size = min_size
-        self._max_size = max_size
-        self._size = float(min(max(start, min_size), max_size))
+    def __init__(self, start: int, min_window: int, max_window: int) -> None:
+        self._min_window = min_window
+        self._max_window = max_window
+        self._size = float(min(max(start, min_window), max_window))
         self._interval: Interval | None = None
         self._slow_start = self.climbing = True
         self._base: dict[int, deque[tuple[float, float]]] = {}
@@ -92,10 +92,10 @@ class WindowControl:
         """Number of requests at once."""
         return round(self._size)
 
-    def limit(self, max_size: int) -> None:
+    def limit(self, max_window: int) -> None:
         """The window does not grow above this from now on."""
-        self._max_size = max_size
-        self._size = min(self._size, float(max_size))
+        self._max_window = max_window
+        self._size = min(self._size, float(max_window))
 
     def inflation_at(self, now: float) -> float:
         """Ratio of the duration of requests to that on an idle link; 1 if they are not slower, or if it is unknown."""
@@ -127,11 +127,11 @@ class WindowControl:
             return  # the readers were the limit, so the link showed nothing
         if self.inflation > LATENCY_INFLATION:
             self._slow_start = False
-            size = max(self._size * DECREASE_FACTOR, min(self._size, self._min_size))
+            size = max(self._size * DECREASE_FACTOR, min(self._size, self._min_window))
         else:
-            self.climbing = self._slow_start and self._size < self._max_size
+            self.climbing = self._slow_start and self._size < self._max_window
             size = self._size * (SLOW_START_FACTOR if self._slow_start else INCREASE_FACTOR)
-        self._size = min(size, float(self._max_size))
+        self._size = min(size, float(self._max_window))
 
 
 def size_class(length: int) -> int:

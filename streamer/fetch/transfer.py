@@ -221,7 +221,7 @@ class RangeTransfer:
             isolated=endpoint.is_isolated(error, self._first_failure, self._served, self._outcomes),
             permanent=endpoint.is_permanent(error),
         )
-        # Without other requests a probe shows whether the object or the endpoint fails.
+        # If no other request shows whether the object or the endpoint fails, a probe does.
         if not failing.isolated and failing.tries >= SILENT_TRIES:
             await endpoint.probe(self._context.tally)
         return gives_up(failing, self._config)

@@ -72,7 +72,7 @@ class LongRequests:
         self._request_bytes = 0
         self._answers = FairGate(limits.answer_bytes)
         self._running: set[asyncio.Task[None]] = set()
-        # Of clients that have gone; that which was left first comes first.
+        # The tasks of clients that have gone, in the order in which they were left.
         self._left: dict[asyncio.Task[None], None] = {}
         self._sharing = CacheSharing(engine, tasks)
         self.sole_user = SoleUser(applies=engine.fetchers.allowlist.refuse_local)

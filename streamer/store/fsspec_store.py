@@ -313,7 +313,7 @@ class FileCalls:
         found = await self._call("find", url, detail=True)
         if isinstance(found, Mapping):
             return dict(found)
-        # For a url that is one object adlfs 2026.8 returns only its name, whatever `detail` is.
+        # If a url is one object, adlfs 2026.8 returns only its name, whatever `detail` is.
         return {name: await self.describe(name) for name in found}
 
     async def pipe(self, url: str, content: bytes) -> None:

@@ -35,7 +35,7 @@ _OWN_NETWORKS = tuple(
 # Addresses that end in one of IPv4: NAT64 (RFC 6052, RFC 8215), the compatible ones (RFC 4291, 2.5.5.1), and those of
 # SIIT (RFC 2765).
 _TRANSLATED = tuple(map(ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96", "::ffff:0:0:0/96")))
-# Of this network a site chooses how long the prefix before the address of IPv4 is (RFC 8215; RFC 6052, 2.2).
+# A site chooses how long the prefix of this network before the address of IPv4 is (RFC 8215; RFC 6052, 2.2).
 _OF_SITE = ip_network("64:ff9b:1::/48")
 _PREFIX_BYTES = (6, 7, 8)
 

@@ -44,7 +44,7 @@ Page = list[ObjectRecord]
 
 # Up to this many pieces one call for the whole body is cheaper: 111 against 180 us for 100 KB (2026-11-20).
 WHOLE_PIECES = 2
-# For a page of a listing, a head, or a put of a part of a manifest; a store that took longer is busy for seconds.
+# Time for a page of a listing, a head, or a put of a part of a manifest. A store that took longer is busy.
 ANSWER_SECONDS = 30.0
 # Parts as large as the ranges that are read later; S3 accepts 10,000 of them.
 PART_BYTES = 8 << 20

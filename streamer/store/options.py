@@ -238,8 +238,8 @@ def _set_headers(outcome: Translation, name: str, value: object) -> None:
 
 # ---------------------------------------------------------------- the register
 
-# Of an option: its name in obstore's configuration, its setter, the options of a nested mapping, or None: only fsspec
-# has it, so that fsspec reads the root.
+# The rule of an option is its name in obstore's configuration, its setter, the options of a nested mapping, or None if
+# only fsspec has it, so that fsspec reads the root.
 Table: TypeAlias = Mapping[str, "str | Setter | Table | None"]
 
 

@@ -26,7 +26,7 @@ Page = TypeVar("Page")
 
 # A page of 1,000 objects has 20,000; each costs 100 bytes when it is parsed.
 _MAX_TAGS = 200_000
-# Those of S3 have 200; each is compared with all that follow.
+# Tokens of S3 have 200 letters. Each is compared with all that follow.
 _MAX_TOKEN_LETTERS = 16 << 10
 # Exact as a floating-point number; no object is as long.
 _MAX_SIZE = 1 << 53

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 # Idle connections to all hosts; the window is smaller.
 _IDLE_CONNECTIONS = 1024
-# In a row. S3 has some where very many objects were deleted and their versions stay.
+# S3 has some empty pages in a row where very many objects were deleted and their versions stay.
 _MAX_EMPTY_PAGES = 100_000
 # Answers of S3 to a request that belongs to another region (botocore's S3RegionRedirectorv2 has the same).
 _ELSEWHERE = (301, 307, 400)
