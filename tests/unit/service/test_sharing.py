@@ -11,8 +11,8 @@ import pytest
 
 from streamer.engine.datasets import Dataset
 from streamer.errors import ConfigError, ManifestError, ProtocolError, StreamerError
+from streamer.service.long_requests import _read_lanes
 from streamer.service.server import Server
-from streamer.service.sharing import _read_lanes
 from streamer.wire.messages import GetManifest, ShareCache, Sharer
 from streamer.wire.store_options import NO_OPTIONS
 
