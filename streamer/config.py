@@ -327,7 +327,7 @@ def check_variables(variables: Mapping[str, str] | None = None) -> None:
 
 
 def check_socket_path(path: Path) -> Path:
-    """The path of a unix socket, as given.
+    """Returns the path of a unix socket, as given.
 
     Raises:
         ConfigError: the kernel cannot take it: sun_path has 108 bytes including the final zero (unix(7)).
@@ -342,7 +342,7 @@ def check_socket_path(path: Path) -> Path:
 
 
 def read_token(path: Path) -> str:
-    """The token of a file, without the white space around it.
+    """Returns the token of a file, without the white space around it.
 
     Raises:
         ConfigError: it cannot be read, or is empty.

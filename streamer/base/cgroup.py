@@ -27,12 +27,12 @@ class Cgroup(msgspec.Struct, frozen=True):
     membership: Path = Path("/proc/self/cgroup")
 
     def memory_bytes(self) -> int | None:
-        """The most memory that it may have; None if only the machine limits it."""
+        """Returns the most memory that it may have; None if only the machine limits it."""
         texts = [*self._texts("", "memory.max"), *self._texts("memory", "memory.limit_in_bytes")]
         return min((int(text) for text in texts if text.isdecimal()), default=None)
 
     def memory_left_bytes(self) -> int | None:
-        """Memory that it can still take below the tightest of its limits; None if only the machine limits it.
+        """Returns the memory that it can still take below its tightest limit; None if only the machine limits it.
 
         The page cache counts as free, because the kernel drops it before it kills a process.
         """
@@ -44,14 +44,14 @@ class Cgroup(msgspec.Struct, frozen=True):
         return min((left for left in chain(newer, older) if left is not None), default=None)
 
     def cpus(self) -> float | None:
-        """CPU seconds that it may take per second; None if only the machine limits it."""
+        """Returns the CPU seconds that it may take per second; None if only the machine limits it."""
         newer = (text.split() for text in self._texts("", "cpu.max"))
         older = zip(self._texts("cpu", "cpu.cfs_quota_us"), self._texts("cpu", "cpu.cfs_period_us"), strict=False)
         quotas = ((quota, period) for quota, period in chain(newer, older) if quota.isdecimal())
         return min((int(quota) / int(period) for quota, period in quotas), default=None)
 
     def unused_cpu_seconds(self, now: float) -> float | None:
-        """CPU seconds of its tightest quota that it has not taken until `now`; only differences have a meaning.
+        """Returns the CPU seconds of its tightest quota that it has not taken until `now`; only differences count.
 
         None if it has no quota, or a version 1 group.
         """
@@ -67,7 +67,7 @@ class Cgroup(msgspec.Struct, frozen=True):
         return min(found, default=(0.0, None))[1]
 
     def _texts(self, controller: str, name: str) -> Iterator[str]:
-        """A file of each group of a controller that has it, as text; "" stands for version 2 with its single tree."""
+        """Yields a file of each group of a controller that has it, as text; "" is version 2 with its single tree."""
         for folder in self._folders(controller):
             try:
                 yield (folder / name).read_text().strip()
@@ -101,7 +101,7 @@ def _count_free_bytes(folder: Path, limit: str, used: str) -> int | None:
 
 
 def usable_memory_bytes(cgroup: Cgroup | None = None) -> int:
-    """The memory that this process may have: the machine's, or the tightest limit of its cgroups."""
+    """Returns the memory that this process may have: the machine's, or the tightest limit of its cgroups."""
     limit = (cgroup or Cgroup()).memory_bytes()
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return machine if limit is None else min(limit, machine)
@@ -112,7 +112,7 @@ def _cpu_affinity() -> set[int]:
 
 
 def usable_cores(cgroup: Cgroup | None = None) -> int:
-    """Number of threads that can run concurrently for long: allowed CPUs, and the cgroup's share of them rounded up."""
+    """Returns how many threads can run at once for long: allowed CPUs, and the cgroup's share of them rounded up."""
     quota = (cgroup or Cgroup()).cpus()
     allowed = len(_cpu_affinity())
     return max(1, min(allowed, math.ceil(quota) if quota is not None else allowed))

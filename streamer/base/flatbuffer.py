@@ -55,12 +55,12 @@ class Table:
         return cls(content, int.from_bytes(content[:4], "little"))
 
     def number(self, field: int, layout: str, default: int = 0) -> int:
-        """A numeric field, laid out as `struct` writes it."""
+        """Returns a numeric field, laid out as `struct` writes it."""
         place = self.find_field(field)
         return self._number(layout, place) if place else default
 
     def table(self, field: int) -> Table:
-        """A field that is a table.
+        """Returns a field that is a table.
 
         Raises:
             FlatbufferError: the field is missing.
@@ -75,14 +75,14 @@ class Table:
         return self.find_field(field) > 0
 
     def tables(self, field: int) -> list[Table]:
-        """A field that is a vector of tables."""
+        """Returns a field that is a vector of tables."""
         start, count = self._vector(field, 4)
         if count > _MOST_TABLES:
             raise FlatbufferError(f"metadata has {count} tables, at most {_MOST_TABLES} are read")
         return [Table(self._content, self._target(place)) for place in range(start, start + 4 * count, 4)]
 
     def structs(self, field: int, dtype: np.dtype[np.void]) -> NDArray[np.void]:
-        """A field that is a vector of structs."""
+        """Returns a field that is a vector of structs."""
         start, count = self._vector(field, dtype.itemsize)
         return np.frombuffer(self._content, dtype, count, start) if count else np.empty(0, dtype)
 
@@ -91,7 +91,7 @@ class Table:
         return self._vector(field, 0)[0]
 
     def text(self, field: int) -> str:
-        """A field that is text; "" if there is none."""
+        """Returns a field that is text; "" if there is none."""
         start, count = self._vector(field, 1)
         return bytes(self._content[start : start + count]).decode("utf-8", "replace")
 
@@ -104,7 +104,7 @@ class Table:
         return place + self._number("<I", place)
 
     def _vector(self, field: int, item_bytes: int) -> tuple[int, int]:
-        """Offset of the first item of a vector, and the number of items, all of which are inside the buffer."""
+        """Returns the offset of the first item of a vector, and how many there are, all of them inside the buffer."""
         place = self.find_field(field)
         if not place:
             return 0, 0

@@ -134,7 +134,7 @@ def _patcher() -> str:
 
 
 def mountinfo() -> str:
-    """The mounted file systems (proc_pid_mountinfo(5)); "" on other systems."""
+    """Returns the mounted file systems (proc_pid_mountinfo(5)); "" on other systems."""
     with suppress(FileNotFoundError):
         return Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
     return ""
@@ -198,7 +198,7 @@ class Wakeup:
             weakref.finalize(self, os.close, descriptor).atexit = False
 
     def fileno(self) -> int:
-        """The descriptor, which is readable after a signal."""
+        """Returns the descriptor, which is readable after a signal."""
         return self._reader
 
     def signal(self) -> None:
@@ -248,14 +248,14 @@ def end_with_parent(parent: int) -> None:
 
 
 def peer_credentials(connection: socket.socket) -> tuple[int, int, int] | None:
-    """Process, user and group at the other end of a unix socket; None if this system does not report them."""
+    """Returns process, user and group at the other end of a unix socket; None if the system does not report them."""
     if sys.platform == "linux" and hasattr(socket, "SO_PEERCRED"):
         return _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return None
 
 
 def address_of(path: Path, on_exit: ExitStack) -> str:
-    """The address for a unix socket at a path that may be too long for an address; on other systems the path.
+    """Returns the address for a unix socket at a path that may be too long for an address; on other systems the path.
 
     Args:
         path: path of the future socket.
@@ -269,5 +269,5 @@ def address_of(path: Path, on_exit: ExitStack) -> str:
 
 
 def address_in(folder: int, path: Path) -> str:
-    """The address of a unix socket in an opened folder, whatever has its name by now; on other systems the path."""
+    """Returns the address of a unix socket in an opened folder, whatever has its name by now; elsewhere the path."""
     return f"/proc/self/fd/{folder}/{path.name}" if sys.platform == "linux" else str(path)

@@ -79,7 +79,7 @@ class TextFormatter(logging.Formatter):
 
 
 def severity_number(level: int) -> int:
-    """OpenTelemetry's number of a level of logging."""
+    """Returns OpenTelemetry's number of a level of logging."""
     return next((number for least, number in _SEVERITY_NUMBERS if level >= least), _TRACE)
 
 
@@ -115,5 +115,5 @@ def join_trainer(environment: Environment) -> None:
 
 
 def level_of(name: str | None, default: int) -> int:
-    """The level that STREAMER_LOG names."""
+    """Returns the level that STREAMER_LOG names."""
     return logging.getLevelNamesMapping().get((name or "").upper(), default)

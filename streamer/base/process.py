@@ -30,7 +30,7 @@ _COLLECT_AFTER = 10_000
 
 
 def process_statistics() -> dict[str, int | float]:
-    """CPU seconds and usable cores, resident bytes, descriptors and threads of this process; -1 if unknown."""
+    """Returns CPU seconds, usable cores, resident bytes, descriptors and threads of this process; -1 if unknown."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     try:
         lines = _STATUS.read_text().splitlines()

@@ -16,7 +16,7 @@ def is_shortage(error: OSError) -> bool:
 
 
 def limit_error(error: BaseException) -> ConfigError | None:
-    """The limit that an error means; None if it means something else."""
+    """Returns the limit that an error means; None if it means something else."""
     if isinstance(error, StreamerError):
         return None
     if isinstance(error, UnicodeEncodeError):

@@ -37,7 +37,7 @@ def unique_inverse(values: NDArray[Value]) -> tuple[NDArray[Value], NDArray[np.i
 
 
 def _begins(arranged: NDArray[Value]) -> NDArray[np.bool_]:
-    """The positions where a run of equal values begins."""
+    """Returns the positions where a run of equal values begins."""
     begins = np.ones(len(arranged), np.bool_)
     begins[1:] = arranged[1:] != arranged[:-1]
     return begins

@@ -207,11 +207,11 @@ class ChunkCache:
         return (self.folder.path, *memory, *self.layers.roots)
 
     def keys(self) -> list[bytes]:
-        """Chunks that are in the writable folder now."""
+        """Returns the chunks that are in the writable folder now."""
         return list(self._chunks)
 
     def length(self, key: bytes) -> int:
-        """Length of a chunk's file in the writable folder; 0 when it is not there."""
+        """Returns the length of a chunk's file in the writable folder; 0 when it is not there."""
         return self._chunks.get(key, 0)
 
     def contains(self, key: bytes) -> bool:
@@ -219,7 +219,7 @@ class ChunkCache:
         return key in self._chunks or key in self._fallback.chunks or key in self.layers
 
     def path(self, key: bytes) -> Path | None:
-        """The file of a chunk, or None if it is not in the cache."""
+        """Returns the file of a chunk, or None if it is not in the cache."""
         return self._own_path(key) or self.layers.path(key)
 
     def _own_path(self, key: bytes) -> Path | None:

@@ -62,7 +62,7 @@ class ChunkBytes(msgspec.Struct, frozen=True):
 
 
 def sample_checksums(parts: Sequence[Buffer], offsets: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """CRC-32 of each sample, samples that cross parts included."""
+    """Returns the CRC-32 of each sample, samples that cross parts included."""
     found = np.empty(len(offsets) - 1, "<u4")
     views = [memoryview(part).cast("B") for part in parts]
     part = 0
@@ -83,7 +83,7 @@ def sample_checksums(parts: Sequence[Buffer], offsets: NDArray[np.int64]) -> NDA
 
 
 def compute_checksums(parts: Sequence[Buffer], offsets: NDArray[np.int64]) -> tuple[NDArray[np.uint32], int]:
-    """CRC-32 of each sample, and of the parts together."""
+    """Returns the CRC-32 of each sample, and of the parts together."""
     samples = sample_checksums(parts, offsets)
     return samples, join_crc32(samples.tolist(), np.diff(offsets).tolist(), parts)
 

@@ -136,7 +136,7 @@ class DiskSpace:
         self.refused = self.is_given_up or bool(found.f_flag & os.ST_RDONLY)
 
     def _inode_limit(self, found: os.statvfs_result) -> int:
-        """The most bytes that files of the present mean length may take if some inodes are to stay free."""
+        """Returns the most bytes that files of the present mean length may take if some inodes are to stay free."""
         if not found.f_files:  # the filesystem creates inodes as they are needed
             return self._most_present
         spare = found.f_favail - max(MIN_FREE_INODES, min(MAX_FREE_INODES, found.f_files // 50))

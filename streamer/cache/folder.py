@@ -98,7 +98,7 @@ class CacheFolder(msgspec.Struct, frozen=True):
     permissions: Permissions
 
     def chunk_path(self, key: bytes) -> Path:
-        """The path of a chunk's file, whether or not it exists."""
+        """Returns the path of a chunk's file, whether or not it exists."""
         return self.path / relative_path(key)
 
     def temporary_path(self, key: bytes) -> Path:

@@ -111,7 +111,7 @@ class RamFallback:
         return self.folder
 
     def chunk_path(self, key: bytes) -> Path | None:
-        """The file of a chunk, or None if it is not here."""
+        """Returns the file of a chunk, or None if it is not here."""
         return self.folder.chunk_path(key) if self.folder is not None and key in self.chunks else None
 
     async def publish(self, chunk: ChunkBytes, length: int, pool: ThreadPoolExecutor, refusal: int | str) -> Published:

@@ -45,7 +45,7 @@ class Contents(msgspec.Struct):
         return set(self.used) - {row.dataset for row in self.rows.values()}
 
     def group_by_dataset(self) -> Iterator[DatasetFiles]:
-        """The chunks of each dataset, least recently used first."""
+        """Yields the chunks of each dataset, least recently used first."""
         groups: dict[str, list[bytes]] = {}
         for key, row in self.rows.items():
             groups.setdefault(row.dataset, []).append(key)

@@ -129,7 +129,7 @@ class Engine:
         await self._stack.aclose()
 
     def now(self) -> float:
-        """The loop's clock, in seconds."""
+        """Returns the loop's clock, in seconds."""
         return self._loop.time()
 
     # ------------------------------------------------------------ requests
@@ -189,7 +189,7 @@ class Engine:
         self.wake()
 
     def room_bytes(self) -> int:
-        """Bytes that fit into the kept part without an eviction."""
+        """Returns the bytes that fit into the kept part without an eviction."""
         state = self.policy.statistics()
         return state.limit_bytes - state.staging_bytes - state.kept_bytes - state.transit_bytes
 

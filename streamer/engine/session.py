@@ -88,7 +88,7 @@ class SessionHost(Protocol):
         ...
 
     def now(self) -> float:
-        """The loop's clock, in seconds."""
+        """Returns the loop's clock, in seconds."""
         ...
 
     def wake(self) -> None:
@@ -100,7 +100,7 @@ class SessionHost(Protocol):
         ...
 
     def admit(self, session: EngineSession, schedule: EpochSchedule) -> None:
-        """The first complete schedule of a session is known."""
+        """Admits a session, whose first complete schedule is known."""
         ...
 
     def continue_passes(self, session: EngineSession) -> None:
@@ -108,15 +108,15 @@ class SessionHost(Protocol):
         ...
 
     def reject(self, session: EngineSession, chunk: int, reason: str) -> None:
-        """The session's reader found a chunk corrupt."""
+        """Takes the report of the session's reader that a chunk is corrupt."""
         ...
 
     def count_error(self, error: StreamerError) -> None:
-        """An error reaches a consumer."""
+        """Counts an error that reaches a consumer."""
         ...
 
     def close_session(self, session: EngineSession) -> None:
-        """All leases of the session end; idempotent."""
+        """Ends all leases of the session; idempotent."""
         ...
 
 
@@ -243,7 +243,7 @@ class EngineSession:
         return openings
 
     def _openings(self, schedule: EpochSchedule) -> Iterator[SessionOpening]:
-        """The policy's sessions, one for each part: its open bytes, and its share of the look-ahead."""
+        """Yields the policy's sessions, one for each part: its open bytes, and its share of the look-ahead."""
         collection = self.collection
         sizes = charge_each(self.collection.file_bytes)
         values = self.parts.relative_values()
@@ -267,7 +267,7 @@ class EngineSession:
             )
 
     def open_bytes(self) -> float:
-        """Bytes its reader may read now, at the mean size of its chunks."""
+        """Returns the bytes its reader may read now, at the mean size of its chunks."""
         return self.progress.open_chunks() * self.parts.mean_bytes
 
     @property
@@ -285,7 +285,7 @@ class EngineSession:
         self._rejects += rejects
 
     def engine_now(self) -> float:
-        """The loop's clock, in seconds."""
+        """Returns the loop's clock, in seconds."""
         return self._host.now()
 
     def announce(self) -> None:

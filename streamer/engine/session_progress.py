@@ -98,7 +98,7 @@ class EpochUses:
         )
 
     def ahead(self, span: tuple[int, int], last_pass: int) -> npt.NDArray[np.uint32]:
-        """Chunks of a span that are not held yet, in the passes up to `last_pass`."""
+        """Returns the chunks of a span that are not held yet, in the passes up to `last_pass`."""
         if self.passes is None and self.epoch > last_pass:
             return self.chunk[:0]
         self._looks += 1
@@ -117,7 +117,7 @@ class EpochUses:
 
 
 def affordable_lookahead(wanted_bytes: int, limit_bytes: int, live_bytes: int) -> int:
-    """The look-ahead of all sessions together: it may cost the hit rate `LOOKAHEAD_SHARE` of the limit."""
+    """Returns the look-ahead of all sessions together: it may cost the hit rate `LOOKAHEAD_SHARE` of the limit."""
     missing = max(0.0, 1.0 - limit_bytes / max(1, live_bytes))
     return min(wanted_bytes, int(limit_bytes * LOOKAHEAD_SHARE / missing)) if missing else wanted_bytes
 

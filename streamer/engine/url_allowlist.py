@@ -185,7 +185,7 @@ class UrlAllowlist:
             )
 
     def check_objects(self, urls: Iterable[str], options: Options) -> None:
-        """Each object must be served with exactly these options; a manifest may name any url.
+        """Checks that each object is served with exactly these options; a manifest may name any url.
 
         Raises:
             AccessDeniedError: one is not.
@@ -342,7 +342,7 @@ class Fetchers(FetcherSet):
         self._client = config.client
 
     def use_for_chunk(self, chunk: Chunk, options: Mapping[str, object]) -> AbstractAsyncContextManager[Fetcher]:
-        """The fetcher for a chunk of a dataset with these options.
+        """Returns the fetcher for a chunk of a dataset with these options.
 
         Raises:
             AccessDeniedError: an object of the chunk is not served with them.

@@ -93,12 +93,12 @@ class WindowControl:
         return round(self._size)
 
     def limit(self, max_window: int) -> None:
-        """The window does not grow above this from now on."""
+        """Keeps the window from growing above this from now on."""
         self._max_window = max_window
         self._size = min(self._size, float(max_window))
 
     def inflation_at(self, now: float) -> float:
-        """Ratio of the duration of requests to that on an idle link; 1 if they are not slower, or if it is unknown."""
+        """Returns the duration of requests relative to that on an idle link; 1 if not slower, or if it is unknown."""
         return self.inflation if now < self._known_until else 1.0
 
     def record_request(self, now: float, seconds: float, length: int, *, contended: bool) -> None:

@@ -85,7 +85,7 @@ class OutageWatch:
             self._announced_since = None
 
     def quiet_seconds(self) -> float:
-        """Seconds for which the endpoint has served nothing although it was asked."""
+        """Returns the seconds for which the endpoint has served nothing although it was asked."""
         return self._clock.time() - self._progressed if self._waiters else 0.0
 
     def record_failure(self, error: StreamerError) -> None:
@@ -175,14 +175,14 @@ class Endpoint:
         return f"Endpoint({shown(self.root)!r}, {self.control}, {self.gate})"
 
     def first_byte(self, length: int) -> Sampled:
-        """Times to first byte of requests of about `length` bytes."""
+        """Returns the times to first byte of requests of about `length` bytes."""
         kind = size_class(length)
         if (sampled := self._first_byte.get(kind)) is None:
             sampled = self._first_byte[kind] = Sampled()
         return sampled
 
     def best_known(self, own: Sampled) -> Sampled:
-        """Times to first byte of a size class, or, while it has too few, of the best-known size class."""
+        """Returns the times to first byte of a size class, or, while it has too few, of the best-known size class."""
         if own.quantiles is not None:
             return own
         return max(self._first_byte.values(), key=lambda sampled: len(sampled.values))
@@ -212,7 +212,7 @@ class Endpoint:
         return self._hedging and not self.congested and not self.pacing.limited and self.budget.take(length)
 
     def duplicate_after(self, first_byte: Sampled) -> float | None:
-        """Seconds until a request without a first byte gets a duplicate; None if hedging is off.
+        """Returns the seconds until a request without a first byte gets a duplicate; None if hedging is off.
 
         Args:
             first_byte: times to first byte of its size class.

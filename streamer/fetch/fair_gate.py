@@ -19,7 +19,7 @@ Owner = Callable[[], str]
 
 
 def no_owner() -> str:
-    """The owner of requests that belong to no job."""
+    """Returns the owner of requests that belong to no job."""
     return ""
 
 
@@ -185,7 +185,7 @@ class FairGate:
         self._grant()
 
     def _next(self) -> WaitQueue:
-        """The queue whose turn it is; there must be one."""
+        """Returns the queue whose turn it is; there must be one."""
         now = self._loop.time()
         if len(self._queues) <= _FEW_QUEUES or now >= self._fresh_until:
             # The queues of an owner are in order of due time, equal ones of arrival.

@@ -259,7 +259,7 @@ class Fetcher:
         return sum(endpoint.control.size for endpoint in self._endpoints.values())
 
     def parts_keeper(self, url: str) -> PartsKeeper | None:
-        """The store of a url, if it can tell and remove the uploads that were begun and never finished."""
+        """Returns the store of a url, if it can tell and remove the uploads that were begun and never finished."""
         store = self._endpoint(url).store
         return store if isinstance(store, PartsKeeper) else None
 

@@ -32,12 +32,12 @@ OpenStore: TypeAlias = Callable[[Mapping[str, object], Address], ObjectStore]
 
 
 def options_key(options: Mapping[str, object]) -> str:
-    """Equal for equal options."""
+    """Returns a key that is equal for equal options."""
     return json.dumps(dict(options), sort_keys=True, default=repr)
 
 
 def ignore_notice(key: str, text: str) -> None:
-    """Without clients."""
+    """Ignores a notice where there are no clients."""
 
 
 class _Pooled:
@@ -155,7 +155,7 @@ class FetcherSet:
         return total
 
     def statistics(self) -> dict[str, int | float]:
-        """The counts and gauges of all fetchers: sums, the worst of the latencies, and the one memory."""
+        """Returns the counts and gauges of all fetchers: sums, the worst of the latencies, and the one memory."""
         total = sum_statistics([asdict(pooled.fetcher.statistics()) for pooled in self._open.values()])
         # Every fetcher counts the requests that wait for the shared memory, and its bytes.
         total["waiting"] -= self.memory.gate.waiting * max(0, len(self._open) - 1)
@@ -164,7 +164,7 @@ class FetcherSet:
         return {**total, **{name: total[name] + self._past[name] for name in COUNTS}}
 
     def first_bytes(self) -> Histogram:
-        """Times to first byte of all fetchers since the start."""
+        """Returns the times to first byte of all fetchers since the start."""
         every = [pooled.fetcher.first_bytes for pooled in self._open.values()]
         return reduce(Histogram.plus, every, self._past_first_bytes)
 

@@ -79,7 +79,7 @@ class Sampled(msgspec.Struct):
 
 
 def duplicate_after(first_byte: Sampled) -> float:
-    """Seconds without a first byte after which a duplicate is worth its cost.
+    """Returns the seconds without a first byte after which a duplicate is worth its cost.
 
     Before the p95 is known, the first requests of a run, for which every reader waits, would have to wait 10 s for a
     lost answer (2026-11-20); the budget allows one duplicate of them.
@@ -91,7 +91,7 @@ def duplicate_after(first_byte: Sampled) -> float:
 
 
 def first_byte_timeout(first_byte: Sampled, most_seconds: float, attempt: int) -> float:
-    """Seconds that try number `attempt` waits for its first byte: four p99, at least 2 s, doubled at each try.
+    """Returns the seconds that a try waits for its first byte: four p99, at least 2 s, doubled at each `attempt`.
 
     Source: AWS, "Timeouts and retries for latency-sensitive applications": small requests again after 2 s, then 4.
 
@@ -108,7 +108,7 @@ def first_byte_timeout(first_byte: Sampled, most_seconds: float, attempt: int) -
 
 
 def body_seconds(remaining_bytes: int, rates: Sampled) -> float | None:
-    """Seconds that the rest of a body may take: four times the median's, at least 0.3 s; None if unknown.
+    """Returns the seconds that the rest of a body may take: four times the median's, at least 0.3 s; None if unknown.
 
     Args:
         remaining_bytes: bytes still to come.

@@ -178,7 +178,7 @@ class ChunkBuffer:
         return f"ChunkBuffer({self.length} bytes, {self._buffer})"
 
     def view(self) -> memoryview:
-        """The chunk's bytes."""
+        """Returns the chunk's bytes."""
         if self._buffer is None:
             self._buffer = self._pool.take(self.length, self._shared)
         return self._buffer.view
@@ -196,7 +196,7 @@ class ChunkBuffer:
 
 
 def size_bytes(length: int) -> int:
-    """Length of a buffer for `length` bytes: a multiple of an eighth of a power of two, at least the grain."""
+    """Returns the size of a buffer for `length` bytes: a multiple of an eighth of a power of two, or the grain."""
     step = max(GRAIN_BYTES, (1 << (max(1, length) - 1).bit_length()) // (2 * STEPS))
     return max(1, -(-length // step)) * step
 
@@ -255,5 +255,5 @@ class MemoryBudget:
 
 
 def budget_bytes(cgroup: Cgroup | None = None) -> int:
-    """A quarter of the memory of this cgroup (or machine), between 64 MiB and 1 GiB."""
+    """Returns a quarter of the memory of this cgroup (or machine), between 64 MiB and 1 GiB."""
     return min(max(usable_memory_bytes(cgroup) // SHARE, LEAST_BYTES), MAX_BYTES)

@@ -92,7 +92,7 @@ class AnswerTally(msgspec.Struct):
         return self.served / max(now - self.since - self._mean_seconds, 1e-3)
 
     def refusal_share(self, now: float) -> float:
-        """Share of refused requests, from the answers of each kind per second in which they could be counted."""
+        """Returns the share of refused requests, by the answers of each kind per second that could be counted."""
         served = self._served_per_second(now)
         refused = self.refused / max(now - self.since - self.refused_seconds / max(1, self.refused), 1e-3)
         return refused / max(served + refused, 1e-9)

@@ -44,7 +44,7 @@ class PresenceClock:
         return f"PresenceClock({self.time():.3f}, absent_seconds={self.absent_seconds:.3f})"
 
     def time(self) -> float:
-        """The time now. While a beat is overdue the clock stops until the loop runs it."""
+        """Returns the time now. While a beat is overdue the clock stops until the loop runs it."""
         now = self.loop.time()
         if now > self._latest:
             self.absent_seconds += now - self._latest

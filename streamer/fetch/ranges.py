@@ -71,7 +71,7 @@ def part_bytes(target: ObjectRecord) -> int | None:
 
 
 def step_bytes(target: ObjectRecord, range_bytes: int) -> int:
-    """Length of the ranges of an object, `range_bytes` up to twice that: whole parts of it, or equal shares of a part.
+    """Returns the length of the ranges of an object, up to twice `range_bytes`: whole parts, or equal shares of one.
 
     Source: AWS, "Performance guidelines for Amazon S3": byte-range fetches aligned to the parts.
     """
@@ -101,7 +101,7 @@ def pieces(extent: Extent, range_bytes: int) -> Iterator[Extent]:
 
 
 def plan_ranges(extents: Sequence[Extent], range_bytes: int) -> list[Extent]:
-    """The ranges to request; their concatenation is the chunk's bytes with its small gaps, see `close_gaps`."""
+    """Returns the ranges to request; their concatenation is the chunk's bytes with its small gaps, see `close_gaps`."""
     planned: list[Extent] = []
     for extent in merge_adjacent_extents(extents):
         if extent.stop - extent.start < 2 * range_bytes:  # most extents, for which a generator would be too expensive

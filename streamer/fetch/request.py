@@ -116,7 +116,7 @@ class Request:
             endpoint.record_success(now, now - self._started, length)
 
     def _first_look(self) -> float:
-        """Seconds until the first byte is late, for a duplicate or for giving up."""
+        """Returns the seconds until the first byte is late, for a duplicate or for giving up."""
         timeout = self._spec.first_byte_seconds
         late = self._spec.duplicate_seconds
         if self._late is None or late is None or late >= timeout:
@@ -125,7 +125,7 @@ class Request:
         return late
 
     def _more_seconds(self) -> float:
-        """Seconds to add to the deadline: for a body that made progress, or a first byte that a full link delays."""
+        """Returns the seconds to add to the deadline, for a body that made progress or a first byte on a full link."""
         spec = self._spec
         if self.received:
             return 0.0 if self._outpaced else self._due - spec.endpoint.time()
@@ -151,7 +151,7 @@ class Request:
             self._watch()
 
     def _begin_body(self) -> memoryview | None:
-        """The memory for the bytes, at the first of them; None if another request was first, which cancels this one."""
+        """Returns the memory for the bytes; None if another request was first, which cancels this one."""
         spec = self._spec
         if self._lost or not self._claim(self):
             self._lost = True

@@ -60,7 +60,7 @@ def is_credential_error(error: StreamerError) -> bool:
 
 
 def max_denied_seconds(error: AccessDeniedError, config: FetchConfig, *, served: bool) -> float:
-    """Seconds for which other credentials are looked up after a refusal of everything; 0 if the refusal is final.
+    """Returns the seconds in which other credentials are sought after a refusal of everything; 0 if it is final.
 
     Keys are rotated, a sign-in is renewed, a policy is corrected, a clock is set after a virtual machine was resumed:
     an endpoint that has served requests is given the time of an outage.
@@ -76,7 +76,9 @@ def max_denied_seconds(error: AccessDeniedError, config: FetchConfig, *, served:
 
 
 def pause_seconds(attempt: int, start_seconds: float, longest_seconds: float, drawn_share: float) -> float:
-    """Full jitter: `drawn_share` in [0, 1) times `start_seconds`, doubled per attempt, at most `longest_seconds`.
+    """Returns a pause with full jitter: `drawn_share` in [0, 1) times a length that doubles with each attempt.
+
+    The length is `start_seconds` at first and `longest_seconds` at most.
 
     Source: AWS Architecture Blog, "Exponential Backoff And Jitter".
     """
@@ -89,7 +91,7 @@ MOST_ASKED_SECONDS = 60.0
 
 
 def read_retry_after(error: StreamerError) -> float:
-    """Seconds that the store's Retry-After asked for, at most a minute; 0 without one, or if it is not a duration."""
+    """Returns the seconds of the store's Retry-After, at most a minute; 0 without one, or if it is not a duration."""
     asked = error.details.get("retry_after_seconds")
     return min(asked, MOST_ASKED_SECONDS) if isinstance(asked, (int, float)) and asked > 0 else 0.0
 
@@ -101,7 +103,7 @@ class TryOutcomes(msgspec.Struct):
     failed: int = 0
 
     def count_since(self, earlier: TryOutcomes) -> TryOutcomes:
-        """Those that were added after `earlier`."""
+        """Returns those that were added after `earlier`."""
         return TryOutcomes(self.served - earlier.served, self.failed - earlier.failed)
 
     @property
@@ -155,7 +157,7 @@ def gives_up(failing: Failing, config: FetchConfig) -> bool:
 
 
 def describe_tries(tries: int, elapsed_seconds: float, quiet_seconds: float, config: FetchConfig) -> str:
-    """The tries and times that a final error adds to the failure of its last try; empty if there was only one."""
+    """Returns the tries and times that a final error adds to the failure of its last try; "" if there was one."""
     if tries == 1:
         return ""
     text = f" ({tries} tries in {elapsed_seconds:.1f} s)"

@@ -162,7 +162,7 @@ class RangeTransfer:
         )
 
     def _first_byte_timeout(self, first_byte: Sampled) -> float:
-        """Timeout of the first byte: grows with each try until `failing_seconds`, when this range's failure is final.
+        """Returns the timeout of the first byte, which grows with each try until `failing_seconds`, when it is final.
 
         After that it reaches to the end of `outage_seconds`, which ends the wait for an endpoint that serves nothing.
         It counts from the last failure, not from now: a range that waited for the window until then had 9.8 s for a

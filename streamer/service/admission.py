@@ -53,7 +53,7 @@ class Credentials(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, connection: socket.socket) -> Credentials | None:
-        """Credentials of a connected unix socket; None on systems other than Linux."""
+        """Returns the credentials of a connected unix socket; None on systems other than Linux."""
         if (found := linux.peer_credentials(connection)) is None:
             return None
         pid, uid, gid = found

@@ -402,7 +402,7 @@ class CacheSharing:
 
 
 def _read_lanes(request: ShareCache, dataset: Dataset) -> NDArray[np.int64]:
-    """The lane of each chunk, after a check of all columns about lanes."""
+    """Returns the lane of each chunk, after a check of all columns about lanes."""
     if len(request.lanes) != 2 * dataset.manifest.chunks:
         raise ProtocolError(f"{len(request.lanes)} bytes are not the lanes of {dataset.manifest.chunks} chunks")
     lanes = np.frombuffer(request.lanes, "<i2").astype(np.int64)

@@ -45,7 +45,7 @@ class RecentWarnings(logging.Handler):
             self._kinds.popitem(last=False)
 
     def entries(self) -> list[Table]:
-        """The newest first: at_seconds (Unix time), level, logger, text, and how many of its kind there were."""
+        """Returns the newest first: at_seconds (Unix time), level, logger, text, and how many of its kind came."""
         self.acquire()
         try:
             return [dict(entry) for entry in reversed(self._kinds.values())]

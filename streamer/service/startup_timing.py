@@ -40,7 +40,7 @@ class StartupTiming:
 
     @staticmethod
     def start_ticks(stat: str) -> int:
-        """The start of a process in clock ticks since the boot, from a line of /proc/<pid>/stat."""
+        """Returns the start of a process in clock ticks since the boot, from a line of /proc/<pid>/stat."""
         return int(stat.rpartition(")")[2].split()[_START_FIELD - 3])
 
     def __repr__(self) -> str:

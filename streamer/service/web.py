@@ -265,6 +265,6 @@ def make_page() -> tuple[bytes, dict[str, str]]:
 
 
 def _hash_of(tag: str, text: str) -> str:
-    """The source expression for the only inline element of this tag (Content Security Policy 3, 2.3.1)."""
+    """Returns the source expression for the only inline element of this tag (Content Security Policy 3, 2.3.1)."""
     (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -41,7 +41,7 @@ class StoreCounters(msgspec.Struct):
         return len(piece)
 
     def freeze(self) -> StoreStatistics:
-        """The counts now."""
+        """Returns the counts now."""
         return StoreStatistics(self.requests, self.lists, self.received_bytes)
 
 

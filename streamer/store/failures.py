@@ -60,25 +60,25 @@ _MOST_OF_SENTENCE = 200
 
 
 def word_of(body: str, field: str) -> str:
-    """The word in a field of an XML answer, "Code" or "Region"; "" if there is none."""
+    """Returns the word in a field of an XML answer, "Code" or "Region"; "" if there is none."""
     found = re.search(rf"<{field}>([\w.-]+)</{field}>", body)
     return found[1] if found else ""
 
 
 def message_of(body: str) -> str:
-    """The store's own sentence in an XML answer; "" if there is none."""
+    """Returns the store's own sentence in an XML answer; "" if there is none."""
     found = _MESSAGE.search(body)
     return html.unescape(found[1]) if found else ""
 
 
 def sentence(text: str) -> str:
-    """A text of a store or an issuer for a message: one line of at most 200 characters, without secrets."""
+    """Returns a text of a store or an issuer for a message: one line of at most 200 characters, without secrets."""
     line = " ".join(_SECRET.sub(r"\1***", text).replace(";", ",").split())
     return line if len(line) <= _MOST_OF_SENTENCE else line[: _MOST_OF_SENTENCE - 3] + "..."
 
 
 def parse_retry_after(retry_after: str | None) -> float | None:
-    """Retry-After in seconds. Its date form is ignored, because object stores do not use it."""
+    """Returns Retry-After in seconds. Its date form is ignored, because object stores do not use it."""
     try:
         seconds = float(retry_after) if retry_after else math.nan
     except ValueError:
@@ -161,7 +161,7 @@ UNTRUSTED = "its certificate is not trusted (a private CA: client_kwargs={'verif
 
 
 def unreachable(url: str, reason: str) -> StoreError:
-    """The error for a connection that failed or broke; another try may succeed."""
+    """Returns the error for a connection that failed or broke; another try may succeed."""
     return StoreError(
         f"{shown(url)}: {reason}; check the endpoint and the network",
         url=shown(url),
@@ -172,7 +172,7 @@ def unreachable(url: str, reason: str) -> StoreError:
 
 
 def make_redirect_error(url: str, status: int, host: str) -> StoreError:
-    """The error for an S3 endpoint that redirects to a host that no option names."""
+    """Returns the error for an S3 endpoint that redirects to a host that no option names."""
     return StoreError(
         f"{shown(url)}: the store redirects to {host}; if that is a server of the same cluster of caches, allow it: "
         f"storage_options={{'redirects': [{host!r}]}}; otherwise the bucket lives in another region: set "
@@ -199,7 +199,7 @@ def make_endless_error(folder: str, pages: int, empty_pages: int) -> StoreError:
 
 
 def make_upload_error(url: str, status: int, host: str) -> StoreError:
-    """The error for a web server that answers an upload by a redirect after which clients do not upload."""
+    """Returns the error for a web server that answers an upload by a redirect after which clients do not upload."""
     return StoreError(
         f"{shown(url)}: the server answers an upload with {status}, a redirect to {host or 'no host'} that clients "
         "follow without the bytes; nothing was written: name the address where it takes uploads",
@@ -209,7 +209,7 @@ def make_upload_error(url: str, status: int, host: str) -> StoreError:
 
 
 def make_encoding_error(url: str, encoding: str) -> StoreError:
-    """The error for an object that its store sends compressed or unpacked, as each request asks (Content-Encoding)."""
+    """Returns the error for an object that its store sends compressed or not, as each request asks."""
     return StoreError(
         f"{shown(url)}: the store sends it with Content-Encoding: {encoding}, so that neither its length nor its "
         "ranges are those of the file; store it without that header: uncompressed, or compressed under a name that "
@@ -220,12 +220,12 @@ def make_encoding_error(url: str, encoding: str) -> StoreError:
 
 
 def make_ranges_error(url: str) -> StoreError:
-    """The error for a server that sends whole objects only."""
+    """Returns the error for a server that sends whole objects only."""
     return StoreError(f"{shown(url)}: the server serves no ranges, which streamer reads", url=shown(url), status=405)
 
 
 def page_instead(url: str) -> AccessDeniedError:
-    """The error for a web server that redirects to a page of HTML."""
+    """Returns the error for a web server that redirects to a page of HTML."""
     return AccessDeniedError(
         f"{shown(url)}: the server redirects to a page (text/html), which is not the file; it probably asks for a "
         "sign-in: give headers in storage_options (Authorization, Cookie), or a login in ~/.netrc",
@@ -273,7 +273,7 @@ def refused_by_issuer(url: str, what: str, advice: str = _ISSUER_ADVICE, *, soon
 
 
 def short_read(url: str, start: int, stop: int, received: int) -> ShortReadError:
-    """The error for a body that ended early."""
+    """Returns the error for a body that ended early."""
     return ShortReadError(
         f"{shown(url)}: the body of [{start}, {stop}) ended after {received} of {stop - start} bytes",
         url=shown(url),
@@ -284,7 +284,7 @@ def short_read(url: str, start: int, stop: int, received: int) -> ShortReadError
 
 
 def wrong_range(url: str, start: int, stop: int, answered: str) -> ShortReadError:
-    """The error for a body of other bytes than were requested, according to the answer itself."""
+    """Returns the error for a body of other bytes than were requested, according to the answer itself."""
     return ShortReadError(
         f"{shown(url)}: asked for bytes {start}-{stop - 1}, answered with Content-Range: {answered or 'none'}; what "
         "stands between (a proxy, a cache) changes ranges",
@@ -296,7 +296,7 @@ def wrong_range(url: str, start: int, stop: int, answered: str) -> ShortReadErro
 
 
 def after_fork(root: str, opener: int) -> StoreError:
-    """The error after a fork: threads and sockets of a client do not survive it, and the child would hang."""
+    """Returns the error after a fork: threads and sockets of a client do not survive it, and the child would hang."""
     return StoreError(
         f"{shown(root)} was opened by process {opener} and used after a fork in {os.getpid()}; "
         "open stores in the process that reads",

@@ -44,7 +44,7 @@ def map_error(url: str, error: Exception, target: ObjectRecord | None) -> Stream
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and its causes."""
+    """Yields the error and its causes."""
     step: BaseException | None = error
     while step is not None:
         yield step
@@ -52,7 +52,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _answer(error: BaseException) -> failures.StoreAnswer:
-    """The first HTTP answer in the chain of causes: s3fs and gcsfs translate theirs into OSErrors and keep it there."""
+    """Returns the first HTTP answer in the chain of causes: s3fs and gcsfs make OSErrors and keep it there."""
     for step in _chain(error):
         if (found := _http_answer(step)) is not None:
             return found

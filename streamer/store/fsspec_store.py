@@ -114,7 +114,7 @@ class FsspecStore:
             yield kept[first : first + PAGE_OBJECTS]
 
     async def _describe_each(self, every: Sequence[str]) -> dict[str, dict[str, object]]:
-        """What braces name, asked for one by one where the folder may be read but not listed."""
+        """Returns what braces name, asked for one by one where the folder may be read but not listed."""
 
         async def describe(url: str) -> dict[str, object]:
             with translate_errors(map_error, url):

@@ -49,7 +49,7 @@ def is_own(host: str) -> bool:
 
 
 def _readings(address: IPv4Address | IPv6Address) -> list[IPv4Address | IPv6Address]:
-    """The address, and the IPv4 addresses to which gateways and the kernel may translate it."""
+    """Returns the address, and the IPv4 addresses to which gateways and the kernel may translate it."""
     if isinstance(address, IPv4Address):
         return [address]
     others = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]

@@ -90,7 +90,7 @@ class HubStore(FsspecStore):
             await self._old.pop().aclose()
 
     def _address(self, target: ObjectRecord) -> str | None:
-        """The web address of the file in its commit; None if its repository is not known yet."""
+        """Returns the web address of the file in its commit; None if its repository is not known yet."""
         for repository, web in self._repositories.items():
             if target.url.startswith(repository):
                 commit = target.version.removeprefix(versions.COMMIT)

@@ -200,7 +200,7 @@ def _identity(folder: str) -> _Folder:
 
 
 def _record_if_there(path: str, start: str) -> ObjectRecord | None:
-    """The record of a file; None if it is no regular file, or was removed after its folder was read.
+    """Returns the record of a file; None if it is no regular file, or was removed after its folder was read.
 
     Raises:
         ObjectNotFoundError: a link that leads nowhere, unless it is hidden, as an editor's locks are.

@@ -169,7 +169,7 @@ class ObstoreStore:
             raise failures.error_of(url, failures.StoreAnswer(404))
 
     async def _head_each(self, every: Sequence[str]) -> AsyncGenerator[Page, None]:
-        """The objects that braces name, asked for one by one where the bucket may be read but not listed."""
+        """Yields the objects that braces name, asked for one by one where the bucket may be read but not listed."""
         _log.info(
             "%s may not be listed: %d objects that the braces name are asked for one by one",
             self._root.label,
@@ -193,7 +193,7 @@ class ObstoreStore:
                 yield self._pin(kept)
 
     async def _head_web_object(self, url: str) -> ObjectRecord:
-        """The record of a web server's object; a prefix, of which it has none, is answered 403 or 404."""
+        """Returns the record of a web server's object; a prefix, of which it has none, is answered 403 or 404."""
         try:
             return await self._describe(url)
         except (AccessDeniedError, ObjectNotFoundError) as error:
@@ -202,7 +202,7 @@ class ObstoreStore:
             raise type(error)(f"{error.message}; a prefix of this bucket is {bucket}", **error.details) from error
 
     async def _describe(self, url: str) -> ObjectRecord:
-        """The record of an object, by a read of one byte if HEAD is refused or answered without a length."""
+        """Returns the record of an object, by a read of one byte if HEAD is refused or answered without a length."""
         try:
             return await self._require(url)
         except StoreError as error:

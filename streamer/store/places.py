@@ -67,7 +67,7 @@ class BucketPlace(msgspec.Struct, frozen=True):
 
 
 def join_endpoint(root: str, translation: Translation, endpoint: str) -> str:
-    """The url to which keys are appended at an endpoint: with the bucket in the path, or in the host if asked."""
+    """Returns the url to which keys are appended at an endpoint: the bucket is in the path, or in the host if asked."""
     bucket = root.partition("://")[2]
     parts = urlsplit(endpoint)
     plain_host = _HOST_PART.fullmatch(bucket) and not is_ip(parts.hostname or "")
@@ -244,7 +244,7 @@ def ask_region(base: str, ca_file: str | None) -> str:
 
 
 def partition(region: str) -> str:
-    """The beginning of the names of the regions of one partition of AWS; "" for the usual one."""
+    """Returns the beginning of the names of the regions of one partition of AWS; "" for the usual one."""
     return next(filter(region.startswith, _PARTITIONS), "")
 
 

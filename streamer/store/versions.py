@@ -19,24 +19,24 @@ _TIME_NAMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 
 def etag_version(etag: str) -> str:
-    """`etag:` and the tag without quotes; a weak tag keeps its W/ and its quotes."""
+    """Returns `etag:` and the tag without quotes; a weak tag keeps its W/ and its quotes."""
     return ETAG + (etag if etag.startswith("W/") else etag.strip('"'))
 
 
 def stat_version(size: int, modified_ns: int) -> str:
-    """`stat:<size>:<mtime_ns>`, for stores without versions."""
+    """Returns `stat:<size>:<mtime_ns>`, for stores without versions."""
     return f"{STAT}{size}:{modified_ns}"
 
 
 def nanoseconds(moment: datetime | float) -> int:
-    """A time as integer nanoseconds, in whole microseconds: the precision of a float, on which all infos agree."""
+    """Returns a time in nanoseconds, of whole microseconds: the precision of a float, on which all infos agree."""
     if isinstance(moment, datetime):
         return int(moment.timestamp()) * 1_000_000_000 + moment.microsecond * 1000
     return round(moment * 1e6) * 1000
 
 
 def choose_version(tag: str | None, version: str | None, size: int, modified: datetime | None) -> str:
-    """The version that an object store reports: its ETag, otherwise its version id, otherwise size and time."""
+    """Returns the version that an object store reports: its ETag, otherwise its version id, otherwise size and time."""
     if tag:
         return etag_version(tag)
     if version:
@@ -45,7 +45,7 @@ def choose_version(tag: str | None, version: str | None, size: int, modified: da
 
 
 def read_version(entry: Mapping[str, object]) -> str:
-    """The version in an fsspec info, whatever the filesystem calls it."""
+    """Returns the version in an fsspec info, whatever the filesystem calls it."""
     for name in ("ETag", "etag", "e_tag"):
         if isinstance(etag := entry.get(name), str) and etag:
             return etag_version(etag)
@@ -63,7 +63,7 @@ def read_version(entry: Mapping[str, object]) -> str:
 
 
 def if_match(version: str) -> str | None:
-    """The If-Match header that pins `version`; None if there is no strong tag (RFC 9110 13.1.1)."""
+    """Returns the If-Match header that pins `version`; None if there is no strong tag (RFC 9110 13.1.1)."""
     if not version.startswith(ETAG) or version.startswith(ETAG + "W/"):
         return None
     return f'"{version.removeprefix(ETAG)}"'
@@ -82,13 +82,13 @@ def require(target: ObjectRecord, found: str) -> None:
 
 
 def _strip_weakness(version: str) -> str:
-    """The tag for a weak comparison (RFC 9110 8.8.3.2): a proxy may weaken a tag and leave the bytes unchanged."""
+    """Returns the tag for a weak comparison (RFC 9110 8.8.3.2): a proxy may weaken a tag and leave the bytes as is."""
     weak = ETAG + "W/"
     return ETAG + version.removeprefix(weak).strip('"') if version.startswith(weak) else version
 
 
 def pin_by_size(record: ObjectRecord) -> ObjectRecord:
-    """The record of an object that is pinned by its size alone."""
+    """Returns the record of an object that is pinned by its size alone."""
     return ObjectRecord(record.url, record.size, stat_version(record.size, 0))
 
 

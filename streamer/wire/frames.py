@@ -209,7 +209,7 @@ class _Greeting(msgspec.Struct, array_like=True, frozen=True):
 
 
 def read_foreign_greeting(body: bytes) -> list[object] | None:
-    """The fields that this version needs from a greeting of another protocol version; None if it is not a greeting."""
+    """Returns the fields that this version needs from a greeting of another version; None if it is not a greeting."""
     try:
         found = msgspec.msgpack.decode(body, type=_Greeting)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):

@@ -60,11 +60,11 @@ class ChunkAdmission:
         return row
 
     def queues(self) -> Queues:
-        """The look-ahead of each session that is not silent."""
+        """Returns the look-ahead of each session that is not silent."""
         return [list(one.ahead) for one in self._sessions.values() if not one.silent]
 
     def statistics(self) -> PolicyStatistics:
-        """Bytes by kind now, and counts since the start. O(open chunks)."""
+        """Returns the bytes by kind now, and counts since the start. O(open chunks)."""
         partitions = self._partitions
         chunks = self._partitions.chunks
         return PolicyStatistics(

@@ -197,11 +197,11 @@ class CachePolicy:
         return [group.name for group in gone]
 
     def live_bytes(self, dataset_ids: Container[str]) -> int:
-        """Bytes of these datasets and of all datasets of live jobs."""
+        """Returns the bytes of these datasets and of all datasets of live jobs."""
         return sum(group.total_bytes for group in self._table.groups if group.jobs or group.name in dataset_ids)
 
     def hit_bound(self, dataset_ids: Container[str]) -> float:
-        """Largest share of hits in the needs of these datasets that their quotas allow; 0 if there are none."""
+        """Returns the largest share of hits in the needs of these datasets that quotas allow; 0 if there are none."""
         return hit_bound([group for group in self._table.groups if group.name in dataset_ids])
 
     def is_local(self, key: bytes) -> bool:
@@ -413,7 +413,7 @@ class CachePolicy:
         return self._make_room(outcome)
 
     def statistics(self) -> PolicyStatistics:
-        """Bytes by kind now, and counts since the start. O(open chunks)."""
+        """Returns the bytes by kind now, and counts since the start. O(open chunks)."""
         return self._admission.statistics()
 
     # --- inside ----------------------------------------------------------------------------------------------

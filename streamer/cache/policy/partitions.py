@@ -191,7 +191,7 @@ class Partitions:
         self.leave(row)
 
     def _expendable(self, group: ChunkGroup, cost: int, needed: int) -> list[int] | None:
-        """Evictable chunks of finished datasets, then of live ones above their quota; None if they do not suffice."""
+        """Returns evictable chunks of finished datasets, then of live ones above quota; None if they do not suffice."""
         if needed <= 0:
             return []
         if self.settling:

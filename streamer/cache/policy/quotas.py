@@ -61,7 +61,7 @@ def share_out(live: Iterable[ChunkGroup], room_bytes: int) -> None:
 def size_staging(
     live: list[ChunkGroup], limit_bytes: int, windows: Mapping[int, SessionWindow], link_bytes: int | None = None
 ) -> int:
-    """S in bytes: the misses of all windows, with a margin.
+    """Returns S in bytes: the misses of all windows, with a margin.
 
     The number of misses depends on the quotas, and the quotas on S. For one dataset the margin covers the effect of S
     itself. With several, S may be a large part of C and most of the quota of one dataset; a second pass takes that into
@@ -81,7 +81,7 @@ def size_staging(
 
 
 def _misses(live: list[ChunkGroup], windows: Mapping[int, SessionWindow], link_bytes: int | None) -> int:
-    """Bytes in the windows that are not kept, with a margin."""
+    """Returns the bytes in the windows that are not kept, with a margin."""
     mean, margin = _estimate_misses(live, {index: window.total_bytes for index, window in windows.items()})
     if link_bytes is None:
         return int(mean + margin)
@@ -102,7 +102,7 @@ def _estimate_misses(live: list[ChunkGroup], window_bytes: Mapping[int, int]) ->
 
 
 def hit_bound(groups: list[ChunkGroup]) -> float:
-    """Largest share of hits in the needs of these datasets: 1 if all fits, 0 if there are none."""
+    """Returns the largest share of hits in the needs of these datasets: 1 if all fits, 0 if there are none."""
     needed = sum(group.value * group.data_bytes for group in groups)
     missed = sum(group.value * (group.total_bytes - group.quota_bytes) for group in groups)
     return 1.0 - missed / needed if needed else 0.0
@@ -125,7 +125,7 @@ def _value(group: ChunkGroup) -> float:
 
 
 def _sum_claims(groups: list[ChunkGroup]) -> int:
-    """Bytes of a dataset that are worth keeping: none of a dataset without value."""
+    """Returns the bytes of a dataset that are worth keeping: none of a dataset without value."""
     return sum(group.total_bytes for group in groups if group.value)
 
 

@@ -118,7 +118,7 @@ def take(counts: dict[int, int], row: int, count: int = 1) -> None:
 
 
 def sum_windows(sessions: Iterable[PolicySession]) -> Mapping[int, SessionWindow]:
-    """Most bytes that are open and in look-ahead, by index of the dataset; none is more than its dataset."""
+    """Returns the bytes that are open and in look-ahead at most, by index of the dataset, none more than that."""
     sums: dict[int, SessionWindow] = {}
     for session in sessions:
         room = session.group.total_bytes

@@ -61,18 +61,18 @@ class ChunkState:
 
 
 def charge_each(file_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Bytes of the limit that files of these lengths take: whole 4 KiB blocks and the allowance."""
+    """Returns the bytes of the limit that files of these lengths take: whole 4 KiB blocks and the allowance."""
     blocks = (file_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES
     return blocks * BLOCK_BYTES + CHUNK_ALLOWANCE_BYTES
 
 
 def charge(file_bytes: int) -> int:
-    """`charge_each` of one file."""
+    """Returns `charge_each` of one file."""
     return -(-file_bytes // BLOCK_BYTES) * BLOCK_BYTES + CHUNK_ALLOWANCE_BYTES
 
 
 def to_keys(raw: ArrayLike) -> Keys:
-    """Keys as an array of 16-byte strings, from a list of bytes, (M, 16) uint8, V16 or S16."""
+    """Returns keys as an array of 16-byte strings, from a list of bytes, (M, 16) uint8, V16 or S16."""
     if isinstance(raw, list):
         raw = np.frombuffer(b"".join(raw), dtype=np.uint8)
     plain = np.ascontiguousarray(raw)
@@ -188,16 +188,16 @@ class ChunkTable:
         self._spare = np.flatnonzero(unused).astype(np.int32)
 
     def key(self, row: int) -> bytes:
-        """The 16 bytes of a row's key (numpy strips trailing zeros of its strings)."""
+        """Returns the 16 bytes of a row's key (numpy strips trailing zeros of its strings)."""
         return bytes(self.keys[row]).ljust(KEY_BYTES, b"\0")
 
     def find(self, key: bytes) -> int | None:
-        """The row of a key, or None."""
+        """Returns the row of a key, or None."""
         at = self._search(np.array([key], f"S{KEY_BYTES}"))[0][0]
         return None if at < 0 else int(at)
 
     def _search(self, keys: Keys) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-        """Rows of the keys, -1 if unknown, and where they belong in the order of all rows."""
+        """Returns the rows of the keys, -1 if unknown, and where they belong in the order of all rows."""
         if not len(self):
             return np.full(len(keys), -1, np.int64), np.zeros(len(keys), np.intp)
         if len(keys) * _MANY < len(self):
@@ -214,7 +214,7 @@ class ChunkTable:
     def intern(
         self, keys: Keys, cost: NDArray[np.int64], owner: NDArray[np.int32], arranged: ArrangedKeys | None = None
     ) -> Rows:
-        """Rows of the keys; adds unknown ones as absent. O(n) in all rows: call it with many keys.
+        """Returns the rows of the keys; adds unknown ones as absent. O(n) in all rows: call it with many keys.
 
         Args:
             keys: (n,)
@@ -236,7 +236,7 @@ class ChunkTable:
         return rows[inverse].astype(np.int32)
 
     def rows_of(self, keys: ArrayLike, file_bytes: ArrayLike, group: ChunkGroup) -> Rows:
-        """Rows of the keys of one group, as `intern`, from the lengths of the files."""
+        """Returns the rows of the keys of one group, as `intern`, from the lengths of the files."""
         found = to_keys(keys)
         cost = charge_each(np.asarray(file_bytes, dtype=np.int64))
         return self.intern(found, cost, np.full(len(found), group.index, np.int32))
@@ -369,7 +369,7 @@ class ChunkTable:
                 heapq.heapify(heap)
 
     def lowest_evictable(self, group: ChunkGroup) -> int | None:
-        """The evictable chunk of the group with the lowest rank; it stays in the heap."""
+        """Returns the evictable chunk of the group with the lowest rank; it stays in the heap."""
         heap = group.heap
         while heap:
             row = heap[0] & _ROW_MASK

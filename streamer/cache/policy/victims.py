@@ -23,7 +23,7 @@ class LastResort:
         self._batch: list[int] = []
 
     def far(self, queues: Queues) -> list[int]:
-        """Local chunks in look-ahead that are not open, the furthest from use first; never a next use of a session."""
+        """Returns chunks in look-ahead that are not open, the furthest from use first; never the next of a session."""
         # Uses before each chunk's own, in the session that comes to it first.
         distance: dict[int, int] = {}
         for queue in queues:
@@ -39,7 +39,7 @@ class LastResort:
         return sorted(movable, key=lambda row: -distance[row])
 
     def list_kept(self) -> Iterator[int]:
-        """Kept chunks that a running epoch still has ahead, by rank."""
+        """Yields kept chunks that a running epoch still has ahead, by rank."""
         fresh = False
         while self._batch or not fresh:
             if not self._batch:
@@ -82,23 +82,23 @@ class Victims:
         return None
 
     def evictable(self, group: ChunkGroup) -> Iterator[int]:
-        """Evictable chunks of one dataset, the lowest priority first."""
+        """Yields evictable chunks of one dataset, the lowest priority first."""
         while (row := self._table.take_evictable(group)) is not None:
             yield row
 
     def list_idle(self) -> Iterator[int]:
-        """Evictable chunks of no live job's dataset, those of the longest unused dataset first."""
+        """Yields evictable chunks of no live job's dataset, those of the longest unused dataset first."""
         idle = [group for group in self._table.groups if not group.jobs]
         for group in sorted(idle, key=lambda one: one.last_used):
             yield from self.evictable(group)
 
     def above_quota(self) -> list[ChunkGroup]:
-        """Live datasets that keep more than their share, the largest excess first."""
+        """Returns live datasets that keep more than their share, the largest excess first."""
         over_quota = [one for one in self._table.groups if one.jobs and one.kept_bytes > one.quota_bytes]
         return sorted(over_quota, key=lambda one: one.quota_bytes - one.kept_bytes)
 
     def surplus(self, over_quota: list[ChunkGroup]) -> Iterator[int]:
-        """Evictable chunks of these datasets, as many as they keep above their quota."""
+        """Yields evictable chunks of these datasets, as many as they keep above their quota."""
         for group in over_quota:
             surplus = group.kept_bytes - group.quota_bytes
             while surplus > 0 and (row := self._table.take_evictable(group)) is not None:
@@ -106,7 +106,7 @@ class Victims:
                 yield row
 
     def evictable_anywhere(self) -> Iterator[int]:
-        """Evictable chunks of all datasets by rank."""
+        """Yields evictable chunks of all datasets by rank."""
         while True:
             lowest = [
                 (self._table.rank[row], group.index)
@@ -120,13 +120,13 @@ class Victims:
             yield taken
 
     def list_spare(self, group: ChunkGroup) -> Iterator[int]:
-        """Evictable chunks of a dataset that do not fit into its quota, the lowest priority first."""
+        """Yields evictable chunks of a dataset that do not fit into its quota, the lowest priority first."""
         while (lowest := self._table.lowest_evictable(group)) is not None and not self._table.is_selected(lowest):
             self._table.take_evictable(group)
             yield lowest
 
     def list_lower_ranks(self, row: int) -> Iterator[int]:
-        """Evictable, unselected chunks of the same dataset that have a lower rank than this one."""
+        """Yields evictable, unselected chunks of the same dataset that have a lower rank than this one."""
         group = self._table.groups[self._table.owner[row]]
         rank = min(int(self._table.rank[row]), group.least_rank)
         while (lowest := self._table.lowest_evictable(group)) is not None and self._table.rank[lowest] < rank:
@@ -134,7 +134,7 @@ class Victims:
             yield lowest
 
     def list_demotable(self, row: int) -> Iterator[int]:
-        """Kept, unselected chunks of the same dataset, open or needed in the next epoch. O(referenced chunks)."""
+        """Yields kept, unselected chunks of the same dataset, open or needed next epoch. O(referenced chunks)."""
         table = self._table
         for other in table.referenced:
             same = table.owner[other] == table.owner[row] and table.state[other] == ChunkState.KEPT
@@ -155,7 +155,7 @@ class Victims:
                     yield other
 
     def list_lower_values(self, row: int) -> Iterator[int]:
-        """Kept, unselected chunks of datasets whose bytes save at most half as much, needed in this epoch or not.
+        """Yields kept, unselected chunks of datasets whose bytes save at most half as much, needed or not.
 
         So a chunk that is used many times an epoch is fetched once, also if the cache is full of what is used once.
         """
@@ -170,7 +170,7 @@ class Victims:
                 yield other
 
     def least_harm_first(self, queues: Queues) -> Iterator[int]:
-        """Every chunk that is not open, the least harmful to evict first; never the next use of a session."""
+        """Yields every chunk that is not open, the least harmful to evict first; never the next use of a session."""
         yield from self.list_idle()
         far = self._last_resort.far(queues)
         yield from (row for row in far if self._table.state[row] == ChunkState.TRANSIT)

@@ -189,7 +189,7 @@ class WarmTarget(Protocol):
     """Takes chunks whose bytes were read for an index: the engine. A protocol, because the engine imports this."""
 
     def room_bytes(self) -> int:
-        """Bytes that fit into the cache without an eviction."""
+        """Returns the bytes that fit into the cache without an eviction."""
         ...
 
     async def keep(self, key: bytes, parts: list[memoryview], sample_offsets: npt.NDArray[np.int64]) -> None:
@@ -201,7 +201,7 @@ class WarmTarget(Protocol):
         ...
 
     def adopt(self, digest: str, kept: Mapping[bytes, int]) -> None:
-        """Chunks that were published without a session (key: file bytes) belong to this manifest."""
+        """Takes over chunks for a manifest that were published without a session (key: file bytes)."""
         ...
 
 

@@ -198,7 +198,7 @@ class ManifestStore:
         shutil.rmtree(self._logs, ignore_errors=True)
 
     def log_folder(self, request: tuple[object, ...]) -> Path:
-        """The folder in which an index for the request notes what it has found, until `remember`."""
+        """Returns the folder in which an index for the request notes what it has found, until `remember`."""
         return self._logs / _name_of(request)
 
     def use(self, digest: str) -> None:
@@ -259,7 +259,7 @@ class ManifestStore:
         return []
 
     def _list_answers(self) -> set[str]:
-        """The digests that sources name; those that name nothing, and what a kill left of one, are removed."""
+        """Returns the digests that sources name; those that name nothing, and what a kill left of one, are removed."""
         found = set[str]()
         for source in self._all_sources():
             words: list[str] = []
@@ -272,7 +272,7 @@ class ManifestStore:
         return found
 
     def _list_join_parts(self) -> set[str]:
-        """The manifests from which joins read their rows: they stay with the tables of these."""
+        """Returns the manifests from which joins read their rows: they stay with the tables of these."""
         found = set[str]()
         for path in self._root.glob("*.join"):
             # Imported late: an engine without joins does not load it.

@@ -352,7 +352,7 @@ class Manifests:
         return self.store.map_table(digest)
 
     async def _earlier(self, asked: LocatedRequest, lister: _Recorder, fetcher: Fetcher) -> list[Manifest]:
-        """Manifests with rows of objects that are still there: the last one built here, else those beside the data."""
+        """Returns manifests with rows of objects that are still there: the last one built here or those at the data."""
         newest = self.store.newest(asked.container_source)
         if newest is not None:
             return [newest]

@@ -167,17 +167,17 @@ _HARMLESS = frozenset({"user-agent", "accept", "accept-language", "accept-encodi
 
 
 def own_headers(names: Iterable[str]) -> list[str]:
-    """The headers that obstore would send to every host of a redirect; it withholds those that log in."""
+    """Returns the headers that obstore would send to every host of a redirect; it withholds those that log in."""
     return [f"headers.{name}" for name in names if name.lower() not in _WITHHELD | _HARMLESS]
 
 
 def host_of(address: str) -> str:
-    """Host of a url, in lower case."""
+    """Returns the host of a url, in lower case."""
     return urlsplit(address).hostname or ""
 
 
 def unusable(hosts: Sequence[object]) -> str | None:
-    """The first of the hosts that is neither a name nor a network."""
+    """Returns the first of the hosts that is neither a name nor a network."""
     return next((repr(one) for one in hosts if not isinstance(one, str) or not _is_host(one)), None)
 
 

@@ -90,7 +90,7 @@ def split(url: str) -> Address:
 
 
 def find_bucket_url(url: str) -> str | None:
-    """The url of a bucket or container given by a web address that cannot list; None for other addresses."""
+    """Returns the url of a bucket or container given by a web address that cannot list; None for other addresses."""
     scheme, _, rest = url.partition("://")
     host, slash, path = rest.partition("/")
     if scheme not in HTTP_SCHEMES or not slash or len(host) > _MOST_HOST_LETTERS:

@@ -47,14 +47,14 @@ class AwsKeys(msgspec.Struct, frozen=True):
 
 
 def find_in_environment(variables: Mapping[str, str] = os.environ) -> AwsKeys | None:
-    """The keys in AWS's own variables, which boto would find, too, if it is installed."""
+    """Returns the keys in AWS's own variables, which boto would find, too, if it is installed."""
     key = variables.get("AWS_ACCESS_KEY_ID")
     secret = variables.get("AWS_SECRET_ACCESS_KEY")
     return AwsKeys(key, secret, variables.get("AWS_SESSION_TOKEN")) if key and secret else None
 
 
 def find_in_options(config: Mapping[str, object]) -> AwsKeys | None:
-    """The keys in the translated options, with their own token or without one."""
+    """Returns the keys in the translated options, with their own token or without one."""
     if "access_key_id" not in config:
         return None
     token = config.get("token")
@@ -95,7 +95,7 @@ def find(root: str, profile: str | None) -> Issued[AwsKeys | None]:
 
 
 def _no_role(root: str, session: Session, variables: Mapping[str, str] = os.environ) -> StreamerError:
-    """The error for a machine that gives no keys of a role, with the answer of its metadata server."""
+    """Returns the error for a machine that gives no keys of a role, with the answer of its metadata server."""
     if variables.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return failures.no_credentials(root)
     from streamer.store.credentials import issuers
@@ -124,7 +124,7 @@ def _no_role(root: str, session: Session, variables: Mapping[str, str] = os.envi
 
 
 def _find_plain_keys(profile: str | None, variables: Mapping[str, str] = os.environ) -> AwsKeys | None:
-    """The environment's keys. Refuses configuration that only boto reads: obstore would use the machine's role."""
+    """Returns the environment's keys. Refuses what only boto reads: obstore would use the machine's role."""
     named = profile or variables.get("AWS_PROFILE")
     if named is not None and (profile or find_in_environment(variables) is None):
         what = f"profile={named!r}" if profile else f"AWS_PROFILE={named!r}"

@@ -93,7 +93,7 @@ def find(
 
 
 def _find_user_token(root: str, user: Mapping[str, str], variables: Mapping[str, str]) -> Issued[str | None]:
-    """The token of a user's sign-in in the options, from Google's issuer, whatever issuer the options name."""
+    """Returns the token of a user's sign-in in the options, from Google's issuer, whatever issuer the options name."""
     try:
         from google.auth.transport.requests import Request
         from google.oauth2.credentials import Credentials as UserCredentials
@@ -114,7 +114,7 @@ def _wrap_token(credentials: Credentials) -> Issued[str | None]:
 
 
 def _read_type(path: str) -> str:
-    """The type of a file of credentials; "" if it has none or cannot be read, which its reader reports."""
+    """Returns the type of a file of credentials; "" if it has none or cannot be read, which its reader reports."""
     try:
         content = json.loads(Path(path).read_bytes())
     except (OSError, ValueError):
@@ -123,7 +123,7 @@ def _read_type(path: str) -> str:
 
 
 def _load_external_account(path: str) -> Credentials:
-    """Credentials of another cloud's identity. `google.auth.default` asks for their project as well, which may fail."""
+    """Loads the identity of another cloud. `google.auth.default` would ask for its project as well, which may fail."""
     from google.auth import aws, identity_pool, pluggable
 
     info = json.loads(Path(path).read_bytes())

@@ -54,7 +54,7 @@ class Issued(msgspec.Struct, Generic[C], frozen=True):
         return f"Issued(ends={self.ends})"
 
     def seconds_left(self) -> float:
-        """Seconds until they expire, by the clock of this machine."""
+        """Returns the seconds until they expire, by the clock of this machine."""
         return math.inf if self.ends is None else self.ends.timestamp() - time.time()
 
 

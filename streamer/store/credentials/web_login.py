@@ -64,7 +64,7 @@ def _encode_basic(login: Login) -> str:
 
 
 def _find_in_netrc(root: str, variables: Mapping[str, str]) -> Login | None:
-    """The login of the host. A file that cannot be read causes a warning: most servers ask for none."""
+    """Returns the login of the host. A file that cannot be read causes a warning: most servers ask for none."""
     named = variables.get("NETRC")
     path = Path(os.path.expanduser(named)) if named else find_in_home(".netrc")
     if path is None or not path.is_file():

@@ -73,14 +73,14 @@ class Access(Discreet, msgspec.Struct, frozen=True, kw_only=True):
     refuse_local: bool = False
 
     def address(self, name: str) -> str:
-        """The url of an object, from its key or its url."""
+        """Returns the url of an object, from its key or its url."""
         if self.base:
             return self.base + (name if _PLAIN.fullmatch(name) else quote(name, safe="/~"))
         name = without_login(name) if "@" in name else name
         return quote(_NO_ESCAPE.sub("%25", name) if "%" in name else name, safe=_URL_SIGNS)
 
     def sign(self, address: str, keys: AwsKeys | None, method: str = "GET") -> Sequence[str]:
-        """The header lines of a request, with a signature if there are keys."""
+        """Returns the header lines of a request, with a signature if there are keys."""
         return self.headers if self.signer is None or keys is None else self.signer.sign(address, keys, method)
 
 
@@ -124,7 +124,7 @@ def make_access(root: StoreRoot, issued: Issued[AwsKeys | None] | None = None) -
 
 
 def _connect_seconds(root: StoreRoot) -> float:
-    """The time for a connection; refuses what is none, as a client of a service may send it."""
+    """Returns the time for a connection; refuses what is none, as a client of a service may send it."""
     text = str(root.settings.client.get("connect_timeout", _CONNECT_SECONDS)).removesuffix("s")
     try:
         seconds = float(text)
@@ -140,7 +140,7 @@ def _connect_seconds(root: StoreRoot) -> float:
 
 
 def _header_lines(root: StoreRoot) -> tuple[str, ...]:
-    """The lines of the user's headers; refuses line breaks, which libcurl would write as they are."""
+    """Returns the lines of the user's headers; refuses line breaks, which libcurl would write as they are."""
     lines = []
     for name, value in cast("dict[str, str]", root.settings.client.get("default_headers", {})).items():
         if not (name + value).isascii() or not (name + value).isprintable():
@@ -150,12 +150,12 @@ def _header_lines(root: StoreRoot) -> tuple[str, ...]:
 
 
 def _proxy(url: str, variables: Mapping[str, str] = os.environ) -> str | None:
-    """The proxy for a url. libcurl knows HTTP_PROXY only in lower case, obstore in both; all other names agree."""
+    """Returns the proxy for a url. libcurl knows HTTP_PROXY only in lower case, obstore in both cases."""
     return variables.get("http_proxy") or variables.get("HTTP_PROXY") if url.startswith("http://") else None
 
 
 def find_trusted_certificates(variables: Mapping[str, str] = os.environ) -> tuple[str | None, str | None]:
-    """The file and the folder of certificates that this machine trusts.
+    """Returns the file and the folder of certificates that this machine trusts.
 
     SSL_CERT_FILE and SSL_CERT_DIR take precedence over the variables of Python's other HTTP clients.
     """
@@ -197,7 +197,7 @@ class Signer:
         self._authorization = ""
 
     def sign(self, address: str, keys: AwsKeys, method: str = "GET") -> list[str]:
-        """The header lines of a request, with its signature.
+        """Returns the header lines of a request, with its signature.
 
         Args:
             address: an escaped url below the base; a query must be escaped and sorted as AWS requires.

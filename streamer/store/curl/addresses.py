@@ -103,7 +103,7 @@ class Targets:
         return f"Targets({len(self._known)} known)"
 
     def find_target(self, url: str) -> str:
-        """The address to read from; empty if none is known or it has expired."""
+        """Returns the address to read from; empty if none is known or it has expired."""
         address, until = self._known.get(url, ("", 0.0))
         return address if time.time() < until else ""
 
@@ -119,7 +119,7 @@ class Targets:
 
 
 def read_expiry(address: str) -> float:
-    """End of a signed address in seconds since 1970; 0 if it names none.
+    """Returns the end of a signed address in seconds since 1970; 0 if it names none.
 
     Source: AWS, "Use signed URLs" (CloudFront: Expires) and "Authenticating Requests: Using Query Parameters" (S3).
     """

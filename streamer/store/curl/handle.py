@@ -269,12 +269,12 @@ class Whole(Handle):
         return self._answer
 
     def record(self, url: str) -> ObjectRecord:
-        """The object that the answer to a HEAD describes."""
+        """Returns the object that the answer to a HEAD describes."""
         size = int(self.headers.get(b"content-length", b"0"))
         return ObjectRecord(url, size, version_of(size, self.headers))
 
     def web_record(self, url: str) -> ObjectRecord:
-        """The object that a web server's answer to a HEAD, or to a GET of the first byte, describes.
+        """Returns the object that a web server's answer to a HEAD, or to a GET of the first byte, describes.
 
         Raises:
             StoreError: it says no length, or sends the object compressed.

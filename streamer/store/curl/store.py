@@ -309,7 +309,7 @@ class CurlStore(ObstoreStore):
             self._forget()
 
     async def _ask_region(self) -> str:
-        """The region that AWS names in its answer to a HEAD of the bucket, whatever the status."""
+        """Returns the region that AWS names in its answer to a HEAD of the bucket, whatever the status."""
         if self._root.has_own_endpoint:
             return ""
         try:
