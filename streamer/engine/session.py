@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -233,38 +233,36 @@ class EngineSession:
 
     def plan(self, schedule: EpochSchedule, affordable_bytes: int, sessions: int) -> list[SessionOpening]:
         """Sets the look-ahead by the first complete schedule; returns what each part opens in the policy."""
-        sharers = max(1, sessions, min(self.request.world_size, 8))
-        self.lookahead_bytes = max(affordable_bytes // sharers, 2 * int(self.collection.file_bytes.max(initial=0)))
-        openings = list(self._openings(schedule))
-        self.planned_bytes = sum(one.open_bytes for one in openings) + self.lookahead_bytes
-        self.first_schedule = schedule
-        # The chunks ahead are left out, because they are as many as the schedule has.
-        self.openings = [msgspec.structs.replace(one, ahead=_NONE) for one in openings]
-        return openings
-
-    def _openings(self, schedule: EpochSchedule) -> Iterator[SessionOpening]:
-        """Yields the policy's sessions, one for each part: its open bytes, and its share of the look-ahead."""
         collection = self.collection
-        sizes = charge_each(self.collection.file_bytes)
+        sharers = max(1, sessions, min(self.request.world_size, 8))
+        self.lookahead_bytes = max(affordable_bytes // sharers, 2 * int(collection.file_bytes.max(initial=0)))
+        sizes = charge_each(collection.file_bytes)
         values = self.parts.relative_values()
         rates = collection.byte_rates(self.parts.values)
         part_of = collection.parts_of(schedule.chunk)
         # Sorted once: with 4,096 parts as many comparisons of all uses took seconds.
         by_part = np.argsort(part_of, kind="stable")
         edges = np.searchsorted(part_of[by_part], np.arange(len(self.parts.names) + 1))
-        for index, (name, part) in enumerate(zip(self.parts.names, self.request.all_parts, strict=True)):
+        openings: list[SessionOpening] = []
+        for index, (part_name, part) in enumerate(zip(self.parts.names, self.request.all_parts, strict=True)):
             here = by_part[edges[index] : edges[index + 1]]
             chunk = schedule.chunk[here]
             needed_bytes = count_open_bytes(chunk, schedule.first[here], schedule.last[here], sizes)
-            yield SessionOpening(
-                session=name,
+            opening = SessionOpening(
+                session=part_name,
                 dataset_id=part.dataset,
                 open_bytes=max(part.open_bytes, needed_bytes),
                 lookahead_bytes=int(rates[index] * self.lookahead_bytes),
-                value=values[name],
+                value=values[part_name],
                 # A part without value keeps nothing: what an earlier session has left would go before it is asked for.
-                ahead=_NONE if values[name] else chunk - np.uint32(collection.starts[index]),
+                ahead=_NONE if values[part_name] else chunk - np.uint32(collection.starts[index]),
             )
+            openings.append(opening)
+        self.planned_bytes = sum(one.open_bytes for one in openings) + self.lookahead_bytes
+        self.first_schedule = schedule
+        # The chunks ahead are left out, because they are as many as the schedule has.
+        self.openings = [msgspec.structs.replace(one, ahead=_NONE) for one in openings]
+        return openings
 
     def open_bytes(self) -> float:
         """Returns the bytes its reader may read now, at the mean size of its chunks."""

@@ -272,19 +272,17 @@ def make_series(definition: Definition, values: Values) -> list[tuple[tuple[str,
         if "consumer" in definition.labels and count >= MAX_SESSIONS:
             labels[definition.labels.index("consumer")] = OTHERS
             labels[definition.labels.index("job")] = OTHERS
-        if (value := _value(definition, entry)) is not None:
+        # A session whose loader has not sent a report yet has no value.
+        if definition.source:
+            raw = entry.get("count" if definition.kind == "histogram" else definition.source, 0)
+            value = None if raw is None else _number(raw)
+        else:
+            value = 1.0 if all(entry.get(label) for label in definition.labels[-1:]) else None
+        if value is not None:
             key = tuple(labels)
             known = found.get(key, 0.0)
             found[key] = max(known, value) if definition.name.endswith(_NOT_SUMMED) else known + value
     return list(found.items())
-
-
-def _value(definition: Definition, entry: Table) -> float | None:
-    """Returns the value, or None if there is none, as for a session whose loader has not sent a report yet."""
-    if not definition.source:
-        return 1.0 if all(entry.get(label) for label in definition.labels[-1:]) else None
-    found = entry.get("count" if definition.kind == "histogram" else definition.source, 0)
-    return None if found is None else _number(found)
 
 
 def _number(value: Scalar | list[Table]) -> float:
