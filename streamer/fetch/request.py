@@ -163,7 +163,16 @@ class Request:
         spec.first_byte.add(now - self._started)
         spec.tally.record_first_byte(now - self._started)
         self._into = spec.make_view()[spec.at : spec.at + spec.extent.length]
-        self._watch_body()
+        # The deadline watches progress from the first byte on.
+        deadline = self._deadline
+        assert deadline is not None, "set before the body begins"
+        self._due = now + spec.config.progress_seconds
+        if self._due < deadline.due:  # later ones are computed when it expires
+            deadline.move(self._due)
+        if spec.extent.length >= RATE_LEAST_BYTES:
+            allowed = hedge.body_seconds(spec.extent.length, spec.endpoint.rates)
+            if allowed is not None:
+                self._pace = Alarm(spec.endpoint.clock, now + allowed, partial(self._check_pace, deadline))
         return self._into
 
     def _count(self) -> int:
@@ -172,20 +181,6 @@ class Request:
         self._counted = self.received
         self._spec.tally.received_bytes += new
         return new
-
-    def _watch_body(self) -> None:
-        """Puts the deadline on progress from the first byte on."""
-        deadline = self._deadline
-        assert deadline is not None, "set before the body begins"
-        self._due = self._first_byte_at + self._spec.config.progress_seconds
-        if self._due < deadline.due:  # later ones are computed when it expires
-            deadline.move(self._due)
-        if self._spec.extent.length >= RATE_LEAST_BYTES:
-            spec = self._spec
-            allowed = hedge.body_seconds(spec.extent.length, spec.endpoint.rates)
-            if allowed is not None:
-                moment = self._first_byte_at + allowed
-                self._pace = Alarm(spec.endpoint.clock, moment, partial(self._check_pace, deadline))
 
     def _watch(self) -> None:
         """Moves the deadline by a piece's time at the least rate, at most to `progress_seconds` from now."""

@@ -54,7 +54,7 @@ class Handle(CurlRequest):
     )
 
     def __init__(self, access: Access, addresses: Sequence[str] = ()) -> None:
-        super().__init__(_make_easy(access))
+        super().__init__(make_easy(access.connect_seconds, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS))
         self._target = _NOTHING
         self._range = (0, 0)
         self._tag: str | None = None
@@ -65,6 +65,12 @@ class Handle(CurlRequest):
         self._redirects = access.redirects
         self._redirects_left = 0
         self._fresh = False
+        if access.proxy is not None:
+            self.easy.setopt(pycurl.PROXY, access.proxy)
+        if access.bundle is not None:
+            self.easy.setopt(pycurl.CAINFO, access.bundle)
+        if access.folder is not None:
+            self.easy.setopt(pycurl.CAPATH, access.folder)
         if addresses:
             self.easy.setopt(pycurl.RESOLVE, list(addresses))
         if access.refuse_local:
@@ -333,17 +339,6 @@ class _Socket(socket.socket):
 
     def __del__(self) -> None:
         self.close()
-
-
-def _make_easy(access: Access) -> pycurl.Curl:
-    easy = make_easy(access.connect_seconds, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
-    if access.proxy is not None:
-        easy.setopt(pycurl.PROXY, access.proxy)
-    if access.bundle is not None:
-        easy.setopt(pycurl.CAINFO, access.bundle)
-    if access.folder is not None:
-        easy.setopt(pycurl.CAPATH, access.folder)
-    return easy
 
 
 def _check_range(target: ObjectRecord, asked: tuple[int, int], header: str) -> None:
