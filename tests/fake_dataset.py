@@ -25,6 +25,7 @@ from streamer.errors import Detail, StateError, StreamerError
 from streamer.loader.options.arguments import Skip, skip_rules
 from streamer.order.audit import Record
 from streamer.order.plan import LastBatch, batch_count, check_last_batch
+from streamer.wire.messages import ReportFinding
 
 if TYPE_CHECKING:  # it imports torch, which workers do without
     from streamer.loader.kinds.kind import MemberCount
@@ -185,6 +186,10 @@ class FakeSession:
         """The values set in the prepared stream."""
         return self._prepared.engine_values
 
+    def send_report(self, finding: ReportFinding | Exception, timeout_seconds: float) -> None:
+        """Gives it to the function set in the prepared stream."""
+        self._prepared.on_finding(finding)
+
     def close(self) -> None:
         """Idempotent."""
         if not self.closed:
@@ -205,6 +210,7 @@ class FakePrepared:
         shared: counts skipped samples.
         skip_rules: of the dataset.
         engine_values: the counters of the fake engine; None: there is no engine.
+        on_finding: called with what the loader sends to the engine.
         packing: samples are not packed.
         members: none.
     """
@@ -217,6 +223,7 @@ class FakePrepared:
     shared: StoreBudget | None = None
     skip_rules: SkipRules = field(default_factory=SkipRules)
     engine_values: Mapping[str, object] | None = None
+    on_finding: Callable[[ReportFinding | Exception], object] = lambda finding: None
     packing: NoPacking = NO_PACKING
     members: Members = field(default_factory=lambda: Members(()))
     _opened: threading.Event = field(default_factory=threading.Event, init=False, repr=False, compare=False)

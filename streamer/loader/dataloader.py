@@ -388,7 +388,7 @@ class StreamingDataLoader(LoaderViews):
         if self._supply_owner.supply is not None:
             return None
         prepared = self._prepare()
-        self._supply_owner.begin(prepared)
+        supply = self._supply_owner.begin(prepared)
         settings = self._settings
         if settings.report_every is None:
             return None
@@ -397,6 +397,7 @@ class StreamingDataLoader(LoaderViews):
             prepared.rank_config.rank,
             every_seconds=settings.report_every,
             on_report=settings.on_report,
+            send_report=supply.send_report,
             before=self.snapshot(),
         )
         self._supply_owner.call_before_end(reporter.stop)

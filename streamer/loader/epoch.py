@@ -146,7 +146,7 @@ class SupplyOwner:
             self._feeder = self._build_feeder()
             self._feeder.start()
 
-    def begin(self, prepared: RankStream) -> None:
+    def begin(self, prepared: RankStream) -> Supply:
         """Builds the supply of a stream."""
         s = self.settings
         prepared.packing.check_ragged(s.ragged)
@@ -161,13 +161,14 @@ class SupplyOwner:
         if s.workers is None:
             self.supply = InlineSupply(prepared, rules, s.span)
             self._own(self.supply.close)
-            return
+            return self.supply
         if self._feeder is None:
             self._feeder = self._build_feeder()
         self._feeder.configure(prepared, rules)
         if s.workers.worker_type == "process":
             self._sent = SentCode((prepared.recipe(), rules))
         self.supply = FedSupply(self._feeder, name_rank(prepared))
+        return self.supply
 
     def make_mover(self) -> Mover | None:
         """Returns the mover to the device, the same for all epochs, or None if batches stay as and where they are."""
@@ -227,9 +228,7 @@ class SupplyOwner:
         if self.supply is None or self._reported == (text := repr(error)):
             return
         self._reported = text
-        view = self.supply.engine_view()
-        if view is not None and view.reply is not None:
-            view.reply(error)
+        self.supply.send_report(error)
 
     def count(self, clock: TrainerClock) -> LoaderStats:
         """Returns the statistics so far; any thread."""

@@ -12,7 +12,6 @@ import logging
 import selectors
 import threading
 from collections import deque
-from collections.abc import Mapping
 
 import msgspec
 
@@ -39,6 +38,7 @@ from streamer.batches.workers.supervisor import SampleTimeouts, Supervisor
 from streamer.errors import BrokenError, ManifestCorruptError, StreamerError
 from streamer.loader.feed.run import BatchRun, FailedBatch, FeedCounters, Finished, RunState
 from streamer.loader.feed.waits import describe_wait, describe_work
+from streamer.loader.kinds.step_session import StepSession
 from streamer.loader.rank.rank_stream import RankStream
 
 logger = logging.getLogger(__name__)
@@ -133,9 +133,10 @@ class Feeder:
         """The timeline of the batch that the trainer gets next, while it is being made."""
         return None if (pending := self._run_state.window.head) is None else pending.timeline
 
-    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
-        """Returns the engine's counters, over a separate connection, on any thread, or None without an answer."""
-        return self._run_state.engine_values(timeout_seconds)
+    @property
+    def session(self) -> StepSession | None:
+        """The session with the engine, or None before the first run and after the last; any thread may ask it."""
+        return self._run_state.session
 
     def describe_wait(self) -> str:
         """Describes what the next batch of the trainer waits for; any thread."""

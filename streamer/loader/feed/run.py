@@ -9,7 +9,7 @@ import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -396,10 +396,10 @@ class RunState:
         except StreamerError as error:
             self.stop(error)
 
-    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
-        """Returns the engine's counters, over a separate connection, on any thread, or None without an answer."""
-        session = self._session
-        return None if session is None else session.engine_values(timeout_seconds)
+    @property
+    def session(self) -> StepSession | None:
+        """The session with the engine, or None before the first run and after the last; any thread may ask it."""
+        return self._session
 
     def _batches(self, epoch: int) -> int:
         assert self.run is not None

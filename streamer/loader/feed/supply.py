@@ -31,6 +31,7 @@ from streamer.loader.feed.waits import describe_engine, name_rank
 from streamer.loader.kinds.step_session import StepSession
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.stall.stats import EngineView, LoaderStats
+from streamer.wire.messages import ReportFinding
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +59,10 @@ class Supply(ABC):
     def head(self) -> BatchTimeline | None:
         """The timeline of the batch that comes next, while it is being made."""
 
+    @property
     @abstractmethod
-    def engine_values(self) -> Mapping[str, object] | None:
-        """Returns the engine's counters, on any thread, or None if there is no engine or no answer in time."""
+    def session(self) -> StepSession | None:
+        """The session with the engine, or None if none is open; any thread may ask it."""
 
     @abstractmethod
     def begin(self, epoch: int, batch: int) -> None:
@@ -83,6 +85,17 @@ class Supply(ABC):
     @abstractmethod
     def close(self) -> None:
         """Ends everything; idempotent."""
+
+    def engine_values(self) -> Mapping[str, object] | None:
+        """Returns the engine's counters, on any thread, or None if there is no engine or no answer in time."""
+        # It is read once: the trainer may end the session concurrently.
+        session = self.session
+        return None if session is None else session.engine_values(ENGINE_SECONDS)
+
+    def send_report(self, finding: ReportFinding | Exception) -> None:
+        """Sends a finding of this loader, or an error, to the engine, if there is one; any thread."""
+        if (session := self.session) is not None:
+            session.send_report(finding, ENGINE_SECONDS)
 
     def engine_view(self) -> EngineView | None:
         """Returns the engine's current view, or None if there is no engine or no answer in time."""
@@ -122,9 +135,10 @@ class FedSupply(Supply):
         """See `Supply`."""
         return self.feeder.head
 
-    def engine_values(self) -> Mapping[str, object] | None:
+    @property
+    def session(self) -> StepSession | None:
         """See `Supply`."""
-        return self.feeder.engine_values(ENGINE_SECONDS)
+        return self.feeder.session
 
     def begin(self, epoch: int, batch: int) -> None:
         """See `Supply`."""
@@ -247,10 +261,10 @@ class InlineSupply(Supply):
         """The timeline of the batch that is being made."""
         return self._timeline
 
-    def engine_values(self) -> Mapping[str, object] | None:
+    @property
+    def session(self) -> StepSession | None:
         """See `Supply`."""
-        session = self._session
-        return None if session is None else session.engine_values(ENGINE_SECONDS)
+        return self._session
 
     def begin(self, epoch: int, batch: int) -> None:
         """See `Supply`."""

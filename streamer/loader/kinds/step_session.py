@@ -8,7 +8,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -22,7 +21,7 @@ from streamer.client.engine_client import EngineClient
 from streamer.client.session import Session
 from streamer.config import RankConfig
 from streamer.errors import BrokenError
-from streamer.wire.messages import OpenSession
+from streamer.wire.messages import OpenSession, ReportFinding
 from streamer.wire.schedule import EpochSchedule
 from streamer.wire.store_options import StoreOptions
 
@@ -189,11 +188,15 @@ class StepSession(ABC):
         values = read_statistics(self._client.settings, timeout_seconds)
         if values is None:
             return None
-        job = self._client.job
         spec = self._spec
-        settings = replace(self._client.settings, job=job)
-        identity = {"consumer": spec.consumer, "job": job, "dataset": spec.dataset}
-        return {**values, **identity, "reply": partial(report, settings, spec, timeout_seconds)}
+        return {**values, "consumer": spec.consumer, "job": self._client.job, "dataset": spec.dataset}
+
+    def send_report(self, finding: ReportFinding | Exception, timeout_seconds: float) -> None:
+        """Sends a loader's finding, or an error of it, to the engine over a connection of its own; any thread.
+
+        An engine that does not answer in time is no error.
+        """
+        report(replace(self._client.settings, job=self._client.job), self._spec, timeout_seconds, finding)
 
     def close(self) -> None:
         """Ends the leases; idempotent."""

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 # Batches that are begun: 8 per worker, at most 48. If one item in 20 takes 16 times as long, 32 to 48 batches for 4
 # workers reduce the waiting from 61 % to 23-29 % (2026-11-20).
-_SPAN_PER_WORKER = 8
-_SPAN_MAX = 48
+SPAN_PER_WORKER = 8
+SPAN_MAX = 48
 # The ring gets a twentieth of the memory of the machine, or of the container if that has less; at most 2 GiB.
 _RING_SHARE = 20
 _RING_MAX_BYTES = 2048 * MiB
@@ -137,7 +137,7 @@ def choose_span(prefetch_batches: int | None, workers: WorkerConfig | None) -> i
     """Returns the number of batches that may be begun and not yet taken."""
     if prefetch_batches is not None:
         return at_least("prefetch_batches", prefetch_batches, 1)
-    return min(_SPAN_PER_WORKER * (workers.workers if workers is not None else 1), _SPAN_MAX)
+    return min(SPAN_PER_WORKER * (workers.workers if workers is not None else 1), SPAN_MAX)
 
 
 def choose_ring_bytes(setting: int | str | None) -> int:

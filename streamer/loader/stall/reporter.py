@@ -80,6 +80,7 @@ class StallReporter:
         rank: Number of this rank: 0 always logs, others if they wait for more than `REPORTED_SHARE`.
         every_seconds: Interval of the reports.
         on_report: Function that is called with each report.
+        send_report: Function that sends a finding to the engine, or None if there is no engine to tell.
         before: Start of the first report.
     """
 
@@ -90,11 +91,13 @@ class StallReporter:
         *,
         every_seconds: float = 30.0,
         on_report: OnReport | None = None,
+        send_report: Callable[[ReportFinding], object] | None = None,
         before: Snapshot | None = None,
     ) -> None:
         self._report_since = weakref.WeakMethod(report_since)
         self._every_seconds = every_seconds
         self._on_report = on_report
+        self._send_report = send_report
         self._rank = rank
         self._before = before or Snapshot()
         self._warned: Bottleneck | None = None
@@ -120,14 +123,14 @@ class StallReporter:
         if (report_since := self._report_since()) is None:
             return None
         report, self._before = report_since(self._before)
-        if report.engine is not None and report.engine.reply is not None:
+        if report.engine is not None and self._send_report is not None:
             made = report.packing
             all_rows = self._before.stats.packing
             rows = None
             if made is not None and all_rows is not None:
                 # The tokens are those of all rows so far.
                 rows = PackedRows(max(0.0, made.padding), made.cost_spread, all_rows.tokens, made.left_out)
-            report.engine.reply(
+            self._send_report(
                 ReportFinding.make(report.share, bottleneck=str(report.bottleneck), advice=report.advice, rows=rows)
             )
         if self._rank == 0 or report.share > REPORTED_SHARE:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from streamer.batches.causes import DEVICE, HANDOFF, Ledger, Recent, Trace
 from streamer.batches.rows.pieces import PackedCounts
 from streamer.loader.stall.growth import GrowingStats
-from streamer.wire.messages import ReportFinding
 
 Scalar = str | int | float | bool | None
 
@@ -80,7 +79,6 @@ class EngineView:
         hit_bound: The largest share of hits that any policy can reach.
         waiting_seconds: Time that this session's consumer waited for the engine.
         parts: Statistics of each member of a mix, by name.
-        reply: Sends this loader's finding, or an error, to the engine, or None if that is not possible.
     """
 
     store_bytes: int = 0
@@ -102,21 +100,17 @@ class EngineView:
     hit_bound: float = 0.0
     waiting_seconds: float = 0.0
     parts: Mapping[str, PartView] = field(default_factory=dict)
-    reply: Callable[[ReportFinding | Exception], object] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> EngineView:
-        """Reads the engine's statistics, with `consumer`, `job`, `dataset` and `reply` of this session."""
+        """Reads the engine's statistics, with `consumer`, `job` and `dataset` of this session."""
         mine = tuple(values.get(name) for name in _IDENTITY)
         waited = sum(_number(row.get("waiting_seconds")) for row in _rows(values, "sessions", mine))
         parts = {str(row.get("member")): PartView.of(row) for row in _rows(values, "members", mine)}
         # Counters that an older engine does not have are 0.
         counts: dict[str, Any] = {name: int(_number(values.get(name))) for name in _fields("int")}
         seconds: dict[str, Any] = {name: _number(values.get(name)) for name in _fields("float")}
-        reply = values.get("reply")
-        return cls(
-            **counts, **{**seconds, "waiting_seconds": waited}, parts=parts, reply=reply if callable(reply) else None
-        )
+        return cls(**counts, **{**seconds, "waiting_seconds": waited}, parts=parts)
 
 
 _IDENTITY = ("consumer", "job", "dataset")

@@ -134,13 +134,32 @@ def test_the_engines_view_is_in_the_stats():
 
 def test_the_engine_receives_what_was_found():
     """At each report of the reporter, on every rank: the share and the bottleneck of that report."""
-    heard = []
-    dataset = FakeDataset(40, sample)
-    with StreamingDataLoader(dataset, 4, report_every=None) as loader:
+    sent: queue.Queue[ReportFinding | Exception] = queue.Queue()
+    dataset = FakeDataset(1000, sample)
+    with StreamingDataLoader(dataset, 4, report_every=0.02) as loader:
         next(iter(loader))
-        dataset.prepared.engine_values = {"needs": 4, "reply": heard.append}
-        report = StallReporter(loader.report_since, rank=1).report()
-    assert heard == [ReportFinding.make(report.share, str(report.bottleneck), report.advice)]
+        dataset.prepared.on_finding = sent.put
+        dataset.prepared.engine_values = {"needs": 4}
+        finding = sent.get(timeout=60)
+    assert isinstance(finding, ReportFinding)
+    assert 0 <= finding.waiting_share <= 1
+    assert finding.bottleneck in {str(bottleneck) for bottleneck in Bottleneck}
+
+
+def test_an_error_is_sent_to_the_engine():
+    """For its page and log; the trainer gets it as well."""
+    sent = []
+    dataset = FakeDataset(40, fail)
+    with StreamingDataLoader(dataset, 4, report_every=None) as loader:
+        batches = iter(loader)
+        dataset.prepared.on_finding = sent.append
+        with pytest.raises(ValueError, match="unreadable") as raised:
+            next(batches)
+    assert sent == [raised.value]
+
+
+def fail(epoch: int, ordinal: int) -> object:
+    raise ValueError("unreadable")
 
 
 def test_videos_are_add_decode_advice_on_where_decoding_limits_the_training():
