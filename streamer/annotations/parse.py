@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from streamer.annotations.options import NO_KEY, USUAL_KEY, Parsed, TableOptions, choose_fields, find_extension
-from streamer.annotations.table import MOST_ENDINGS, AnnotationHead, hash_of
+from streamer.annotations.table import MOST_ENDINGS, AnnotationHead, TableBuffers, hash_of
 from streamer.errors import ConfigError, RecodeError, StreamerError
 from streamer.formats.base import Records
 from streamer.formats.table.rows import explain_bad_json, field_of, read_rows, texts_of
@@ -106,10 +106,8 @@ def _table(url: str, parsed: Parsed) -> Records:
     _refuse_doubles(hashes, order, keys)
     records = write_records(parsed.fields, parsed.columns, len(names))
     lengths = np.fromiter(map(len, names), np.int64, len(names))
-    columns = [
-        _reorder_texts(lengths, b"".join(names), order),
-        _reorder_texts(records.lengths, records.parts[0], order),
-    ]
+    key_offsets, key_content = _reorder_texts(lengths, b"".join(names), order)
+    row_offsets, row_content = _reorder_texts(records.lengths, records.parts[0], order)
     head = AnnotationHead(
         url=url,
         fields=tuple(parsed.fields),
@@ -119,9 +117,15 @@ def _table(url: str, parsed: Parsed) -> Records:
         endings=_endings(keys),
         prefix=prefix,
     )
-    # The wide numbers first: each buffer is where its dtype may be.
-    arrays = [hashes[order], *(offsets for offsets, _ in columns), *(content for _, content in columns)]
-    parts: list[NDArray[np.uint8] | bytes] = [*(array.view(np.uint8) for array in arrays), head.encode()]
+    buffers = TableBuffers[NDArray[np.uint8] | bytes](
+        hashes=hashes[order].view(np.uint8),
+        key_offsets=key_offsets.view(np.uint8),
+        row_offsets=row_offsets.view(np.uint8),
+        keys=key_content.view(np.uint8),
+        rows=row_content.view(np.uint8),
+        head=head.encode(),
+    )
+    parts = list(buffers)
     return Records(parts, np.array(list(map(len, parts)), np.int64))
 
 

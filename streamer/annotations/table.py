@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 from unicodedata import normalize
 
 import msgspec
@@ -36,7 +36,26 @@ ROWS: Schema = {"hash": "int64", "key": "binary", "row": "binary"}
 _PRIME = 2**63 - 25
 # A name is compared with at most this many endings; keys with more have dots of their own.
 MOST_ENDINGS = 8
+B = TypeVar("B")
 _FORMS: tuple[Literal["NFC", "NFD"], ...] = ("NFC", "NFD")
+
+
+class TableBuffers(NamedTuple, Generic[B]):
+    """The buffers of a table, as a recoder makes them: each begins where its dtype may be, the wide ones first.
+
+    Attributes:
+        hashes: hash of each key, int64, ascending.
+        key_offsets, row_offsets: places in the next two, one more than there are rows.
+        keys, rows: the keys, and the records of the rows.
+        head: an encoded `AnnotationHead`.
+    """
+
+    hashes: B
+    key_offsets: B
+    row_offsets: B
+    keys: B
+    rows: B
+    head: B
 
 
 class AnnotationHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

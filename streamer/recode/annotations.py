@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from streamer.annotations.options import MOST_FILE_BYTES, TableOptions, find_extension
-from streamer.annotations.table import ANNOTATIONS, AnnotationHead, publish_table
+from streamer.annotations.table import ANNOTATIONS, AnnotationHead, TableBuffers, publish_table
 from streamer.base.concurrency import in_thread
 from streamer.config import format_bytes
 from streamer.errors import ConfigError, ManifestError, RecodeError
@@ -112,13 +112,14 @@ def _job_of(options: TableOptions, record: ObjectRecord) -> RecodeJob:
 
 def publish(made: Recoded, place: Path, root: Path) -> str:
     """Writes the result of a recoder (see `annotations.parse`) as `<root>/<digest>/`; returns the digest."""
-    edges = made.table.starts.tolist()
-    buffers = [made.content[start:stop] for start, stop in pairwise(edges)]
-    hashes = np.frombuffer(buffers[0], np.int64)
+    # Behind the buffers is the table of their places.
+    edges = made.table.starts[: len(TableBuffers._fields) + 1].tolist()
+    buffers = TableBuffers(*(made.content[start:stop] for start, stop in pairwise(edges)))
+    hashes = np.frombuffer(buffers.hashes, np.int64)
     columns = []
-    for offsets, content in (buffers[1], buffers[3]), (buffers[2], buffers[4]):
+    for offsets, content in (buffers.key_offsets, buffers.keys), (buffers.row_offsets, buffers.rows):
         dtype = np.int32 if len(offsets) == 4 * (len(hashes) + 1) else np.int64
         columns.append(BinaryColumn(np.frombuffer(offsets, dtype), np.frombuffer(content, np.uint8)))  # type: ignore[arg-type]
     keys, rows = columns
-    head = msgspec.json.decode(buffers[5], type=AnnotationHead)
+    head = msgspec.json.decode(buffers.head, type=AnnotationHead)
     return publish_table(head, {"hash": hashes, "key": keys, "row": rows}, place, root).name

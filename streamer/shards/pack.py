@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -283,10 +282,15 @@ def pack_iterable(
     receipts: dict[int, Receipt] = {}
     with ExitStack() as files, ThreadPoolExecutor(_UPLOADS_AT_ONCE, "streamer-pack") as threads:
         # The file of a shard is removed after its upload, or at the end.
-        closing: defaultdict[int, ExitStack] = defaultdict(lambda: files.enter_context(ExitStack()))
-        made = _make_shards(samples, job, shard_bytes, closing)
+        spools: dict[int, ExitStack] = {}
+
+        def open_file(number: int) -> Path:
+            spools[number] = files.enter_context(ExitStack())
+            return spools[number].enter_context(open_spool(spool_folder(job), number))
+
+        made = _make_shards(samples, job, shard_bytes, open_file)
         for receipt in run_all(Runner(threads, _UPLOADS_AT_ONCE), partial(_upload, job, options), made):
-            closing[receipt.shard].close()
+            spools.pop(receipt.shard).close()
             receipts[receipt.shard] = receipt
             on_shard(receipt)
     if not receipts:
@@ -295,13 +299,14 @@ def pack_iterable(
 
 
 def _make_shards(
-    samples: Iterable[Mapping[str, Any]], job: Job, shard_bytes: int, closing: Mapping[int, ExitStack]
+    samples: Iterable[Mapping[str, Any]], job: Job, shard_bytes: int, open_file: Callable[[int], Path]
 ) -> Iterator[MadeShard]:
+    """Yields the shards, each in a file that `open_file` makes for its number."""
     numbered = enumerate(samples)
     number = 0
     following = next(numbered, None)
     while following is not None:
-        path = closing[number].enter_context(open_spool(spool_folder(job), number))
+        path = open_file(number)
         with job.open_writer(path) as writer:
             while following is not None and writer.filled < shard_bytes:
                 ordinal, sample = following

@@ -114,7 +114,7 @@ def test_arrays_by_name():
         (array(codecs=[{"name": "transpose", "configuration": {"order": [0]}}, {"name": "bytes"}]), "transposed"),
         (array(codecs=[]), "stored by codecs"),
         (array(codecs=sharding(chunk_shape=[3, 2])), "not a multiple"),
-        (array(codecs=sharding(index_codecs=[{"name": "gzip"}])), "compressed"),
+        (array(codecs=sharding(index_codecs=[{"name": "gzip"}])), "stored by codecs gzip"),
         (array(codecs=sharding(codecs=sharding())), "sharding_indexed"),
         (array(codecs=sharding(chunk_shape=2)), "not described"),
         (array(fill_value=-1), "fill value -1"),

@@ -319,8 +319,9 @@ class FetchPool:
         by_chance = not self._unpaced and any(report.by_chance for report in reports)
         before = self._refusals.single
         now = self._loop.time()
-        if self._refusals.look(requests, throttled, limited=limited, by_chance=by_chance, now=now) != before:
-            logger.info("a store refuses requests: %s", "all processes ask it again" if before else "one asks it")
+        is_single = self._refusals.look(requests, throttled, limited=limited, by_chance=by_chance, now=now)
+        if is_single != before:
+            logger.info("a store refuses requests: %s", "one asks it" if is_single else "all processes ask it again")
             self._unpaced = True
             self._divide()
         taking = self._find_active()

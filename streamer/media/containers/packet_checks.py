@@ -182,8 +182,8 @@ def _recovery_frames(sei: bytes) -> int:
     """recovery_frame_cnt of a SEI unit; 0 if it has none."""
     at = 1
     while at + 2 < len(sei):
-        kind, at = _sum(sei, at)
-        size, at = _sum(sei, at)
+        kind, at = _read_ff_coded(sei, at)
+        size, at = _read_ff_coded(sei, at)
         if kind == _RECOVERY_POINT:
             # An Exp-Golomb number: as many bits follow its first one as zeros stand before it.
             bits = int.from_bytes(sei[at : at + 8].ljust(8, b"\0"), "big")
@@ -193,8 +193,8 @@ def _recovery_frames(sei: bytes) -> int:
     return 0
 
 
-def _sum(content: bytes, at: int) -> tuple[int, int]:
-    """A number in bytes, of which all but the last are 255; and the place behind it."""
+def _read_ff_coded(content: bytes, at: int) -> tuple[int, int]:
+    """Reads a number in bytes, of which all but the last are 255 (H.264, 7.3.2.3.1); returns the place after it too."""
     total = 0
     while at < len(content) and content[at] == 255:
         total = total + 255

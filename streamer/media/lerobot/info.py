@@ -120,12 +120,14 @@ def read_info(record: ObjectRecord, content: memoryview) -> Info:
         info = msgspec.json.decode(content, type=Info)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ManifestError(f"{record.url} is not the info.json of LeRobot: {error}", url=record.url) from error
-    if not info.fps > 0 or not info.codebase_version.startswith(("v3.", "v2.")):
+    if not info.codebase_version.startswith(("v3.", "v2.")):
         raise ManifestError(
-            f"{record.url} is of version {info.codebase_version!r} with {info.fps} frames a second; v3 and v2 are "
-            "read: convert it with lerobot's convert_dataset scripts",
+            f"{record.url} is of version {info.codebase_version!r}; v3 and v2 are read: convert it with lerobot's "
+            "convert_dataset scripts",
             url=record.url,
         )
+    if not info.fps > 0:
+        raise ManifestError(f"{record.url} has fps={info.fps}: frames a second are above 0", url=record.url)
     if missing := {EPISODE, FRAME, TIME, TASK} - set(info.columns):
         raise ManifestError(f"{record.url} lacks the features {', '.join(sorted(missing))}", url=record.url)
     return info

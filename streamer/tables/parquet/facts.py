@@ -117,33 +117,33 @@ class Own(msgspec.Struct, frozen=True):
     Attributes:
         root: that part.
         nodes: for each field of a column, the node that has its values; None: the file has none.
-        ways: to each wanted primitive, the nodes from the column down to it.
+        paths: to each wanted primitive, the nodes from the column down to it.
         widths: for each primitive, the bytes of a value (0: as long as it is), and whether it is part of a nested one.
     """
 
     root: SchemaNode
     nodes: list[SchemaNode | None]
-    ways: list[tuple[SchemaNode, ...]]
+    paths: list[tuple[SchemaNode, ...]]
     widths: list[tuple[int, bool]]
 
     @classmethod
     def from_schema(cls, root: SchemaNode, paths: Sequence[tuple[str, ...]], fields: Sequence[FieldSpec]) -> Own:
         """Finds the nodes of fields in a schema, of which it may have some."""
         nodes = [values_at(root, path) for path in paths]
-        ways = root.ways()
-        nested = [False] * len(ways)
+        to_primitives = root.find_paths()
+        nested = [False] * len(to_primitives)
         for spec, node in zip(fields, nodes, strict=True):
             if node is not None and has_nested(spec, node):
                 nested[node.primitive : node.primitive + node.primitives] = [True] * node.primitives
-        widths = [(way[-1].element.width, is_nested) for way, is_nested in zip(ways, nested, strict=True)]
-        return cls(root, nodes, ways, widths)
+        widths = [(path[-1].element.width, is_nested) for path, is_nested in zip(to_primitives, nested, strict=True)]
+        return cls(root, nodes, to_primitives, widths)
 
     def check(self, columns: Sequence[ColumnChunk], rows: int) -> None:
         """Compares values and places of the wanted primitives with the rows of their group; raises DamagedError."""
-        for way, column in zip(self.ways, columns, strict=True):
-            is_flat = not any(node.is_repeated for node in way)
+        for path, column in zip(self.paths, columns, strict=True):
+            is_flat = not any(node.is_repeated for node in path)
             if column.values != rows if is_flat else column.values < rows:
-                name = ".".join(way[-1].path)
+                name = ".".join(path[-1].path)
                 raise DamagedError(f"column {name!r} has {column.values} values in a row group of {rows} rows")
         places = sorted((column.start, column.stop) for column in columns)
         if any(stop > start for (_, stop), (start, _) in pairwise(places)):

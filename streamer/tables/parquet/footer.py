@@ -81,7 +81,7 @@ def read_footer(content: bytes, data_stop: int) -> Footer:
     struct, _ = read_struct(content)
     metadata = {each.binary(1): each.binary(2, b"") for each in struct.structs(5)}
     root = _schema(struct, metadata)
-    primitives = [way[-1].element for way in root.ways()]
+    primitives = [path[-1].element for path in root.find_paths()]
     groups = []
     for each in struct.structs(4):
         rows = each.integer(3)

@@ -125,7 +125,7 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
             features = features_of(footer.metadata.get(HUGGING_FACE, b"null"))
             describes = own is wanted.all and wanted.matches(footer.root, features, self.columns)
             hint = _file_hint(wanted, own, record, notes.key, describes=describes)
-            primitives = [footer.root.at(way[-1].path).primitive for way in own.ways]
+            primitives = [footer.root.at(path[-1].path).primitive for path in own.paths]
             for number, group in enumerate(footer.groups):
                 if not group.rows:
                     continue

@@ -71,22 +71,22 @@ class _Plan:
 
     def __init__(self, wanted: WantedColumns, own: Own) -> None:
         self._wanted = wanted
-        self._ways = own.ways
+        self._paths = own.paths
         known = [wanted.all.root.at(path) for path in wanted.paths]
         self._fields = list(zip(wanted.fields, own.nodes, known, strict=True))
         present = [(spec, node) for spec, node in zip(wanted.fields, own.nodes, strict=True) if node is not None]
         # Lists by the number of their primitive.
-        found = {node.primitive: number_list(spec, node, self._ways[node.primitive]) for spec, node in present}
+        found = {node.primitive: number_list(spec, node, self._paths[node.primitive]) for spec, node in present}
         self._lists = {primitive: lists for primitive, lists in found.items() if lists is not None}
         nested_paths = {node.path for spec, node in present if has_nested(spec, node)}
         self._schema = _schema(own.root, nested_paths)
-        trees = [prune(own.root, [way[-1].path]) for way in self._ways]
+        trees = [prune(own.root, [path[-1].path]) for path in self._paths]
         self._way_schemas = [_schema(tree, nested_paths) for tree in trees]
 
     def columns(self, content: memoryview, primitives: Sequence[PrimitiveHint], samples: int) -> list[Column]:
         """Decodes the columns of one block."""
         edges = list(accumulate((primitive.length for primitive in primitives), initial=0))
-        if edges[-1] != len(content) or len(primitives) != len(self._ways):
+        if edges[-1] != len(content) or len(primitives) != len(self._paths):
             raise ValueError(f"{len(primitives)} primitives of {edges[-1]} bytes; there are {len(content)}")
         places = list(pairwise(edges))
         # These fields are taken from the pages as they are.
@@ -97,8 +97,8 @@ class _Plan:
                 lists[number] = lists_column(found[0], field.kind, found[1])
         # The other primitives get a table each, with the rows of the block.
         chunks = [
-            _column_chunk(way, primitive, start)
-            for way, primitive, (start, _) in zip(self._ways, primitives, places, strict=True)
+            _column_chunk(path, primitive, start)
+            for path, primitive, (start, _) in zip(self._paths, primitives, places, strict=True)
         ]
         if not lists and all(primitive.rows == samples for primitive in primitives):
             tables: list[pa.Table | None] = [_read(content, self._schema, chunks, samples)] * len(primitives)
@@ -142,10 +142,10 @@ def _schema(node: SchemaNode, nested_paths: set[tuple[str, ...]]) -> list[thrift
     return [fields, *(element for child in node.children for element in _schema(child, nested_paths))]
 
 
-def _column_chunk(way: Sequence[SchemaNode], primitive: PrimitiveHint, start: int) -> thrift.Fields:
-    names = [node.element.name.encode() for node in way]
+def _column_chunk(path: Sequence[SchemaNode], primitive: PrimitiveHint, start: int) -> thrift.Fields:
+    names = [node.element.name.encode() for node in path]
     details = {
-        1: (thrift.I32, way[-1].element.type),
+        1: (thrift.I32, path[-1].element.type),
         2: (thrift.LIST, (thrift.I32, [0, 3])),
         3: (thrift.LIST, (thrift.BINARY, names)),
         4: (thrift.I32, primitive.codec),

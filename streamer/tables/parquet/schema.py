@@ -146,9 +146,9 @@ class SchemaNode:
         for child in self.children:
             yield from child.walk()
 
-    def ways(self) -> list[tuple[SchemaNode, ...]]:
-        """Returns the ways from below this node to each primitive."""
-        return [(child, *rest) for child in self.children for rest in child.ways()] if self.children else [()]
+    def find_paths(self) -> list[tuple[SchemaNode, ...]]:
+        """Returns the path from below this node to each primitive."""
+        return [(child, *rest) for child in self.children for rest in child.find_paths()] if self.children else [()]
 
     @property
     def is_repeated(self) -> bool:

@@ -193,8 +193,12 @@ def _array_2(found: _Array2) -> ZarrArray:
     if not isinstance(found.dtype, str) or not is_dtype(found.dtype, "biufc"):
         raise ArraysError(f"it holds {found.dtype!r}, not numbers")
     dtype = np.dtype(found.dtype)
-    if found.filters or found.order not in {"C", "F"} or found.dimension_separator not in {".", "/"}:
-        raise ArraysError(f"it has filters={found.filters}, order={found.order!r}")
+    if found.filters:
+        raise ArraysError(f"it has filters={found.filters}: arrays without filters are read")
+    if found.order not in {"C", "F"}:
+        raise ArraysError(f"it has order={found.order!r}, not 'C' or 'F'")
+    if found.dimension_separator not in {".", "/"}:
+        raise ArraysError(f"it has dimension_separator={found.dimension_separator!r}, not '.' or '/'")
     codecs = []
     if found.order == "F" and len(found.shape) > 1:
         codecs.append(ZarrCodec(_TRANSPOSE, {"order": [*range(len(found.shape))][::-1]}))
@@ -238,8 +242,13 @@ def _shard(codecs: Sequence[ZarrCodec], outer: tuple[int, ...]) -> tuple[Shard, 
         raise ArraysError(f"its shards are not described as they should be: {error}") from error
     inner = _lengths(settings.chunk_shape, outer)
     names = [codec.name for codec in settings.index_codecs]
-    if len(codecs) > 1 or names not in ([_BYTES], [_BYTES, _CHECKSUM]) or _order(settings.index_codecs[0]) != "<":
-        raise ArraysError("its shards, or their indexes, are compressed")
+    if len(codecs) > 1:
+        more = ", ".join(codec.name for codec in codecs[1:])
+        raise ArraysError(f"its shards are stored by further codecs ({more}): chunks in them may be, shards may not")
+    if names not in ([_BYTES], [_BYTES, _CHECKSUM]):
+        raise ArraysError(f"the indexes of its shards are stored by codecs {', '.join(names)}: bytes, crc32c are read")
+    if _order(settings.index_codecs[0]) != "<":
+        raise ArraysError("the indexes of its shards are big-endian: little-endian ones are read")
     if any(length % step for length, step in zip(outer, inner, strict=True)):
         raise ArraysError(f"its shards of shape {outer} are not a multiple of its chunks of shape {inner}")
     shard = Shard(inner, settings.index_location != "start", len(names) == 2)

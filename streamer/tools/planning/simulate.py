@@ -30,6 +30,7 @@ from streamer.engine.session_progress import SessionProgress, Use, affordable_lo
 from streamer.engine.windows import count_open_together
 from streamer.errors import CacheFullError, ConfigError
 from streamer.fetch.ranges import plan_ranges
+from streamer.loader.options.loader_options import SPAN_MAX, SPAN_PER_WORKER
 from streamer.order.epoch import EpochOrder
 from streamer.order.plan import RankPlan, check_last_batch
 from streamer.order.spec import OrderSpec
@@ -40,11 +41,8 @@ from streamer.wire.schedule import EpochSchedule
 # Time from the trainer's first request to the engine's first: processes start, a manifest is opened, a connection is
 # made (benchmarks/plan.py).
 START_SECONDS = 0.3
-# The loader has the same (loader/options/loader_options.py): batches that are begun and not yet taken.
-_SPAN_PER_WORKER = 8
-_SPAN_MAX = 48
-# The session of the loader has the same (loader/kinds/step_session.py): the next epoch is planned when so much of
-# one is asked for.
+# The session of the loader has the same (loader/kinds/step_session.py): when so much of an epoch is requested, the next
+# one is planned.
 _PLANNED_SHARE = 3 / 4
 _SESSION = "node"
 
@@ -320,7 +318,7 @@ class _Ranks:
         self._job = job
         self._node = node
         self._batches = node.batches
-        self._span = min(_SPAN_PER_WORKER * job.workers, _SPAN_MAX)
+        self._span = min(SPAN_PER_WORKER * job.workers, SPAN_MAX)
         self._idle_at = [0.0] * job.workers
         self._made_at: list[float] = []
         self._taken_at: list[float] = []
