@@ -40,10 +40,17 @@ def bench(name: str, server: Simulator, options: argparse.Namespace, root: Path)
     """The phases of one search, as the command reports them."""
     report = root / "figures.json"
     command = [sys.executable, "-m", "benchmarks.feed", name, "--data", f"s3://bucket/{name}/"]
-    command += ["--storage-options", json.dumps(server.options), "--json", str(report), "--keep", str(root / "caches")]
+    command += [
+        "--storage-options",
+        json.dumps(server.options),
+        "--json-file",
+        str(report),
+        "--keep",
+        str(root / "caches"),
+    ]
     command += ["--workers", str(options.workers), "--worker-type", options.worker_type]
     if options.phase:
-        command += ["--only", options.phase]
+        command += ["--phase", options.phase]
     if options.accelerators:
         command += ["--accelerators", *map(str, options.accelerators)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

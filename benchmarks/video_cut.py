@@ -148,7 +148,7 @@ def main() -> None:
         make_films(films := arguments.keep or folder / "made")
         (folder / "films").mkdir()
         (folder / "films" / "a.mp4").hardlink_to(films / MIDDLE)
-        packing = ("pack", f"{folder}/films/", "--out", f"{folder}/tars/", "--source-format", "video", "--shard-size")
+        packing = ("pack", f"{folder}/films/", "--out", f"{folder}/tars/", "--format", "video", "--shard-bytes")
         options = ("--format-options", json.dumps(OPTIONS))
         subprocess.run([sys.executable, "-m", "streamer", *packing, SHARD_BYTES, *options], check=True)
         here = [name for name in READERS if importlib.util.find_spec(name)]

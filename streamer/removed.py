@@ -6,9 +6,11 @@ An old spelling is an error that says the new one. The few that many programs us
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from itertools import pairwise
 from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 from streamer.errors import ConfigError
@@ -130,6 +132,67 @@ METHODS = {
         "headspace": "keep a few batches (clone them), train on them in turn and take the time: docs/tuning.md",
     },
 }
+
+
+# Options of commands, and what to write instead. A key with a value, "--format tar", is an option whose meaning has
+# changed: it is refused with this value, unless the new option is there as well. FILE stands for every name of a file.
+_DAMAGED = {"--index-errors": "--damaged"}
+_EXECUTOR = {"--on": "--executor"}
+_JSON_FILE = {"--json FILE": "--json-file FILE; --json alone prints the figures as JSON"}
+OPTIONS: dict[str, dict[str, str]] = {
+    "index": {
+        **_DAMAGED,
+        **_EXECUTOR,
+        "--explain": "a command: streamer explain URL --global-batch-size N",
+        "--nodes": "--nodes of streamer explain",
+        "--seed": "--seed of streamer explain",
+        "--packing": "--packing of streamer explain",
+        "--measure": "a command: streamer measure URL --field NAME, or --function MODULE:NAME, and --out FILE.npy",
+        "--cost": "--lengths of streamer explain, and --out of streamer measure, which writes the file",
+    },
+    "pack": {
+        **_EXECUTOR,
+        "--source-format": "--format; the format of the shards is --output-format",
+        "--format tar": "--output-format webdataset; --format is the format of SRC",
+        "--format parquet": "--output-format parquet; --format is the format of SRC: if that is Parquet, give both",
+        "--format tokens": "--output-format tokens; --format is the format of SRC: if that is tokens, give both",
+        "--shard-size": "--shard-bytes",
+        "--vocabulary": "--vocab-size",
+    },
+    "verify": _EXECUTOR,
+    "warm": _DAMAGED,
+    "show": _DAMAGED,
+    "bench": {**_JSON_FILE, "--like": "python -m benchmarks.feed NAME, in a clone of the repository"},
+    "plan": {**_DAMAGED, **_JSON_FILE, "--on": "a part of --join: --join URL:KEY, or URL:LEFT=RIGHT"},
+}
+
+
+def find_old_option(removed: Mapping[str, str], words: Sequence[str]) -> str | None:
+    """Returns what is wrong with the words of a command, or None if no option of an earlier release is among them.
+
+    Args:
+        removed: Options of the command, as a value of `OPTIONS`.
+        words: Words after the name of the command.
+    """
+    if "--" in words:
+        words = words[: words.index("--")]
+    options = {word.partition("=")[0] for word in words}
+    for word, following in pairwise([*words, ""]):
+        option, _, value = word.partition("=")
+        for old, now in removed.items():
+            name, _, meant = old.partition(" ")
+            if name != option or (meant and now.split()[0].rstrip(";") in options):
+                continue
+            if meant in ("", value or following) or (meant == "FILE" and _is_file_to_write(value or following)):
+                return f"{old} is now {now}"
+    return None
+
+
+def _is_file_to_write(word: str) -> bool:
+    """Whether a word after an option is a file that the option was to write, not the next argument, which is there."""
+    if not word or word.startswith("-") or "://" in word:
+        return False
+    return word.endswith(".json") or not os.path.exists(word)
 
 
 def refuse_removed(of: str, given: Mapping[str, object]) -> None:

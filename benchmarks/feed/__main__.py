@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from benchmarks.feed.workloads import WORKLOADS, Workload
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import add_storage_options, check_places, count, size
+from streamer.cli.parser import CommandParser
 from streamer.cli.terminal import Terminal, write_figures
 from streamer.config import counted, format_bytes
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from streamer.client.settings import ClientSettings
 
 PHASES = ("cold", "warm")
+_OLD_OPTIONS = {"--most": "--max-accelerators", "--only": "--phase", "--json": "--json-file"}
 # "Larger than memory", scaled down: of the data, this share fits into the cache of a cold run.
 _COLD_SHARE = 0.2
 _SECONDS = 10.0
@@ -47,9 +49,7 @@ _LEAVING_SECONDS = 10.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.feed", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = CommandParser(prog="python -m benchmarks.feed", description=str(__doc__), removed=_OLD_OPTIONS)
     parser.add_argument("like", choices=WORKLOADS, metavar="NAME", help=", ".join(WORKLOADS))
     parser.add_argument("--data", metavar="URL", help="read this; without it data is generated on the local disk")
     parser.add_argument("--objects", type=count, metavar="N", help="generate so many (default: 2 to 9 GB of them)")
@@ -59,8 +59,10 @@ def main() -> int:
     parser.add_argument(
         "--accelerators", type=count, nargs="+", metavar="N", help="try these numbers (default: search the largest)"
     )
-    parser.add_argument("--most", type=count, default=64, metavar="N", help="search up to this number (default: 64)")
-    parser.add_argument("--only", choices=PHASES, help="measure one of the two")
+    parser.add_argument(
+        "--max-accelerators", type=count, default=64, metavar="N", help="search up to this number (default: 64)"
+    )
+    parser.add_argument("--phase", choices=PHASES, help="measure one of the two (default: both)")
     parser.add_argument("--workers", type=count, default=1, metavar="N", help="of each accelerator (default: 1)")
     parser.add_argument(
         "--worker-type",
@@ -70,11 +72,10 @@ def main() -> int:
     )
     parser.add_argument("--cold-cache", type=size, metavar="SIZE", help="of cold runs (default: 20%% of the data)")
     parser.add_argument("--seconds", type=float, default=_SECONDS, metavar="S", help="for each number (default: 10)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
+    parser.add_argument("--json-file", type=Path, metavar="FILE", help="write every figure")
     add_storage_options(parser)
-    arguments = parser.parse_args()
-    arguments.plot = None
-    return run(arguments, Terminal())
+    parser.set_defaults(json=False, plot=None)
+    return run(parser.parse_args(), Terminal())
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Found:
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Measures, and prints a table and a sentence for each phase."""
-    check_places(arguments.plot, arguments.json)
+    check_places(arguments.plot, arguments.json_file)
     chosen = WORKLOADS[arguments.like]
     with _folder(arguments.keep) as place, _caches(place) as caches:
         url = arguments.data or _generated(chosen, place, arguments.objects, terminal)
@@ -137,7 +138,9 @@ def _measured(phase: str, whole: Job, chosen: Workload, arguments: argparse.Name
     trials: list[Trial] = []
     fed: dict[int, bool] = {}
     given = iter(arguments.accelerators or ())
-    while (count := next(given, None) if arguments.accelerators else next_count(fed, arguments.most)) is not None:
+    while (
+        count := next(given, None) if arguments.accelerators else next_count(fed, arguments.max_accelerators)
+    ) is not None:
         job = replace(whole, accelerators=count)
         if phase == "cold":
             folder = Path(tempfile.mkdtemp(prefix="cold-", dir=job.cache_dir.parent))
@@ -167,7 +170,7 @@ def _prepared(
         with terminal.progress("indexing", "bytes") as bar:
             folder = client.manifest(request, lambda step: bar.update(step.done, step.total or None, step.text))
         manifest = Manifest.open(folder)
-        if arguments.only != "cold":
+        if arguments.phase != "cold":
             with terminal.progress("warming", "bytes") as bar:
                 Warming(client, manifest, Pace(0), None).run(bar.update)
     whole = Job(
@@ -186,7 +189,7 @@ def _prepared(
     )
     whole = replace(whole, stacks=whole.stacks or has_one_shape(whole))
     cold = replace(whole, cache_bytes=arguments.cold_cache or int(_COLD_SHARE * manifest.total_bytes))
-    return {phase: job for phase, job in zip(PHASES, (cold, whole), strict=True) if arguments.only in (None, phase)}
+    return {phase: job for phase, job in zip(PHASES, (cold, whole), strict=True) if arguments.phase in (None, phase)}
 
 
 def _settings(cache_dir: Path) -> ClientSettings:

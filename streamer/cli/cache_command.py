@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.cli.exit_codes import Exit, explain_codes
+from streamer.cli.parser import CommandParser
 from streamer.cli.terminal import Terminal
 from streamer.config import Environment, format_bytes
 from streamer.errors import CacheError
@@ -24,16 +25,21 @@ if TYPE_CHECKING:
 HELP = "look at a cache folder, check it, empty it, copy it"
 
 DESCRIPTION = """\
-What one does with a cache folder. `stat` may look at any time; the others want the folder for themselves and refuse
-while an engine uses it (stop `streamer serve`, or wait three seconds after the last training job).
+Shows, checks, empties or copies a cache folder.
 """
 
 EXAMPLES = """\
 examples:
-  streamer cache stat                             of $STREAMER_CACHE_DIR, else ~/.cache/streamer
-  streamer cache check /nvme/streamer --repair    read every chunk; what is wrong goes, and is fetched again
+  streamer cache stat
+  streamer cache check /nvme/streamer --repair
   streamer cache clear /nvme/streamer --yes
   streamer cache export /nvme/streamer /mnt/image
+"""
+
+NOTES = """\
+`stat` may look at any time; the others want the folder for themselves and refuse while an engine uses it (stop
+`streamer serve`, or wait three seconds after the last training job). `check --repair` removes what is damaged, which is
+fetched again when it is needed.
 """
 
 _DAMAGED_SHOWN = 20
@@ -41,7 +47,14 @@ _DAMAGED_SHOWN = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the four actions."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions = parser.add_subparsers(
+        dest="action",
+        required=True,
+        metavar="ACTION",
+        title="actions",
+        prog=parser.prog,
+        parser_class=CommandParser,
+    )
     _action(actions, "stat", _stat, "how many chunks of which dataset, and what they take on the disk")
     check = _action(
         actions, "check", _check, "read every chunk and compare it with its checksums; code 1 if one is wrong"
@@ -73,20 +86,23 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _action(
-    actions: argparse._SubParsersAction[argparse.ArgumentParser],
+    actions: argparse._SubParsersAction[CommandParser],
     name: str,
     act: Callable[[argparse.Namespace, Terminal], int],
     text: str,
-) -> argparse.ArgumentParser:
+) -> CommandParser:
     parser = actions.add_parser(
         name,
         help=text,
         description=text[0].upper() + text[1:] + ".",
         epilog=explain_codes(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "folder", type=Path, nargs="?", metavar="DIR", help="default: $STREAMER_CACHE_DIR, else ~/.cache/streamer"
+        "folder",
+        type=Path,
+        nargs="?",
+        metavar="DIR",
+        help="the cache folder (default: $STREAMER_CACHE_DIR, else ~/.cache/streamer)",
     )
     parser.set_defaults(act=act)
     return parser

@@ -19,14 +19,15 @@ CONNECT_SECONDS = 2.0
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Adds --socket and --cache-dir."""
-    parser.add_argument(
+    """Adds the group of --socket and --cache-dir."""
+    group = parser.add_argument_group("engine")
+    group.add_argument(
         "--socket",
         type=Path,
         metavar="PATH",
-        help="of the engine (default: $STREAMER_ENGINE, else the only engine in the runtime folder)",
+        help="where the engine listens (default: $STREAMER_ENGINE, else the only engine in the runtime folder)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--cache-dir", type=Path, metavar="DIR", help="the embedded engine of this cache folder, whatever else runs"
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,6 +16,7 @@ from streamer.cli.options import add_choice_to_request
 from streamer.cli.terminal import Terminal
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
+from streamer.config import counted, format_bytes
 from streamer.errors import ConfigError
 from streamer.formats.base import Format
 from streamer.formats.registry import find_format
@@ -109,6 +109,17 @@ def open_manifest(
     return Manifest.open(folder)
 
 
+def describe_dataset(manifest: Manifest, terminal: Terminal) -> None:
+    """Says what a manifest has."""
+    largest_bytes = int(manifest.chunk_local_bytes.max(initial=0))
+    terminal.line(
+        f"{counted(manifest.samples, 'samples')} in {counted(manifest.objects, 'objects')}, "
+        f"{format_bytes(manifest.total_bytes)}, "
+        f"{counted(manifest.chunks, 'chunks')} of up to {format_bytes(largest_bytes)}"
+    )
+    terminal.line(f"format {manifest.format}, digest {manifest.digest}")
+
+
 def request_of(arguments: argparse.Namespace, chunk_bytes: int | None = None) -> GetManifest:
     """The request for the manifest of the urls."""
     request = GetManifest(
@@ -137,9 +148,7 @@ def open_samples(arguments: argparse.Namespace, manifest: Manifest) -> OpenedDat
     from streamer.loader.options.arguments import Index
 
     for given in arguments.join:
-        left, equal, right = (arguments.on or "").partition("=")
-        key = {"on": (left, right) if equal else left} if left else {}
-        join = JoinOptions.parse(key | ({"url": given} if isinstance(given, str) else given))
+        join = JoinOptions.parse(given)
         dataset = join.join(
             dataset,
             arguments.storage_options,
@@ -171,14 +180,13 @@ def dataset_of(arguments: argparse.Namespace, manifest: str | None) -> Streaming
         raise ConfigError(f"to read samples, torch is needed: {error}", field="torch") from error
     from streamer.formats.folder import Folder
 
-    format_options = json.loads(arguments.format_options)
     return StreamingDataset(
         arguments.urls,
         format=Folder(arguments.extensions)
         if arguments.extensions
-        else choose_format(arguments.format, format_options),
+        else choose_format(arguments.format, arguments.format_options),
         storage_options=arguments.storage_options,
-        manifest=Index(manifest, max_seconds=NO_LIMIT_SECONDS, damaged=arguments.index_errors),
+        manifest=Index(manifest, max_seconds=NO_LIMIT_SECONDS, damaged=arguments.damaged),
         cache_dir=arguments.cache_dir,
         shuffle=not arguments.no_shuffle,
     )

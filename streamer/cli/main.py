@@ -14,30 +14,56 @@ from typing import NoReturn, Protocol, cast
 from streamer.base.logs import configure, level_of
 from streamer.cli.exit_codes import Exit, exit_of, explain_codes
 from streamer.cli.options import move_logins
+from streamer.cli.parser import CommandParser
 from streamer.cli.terminal import Terminal
 from streamer.config import Environment
 from streamer.errors import StreamerError
+from streamer.removed import OPTIONS
 
 DESCRIPTION = "Train on data in object storage that is larger than the local disk."
 
 EXAMPLES = """\
 begin here:
-  streamer demo                              where the demo is: the whole path on one machine
-  streamer doctor s3://bucket/train/         what this machine has and lacks, and whether the data can be read
-  streamer index s3://bucket/train/          what a dataset has, before the first job lists it
-  streamer serve --cache-bytes 200GB         the engine as a service, for many jobs or a sidecar
-
-Sizes are bytes, or 200GB (10^9), 8MiB (2^20). Settings in the environment: STREAMER_CACHE_DIR,
-STREAMER_RUNTIME_DIR, STREAMER_ENGINE, STREAMER_LOG (debug, info, warning), STREAMER_LOG_FORMAT (text, json).
+  streamer demo                        where the demo is, on one machine
+  streamer doctor s3://bucket/train/   whether this machine can read the data
+  streamer index s3://bucket/train/    what is there, before the first job
+  streamer show s3://bucket/train/ --sample 17
+  streamer serve --cache-bytes 200GB   the engine as a service, for many jobs
 """
+
+NOTES = """\
+`streamer COMMAND --help` has examples, and the unit of each value. In all commands an option means the same.
+
+settings in the environment (docs/configuration.md has all of them):
+  STREAMER_CACHE_DIR     the cache folder
+  STREAMER_RUNTIME_DIR   sockets and logs of engines
+  STREAMER_ENGINE        the engine to use: unix:PATH
+  STREAMER_LOG           debug, info or warning
+  STREAMER_LOG_FORMAT    text or json
+"""
+
+# Explanations of placeholders in a help, by the metavar of the option.
+UNITS = {
+    "SIZE": "SIZE is a number of bytes, or has a unit: 200GB (10^9 bytes), 8MiB (2^20).",
+    "RATE": "RATE is a size per second: 200MB/s, 1GiB/s.",
+    "JSON": "JSON can be in a file: @options.json.",
+}
 
 
 class Command(Protocol):
-    """The contents of a command's module."""
+    """The contents of a command's module.
+
+    Attributes:
+        HELP: What the command does, for the list of commands.
+        DESCRIPTION: What it does in a sentence or a few, above the options.
+        EXAMPLES: Command lines to copy, between the description and the options.
+        NOTES: More paragraphs, below the options; may be empty.
+    """
 
     HELP: str
     DESCRIPTION: str
     EXAMPLES: str
+    NOTES: str
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +81,11 @@ COMMANDS = {
     "demo": "streamer.tools.demo_command",
     "doctor": "streamer.tools.doctor.doctor_command",
     "index": "streamer.cli.index_command",
+    "show": "streamer.cli.show_command",
+    "explain": "streamer.tools.explain_command",
+    "measure": "streamer.cli.measure_command",
+    "plan": "streamer.tools.plan_command",
+    "bench": "streamer.tools.bench_command",
     "pack": "streamer.cli.packing.pack_command",
     "verify": "streamer.cli.packing.verify_command",
     "serve": "streamer.cli.serve_command",
@@ -62,10 +93,7 @@ COMMANDS = {
     "top": "streamer.cli.top_command",
     "warm": "streamer.cli.warm_command",
     "cache": "streamer.cli.cache_command",
-    "show": "streamer.cli.show_command",
     "audit": "streamer.tools.audit_command",
-    "bench": "streamer.tools.bench_command",
-    "plan": "streamer.tools.plan_command",
 }
 
 
@@ -85,30 +113,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser with all commands."""
+def build_parser() -> CommandParser:
+    """Builds the parser of all commands."""
     from streamer.version import VERSION
 
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog="streamer", description=DESCRIPTION, epilog=_epilog(EXAMPLES), formatter_class=form
+    parser = CommandParser(
+        prog="streamer",
+        description=f"{DESCRIPTION}\n\n{EXAMPLES}",
+        epilog=f"{NOTES}\n{explain_codes()}",
     )
     parser.add_argument("--version", action="version", version=f"streamer {VERSION}")
     parser.add_argument("--debug", action="store_true", help="log everything, and show tracebacks")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", title="commands", prog=parser.prog
+    )
     for name, module in COMMANDS.items():
         command = cast(Command, import_module(module))
-        epilog = _epilog(command.EXAMPLES)
         sub = commands.add_parser(
-            name, help=command.HELP, description=command.DESCRIPTION, epilog=epilog, formatter_class=form
+            name,
+            help=command.HELP,
+            description=f"{command.DESCRIPTION}\n{command.EXAMPLES}",
+            removed=OPTIONS.get(name, {}),
         )
         command.add_arguments(sub)
+        used = {action.metavar for action in sub._actions}
+        units = " ".join(text for metavar, text in UNITS.items() if metavar in used)
+        notes = [part.strip("\n") for part in (command.NOTES, units, explain_codes()) if part]
+        sub.epilog = "\n\n".join(notes)
         sub.set_defaults(run=command.run)
     return parser
-
-
-def _epilog(examples: str) -> str:
-    return f"{examples.rstrip()}\n\n{explain_codes()}"
 
 
 def _leave(code: int) -> NoReturn:

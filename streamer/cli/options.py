@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 _Value = TypeVar("_Value")
 
 SECRETS = "keep secrets in a file (@options.json) or in the environment: everybody can read the command line"
+
+# A name of a host with a port, in which no key of a join can follow the colon.
+_HOST = re.compile(r"\w+://[^/]*")
+_PORT = re.compile(r"\d+(/.*)?")
 
 
 def size(text: str) -> int:
@@ -51,13 +56,24 @@ def size_or_auto(text: str) -> int | None:
     return None if text == "auto" else size(text)
 
 
+def rate(text: str) -> int:
+    """Parses 200MB/s into bytes per second.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not a size per second.
+    """
+    if not text.endswith("/s"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rate: write a size per second, as 200MB/s")
+    return size(text.removesuffix("/s"))
+
+
 def storage_options(text: str) -> dict[str, object]:
     """Parses JSON, or @file with JSON.
 
     Raises:
         argparse.ArgumentTypeError: the file does not exist, or it is not a JSON object.
     """
-    return _read(lambda: _mapping(_file(text[1:]) if text.startswith("@") else text, "storage options"))
+    return _read(lambda: _mapping(text, "storage options"))
 
 
 def parse_url_or_options(text: str) -> str | dict[str, object]:
@@ -66,71 +82,95 @@ def parse_url_or_options(text: str) -> str | dict[str, object]:
     Raises:
         argparse.ArgumentTypeError: it is not a JSON object.
     """
-    return _read(lambda: _mapping(text, "the options of a url")) if text.startswith("{") else text
+    return _read(lambda: _mapping(text, "the options of a url")) if text.startswith(("{", "@")) else text
 
 
-def mapping(text: str) -> dict[str, object]:
-    """Parses a JSON object.
+def parse_join(text: str) -> dict[str, object]:
+    """Parses URL:KEY, URL:LEFT=RIGHT, or JSON with url, on and more arguments of `StreamingDataset.join`.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: no key is named, or it is not a JSON object.
     """
-    return _read(lambda: _mapping(text, "options"))
+    if text.startswith(("{", "@")):
+        return _read(lambda: _mapping(text, "the options of a join"))
+    url, _, key = text.rpartition(":")
+    is_port = _HOST.fullmatch(url) and _PORT.fullmatch(key)
+    if not url or not key or key.startswith("//") or is_port:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} names no key: write URL:KEY, URL:LEFT=RIGHT where it has two names, or JSON (docs/joins.md)"
+        )
+    left, equal, right = key.partition("=")
+    return {"url": url, "on": [left, right] if equal else left}
 
 
 def add_dataset(parser: argparse.ArgumentParser) -> None:
-    """Adds the urls of a dataset, and the place of its manifest."""
-    parser.add_argument("urls", nargs="+", metavar="URL", help="a prefix, an object, or a pattern")
-    parser.add_argument("--manifest", metavar="URL", help="of `streamer index --out`; without it the urls are listed")
-    add_sample_choice(parser)
+    """Adds the group of options that name a dataset and choose its samples."""
+    group = parser.add_argument_group("dataset")
+    add_urls(group)
+    add_manifest(group)
+    add_sample_choice(group)
+    add_storage_options(group)
 
 
-def add_join(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for StreamingDataset.join and select(where=...)."""
-    parser.add_argument(
+def add_urls(group: argparse._ActionsContainer) -> None:
+    """Adds the urls of a dataset."""
+    group.add_argument(
+        "urls", nargs="+", metavar="URL", help="a prefix or folder, an object, or a pattern: shard-{000000..001023}.tar"
+    )
+
+
+def add_manifest(group: argparse._ActionsContainer) -> None:
+    """Adds the place of the manifest."""
+    group.add_argument(
+        "--manifest", metavar="URL", help="where `streamer index --out` wrote it (default: the urls are listed)"
+    )
+
+
+def add_join(group: argparse._ActionsContainer) -> None:
+    """Adds the option for StreamingDataset.join."""
+    group.add_argument(
         "--join",
-        type=parse_url_or_options,
+        type=parse_join,
         action="append",
         default=[],
-        metavar="URL",
-        help="a dataset that the samples are joined to; or JSON with url, on, columns, missing, validate, and its "
-        "format, format_options, storage_options (docs/joins.md). Can be repeated",
-    )
-    parser.add_argument("--on", metavar="KEY", help="of --join: a name in both sides, or LEFT=RIGHT")
-    parser.add_argument(
-        "--where", metavar="CONDITION", help="only samples that match, e.g. 'width >= 256' (docs/select.md)"
+        metavar="URL:KEY",
+        help="a dataset whose fields the samples get, by a field that both have; URL:LEFT=RIGHT where it has two "
+        "names; or JSON with url, on, columns, missing, validate, and format, format_options, manifest, "
+        "storage_options of its own (docs/joins.md). Can be repeated",
     )
 
 
-def add_format(parser: argparse.ArgumentParser, name: str = "--format") -> None:
+def add_format(group: argparse._ActionsContainer) -> None:
     """Adds the options for StreamingDataset's format=, with the extensions of a Folder."""
-    parser.add_argument(name, default=AUTO, metavar="NAME", help=f"{', '.join(BUILT_IN)} (default: by the names)")
-    parser.add_argument(
+    group.add_argument(
+        "--format", default=AUTO, metavar="NAME", help=f"one of {', '.join(BUILT_IN)} (default: by the names of files)"
+    )
+    group.add_argument(
         "--format-options",
         type=_format_options,
-        default="{}",
+        default={},
         metavar="JSON",
-        help='of the format, e.g. \'{"columns": ["image"]}\' (docs/formats.md)',
+        help='what the format takes, e.g. \'{"columns": ["image"]}\' (docs/formats.md)',
     )
-    parser.add_argument(
+    group.add_argument(
         "--extensions",
         type=_extensions,
         metavar="JPG,PNG",
-        help="of the raw files that are samples (default: in class folders the commonest, else all)",
+        help="which raw files are samples (default: in class folders the commonest, else all)",
     )
 
 
-def add_sample_choice(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for StreamingDataset's format=, Index(damaged=...) and shuffle=False."""
-    add_format(parser)
-    parser.add_argument(
-        "--index-errors",
+def add_sample_choice(group: argparse._ActionsContainer) -> None:
+    """Adds the options for the format, for damaged files, and for shuffle=False."""
+    add_format(group)
+    group.add_argument(
+        "--damaged",
         choices=("raise", "skip"),
         default="raise",
-        help="skip: leave damaged tars out, and name them (default: raise)",
+        help="skip: leave damaged files out, and name them (default: raise an error)",
     )
-    parser.add_argument(
-        "--no-shuffle", action="store_true", help="raw files in the order of their keys, as for jobs with shuffle=False"
+    group.add_argument(
+        "--no-shuffle", action="store_true", help="raw files in the order of their keys, as jobs with shuffle=False"
     )
 
 
@@ -141,15 +181,14 @@ def add_choice_to_request(request: GetManifest, arguments: argparse.Namespace) -
     return replace(
         request,
         extensions=arguments.extensions,
-        skip_damaged=arguments.index_errors == "skip",
+        skip_damaged=arguments.damaged == "skip",
         in_key_order=arguments.no_shuffle,
-        format_options=arguments.format_options.encode(),
+        format_options=json.dumps(arguments.format_options).encode(),
     )
 
 
-def _format_options(text: str) -> str:
-    _read(lambda: _mapping(text, "format options"))
-    return text
+def _format_options(text: str) -> dict[str, object]:
+    return _read(lambda: _mapping(text, "format options"))
 
 
 def _extensions(text: str) -> list[str]:
@@ -159,25 +198,28 @@ def _extensions(text: str) -> list[str]:
     return sorted(set(map(field_name, names)))
 
 
-def add_on(parser: argparse.ArgumentParser, default: str | None = "processes") -> None:
+def add_executor(group: argparse._ActionsContainer, default: str | None = "processes") -> None:
     """Adds the option for the executor of tasks."""
-    parser.add_argument(
-        "--on",
+    group.add_argument(
+        "--executor",
         default=default,
         metavar="WHERE",
-        help="processes (one for each core), processes:8, dask:tcp://scheduler:8786, or ray:auto (default: "
-        f"{default or 'the engine of this machine'})",
+        help="what runs the tasks: processes (one for each core), processes:8, dask:tcp://scheduler:8786, or ray:auto "
+        f"(default: {default or 'no tasks, the engine of this machine'})",
     )
 
 
-def count_of(text: str) -> str | Callable[..., object]:
-    """Reads what `streamer.measure_lengths` takes: the name of a field, or a function as module:function.
+def parse_function(text: str) -> Callable[..., object]:
+    """Imports a function that is named as MODULE:NAME.
 
-    The module is imported, from this folder too, as `python -m` does.
+    The module is imported from this folder too, as `python -m` does.
+
+    Raises:
+        argparse.ArgumentTypeError: it cannot be imported, or it is not a function.
     """
     module, colon, name = text.partition(":")
     if not colon:
-        return text
+        raise argparse.ArgumentTypeError(f"{text!r}: write MODULE:NAME, as job:count for def count(sample) in job.py")
     sys.path.insert(0, os.getcwd())
     try:
         found = attrgetter(name)(import_module(module))
@@ -216,9 +258,9 @@ def move_logins(arguments: argparse.Namespace) -> None:
             setattr(arguments, name, list(urls) if isinstance(given, list) else urls[0])
 
 
-def add_storage_options(parser: argparse.ArgumentParser) -> None:
+def add_storage_options(group: argparse._ActionsContainer) -> None:
     """Adds --storage-options, in fsspec's form."""
-    parser.add_argument(
+    group.add_argument(
         "--storage-options",
         type=storage_options,
         default={},
@@ -227,14 +269,32 @@ def add_storage_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_cache_dir(parser: argparse.ArgumentParser) -> None:
+def add_cache_dir(group: argparse._ActionsContainer) -> None:
     """Adds --cache-dir."""
-    parser.add_argument(
+    group.add_argument(
         "--cache-dir",
         type=Path,
         metavar="DIR",
         help="the cache folder, on a local disk (default: $STREAMER_CACHE_DIR, else ~/.cache/streamer)",
     )
+
+
+def add_figures(parser: argparse.ArgumentParser, curves: str) -> None:
+    """Adds the group of options for the figures of a measurement.
+
+    Args:
+        parser: Parser of the command.
+        curves: Title of what --plot draws.
+    """
+    group = parser.add_argument_group("output")
+    add_json(group)
+    group.add_argument("--json-file", type=Path, metavar="FILE", help="also write every figure, as JSON")
+    group.add_argument("--plot", type=Path, metavar="FILE", help=f"also draw {curves} (needs matplotlib)")
+
+
+def add_json(group: argparse._ActionsContainer) -> None:
+    """Adds --json."""
+    group.add_argument("--json", action="store_true", help="print JSON alone, for programs")
 
 
 def check_places(plot: Path | None, json_file: Path | None) -> None:
@@ -255,9 +315,9 @@ def check_places(plot: Path | None, json_file: Path | None) -> None:
                 + ", ".join(sorted(f".{kind}" for kind in kinds)),
                 field="plot",
             )
-    for option, path in (("plot", plot), ("json", json_file)):
+    for option, path in (("--plot", plot), ("--json-file", json_file)):
         if path is not None and not path.parent.is_dir():
-            raise ConfigError(f"--{option} {path}: there is no folder {path.parent}", field=option)
+            raise ConfigError(f"{option} {path}: there is no folder {path.parent}", field=option[2:].replace("-", "_"))
 
 
 def _read(reader: Callable[[], _Value]) -> _Value:
@@ -267,17 +327,17 @@ def _read(reader: Callable[[], _Value]) -> _Value:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _file(path: str) -> str:
+def _file(path: str, field: str) -> str:
     try:
         return Path(path).read_text()
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", field="storage_options") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}", field=field) from error
 
 
 def _mapping(text: str, what: str) -> dict[str, object]:
     field = what.replace(" ", "_")
     try:
-        found = json.loads(text)
+        found = json.loads(_file(text[1:], field) if text.startswith("@") else text)
     except ValueError as error:
         raise ConfigError(f"{what} are not JSON: {error}", field=field) from error
     if not isinstance(found, dict):

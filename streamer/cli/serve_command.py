@@ -14,24 +14,29 @@ from streamer.config import EngineConfig, Environment, check_variables
 HELP = "run the engine as a service"
 
 DESCRIPTION = """\
-Runs the engine in the foreground, as a service for all jobs of this machine or as the sidecar of a pod. Trainers need
-one setting, STREAMER_ENGINE, and, where they see the cache folder at another path, STREAMER_CACHE_DIR. The service
-stays until SIGTERM or Ctrl-C, which let finish what is on its way; SIGHUP reads the configuration again. One engine
-per cache folder. With [[datasets]] in its configuration the service holds the credentials: it serves these and
-nothing else, and trainers need none. Without them it serves every url but those of its own machine.
+Runs the engine in the foreground, as a service for all jobs of this machine or as the sidecar of a pod, until SIGTERM
+or Ctrl-C.
 """
 
 EXAMPLES = """\
 examples:
-  streamer serve --cache-dir /nvme/streamer --cache-bytes 200GB --socket /run/streamer/engine.sock
-  streamer serve --config /etc/streamer.toml
-  STREAMER_ENGINE=unix:/run/streamer/engine.sock torchrun --nproc-per-node 8 train.py
+  streamer serve --cache-dir /nvme/streamer --cache-bytes 200GB
+  streamer serve --config /etc/streamer.toml --socket /run/streamer/engine.sock
+  # what a trainer needs
+  STREAMER_ENGINE=unix:/run/streamer/engine.sock torchrun train.py
+"""
+
+NOTES = """\
+Trainers need one setting, STREAMER_ENGINE, and, where they see the cache folder at another path, STREAMER_CACHE_DIR.
+SIGTERM and Ctrl-C let finish what is on its way; SIGHUP reads the configuration again. One engine per cache folder.
+With [[datasets]] in its configuration the service holds the credentials: it serves these and nothing else, and trainers
+need none. Without them it serves every url but those of its own machine.
 
 /etc/streamer.toml:
   [cache]
   directory = "/nvme/streamer"
   limit_bytes = "200GB"
-  group = "trainers"                         # may connect, and read the cache
+  group = "trainers"                 # may connect, and read the cache
 
   [[datasets]]
   url = "s3://bucket/train/"
@@ -39,7 +44,7 @@ examples:
   storage_options_file = "/etc/streamer/bucket.json"
 
 Every option has a variable: STREAMER_CACHE_BYTES, STREAMER_SOCKET, STREAMER_HTTP, STREAMER_CONFIG ...; an option
-counts more than the variable, the variable more than the file.
+counts more than the variable, the variable more than the file (docs/configuration.md).
 """
 
 # Arguments that `configuration` reads; their names are those in `service.configuration`.
@@ -48,27 +53,32 @@ _OPTIONS = ("cache_dir", "cache_bytes", "memory_bytes", "socket", "group", "http
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML; see the example below")
-    parser.add_argument(
+    parser.add_argument("--config", type=Path, metavar="FILE", help="all settings, as TOML; see below")
+    cache = parser.add_argument_group("cache")
+    add_cache_dir(cache)
+    cache.add_argument(
         "--cache-bytes", type=_size, metavar="SIZE", help="hard limit of the cache (default: 80%% of what is free)"
     )
-    parser.add_argument(
+    cache.add_argument(
         "--memory-bytes",
         type=_size,
         metavar="SIZE",
         help="buffers for bytes on their way (default: a quarter of the memory, up to 1GiB)",
     )
-    parser.add_argument(
+    clients = parser.add_argument_group("clients")
+    clients.add_argument(
         "--socket", type=Path, metavar="PATH", help="where to listen (default: engine.sock in the runtime folder)"
     )
-    parser.add_argument("--group", metavar="GROUP", help="its members may connect and read the cache; name or number")
-    parser.add_argument(
+    clients.add_argument("--group", metavar="GROUP", help="its members may connect and read the cache; name or number")
+    clients.add_argument(
         "--http", metavar="HOST:PORT", help="a page at /, /metrics, /healthz, /readyz; or off (default: 127.0.0.1:9464)"
     )
-    parser.add_argument(
-        "--drain-seconds", type=float, metavar="S", help="how long SIGTERM waits for what is on its way (default: 20)"
+    clients.add_argument(
+        "--drain-seconds",
+        type=float,
+        metavar="SECONDS",
+        help="how long SIGTERM waits for what is on its way (default: 20)",
     )
-    add_cache_dir(parser)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:

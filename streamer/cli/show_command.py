@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_cache_dir, add_dataset, add_storage_options, parse_url_or_options
+from streamer.cli.options import add_cache_dir, add_dataset, parse_url_or_options
 from streamer.cli.terminal import Terminal
 from streamer.config import format_bytes
 from streamer.errors import ConfigError
@@ -28,8 +28,7 @@ HELP = "look at one sample: its fields, where it lies, its image or audio"
 
 DESCRIPTION = """\
 Reads one sample with a small ranged request, wherever it lies, and prints its fields as training gets them. On a
-terminal its first image is drawn; --out writes it, all frames of a clip, or its audio, to a file. Of a clip of a video
-it also says how many packets are decoded for it. The dataset is indexed first if it has no index.
+terminal its first image is drawn; --out writes it, all frames of a clip, or its audio, to a file.
 """
 
 EXAMPLES = """\
@@ -37,11 +36,19 @@ examples:
   streamer show s3://bucket/train/ --sample 17
   streamer show s3://bucket/train/ --sample -1 --out last.png
   streamer show ./images/ --key dogs/0001.jpg
+  # names and sizes of the fields, nothing decoded
+  streamer show s3://bucket/train/ --sample 17 --raw
+  # a window of a recording, the frames of a clip
   streamer show s3://bucket/talks/ --format audio --sample 17 --out window.wav
   streamer show s3://bucket/videos/ --format video --sample 17 --out clip.png
-  streamer show s3://bucket/train/ --sample 17 --raw          names and sizes, nothing decoded
-  streamer show s3://bucket/train2017/ --sample 17 --annotations s3://bucket/instances_train2017.json
-  streamer show ./images/ --sample 17 --annotations '{"url": "labels.csv", "key": "image"}'
+  # with labels of a file
+  streamer show ./train2017/ --sample 17 --annotations ./train2017.json
+  streamer show ./images/ --sample 17 \\
+    --annotations '{"url": "labels.csv", "key": "image"}'
+"""
+
+NOTES = """\
+The dataset is indexed first if it has no index. Of a clip of a video it also says how many packets are decoded for it.
 """
 
 _TEXT_SHOWN = 200
@@ -53,28 +60,29 @@ _DRAWN_LINES = 32
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     add_dataset(parser)
-    which = parser.add_mutually_exclusive_group(required=True)
+    chosen = parser.add_argument_group("sample")
+    which = chosen.add_mutually_exclusive_group(required=True)
     which.add_argument("--sample", type=int, metavar="N", help="its number in the manifest; negative: from the end")
     which.add_argument(
         "--key",
         metavar="KEY",
         help="the first one of this __key__ (reads tars from the start, unless `streamer index --columns __key__` has)",
     )
-    parser.add_argument(
+    chosen.add_argument(
+        "--annotations",
+        type=parse_url_or_options,
+        metavar="URL",
+        help="a file with labels, boxes or texts, joined by key; or JSON with url, key, fields, sample_field",
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
         help="write the image or the frames of the clip there (.png, .jpg, ...), or the audio (.wav)",
     )
-    parser.add_argument(
-        "--annotations",
-        type=parse_url_or_options,
-        metavar="URL",
-        help="a file with labels, boxes or texts; or JSON with url, key, fields, on",
-    )
-    parser.add_argument("--raw", action="store_true", help="decode nothing: names and sizes of the fields")
-    add_storage_options(parser)
-    add_cache_dir(parser)
+    output.add_argument("--raw", action="store_true", help="decode nothing: print names and sizes of the fields")
+    add_cache_dir(parser.add_argument_group("machine"))
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:

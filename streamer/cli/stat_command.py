@@ -7,6 +7,7 @@ import json
 
 from streamer.cli.connect import add_engine_options, engine_client
 from streamer.cli.exit_codes import Exit
+from streamer.cli.options import add_json
 from streamer.cli.status_view import WORDS, StatusView
 from streamer.cli.terminal import Terminal
 
@@ -15,8 +16,6 @@ HELP = "what an engine does, once"
 DESCRIPTION = """\
 Asks a running engine for its counters and shows them: what comes from the store and from the cache, hits against the
 bound that the cache's size sets, how full it is, requests in flight, and for each session how long it stood still.
-Rates and shares are over the engine's life; `streamer top` shows them live. The names in the JSON are those that
-/metrics is made of. What a job will fetch, also of its joins, is what `streamer plan` computes.
 """
 
 EXAMPLES = """\
@@ -26,11 +25,16 @@ examples:
   streamer stat --json | jq .hit_bytes
 """
 
+NOTES = """\
+Rates and shares are over the engine's life; `streamer top` shows them live. The names in the JSON are those that
+/metrics is made of. What a job will fetch, also of its joins, is what `streamer plan` computes.
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     add_engine_options(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    add_json(parser.add_argument_group("output"))
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:

@@ -105,18 +105,22 @@ def write_figures(
     figures: Mapping[str, object],
     save_plot: Callable[[Path], None] | None = None,
 ) -> None:
-    """Writes the files of --json and --plot, where they are asked for.
+    """Prints the figures with --json, and writes the files of --json-file and --plot (`options.add_figures`).
 
     Raises:
         ConfigError: a file cannot be written.
     """
+    # A program that reads the JSON finds nothing else on the standard output.
+    show = terminal.note if arguments.json else terminal.line
+    if arguments.json:
+        terminal.line(json.dumps(figures))
     try:
-        if arguments.json is not None:
-            arguments.json.write_text(json.dumps(figures, indent=1))
-            terminal.line(f"figures: {arguments.json}")
+        if arguments.json_file is not None:
+            arguments.json_file.write_text(json.dumps(figures, indent=1))
+            show(f"figures: {arguments.json_file}")
         if arguments.plot is not None and save_plot is not None:
             save_plot(arguments.plot)
-            terminal.line(f"curves: {arguments.plot}")
+            show(f"curves: {arguments.plot}")
     except OSError as error:
         raise ConfigError(f"cannot write {error.filename}: {error.strerror}", field="plot") from error
 

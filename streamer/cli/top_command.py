@@ -53,24 +53,31 @@ _MOST_LETTERS = 16
 HELP = "what an engine does, live"
 
 DESCRIPTION = """\
-The figures of `streamer stat`, again and again: rates and waiting shares are those of the last interval. In a terminal
-the figures stay in place until q or Ctrl-C, beside bars of the last 60 looks; elsewhere each look is one line. An
-engine that is restarted is followed, and is a gap in the bars.
+Shows the figures of `streamer stat`, again and again: rates and waiting shares are those of the last interval.
 """
 
 EXAMPLES = """\
 examples:
   streamer top
   streamer top --interval 5 --socket /run/streamer/engine.sock
-  streamer top --count 60 >> engine.log      an hour, one line a minute, with --interval 60
+  # an hour, one line a minute
+  streamer top --count 60 --interval 60 >> engine.log
+"""
+
+NOTES = """\
+In a terminal the figures stay in place until q or Ctrl-C, beside bars of the last 60 looks; elsewhere each look is one
+line. An engine that is restarted is followed, and is a gap in the bars.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     add_engine_options(parser)
-    parser.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="between two looks (default: 1)")
-    parser.add_argument("--count", type=int, metavar="N", help="end after N looks (default: never)")
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--interval", type=_seconds, default=1.0, metavar="SECONDS", help="between two looks (default: 1)"
+    )
+    output.add_argument("--count", type=int, metavar="N", help="end after N looks (default: never)")
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_cache_dir, add_dataset, add_storage_options, size, size_or_auto
+from streamer.cli.options import add_cache_dir, add_dataset, rate, size_or_auto
 from streamer.cli.terminal import Terminal
 from streamer.config import format_bytes
 
@@ -21,32 +21,40 @@ HELP = "fill the cache before the first job comes"
 
 DESCRIPTION = """\
 Makes as much of a dataset local as the cache keeps: the very chunks that training would keep, so that no epoch
-exchanges them afterwards. What is there already is not fetched again, and an interrupted run goes on where it was.
-With --export all chunks are also copied to a folder, whatever the size of the cache: a read-only layer, for example a
-disk image that is attached to many machines.
+exchanges them afterwards.
 """
 
 EXAMPLES = """\
 examples:
-  streamer warm s3://bucket/train/ --cache-dir /nvme/streamer --cache-bytes 200GB
-  streamer warm s3://bucket/train/ --rate-limit 200MB          leave the link to others
-  streamer warm s3://bucket/train/ --export /mnt/image         then: layers = ["/mnt/image"] in the service's [cache]
-  STREAMER_ENGINE=unix:/run/streamer/engine.sock streamer warm s3://bucket/train/
+  streamer warm s3://bucket/train/ --cache-bytes 200GB
+  # leave the link to others
+  streamer warm s3://bucket/train/ --rate-limit 200MB/s
+  # a layer for many machines: layers = ["/mnt/image"] in the service's [cache]
+  streamer warm s3://bucket/train/ --export /mnt/image
+  # the cache of a service
+  STREAMER_ENGINE=unix:/run/engine.sock streamer warm s3://bucket/train/
+"""
+
+NOTES = """\
+What is there already is not fetched again, and an interrupted run goes on where it was. With --export all chunks are
+also copied to a folder, whatever the size of the cache: a read-only layer, for example a disk image that is attached to
+many machines.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     add_dataset(parser)
-    parser.add_argument(
-        "--rate-limit", type=size, default=0, metavar="SIZE", help="bytes per second from the store (default: none)"
+    warming = parser.add_argument_group("warming")
+    warming.add_argument(
+        "--rate-limit", type=rate, default=0, metavar="RATE", help="limit of what the store sends (default: none)"
     )
-    parser.add_argument("--export", type=Path, metavar="DIR", help="also copy every chunk there")
-    parser.add_argument(
+    warming.add_argument("--export", type=Path, metavar="DIR", help="also copy every chunk there")
+    machine = parser.add_argument_group("machine")
+    machine.add_argument(
         "--cache-bytes", type=size_or_auto, metavar="SIZE", help="limit of the cache, of an engine that this starts"
     )
-    add_storage_options(parser)
-    add_cache_dir(parser)
+    add_cache_dir(machine)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:

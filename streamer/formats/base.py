@@ -6,8 +6,8 @@ recoder makes one record of each sample, once, between fetch and publish. `opene
 overlap (windows, clips) share the bytes that they have in common: see `Records`.
 
 The parts of a format run in different processes: `survey` and `index` in the engine (or in a task of `streamer index
---on`), the result of `recoder` in a recoder, which alone imports pyarrow, h5py and their like, and that of `opener` in
-the workers. They pass facts, notes and hints on to each other, as JSON or bytes.
+--executor`), the result of `recoder` in a recoder, which alone imports pyarrow, h5py and their like, and that of
+`opener` in the workers. They pass facts, notes and hints on to each other, as JSON or bytes.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def errors_of(record: ObjectRecord, remedy: str = "write it again", *, of_one: b
         raise make_damage_error(record, str(error), error.offset, remedy) from error
 
 
-_LEAVE_OUT = "leave such objects out (Index(damaged='skip'), --index-errors skip)"
+_LEAVE_OUT = "leave such objects out (Index(damaged='skip'), --damaged skip)"
 
 
 def make_damage_error(record: ObjectRecord, reason: str, offset: int, remedy: str = "write it again") -> ManifestError:

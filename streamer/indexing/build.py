@@ -52,7 +52,7 @@ from streamer.manifest.table import Manifest
 _START_BYTES = 16
 # A user reads so many one by one.
 _NAMED = 10
-_LEAVE_OUT = "leave them out (Index(damaged='skip'), --index-errors skip)"
+_LEAVE_OUT = "leave them out (Index(damaged='skip'), --damaged skip)"
 # 8 containers whose chunks are kept, 16 without. With all of the fetcher's memory, 1 GiB, no page serves twice: .81 GB
 # more resident, 1.1 GB more of page faults and 1.6 CPU s more for 1.1 GB (2026-11-25).
 MEMORY_BYTES = 256 << 20

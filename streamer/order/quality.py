@@ -136,7 +136,7 @@ def check_sample_shuffle(samples: int, total_bytes: int) -> None:
 
 
 def explain(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_bytes: int, nodes: int = 1) -> str:
-    """Describes the order in words, for `streamer index --explain` and the log.
+    """Describes the order in words, for `streamer explain` and the log.
 
     Args:
         spec: the order.

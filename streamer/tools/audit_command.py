@@ -18,36 +18,42 @@ if TYPE_CHECKING:
 HELP = "prove from states and logs that each sample came exactly once"
 
 DESCRIPTION = """\
-Each rank of a StreamingDataLoader adds up a hash of every sample that the trainer has received, some bytes per epoch.
-The sums are in its `state_dict()`, and with STREAMER_LOG_FORMAT=json (or logging at INFO) in its log: at the end of an
-epoch, and wherever `state_dict()` is called. This adds those of all ranks, compares the result with the order of
-the epoch, and says what came too often, not at all, or in place of another sample. Runs that were resumed, with any
-number of ranks, add up: give the files of all of them. Where a part of an epoch, a mix or a selection is compared, the
-order is computed anew from the manifests in the cache folder; one whole dataset needs none.
+Adds up what each rank of a StreamingDataLoader has received, from its logs or states, and says whether each sample of
+an epoch came exactly once; if not, which came too often, not at all, or in place of another. The exit code is 1 where
+one did not, or where records are missing.
 """
 
 EXAMPLES = """\
 examples:
   streamer audit rank-0.log rank-1.log rank-2.log rank-3.log
-  streamer audit checkpoints/step-*/loader-*.json        states, as `json.dump(loader.state_dict(), file)` writes them
-  streamer audit last.pt                                 a checkpoint of torch that has states in it
-  streamer audit before/*.log after/*.log                a run of 4 ranks that 2 ranks went on with
+  # states, as json.dump(loader.state_dict(), file) writes them
+  streamer audit checkpoints/step-*/loader-*.json
+  # a checkpoint of torch that has states in it
+  streamer audit last.pt
+  # a run of 4 ranks that 2 ranks went on with
+  streamer audit before/*.log after/*.log
+"""
 
-The exit code is 0 where each sample came once as far as the records reach, and 1 where one did not, or where records
-are missing. Samples that on_error="skip" left out are named.
+NOTES = """\
+Each rank adds up a hash of every sample that the trainer has received, some bytes per epoch. The sums are in its
+`state_dict()`, and with STREAMER_LOG_FORMAT=json (or logging at INFO) in its log: at the end of an epoch, and wherever
+`state_dict()` is called. Runs that were resumed, with any number of ranks, add up: give the files of all of them. Where
+a part of an epoch, a mix or a selection is compared, the order is computed anew from the manifests in the cache folder;
+one whole dataset needs none. Samples that on_error="skip" left out are named.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
-    parser.add_argument(
+    records = parser.add_argument_group("records")
+    records.add_argument(
         "files",
         nargs="+",
         type=Path,
         metavar="FILE",
         help="logs, states as JSON, or checkpoints of torch; of all ranks",
     )
-    add_cache_dir(parser)
+    add_cache_dir(parser.add_argument_group("machine"))
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:

@@ -6,12 +6,11 @@ import argparse
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.base.cgroup import usable_cores
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_storage_options, check_places, count, size
+from streamer.cli.options import add_figures, add_storage_options, check_places, count, size
 from streamer.cli.terminal import ProgressLine, Terminal, write_figures
 from streamer.config import MiB
 from streamer.errors import ConfigError, StoreError
@@ -28,17 +27,24 @@ HELP = "measure the link to a store"
 
 DESCRIPTION = """\
 Reads ranges of the objects below a url, with more and more connections, and throws the bytes away: latency, rate of one
-connection and of many, CPU per GB, and the clients that the url has (curl, obstore, fsspec) side by side. Each
-combination is read for --seconds; the reading is real, and so are its requests and, across regions, its price.
---max-bytes bounds it.
+connection and of many, CPU per GB, and the clients that the url has (curl, obstore, fsspec) side by side. The reading
+is real, and so are its requests and, across regions, its price.
 """
 
 EXAMPLES = """\
 examples:
   streamer bench s3://bucket/train/
-  streamer bench s3://bucket/train/ --connections 16 64 256 --ranges 8MiB 16MiB --seconds 5
-  streamer bench s3://bucket/train/ --storage-options @minio.json --other-endpoint http://minio:9001
-  streamer bench https://host/shard-000000.tar --plot link.png --json link.json
+  streamer bench s3://bucket/train/ --connections 16 64 --ranges 8MiB
+  # what TLS costs
+  streamer bench s3://bucket/train/ --storage-options @minio.json \\
+    --other-endpoint http://minio:9001
+  # for programs, and as a picture
+  streamer bench https://host/a.tar --json | jq .latency
+  streamer bench https://host/a.tar --plot link.png --json-file link.json
+"""
+
+NOTES = """\
+How many accelerators a machine can feed is measured by python -m benchmarks.feed in a clone of the repository.
 """
 
 _LATENCY_REQUESTS = 20
@@ -50,49 +56,65 @@ _TURNS = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
-    parser.add_argument("url", nargs="?", metavar="URL", help="a prefix or an object; a few large objects do")
-    parser.add_argument(
-        "--connections", type=count, nargs="+", default=[4, 16, 64, 128], metavar="N", help="default: 4 16 64 128"
+    data = parser.add_argument_group("data")
+    data.add_argument("url", metavar="URL", help="a prefix or an object; a few large objects do")
+    add_storage_options(data)
+    measurement = parser.add_argument_group("measurement")
+    measurement.add_argument(
+        "--connections",
+        type=count,
+        nargs="+",
+        default=[4, 16, 64, 128],
+        metavar="N",
+        help="numbers of connections to compare (default: 4 16 64 128)",
     )
-    parser.add_argument(
-        "--ranges", type=size, nargs="+", default=[MiB, 8 * MiB], metavar="SIZE", help="default: 1MiB 8MiB"
+    measurement.add_argument(
+        "--ranges",
+        type=size,
+        nargs="+",
+        default=[MiB, 8 * MiB],
+        metavar="SIZE",
+        help="sizes of requests to compare (default: 1MiB 8MiB)",
     )
-    parser.add_argument("--seconds", type=float, default=2.0, metavar="S", help="for each combination (default: 2)")
-    parser.add_argument(
+    measurement.add_argument(
+        "--seconds", type=float, default=2.0, metavar="SECONDS", help="for each combination (default: 2)"
+    )
+    measurement.add_argument(
         "--max-bytes", type=size, default=20_000_000_000, metavar="SIZE", help="stop after so much (default: 20GB)"
     )
-    parser.add_argument(
+    measurement.add_argument(
         "--other-endpoint",
         metavar="URL",
         help="the same store over http where its endpoint is https, or the other way: shows what TLS costs",
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write curves (needs matplotlib)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
-    add_storage_options(parser)
-    parser.add_argument("--like", help=argparse.SUPPRESS)
+    add_figures(parser, "the rates")
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Measures and advises."""
-    if arguments.like is not None:
-        raise ConfigError(
-            f"--like has left the package; in a clone of the repository: python -m benchmarks.feed {arguments.like}",
-            field="like",
-        )
-    if arguments.url is None:
-        raise ConfigError("name a URL to measure", field="url")
     if arguments.seconds <= 0:
         raise ConfigError(f"--seconds {arguments.seconds}: must be above 0", field="seconds")
-    check_places(arguments.plot, arguments.json)
+    check_places(arguments.plot, arguments.json_file)
     import uvloop
 
-    from streamer.tools import link_report
     from streamer.tools.doctor.reach import access_findings
+    from streamer.tools.link_report import save_plot
 
     bench = _Bench(arguments, terminal)
+    show = terminal.note if arguments.json else terminal.line
     for finding in access_findings(bench.root):
-        terminal.line(f"{finding.subject}: {finding.fact}")
+        show(f"{finding.subject}: {finding.fact}")
     figures = uvloop.run(bench.run())
+    if not arguments.json:
+        _show(figures, terminal)
+    write_figures(arguments, terminal, asdict(figures), partial(save_plot, figures))
+    return Exit.DONE
+
+
+def _show(figures: LinkFigures, terminal: Terminal) -> None:
+    """Shows the tables and the advice."""
+    from streamer.tools import link_report
+
     latency = figures.latency
     terminal.line(
         f"first byte: median {latency.median_seconds * 1e3:.1f} ms, p95 {latency.p95_seconds * 1e3:.1f} ms, "
@@ -113,8 +135,6 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     terminal.line()
     for line in link_report.advice(figures, usable_cores()):
         terminal.line(line)
-    write_figures(arguments, terminal, asdict(figures), partial(link_report.save_plot, figures))
-    return Exit.DONE
 
 
 class _Bench:

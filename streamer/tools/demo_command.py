@@ -10,25 +10,29 @@ from streamer.cli.terminal import Terminal
 HELP = "where the demo is: an example in the repository"
 
 DESCRIPTION = """\
-The demo trains on a bucket, through the cache, on one machine. It is an example in the repository, not a part of the
-installed package: examples/demo in a clone.
+Says how to run the demo, which trains on a bucket, through the cache, on one machine, and what to try with the
+installed package alone. The demo is an example in the repository: examples/demo in a clone.
 """
 
 EXAMPLES = """\
 examples:
-  streamer demo            says how to run it, and what to try with the installed package
+  streamer demo
 """
+
+NOTES = ""
 
 TEXT = """\
 The demo is in the repository, as examples/demo; in a clone:
-  make demo                                  trains on a bucket for a minute, in an environment that it makes
-  python -m examples.demo                    the same in an environment with pip install ".[demo]"
+  make demo                     a minute, in an environment that it makes
+  python -m examples.demo       the same after pip install ".[demo]"
 
-With the installed package alone, on data of your own (a folder, s3://, gs://, az://, https://):
-  streamer doctor URL                        what this machine has and lacks, and whether the data can be read
-  streamer index URL --explain               what is there, as which format, and what it costs to index it
-  streamer show URL                          some samples of it
-  streamer bench URL                         what the link to it gives"""
+With the installed package alone, on data of your own (a folder, s3://, gs://,
+az://, https://):
+  streamer doctor URL           whether this machine can read it
+  streamer index URL            what is there, and in which format
+  streamer show URL --sample 0  its first sample
+  streamer explain URL          how well it is shuffled
+  streamer bench URL            what the link to it gives"""
 
 
 # Options of earlier releases, in which the command was the demo.

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_cache_dir, add_dataset, add_join, add_storage_options, check_places, size
+from streamer.cli.options import (
+    add_cache_dir,
+    add_dataset,
+    add_figures,
+    add_join,
+    check_places,
+    count,
+    rate,
+    size,
+)
 from streamer.cli.terminal import Terminal, write_figures
 from streamer.config import counted, format_bytes
 from streamer.errors import ConfigError
@@ -29,20 +38,25 @@ if TYPE_CHECKING:
 HELP = "predict what a job fetches, costs and waits for"
 
 DESCRIPTION = """\
-Simulates a job before it runs: the real order of the samples and the engine's own cache rule, on a link and
-ranks that are computed. For each epoch it prints the bytes and requests from the store, their price, the hits and the
-share of the time that the training waits; then the smallest cache and the slowest link with which it does not wait.
-Without --link, the link from this machine is measured for some seconds.
+Simulates a job before it runs: the real order of the samples and the engine's own cache rule, on a link and ranks that
+are computed. For each epoch it prints the bytes and requests from the store, their price, the hits and the share of the
+time that the training waits; then the smallest cache and the slowest link with which it does not wait.
 """
 
 EXAMPLES = """\
 examples:
-  streamer plan s3://bucket/train/ --cache-bytes 200GB --batch-size 256 --step-seconds 0.2
-  streamer plan s3://bucket/big/ --cache-bytes 2TB --nodes 4 --ranks 8 --batch-size 256 --step-seconds 0.2 --link 3GB/s
-  streamer plan s3://bucket/train/ --cache-bytes 200GB --batch-size 256 --step-seconds 0.2 --sample-seconds 0.004
-  streamer plan s3://bucket/train/ --cache-bytes 200GB --batch-size 256 --step-seconds 0.2 \\
-    --join s3://bucket/latents/ --on __key__
-  streamer plan gs://bucket/train/ --cache-bytes 200GB --batch-size 256 --step-seconds 0.2 --price-per-gb 0.02
+  streamer plan s3://bucket/train/ --cache-bytes 200GB --batch-size 256 \\
+    --step-seconds 0.2
+  # four nodes of eight ranks, on a link that need not be measured
+  streamer plan s3://bucket/big/ --cache-bytes 2TB --batch-size 256 \\
+    --step-seconds 0.2 --nodes 4 --ranks 8 --link 3GB/s
+  # with the latents that the samples are joined to
+  streamer plan s3://bucket/train/ --cache-bytes 200GB --batch-size 256 \\
+    --step-seconds 0.2 --join s3://bucket/latents/:__key__
+"""
+
+NOTES = """\
+Without --link, the link from this machine is measured for some seconds. docs/plan.md says what the figures are worth.
 """
 
 _HEADERS = ("epoch", "from the store", "requests", "USD", "hits", "seconds", "waiting")
@@ -53,49 +67,64 @@ _MEASURED_SECONDS = 2.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     add_dataset(parser)
-    add_join(parser)
-    parser.add_argument("--cache-bytes", type=size, required=True, metavar="SIZE", help="of each node")
-    parser.add_argument("--batch-size", type=int, required=True, metavar="N", help="samples of a batch on one rank")
-    parser.add_argument(
-        "--step-seconds", type=float, required=True, metavar="S", help="a training step, when its batch is there"
+    chosen = parser.add_argument_group("selection and joins")
+    chosen.add_argument(
+        "--where", metavar="CONDITION", help="only samples that match, e.g. 'width >= 256' (docs/select.md)"
     )
-    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines, each with its cache (default: 1)")
-    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="of each node (default: 1)")
-    parser.add_argument("--workers", type=int, default=4, metavar="N", help="of each rank (default: 4)")
-    parser.add_argument(
+    add_join(chosen)
+    job = parser.add_argument_group("job")
+    job.add_argument("--batch-size", type=count, required=True, metavar="N", help="samples of a batch on one rank")
+    job.add_argument(
+        "--step-seconds",
+        type=float,
+        required=True,
+        metavar="SECONDS",
+        help="how long a training step takes when its batch is there",
+    )
+    job.add_argument("--nodes", type=count, default=1, metavar="N", help="machines, each with its cache (default: 1)")
+    job.add_argument("--ranks", type=count, default=1, metavar="N", help="ranks of each node (default: 1)")
+    job.add_argument("--workers", type=count, default=4, metavar="N", help="workers of each rank (default: 4)")
+    job.add_argument(
         "--sample-seconds",
         type=float,
         default=0.0,
-        metavar="S",
+        metavar="SECONDS",
         help="a worker's time for one sample: reading, decoding, transform (default: 0, of clips measured; "
         "loader.stats() has it)",
     )
-    parser.add_argument("--epochs", type=int, default=3, metavar="N", help="default: 3")
-    parser.add_argument("--seed", type=int, default=17, metavar="N", help="of the order (default: 17)")
-    parser.add_argument("--link", type=_rate, metavar="SIZE/s", help="from the store to one node (default: measured)")
-    parser.add_argument(
-        "--first-byte", type=float, metavar="S", help="of a request (default: measured; with --link 0.03)"
+    job.add_argument("--epochs", type=count, default=3, metavar="N", help="epochs to simulate (default: 3)")
+    job.add_argument("--seed", type=int, default=17, metavar="N", help="seed of the order (default: 17)")
+    nodes = parser.add_argument_group("cache and link of each node")
+    nodes.add_argument("--cache-bytes", type=size, required=True, metavar="SIZE", help="limit of its cache")
+    nodes.add_argument("--link", type=rate, metavar="RATE", help="what the store can send it (default: measured)")
+    nodes.add_argument(
+        "--first-byte",
+        type=float,
+        metavar="SECONDS",
+        help="from a request to its first byte (default: measured; with --link 0.03)",
     )
-    parser.add_argument(
+    nodes.add_argument(
         "--fetch-processes",
         type=int,
         default=0,
         metavar="N",
-        help="of each node's engine (default: 0, its loop fetches itself, as on machines below four cores)",
+        help="processes of its engine that fetch (default: 0, its loop fetches itself, as on machines below four "
+        "cores)",
     )
-    parser.add_argument(
-        "--price-per-gb", type=float, default=0.0, metavar="USD", help="that leaves the store (default: 0)"
+    nodes.add_argument("--no-search", action="store_true", help="leave out the smallest of both: much faster")
+    prices = parser.add_argument_group("prices of the store")
+    prices.add_argument(
+        "--price-per-gb", type=float, default=0.0, metavar="USD", help="for 10^9 bytes that leave it (default: 0)"
     )
-    parser.add_argument(
-        "--price-per-million-gets", type=float, default=0.4, metavar="USD", help="default: 0.4, as S3 standard has it"
+    prices.add_argument(
+        "--price-per-million-gets",
+        type=float,
+        default=0.4,
+        metavar="USD",
+        help="for 10^6 requests (default: 0.4, as S3 standard has it)",
     )
-    parser.add_argument("--no-search", action="store_true", help="leave out the smallest cache and link: much faster")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="write waiting over cache and link (needs matplotlib)"
-    )
-    add_storage_options(parser)
-    add_cache_dir(parser)
+    add_figures(parser, "waiting over cache and link")
+    add_cache_dir(parser.add_argument_group("machine"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +161,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     from streamer.tools.planning.search import limits
     from streamer.tools.planning.simulate import simulate
 
-    check_places(arguments.plot, arguments.json)
+    check_places(arguments.plot, arguments.json_file)
     if arguments.fetch_processes < 0:
         raise ConfigError(f"--fetch-processes {arguments.fetch_processes} is below 0", field="fetch_processes")
     if arguments.plot is not None and arguments.no_search:
@@ -154,13 +183,14 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         with terminal.progress("searching", "simulations") as bar:
             found = limits(data, setting, bar.update)
     figures = _Figures(data=data, setting=setting, prices=prices, plan=plan, limits=found, decoding=decoding)
-    for line in _assumptions(figures):
-        terminal.line(line)
-    terminal.line()
-    terminal.table(_HEADERS + _JOINED * bool(figures.data.joins), _rows(figures))
-    terminal.line()
-    for line in _conclusions(figures):
-        terminal.line(line)
+    if not arguments.json:
+        for line in _assumptions(figures):
+            terminal.line(line)
+        terminal.line()
+        terminal.table(_HEADERS + _JOINED * bool(figures.data.joins), _rows(figures))
+        terminal.line()
+        for line in _conclusions(figures):
+            terminal.line(line)
     write_figures(arguments, terminal, figures.plain(), partial(_save_plot, figures))
     return Exit.DONE
 
@@ -223,10 +253,6 @@ async def _measure_link(manifest: Manifest, arguments: argparse.Namespace) -> Li
         first_byte_seconds=first_byte,
         connection_bytes_per_second=max(test.one.bytes_per_second, 1.0),
     )
-
-
-def _rate(text: str) -> int:
-    return size(text.removesuffix("/s"))
 
 
 def _rows(figures: _Figures) -> list[tuple[str, ...]]:

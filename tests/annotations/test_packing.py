@@ -75,7 +75,7 @@ def test_the_command_writes_the_same(folder: Path, tmp_path: Path, here: ThreadP
     told = {"url": str(coco_in(tmp_path)), "fields": FIELDS}
     streamer.pack(folder, tmp_path / "packed", annotations=told, executor=here)
     command = ["pack", str(folder), "--out", f"{tmp_path}/again", "--annotations", json.dumps(told)]
-    assert main([*command, "--on", "processes:1"]) == 0
+    assert main([*command, "--executor", "processes:1"]) == 0
     shard = "shard-000000.tar"
     assert (tmp_path / "again" / shard).read_bytes() == (tmp_path / "packed" / shard).read_bytes()
     assert main(["verify", f"{tmp_path}/again"]) == 0

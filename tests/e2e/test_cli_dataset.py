@@ -1,4 +1,4 @@
-"""`streamer warm | show | index --explain` as processes, on real folders."""
+"""`streamer warm | show | explain | measure` as processes, on real folders."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def _run(environment: Mapping[str, str], *arguments: str) -> str:
 
 def test_warm_fills_once_and_exports_a_layer(environment: Mapping[str, str], arrays: Path, tmp_path: Path) -> None:
     """All chunks are fetched by the first run, none by the second; the copy is whole."""
-    first = _run(environment, "warm", f"{arrays}/", "--rate-limit", "20MB")
+    first = _run(environment, "warm", f"{arrays}/", "--rate-limit", "20MB/s")
     chunks = int(first.split()[0])
     assert first.startswith(f"{chunks} of {chunks} chunks are local; 2.6 MB fetched, ")
     second = _run(environment, "warm", f"{arrays}/", "--export", f"{tmp_path}/layer")
     assert second.startswith(f"{chunks} of {chunks} chunks are local; 0 B fetched\n")
     check = _run(environment, "cache", "check", f"{tmp_path}/layer")
     assert check.startswith(f"{chunks} chunks, 2.6 MB: 0 damaged")
-    explained = _run(environment, "index", f"{arrays}/", "--explain", "16", "--nodes", "2")
+    explained = _run(environment, "explain", f"{arrays}/", "--global-batch-size", "16", "--nodes", "2")
     assert "mixing   variance of a batch's mean at most" in explained
     shown = _run(environment, "show", f"{arrays}/", "--key", "b/17.npy")
     assert shown.splitlines()[1].startswith(f"  in {arrays}/b/17.npy, 40,128 bytes from 0 on, chunk ")
@@ -62,19 +62,20 @@ def test_warm_fills_once_and_exports_a_layer(environment: Mapping[str, str], arr
 
 
 @pytest.mark.slow
-def test_index_plans_rows(environment: Mapping[str, str], tmp_path: Path) -> None:
+def test_explain_plans_rows(environment: Mapping[str, str], tmp_path: Path) -> None:
     """What they will be like, with the tokens of the format; the table is there for the jobs of this machine."""
     write_megatron(tmp_path / "tokens", documents(lengths(800, 64)))
-    command = ("index", f"{tmp_path}/tokens/", "--format", "tokens", "--packing", "64")
-    planned = _run(environment, *command).splitlines()[-1]
-    assert re.match(r"[\d,]+ rows of 64 tokens in 1 set of up to 2 chunks: ", planned)
+    command = ("explain", f"{tmp_path}/tokens/", "--format", "tokens", "--packing", "64", "--global-batch-size", "8")
+    explained = _run(environment, *command).splitlines()
+    planned = next(line for line in explained if line.startswith("rows "))
+    assert re.match(r"rows     [\d,]+ rows of 64 tokens in 1 set of up to 2 chunks: ", planned)
+    assert explained[-1].startswith("         2 ranks of 4 rows: 1.")
     assert list(Path(environment["STREAMER_CACHE_DIR"]).rglob("*.rows.arrows"))
-    guessed = _run(environment, *command, "--cost", "2").splitlines()[-1]
+    guessed = next(line for line in _run(environment, *command, "--lengths", "2").splitlines() if "rows of 64" in line)
     assert " rows of 64 tokens in 1 set of up to " in guessed
     assert "full" in guessed.partition("about ")[2]
-    explained = _run(environment, *command, "--explain", "8").splitlines()
-    assert f"rows     {planned}" in explained
-    assert explained[-1].startswith("         2 ranks of 4 rows: 1.")
+    # A batch with more rows than there are is described as well.
+    assert _run(environment, *command[:-1], "4096").splitlines()[-2].startswith("sets ")
 
 
 JOB = """
@@ -93,47 +94,48 @@ def _texts(folder: Path, number: int, samples: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on", [(), ("--on", "processes:2", "--beside")])
-def test_index_counts_tokens(
-    environment: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on: tuple[str, ...]
+@pytest.mark.parametrize("executor", [(), ("--executor", "processes:2")])
+def test_measure_counts_tokens(
+    environment: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: tuple[str, ...]
 ) -> None:
     """By a function of a module in this folder, into a file that rows are planned by; then of new objects alone."""
     monkeypatch.chdir(tmp_path)
     Path("job.py").write_text(JOB)
-    command = ("index", "texts/", "--measure", "job:count", "--cost", "costs.npy", "--packing", "64", *on)
+    command = ("measure", "texts/", "--function", "job:count", "--out", "lengths.npy", *executor)
     for number, samples in ((0, 50), (1, 20)):
         _texts(Path("texts"), number, samples)
-        *_, said, _, planned = _run(environment, *command).splitlines()
+        said = _run(environment, *command).splitlines()[-1]
         # Those of the other file are not read again.
         read = {line.split()[0] for line in Path("read.txt").read_text().splitlines()}
         assert read == {f"{number}-{at}" for at in range(samples)}
         Path("read.txt").unlink()
     expected = [1 + at % 7 for samples in (50, 20) for at in range(samples)]
-    assert np.load("costs.npy").tolist() == expected
-    assert said == f"tokens: {sum(expected)} of 70 samples, median 4, most 7: costs.npy"
+    assert np.load("lengths.npy").tolist() == expected
+    assert said == f"tokens: {sum(expected)} of 70 samples, median 4, max 7: lengths.npy"
+    planned = _run(environment, "explain", "texts/", "--packing", "64", "--lengths", "lengths.npy")
     assert f": {sum(expected)} tokens of 70 documents, " in planned
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "code", "message"),
+    ("command", "options", "message"),
     [
-        (("--packing", "64", "--cost", "nan"), 2, "bytes_per_token=nan must be a number"),
+        ("explain", ("--packing", "64", "--lengths", "nan"), "bytes_per_token=nan must be a number"),
         (
-            ("--measure", "words", "--cost", "c.npy"),
-            2,
+            "measure",
+            ("--field", "words", "--out", "c.npy"),
             "count='words' is not a field of the sample; its fields are __key__, text",
         ),
     ],
 )
 def test_what_is_counted_must_be_there(
-    environment: Mapping[str, str], tmp_path: Path, options: tuple[str, ...], code: int, message: str
+    environment: Mapping[str, str], tmp_path: Path, command: str, options: tuple[str, ...], message: str
 ) -> None:
     """One line says what is wrong."""
     _texts(tmp_path / "texts", 0, 3)
-    command = [*COMMAND, "index", f"{tmp_path}/texts/0.jsonl", *options]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=tmp_path)
-    assert done.returncode == code
+    words = [*COMMAND, command, f"{tmp_path}/texts/0.jsonl", *options]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False, cwd=tmp_path)
+    assert done.returncode == 2
     assert message in done.stderr
 
 

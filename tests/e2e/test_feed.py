@@ -18,9 +18,9 @@ def test_accelerators_read_generated_data(name: str, tmp_path: Path) -> None:
     """Two of them, cold and warm: all get their batches of bytes, and the report has what was measured."""
     report = tmp_path / "figures.json"
     command = [sys.executable, "-m", "benchmarks.feed", name, "--objects", str(SHAPES[name])]
-    command += ["--accelerators", "2", "--seconds", "0.5", "--cold-cache", "600MB", "--json", str(report)]
+    command += ["--accelerators", "2", "--seconds", "0.5", "--cold-cache", "600MB", "--json-file", str(report)]
     if name == "flux":  # 40 steps of 1.35 s
-        command += ["--only", "cold"]
+        command += ["--phase", "cold"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     found = json.loads(report.read_text())
@@ -34,7 +34,7 @@ def test_accelerators_read_generated_data(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_error_is_what_stopped_the_accelerators(tmp_path: Path) -> None:
     """A cache that is too small ends the run of that number, not the command."""
-    command = [sys.executable, "-m", "benchmarks.feed", "retinanet", "--objects", "200", "--only", "cold"]
+    command = [sys.executable, "-m", "benchmarks.feed", "retinanet", "--objects", "200", "--phase", "cold"]
     done = subprocess.run(
         [*command, "--accelerators", "2", "--cold-cache", "9MB"],
         check=False,

@@ -1,4 +1,4 @@
-"""`streamer index --on`: the manifest is that of one process."""
+"""`streamer index --executor`: the manifest is that of one process."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def test_containers_in_tasks(tars: Path, tmp_path: Path, monkeypatch: pytest.Mon
     """Equal to the engine's by its digest; what is damaged is named, or left out."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
-    refused = index(tars, "--on", "processes:2", "--out", tmp_path / "a")
+    refused = index(tars, "--executor", "processes:2", "--out", tmp_path / "a")
     assert refused.returncode == 1
     assert "07.tar" in refused.stderr
-    skipping = index(tars, "--on", "processes:2", "--out", tmp_path / "a", "--index-errors", "skip")
+    skipping = index(tars, "--executor", "processes:2", "--out", tmp_path / "a", "--damaged", "skip")
     assert "left out: " in skipping.stderr + skipping.stdout
-    engine = index(tars, "--out", tmp_path / "b", "--index-errors", "skip")
+    engine = index(tars, "--out", tmp_path / "b", "--damaged", "skip")
     assert engine.returncode == skipping.returncode == 0, skipping.stderr
     tasks, alone = Manifest.open(tmp_path / "a"), Manifest.open(tmp_path / "b")
     assert (tasks.digest, tasks.objects, tasks.samples) == (alone.digest, 29, 580)
@@ -69,7 +69,7 @@ def test_only_new_containers_are_read(tars: Path, tmp_path: Path, where: str) ->
     (tars / "09.tar").rename(tmp_path / "later.tar")
     to = ["--out", f"{tmp_path}/m"] if where == "out" else ["--beside"]
     folder = tmp_path / "m" if where == "out" else tars / ".streamer"
-    assert index(f"{tars}/", "--on", "processes:1", *to).returncode == 0
+    assert index(f"{tars}/", "--executor", "processes:1", *to).returncode == 0
     before = Manifest.open(folder)
     # Another content, of which only an index that reads it would know.
     damaged, times = bytearray((tars / "03.tar").read_bytes()), (tars / "03.tar").stat()
@@ -77,7 +77,7 @@ def test_only_new_containers_are_read(tars: Path, tmp_path: Path, where: str) ->
     (tars / "03.tar").write_bytes(damaged)
     os.utime(tars / "03.tar", ns=(times.st_atime_ns, times.st_mtime_ns))
     (tmp_path / "later.tar").rename(tars / "09.tar")
-    done = index(f"{tars}/", "--on", "processes:1", *to)
+    done = index(f"{tars}/", "--executor", "processes:1", *to)
     assert done.returncode == 0, done.stderr
     assert (before.samples, Manifest.open(folder).samples) == (560, 580)
 
@@ -90,7 +90,7 @@ def test_what_has_to_be_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "lines").mkdir()
     for number in range(3):
         (tmp_path / f"lines/{number}.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}\n' * (10 + number)))
-    done = index(f"{tmp_path}/lines/", "--on", "processes:2", "--beside")
+    done = index(f"{tmp_path}/lines/", "--executor", "processes:2", "--beside")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("33 samples in 3 objects")
     tasks = Manifest.open(tmp_path / "lines/.streamer")
@@ -101,14 +101,14 @@ def test_what_has_to_be_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_facts_of_a_survey(tmp_path: Path) -> None:
     """Cross to the tasks."""
     shutil.copytree(DATA / "parquet/huggingface", tmp_path / "hf", ignore=shutil.ignore_patterns("expected.json"))
-    assert index(tmp_path / "hf", "--on", "processes:1", "--out", tmp_path / "m").returncode == 0
+    assert index(tmp_path / "hf", "--executor", "processes:1", "--out", tmp_path / "m").returncode == 0
     assert Manifest.open(tmp_path / "m").facts.fields
 
 
 def test_a_manifest_goes_somewhere() -> None:
-    done = index("/nowhere", "--on", "processes")
+    done = index("/nowhere", "--executor", "processes")
     assert done.returncode == 2
-    assert "--on needs --out or --beside" in done.stderr
+    assert "--executor needs --out or --beside" in done.stderr
 
 
 @pytest.fixture

@@ -263,11 +263,11 @@ def test_what_cannot_be_packed_is_said(images: Path, tmp_path: Path, here: Execu
 def test_a_dry_run_writes_nothing(images: Path, tmp_path: Path) -> None:
     """It says how many shards, and how large."""
     command = [sys.executable, "-m", "streamer", "pack", str(images), "--out", f"{tmp_path}/tars"]
-    done = subprocess.run([*command, "--dry-run", "--shard-size", "200kB"], capture_output=True, text=True, check=True)
+    done = subprocess.run([*command, "--dry-run", "--shard-bytes", "200kB"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("would write 5 shards of about 18")
     assert not (tmp_path / "tars").exists()
     done = subprocess.run(
-        [*command, "--fields", "jpg", "--on", "processes:1"], capture_output=True, text=True, check=True
+        [*command, "--fields", "jpg", "--executor", "processes:1"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("300 samples in 1 shard, ")
     assert "packing: " in done.stderr

@@ -120,8 +120,17 @@ def test_tars_become_parquet(images: Path, folders: Path) -> None:
     )
     assert packed.shards == 10
     assert read(folders / "table", {"jpg": None}) == read(folders / "tars", {"jpg": None})
-    one = ["pack", f"{folders}/tars", "--out", f"{folders}/one", "--format", "parquet", "--on", "processes:1"]
-    assert main([*one, "--shard-size", "100kB"]) == 0
+    one = [
+        "pack",
+        f"{folders}/tars",
+        "--out",
+        f"{folders}/one",
+        "--output-format",
+        "parquet",
+        "--executor",
+        "processes:1",
+    ]
+    assert main([*one, "--shard-bytes", "100kB"]) == 0
     assert files_of(folders / "one") == files_of(folders / "table")
     with ThreadPoolExecutor(1) as here:
         small["executor"] = here
@@ -189,14 +198,14 @@ def test_verify_names_a_changed_row_group(folders: Path, capsys: pytest.CaptureF
     """Whatever byte of a file it is; a pack writes that shard anew."""
     target = folders / "table"
     packed = streamer.pack(made(1500), target, output_format="parquet", shard_bytes="500kB")
-    assert main(["verify", str(target), "--every", "--on", "processes:1"]) == 0
+    assert main(["verify", str(target), "--every", "--executor", "processes:1"]) == 0
     assert "1,500 samples read" in capsys.readouterr().out
     shard = target / "shard-000002.parquet"
     times, content = shard.stat(), bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
     os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert main(["verify", str(target), "--every", "--on", "processes:1"]) == 1
+    assert main(["verify", str(target), "--every", "--executor", "processes:1"]) == 1
     assert "shard-000002.parquet: row group 0" in capsys.readouterr().err
     shard.unlink()
     assert streamer.pack(made(1500), target, output_format="parquet", shard_bytes="500kB").samples == packed.samples

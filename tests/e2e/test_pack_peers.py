@@ -81,7 +81,7 @@ def test_a_dask_cluster_writes_the_same(files: Path, tmp_path: Path, cluster: ob
     thread.join()
     assert ended.is_set()
     assert packed.samples == 200
-    indexed = ["index", f"{tmp_path}/there/", "--out", f"{tmp_path}/manifest", "--on", f"dask:{address}"]
+    indexed = ["index", f"{tmp_path}/there/", "--out", f"{tmp_path}/manifest", "--executor", f"dask:{address}"]
     assert main(indexed) == 0
     assert Manifest.open(tmp_path / "manifest").digest == packed.digest
     here, there = ({p.name: p.read_bytes() for p in (tmp_path / name).glob("*.tar")} for name in ("here", "there"))
@@ -113,7 +113,7 @@ def test_a_dask_cluster_counts_the_same(tmp_path: Path, cluster: object) -> None
 
     for urls in (old, grown):
         out = ["--format", "tokens", "--chunk-bytes", "16kB", "--out", f"{tmp_path}/{len(urls)}.manifest"]
-        assert main(["index", *map(str, urls), *out, "--on", "processes:1"]) == 0
+        assert main(["index", *map(str, urls), *out, "--executor", "processes:1"]) == 0
         assert Manifest.open(tmp_path / f"{len(urls)}.manifest").chunks > 4
     alone, whole = measured(old, "old"), measured(grown, "grown")
     assert np.load(tmp_path / "grown.npy").tolist() == list(map(len, given))

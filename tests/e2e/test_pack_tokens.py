@@ -100,8 +100,17 @@ def test_columns_and_lists_become_tokens(folders: Path, expected: list[list[int]
     (folders / "lines").mkdir()
     (folders / "lines/a.jsonl").write_text("".join(f'{{"ids": {ids}, "text": "{len(ids)}"}}\n' for ids in expected))
     small: dict[str, Any] = {"output_format": "tokens", "shard_bytes": "100kB"}
-    other = ["pack", f"{folders}/source", "--out", f"{folders}/other", "--format", "tokens", "--on", "processes:1"]
-    assert main([*other, "--shard-size", "100kB"]) == 0
+    other = [
+        "pack",
+        f"{folders}/source",
+        "--out",
+        f"{folders}/other",
+        "--output-format",
+        "tokens",
+        "--executor",
+        "processes:1",
+    ]
+    assert main([*other, "--shard-bytes", "100kB"]) == 0
     with ThreadPoolExecutor(1) as here:
         small["executor"] = here
         packed = streamer.pack(folders / "source", folders / "one", **small)
@@ -162,8 +171,8 @@ def test_an_index_file_is_part_of_its_shard(folders: Path, capsys: pytest.Captur
     content[-1] ^= 1  # a document: no sample is another one
     index.write_bytes(content)
     os.utime(index, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert main(["verify", str(target), "--on", "processes:1"]) == 0
-    assert main(["verify", str(target), "--every", "--on", "processes:1"]) == 1
+    assert main(["verify", str(target), "--executor", "processes:1"]) == 0
+    assert main(["verify", str(target), "--every", "--executor", "processes:1"]) == 1
     assert "shard-000001.idx has CRC-32" in capsys.readouterr().err
     index.unlink()
     assert main(["verify", str(target)]) == 1
@@ -172,7 +181,7 @@ def test_an_index_file_is_part_of_its_shard(folders: Path, capsys: pytest.Captur
     assert streamer.pack(made(1000), target, **arguments).shards == packed.shards  # type: ignore[arg-type]
     assert files_of(target) == before
     assert [name for name, inode in inodes.items() if (target / name).stat().st_ino != inode] == ["shard-000001.bin"]
-    assert main(["verify", str(target), "--every", "--on", "processes:1"]) == 0
+    assert main(["verify", str(target), "--every", "--executor", "processes:1"]) == 0
 
 
 def test_what_is_no_tokens_is_named(folders: Path) -> None:

@@ -36,7 +36,7 @@ def test_the_command_says_what_follows(objects: Path, tmp_path: Path, capsys: py
     code = main(
         [
             *("plan", f"{objects}/", "--cache-bytes", "30MB", "--batch-size", "32", "--step-seconds", "0.02"),
-            *("--link", "30MB/s", "--first-byte", "0.001", "--epochs", "2", "--json", str(report)),
+            *("--link", "30MB/s", "--first-byte", "0.001", "--epochs", "2", "--json-file", str(report)),
             *("--price-per-gb", "0.05", "--cache-dir", str(tmp_path / "cache")),
         ]
     )
@@ -81,7 +81,7 @@ def test_a_run_fetches_what_was_planned(objects: Path, tmp_path: Path, share: fl
         [
             *(sys.executable, "-m", "streamer", "plan", f"{objects}/", "--cache-bytes", str(cache_bytes)),
             *("--batch-size", "32", "--step-seconds", "0.02", "--workers", "2", "--link", "1GB/s", "--no-search"),
-            *("--json", str(report), "--cache-dir", str(tmp_path / "planning")),
+            *("--json-file", str(report), "--cache-dir", str(tmp_path / "planning")),
         ],
         check=True,
         capture_output=True,

@@ -167,7 +167,7 @@ def test_an_index_with_columns(kind, prefix, data, capsys):
     assert whole._member.open().manifest.digest == digest
     assert main(["index", str(data / kind), "--columns", "nothing"]) == 2
     assert "no such field" in capsys.readouterr().err
-    assert main(["index", str(data / kind), "--columns", "width", "--on", "processes:1", "--out", "x"]) == 2
+    assert main(["index", str(data / kind), "--columns", "width", "--executor", "processes:1", "--out", "x"]) == 2
     whole.close()
 
 

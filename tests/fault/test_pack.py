@@ -166,10 +166,17 @@ def make_lines(folder: Path, count: int) -> Path:
     return folder
 
 
-def start(source: Path, store: Store, shard_bytes: str = "80kB", output: str = "tar") -> subprocess.Popen[str]:
+def start(source: Path, store: Store, shard_bytes: str = "80kB", output: str = "webdataset") -> subprocess.Popen[str]:
     """`streamer pack` on two processes, in a session of its own."""
-    options = ["--format", output, "--out-storage-options", json.dumps(store.options), "--on", "processes:2"]
-    command = [sys.executable, "-m", "streamer", "pack", str(source), "--out", URL, "--shard-size", shard_bytes]
+    options = [
+        "--output-format",
+        output,
+        "--out-storage-options",
+        json.dumps(store.options),
+        "--executor",
+        "processes:2",
+    ]
+    command = [sys.executable, "-m", "streamer", "pack", str(source), "--out", URL, "--shard-bytes", shard_bytes]
     return subprocess.Popen(
         [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -259,7 +266,7 @@ def test_two_packs_of_one_job_end_well(undisturbed: dict[str, bytes], store: Sto
 @pytest.mark.slow
 def test_two_packs_into_one_folder_end_well(files: Path, tmp_path: Path) -> None:
     """Where versions are times: the manifest that is there at last is that of the files that are there."""
-    command = [sys.executable, "-m", "streamer", "pack", str(files), "--out", f"{tmp_path}/tars", "--shard-size"]
+    command = [sys.executable, "-m", "streamer", "pack", str(files), "--out", f"{tmp_path}/tars", "--shard-bytes"]
     both = [
         subprocess.Popen([*command, "100kB"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in "ab"
     ]

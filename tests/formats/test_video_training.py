@@ -210,7 +210,7 @@ def test_what_decoding_takes_is_in_show_and_plan(videos: Path, tmp_path: Path, c
         assert sheet.size == (2 * 128, 2 * (96 + 14))
     plan = [*data, "--cache-bytes", "100MB", "--batch-size", "4", "--link", "1GB/s", "--no-search"]
     figures = tmp_path / "plan.json"
-    assert main(["plan", *plan, "--step-seconds", "0.000001", "--json", str(figures)]) == 0
+    assert main(["plan", *plan, "--step-seconds", "0.000001", "--json-file", str(figures)]) == 0
     planned, found = capsys.readouterr().out, json.loads(figures.read_text())
     assert re.search(r"\ndecoding: 1\d packets for 3 of 5 frames, 7\d% thrown away; key frames are ", planned), planned
     assert found["setting"]["job"]["sample_seconds"] == found["decoding"]["seconds"] > 0

@@ -94,5 +94,7 @@ def test_a_column_of_other_samples_is_refused(tmp_path: Path, closing: Closing):
 
 def test_tasks_have_no_engine_for_columns(left: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """The error says what adds them."""
-    assert main(["index", left, "--on", "processes:1", "--out", str(tmp_path / "out"), "--columns", "json.n"]) != 0
+    assert (
+        main(["index", left, "--executor", "processes:1", "--out", str(tmp_path / "out"), "--columns", "json.n"]) != 0
+    )
     assert f"then `streamer index {left} --columns json.n --beside` adds them" in capsys.readouterr().err

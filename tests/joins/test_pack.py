@@ -38,7 +38,7 @@ def packed(data: Path, target: Path, *options: str) -> int:
     }
     tars = {"url": f"{data}/tars", "on": ["json.uid", "meta.json.id.uid"], "columns": {"vector.npy": "other"}}
     both = ["--join", json.dumps(rows), "--join", json.dumps(tars | {"missing": "drop"})]
-    return main(["pack", f"{data}/left", "--out", str(target), "--shard-size", "100kB", *both, *options])
+    return main(["pack", f"{data}/left", "--out", str(target), "--shard-bytes", "100kB", *both, *options])
 
 
 def joined(data: Path, closing: Closing) -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ def same(value: object, other: object) -> bool:
     ("output", "names"),
     [
         pytest.param(
-            "tar",
+            "webdataset",
             {"json": "json", "txt": "txt", "n": "n.json", "v": "v.npy", "other": "other.npy"},
             marks=pytest.mark.slow,
         ),
@@ -70,7 +70,7 @@ def same(value: object, other: object) -> bool:
 )
 def test_it_is_the_join(output: str, names: Mapping[str, str], data: Path, tmp_path: Path, closing: Closing):
     """In the order of the left side; every field under the name and with the value that training would get."""
-    assert packed(data, tmp_path / "out", "--format", output) == 0
+    assert packed(data, tmp_path / "out", "--output-format", output) == 0
     found = list(closing(StreamingDataset(tmp_path / "out", shuffle=False)))
     expected = joined(data, closing)
     assert len(expected) == sides.COUNT * 9 // 10
@@ -89,7 +89,7 @@ def test_samples_without_a_row(data: Path, tmp_path: Path, closing: Closing):
         "missing": "none",
         "columns": ["n"],
     }
-    options = ["--join", json.dumps(many), "--fields", "txt,n=numbers", "--format", "parquet"]
+    options = ["--join", json.dumps(many), "--fields", "txt,n=numbers", "--output-format", "parquet"]
     assert main(["pack", f"{data}/left", "--out", str(tmp_path / "out"), *options]) == 0
     found = list(closing(StreamingDataset(tmp_path / "out", shuffle=False)))
     assert [sample["numbers"] for sample in found] == [
@@ -99,7 +99,7 @@ def test_samples_without_a_row(data: Path, tmp_path: Path, closing: Closing):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("output", ["tar", "parquet"])
+@pytest.mark.parametrize("output", ["webdataset", "parquet"])
 def test_lists_have_decoded_values(output: str, tmp_path: Path, closing: Closing):
     """Each row's text, JSON or array is in the list as it is alone."""
     numbers = [5, 2, 2, 0, 7]
@@ -112,14 +112,14 @@ def test_lists_have_decoded_values(output: str, tmp_path: Path, closing: Closing
         "c": ("tars", "meta.json.id.uid", {"meta.json": "c"}, lambda number: {"id": {"uid": sides.uid(number)}}),
         "d": ("tars", "meta.json.id.uid", {"vector.npy": "d"}, lambda number: sides.vector(number).tolist()),
     }
-    options = ["--format", output]
+    options = ["--output-format", output]
     for right, key, columns, _ in values.values():
         join = {"url": f"{tmp_path}/{right}", "on": ["json.uid", key], "columns": columns}
         options += ["--join", json.dumps(join | {"validate": "many_to_many", "missing": "none"})]
     assert main(["pack", f"{tmp_path}/left", "--out", str(tmp_path / "out"), *options]) == 0
     found = list(closing(StreamingDataset(tmp_path / "out", shuffle=False)))
     for name, (_, _, _, value) in values.items():
-        written = [sample[f"{name}.json" if output == "tar" else name] for sample in found]
+        written = [sample[f"{name}.json" if output == "webdataset" else name] for sample in found]
         assert written == [[value(number)] * numbers.count(number) for number in range(8)]
 
 

@@ -107,7 +107,7 @@ def plan(store: KeyedS3, on: str | list[str], cache_bytes: int, root: Path) -> d
             *("plan", "s3://left/", "--storage-options", json.dumps(store.options(KEYS["left"]))),
             *("--join", json.dumps(right), "--cache-bytes", str(cache_bytes), "--batch-size", "24", "--workers", "2"),
             *("--step-seconds", "0.001", "--link", "1GB/s", "--epochs", "2", "--no-search"),
-            *("--json", str(root / "plan.json"), "--cache-dir", str(root / "planning")),
+            *("--json-file", str(root / "plan.json"), "--cache-dir", str(root / "planning")),
         ]
     )
     assert code == 0
@@ -121,7 +121,7 @@ def test_the_command(tmp_path: Path, engine: EngineClient, capsys: pytest.Captur
     sides.json_lines(tmp_path / "right", range(sides.COUNT))
     common = ["plan", str(tmp_path / "left"), "--cache-bytes", "1GB", "--batch-size", "8", "--step-seconds", "1"]
     common += ["--link", "1GB/s", "--no-search", "--epochs", "1"]
-    assert main([*common, "--join", str(tmp_path / "right"), "--on", "json.uid=uid"]) == 0
+    assert main([*common, "--join", f"{tmp_path}/right:json.uid=uid"]) == 0
     shown = capsys.readouterr().out
     assert f"right: {sides.COUNT} of {sides.COUNT} samples have rows; an epoch fetches" in shown
     assert "of it rows  in requests" in shown
@@ -131,7 +131,7 @@ def test_the_command(tmp_path: Path, engine: EngineClient, capsys: pytest.Captur
     assert main([*common, "--join", join, "--where", f"n < {sides.COUNT // sides.SHARDS}"]) == 0
     assert f"{sides.COUNT // sides.SHARDS} samples in 1 chunk, " in capsys.readouterr().out
     for wrong, said in (
-        (str(tmp_path / "right"), "required field `on`"),
+        (json.dumps({"url": str(tmp_path / "right")}), "required field `on`"),
         ('{"url": "x", "on": "k", "key": "k"}', "unknown field `key`"),
         ('{"on": "k"}', "required field `url`"),
     ):

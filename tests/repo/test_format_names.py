@@ -27,6 +27,7 @@ WORDS = {
     ("cli/cache_command.py", "folder"): "an argument of the command",
     ("cli/packing/pack_command.py", "parquet"): "an output of a pack, in the help, which loads no output",
     ("cli/packing/pack_command.py", "tokens"): "an output of a pack, in the help, which loads no output",
+    ("cli/packing/pack_command.py", "webdataset"): "an output of a pack, in the help, which loads no output",
     ("cli/show_command.py", "audio"): "a field",
     ("decode/dispatch.py", "jsonl"): "ending of a field's name",
     ("decode/dispatch.py", "npy"): "ending of a field's name",

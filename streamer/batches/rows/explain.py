@@ -1,4 +1,4 @@
-"""Describes rows of documents before a job has them, for `streamer index --packing`: how full, how local, how level."""
+"""Describes rows of documents before a job has them, for `streamer explain`: how full, how local, how level."""
 
 from __future__ import annotations
 

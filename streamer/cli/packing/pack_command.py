@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import (
+    add_executor,
     add_format,
-    add_on,
+    add_join,
+    add_manifest,
     add_storage_options,
-    mapping,
+    count,
     parse_url_or_options,
     size,
     storage_options,
@@ -31,100 +33,98 @@ if TYPE_CHECKING:
     from streamer.shards.progress import PackProgress
     from streamer.shards.settle import PackResult
 
-HELP = "write a dataset as WebDataset tars, Parquet or tokens, with their manifest beside them"
+HELP = "write a dataset as WebDataset tars, Parquet or tokens"
 
 DESCRIPTION = """\
-Reads a dataset in any format that is read, and writes it as uncompressed WebDataset tars of about the same size, which
-every tool reads; beside them, in .streamer/, the manifest that training opens without reading a tar. Raw
-files are packed in an order that mixes their classes. Names of class folders become numbers in `cls`. With --format
-parquet it writes Parquet, whose columns follow from the first 64 samples; with --format tokens the .bin and .idx of
-Megatron, of the field that is a list of integers (--fields names it where there are several).
-
-Each shard is uploaded as a whole and then noted; a pack that was interrupted goes on when the same command is run
-again, and ends with the same bytes. Each process writes one shard at a time to the folder for temporary files
-(TMPDIR), so that folder needs a shard's size for each process.
-
-With --join, samples get the fields of other datasets, by key (docs/joins.md). They are read through the engine and the
-cache of the machine of each process.
-
-To change samples on the way, or to pack what a program makes: streamer.pack(...) in Python (docs/pack.md).
+Reads a dataset of any format, and writes it as shards of about the same size, with their manifest beside them, which
+training opens without reading a shard: uncompressed WebDataset tars, which every tool reads, Parquet, or the .bin and
+.idx of Megatron. An interrupted pack goes on when the same command is run again, and ends with the same bytes.
 """
 
 EXAMPLES = """\
 examples:
+  # how many shards it would write, then the pack, then a check
+  streamer pack ./images/ --out s3://bucket/train/ --dry-run
   streamer pack ./images/ --out s3://bucket/train/
-  streamer pack s3://bucket/raw/ --out s3://bucket/train/ --shard-size 512MB --prefix train- --on processes:16
-  streamer pack s3://bucket/tars/ --out ./shuffled/ --order shuffle --seed 17 --fields jpg,cls
-  streamer pack s3://bucket/tars/ --out s3://bucket/table/ --format parquet
-  streamer pack s3://bucket/parquet/ --out s3://bucket/tokens/ --format tokens --fields input_ids --vocabulary 50257
-  streamer pack s3://bucket/train2017/ --out s3://bucket/train/ --annotations s3://bucket/instances_train2017.json
-  streamer pack s3://bucket/tars/ --out s3://bucket/joined/ --join '{"url": "s3://bucket/latents/", "on": "__key__"}'
-  streamer pack s3://bucket/raw/ --out s3://bucket/train/ --dry-run       how many shards, and how large
-  streamer verify s3://bucket/train/                                      whether they are still what was written
+  streamer verify s3://bucket/train/
+  # two fields of each sample, shuffled
+  streamer pack s3://bucket/tars/ --out ./new/ --order shuffle --fields jpg,cls
+  streamer pack s3://bucket/tars/ --out ./table/ --output-format parquet
+  streamer pack s3://bucket/parquet/ --out ./tokens/ --output-format tokens \\
+    --fields input_ids --vocab-size 50257
+  # labels from a file, fields from another dataset
+  streamer pack ./train2017/ --out ./train/ --annotations ./train2017.json
+  streamer pack ./tars/ --out ./joined/ --join s3://bucket/latents/:__key__
+"""
+
+NOTES = """\
+Raw files are packed in an order that mixes their classes, and names of class folders become numbers in `cls`. The
+columns of Parquet follow from the first 64 samples. Tokens are a field that is a list of integers; --fields names it
+where there are several.
+
+Each shard is uploaded as a whole and then noted. Each process writes one shard at a time to the folder for temporary
+files (TMPDIR), which needs room for as many. With --join, the other datasets are read through the engine and the cache
+of the machine of each process (docs/joins.md).
+
+To change samples on the way, or to pack what a program makes: streamer.pack(...) in Python (docs/pack.md).
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
-    parser.add_argument("urls", nargs="+", metavar="SRC", help="a prefix, an object, or a pattern")
-    parser.add_argument("--out", required=True, metavar="DST", help="url or folder of the shards; empty before")
-    parser.add_argument(
-        "--format",
-        choices=("tar", "parquet", "tokens"),
-        default="tar",
-        help="of the shards; parquet: for samples of a few KB, of which a tar is 1.5 times as large; tokens: .bin and "
-        ".idx (default: tar)",
+    source = parser.add_argument_group("dataset")
+    source.add_argument("urls", nargs="+", metavar="SRC", help="a prefix or folder, an object, or a pattern")
+    add_manifest(source)
+    add_format(source)
+    add_storage_options(source)
+    source.add_argument(
+        "--annotations",
+        type=parse_url_or_options,
+        metavar="URL",
+        help="a file with labels, boxes or texts, joined by key; or JSON with url, key, fields, missing, sample_field",
     )
-    parser.add_argument(
-        "--vocabulary",
-        type=int,
-        metavar="N",
-        help="with tokens: how many there are; below 65,500 they take 2 bytes, else 4 (default: 4, or 2 where the "
-        "samples have arrays of such)",
+    add_join(source)
+    shards = parser.add_argument_group("shards")
+    shards.add_argument("--out", required=True, metavar="DST", help="an empty url or folder, where the shards go")
+    shards.add_argument(
+        "--output-format",
+        choices=("webdataset", "parquet", "tokens"),
+        default="webdataset",
+        help="what the shards are (default: webdataset); Parquet for samples of a few KB, of which a tar is 1.5 times "
+        "as large; tokens for .bin and .idx",
     )
-    add_format(parser, "--source-format")
-    parser.add_argument(
-        "--manifest", metavar="URL", help="of SRC, by `streamer index --out`; without it SRC is indexed"
+    shards.add_argument(
+        "--shard-bytes", type=size, default="1GB", metavar="SIZE", help="about how large a shard is (default: 1GB)"
     )
-    parser.add_argument(
-        "--shard-size", type=size, default="1GB", metavar="SIZE", help="of a shard, about (default: 1GB)"
-    )
-    parser.add_argument(
+    shards.add_argument(
         "--order",
         choices=("manifest", "name", "shuffle"),
         default="manifest",
         help="of the samples: as the manifest has them (raw files: mixed by the hash of their names), by name (raw "
         "files), or shuffled (tars: whole chunks, mixed within 128 MiB) (default: manifest)",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the shuffle (default: 0)")
-    parser.add_argument(
+    shards.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the order (default: 0)")
+    shards.add_argument(
         "--fields",
         type=_fields,
         metavar="A,B=C",
-        help="to write, e.g. jpg,cls; with other names: image=jpg,label=cls (default: all)",
+        help="fields to write, e.g. jpg,cls; with other names: image=jpg,label=cls (default: all)",
     )
-    parser.add_argument(
-        "--annotations",
-        type=parse_url_or_options,
-        metavar="URL",
-        help="a file with labels, boxes or texts, joined by key; or JSON with url, key, fields, missing, sample_field",
+    shards.add_argument(
+        "--vocab-size",
+        type=count,
+        metavar="N",
+        help="number of different tokens: below 65,500 a token takes 2 bytes, else 4 (default: 4, or 2 where the "
+        "samples have arrays of such)",
     )
-    parser.add_argument(
-        "--join",
-        type=mapping,
-        action="append",
-        default=[],
-        metavar="JSON",
-        help="a dataset whose fields samples get: url, on, and columns, missing, validate as StreamingDataset.join has "
-        "them; format, format_options, manifest, storage_options of its own. Can be repeated",
+    shards.add_argument(
+        "--prefix", default="shard-", metavar="TEXT", help="how names of shards begin (default: shard-)"
     )
-    parser.add_argument("--prefix", default="shard-", metavar="TEXT", help="of the shards' names (default: shard-)")
-    add_on(parser)
-    parser.add_argument("--dry-run", action="store_true", help="say what would be written, and write nothing")
-    add_storage_options(parser)
-    parser.add_argument(
+    shards.add_argument("--dry-run", action="store_true", help="say what would be written, and write nothing")
+    shards.add_argument(
         "--out-storage-options", type=storage_options, metavar="JSON", help="for DST, where they are not those of SRC"
     )
+    add_executor(parser.add_argument_group("machine"))
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
@@ -134,7 +134,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     from streamer.shards.progress import Callbacks
 
     with ExitStack() as held:
-        running = held.enter_context(runner(arguments.on))
+        running = held.enter_context(runner(arguments.executor))
         prepared = (
             _prepare_join(arguments, running, terminal, held)
             if arguments.join
@@ -177,17 +177,14 @@ def _open_dataset(arguments: argparse.Namespace) -> StreamingDataset:
     Raises:
         ConfigError: an option is invalid.
     """
-    import json
-
     from streamer.cli.dataset import JoinOptions, choose_format
     from streamer.formats.folder import Folder
     from streamer.loader.dataset import StreamingDataset
 
     extensions = arguments.extensions
-    format_options = json.loads(arguments.format_options)
     joined = StreamingDataset(
         arguments.urls,
-        format=Folder(extensions) if extensions else choose_format(arguments.source_format, format_options),
+        format=Folder(extensions) if extensions else choose_format(arguments.format, arguments.format_options),
         manifest=arguments.manifest,
         storage_options=arguments.storage_options,
         annotations=arguments.annotations,
@@ -199,15 +196,13 @@ def _open_dataset(arguments: argparse.Namespace) -> StreamingDataset:
 
 
 def _source(arguments: argparse.Namespace) -> DatasetSource:
-    import json
-
     from streamer.base.paths import absolute
     from streamer.indexing.source import DatasetSource
 
     return DatasetSource(
         urls=tuple(map(absolute, arguments.urls)),
-        format=arguments.source_format,
-        format_options=json.loads(arguments.format_options),
+        format=arguments.format,
+        format_options=arguments.format_options,
         extensions=tuple(arguments.extensions) if arguments.extensions else None,
         manifest=absolute(arguments.manifest) if arguments.manifest else None,
         options=arguments.storage_options,
@@ -217,21 +212,20 @@ def _source(arguments: argparse.Namespace) -> DatasetSource:
 def _pack_options(arguments: argparse.Namespace) -> PackOptions:
     from streamer.annotations.options import Annotations
     from streamer.shards.destination import folder_url
-    from streamer.shards.outputs.registry import replace_output
     from streamer.shards.prepared import PackOptions
 
     out_options = arguments.out_storage_options
     return PackOptions(
         url=folder_url(arguments.out),
         prefix=arguments.prefix,
-        shard_bytes=arguments.shard_size,
+        shard_bytes=arguments.shard_bytes,
         order=arguments.order,
         seed=arguments.seed,
         fields=arguments.fields,
         transform=None,
         options=arguments.storage_options if out_options is None else out_options,
-        output=replace_output(arguments.format),
-        vocab_size=arguments.vocabulary,
+        output=arguments.output_format,
+        vocab_size=arguments.vocab_size,
         annotations=Annotations.parse(arguments.annotations),
     )
 

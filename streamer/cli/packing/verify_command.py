@@ -6,32 +6,36 @@ import argparse
 from contextlib import nullcontext
 
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_on, add_storage_options
+from streamer.cli.options import add_executor, add_storage_options
 from streamer.cli.terminal import Terminal
 from streamer.config import counted, format_bytes
 
 HELP = "compare the shards of a pack with what was written"
 
 DESCRIPTION = """\
-Lists the shards that `streamer pack` has written, compares their sizes and versions with its receipts, their manifest
-with both, and reads one sample of each shard, or with --every all of them, to compare it with its checksum. Ends with
-code 1 and the name of the shard where something differs; the same pack, run again, writes only such shards.
+Compares the shards that `streamer pack` has written with its receipts and their manifest, and reads one sample of each
+shard, or with --every all of them, to compare it with its checksum. The exit code is 1 where a shard differs.
 """
 
 EXAMPLES = """\
 examples:
   streamer verify s3://bucket/train/
   streamer verify ./train/ --every
-  streamer verify s3://bucket/train/ --every --on dask:tcp://scheduler:8786
+  streamer verify s3://bucket/train/ --every --executor dask:tcp://host:8786
+"""
+
+NOTES = """\
+The same pack, run again, writes only the shards that differ.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
-    parser.add_argument("url", metavar="URL", help="of the shards")
-    parser.add_argument("--every", action="store_true", help="read every sample")
-    add_on(parser)
-    add_storage_options(parser)
+    dataset = parser.add_argument_group("shards")
+    dataset.add_argument("url", metavar="URL", help="where the pack has written them (its --out)")
+    dataset.add_argument("--every", action="store_true", help="read every sample, not one of each shard")
+    add_storage_options(dataset)
+    add_executor(parser.add_argument_group("machine"))
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
@@ -42,7 +46,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     from streamer.shards.verify import verify
 
     url = folder_url(arguments.url)
-    where = runner(arguments.on) if arguments.every else nullcontext()
+    where = runner(arguments.executor) if arguments.every else nullcontext()
     with terminal.progress("verifying", "bytes") as bar, where as running:
         found = wait_for(verify(url, arguments.storage_options, runner=running, on_progress=bar.update))
     terminal.line(

@@ -66,11 +66,6 @@ USUAL_OUTPUT: OutputName = "webdataset"
 OLD_OUTPUTS: dict[object, OutputName] = {"tar": "webdataset", "parquet": "parquet", "tokens": "tokens"}
 
 
-def replace_output(name: str) -> OutputName:
-    """Returns the output of an old name."""
-    return OLD_OUTPUTS[name]
-
-
 def find_output(name: str, vocab_size: int | None = None) -> Output:
     """Returns the output of that name.
 

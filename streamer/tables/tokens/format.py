@@ -50,7 +50,7 @@ _LLM_C_MOST_VERSION = 64
 # datatrove: the ends of the documents, in tokens.
 _DATATROVE = ".ds"
 _END = np.dtype("<u8")
-_WRITE = "; streamer pack --format tokens makes files of tokens of its samples"
+_WRITE = "; streamer pack --output-format tokens makes files of tokens of its samples"
 # Four bytes or more: tokens of two begin with the same ones less than once in 2**32 files.
 _STARTS = {
     b"PAR1": f"is Parquet: format='parquet'{_WRITE}",

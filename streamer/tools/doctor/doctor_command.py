@@ -6,35 +6,40 @@ import argparse
 import json
 
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_cache_dir, add_storage_options
+from streamer.cli.options import add_cache_dir, add_json, add_storage_options
 from streamer.cli.terminal import Terminal
 from streamer.config import counted
 
 HELP = "what this machine has and lacks, and whether a url can be read"
 
 DESCRIPTION = """\
-Checks Python and torch, memory and limits, the cache folder and its disk, what is missing or strange around the process
-(docs/trouble.md, odd environments), starts an engine (or asks the one that
-STREAMER_ENGINE names), and lists the optional libraries. With a URL it also checks the credentials (their source and
-end, never the keys), the endpoint and its clock, and reads from the objects for two seconds, to measure the link; what
-is read then is what it costs, and `streamer bench URL` is the long form of it. Each line that is not "ok" says what to
-do. The cache folder is made where it does not exist; nothing else is changed, and the engine ends by itself.
+Checks Python and torch, memory and limits, the cache folder and its disk, an engine, and the optional libraries; with a
+URL also the credentials, the endpoint and its clock, and the rate of the link. Each line that is not "ok" says what to
+do; the exit code is 1 where something is a problem.
 """
 
 EXAMPLES = """\
 examples:
   streamer doctor
   streamer doctor s3://bucket/train/
-  streamer doctor s3://bucket/train/ --storage-options @minio.json --json | jq '.[] | select(.state != "ok")'
+  streamer doctor --json | jq '.[] | select(.state != "ok")'
+"""
+
+NOTES = """\
+It starts an engine, which ends by itself, or asks the one that STREAMER_ENGINE names, and makes the cache folder where
+it does not exist; nothing else is changed. Of credentials it shows the source and the end, never the keys. From a URL
+it reads for two seconds: what is read then is what it costs, and `streamer bench URL` is the long form of it.
+docs/trouble.md explains what is missing or strange around the process.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
-    parser.add_argument("url", nargs="?", metavar="URL", help="a prefix, an object, or a pattern")
-    parser.add_argument("--json", action="store_true", help="one JSON array, for programs")
-    add_storage_options(parser)
-    add_cache_dir(parser)
+    data = parser.add_argument_group("data")
+    data.add_argument("url", nargs="?", metavar="URL", help="a prefix or folder, an object, or a pattern")
+    add_storage_options(data)
+    add_json(parser.add_argument_group("output"))
+    add_cache_dir(parser.add_argument_group("machine"))
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:

@@ -51,7 +51,7 @@ def run(source: Path, folder: Path) -> dict[str, object]:
     thread.start()
     there = streamer.pack(source, folder / "there", shard_bytes="50kB", executor="ray:auto")
     thread.join()
-    assert main(["index", f"{folder}/there/", "--out", f"{folder}/manifest", "--on", "ray:auto"]) == 0
+    assert main(["index", f"{folder}/there/", "--out", f"{folder}/manifest", "--executor", "ray:auto"]) == 0
     root = json.loads((folder / "manifest/root.json").read_text())
     counted = []
     for on in ("processes:2", "ray:auto"):

@@ -230,7 +230,7 @@ def test_the_command_measures_files(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.bin").write_bytes(bytes(200_000))
     line = ["bench", f"{tmp_path}/data/", "--seconds", "0.02", "--connections", "2", "4", "--ranges", "64KiB"]
-    assert main([*line, "--json", f"{tmp_path}/link.json"]) == 0
+    assert main([*line, "--json-file", f"{tmp_path}/link.json"]) == 0
     out, err = capsys.readouterr()
     figures = json.loads((tmp_path / "link.json").read_text())
     assert [cell["connections"] for cell in figures["grid"]] == [2, 4]
@@ -248,7 +248,7 @@ def test_the_command_measures_files(tmp_path: Path, capsys: pytest.CaptureFixtur
         ("--plot", "link.png", "--plot needs matplotlib: pip install 'streamer-data[plots]'"),
         ("--plot", "link.nonsense", "--plot link.nonsense: matplotlib does not write .nonsense"),
         ("--plot", "nowhere/link.png", "--plot nowhere/link.png: there is no folder nowhere"),
-        ("--json", "nowhere/link.json", "--json nowhere/link.json: there is no folder nowhere"),
+        ("--json-file", "nowhere/link.json", "--json-file nowhere/link.json: there is no folder nowhere"),
     ],
 )
 def test_what_cannot_be_written_is_said_before_anything_is_measured(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from streamer.cli import exit_codes, main
 from streamer.cli.exit_codes import Exit, exit_of
+from streamer.cli.parser import CommandParser
 from streamer.cli.terminal import Terminal
 from streamer.errors import (
     AccessDeniedError,
@@ -21,6 +24,7 @@ from streamer.errors import (
     ObjectNotFoundError,
     StreamerError,
 )
+from streamer.removed import OPTIONS
 
 
 def _arguments(error: BaseException | None = None, **values: object) -> argparse.Namespace:
@@ -122,11 +126,13 @@ def test_help_brings_no_heavy_library() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["text"], "--measure needs --cost FILE.npy"),
-        (["text", "--cost", "4.2"], "--measure needs --cost FILE.npy"),
-        (["text", "--cost", "own.npy"], "--cost own.npy is there and was not written by --measure"),
-        (["job:nothing", "--cost", "c.npy"], "'job:nothing': No module named 'job'"),
-        (["json:__name__", "--cost", "c.npy"], "'json:__name__' is not a function"),
+        (["--field", "text"], "the following arguments are required: --out"),
+        (["--out", "c.npy"], "one of the arguments --field --function is required"),
+        (["--field", "text", "--out", "4.2"], "--out 4.2: the numbers are written to a .npy file"),
+        (["--field", "text", "--out", "own.npy"], "own.npy is there and was not written by `streamer measure`"),
+        (["--function", "job:nothing", "--out", "c.npy"], "'job:nothing': No module named 'job'"),
+        (["--function", "json:__name__", "--out", "c.npy"], "'json:__name__' is not a function"),
+        (["--function", "text", "--out", "c.npy"], "'text': write MODULE:NAME"),
     ],
 )
 def test_what_is_counted_is_checked_before_the_index(
@@ -140,9 +146,118 @@ def test_what_is_counted_is_checked_before_the_index(
     monkeypatch.chdir(tmp_path)
     Path("own.npy").touch()
     monkeypatch.setattr(sys, "path", [*sys.path])
-    try:
-        code = main.main(["index", "s3://nowhere/", "--measure", *options])
-    except SystemExit as ended:
-        code = ended.code
-    assert code == Exit.USAGE
+    assert _end(["measure", "s3://nowhere/", *options]) == Exit.USAGE
     assert message in capsys.readouterr().err
+
+
+def _end(words: list[str]) -> int | str | None:
+    """Returns the exit code of a command line."""
+    try:
+        return main.main(words)
+    except SystemExit as ended:
+        return ended.code
+
+
+@pytest.mark.parametrize("command", ["", *main.COMMANDS])
+def test_help_fits_a_terminal_and_names_units(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """80 columns; each placeholder that is a quantity is explained, and every option has its line."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert _end([*command.split(), "--help"]) == 0
+    text = capsys.readouterr().out
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+    assert f"\n  streamer {command}".rstrip() in text
+    used = {action.metavar for action in commands()[command]._actions} if command else set()
+    for metavar, explained in main.UNITS.items():
+        assert (metavar in used) == (explained[:20] in " ".join(text.split()))
+
+
+def test_an_option_has_one_meaning() -> None:
+    """The same placeholder and number of values in all commands that have it."""
+    found: dict[str, set[tuple[object, object]]] = {}
+    for command in commands().values():
+        for action in (each for each in command._actions if each.help != argparse.SUPPRESS):
+            for option in action.option_strings:
+                found.setdefault(option, set()).add((action.nargs, action.metavar))
+    several = {option for option, meanings in found.items() if len(meanings) > 1}
+    # Where a result goes: a url of a manifest or of shards, a file.
+    assert several == {"--out"}
+    assert "--executor" in found
+    assert "--on" not in found
+
+
+def commands() -> Mapping[str, CommandParser]:
+    """Returns the parsers of all commands."""
+    (choices,) = (action.choices for action in main.build_parser()._actions if action.dest == "command")
+    return cast("Mapping[str, CommandParser]", choices)
+
+
+OLD = [
+    ("index", "--on processes:2", "--executor"),
+    ("index", "--on=processes:2", "--executor"),
+    ("index", "--index-errors skip", "--damaged"),
+    ("index", "--explain 4096", "streamer explain URL --global-batch-size N"),
+    ("index", "--nodes 4", "--nodes of streamer explain"),
+    ("index", "--packing 8192", "--packing of streamer explain"),
+    ("index", "--measure job:count", "streamer measure URL"),
+    ("index", "--cost costs.npy", "--lengths of streamer explain"),
+    ("index", "--seed 3", "--seed of streamer explain"),
+    ("pack", "--on processes:2", "--executor"),
+    ("pack", "--source-format video", "--format"),
+    ("pack", "--format parquet", "--output-format parquet"),
+    ("pack", "--format=tokens", "--output-format tokens"),
+    ("pack", "--format tar", "--output-format webdataset"),
+    ("pack", "--shard-size 1GB", "--shard-bytes"),
+    ("pack", "--vocabulary 50257", "--vocab-size"),
+    ("verify", "--on processes:2", "--executor"),
+    ("show", "--index-errors skip", "--damaged"),
+    ("warm", "--index-errors skip", "--damaged"),
+    ("plan", "--index-errors skip", "--damaged"),
+    ("plan", "--on uid", "--join URL:KEY"),
+    ("plan", "--json plan.json", "--json-file FILE"),
+    ("bench", "--json link.json", "--json-file FILE"),
+    ("bench", "--json=link.json", "--json-file FILE"),
+    ("bench", "--json figures", "--json-file FILE"),
+    ("bench", "--like resnet50", "python -m benchmarks.feed NAME"),
+]
+
+
+@pytest.mark.parametrize(("command", "old", "new"), OLD)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_old_option_names_the_new_one(
+    command: str, old: str, new: str, is_first: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before or after the url; it is not taken for an abbreviation of another option."""
+    words = [command, *old.split(), "s3://nowhere/"] if is_first else [command, "s3://nowhere/", *old.split()]
+    assert _end(words) == Exit.USAGE
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"streamer {command}: error: {old.replace('=', ' ').split()[0]}")
+    assert f" is now {new}" in error or new in error.partition(" is now ")[2]
+
+
+def test_every_old_option_has_its_case() -> None:
+    """A row for each of the table."""
+    cases = {(command, old.replace("=", " ").split()[0]) for command, old, _ in OLD}
+    table = {(command, old.split()[0]) for command, row in OPTIONS.items() for old in row}
+    assert cases == table
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bench", "s3://a/", "--json"],
+        ["bench", "--json", "s3://a/"],
+        ["plan", "--json", "s3://a/", "--cache-bytes", "1GB", "--batch-size", "2", "--step-seconds", "1"],
+        ["pack", "--format", "parquet", "s3://a/", "--out", "s3://b/", "--output-format", "webdataset"],
+        ["pack", "--format", "video", "s3://a/", "--out", "s3://b/"],
+        ["show", "--key", "--", "--on"],
+    ],
+)
+def test_new_options_are_not_taken_for_old_ones(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """`--json` alone is a flag; `--format` names the format of the source."""
+    if words[0] == "show":
+        assert _end(words) == Exit.USAGE
+        assert "is now" not in capsys.readouterr().err
+    else:
+        main.build_parser().parse_args(words)

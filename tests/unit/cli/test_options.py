@@ -9,7 +9,7 @@ import pytest
 
 from streamer.cli import serve_command
 from streamer.cli.main import build_parser
-from streamer.cli.options import add_choice_to_request, size, size_or_auto, storage_options
+from streamer.cli.options import add_choice_to_request, parse_join, rate, size, size_or_auto, storage_options
 from streamer.config import Environment
 from streamer.wire.messages import GetManifest
 
@@ -19,6 +19,37 @@ def test_sizes_are_read_as_everywhere() -> None:
     assert size("200GB") == 200 * 10**9
     assert size("8MiB") == 8 << 20
     assert size_or_auto("auto") is None
+
+
+def test_rates_are_sizes_per_second() -> None:
+    """Without a unit of time it is a size, which is no rate."""
+    assert rate("10MB/s") == 10**7
+    assert rate("1GiB/s") == 2**30
+    for text in ("10MB", "10", "fast/s", "/s"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            rate(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("s3://b/right/:__key__", {"url": "s3://b/right/", "on": "__key__"}),
+        ("s3://b/right/:json.uid=uid", {"url": "s3://b/right/", "on": ["json.uid", "uid"]}),
+        ("./right:image/id", {"url": "./right", "on": "image/id"}),
+        ("http://host:9000/b/:uid", {"url": "http://host:9000/b/", "on": "uid"}),
+        ('{"url": "s3://b/", "on": "uid"}', {"url": "s3://b/", "on": "uid"}),
+    ],
+)
+def test_a_join_is_a_url_and_a_key(text: str, options: dict[str, object]) -> None:
+    """One option; more arguments of `join` are JSON."""
+    assert parse_join(text) == options
+
+
+@pytest.mark.parametrize("text", ["s3://b/right/", "right", "right:", ":uid", "http://host:9000/b/", "http://host:80"])
+def test_a_join_without_a_key_is_an_error(text: str) -> None:
+    """A port is no key."""
+    with pytest.raises(argparse.ArgumentTypeError, match="names no key: write URL:KEY"):
+        parse_join(text)
 
 
 def test_storage_options_come_from_the_line_or_a_file(tmp_path: Path) -> None:
@@ -41,7 +72,7 @@ def test_a_manifest_is_found_by_what_the_job_says(command: list[str]) -> None:
     plain = build_parser().parse_args([*command, "data/"])
     assert add_choice_to_request(GetManifest(0, ["data/"], "auto"), plain) == GetManifest(0, ["data/"], "auto")
     chosen = build_parser().parse_args(
-        [*command, "data/", "--extensions", ".JPEG,png", "--index-errors", "skip", "--no-shuffle"]
+        [*command, "data/", "--extensions", ".JPEG,png", "--damaged", "skip", "--no-shuffle"]
     )
     assert add_choice_to_request(GetManifest(0, ["data/"], "auto"), chosen) == GetManifest(
         0, ["data/"], "auto", extensions=["jpg", "png"], skip_damaged=True, in_key_order=True

@@ -64,7 +64,8 @@ def test_data_is_generated_once_and_has_its_size(name: str, tmp_path: Path) -> N
 
 def test_the_command_says_where_it_went(capsys: pytest.CaptureFixture[str]) -> None:
     """`bench --like` names the program in the repository; without a url there is nothing to measure."""
-    assert main(["bench", "--like", "resnet50"]) == Exit.USAGE
-    assert "python -m benchmarks.feed resnet50" in capsys.readouterr().err
-    assert main(["bench"]) == Exit.USAGE
-    assert "URL" in capsys.readouterr().err
+    for words, message in ((["--like", "resnet50"], "python -m benchmarks.feed NAME"), ([], "required: URL")):
+        with pytest.raises(SystemExit) as ended:
+            main(["bench", *words])
+        assert ended.value.code == Exit.USAGE
+        assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`streamer index --packing`: the figures are those of the batches that a job then makes."""
+"""`streamer explain`: the figures are those of the batches that a job then makes."""
 
 from __future__ import annotations
 
