@@ -57,9 +57,22 @@ class AccelerateEpochs:
     def begin(self) -> None:
         """Makes the loader the one that is being iterated over."""
         self.end()
-        self._state = _make_state()
-        if self._state is not None:
-            self._state.begin()
+        if _MODULE not in sys.modules:
+            return
+        from accelerate.data_loader import DataLoaderStateMixin  # type: ignore[import-untyped]
+        from accelerate.state import GradientState, is_initialized  # type: ignore[import-untyped]
+
+        # The program may have no Accelerator.
+        if not is_initialized():
+            return
+
+        class LoaderState(DataLoaderStateMixin):  # type: ignore[misc]
+            def __init__(self) -> None:
+                self.gradient_state = GradientState()
+
+        state: _LoaderState = LoaderState()
+        state.begin()
+        self._state = state
 
     def note(self, stream: RankStream, epoch: int, batch: int) -> None:
         """Notes the delivery of a batch; of the last one, how many of its samples over all ranks are no repeats."""
@@ -102,21 +115,3 @@ def refuse_other_loader(depth: int = 2) -> None:
     if frame.f_globals.get("__name__") == _MODULE:
         name = frame.f_code.co_name
         raise ConfigError(_INSTEAD.get(name, _INSTEAD[""]), field=name)
-
-
-def _make_state() -> _LoaderState | None:
-    """Returns a new state that accelerate knows. Returns None where the program has no Accelerator."""
-    if _MODULE not in sys.modules:
-        return None
-    from accelerate.data_loader import DataLoaderStateMixin  # type: ignore[import-untyped]
-    from accelerate.state import GradientState, is_initialized  # type: ignore[import-untyped]
-
-    if not is_initialized():
-        return None
-
-    class LoaderState(DataLoaderStateMixin):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.gradient_state = GradientState()
-
-    state: _LoaderState = LoaderState()
-    return state

@@ -104,6 +104,20 @@ class SampleScan:
     def _open_session(self, connection: EngineClient, schedule: EpochSchedule) -> Session:
         members = self._members
         opened = open_bytes(schedule, members.chunk_bytes, members.first_chunks_of_parts).tolist()
+        parts: tuple[Part, ...] = ()
+        if members.joins:
+            # The dataset and what it is joined to, each with its storage options.
+            names = ["", *(join.recipe.name for _, join in members.joins)]
+            environment = Environment.read()
+            options = [
+                each.options.client_settings(environment, each.job).encode_options()
+                for each in (self._member, *self._member.rights)
+            ]
+            columns = (members.manifests, names, options, members.part_values((1.0,)), opened)
+            parts = tuple(
+                Part(dataset=manifest.digest, name=name, options=options, value=value, open_bytes=open_bytes)
+                for manifest, name, options, value, open_bytes in zip(*columns, strict=True)
+            )
         spec = OpenSession(
             session=0,
             job="",
@@ -111,26 +125,11 @@ class SampleScan:
             consumer="pack",
             open_bytes=opened[0],
             stream="pack",
-            parts=self._list_parts(opened) if members.joins else (),
+            parts=parts,
         )
         session = connection.open_session(spec, members.cache_full_hint(opened))
         session.extend(schedule)
         return session
-
-    def _list_parts(self, opened: Sequence[int]) -> tuple[Part, ...]:
-        """Lists the dataset and what it is joined to, each with its storage options."""
-        members = self._members
-        names = ["", *(join.recipe.name for _, join in members.joins)]
-        environment = Environment.read()
-        options = [
-            each.options.client_settings(environment, each.job).encode_options()
-            for each in (self._member, *self._member.rights)
-        ]
-        columns = (members.manifests, names, options, members.part_values((1.0,)), opened)
-        return tuple(
-            Part(dataset=manifest.digest, name=name, options=options, value=value, open_bytes=open_bytes)
-            for manifest, name, options, value, open_bytes in zip(*columns, strict=True)
-        )
 
 
 class _ScatteredFiles:

@@ -111,9 +111,12 @@ class Watch:
 
     def _check_progress(self) -> None:
         self._looks += 1
+        # The answer began since the last look, or its body arrives fast enough.
+        began = self._has_answer and (not self._mark.has_answer or self._transfer.is_waiting_for_memory)
+        has_progress = began or self._is_enough(self._transfer.received - self._mark.received)
         # A budget pays for what a peer that sends to others sends late: to ask the store for all of it would double the
         # work.
-        if not self._has_progress() and (self._is_silent() or self._looks >= _MAX_LOOKS or self._peer.budget.take(0)):
+        if not has_progress and (self._is_silent() or self._looks >= _MAX_LOOKS or self._peer.budget.take(0)):
             self._is_late = True
             self._peer.count.peer_hedges += 1
             self._late.set()
@@ -129,12 +132,6 @@ class Watch:
             peer_answers=self._peer.answers,
             has_answer=self._has_answer,
         )
-
-    def _has_progress(self) -> bool:
-        """Whether the answer began since the last look, or its body arrives fast enough."""
-        if self._has_answer and (not self._mark.has_answer or self._transfer.is_waiting_for_memory):
-            return True
-        return self._is_enough(self._transfer.received - self._mark.received)
 
     def _is_silent(self) -> bool:
         """Whether the peer has begun no answer and sent next to nothing since the last look, to any request."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 
 from streamer.base.concurrency import in_thread
@@ -40,11 +41,16 @@ class RecodedChunks:
     async def get(self, manifest: Manifest, chunk: Chunk, fetcher: Fetcher) -> Recoded:
         """Returns a chunk from the cache; else it is fetched, and recoded in memory."""
         async with self._loading:
-            found = (
-                self._kept.get(chunk.key)
-                or await self._local(chunk)
-                or await self._recode_chunk(manifest, chunk, fetcher)
-            )
+            found = self._kept.get(chunk.key)
+            if found is None and (path := self._cache.path(chunk.key)) is not None:
+                with suppress(IntegrityError, FileNotFoundError):  # its readers report it
+                    found = await in_thread(None, _read_file, path, chunk)
+            if found is None:
+                now = asyncio.get_running_loop().time()
+                with await fetcher.fetch(chunk, shared=True) as fetched:
+                    job = RecodeJob.make(manifest, chunk)
+                    async with self._recoders.recode(job, chunk, fetched.content, due=lambda: now) as recoded:
+                        found = Recoded(memoryview(await in_thread(None, bytes, recoded.content)), recoded.table)
             self._kept[chunk.key] = found
             self._kept.move_to_end(chunk.key)
             while sum(len(each.content) for each in self._kept.values()) > _KEPT_BYTES:
@@ -53,22 +59,6 @@ class RecodedChunks:
                 self._timer.cancel()
             self._timer = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._kept.clear)
             return found
-
-    async def _local(self, chunk: Chunk) -> Recoded | None:
-        """Returns the chunk from its file, or None if it is not here, or wrong."""
-        if (path := self._cache.path(chunk.key)) is None:
-            return None
-        try:
-            return await in_thread(None, _read_file, path, chunk)
-        except (IntegrityError, FileNotFoundError):  # its readers report it
-            return None
-
-    async def _recode_chunk(self, manifest: Manifest, chunk: Chunk, fetcher: Fetcher) -> Recoded:
-        now = asyncio.get_running_loop().time()
-        with await fetcher.fetch(chunk, shared=True) as fetched:
-            job = RecodeJob.make(manifest, chunk)
-            async with self._recoders.recode(job, chunk, fetched.content, due=lambda: now) as recoded:
-                return Recoded(memoryview(await in_thread(None, bytes, recoded.content)), recoded.table)
 
 
 def _read_file(path: Path, chunk: Chunk) -> Recoded:

@@ -56,7 +56,15 @@ class _Finder:
     def persistent_id(self, item: object) -> Pid | None:
         if known := self._known.get(id(item)):
             return known[1]
-        buffer = item if isinstance(item, Buffer) else _buffer_of(item)
+        buffer: Buffer | None = None
+        torch = sys.modules.get("torch")
+        if isinstance(item, Buffer):
+            buffer = item
+        # Arrays and tensors are those that a user's `collate_fn` put into its result.
+        elif isinstance(item, np.ndarray) and type(item) is np.ndarray and item.dtype.kind in PLAIN_KINDS:
+            buffer = ArrayBuffer(item, tensor=False)
+        elif torch is not None and type(item) is torch.Tensor:
+            buffer = tensor_buffer(item)  # type: ignore[arg-type]
         if buffer is None:
             return None
         if isinstance(buffer, StringsBuffer):
@@ -136,16 +144,6 @@ def _dump(kind: type[_Pickler] | type[_CloudPickler], structure: object, rows: R
     finder = _Finder(rows)
     kind(file, finder).dump(structure)
     return file.getvalue(), finder
-
-
-def _buffer_of(item: object) -> Buffer | None:
-    """Arrays and tensors that a user's `collate_fn` put into its result."""
-    if type(item) is np.ndarray:
-        return ArrayBuffer(item, tensor=False) if item.dtype.kind in PLAIN_KINDS else None
-    torch = sys.modules.get("torch")
-    if torch is not None and type(item) is torch.Tensor:
-        return tensor_buffer(item)  # type: ignore[arg-type]
-    return None
 
 
 class BatchReader:

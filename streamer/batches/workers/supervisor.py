@@ -170,8 +170,13 @@ class SampleTimeouts:
     def find_stuck(self) -> list[WorkerHandle]:
         """The workers whose sample has exceeded the timeout."""
         found: list[WorkerHandle] = []
-        if self._is_late():
-            self._resumed_at = time.monotonic_ns()
+        now = time.monotonic_ns()
+        begun = [doing.since for doing in map(self._pool.find_status, self._pool.workers.values()) if doing.task]
+        oldest = min(begun, default=now)
+        # This check itself may be late, for the first time for the current samples.
+        is_late = oldest > self._resumed_at and (now - oldest) / 1e9 > self.limit_seconds + LATE_SECONDS
+        if is_late and self.limit_seconds > 0:
+            self._resumed_at = now
             return found
         for handle in self._pool.workers.values() if self.limit_seconds > 0 else []:
             if (spent := self._spent_seconds(handle)) >= self.limit_seconds:
@@ -186,13 +191,6 @@ class SampleTimeouts:
     def ordinal(self, handle: WorkerHandle) -> int:
         """The ordinal of the worker's current sample."""
         return self._pool.find_status(handle).ordinal
-
-    def _is_late(self) -> bool:
-        """Whether this check is late, for the first time for the current samples."""
-        begun = [doing.since for doing in map(self._pool.find_status, self._pool.workers.values()) if doing.task]
-        if not begun or self.limit_seconds <= 0 or min(begun) <= self._resumed_at:
-            return False
-        return (time.monotonic_ns() - min(begun)) / 1e9 > self.limit_seconds + LATE_SECONDS
 
     def _spent_seconds(self, handle: WorkerHandle) -> float:
         doing = self._pool.find_status(handle)

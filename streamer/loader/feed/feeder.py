@@ -335,7 +335,18 @@ class Feeder:
 
     def _handle_made(self, handle: WorkerHandle, made: Made, descriptor: int) -> None:
         pending = _finish_task(handle, made.number)
-        finished = Finished(pending, made, self._adopt(handle, pending, made, descriptor))
+        slot = pending.slot
+        if descriptor >= 0 and slot is not None:
+            # The slot gets the new memory. If the ring has no space for it, it is the batch's own.
+            self.counters.oversize_batches += slot.nbytes > 0
+            adopted = self.ring.adopt(slot, descriptor, made.memory_bytes)
+            self._supervisor.forget_slot(slot.number, handle)
+            if adopted:
+                descriptor = -1
+            else:
+                handle.forget_slot(slot.number)
+                pending.slot = None
+        finished = Finished(pending, made, descriptor)
         if pending.abandoned:
             finished.discard(self.ring)
             return
@@ -349,20 +360,6 @@ class Feeder:
         self._batch_nanoseconds = (3 * (self._batch_nanoseconds or spent) + spent) // 4
         self._run_state.window.finish(pending, finished)
 
-    def _adopt(self, handle: WorkerHandle, pending: Pending, made: Made, descriptor: int) -> int:
-        """Assigns new memory to the batch's slot; returns its descriptor if the ring has no space for it, else -1."""
-        slot = pending.slot
-        if descriptor < 0 or slot is None:
-            return descriptor
-        self.counters.oversize_batches += slot.nbytes > 0
-        adopted = self.ring.adopt(slot, descriptor, made.memory_bytes)
-        self._supervisor.forget_slot(slot.number, handle)
-        if adopted:
-            return -1
-        handle.forget_slot(slot.number)
-        pending.slot = None
-        return descriptor
-
     def _handle_exit(self, handle: WorkerHandle, report: ExitReport) -> bool:
         """Lets other workers make the batches of a worker that has ended. Returns whether another one is needed."""
         self.counters.respawns += 1
@@ -371,24 +368,22 @@ class Feeder:
             if pending.abandoned:
                 self._release(pending)
             elif failures.count_crash(pending, report):
-                self._give_up(pending, report)
+                # The batch fails for the sample that ends every worker, or the sample is left out.
+                assert self._configured is not None
+                ordinal = report.doing.ordinal
+                what = self._describe_work(ordinal)
+                failure = failures.explain_crashes(pending, what, report, self._plan.timeout_seconds)
+                if ordinal < 0 or self._configured[1].on_error != "skip":
+                    self._fail(pending, failure)
+                    continue
+                pending.left_out.add(ordinal)
+                pending.skipped[ordinal] = str(failure)
+                self._run_state.window.repeat(pending)
             else:
                 self._run_state.window.repeat(pending)
         if not handle.has_reported and (error := self._crashes.add(report)) is not None:
             self._run_state.stop(error)
         return self._run_state.open
-
-    def _give_up(self, pending: Pending, report: ExitReport) -> None:
-        """Fails the batch of a sample that ends every worker, or leaves the sample out."""
-        assert self._configured is not None
-        ordinal = report.doing.ordinal
-        error = failures.explain_crashes(pending, self._describe_work(ordinal), report, self._plan.timeout_seconds)
-        if ordinal < 0 or self._configured[1].on_error != "skip":
-            self._fail(pending, error)
-            return
-        pending.left_out.add(ordinal)
-        pending.skipped[ordinal] = str(error)
-        self._run_state.window.repeat(pending)
 
     def _describe_work(self, ordinal: int) -> str:
         """Describes what a worker was doing, with the name of its sample."""

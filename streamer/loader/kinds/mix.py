@@ -65,7 +65,17 @@ def open_together(members: Sequence[tuple[str, DatasetMember]]) -> list[OpenedDa
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     # The same dataset may be a member twice; a member is for one thread.
     distinct = {id(member): (name, member) for name, member in members}
-    pools = _share_connections([member for _, member in distinct.values()])
+    # Members with the same engine and credentials use the same connections: a thousand of them need a few.
+    environment = Environment.read()
+    shared: list[tuple[ClientSettings, EngineConnections]] = []
+    for _, member in distinct.values():
+        settings = member.options.client_settings(environment, member.job)
+        known = next((connections for other, connections in shared if other == settings), None)
+        if known is None:
+            shared.append((settings, member.connections))
+        else:
+            member.connections = known
+    pools = [connections for _, connections in shared]
     try:
         with ThreadPoolExecutor(min(_OPENED_AT_ONCE, len(distinct)), "streamer-open") as threads:
             by_pool = [[one for one in distinct.values() if one[1].connections is pool] for pool in pools]
@@ -77,20 +87,6 @@ def open_together(members: Sequence[tuple[str, DatasetMember]]) -> list[OpenedDa
         for connections in pools:
             connections.close_idle()
     return [found[id(member)] for _, member in members]
-
-
-def _share_connections(members: Sequence[DatasetMember]) -> list[EngineConnections]:
-    """Lets members with the same engine and credentials use the same connections: a thousand of them need a few."""
-    environment = Environment.read()
-    shared: list[tuple[ClientSettings, EngineConnections]] = []
-    for member in members:
-        settings = member.options.client_settings(environment, member.job)
-        known = next((connections for other, connections in shared if other == settings), None)
-        if known is None:
-            shared.append((settings, member.connections))
-        else:
-            member.connections = known
-    return [connections for _, connections in shared]
 
 
 def _find_manifests(members: Sequence[tuple[str, DatasetMember]], connections: EngineConnections) -> None:

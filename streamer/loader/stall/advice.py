@@ -177,7 +177,19 @@ def advise(bottleneck: Bottleneck, found: Findings) -> str:
     if bottleneck in _WORKER_ADVICE:
         return f"{more_workers(found)}{_WORKER_ADVICE[bottleneck]}"
     if bottleneck is Bottleneck.STORE:
-        return f"chunks come too late{_describe_engine(found)}; {_describe_failures(found)}{_ADVICE[bottleneck]}"
+        rates = ""
+        needs = found.increase("needs")
+        if found.engine is not None and needs > 0:
+            rate = found.increase("store_bytes") / found.seconds / 1e6
+            hits = found.increase("hits") / needs
+            rates = f" ({rate:.3g} MB/s from the store, {hits:.0%} hits, at most {found.engine.hit_bound:.0%} possible)"
+        failures = ""
+        retries = int(found.increase("retries"))
+        # One that fails now and then is not told.
+        if retries and retries * _RETRIED_PART >= found.increase("store_requests"):
+            counts = counted(retries, "requests")
+            failures = f"{counts} failed and were sent again: the log has the store's answers; otherwise "
+        return f"chunks come too late{rates}; {failures}{_ADVICE[bottleneck]}"
     if bottleneck is Bottleneck.PEERS:
         rate = found.increase("peer_bytes") / found.seconds / 1e6
         return f"chunks come too late ({rate:.3g} MB/s from peers); {_ADVICE[bottleneck]}"
@@ -215,23 +227,6 @@ def more_workers(found: Findings) -> str:
         return f"no core is idle ({found.workers} worker{'s' if found.workers > 1 else ''}, {cores}): "
     idle_text = f"{idle:.1f} of {cores} idle"
     return f"{more} more worker{'s' if more > 1 else ''} (num_workers={found.workers + more}; {idle_text}) or "
-
-
-def _describe_engine(found: Findings) -> str:
-    needs = found.increase("needs")
-    hits = found.increase("hits")
-    if found.engine is None or needs <= 0:
-        return ""
-    rate = found.increase("store_bytes") / found.seconds / 1e6
-    return f" ({rate:.3g} MB/s from the store, {hits / needs:.0%} hits, at most {found.engine.hit_bound:.0%} possible)"
-
-
-def _describe_failures(found: Findings) -> str:
-    """Describes the requests that failed, or returns "" if they are no more than one now and then."""
-    retries = int(found.increase("retries"))
-    if not retries or retries * _RETRIED_PART < found.increase("store_requests"):
-        return ""
-    return f"{counted(retries, 'requests')} failed and were sent again: the log has the store's answers; otherwise "
 
 
 _WORKER_ADVICE = {

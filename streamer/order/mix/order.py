@@ -89,9 +89,16 @@ def member_needs(draw: Draw, places: Places, lanes: Integers, run: Batches) -> N
         chunks = draw.stream.all_chunks(lanes)
         every = np.full(len(chunks), run.begin), np.full(len(chunks), run.end - 1)
         return draw.needs(chunks, *every, np.full(len(chunks), first))
-    return _locate_uses(
-        draw, places, list(_list_uses(draw=draw, passes=range(first, last + 1), lanes=lanes, begin=begin, end=end)), run
+    uses = list(_list_uses(draw=draw, passes=range(first, last + 1), lanes=lanes, begin=begin, end=end))
+    passes = np.repeat([number for number, _ in uses], [len(pieces.chunk) for _, pieces in uses])
+    lanes, chunks, begin, end = (
+        np.concatenate([getattr(pieces, name) for _, pieces in uses]) for name in LanePieces.__struct_fields__
     )
+    # From counts of the member to positions, and from these to batches of the run.
+    first_use = lanes + draw.stream.lanes * places.bounds(draw.member, lanes, begin)[0]
+    last_use = lanes + draw.stream.lanes * places.bounds(draw.member, lanes, draw.last_counts(lanes, end))[1]
+    inside = (first_use < run.stop_position) & (last_use >= run.first_position)
+    return draw.needs(chunks[inside], run.number(first_use[inside]), run.number(last_use[inside]), passes[inside])
 
 
 def _list_uses(
@@ -112,18 +119,6 @@ def _list_uses(
             found = stream.pieces(number, draw.turn, lanes[used], begin=low[used], end=high[used])
             ahead = origin[np.searchsorted(lanes, found.lane)]
             yield number, msgspec.structs.replace(found, begin=found.begin + ahead, end=found.end + ahead)
-
-
-def _locate_uses(draw: Draw, places: Places, uses: Sequence[tuple[int, LanePieces]], run: Batches) -> Needs:
-    """Converts counts to the batches of the run."""
-    passes = np.repeat([number for number, _ in uses], [len(pieces.chunk) for _, pieces in uses])
-    lanes, chunks, begin, end = (
-        np.concatenate([getattr(pieces, name) for _, pieces in uses]) for name in LanePieces.__struct_fields__
-    )
-    first = lanes + draw.stream.lanes * places.bounds(draw.member, lanes, begin)[0]
-    last = lanes + draw.stream.lanes * places.bounds(draw.member, lanes, draw.last_counts(lanes, end))[1]
-    inside = (first < run.stop_position) & (last >= run.first_position)
-    return draw.needs(chunks[inside], run.number(first[inside]), run.number(last[inside]), passes[inside])
 
 
 def _lane_places(places: Places, lanes: Integers, position: int) -> Integers:

@@ -165,7 +165,10 @@ class LaneWindows:
         for batches in unique(size).tolist():
             for mine in self._groups(np.flatnonzero(size == batches), first):
                 windows = self._open(unique(first[mine]), unique(lanes[mine]), batches)
-                at = self._index(windows, first[mine], lanes[mine], slots[mine])
+                place = slots[mine] - first[mine] * self._slots
+                part = place // self._slots if self._stratified else np.zeros_like(place)
+                window = np.searchsorted(windows.first, first[mine])
+                at = window, part, np.searchsorted(windows.lanes, lanes[mine]), place - part * self._slots
                 members[mine] = windows.members[at]
                 counts[mine] = windows.counts[at]
         return members, counts
@@ -222,16 +225,6 @@ class LaneWindows:
         group = np.searchsorted(unique(first[mine]), first[mine]) // together
         return [mine] if group.max() == 0 else [mine[group == number] for number in range(int(group.max()) + 1)]
 
-    def _index(self, windows: _Windows, first: Integers, lanes: Integers, slots: Integers) -> tuple[Integers, ...]:
-        place = slots - first * self._slots
-        part = place // self._slots if self._stratified else np.zeros_like(place)
-        return (
-            np.searchsorted(windows.first, first),
-            part,
-            np.searchsorted(windows.lanes, lanes),
-            place - part * self._slots,
-        )
-
     def _open(self, first: Integers, lanes: Integers, size: int) -> _Windows:
         kept = self._kept.get(size)
         if kept is None or not kept.has(first, lanes):
@@ -250,7 +243,12 @@ class LaneWindows:
         runs = parts[..., lanes].swapaxes(2, 3)
         sizes = runs.sum(axis=3)
         keys = fold_each(fold_each(self._states, first)[:, None, None], np.arange(sizes.shape[1])[:, None])
-        cells, place, run = _draw_runs(runs.reshape(-1, runs.shape[3]), fold_each(keys, lanes).ravel())
+        # The places of each cell are permuted, and counted through the runs of the cell.
+        cells = np.repeat(np.arange(sizes.size), sizes.ravel())
+        starts = np.cumsum(sizes) - sizes.ravel()
+        place = np.arange(len(cells)) - starts[cells]
+        drawn = starts[cells] + permute(place, sizes.ravel()[cells], fold_each(keys, lanes).ravel()[cells])
+        run = np.searchsorted(np.cumsum(runs), drawn, side="right")
         members, counts = np.zeros((2, sizes.size, int(sizes.max())), np.int64)
         members[cells, place] = run % runs.shape[3]
         # Sorted by cell and member the places follow the line again, those of a run in their order. 16-bit words are
@@ -262,24 +260,6 @@ class LaneWindows:
         counts[cells[arranged], place[arranged]] = np.arange(len(cells)) + ahead.ravel()[run[arranged]]
         shape = (*sizes.shape, -1)
         return _Windows(first, lanes, members.reshape(shape), counts.reshape(shape))
-
-
-def _draw_runs(runs: Integers, keys: Words) -> tuple[Integers, Integers, Integers]:
-    """Permutes the places of each cell, and counts them through the runs of the cell.
-
-    Args:
-        runs: (C, M) samples.
-        keys: (C,) of the permutations.
-
-    Returns:
-        Cell, place in the cell, and run on the line of all runs, of each sample.
-    """
-    sizes = runs.sum(axis=1)
-    cells = np.repeat(np.arange(len(sizes)), sizes)
-    starts = np.cumsum(sizes) - sizes
-    place = np.arange(len(cells)) - starts[cells]
-    drawn = starts[cells] + permute(place, sizes[cells], keys[cells])
-    return cells, place, np.searchsorted(np.cumsum(runs), drawn, side="right")
 
 
 class GroupWindows:
