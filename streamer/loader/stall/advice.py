@@ -185,7 +185,7 @@ def advise(bottleneck: Bottleneck, found: Findings) -> str:
             rates = f" ({rate:.3g} MB/s from the store, {hits:.0%} hits, at most {found.engine.hit_bound:.0%} possible)"
         failures = ""
         retries = int(found.increase("retries"))
-        # One that fails now and then is not told.
+        # A request that fails now and then is not told.
         if retries and retries * _RETRIED_PART >= found.increase("store_requests"):
             counts = counted(retries, "requests")
             failures = f"{counts} failed and were sent again: the log has the store's answers; otherwise "

@@ -94,7 +94,7 @@ def member_needs(draw: Draw, places: Places, lanes: Integers, run: Batches) -> N
     lanes, chunks, begin, end = (
         np.concatenate([getattr(pieces, name) for _, pieces in uses]) for name in LanePieces.__struct_fields__
     )
-    # From counts of the member to positions, and from these to batches of the run.
+    # Counts of the member become positions, and these batches of the run.
     first_use = lanes + draw.stream.lanes * places.bounds(draw.member, lanes, begin)[0]
     last_use = lanes + draw.stream.lanes * places.bounds(draw.member, lanes, draw.last_counts(lanes, end))[1]
     inside = (first_use < run.stop_position) & (last_use >= run.first_position)
