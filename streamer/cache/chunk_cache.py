@@ -393,6 +393,10 @@ class ChunkCache:
         """Lets the next copy of a chunk be kept in memory: its readers cannot read it from the disk."""
         self._trust.distrust(key)
 
+    def note_good_read(self, key: bytes) -> None:
+        """Records that a chunk was read well that had been wrong: the disk keeps it."""
+        self._trust.note_good_read(key)
+
     def trusts_disk_with(self, key: bytes) -> bool:
         """Whether the chunk may be written to the cache folder."""
         return self._trust.covers(key)

@@ -1,7 +1,8 @@
 """Decides what the disk is still trusted with, from the files that it fails to read.
 
-A chunk of which several copies were wrong is kept in memory from then on. A disk of which no file can be read is given
-up: all chunks pass through memory until the engine ends.
+A chunk of which several copies in a row were wrong is kept in memory from then on. A copy that was read well ends the
+row: a program that overwrites files now and then costs a fetch each time, and no memory. A disk of which no file can be
+read is given up: all chunks pass through memory until the engine ends.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from streamer.cache.chunk_files import verify_file
 from streamer.cache.folder import CacheFolder
 from streamer.errors import IntegrityError
 
-# The disk is at fault, and not the network, after this many damaged copies of one chunk.
+# The disk does not keep a chunk of which this many copies were wrong, and none was read well in between.
 MAX_DISK_COPIES = 2
 # Files in a row that could not be read, until others are looked at: one bad sector is no bad disk.
 SUSPECT_FILES = 4
@@ -62,6 +63,10 @@ class DiskTrust:
                 "this chunk, and others that fail like it, are kept in memory; check the disk"
             )
         self.distrusted.add(key)
+
+    def note_good_read(self, key: bytes) -> None:
+        """Records that a copy of the chunk was read well: earlier copies that were wrong do not count any more."""
+        self._damaged.pop(key, None)
 
     async def examine(self, key: bytes, present: Collection[bytes]) -> IntegrityError | OSError | None:
         """Reads a chunk's file in the cache folder as a whole; gives the disk up where no file can be read.

@@ -3,7 +3,7 @@
 A report alone does not cost a fetch: otherwise one faulty trainer could make the engine fetch a good chunk for ever,
 and take it from all that share it. The engine reads the chunk's file itself, in a thread, one file at a time:
 
-    corrupt, or missing    dropped and fetched again; after two corrupt copies the next one is kept in memory
+    corrupt, or missing    dropped and fetched again; after two corrupt copies in a row the next one is kept in memory
                            (`cache.disk_trust`)
     intact                 stays, and the reader reads again; it gets an error after MAX_UNFOUNDED reports, because it
                            does not see what the engine sees (another mount, bad memory)
@@ -11,6 +11,9 @@ and take it from all that share it. The engine reads the chunk's file itself, in
 
 A reader that finds a copy in memory wrong, or too many chunks that are intact, gets an error: its own memory, or its
 mount, is at fault.
+
+All of this is counted until the reader that reported a chunk has read it to its end: what a job of months meets once an
+epoch (a program that overwrites the cache, a cleaner that removes a file) is no disk that loses chunks.
 """
 
 from __future__ import annotations
@@ -29,9 +32,9 @@ from streamer.wire.messages import UNREADABLE
 
 logger = logging.getLogger(__name__)
 
-# A session gets an error after this many corrupt copies. Readers give up after as many (`contracts.REREADS`).
+# A session gets an error after this many corrupt copies in a row. Readers give up after as many (`contracts.REREADS`).
 MAX_COPIES = 3
-# Unfounded reports that one session may send about one chunk.
+# Unfounded reports that one session may send about one chunk before it reads it well.
 MAX_UNFOUNDED = 3
 # Unfounded reports that one session may send in all: this many, or for this share of its chunks.
 MAX_UNFOUNDED_IN_ALL = 32
@@ -64,7 +67,7 @@ class CorruptionReports:
         warn: called with a sentence for those who use the cache.
 
     Attributes:
-        dropped: corrupt copies, by key.
+        dropped: corrupt copies that were dropped.
         unfounded: reports about chunks that are intact.
     """
 
@@ -78,8 +81,10 @@ class CorruptionReports:
         *,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.dropped: Counter[bytes] = Counter()
+        self.dropped = 0
         self.unfounded = 0
+        # Corrupt copies of a chunk since it was last read well.
+        self._copies: Counter[bytes] = Counter()
         self._cache = cache
         self._forget = forget
         self._wake = wake
@@ -94,7 +99,7 @@ class CorruptionReports:
 
     def __repr__(self) -> str:
         return (
-            f"CorruptionReports(dropped={self.dropped.total()}, unfounded={self.unfounded}, "
+            f"CorruptionReports(dropped={self.dropped}, unfounded={self.unfounded}, "
             f"waiting={len(self._waiting)})"
         )
 
@@ -112,15 +117,25 @@ class CorruptionReports:
             session.acknowledge(1)
             self._wake()
             return
+        session.reported.add(chunk)
         self._waiting[session.name, chunk] = _Report(session, chunk, reason)
         if self._check_task is None:
             self._check_task = self._tasks.create_task(self._check_all(), name="corruption-reports")
+
+    def note_good_read(self, session: EngineSession, chunk: int) -> None:
+        """Forgets what a session has reported about a chunk that it has read well since."""
+        key = session.collection.key(chunk)
+        session.reported.discard(chunk)
+        session.unfounded.pop(chunk, None)
+        self._copies.pop(key, None)
+        self._cache.note_good_read(key)
 
     def drop_chunk(self, key: bytes) -> None:
         """Drops a corrupt chunk; it is fetched again when it is needed."""
         if not self._forget(key):
             return
-        self.dropped[key] += 1
+        self.dropped += 1
+        self._copies[key] += 1
         self._replaced[key] = self._now()
         if self._now() - self._warned_at >= WARNING_SECONDS:
             self._warned_at = self._now()
@@ -175,8 +190,9 @@ class CorruptionReports:
         chunk = report.chunk
         label = session.collection.label(chunk)
         logger.info("%s reports %s (%s) as damaged: %s", session.request.consumer, label, key.hex(), report.reason)
+        session.reported.add(chunk)  # or its reader left the chunk while it was examined, and comes back to it
         self.drop_chunk(key)
-        if self.dropped[key] > MAX_COPIES:
+        if self._copies[key] > MAX_COPIES:
             session.fail(
                 IntegrityError(
                     f"{label} is wrong after {MAX_COPIES} fresh copies: {report.reason}; check the disk of "

@@ -310,6 +310,10 @@ class Engine:
         """Takes a report that a session's reader found a chunk corrupt; see `corruption_reports`."""
         self.corruption_reports.report(session, chunk, reason)
 
+    def note_good_read(self, session: EngineSession, chunk: int) -> None:
+        """Records that a session's reader has read a chunk well that it had reported as corrupt."""
+        self.corruption_reports.note_good_read(session, chunk)
+
     def count_error(self, error: StreamerError) -> None:
         """Counts an error that reaches a consumer."""
         self.errors[type(error).__name__] += 1

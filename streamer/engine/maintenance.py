@@ -160,7 +160,9 @@ async def scrub(
             if skip(key) or not cache.contains(key):
                 continue
             length = cache.length(key)
-            if not await cache.verify(key):
+            if await cache.verify(key):
+                cache.note_good_read(key)
+            else:
                 on_damaged(key)
             await cache.advise(key, "DONTNEED")
             await asyncio.sleep(length / bytes_per_second)

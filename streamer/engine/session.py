@@ -111,6 +111,10 @@ class SessionHost(Protocol):
         """Takes the report of the session's reader that a chunk is corrupt."""
         ...
 
+    def note_good_read(self, session: EngineSession, chunk: int) -> None:
+        """The session's reader has read a chunk well that it had reported as corrupt."""
+        ...
+
     def count_error(self, error: StreamerError) -> None:
         """Counts an error that reaches a consumer."""
         ...
@@ -146,6 +150,8 @@ class EngineSession:
         # The numbers that have a key: more than one where parts share chunks.
         self.keys: dict[bytes, tuple[int, ...]] = {}
         self.deferred: set[int] = set()
+        # The chunks that its reader has reported as wrong and has not read well since, and how often in vain.
+        self.reported: set[int] = set()
         self.unfounded: Counter[int] = Counter()
         self.lookahead_bytes = 0
         self.planned_bytes = 0
@@ -322,6 +328,11 @@ class EngineSession:
             self.keys[key] = (chunk,)
         elif chunk not in known:
             self.keys[key] = (*known, chunk)
+
+    def finish(self, use: Use) -> None:
+        """Records that its consumer has read all of a use."""
+        if use.chunk in self.reported:
+            self._host.note_good_read(self, use.chunk)
 
     def forget(self, key: bytes, chunk: int) -> None:
         """Records that the session does not hold the chunk any more."""

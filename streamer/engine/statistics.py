@@ -87,7 +87,7 @@ def engine_statistics(engine: Engine) -> Values:
         "disk_bytes": engine.cache.space.disk_bytes,
         "kept_chunks": policy.kept_chunks,
         "evicted_chunks": policy.evicted_chunks,
-        "rejected_chunks": engine.corruption_reports.dropped.total(),
+        "rejected_chunks": engine.corruption_reports.dropped,
         "unfounded_rejects": engine.corruption_reports.unfounded,
         "refused_writes": cache.refused_writes,
         "written_bytes": cache.written_bytes,

@@ -137,6 +137,50 @@ def test_a_rejected_chunk_is_fetched_again(make_source, folder, read_chunk):
     session.close()
 
 
+def damage(source, manifest, chunk: int) -> None:
+    path = source.roots()[0] / chunkfile.relative_path(manifest.chunk_keys[chunk].tobytes())
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+
+
+def test_a_chunk_that_is_overwritten_in_each_epoch_stays_on_the_disk(make_source, folder, read_chunk):
+    """It is fetched again each time, and read well in between: neither an error nor a copy in memory."""
+    source = make_source()
+    manifest = source.manifest(str(folder))
+    session = source.open_session(spec_of(manifest))
+    for epoch in range(8):
+        session.extend(one_chunk_a_step(epoch, epoch, [3]))
+        session.wait(epoch, 60)
+        damage(source, manifest, 3)
+        session.reject(3, "checksum")
+        session.wait(epoch, 60)
+        assert read_chunk(source, manifest, 3) == source_samples(folder, manifest, 3)
+        session.done(epoch + 1)
+    counts = source.statistics()
+    assert (counts["rejected_chunks"], counts["fallback_chunks"]) == (8, 0)
+    session.close()
+
+
+def test_a_chunk_that_the_disk_loses_at_each_read_goes_to_memory(make_source, folder, read_chunk):
+    """Two copies in a row were wrong: the third one is in memory, and stays there in later epochs."""
+    source = make_source()
+    manifest = source.manifest(str(folder))
+    session = source.open_session(spec_of(manifest))
+    for epoch in range(3):
+        session.extend(one_chunk_a_step(epoch, epoch, [3]))
+        session.wait(epoch, 60)
+        if epoch == 0:
+            for _ in range(2):
+                damage(source, manifest, 3)
+                session.reject(3, "checksum")
+                session.wait(epoch, 60)
+        assert read_chunk(source, manifest, 3) == source_samples(folder, manifest, 3)
+        session.done(epoch + 1)
+    counts = source.statistics()
+    assert (counts["rejected_chunks"], counts["fallback_chunks"]) == (2, 1)
+    session.close()
+
+
 def test_a_good_chunk_that_is_rejected_stays(make_source, folder, read_chunk):
     """The engine looks itself: nothing is fetched, nobody else notices, and the reader may go on."""
     source = make_source()

@@ -237,6 +237,9 @@ class SimulatedEngine:
     def reject(self, session: EngineSession, chunk: int, reason: str) -> None:
         raise AssertionError("nothing is corrupt here")
 
+    def note_good_read(self, session: EngineSession, chunk: int) -> None:
+        raise AssertionError("nothing is corrupt here")
+
     def count_error(self, error: StreamerError) -> None:
         self.errors.append(error)
 

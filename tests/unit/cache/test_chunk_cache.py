@@ -510,6 +510,19 @@ async def test_two_damaged_copies_are_enough(config: CacheConfig, make_chunk: Ma
         assert cache.trusts_disk_with(removed.key)
 
 
+async def test_a_good_read_in_between_begins_the_count_anew(config: CacheConfig, make_chunk: MakeChunk) -> None:
+    """A program that overwrites the file once an epoch is no disk that loses it."""
+    chunk = make_chunk(1)
+    async with ChunkCache(config) as cache:
+        for _ in range(4):
+            assert (await publish(cache, chunk)).root == cache.root
+            cache.folder.chunk_path(chunk.key).write_bytes(b"damaged")
+            assert not await cache.verify(chunk.key)
+            await cache.evict([chunk.key])
+            cache.note_good_read(chunk.key)
+        assert cache.trusts_disk_with(chunk.key)
+
+
 async def test_a_disk_of_which_no_file_can_be_read_is_given_up(
     config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

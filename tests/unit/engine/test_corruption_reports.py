@@ -29,6 +29,10 @@ class Cache:
         self.wrong: set[bytes] = set()
         self.in_memory: set[bytes] = set()
         self.read: list[bytes] = []
+        self.good: list[bytes] = []
+
+    def note_good_read(self, key: bytes) -> None:
+        self.good.append(key)
 
     def length(self, key: bytes) -> int:
         return 10
@@ -75,6 +79,7 @@ class Session:
     def __init__(self, engine: Engine, name: str = "1 rank 0") -> None:
         self.name = name
         self.collection = self.progress = self.request = self
+        self.reported: set[int] = set()
         self.unfounded: Counter[int] = Counter()
         self.failed: IntegrityError | None = None
         self.judged_rejects = 0
@@ -200,6 +205,43 @@ async def test_a_disk_that_lies_is_named(parts):
     assert engine.dropped == [session.key(7)] * (MAX_COPIES + 1)
 
 
+async def test_a_chunk_that_is_read_well_in_between_is_never_an_error(parts):
+    """It is overwritten once an epoch, for a month: each time a fetch, and nothing that adds up."""
+    engine, session, rejects = parts
+    for _ in range(10 * MAX_COPIES):
+        engine.cache.wrong.add(session.key(7))
+        rejects.report(session, 7, "crc")
+        await checked(rejects)
+        assert session.reported == {7}
+        engine.cache.wrong.clear()
+        rejects.note_good_read(session, 7)
+        assert session.reported == set()
+    assert (session.failed, rejects.dropped) == (None, 10 * MAX_COPIES)
+    assert engine.cache.good == [session.key(7)] * 10 * MAX_COPIES
+
+
+async def test_unfounded_reports_do_not_add_up_over_the_epochs(parts):
+    """A bit of memory flips now and then: the reader reads on, and may meet it again in the next epoch."""
+    engine, session, rejects = parts
+    for number in range(2 * MAX_UNFOUNDED_IN_ALL):
+        chunk = number % 4
+        rejects.report(session, chunk, "crc")
+        await checked(rejects)
+        engine.time += VERIFIED_SECONDS
+        rejects.note_good_read(session, chunk)
+    assert (session.failed, rejects.unfounded, session.unfounded.total()) == (None, 2 * MAX_UNFOUNDED_IN_ALL, 0)
+
+
+async def test_a_session_that_reads_the_rest_of_a_chunk_says_nothing_of_it(parts):
+    """Two ranks share a chunk with a bad sector: only who met it knows that it is gone."""
+    engine, session, rejects = parts
+    other = Session(engine, "2 rank 1")
+    engine.cache.wrong.add(session.key(7))
+    rejects.report(session, 7, "crc")
+    await checked(rejects)
+    assert (session.reported, other.reported) == ({7}, set())
+
+
 async def test_what_a_session_does_not_hold_is_answered_without_a_look(parts):
     """It has read on; nothing is queued, so a flood of such rejects holds no memory."""
     engine, session, rejects = parts
@@ -232,7 +274,7 @@ async def test_many_wrong_chunks_are_one_warning(parts):
         for chunk in range(40):
             rejects.report(session, chunk, "crc")
         await checked(rejects)
-        assert rejects.dropped.total() == 40
+        assert rejects.dropped == 40
         assert len(warnings) == 1
         assert "is wrong or cannot be read, and is fetched again" in warnings[0]
         engine.time += WARNING_SECONDS
