@@ -34,12 +34,20 @@ class Launcher:
     jobs: tuple[str, ...] = ()
 
 
-TORCHRUN = Launcher("torchrun", "RANK", "WORLD_SIZE", ("LOCAL_WORLD_SIZE",), "GROUP_WORLD_SIZE")
+# DeepSpeed counts the ranks of a node in LOCAL_SIZE.
+TORCHRUN = Launcher("torchrun", "RANK", "WORLD_SIZE", ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"), "GROUP_WORLD_SIZE")
 SLURM = Launcher("SLURM", "SLURM_PROCID", "SLURM_NTASKS", nodes="SLURM_NNODES", jobs=("SLURM_JOB_ID",))
 # The variables of jsrun and Flux come before those of PMI, which they set, too.
 LAUNCHERS = (
     TORCHRUN,
     Launcher("Horovod", "HOROVOD_RANK", "HOROVOD_SIZE", ("HOROVOD_LOCAL_SIZE",), "HOROVOD_CROSS_SIZE"),
+    Launcher(
+        "submitit",
+        "SUBMITIT_LOCAL_GLOBALID",
+        "SUBMITIT_LOCAL_NTASKS",
+        ("SUBMITIT_LOCAL_NTASKS",),
+        jobs=("SUBMITIT_LOCAL_JOB_ID",),
+    ),
     Launcher("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", jobs=("PMIX_NAMESPACE", "LSB_JOBID")),
     Launcher(
         "Open MPI",
@@ -48,16 +56,26 @@ LAUNCHERS = (
         ("OMPI_COMM_WORLD_LOCAL_SIZE",),
         jobs=("PMIX_NAMESPACE",),
     ),
-    Launcher("MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", ("MV2_COMM_WORLD_LOCAL_SIZE",)),
+    Launcher(
+        "MVAPICH2",
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_SIZE",
+        ("MV2_COMM_WORLD_LOCAL_SIZE",),
+        "MV2_NUM_NODES_IN_JOB",
+    ),
     Launcher("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", nodes="FLUX_JOB_NNODES", jobs=("FLUX_JOB_ID",)),
     Launcher("MPI", "PMI_RANK", "PMI_SIZE", ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"), jobs=("PALS_APID", "PMI_JOBID")),
     SLURM,
 )
-# Ranks of launchers that do not say how many there are, and the nodes that pbsdsh numbers.
+# Ranks of launchers that do not say how many there are, and the numbers of nodes or containers that pbsdsh, Kubeflow,
+# Kubernetes and AWS Batch give.
 _WITHOUT_SIZE = (
     *("PMIX_RANK", "PMI_ID", "PALS_RANKID", "ALPS_APP_PE", "MPI_RANKID", "LSF_PM_TASKID"),
     *("LOCAL_RANK", "MPI_LOCALRANKID", "PBS_NODENUM", "PBS_VNODENUM"),
+    *("NODE_RANK", "PET_NODE_RANK", "JOB_COMPLETION_INDEX", "AWS_BATCH_JOB_NODE_INDEX"),
 )
+# The processes of a node, where a container has the number of its node in RANK: Kubeflow, PAI of Alibaba.
+_PROCESSES_OF_NODE = ("NPROC_PER_NODE", "PET_NPROC_PER_NODE")
 # Steps of SLURM that are no tasks of srun: interactive step, batch script, extern and pending step (slurm/slurm.h).
 _NO_TASKS = frozenset(str(0xFFFFFFFA + number) for number in range(4))
 _SHELL = re.compile(r"-?(ba|z|da|k|c|tc|fi)?sh|interactive")
@@ -194,7 +212,17 @@ def _describe_difference(env: Mapping[str, str], found: list[tuple[Launcher, str
 
 
 def _doubtful(env: Mapping[str, str], launcher: Launcher, rank: int, size: int) -> str:
-    """Returns a line about a rank 0 of SLURM that may be a script without srun."""
+    """Returns a line about a rank that may be that of a node, or of a script of SLURM without srun."""
+    if launcher is TORCHRUN and not env.get("LOCAL_RANK"):
+        # "auto" and "gpu" are a choice of torchrun, and say nothing of this process.
+        name = next((one for one in _PROCESSES_OF_NODE if env.get(one, "").isdecimal() and int(env[one]) > 1), "")
+        if name:
+            return (
+                f"RANK={rank} and WORLD_SIZE={size} in the environment seem to number the nodes, since {name}="
+                f"{env[name]} and LOCAL_RANK is not set: this process reads the share of rank {rank} of {size}. If it "
+                "is not alone on its node, start it by torchrun, call torch.distributed.init_process_group before the "
+                "first batch, or give the dataset rank= and world_size="
+            )
     if launcher is not SLURM or rank or size == 1 or env.get("SLURM_STEP_ID") or env.get("SLURM_STEPID"):
         return ""
     return (

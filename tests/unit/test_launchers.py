@@ -79,13 +79,19 @@ def test_the_innermost_launcher_counts(variables, rank, world_size, line):
         {"MPI_RANKID": "2"},
         {"PBS_NODENUM": "1"},
         {"PBS_VNODENUM": "1"},
+        {"NODE_RANK": "1"},
+        {"PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "8"},
+        {"JOB_COMPLETION_INDEX": "2"},
+        {"AWS_BATCH_JOB_NODE_INDEX": "3"},
+        {"SUBMITIT_LOCAL_NTASKS": "2"},
     ],
 )
 def test_half_of_the_variables_is_one_line(variables):
     """The process reads everything, and the line names what was there."""
     place = find_place(variables)
     assert (place.rank, place.world_size) == (0, 1)
-    assert all(f"{name}={value}" in place.note for name, value in variables.items())
+    seen = {name: value for name, value in variables.items() if not name.endswith("PER_NODE")}
+    assert all(f"{name}={value}" in place.note for name, value in seen.items())
 
 
 @pytest.mark.parametrize("variables", [{"WORLD_SIZE": "1"}, {"RANK": "0"}, {"LOCAL_RANK": "0"}, {"PBS_NODENUM": "0"}])
@@ -111,11 +117,41 @@ def test_instances_of_sagemaker_without_a_launcher():
 
 
 def test_ranks_of_a_node_are_counted_by_each_mpi():
-    """MPICH and Intel MPI by MPI_LOCALNRANKS, PALS by PMI_LOCAL_SIZE."""
+    """MPICH and Intel MPI by MPI_LOCALNRANKS, PALS by PMI_LOCAL_SIZE, DeepSpeed by LOCAL_SIZE."""
+    assert find_place({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_SIZE": "4"}).local_size == 4
     pmi = {"PMI_RANK": "5", "PMI_SIZE": "8"}
     assert find_place({**pmi, "MPI_LOCALNRANKS": "4"}).local_size == 4
     assert find_place({**pmi, "PMI_LOCAL_SIZE": "2", "PALS_APID": "7.0"}).local_size == 2
     assert find_place(pmi).local_size == 0
+
+
+@pytest.mark.parametrize("name", ["NPROC_PER_NODE", "PET_NPROC_PER_NODE"])
+def test_a_rank_that_numbers_nodes_is_doubted(name):
+    """Kubeflow and PAI set RANK and WORLD_SIZE in each container: torchrun in it sets its own, mpirun or a pool not."""
+    node = {"RANK": "1", "WORLD_SIZE": "2", name: "8"}
+    place = find_place(node)
+    assert (place.rank, place.world_size) == (1, 2)
+    assert f"{name}=8 and LOCAL_RANK is not set" in place.note
+    assert find_place({**node, name: "1"}).note == find_place({**node, name: "auto"}).note == ""
+    assert find_place({**node, "RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1"}).note == ""
+
+
+def test_the_variables_of_real_jobs():
+    """What each of these sets in one rank, as their sources say; the innermost launcher counts."""
+    prrte = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "3", "PMIX_NAMESPACE": "n@1"}
+    torch = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+    azure = {**torch, "NODE_RANK": "1", "AZUREML_RUN_ID": "r"}
+    deepspeed = {**torch, "LOCAL_SIZE": "2", "CROSS_RANK": "1", "CROSS_SIZE": "2"}
+    mpich_of_deepspeed = {"WORLD_SIZE": "4", "LOCAL_SIZE": "2", "PMI_RANK": "3", "PMI_SIZE": "4"}
+    mvapich = {"PMI_ID": "3", "MV2_COMM_WORLD_RANK": "3", "MV2_COMM_WORLD_SIZE": "4", "MV2_NUM_NODES_IN_JOB": "2"}
+    hydra_of_mvapich = {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "7", "MPI_LOCALNRANKS": "2"}
+    submitit = {"SUBMITIT_LOCAL_GLOBALID": "3", "SUBMITIT_LOCAL_NTASKS": "4", "SUBMITIT_LOCAL_NODEID": "0"}
+    mpirun_in_sbatch = {**prrte, **BATCH}
+    jobs = (prrte, azure, deepspeed, mpich_of_deepspeed, mvapich, hydra_of_mvapich, submitit, mpirun_in_sbatch)
+    for job in jobs:
+        place = find_place(job)
+        assert (place.rank, place.world_size, place.note) == (3, 4, ""), job
+    assert find_place(mvapich).nodes == 2
 
 
 def test_a_heterogeneous_job_counts_all_its_components():
