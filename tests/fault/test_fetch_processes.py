@@ -105,12 +105,13 @@ async def reading(
     *,
     processes_by_load: bool = False,
     chunk_bytes: int = 300_000,
+    all_start: bool = True,
 ) -> AsyncIterator[tuple[Engine, Reader]]:
     """An engine whose processes are ready, with room for half of the data."""
     cache = CacheConfig(directory=folder.parent / "cache", limit_bytes=cache_bytes)
     config = EngineConfig(cache=cache, settle_seconds=0.0, fetch_processes=None if processes_by_load else processes)
     async with Engine(config) as engine:
-        await until(lambda: len(engine.fetch_pool.pids) == processes)
+        await until(lambda: not all_start or len(engine.fetch_pool.pids) == processes)
         request = GetManifest(0, [str(folder)], "auto", chunk_bytes=chunk_bytes)
         digest = await engine.manifest(request, lambda text, done, total: None)
         yield engine, Reader(engine, digest, folder)
@@ -253,12 +254,12 @@ async def test_processes_come_and_go_by_load(folder: Path, monkeypatch: pytest.M
         assert engine.fetchers.memory.gate.limit > 1 << 20
 
 
-def poisoned(chunk: int, number: signal.Signals) -> type[FetchProcess]:
-    """Processes that end by this signal when they get this chunk."""
+def poisoned(chunk: int | None, number: signal.Signals) -> type[FetchProcess]:
+    """Processes that end by this signal when they get this chunk; without one at each chunk."""
 
     class Poisoned(FetchProcess):
         async def bring(self, asked, dataset, weight):  # type: ignore[no-untyped-def]
-            if asked.chunk == chunk and self.pid is not None:
+            if chunk in (asked.chunk, None) and self.pid is not None:
                 os.kill(self.pid, number)
             return await super().bring(asked, dataset, weight)
 
@@ -288,6 +289,36 @@ async def test_the_loop_fetches_what_processes_are_killed_over(
     async with reading(folder, 2, cache_bytes=64_000_000) as (_, reader):
         await reader.epoch(0)
     assert len([record for record in caplog.records if "the engine fetches by itself" in record.message]) == 1
+
+
+@pytest.mark.slow
+async def test_processes_that_each_end_over_another_chunk_end_no_job(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Six in a row did: no chunk is to blame, and none is lost."""
+    monkeypatch.setattr(pool, "FetchProcess", poisoned(None, signal.SIGKILL))
+    async with reading(folder, 2, cache_bytes=64_000_000) as (engine, reader):
+        await reader.epoch(0)
+        assert engine.fetch_pool.crashes > 2
+    said = [record.message for record in caplog.records if "the engine fetches by itself" in record.message]
+    assert 1 <= len(said) <= reader.manifest.chunks
+
+
+@pytest.mark.parametrize("how", ["ends", "raises"])
+async def test_processes_that_do_not_start_end_no_job(folder: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """A limit of processes, a Python that is removed: the engine's loop fetches."""
+
+    class Stillborn(FetchProcess):
+        async def run(self, on_ready):  # type: ignore[no-untyped-def]
+            if how == "raises":
+                raise BlockingIOError("Resource temporarily unavailable")
+            return "ended by code 1"
+
+    monkeypatch.setattr(pool, "FetchProcess", Stillborn)
+    async with reading(folder, 2, cache_bytes=64_000_000, all_start=False) as (engine, reader):
+        await reader.epoch(0)
+        assert engine.fetch_pool.crashes > 0
+        assert engine_statistics(engine)["store_bytes"] == FILES * FILE_BYTES
 
 
 @pytest.mark.slow

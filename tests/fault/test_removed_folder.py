@@ -113,6 +113,40 @@ def test_a_removed_folder_costs_no_sample(
     assert found == expected
 
 
+@pytest.mark.leaves_over("the engine of a fork server whose workers were killed ends after the test")
+def test_a_removed_folder_costs_two_ranks_no_sample(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share an engine, and the workers of both start anew."""
+    multiprocessing.resource_tracker.ensure_running()
+    with tempfile.TemporaryDirectory(prefix="streamer-gone-") as folder:
+        monkeypatch.setenv("STREAMER_RUNTIME_DIR", f"{folder}/r")
+
+        def read_ranks(cache: str, remove: Callable[[], object]) -> list[list[str]]:
+            ranks = [
+                plain(data, cache_dir=f"{folder}/{cache}", engine="auto", rank=rank, world_size=2) for rank in range(2)
+            ]
+            with contextlib.ExitStack() as on_exit:
+                loaders = [
+                    on_exit.enter_context(StreamingDataLoader(rank, num_workers=1, collate_fn=list_of))
+                    for rank in ranks
+                ]
+                found = []
+                for _ in range(2):
+                    for number, batches in enumerate(zip(*loaders, strict=True)):
+                        found += batches
+                        if number == 3:
+                            remove()
+                            for loader in loaders:
+                                for pid in inspect(loader).worker_pids:
+                                    os.kill(pid, signal.SIGKILL)
+            for rank in ranks:
+                rank.close()
+            return found
+
+        expected = read_ranks("first", lambda: None)
+        assert read_ranks("second", lambda: remove(f"{folder}/second")) == expected
+        assert len({text for batch in expected for text in batch}) > 30
+
+
 def read(dataset: Any, remove: Callable[[], object] = lambda: None) -> list[list[str]]:
     """Reads two epochs; calls `remove` in the middle of the first one and of the second one, and kills the workers."""
     found = []

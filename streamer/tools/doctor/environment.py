@@ -65,6 +65,14 @@ def _interpreter() -> Iterator[Finding]:
         find_interpreter()
     except ConfigError as error:
         yield Finding("problem", "interpreter", f"sys.executable is {sys.executable!r}", str(error))
+    try:
+        linux.require_poll()
+        linux.epoll().close()
+    except ConfigError as error:
+        yield Finding("problem", "select", "this Python lacks calls that the engine needs", str(error))
+    if "_pydev_bundle.pydev_monkey" in sys.modules:
+        fact = "debugpy or PyCharm's debugger is attached"
+        yield Finding("optional", "debugger", fact, "the engine and its processes are started without it")
     for name, lack in _MODULES.items():
         try:
             importlib.import_module(name)

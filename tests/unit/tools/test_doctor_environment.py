@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import signal
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -45,14 +47,20 @@ def test_an_interpreter_that_lacks_things(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "lzma", None)
     monkeypatch.setitem(sys.modules, "ssl", None)
     monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setitem(sys.modules, "gevent", types.ModuleType("gevent"))
+    monkeypatch.setitem(sys.modules, "_pydev_bundle.pydev_monkey", types.ModuleType("pydev_monkey"))
+    monkeypatch.delattr(select, "epoll")
     monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "euc_jp")
     found = _found(tmp_path)
     assert {subject: finding.state for subject, finding in found.items()} == {
         "interpreter": "problem",
+        "select": "problem",
+        "debugger": "optional",
         "lzma": "warning",
         "ssl": "problem",
         "locale": "warning",
     }
+    assert "gevent has patched this process" in found["select"].advice
 
 
 def test_a_process_that_lacks_things(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
