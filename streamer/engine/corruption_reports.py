@@ -98,10 +98,7 @@ class CorruptionReports:
         self._replaced: dict[bytes, float] = {}
 
     def __repr__(self) -> str:
-        return (
-            f"CorruptionReports(dropped={self.dropped}, unfounded={self.unfounded}, "
-            f"waiting={len(self._waiting)})"
-        )
+        return f"CorruptionReports(dropped={self.dropped}, unfounded={self.unfounded}, waiting={len(self._waiting)})"
 
     def report(self, session: EngineSession, chunk: int, reason: str) -> None:
         """Takes a reader's report of a corrupt chunk; `acknowledge` of its session follows once it has been checked.
