@@ -1,7 +1,8 @@
 """The sockets of an engine: the one that clients are told of, and one in the cache folder of an embedded engine.
 
 A process with a /tmp of its own (a job of SLURM or systemd), or after a cleaner removed the runtime folder, finds the
-engine of its cache folder by the second one.
+engine of its cache folder by the second one. So does one that reaches the folder through a link that led somewhere else
+before.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from streamer.base import linux
-from streamer.cache.folder import group_id
+from streamer.cache.folder import ROOT_ID, group_id
 from streamer.config import CACHE_SOCKET_NAME, EngineConfig
 from streamer.errors import ConfigError
 
@@ -94,6 +95,8 @@ class Listeners:
         assert config.socket_path is not None, "checked before the engine starts"
         self._main = Listener(config.socket_path, config, connect)
         self._second: Listener | None = None
+        self._cache = config.cache.directory
+        self._root_id = ""
         if config.grace_seconds is not None:  # an embedded engine; the path of a service is configured
             self._second = Listener(config.cache.directory / CACHE_SOCKET_NAME, config, connect)
 
@@ -109,6 +112,7 @@ class Listeners:
             raise ConfigError(
                 f"cannot listen at {self._main.path}: {error.strerror or error}", field="socket_path"
             ) from error
+        self._root_id = self._read_root_id()
         try:
             if self._second is not None:
                 await self._second.open()
@@ -117,10 +121,12 @@ class Listeners:
             self._second = None
 
     async def watch(self) -> None:
-        """Makes the main socket again whenever it was removed."""
+        """Makes the sockets again where they were removed, that of the cache folder once the folder is there again."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             await self._main.open_again()
+            if self._second is not None and self._cache.is_dir() and self._read_root_id() == self._root_id:
+                await self._second.open_again()
 
     def descriptors(self) -> list[int]:
         """Returns descriptors that a fork must not keep open."""
@@ -130,6 +136,13 @@ class Listeners:
         """Ends both; idempotent."""
         for listener in self._all():
             listener.close()
+
+    def _read_root_id(self) -> str:
+        """Returns the id of the cache folder, which tells it from one that another engine has put in its place."""
+        try:
+            return (self._cache / ROOT_ID).read_text()
+        except OSError:
+            return ""
 
     def _all(self) -> list[Listener]:
         return [self._main] if self._second is None else [self._main, self._second]

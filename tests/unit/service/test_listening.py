@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from streamer.cache.folder import ROOT_ID
 from streamer.config import CACHE_SOCKET_NAME, CacheConfig, EngineConfig
 from streamer.errors import ConfigError
 from streamer.service.listening import listen
@@ -64,6 +65,32 @@ async def test_a_removed_socket_is_made_again(tmp_path: Path, monkeypatch: pytes
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
     assert list((tmp_path / "runtime").iterdir()) == []
+
+
+@pytest.mark.process
+async def test_a_socket_in_the_cache_folder_is_made_again_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before the engine has made the folder again, and not in a folder of another engine."""
+    monkeypatch.setattr("streamer.service.listening._LOOK_SECONDS", 0.01)
+    config = _config(tmp_path)
+    cache = config.cache.directory
+    (cache / ROOT_ID).write_text("ours\n")
+    async with listen(config, asyncio.Protocol) as listeners:
+        watching = asyncio.create_task(listeners.watch())
+        cache.rename(tmp_path / "away")
+        await asyncio.sleep(0.1)
+        assert not cache.exists()
+        cache.mkdir()
+        (cache / ROOT_ID).write_text("another\n")
+        await asyncio.sleep(0.1)
+        assert not (cache / CACHE_SOCKET_NAME).exists()
+        (cache / ROOT_ID).write_text("ours\n")
+        async with asyncio.timeout(20):
+            await asyncio.to_thread(_wait_for, cache / CACHE_SOCKET_NAME)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    assert [path.name for path in cache.iterdir()] == [ROOT_ID]
 
 
 @pytest.mark.process
