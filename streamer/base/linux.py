@@ -12,6 +12,7 @@ import errno
 import fcntl
 import mmap
 import os
+import re
 import select
 import signal
 import socket
@@ -122,6 +123,25 @@ def require_poll() -> None:
     """
     if sys.platform == "linux" and not hasattr(select, "poll"):
         raise ConfigError(f"select.poll is not there: {_patcher()}", field="platform")
+
+
+def require_own_files() -> None:
+    """Checks that this process may use the files that it makes.
+
+    Raises:
+        ConfigError: its umask takes their owner's rights away.
+    """
+    try:
+        status = Path("/proc/self/status").read_text("utf-8", "surrogateescape")
+    except OSError:
+        return
+    found = re.search(r"^Umask:\s*([0-7]+)$", status, re.MULTILINE)
+    if found is not None and int(found[1], 8) & 0o700 and os.geteuid() != 0:
+        raise ConfigError(
+            f"the umask {found[1]} of this process takes the rights to new files from their own owner: set it to 077, "
+            "or 022",
+            field="umask",
+        )
 
 
 def _patcher() -> str:

@@ -166,6 +166,7 @@ def _connect_or_start(settings: ClientSettings, restarts: Restarts) -> Connectio
     if sys.platform == "win32":
         raise ConfigError("streamer runs on Linux; on Windows use WSL2", field="platform")
     linux.require_proc()
+    linux.require_own_files()
     _make_runtime_dir(settings.runtime_dir)
     while True:
         with contextlib.suppress(DisconnectedError):

@@ -98,6 +98,10 @@ def _process() -> Iterator[Finding]:
     except FileNotFoundError:
         advice = "cd to one that is there: the MKL that torch brings ends a process without one as it is imported"
         yield Finding("problem", "working directory", "was removed", advice)
+    try:
+        linux.require_own_files()
+    except ConfigError as error:
+        yield Finding("problem", "umask", str(error))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     if hard != resource.RLIM_INFINITY and hard < _FILE_BYTES:
         fact = f"at most {format_bytes(hard)} (ulimit -f)"

@@ -92,6 +92,21 @@ def test_calls_that_a_sandbox_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         linux.require_proc()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize(("umask", "uid", "is_refused"), [(0o777, 1000, True), (0o077, 1000, False), (0o777, 0, False)])
+def test_a_umask_that_takes_its_owner_the_rights(
+    monkeypatch: pytest.MonkeyPatch, umask: int, uid: int, is_refused: bool
+) -> None:
+    """The engine ended over its own marker, with a line about seccomp; root may use its files all the same."""
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    before = os.umask(umask)
+    try:
+        with pytest.raises(ConfigError, match="umask 0777") if is_refused else contextlib.nullcontext():
+            linux.require_own_files()
+    finally:
+        os.umask(before)
+
+
 @pytest.mark.parametrize("library", ["gevent", "eventlet"])
 def test_a_process_that_green_threads_have_patched(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """gevent removes epoll, eventlet poll as well: the error named Linux, or no module."""
