@@ -61,7 +61,7 @@ LAUNCHERS = (
         "MV2_COMM_WORLD_RANK",
         "MV2_COMM_WORLD_SIZE",
         ("MV2_COMM_WORLD_LOCAL_SIZE",),
-        "MV2_NUM_NODES_IN_JOB",
+        nodes="MV2_NUM_NODES_IN_JOB",
     ),
     Launcher("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", nodes="FLUX_JOB_NNODES", jobs=("FLUX_JOB_ID",)),
     Launcher("MPI", "PMI_RANK", "PMI_SIZE", ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"), jobs=("PALS_APID", "PMI_JOBID")),
