@@ -46,7 +46,7 @@ def import_paths() -> list[str]:
 
 def absolute_import_paths() -> list[str]:
     """Returns `sys.path` for a process in another folder; "" is the current one, unless that was removed."""
-    with suppress(FileNotFoundError):
+    with suppress(OSError):
         return [os.path.abspath(entry) for entry in import_paths()]
     return import_paths()
 

@@ -29,7 +29,7 @@ from streamer.cache.disk_space import DiskSpace
 from streamer.cache.disk_trust import DiskTrust, read_whole
 from streamer.cache.folder import Layers, open_folder
 from streamer.cache.folder_guard import FolderGuard
-from streamer.cache.memory_folder import REFUSALS, RamFallback
+from streamer.cache.memory_folder import RamFallback, is_refusal
 from streamer.cache.policy.answers import CacheLimits
 from streamer.cache.policy.table import charge
 from streamer.cache.reconcile import DatasetFiles, reconcile
@@ -286,10 +286,18 @@ class ChunkCache:
                 if self.space.is_set and not self._leftovers:
                     raise
                 return await self._publish_in_memory(chunk, length, "evicted files could not be removed")
-            except OSError as error:
-                if error.errno not in REFUSALS:
+            except CacheError as error:
+                if not (self._guard.is_lost and self.is_used()):
                     raise
-                return await self._publish_in_memory(chunk, length, error.errno)
+                code = error.details.get("errno")
+                reason = "another engine uses it now"
+                if isinstance(code, int):
+                    reason = f"it cannot be made again: {os.strerror(code)}"
+                return await self._publish_in_memory(chunk, length, reason)
+            except OSError as error:
+                if not is_refusal(error):
+                    raise
+                return await self._publish_in_memory(chunk, length, error.errno or errno.EIO)
 
     async def publish_with(self, write: Write, key: bytes, length: int, dataset: str) -> None:
         """Does as `publish`, where another process writes the file: the bytes are reserved before it begins.

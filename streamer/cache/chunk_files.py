@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -17,11 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.base import linux
-from streamer.base.system_limits import is_shortage, limit_error
+from streamer.base.system_limits import limit_error
 from streamer.cache.folder import CacheFolder, Permissions
 from streamer.errors import CacheError, IntegrityError
 from streamer.formats.checksum import crc32, join_crc32
 from streamer.formats.chunkfile import HEADER_BYTES, ChunkHeader
+
+logger = logging.getLogger(__name__)
 
 # POSIX allows 1,024 buffers per call on Linux.
 _BUFFERS_PER_CALL = 1024
@@ -122,7 +125,9 @@ def write_chunk(chunk: ChunkBytes, folder: CacheFolder) -> int:
         _write(temporary, [header.encode(), *chunk.parts, table], header.file_bytes, folder.permissions)
         os.rename(temporary, folder.chunk_path(chunk.key))
     except BaseException as error:
-        temporary.unlink(missing_ok=True)
+        # A disk that refused the file may refuse this, too; the next start empties the folder of such files.
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         if isinstance(error, OSError) and error.errno == errno.EFBIG and (limit := limit_error(error)) is not None:
             raise limit from error
         raise
@@ -243,14 +248,15 @@ def unlink_all(paths: Mapping[bytes, Path], failed: dict[bytes, OSError]) -> Non
 
 
 def advise(path: Path, advice: linux.Advice) -> None:
-    """Advises the kernel about a file's pages; does nothing if it cannot be opened: it is evicted, or too many are."""
+    """Advises the kernel about a file's pages; does nothing if it cannot be opened.
+
+    It is evicted, too many files are open, or the disk fails: who reads the file finds out.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            linux.advise(descriptor, advice)
+        finally:
+            os.close(descriptor)
     except OSError as error:
-        if isinstance(error, FileNotFoundError) or is_shortage(error):
-            return
-        raise
-    try:
-        linux.advise(descriptor, advice)
-    finally:
-        os.close(descriptor)
+        logger.debug("no advice about the pages of %s: %s", path, error)

@@ -170,6 +170,11 @@ class FolderGuard:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._folder.path))
 
     @property
+    def is_lost(self) -> bool:
+        """Whether the folder is missing or another engine's, after the last try to make it again."""
+        return self._is_foreign
+
+    @property
     def is_repeated(self) -> bool:
         """Whether the program that removed the folder was still at work when it was recreated."""
         return self._restored_at - self._restored_before < REPEATED_SECONDS

@@ -31,15 +31,25 @@ from streamer.cache.chunk_files import ChunkBytes, Published, write_chunk
 from streamer.cache.folder import LOCK_NAME, CacheFolder, Permissions, list_chunk_files, open_folder
 from streamer.cache.policy.table import charge
 from streamer.config import CacheConfig, format_bytes
-from streamer.errors import CacheError
+from streamer.errors import CacheError, StreamerError
 
 logger = logging.getLogger(__name__)
 
 # Full, failing, over quota, turned read-only: refusals that are not our mistakes.
 REFUSALS = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS})
+# What the engine itself lacks: neither another folder nor another disk would help.
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 MEMORY_FOLDER = Path("/dev/shm")
 # At most this many bytes, and at most a quarter of the free memory there.
 FALLBACK_BYTES = 512 << 20
+
+
+def is_refusal(error: OSError) -> bool:
+    """Whether the disk refused a chunk in mid-job, for whatever reason: rights, a stale handle, a device that is gone.
+
+    At the start of an engine only `REFUSALS` are: a folder that belongs to somebody else is a mistake of its user.
+    """
+    return not isinstance(error, StreamerError) and error.errno not in SHORTAGES
 
 
 class RamFallback:

@@ -70,7 +70,10 @@ def reconcile(folder: CacheFolder, catalog: Catalog) -> Contents:
                 read_header(folder, key, length)
             except (IntegrityError, OSError) as error:
                 logger.warning("dropped a chunk file that is not whole: %s", error)
-                os.unlink(folder.chunk_path(key))
+                try:
+                    os.unlink(folder.chunk_path(key))
+                except OSError as refused:  # a disk that has turned read-only, or that fails
+                    logger.warning("it cannot be removed, and takes its bytes of the disk: %s", refused)
                 found.dropped += 1
                 found.removed.add(key)
                 continue

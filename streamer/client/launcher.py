@@ -24,7 +24,7 @@ from pathlib import Path
 
 from streamer import errors
 from streamer.base import linux
-from streamer.base.child import import_paths, prevent_forks
+from streamer.base.child import absolute_import_paths, prevent_forks
 from streamer.base.interpreter import find_interpreter, open_standard_descriptors, skip_debugger
 from streamer.base.logs import join_trainer
 from streamer.base.system_limits import limit_error
@@ -340,7 +340,7 @@ def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
     with _name_folder_in_errors(settings.runtime_dir):
         log = os.open(find_log(settings), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     # The engine imports the same streamer as the trainer, even if that was found only through sys.path.
-    paths = [path or os.getcwd() for path in import_paths()]
+    paths = absolute_import_paths()
     try:
         with skip_debugger():
             process = subprocess.Popen(

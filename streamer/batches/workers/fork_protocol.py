@@ -152,6 +152,6 @@ def current_context() -> ProcessContext:
     """Returns working directory, `sys.path` ("" is the current directory) and environment of this process."""
     try:
         folder = os.getcwd()
-    except FileNotFoundError:
+    except OSError:  # it was removed, or a folder above it may not be looked into
         folder = ""
     return ProcessContext(os.fsencode(folder), list(map(os.fsencode, absolute_import_paths())), dict(os.environb))

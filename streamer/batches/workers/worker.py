@@ -294,7 +294,9 @@ def enter_context(context: ProcessContext) -> None:
     os.environb.update({b"OMP_NUM_THREADS": b"1", **context.environment})
     sys.path[:] = map(os.fsdecode, context.path)
     if context.folder:
-        os.chdir(context.folder)
+        # It was removed since, or may only be left and not entered: the rank stays in it as well.
+        with suppress(OSError):
+            os.chdir(context.folder)
 
 
 def end_with_parent(parent: int) -> None:

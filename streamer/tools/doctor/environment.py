@@ -95,7 +95,7 @@ def _process() -> Iterator[Finding]:
         )
     try:
         os.getcwd()
-    except FileNotFoundError:
+    except OSError:
         advice = "cd to one that is there: the MKL that torch brings ends a process without one as it is imported"
         yield Finding("problem", "working directory", "was removed", advice)
     try:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -152,7 +153,13 @@ async def test_offsets_that_do_not_cover_the_bytes_are_refused(config: CacheConf
         assert cache.statistics().charged_bytes == 0
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT])
+@pytest.mark.parametrize(
+    "code",
+    [
+        *(errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ENODEV),
+        *(errno.ENOTCONN, errno.EUCLEAN, errno.ETIMEDOUT, errno.ELOOP, errno.EXDEV, errno.EINVAL, errno.EBUSY),
+    ],
+)
 async def test_chunks_pass_through_memory_while_the_disk_refuses(
     config: CacheConfig,
     make_chunk: MakeChunk,
@@ -185,6 +192,24 @@ async def test_chunks_pass_through_memory_while_the_disk_refuses(
             assert cache.limit_bytes <= 512 << 20
     assert len([r for r in caplog.records if "refuses writes" in r.message]) == 1
     assert not memory.exists()
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+async def test_what_the_engine_lacks_is_no_refusal_of_the_disk(
+    config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """The folder in memory would need it as well; the disk is tried again."""
+
+    def lack(chunk: ChunkBytes, folder: CacheFolder) -> int:
+        raise OSError(code, os.strerror(code))
+
+    async with ChunkCache(config) as cache:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "write_chunk", lack)
+            with pytest.raises(OSError, match=re.escape(os.strerror(code))):
+                await publish(cache, make_chunk(1))
+        assert not cache.space.refused
+        assert (await publish(cache, make_chunk(1))).root == cache.root
 
 
 async def test_memory_is_bounded_too(
@@ -263,25 +288,32 @@ async def test_a_folder_that_is_removed_after_its_last_use_stays_away(
         await publish(cache, make_chunk(1))
 
 
-async def test_a_folder_that_cannot_be_made_again_is_a_typed_error(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """With the folder; once it can be made, the next chunk is written."""
+async def test_chunks_pass_through_memory_while_the_folder_cannot_be_made_again(
+    config: CacheConfig, make_chunk: MakeChunk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With one line; once it can be made, the next chunk is written there."""
     async with ChunkCache(config) as cache:
         shutil.rmtree(config.directory)
         config.directory.write_text("a file in its place")
-        with pytest.raises(CacheError, match=rf"{config.directory} was removed while .* cannot be made again"):
-            await publish(cache, make_chunk(1))
+        for number in range(3):
+            assert (await publish(cache, make_chunk(number))).root == cache.roots[1]
+            await cache.measure()
         config.directory.unlink()
-        await publish(cache, make_chunk(1))
+        await cache.measure()
+        assert (await publish(cache, make_chunk(4))).root == cache.root
+    lines = [record.message for record in caplog.records if "refuses writes" in record.message]
+    assert len(lines) == 1
+    assert "(it cannot be made again: File exists): chunks pass through memory meanwhile" in lines[0]
 
 
 async def test_a_folder_that_another_engine_has_made_is_left_alone(config: CacheConfig, make_chunk: MakeChunk) -> None:
-    """Two engines in one folder would evict each other's chunks."""
+    """Two engines in one folder would evict each other's chunks: those of the earlier one pass through memory."""
     async with ChunkCache(config) as cache:
         shutil.rmtree(config.directory)
         async with ChunkCache(config):
             await cache.measure()
-            with pytest.raises(CacheError, match="was replaced by another one"):
-                await publish(cache, make_chunk(1))
+            assert (await publish(cache, make_chunk(1))).root == cache.roots[1]
+            assert not list(config.directory.glob("chunks/*/*"))
 
 
 async def test_files_that_cannot_be_removed_leave_room_in_memory_only(
@@ -361,6 +393,21 @@ async def test_the_page_cache_is_advised(config: CacheConfig, make_chunk: MakeCh
         for key in (make_chunk(1).key, make_chunk(2).key):
             await cache.advise(key, "WILLNEED")
             await cache.advise(key, "DONTNEED")
+
+
+async def test_a_file_that_cannot_be_opened_gets_no_advice(
+    config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine ended over it, since advice is given in a task of its own."""
+    async with ChunkCache(config) as cache:
+        await publish(cache, make_chunk(1))
+
+        def fails(path: object, flags: int) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+        with monkeypatch.context() as patch:
+            patch.setattr("streamer.cache.chunk_files.os.open", fails)
+            await cache.advise(make_chunk(1).key, "DONTNEED")
 
 
 async def test_manifests_count(config: CacheConfig) -> None:

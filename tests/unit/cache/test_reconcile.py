@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +77,20 @@ def test_an_empty_file_is_dropped(folder: CacheFolder, make_chunk: MakeChunk) ->
     """As a power loss leaves it."""
     folder.chunk_path(make_chunk(9).key).touch()
     assert start(folder).dropped == 1
+
+
+def test_a_file_that_cannot_be_removed_ends_no_start(
+    folder: CacheFolder, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk that has turned read-only after an error."""
+    folder.chunk_path(make_chunk(9).key).touch()
+
+    def refuse(path: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr("streamer.cache.reconcile.os.unlink", refuse)
+    found = start(folder)
+    assert (found.dropped, found.rows) == (1, {})
 
 
 def test_other_files_are_left_alone(folder: CacheFolder) -> None:
