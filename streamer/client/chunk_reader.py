@@ -75,6 +75,8 @@ class ChunkReader:
     def __init__(self, roots: Sequence[Path]) -> None:
         # The second value says whether every user may make folders beside the root.
         self._roots = [(os.fspath(root), os.fspath(root).startswith(_SHARED_BY_ALL)) for root in roots]
+        # The user of the cache, and so of the engine, once the folder was looked at.
+        self._owner: int | None = None
         self._tables: dict[tuple[bytes, int, int], bytes] = {}
         self._tables_left = _KEPT_BYTES
         self._records: dict[bytes, RecordTable] = {}
@@ -272,10 +274,19 @@ class ChunkReader:
                 if not (is_shared and isinstance(error, PermissionError)):
                     failure = error
                 continue
-            if not is_shared or os.fstat(descriptor).st_uid == os.stat(self._roots[0][0]).st_uid:
+            if not is_shared or os.fstat(descriptor).st_uid == self._find_owner():
                 return descriptor, path
             os.close(descriptor)  # it is of another user than the cache: not the engine's
         raise failure or FileNotFoundError(errno.ENOENT, "chunk is not in the cache", name)
+
+    def _find_owner(self) -> int:
+        """Returns the user of the cache folder; this process's own while the folder is missing and was not seen."""
+        if self._owner is None:
+            try:
+                self._owner = os.stat(self._roots[0][0]).st_uid
+            except OSError:
+                return os.geteuid()
+        return self._owner
 
 
 def find_chunks(root: Path, keys: NDArray[np.uint8]) -> NDArray[np.bool_]:

@@ -117,6 +117,58 @@ def test_no_executable(data: Path, value: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_working_folder_that_cannot_be_entered(data: Path) -> None:
+    """A shell that was left in a folder of another user: workers stay in it as well."""
+    inside = ["unshare", "--user", "sh", "-c"]
+    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no user namespaces")
+    place = data.parent / "place"
+    place.mkdir()
+    code, told = run(data, "train(1)\n", (*inside, f'cd "{place}" && chmod 0 "{place}"; exec "$0" "$@"'))
+    assert code == 0, told
+    assert "Traceback" not in told
+
+
+RIGHTS = """
+import sys, os
+from streamer import StreamingDataLoader, StreamingDataset
+source = StreamingDataset(sys.argv[1], cache_dir=sys.argv[2], cache_bytes="100MB", decode={"bin": None})
+with StreamingDataLoader(source, 5, 1, collate_fn=numbers, pin_memory=False) as loader:
+    for epoch in range(3):
+        seen = []
+        for number, batch in enumerate(loader):
+            seen += batch
+            if (epoch, number) == (0, 2):
+                CHANGE
+        assert sorted(seen) == list(range(40))
+if os.path.isdir(sys.argv[2]):
+    os.chmod(sys.argv[2], 0o700)
+    [os.chmod(path, 0o700) for path in Path(sys.argv[2], "chunks").iterdir()]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "change",
+    [
+        "os.chmod(sys.argv[2], 0)",
+        "[os.chmod(path, 0) for path in Path(sys.argv[2], 'chunks').iterdir()]",
+        "os.rename(sys.argv[2], sys.argv[2] + '-old'); open(sys.argv[2], 'w').close()",
+        "os.rename(sys.argv[2], sys.argv[2] + '-old'); os.symlink('/nowhere/else', sys.argv[2])",
+    ],
+    ids=["no rights", "no rights to chunks", "a file in its place", "a link that leads nowhere"],
+)
+def test_a_cache_folder_that_is_taken_away(data: Path, change: str) -> None:
+    """Its chunks pass through memory: the job ended with "the engine failed over chunk"."""
+    inside = ("unshare", "--user")
+    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no user namespaces")
+    code, told = run(data, RIGHTS.replace("CHANGE", change), inside)
+    assert code == 0, told
+    assert 1 <= told.count("pass through memory") <= 2, told
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("modules", [("_bz2", "_lzma"), ("_sqlite3",)])
 def test_a_python_without_modules(data: Path, modules: tuple[str, ...]) -> None:
     """As pyenv builds it without the headers: nothing that is not used may be missing."""

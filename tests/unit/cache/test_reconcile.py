@@ -90,7 +90,7 @@ def test_a_file_that_cannot_be_removed_ends_no_start(
 
     monkeypatch.setattr("streamer.cache.reconcile.os.unlink", refuse)
     found = start(folder)
-    assert (found.dropped, found.rows) == (1, {})
+    assert (found.dropped, len(found.rows)) == (1, 3)
 
 
 def test_other_files_are_left_alone(folder: CacheFolder) -> None:

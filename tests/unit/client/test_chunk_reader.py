@@ -243,6 +243,15 @@ def test_a_folder_in_memory_is_that_of_the_owner_of_the_cache(root, monkeypatch)
         ChunkReader(roots).read(KEY, LOCAL_BYTES, len(SAMPLES), WANTED)
 
 
+def test_chunks_in_memory_are_read_while_the_cache_folder_is_missing(root, tmp_path, monkeypatch):
+    """A link that leads nowhere is in its place, and the engine passes chunks through memory."""
+    monkeypatch.setattr(reader_module, "_SHARED_BY_ALL", str(root))
+    roots = [tmp_path / "missing", root]
+    assert ChunkReader(roots).read(KEY, LOCAL_BYTES, len(SAMPLES), WANTED) == SAMPLES
+    roots[0].symlink_to("/nowhere/else")
+    assert ChunkReader(roots).read(KEY, LOCAL_BYTES, len(SAMPLES), WANTED) == SAMPLES
+
+
 @pytest.mark.parametrize("name", ["open", "pread", "preadv"])
 def test_a_read_that_fails_twice_is_tried_again(root, monkeypatch, name):
     """EIO of a disk that fails now and then costs no chunk."""
