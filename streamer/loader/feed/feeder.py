@@ -35,7 +35,7 @@ from streamer.batches.workers.protocol import (
     deserialize_error,
 )
 from streamer.batches.workers.supervisor import SampleTimeouts, Supervisor
-from streamer.errors import BrokenError, ManifestCorruptError, StreamerError
+from streamer.errors import BrokenError, ClosedError, ManifestCorruptError, StreamerError
 from streamer.loader.feed.run import BatchRun, FailedBatch, FeedCounters, Finished, RunState
 from streamer.loader.feed.waits import describe_wait, describe_work
 from streamer.loader.kinds.step_session import StepSession
@@ -177,8 +177,11 @@ class Feeder:
         self._wakeup.signal_on_demand()
 
     def close(self) -> None:
-        """Ends workers and thread."""
+        """Ends workers and thread; who asks for another batch gets an error."""
         self._closing = True
+        if self.broken is None:
+            # The interpreter's end closes loaders before it calls what was registered with `atexit` before them.
+            self.broken = ClosedError("the workers of this loader have ended: it was closed, or the interpreter ends")
         self._wakeup.signal()
         # A garbage collection may call this on any thread, including the feeder's.
         if self._thread.ident is not None and self._thread is not threading.current_thread():

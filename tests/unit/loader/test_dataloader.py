@@ -673,6 +673,17 @@ def test_stats():
     assert stats.pickled_bytes / stats.batches < 512
 
 
+def test_a_loader_that_the_end_of_the_interpreter_has_closed_is_an_error() -> None:
+    """A function of `atexit` that was registered before waited for a batch for ever."""
+    loader = StreamingDataLoader(FakeDataset(32, sample), 4, 1, worker_type="thread", reports=None)
+    batches = iter(loader)
+    next(batches)
+    assert loader._supply_owner._closer is not None
+    loader._supply_owner._closer()
+    with pytest.raises(ClosedError, match="the interpreter ends"):
+        next(iter(loader))
+
+
 def test_a_loader_that_is_dropped_ends_at_once() -> None:
     """Without `close`, in the middle of an epoch, and although the cycle collector is off."""
     gc.disable()
