@@ -22,6 +22,7 @@ from pathlib import Path
 
 from streamer import errors
 from streamer.base import linux
+from streamer.base.system_limits import limit_error
 from streamer.client.settings import ClientSettings
 from streamer.errors import EngineUnavailableError, ServiceError, StreamerError
 from streamer.version import VERSION
@@ -67,7 +68,7 @@ class Connection:
         DisconnectedError: no engine answers at `path`.
         EngineUnavailableError: another user answers there, or the engine admits this one not.
         ProtocolVersionError: the engine speaks another version.
-        ConfigError: this process cannot wait for descriptors.
+        ConfigError: this process cannot wait for descriptors, or has none left.
     """
 
     def __init__(
@@ -86,7 +87,10 @@ class Connection:
         self._decoder = event_decoder()
         self._pending: list[Event] = []
         self._timeout_seconds = timeout_seconds or _SEND_SECONDS
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            raise limit_error(error) or DisconnectedError(f"{path}: {error}") from error
         try:
             self._socket.settimeout(self._timeout_seconds)
             with contextlib.ExitStack() as on_exit:

@@ -12,8 +12,8 @@ and take it from all that share it. The engine reads the chunk's file itself, in
 A reader that finds a copy in memory wrong, or too many chunks that are intact, gets an error: its own memory, or its
 mount, is at fault.
 
-All of this is counted until the reader that reported a chunk has read it to its end: what a job of months meets once an
-epoch (a program that overwrites the cache, a cleaner that removes a file) is no disk that loses chunks.
+All of this is counted until the reader that reported a chunk has read it well and gone on. What a job of months meets
+once an epoch (a program that overwrites the cache, a cleaner that removes a file) is no disk that loses chunks.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class CorruptionReports:
             session.acknowledge(1)
             self._wake()
             return
-        session.reported.add(chunk)
+        session.reported[chunk] = session.progress.want
         self._waiting[session.name, chunk] = _Report(session, chunk, reason)
         if self._check_task is None:
             self._check_task = self._tasks.create_task(self._check_all(), name="corruption-reports")
@@ -122,7 +122,7 @@ class CorruptionReports:
     def note_good_read(self, session: EngineSession, chunk: int) -> None:
         """Forgets what a session has reported about a chunk that it has read well since."""
         key = session.collection.key(chunk)
-        session.reported.discard(chunk)
+        session.reported.pop(chunk, None)
         session.unfounded.pop(chunk, None)
         self._copies.pop(key, None)
         self._cache.note_good_read(key)
@@ -187,7 +187,9 @@ class CorruptionReports:
         chunk = report.chunk
         label = session.collection.label(chunk)
         logger.info("%s reports %s (%s) as damaged: %s", session.request.consumer, label, key.hex(), report.reason)
-        session.reported.add(chunk)  # or its reader left the chunk while it was examined, and comes back to it
+        session.reported[chunk] = (
+            session.progress.want
+        )  # or its reader left the chunk while it was examined, and comes back to it
         self.drop_chunk(key)
         if self._copies[key] > MAX_COPIES:
             session.fail(

@@ -6,10 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
+from streamer.base.system_limits import limit_error
 from streamer.engine.bring import Fetch, Publisher, Sources, Waiter
 from streamer.engine.datasets import Dataset
 from streamer.engine.session import EngineSession
-from streamer.errors import BrokenError, StreamerError
+from streamer.errors import BrokenError, CacheError, StreamerError
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +102,9 @@ class InFlight:
         except Exception as failure:
             logger.exception("fetch of chunk %s failed", fetch.key.hex())
             error = BrokenError(f"the engine failed over chunk {fetch.chunk}: {failure!r}; see its log")
+            if (limit := limit_error(failure)) is not None:
+                # What the engine lacks it may have again in a moment: it is tried a few times.
+                error = CacheError(f"the engine cannot fetch chunk {fetch.chunk}: {limit}")
         finally:
             del self._fetches[fetch.key]
         self._finished(fetch, error)

@@ -269,7 +269,6 @@ class Scheduler:
         for use in finished:
             part, local = session.collection.locate(use.chunk)
             key = session.collection.datasets[part].key(local)
-            session.finish(use)
             if not session.progress.holds(use.chunk):
                 session.forget(key, use.chunk)
             self.apply_evictions(self._policy.release(session.parts.names[part], local))

@@ -150,8 +150,9 @@ class EngineSession:
         # The numbers that have a key: more than one where parts share chunks.
         self.keys: dict[bytes, tuple[int, ...]] = {}
         self.deferred: set[int] = set()
-        # The chunks that its reader has reported as wrong and has not read well since, and how often in vain.
-        self.reported: set[int] = set()
+        # The chunks that its reader has reported as wrong and has not read well since, with the last step that it had
+        # asked for then; and how often it has reported them in vain.
+        self.reported: dict[int, int] = {}
         self.unfounded: Counter[int] = Counter()
         self.lookahead_bytes = 0
         self.planned_bytes = 0
@@ -209,6 +210,9 @@ class EngineSession:
             self._step_seconds += _STEP_WEIGHT * (pace - self._step_seconds)
             self._done_at = now
         self.progress.advance(done, want)
+        # What it reported at one of these steps it has read well before it came to the next ones.
+        for chunk in [chunk for chunk, step in self.reported.items() if step < done]:
+            self._host.note_good_read(self, chunk)
         self._watch()
         self._host.wake()
 
@@ -328,11 +332,6 @@ class EngineSession:
             self.keys[key] = (chunk,)
         elif chunk not in known:
             self.keys[key] = (*known, chunk)
-
-    def finish(self, use: Use) -> None:
-        """Records that its consumer has read all of a use."""
-        if use.chunk in self.reported:
-            self._host.note_good_read(self, use.chunk)
 
     def forget(self, key: bytes, chunk: int) -> None:
         """Records that the session does not hold the chunk any more."""

@@ -87,7 +87,7 @@ class Job:
     def warnings(self) -> list[str]:
         """What the user reads."""
         lines = self._errors.read_text().splitlines()
-        return [line for line in lines if line.startswith(("WARNING", "ERROR")) and "opening: indexing" not in line]
+        return [line for line in lines if line.startswith(("WARNING", "ERROR")) and "indexing" not in line]
 
     def warned(self, text: str) -> int:
         return sum(text in line for line in self.warnings)

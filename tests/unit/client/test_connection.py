@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import threading
 import time
@@ -10,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from streamer.client.connection import Connection, DisconnectedError
+from streamer.client.connection import Connection, DisconnectedError, read_statistics
+from streamer.client.settings import ClientSettings
+from streamer.errors import ConfigError
 from streamer.wire.frames import encode, request_decoder
 from streamer.wire.messages import PROTOCOL, Extend, Hello, Message, Ready, Welcome
 
@@ -110,3 +114,15 @@ def test_the_end_is_noticed(connect, end_of_it):
     ending.join()
     with pytest.raises(DisconnectedError):
         connection.send(LARGE)
+
+
+def test_a_process_without_descriptors_is_told_so(tmp_path, monkeypatch):
+    """A raw OSError hid the error of the sample, while a loader asked the engine about it."""
+
+    def refuse(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("streamer.client.connection.socket.socket", refuse)
+    with pytest.raises(ConfigError, match="RLIMIT_NOFILE"):
+        Connection(tmp_path / "x.sock", "job")
+    assert read_statistics(ClientSettings(cache_dir=tmp_path, runtime_dir=tmp_path), 0.1) is None

@@ -79,7 +79,8 @@ class Session:
     def __init__(self, engine: Engine, name: str = "1 rank 0") -> None:
         self.name = name
         self.collection = self.progress = self.request = self
-        self.reported: set[int] = set()
+        self.reported: dict[int, int] = {}
+        self.want = 3
         self.unfounded: Counter[int] = Counter()
         self.failed: IntegrityError | None = None
         self.judged_rejects = 0
@@ -212,10 +213,10 @@ async def test_a_chunk_that_is_read_well_in_between_is_never_an_error(parts):
         engine.cache.wrong.add(session.key(7))
         rejects.report(session, 7, "crc")
         await checked(rejects)
-        assert session.reported == {7}
+        assert session.reported == {7: 3}
         engine.cache.wrong.clear()
         rejects.note_good_read(session, 7)
-        assert session.reported == set()
+        assert session.reported == {}
     assert (session.failed, rejects.dropped) == (None, 10 * MAX_COPIES)
     assert engine.cache.good == [session.key(7)] * 10 * MAX_COPIES
 
@@ -239,7 +240,7 @@ async def test_a_session_that_reads_the_rest_of_a_chunk_says_nothing_of_it(parts
     engine.cache.wrong.add(session.key(7))
     rejects.report(session, 7, "crc")
     await checked(rejects)
-    assert (session.reported, other.reported) == ({7}, set())
+    assert (session.reported, other.reported) == ({7: 3}, {})
 
 
 async def test_what_a_session_does_not_hold_is_answered_without_a_look(parts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 
 from streamer.config import CacheConfig, EngineConfig
+from streamer.engine.bring import Fetch
 from streamer.engine.engine import Engine
 from streamer.engine.session import EngineSession
 from streamer.engine.statistics import engine_statistics
-from streamer.errors import StreamerError
+from streamer.errors import CacheError, StreamerError
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest, OpenSession
 from streamer.wire.schedule import EpochSchedule
@@ -112,6 +114,35 @@ async def test_a_chunk_that_is_there_by_an_earlier_use_counts_as_a_hit(engine: E
     counts = engine_statistics(engine)
     assert (counts["needs"], counts["hits"]) == (6, 4)
     assert [vars_of(count) for count in reader.session.counts.values()] == [(2, 0), (2, 2), (2, 2)]
+
+
+async def test_descriptors_that_are_used_up_for_a_moment_end_no_session(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader got "the engine failed over chunk 0: OSError(24, ...)"; one that lasts is named."""
+    manifest = await manifest_of(engine)
+    reader = Consumer(engine, manifest, "rank 0")
+    bring, failures = engine.sources.bring, [errno.EMFILE, errno.ENOMEM]
+
+    async def lack(fetch: Fetch) -> None:
+        if failures:
+            raise OSError(failures.pop(), "lacks something")
+        await bring(fetch)
+
+    monkeypatch.setattr(engine.sources, "bring", lack)
+    reader.one_chunk_a_step(0, 0, [0, 1])
+    reader.session.advance(0, 0)
+    await reader.ready(0)
+    assert (reader.errors, failures) == ([], [])
+    monkeypatch.setattr("streamer.engine.scheduler.REFUSED_SECONDS", 0.001)
+    failures += [errno.EMFILE] * 100
+    reader.one_chunk_a_step(1, 2, [5])
+    reader.session.advance(2, 2)
+    async with asyncio.timeout(60):
+        while not reader.errors:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert isinstance(reader.errors[0], CacheError)
+    assert "may have no more: raise RLIMIT_NOFILE" in str(reader.errors[0])
 
 
 def vars_of(count: object) -> tuple[int, int]:
