@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 # Full, failing, over quota, turned read-only: refusals that are not our mistakes.
 REFUSALS = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS})
-# What the engine itself lacks: neither another folder nor another disk would help.
+# The engine itself lacks something then: neither another folder nor another disk would help.
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 MEMORY_FOLDER = Path("/dev/shm")
 # At most this many bytes, and at most a quarter of the free memory there.

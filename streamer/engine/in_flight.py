@@ -103,7 +103,7 @@ class InFlight:
             logger.exception("fetch of chunk %s failed", fetch.key.hex())
             error = BrokenError(f"the engine failed over chunk {fetch.chunk}: {failure!r}; see its log")
             if (limit := limit_error(failure)) is not None:
-                # What the engine lacks it may have again in a moment: it is tried a few times.
+                # The engine may have it again in a moment: the chunk is tried a few times.
                 error = CacheError(f"the engine cannot fetch chunk {fetch.chunk}: {limit}")
         finally:
             del self._fetches[fetch.key]

@@ -210,7 +210,7 @@ class EngineSession:
             self._step_seconds += _STEP_WEIGHT * (pace - self._step_seconds)
             self._done_at = now
         self.progress.advance(done, want)
-        # What it reported at one of these steps it has read well before it came to the next ones.
+        # It has read well what it reported at a step before it came to the next ones.
         for chunk in [chunk for chunk, step in self.reported.items() if step < done]:
             self._host.note_good_read(self, chunk)
         self._watch()
