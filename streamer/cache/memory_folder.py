@@ -47,7 +47,7 @@ FALLBACK_BYTES = 512 << 20
 def is_refusal(error: OSError) -> bool:
     """Whether the disk refused a chunk in mid-job, for whatever reason: rights, a stale handle, a device that is gone.
 
-    At the start of an engine only `REFUSALS` are: a folder that belongs to somebody else is a mistake of its user.
+    At the start of an engine only `REFUSALS` are: the folder of another user is a wrong setting.
     """
     return not isinstance(error, StreamerError) and error.errno not in SHORTAGES
 
