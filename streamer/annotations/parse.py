@@ -35,26 +35,25 @@ class AnnotationRecoder:
         """Parses the whole file; raises RecodeError, and ConfigError if it lacks a key or a field."""
         if is_pointer(content):
             raise RecodeError(f"it {POINTER_ADVICE}")
+        ending = find_extension(self._options.url)
         try:
-            return _table(self._options.url, self._parse(content))
+            # Programs for Windows write a mark, and no reader of JSON takes it.
+            has_mark = ending not in {"parquet", "pq"} and bytes(content[:3]) == _MARK
+            text = content[3:] if has_mark else content
+            if bytes(text[:2]) in _UTF_16:
+                raise RecodeError("it is UTF-16; write it as UTF-8")
+            if ending == "json" and bytes(text[:1000]).lstrip().startswith(b"{"):
+                from streamer.annotations.coco import parse_coco
+
+                parsed = parse_coco(text, self._options)
+            else:
+                parsed = _parse_rows(text, ending, self._options)
+            return _table(self._options.url, parsed)
         except (StreamerError, MemoryError):
             raise
         except Exception as error:  # pyarrow has its own, and OSError, and those of Python
-            why = explain_bad_json(content) if find_extension(self._options.url) == "json" else ""
+            why = explain_bad_json(content) if ending == "json" else ""
             raise RecodeError(f"cannot be read: {type(error).__name__}: {error}{why}") from error
-
-    def _parse(self, content: memoryview) -> Parsed:
-        ending = find_extension(self._options.url)
-        if ending not in {"parquet", "pq"} and bytes(content[:3]) == _MARK:
-            # Programs for Windows write it, and no reader of JSON takes it.
-            content = content[3:]
-        if bytes(content[:2]) in _UTF_16:
-            raise RecodeError("it is UTF-16; write it as UTF-8")
-        if ending == "json" and bytes(content[:1000]).lstrip().startswith(b"{"):
-            from streamer.annotations.coco import parse_coco
-
-            return parse_coco(content, self._options)
-        return _parse_rows(content, ending, self._options)
 
 
 def _parse_rows(content: memoryview, ending: str, options: TableOptions) -> Parsed:

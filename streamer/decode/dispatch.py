@@ -209,7 +209,18 @@ class SampleDecoder:
         for reader in [*self._given.values(), *(reader for _, reader in readers)]:
             if isinstance(reader, TargetDecoder):
                 reader.check(codecs)
-        self._warn_of_idle_names(fields)
+        if fields:
+            known = {spec.kind for spec in fields}
+            for spec in fields:
+                name = field_name(spec.name)
+                known |= {name, name.rpartition(".")[2]}
+            for name in self._given:
+                if name not in known:
+                    logger.warning(
+                        "decode=%r has no effect: no field has this name or ending; the fields are %s",
+                        name,
+                        ", ".join(spec.name for spec in fields),
+                    )
         for spec, reader in readers:
             if reader is arrays.refuse_pickle:
                 raise ConfigError(
@@ -218,22 +229,6 @@ class SampleDecoder:
                     f"decode={{{spec.name!r}: your_function}} (None: bytes)",
                     field="allow_pickle",
                     name=spec.name,
-                )
-
-    def _warn_of_idle_names(self, fields: Sequence[FieldSpec]) -> None:
-        """Logs the names of the rule that are those of no field, no ending of one, and no kind."""
-        if not fields:
-            return
-        known = {spec.kind for spec in fields}
-        for spec in fields:
-            name = field_name(spec.name)
-            known |= {name, name.rpartition(".")[2]}
-        for name in self._given:
-            if name not in known:
-                logger.warning(
-                    "decode=%r has no effect: no field has this name or ending; the fields are %s",
-                    name,
-                    ", ".join(spec.name for spec in fields),
                 )
 
     @property

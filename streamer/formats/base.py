@@ -83,14 +83,6 @@ class Opener(Protocol):
 Buffers: TypeAlias = Sequence[memoryview | bytes | NDArray[np.uint8]]
 
 
-def _make_no_lengths() -> NDArray[np.int64]:
-    return np.empty(0, np.int64)
-
-
-def _make_no_ranges() -> NDArray[np.int64]:
-    return np.empty((0, 0, 2), np.int64)
-
-
 class Records(msgspec.Struct, frozen=True):
     """The samples of a block.
 
@@ -114,8 +106,8 @@ class Records(msgspec.Struct, frozen=True):
     parts: Buffers
     lengths: NDArray[np.int64]
     shared_parts: Buffers = ()
-    part_lengths: NDArray[np.int64] = msgspec.field(default_factory=_make_no_lengths)
-    part_ranges: NDArray[np.int64] = msgspec.field(default_factory=_make_no_ranges)
+    part_lengths: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    part_ranges: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.empty((0, 0, 2), np.int64))
 
 
 class Recoder(Protocol):

@@ -149,18 +149,18 @@ def _places(right: Manifest, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
 
 def _listing(manifest: Manifest) -> Listing:
     """The objects of a manifest."""
-    keys, versions = (_texts(manifest, name) for name in ("key", "version"))
+    texts = {}
+    for name in ("key", "version"):
+        columns = [tables["objects"][name] for tables in manifest.tables]
+        texts[name] = [
+            column[row] for column in columns if isinstance(column, BinaryColumn) for row in range(len(column))
+        ]
     return Listing(
         urls=manifest.urls,
         base=manifest.content.base,
-        keys=keys,
-        versions=versions,
+        keys=texts["key"],
+        versions=texts["version"],
         sizes=manifest.column("objects", "size").astype(np.int64),
         labels=manifest.labels,
         classes=tuple(map(read_name, manifest.content.classes)),
     )
-
-
-def _texts(manifest: Manifest, name: str) -> list[bytes]:
-    columns = [tables["objects"][name] for tables in manifest.tables]
-    return [column[row] for column in columns if isinstance(column, BinaryColumn) for row in range(len(column))]

@@ -21,7 +21,15 @@ def write_table(path: Path, table: Table) -> int:
     assert len(rows) == 1, f"columns of {path.name} differ in length: {rows}"
     with path.open("wb") as file:
         schema = nanoarrow.struct({name: _arrow_type(column) for name, column in table.items()}, nullable=False)
-        children = [_arrow_array(column) for column in table.values()]
+        children = []
+        for column in table.values():
+            values: list[NDArray[np.uint8] | None]
+            if isinstance(column, BinaryColumn):
+                values = [None, column.offsets.view(np.uint8), column.content]
+            else:
+                values = [None, np.ascontiguousarray(column).reshape(-1).view(np.uint8)]
+            buffers = (_arrow_type(column), len(column), values)
+            children.append(nanoarrow.c_array_from_buffers(*buffers, null_count=0, validation_level="none"))
         batch = nanoarrow.c_array_from_buffers(
             schema, rows.pop(), [None], null_count=0, children=children, validation_level="none"
         )
@@ -37,14 +45,3 @@ def _arrow_type(column: Column) -> object:
     if column.ndim == 2:
         return nanoarrow.fixed_size_binary(column.shape[1], nullable=False)
     return getattr(nanoarrow, column.dtype.name)(nullable=False)
-
-
-def _arrow_array(column: Column) -> object:
-    values: list[NDArray[np.uint8] | None]
-    if isinstance(column, BinaryColumn):
-        values = [None, column.offsets.view(np.uint8), column.content]
-    else:
-        values = [None, np.ascontiguousarray(column).reshape(-1).view(np.uint8)]
-    return nanoarrow.c_array_from_buffers(
-        _arrow_type(column), len(column), values, null_count=0, validation_level="none"
-    )

@@ -125,17 +125,17 @@ def _rows(spans: Sequence[Run]) -> Integers:
     return np.concatenate([span.rows for span in spans])
 
 
-def _whole(column: Column) -> Column:
-    """Joins the pieces of nested values, so that rows can be taken out of them."""
-    if not column.pieces:
-        return column
-    _, _, content = join(column.pieces).buffers()
-    return msgspec.structs.replace(column, values=np.frombuffer(content or b"", np.uint8), pieces=())
-
-
 def _one(columns: Sequence[Column]) -> Column:
     """Joins a field of several pieces."""
-    columns = [_whole(column) for column in columns]
+    # Pieces of nested values are joined, so that rows can be taken out of them.
+    joined = []
+    for column in columns:
+        whole = column
+        if column.pieces:
+            _, _, content = join(column.pieces).buffers()
+            whole = msgspec.structs.replace(column, values=np.frombuffer(content or b"", np.uint8), pieces=())
+        joined.append(whole)
+    columns = joined
     values = np.concatenate([column.values for column in columns])
     fixed = columns[0].lengths is None
     lengths = None if fixed else np.concatenate([c.lengths for c in columns if c.lengths is not None])

@@ -105,7 +105,15 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
                         f"{chunk.filename} is not among the {len(listed.objects)} chunks below its folder"
                     )
                 found.append((listed, chunk, record))
-        layout = _find_layout(indexes[0][1].config, found[0][1]) if found else "items"
+        # Names tell the layout; where they do not, the end of a chunk does.
+        layout = "items"
+        if found:
+            config = indexes[0][1].config
+            match = _CHUNK.fullmatch(found[0][1].filename)
+            if match is not None and match[1]:
+                layout = "packed"
+            elif config.item_loader != _TOKENS:
+                layout = {"batch": "frames", "sample": "packed items"}.get(config.compression_level or "", "")
         if not layout:
             first = found[0][2]
             end = yield from read_range(max(0, first.size - len(ARROW_END)), first.size, first)
@@ -162,15 +170,6 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
             return ArrowRecoder(facts.fields)
         check_library("zstd")
         return RunRecoder() if facts.notes["layout"] == "frames" else ItemRecoder(facts.notes["sample_bytes"])
-
-
-def _find_layout(config: _Config, chunk: _Chunk) -> str:
-    """Returns the layout as far as names tell it; "" if its chunks must be looked at."""
-    if (match := _CHUNK.fullmatch(chunk.filename)) is not None and match[1]:
-        return "packed"
-    if config.item_loader == _TOKENS:
-        return "items"
-    return {"batch": "frames", "sample": "packed items"}.get(config.compression_level or "", "")
 
 
 def _facts(listed: ListedChunks, config: _Config, layout: str, block_size: int | None) -> Facts:

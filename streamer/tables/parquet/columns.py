@@ -275,7 +275,17 @@ class NestedColumns:
         ]
         if self._for_json or key.is_nested:
             return _sequence(_LIST, lists, [_constant(_PAIR), *pieces])
-        _check_keys(lists, keys[0])
+        if len(keys[0]):
+            # A map that has a key twice is refused: a dict would have one value of it.
+            encoded = keys[0].dictionary_encode()
+            count = len(encoded.dictionary)
+            codes = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+            rows = np.repeat(np.arange(len(lists)), _counts(lists))
+            pairs = np.sort(rows * count + codes)
+            twice = np.flatnonzero(pairs[1:] == pairs[:-1])
+            if len(twice):
+                double = encoded.dictionary[int(pairs[twice[0]]) % count]
+                raise _RefusalError(f"a map has the key {double.as_py()!r} twice, and a dict has one value of it")
         return _sequence(_MAP, lists, pieces)
 
     def _list(
@@ -320,21 +330,6 @@ class NestedColumns:
         if self._for_json:
             meaning = {"": "bytes", "json": "text"}.get(meaning, meaning)
         return _bytes(values, self._meanings.get(known.path, meaning))
-
-
-def _check_keys(maps: pa.Array, keys: pa.Array) -> None:
-    """Refuses maps that have a key twice, of which a dict would have one value."""
-    if not len(keys):
-        return
-    encoded = keys.dictionary_encode()
-    count = len(encoded.dictionary)
-    codes = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    rows = np.repeat(np.arange(len(maps)), _counts(maps))
-    pairs = np.sort(rows * count + codes)
-    twice = np.flatnonzero(pairs[1:] == pairs[:-1])
-    if len(twice):
-        key = encoded.dictionary[int(pairs[twice[0]]) % count]
-        raise _RefusalError(f"a map has the key {key.as_py()!r} twice, and a dict has one value of it")
 
 
 def _child(node: SchemaNode, arrays: Sequence[pa.Array], number: int) -> list[pa.Array]:

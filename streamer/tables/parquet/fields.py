@@ -24,7 +24,7 @@ import msgspec
 
 from streamer.formats.base import FieldSpec
 from streamer.manifest.model import NESTED
-from streamer.tables.parquet.schema import BYTE_ARRAY, Element, SchemaNode, number_dtype, tensor_shape
+from streamer.tables.parquet.schema import BYTE_ARRAY, SchemaNode, number_dtype, tensor_shape
 
 _BYTES_FEATURES = ("Audio", "Image", "Nifti", "Pdf", "Video")
 
@@ -102,7 +102,9 @@ def _fields(node: SchemaNode, feature: object) -> list[ColumnField]:
             return [ColumnField(name, "json", node.path)]
         names = details.get("names") if kind == "ClassLabel" else None
         classes = tuple(map(str, names)) if isinstance(names, list) else ()
-        return [ColumnField(name, _primitive_kind(node.element), node.path, classes)]
+        texts = {"text": "txt", "json": "json"}
+        of_bytes = texts.get(node.element.meaning, "") if node.element.type == BYTE_ARRAY else "bytes"
+        return [ColumnField(name, number_dtype(node.element) or of_bytes, node.path, classes)]
     return [found for child in node.children for found in _fields(child, _part(feature, child.element.name))]
 
 
@@ -128,14 +130,6 @@ def _is_bytes(node: SchemaNode, inside: bool = False) -> bool:
 def has_nested(spec: FieldSpec, node: SchemaNode) -> bool:
     """Whether the values of a field are nested; they are JSON in manifests of version 0.1."""
     return spec.kind == NESTED or (spec.kind == "json" and node.is_nested)
-
-
-def _primitive_kind(element: Element) -> str:
-    if dtype := number_dtype(element):
-        return dtype
-    if element.type == BYTE_ARRAY:
-        return {"text": "txt", "json": "json"}.get(element.meaning, "")
-    return "bytes"
 
 
 def _list_kind(node: SchemaNode, lengths: tuple[int, ...]) -> str:

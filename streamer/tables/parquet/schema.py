@@ -196,7 +196,13 @@ def read_element(struct: Struct) -> Element:
     length = struct.integer(2, 0) if kind == FIXED else 0
     if not REQUIRED <= repetition <= REPEATED or length < 0 or children < 0:
         raise DamagedError(f"repetition {repetition}, length {length}, {children} children")
-    meaning = _find_meaning(struct)
+    meaning = None
+    if 10 in struct:
+        number, logical = struct.struct(10).only()
+        is_integer = number == 10
+        meaning = _INTEGERS.get((logical.integer(1), logical.flag(2)), "") if is_integer else _LOGICAL.get(number)
+    if meaning is None:
+        meaning = _CONVERTED.get(struct.integer(6, -1), "")
     scale, precision = (struct.integer(7, 0), struct.integer(8, 0)) if meaning == "decimal" else (0, 0)
     name = struct.binary(4).decode("utf-8", "replace")
     return Element(
@@ -224,16 +230,6 @@ def read_logical(struct: Struct) -> str:
         zone = ", UTC" if number == _TIMESTAMP and logical.flag(1) else ""
         return f"{'time' if number == _TIME else 'timestamp'}[{unit}{zone}]"
     return _LOGICAL_NAMES.get(number, "")
-
-
-def _find_meaning(struct: Struct) -> str:
-    if 10 in struct:
-        number, logical = struct.struct(10).only()
-        if number == 10:
-            return _INTEGERS.get((logical.integer(1), logical.flag(2)), "")
-        if number in _LOGICAL:
-            return _LOGICAL[number]
-    return _CONVERTED.get(struct.integer(6, -1), "")
 
 
 def tree(elements: Sequence[Element], logicals: Mapping[int, str] | None = None) -> SchemaNode:
