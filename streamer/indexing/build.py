@@ -359,8 +359,29 @@ class _Indexed:
         """Indexes a container; returns None if it is damaged and is to be left out."""
         # Empty ones need nothing that would be waited for: 10^6 would take one turn of the loop.
         await asyncio.sleep(0)
+        passed = 0
+
+        def count(need: Need) -> None:
+            nonlocal passed
+            self._read_bytes += need.stop - need.start
+            if need.object is None and need.stop > passed:
+                self._done_bytes += need.stop - passed
+                passed = need.stop
+            self._report()
+
         try:
-            return await self._index(number)
+            cut = await index_container(
+                self._container(number),
+                self._chosen,
+                self._reader,
+                ahead=self._budget.ahead,
+                on_chunk=self._options.on_chunk,
+                on_read=count,
+                on_note=lambda note: self._add_note(note, number),
+            )
+            counted = self._count_object(number, cut, passed)
+            self._report()
+            return counted
         except ManifestError as error:
             self._leave(number, error)
             return None
@@ -390,30 +411,6 @@ class _Indexed:
             chunk_bytes=self._chunk_bytes,
             log=log,
         )
-
-    async def _index(self, number: int) -> Cut | list[Block]:
-        passed = 0
-
-        def count(need: Need) -> None:
-            nonlocal passed
-            self._read_bytes += need.stop - need.start
-            if need.object is None and need.stop > passed:
-                self._done_bytes += need.stop - passed
-                passed = need.stop
-            self._report()
-
-        cut = await index_container(
-            self._container(number),
-            self._chosen,
-            self._reader,
-            ahead=self._budget.ahead,
-            on_chunk=self._options.on_chunk,
-            on_read=count,
-            on_note=lambda note: self._add_note(note, number),
-        )
-        counted = self._count_object(number, cut, passed)
-        self._report()
-        return counted
 
     def _count_object(self, number: int, cut: Cut | list[Block] | Short | Partial, passed: int) -> Cut | list[Block]:
         if isinstance(cut, Partial):

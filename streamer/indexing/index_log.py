@@ -66,8 +66,24 @@ class IndexLog:
         good = 0
         try:
             content = self._path.read_bytes()
-            while (size := _read_record(content, good, found)) > 0:
-                good += size
+            while True:
+                # A record that is damaged, or does not follow the one before, ends what is read.
+                head_stop = good + _CHECKSUM.size + _HEAD.size
+                if head_stop > len(content) or found.finished:
+                    break
+                (checksum,) = _CHECKSUM.unpack_from(content, good)
+                before, count, position, finished = _HEAD.unpack_from(content, good + _CHECKSUM.size)
+                stop = head_stop + int(count) * _SAMPLE_BYTES
+                if stop > len(content) or before != len(found.starts):
+                    break
+                if crc32(content[good + _CHECKSUM.size : stop]) != checksum:
+                    break
+                starts, stops = np.frombuffer(content, "<i8", 2 * count, head_stop).reshape(2, count).tolist()
+                found.starts += starts
+                found.stops += stops
+                found.position = position
+                found.finished = finished
+                good = stop
             if good < len(content):
                 os.truncate(self._path, good)
         except FileNotFoundError:
@@ -109,23 +125,3 @@ class IndexLogs:
         inputs = repr((record, source.notes, source.sidecar, indexer.name, indexer.options, chunk_bytes))
         name = blake2b(inputs.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
         return IndexLog(self._folder / name, self._writing)
-
-
-def _read_record(content: bytes, at: int, found: LoggedSamples) -> int:
-    """Adds the record at an offset; returns its length, 0 if it is damaged or does not follow the one before."""
-    head_stop = at + _CHECKSUM.size + _HEAD.size
-    if head_stop > len(content) or found.finished:
-        return 0
-    (checksum,) = _CHECKSUM.unpack_from(content, at)
-    before, count, position, finished = _HEAD.unpack_from(content, at + _CHECKSUM.size)
-    stop = head_stop + int(count) * _SAMPLE_BYTES
-    if stop > len(content) or before != len(found.starts):
-        return 0
-    if crc32(content[at + _CHECKSUM.size : stop]) != checksum:
-        return 0
-    starts, stops = np.frombuffer(content, "<i8", 2 * count, head_stop).reshape(2, count).tolist()
-    found.starts += starts
-    found.stops += stops
-    found.position = position
-    found.finished = finished
-    return stop - at

@@ -35,7 +35,21 @@ def publish(rows: ManifestRows, root: Path) -> Path:
                 count = len(next(iter(table.values())))
                 runs[name] = TableRun(part.first[name], count, digest_of(table))
             parts.append(ManifestPart(runs))
-        content = _content(rows, parts)
+        indexer = rows.indexer
+        content = ManifestContent(
+            format=rows.format,
+            whole_objects=rows.whole_objects,
+            base=rows.listing.base,
+            classes=list(map(write_name, rows.listing.classes)) if rows.whole_objects else [],
+            chunk_bytes=rows.chunk_bytes,
+            total_bytes=int(rows.listing.sizes.sum()),
+            parts=parts,
+            codec=int(rows.codec),
+            samples=rows.samples if rows.recoded else 0,
+            revision=indexer.revision if indexer else 0,
+            options=indexer.options if indexer else {},
+            facts=None if rows.facts == Facts() else rows.facts,
+        )
         (place / ROOT_NAME).write_bytes(encode_root(content, rows.listing.urls, file_bytes))
         folder = settle(place, root / content.digest())
         stamp_keys(folder)
@@ -87,21 +101,3 @@ def publish_at(manifest: Manifest, root: Path, endpoint: str) -> Path:
         folder = settle(place, root / content.digest(), durable=False)
         stamp_keys(folder)
         return folder
-
-
-def _content(rows: ManifestRows, parts: list[ManifestPart]) -> ManifestContent:
-    indexer = rows.indexer
-    return ManifestContent(
-        format=rows.format,
-        whole_objects=rows.whole_objects,
-        base=rows.listing.base,
-        classes=list(map(write_name, rows.listing.classes)) if rows.whole_objects else [],
-        chunk_bytes=rows.chunk_bytes,
-        total_bytes=int(rows.listing.sizes.sum()),
-        parts=parts,
-        codec=int(rows.codec),
-        samples=rows.samples if rows.recoded else 0,
-        revision=indexer.revision if indexer else 0,
-        options=indexer.options if indexer else {},
-        facts=None if rows.facts == Facts() else rows.facts,
-    )

@@ -19,7 +19,6 @@ from streamer.media.containers.clips import (
     ROUNDING_TICKS,
     Cells,
     FrameTable,
-    Pattern,
     Samples,
     Sampling,
     samples_of_cells,
@@ -57,13 +56,30 @@ class Segments(msgspec.Struct, frozen=True, array_like=True):
     def samples(self, sampling: Sampling, packets: Packets, frames: FrameTable, timescale: int) -> Samples:
         """Returns the samples of a track: a clip of each segment with room for it; all segments are in the video."""
         pattern = sampling.pattern_of(timescale)
-        return samples_of_cells(
-            sampling=sampling,
-            pattern=pattern,
-            cells=self._cells(sampling, pattern, frames, timescale),
-            packets=packets,
-            frames=frames,
-        )
+        pts = frames.pts
+        length = _seconds_of(frames, timescale)
+        start, end = np.array(self.start), np.array(self.end)
+        first = _find_shown(pts, (start + _ROUNDING_SECONDS) * timescale)
+        # Behind the times at which frames of a segment begin: the first one always does.
+        bound = np.maximum(np.minimum(end - _ROUNDING_SECONDS, length) * timescale, pts[first] + 1)
+        behind = np.searchsorted(pts, bound, "left")
+        if sampling.start == "spread":
+            parts = (np.arange(pattern.count) + 0.5) / pattern.count
+            times = start[:, None] + (np.minimum(end, length) - start)[:, None] * parts
+            chosen = np.clip(_find_shown(pts, times * timescale), first[:, None], behind[:, None] - 1)
+            cells = Cells(first=first, stop=behind, end=behind, spread=chosen, extra=self.records)
+        else:
+            # Clips that begin before this frame are in their segment.
+            if sampling.repeats_last:
+                stop = behind
+            elif pattern.every:
+                stop = behind - (pattern.count - 1) * pattern.every
+            else:
+                stop = np.searchsorted(pts, bound - (pattern.count - 1) * pattern.ticks, "left")
+            nothing = np.empty((len(first), 0), np.int64)
+            cells = Cells(first=first, stop=stop, end=behind, spread=nothing, extra=self.records)
+            cells = cells.take(np.flatnonzero(stop > first))
+        return samples_of_cells(sampling=sampling, pattern=pattern, cells=cells, packets=packets, frames=frames)
 
     def inside(
         self, sampling: Sampling, frames: FrameTable, timescale: int, video: str
@@ -93,31 +109,6 @@ class Segments(msgspec.Struct, frozen=True, array_like=True):
             ),
             left_out,
         )
-
-    def _cells(self, sampling: Sampling, pattern: Pattern, frames: FrameTable, timescale: int) -> Cells:
-        pts = frames.pts
-        length = _seconds_of(frames, timescale)
-        start, end = np.array(self.start), np.array(self.end)
-        first = _find_shown(pts, (start + _ROUNDING_SECONDS) * timescale)
-        # Behind the times at which frames of a segment begin: the first one always does.
-        bound = np.maximum(np.minimum(end - _ROUNDING_SECONDS, length) * timescale, pts[first] + 1)
-        behind = np.searchsorted(pts, bound, "left")
-        if sampling.start == "spread":
-            parts = (np.arange(pattern.count) + 0.5) / pattern.count
-            times = start[:, None] + (np.minimum(end, length) - start)[:, None] * parts
-            chosen = np.clip(_find_shown(pts, times * timescale), first[:, None], behind[:, None] - 1)
-            return Cells(first=first, stop=behind, end=behind, spread=chosen, extra=self.records)
-        # Clips that begin before this frame are in their segment.
-        if sampling.repeats_last:
-            stop = behind
-        elif pattern.every:
-            stop = behind - (pattern.count - 1) * pattern.every
-        else:
-            stop = np.searchsorted(pts, bound - (pattern.count - 1) * pattern.ticks, "left")
-        cells = Cells(
-            first=first, stop=stop, end=behind, spread=np.empty((len(first), 0), np.int64), extra=self.records
-        )
-        return cells.take(np.flatnonzero(stop > first))
 
 
 def _seconds_of(frames: FrameTable, timescale: int) -> float:

@@ -150,25 +150,12 @@ def join_frames(frames: Sequence[AudioFrame], channels: int, rate: int | None = 
             raise ValueError(f"its packets are of {each} Hz, its file says {rate}")
         if each != frames[0].sample_rate:
             raise ValueError(_change("rate", f"{frames[0].sample_rate} to {each} Hz"))
-    waves = _waves(frames)
-    for wave in waves:
-        if len(wave) != len(waves[0]):
-            raise ValueError(_change("number of channels", f"{len(waves[0])} to {len(wave)}"))
-    return np.concatenate(waves, axis=1)
-
-
-def _change(what: str, how: str) -> str:
-    return f"its {what} changes from {how} within it, as where files were joined: store each part as a file of its own"
-
-
-def _waves(frames: Sequence[AudioFrame]) -> list[Wave]:
-    """Converts frames to float32 [channels, samples] each."""
     resampler = None
     waves = []
     for frame in frames:
         packed = frame
-        channels = frame.layout.nb_channels
-        if frame.format.is_planar and channels >= _MAX_PLANES:
+        count = frame.layout.nb_channels
+        if frame.format.is_planar and count >= _MAX_PLANES:
             import av
 
             # To the packed form of the same type, which keeps every value.
@@ -176,7 +163,7 @@ def _waves(frames: Sequence[AudioFrame]) -> list[Wave]:
             (packed,) = resampler.resample(frame)
         values = packed.to_ndarray()
         if not packed.format.is_planar:
-            values = values.reshape(-1, channels).T
+            values = values.reshape(-1, count).T
         wave: Wave
         if values.dtype.kind == "f":
             wave = values.astype(np.float32, copy=False)
@@ -186,7 +173,14 @@ def _waves(frames: Sequence[AudioFrame]) -> list[Wave]:
                 # FFmpeg gives 8 bits as unsigned numbers, however they are stored.
                 wave -= 1
         waves.append(wave)
-    return waves
+    for wave in waves:
+        if len(wave) != len(waves[0]):
+            raise ValueError(_change("number of channels", f"{len(waves[0])} to {len(wave)}"))
+    return np.concatenate(waves, axis=1)
+
+
+def _change(what: str, how: str) -> str:
+    return f"its {what} changes from {how} within it, as where files were joined: store each part as a file of its own"
 
 
 # How far apart places are looked for in files whose frames say where they are.

@@ -18,7 +18,6 @@ from streamer.store import open_root
 from streamer.store.addresses.urls import shown
 from streamer.store.base import Get
 from streamer.store.credentials.boto_keys import AwsKeys
-from streamer.store.credentials.key_ring import Issued
 from streamer.store.root import StoreRoot
 from streamer.tools.doctor import Finding
 from streamer.tools.link_meter import QUICK_CONNECTIONS, QuickTest, find_objects, measure_link
@@ -86,7 +85,18 @@ def credential_findings(root: StoreRoot) -> Iterator[Finding]:
         fact = "the cloud's own library is not installed, or has nothing to do; obstore looks by itself"
         yield Finding("warning", "credentials", fact, _PAGE)
         return
-    yield _describe_credentials(issued)
+    region = f", region {issued.region}" if issued.region else ""
+    fact = f"{issued.source}{region}"
+    if issued.ends is None:
+        yield Finding("ok", "credentials", f"{fact}, without an end")
+    else:
+        left = issued.seconds_left()
+        fact += f", until {issued.ends:%H:%M:%S} UTC ({left / 60:.0f} min)"
+        if left < _GOOD_SECONDS:
+            advice = "they end within ten minutes; they are renewed where they can be"
+            yield Finding("warning", "credentials", fact, advice)
+        else:
+            yield Finding("ok", "credentials", fact)
     # Another store's keys are not for AWS, whether options, environment or profile name its endpoint.
     if isinstance(issued.credentials, AwsKeys):
         host = urlsplit(root.find_place(issued.region).base).hostname
@@ -115,21 +125,6 @@ def _identity(keys: AwsKeys, region: str | None) -> Finding:
             return Finding("ok", "identity", str(sts.get_caller_identity()["Arn"]))
     except Exception as error:  # noqa: BLE001 - the edge: whatever boto raises is one line of the report
         return Finding("warning", "identity", f"STS does not say whose keys they are ({type(error).__name__})", _PAGE)
-
-
-def _describe_credentials(issued: Issued[object]) -> Finding:
-    region = f", region {issued.region}" if issued.region else ""
-    fact = f"{issued.source}{region}"
-    end = issued.ends
-    if end is None:
-        return Finding("ok", "credentials", f"{fact}, without an end")
-    left = issued.seconds_left()
-    fact += f", until {end:%H:%M:%S} UTC ({left / 60:.0f} min)"
-    if left < _GOOD_SECONDS:
-        return Finding(
-            "warning", "credentials", fact, "they end within ten minutes; they are renewed where they can be"
-        )
-    return Finding("ok", "credentials", fact)
 
 
 def _endpoint(root: StoreRoot) -> str:
