@@ -233,6 +233,14 @@ class Contained(msgspec.Struct, frozen=True):
         ranges = self._ranges(chunks)
         owner, start, stop = np.array(ranges, np.int64).reshape(-1, 3).T
         samples = np.array([sum(block.samples for block in members) for _, members in chunks], np.int64)
+        shared = {block.part_ranges: number for number, members in chunks for block in members}
+        if len(shared) > 1:
+            url = self.listing.record(shared[max(shared)]).url
+            raise ManifestError(
+                f"{url} has blocks whose samples have {max(shared)} ranges of shared parts, others have {min(shared)} "
+                f"(format {self.indexer.name!r}); all blocks of a dataset have the same number",
+                url=url,
+            )
         local_bytes = [plan_local_bytes(members, sum(block.record_bytes for block in members)) for _, members in chunks]
         return ManifestRows(
             listing=self.listing,
@@ -251,20 +259,8 @@ class Contained(msgspec.Struct, frozen=True):
             facts=self.facts,
             fetch_bytes=np.array([sum(block.fetch_bytes for block in members) for _, members in chunks], np.int64),
             hints=[encode_hints(members) for _, members in chunks],
-            codec=self._codec(chunks),
+            codec=Codec.SHARED if any(shared) else Codec.RECORDS,
         )
-
-    def _codec(self, chunks: Sequence[tuple[int, list[Block]]]) -> Codec:
-        """The codec of all chunks: whether their records share parts."""
-        found = {block.part_ranges: number for number, members in chunks for block in members}
-        if len(found) > 1:
-            url = self.listing.record(found[max(found)]).url
-            raise ManifestError(
-                f"{url} has blocks whose samples have {max(found)} ranges of shared parts, others have {min(found)} "
-                f"(format {self.indexer.name!r}); all blocks of a dataset have the same number",
-                url=url,
-            )
-        return Codec.SHARED if any(found) else Codec.RECORDS
 
     def _ranges(self, chunks: Sequence[tuple[int, list[Block]]]) -> list[tuple[int, int, int]]:
         """The number of its object, start and stop of each range."""

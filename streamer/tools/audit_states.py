@@ -120,9 +120,7 @@ class StateOrder:
                 f"the order cannot be computed: no manifest or selection {digest} in {self._folders[0]}; name the "
                 "cache folder of the job with --cache-dir"
             )
-        return add_tallies(*self._blocks(Members([data for data in datasets if data is not None]), epoch, stop))
-
-    def _blocks(self, members: Members, epoch: int, stop: int) -> Iterator[Tallies]:
+        members = Members([data for data in datasets if data is not None])
         recipe = BatchRecipe(
             members=(),
             spec=self._state.spec,
@@ -135,10 +133,12 @@ class StateOrder:
         )
         order = Plans(recipe, members).plan(epoch).order
         codes = StreamCodes(recipe.spec, members)
+        found = []
         for first in range(0, stop, _BLOCK):
             positions = np.arange(first, min(stop, first + _BLOCK), dtype=np.int64)
             fresh = positions[~order.repeats(positions)]
-            yield {tally.member: tally for tally in tallies(epoch, codes.encode(order.ordinals(fresh)))}
+            found.append({tally.member: tally for tally in tallies(epoch, codes.encode(order.ordinals(fresh)))})
+        return add_tallies(*found)
 
     def _dataset(self, digest: str) -> OpenedDataset | None:
         """The dataset of that digest: a manifest, or a selection of one."""
