@@ -182,7 +182,7 @@ class ChunkReader:
             if table is None:
                 table = self._table(descriptor, path, chunk)
             for run in _group_runs(wanted):
-                _read_run(descriptor, path, lengths[0], table, run)
+                _read_run(descriptor, path, local_bytes=lengths[0], table=table, run=run)
         except IntegrityError:
             # The kept tables may be what is wrong.
             if (wrong := self._tables.pop(chunk, None)) is not None:
@@ -352,7 +352,8 @@ def _group_runs(wanted: Iterable[_Target]) -> Iterator[list[_Target]]:
 
 
 def _read_run(descriptor: int, path: str, local_bytes: int, table: bytes, run: Sequence[_Target]) -> None:
-    first, last = run[0][0], run[-1][0]
+    first = run[0][0]
+    last = run[-1][0]
     length = last.stop - first.start
     offset = chunkfile.HEADER_BYTES + first.start
     buffers = [piece for _, pieces in run for piece in pieces]

@@ -85,7 +85,8 @@ class AnswerTally(msgspec.Struct):
 
     def look(self, now: float) -> None:
         """Remembers the number served by now."""
-        self.looked_at, self.served_then = now, self.served
+        self.looked_at = now
+        self.served_then = self.served
 
     def _served_per_second(self, now: float) -> float:
         """Requests served per second of the time whose requests can have been answered by now."""

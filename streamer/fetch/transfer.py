@@ -229,7 +229,9 @@ class RangeTransfer:
     def _count_failure(self) -> None:
         """Counts a failed try; the count starts again if at least PROGRESS_BYTES arrived since the first failure."""
         if self._position - self._good >= PROGRESS_BYTES or not self._failed_tries:
-            self._good, self._failed_tries, self._first_failure = self._position, 0, self._endpoint.time()
+            self._good = self._position
+            self._failed_tries = 0
+            self._first_failure = self._endpoint.time()
             self._outcomes = copy(self._endpoint.outcomes)
             self._progressed = self._endpoint.time() if self._position > self._extent.start else self._started
         self._failed_tries += 1
@@ -329,7 +331,8 @@ class WholeCall:
         """
         self._endpoint.watch.record_failure(error)
         if self._tries == 1:
-            self._first_failure, self._outcomes = self._endpoint.time(), copy(self._endpoint.outcomes)
+            self._first_failure = self._endpoint.time()
+            self._outcomes = copy(self._endpoint.outcomes)
         if is_expired(error) and not self._refreshed:
             self._refreshed = True
             await self._endpoint.refresh()

@@ -119,12 +119,12 @@ Rule = Callable[[Source], Iterator[str]]
 # What is left; a figure here is lowered with what it counts, and never raised.
 CEILINGS: dict[Rule, int] = {
     _participles: 62,
-    _prepositions: 16,
+    _prepositions: 15,
     _fragments: 1,
     _shared_class_names: 0,
-    _positional_calls: 52,
-    _tuples: 45,
-    _comments_inside_a_sentence: 9,
+    _positional_calls: 51,
+    _tuples: 42,
+    _comments_inside_a_sentence: 4,
 }
 
 
