@@ -344,7 +344,7 @@ def _make_gzip_decoder(
         # The length of the last stream is at the end of a file: most files that are too long take no memory.
         is_gzip = len(content) > _SMALLEST_BYTES and bytes(content[:2]) == _GZIP_MAGIC
         if is_gzip and int.from_bytes(content[-4:], "little") > max_bytes:
-            raise DecompressError(f"unpacks to more than {max_bytes} bytes, or is cut off")
+            raise DecompressError(f"decompresses to more than {max_bytes} bytes, or is cut off")
         return reader(decompress("gz", content, max_bytes))
 
     decode.__qualname__ = f"gunzip + {name}"

@@ -46,17 +46,17 @@ MAX_ITEM_BYTES = 1 << 30
 
 
 class DecompressError(ValueError):
-    """Raised for bytes that cannot be unpacked, or that unpack to too many."""
+    """Raised for bytes that cannot be decompressed, or that decompress to too many."""
 
 
-def decompress(packing: str, content: memoryview, limit: int) -> memoryview:
-    """Returns the decompressed bytes of a file, at most `limit`; `packing` is a key of `DECOMPRESSORS`.
+def decompress(compression: str, content: memoryview, limit: int) -> memoryview:
+    """Returns the decompressed bytes of a file, at most `limit`; `compression` is a key of `DECOMPRESSORS`.
 
     Raises:
         DecompressError: the file is damaged, cut off, or longer than `limit`.
         ConfigError: cramjam is not installed.
     """
-    return DECOMPRESSORS[packing](content, limit)
+    return DECOMPRESSORS[compression](content, limit)
 
 
 class _Decompressor(Protocol):
@@ -115,13 +115,13 @@ def _decompress_streams(find_library: Callable[[], _Library]) -> Callable[[memor
                     stop += len(fed)
                     found += unpacker.decompress(fed, min(_TAKEN_BYTES, limit + 1 - len(found)))
                     if len(found) > limit:
-                        raise DecompressError(f"unpacks to more than {limit} bytes")
+                        raise DecompressError(f"decompresses to more than {limit} bytes")
                 at = stop - len(unpacker.unused_data)
                 # gzip(1) and xz(1) allow zeros behind a stream.
                 if at == len(content) or not content[at]:
                     at = len(content) - len(bytes(content[at:]).lstrip(b"\0"))
         except errors as error:
-            raise DecompressError(f"cannot be unpacked at byte {at}: {error}") from error
+            raise DecompressError(f"cannot be decompressed at byte {at}: {error}") from error
         return memoryview(found)
 
     return decompress
@@ -134,7 +134,7 @@ def _decompress_with_cramjam(module: str, function: str, content: memoryview, le
     try:
         written: int = getattr(getattr(cramjam, module), function)(content, place)
     except cramjam.DecompressionError as error:
-        raise DecompressError(f"cannot be unpacked to {length} bytes: {error}") from error
+        raise DecompressError(f"cannot be decompressed to {length} bytes: {error}") from error
     return place.data[:written]
 
 
@@ -153,7 +153,7 @@ def _zstd_bound(content: memoryview, limit: int) -> int:
         frame, at = _zstd_frame(content, at + 4)
         bound += frame
         if bound > limit:
-            raise DecompressError(f"unpacks to more than {limit} bytes")
+            raise DecompressError(f"decompresses to more than {limit} bytes")
     return bound
 
 
@@ -203,8 +203,8 @@ def _standard_library(name: str, compression: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
-            f"{compression} is unpacked by Python's module {name}, which {sys.executable} was built without ({error}): "
-            "install the headers (libbz2-dev, liblzma-dev) and build it again, or use another Python",
+            f"{compression} is decompressed by Python's module {name}, without which {sys.executable} was built "
+            f"({error}): install the headers (libbz2-dev, liblzma-dev) and build it again, or use another Python",
             field="format",
         ) from error
 
@@ -241,13 +241,13 @@ def check_library(compression: str) -> None:
 
 
 def _cramjam() -> ModuleType:
-    with require_extra("Zstandard, Brotli and Snappy are unpacked by cramjam", "codecs"):
+    with require_extra("Zstandard, Brotli and Snappy are decompressed by cramjam", "codecs"):
         return importlib.import_module("cramjam")
 
 
 # Packings by the ending of the name.
 ENDINGS = {
-    **{f".{packing}": packing for packing in DECOMPRESSORS},
+    **{f".{compression}": compression for compression in DECOMPRESSORS},
     ".gzip": "gz",
     ".zstd": "zst",
     ".tgz": "gz",
@@ -263,9 +263,9 @@ def is_compressed(name: str) -> bool:
     return name.lower().endswith(tuple(ENDINGS))
 
 
-def find_packing_of_name(name: str) -> str:
+def find_compression_of_name(name: str) -> str:
     """Returns how a file of this name is compressed, which `is_compressed` has told."""
-    return next(packing for ending, packing in ENDINGS.items() if name.lower().endswith(ending))
+    return next(compression for ending, compression in ENDINGS.items() if name.lower().endswith(ending))
 
 
 def index_compressed(inner: Format, source: Source, facts: Facts) -> Indexing:
@@ -279,14 +279,14 @@ def index_compressed(inner: Format, source: Source, facts: Facts) -> Indexing:
         raise make_refusal(
             record,
             f"is one compressed stream of {record.size} bytes, of which at most {MOST_FETCH_BYTES} can be read: its "
-            "samples are reached by unpacking it from its beginning; unpack it, or pack it as several files",
+            "samples are reached by decompressing it from its beginning; decompress it, or pack it as several files",
         )
     check_not_empty(record)
-    packing = find_packing_of_name(record.url).encode()
-    found = yield Examine(object=record, format=inner.name, options=inner.options, facts=facts, hint=packing)
+    compression = find_compression_of_name(record.url).encode()
+    found = yield Examine(object=record, format=inner.name, options=inner.options, facts=facts, hint=compression)
     assert isinstance(found, Examined)
     if found.samples:
-        yield Block(((0, record.size),), found.samples, found.record_bytes, packing)
+        yield Block(((0, record.size),), found.samples, found.record_bytes, compression)
 
 
 class CompressedRecoder:
@@ -298,16 +298,16 @@ class CompressedRecoder:
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Makes records of the samples of one file."""
-        packing = hint.decode("ascii", "replace")
-        if packing not in DECOMPRESSORS:
-            raise RecodeError(f"no compression {packing[:20]!r} is known")
+        compression = hint.decode("ascii", "replace")
+        if compression not in DECOMPRESSORS:
+            raise RecodeError(f"no compression {compression[:20]!r} is known")
         try:
-            unpacked = decompress(packing, content, MOST_RECORD_BYTES)
-            spans = np.array(list(self._spans(unpacked, is_index=samples == -1)), np.int64).reshape(-1, 2)
+            decompressed = decompress(compression, content, MOST_RECORD_BYTES)
+            spans = np.array(list(self._spans(decompressed, is_index=samples == -1)), np.int64).reshape(-1, 2)
         except DecompressError as error:
-            raise RecodeError(f"{error}; unpack it, or pack it as several files") from error
+            raise RecodeError(f"{error}; decompress it, or pack it as several files") from error
         except ManifestError as error:
-            raise RecodeError(f"unpacked, {error.details.get('reason', error.message)}") from error
+            raise RecodeError(f"decompressed, {error.details.get('reason', error.message)}") from error
         if samples not in (-1, len(spans)):
             raise RecodeError(f"it has {len(spans)} samples, {samples} were indexed")
         starts = spans[:, 0]
@@ -316,18 +316,18 @@ class CompressedRecoder:
         apart = starts[1:] != stops[:-1]
         runs = np.flatnonzero(np.append(True, apart)[: len(spans)])
         ends = np.flatnonzero(np.append(apart, True)[: len(spans)])
-        parts = [unpacked[a:b] for a, b in zip(starts[runs].tolist(), stops[ends].tolist(), strict=True)]
+        parts = [decompressed[a:b] for a, b in zip(starts[runs].tolist(), stops[ends].tolist(), strict=True)]
         return Records(parts, stops - starts)
 
-    def _spans(self, unpacked: memoryview, *, is_index: bool) -> Iterator[tuple[int, int]]:
+    def _spans(self, decompressed: memoryview, *, is_index: bool) -> Iterator[tuple[int, int]]:
         """Yields the samples, as the inner format finds them.
 
         A recoder has no way to say a line: an index refuses what it would be about.
         """
-        if not unpacked:
+        if not decompressed:
             return
         # The names of objects say how they are packed: this one has none.
-        record = ObjectRecord("the file", len(unpacked), "")
+        record = ObjectRecord("the file", len(decompressed), "")
         steps = self._inner.index(Source(record), self._facts)
         answer: Answer = None
         while True:
@@ -339,7 +339,7 @@ class CompressedRecoder:
             if isinstance(item, Span):
                 yield item.start, item.stop
             elif isinstance(item, Need):
-                answer = unpacked[item.start : item.stop]
+                answer = decompressed[item.start : item.stop]
             elif isinstance(item, Note):
                 if is_index:
                     raise RecodeError(f"{item.count} {item.what} (the first is {item.example})")

@@ -12,7 +12,7 @@ from streamer.errors import DecodeError
 from streamer.formats.base import Facts, Field, Format, SampleName
 from streamer.formats.compressed import CompressedRecoder, index_compressed, is_compressed
 from streamer.formats.failures import check_not_empty, make_damage_error, make_refusal
-from streamer.formats.names import find_packing_of_bytes, is_shard
+from streamer.formats.names import find_compression_of_bytes, is_shard
 from streamer.formats.reading import Window
 from streamer.manifest.beside import is_hidden
 from streamer.manifest.model import ObjectRecord
@@ -132,8 +132,8 @@ _TEXT = msgspec.json.Decoder(str)
 
 def _begin(record: ObjectRecord, content: memoryview) -> int:
     """Returns where the first line begins: behind a byte order mark."""
-    if packing := find_packing_of_bytes(content):
-        raise make_refusal(record, f"is compressed with {packing}; unpack it to plain lines")
+    if compression := find_compression_of_bytes(content):
+        raise make_refusal(record, f"is compressed with {compression}; decompress it to plain lines")
     start = len(_MARK) if content[: len(_MARK)] == _MARK else 0
     line, end, rest = bytes(content[start:]).partition(b"\n")
     is_only = not end or (len(content) == record.size and not rest.strip())

@@ -112,7 +112,7 @@ def kind_of_bytes(content: memoryview) -> str:
     return BYTES
 
 
-def find_packing_of_bytes(content: memoryview) -> str:
+def find_compression_of_bytes(content: memoryview) -> str:
     """Returns the name of the compression of which this is the beginning; "" for none."""
     return next((name for start, name in _PACKINGS.items() if content[: len(start)] == start), "")
 

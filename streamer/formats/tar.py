@@ -23,7 +23,7 @@ from zlib import adler32
 import msgspec
 
 from streamer.formats.failures import DamagedError, UnreadError
-from streamer.formats.names import find_packing_of_bytes
+from streamer.formats.names import find_compression_of_bytes
 from streamer.formats.reading import Window
 from streamer.manifest.protocols import Need
 
@@ -183,8 +183,8 @@ def read_entries(size: int, position: int = 0) -> Generator[Need | TarEntry, mem
     parser = Parser()
     if position == 0 < size:
         yield from window.reach(0, min(BLOCK, size))
-        if packing := find_packing_of_bytes(window.content):
-            raise UnreadError(f"is compressed with {packing}; unpack it to a plain .tar")
+        if compression := find_compression_of_bytes(window.content):
+            raise UnreadError(f"is compressed with {compression}; decompress it to a plain .tar")
     while position + BLOCK <= size:
         if not window.covers(position, position + BLOCK):
             yield from window.reach(position, position + BLOCK)

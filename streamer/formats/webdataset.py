@@ -71,7 +71,7 @@ class WebDataset(Format, frozen=True, forbid_unknown_fields=True):
         elif is_compressed(target.url):
             yield from index_compressed(self, source, facts)
         elif target.url.lower().endswith(COMPRESSED_SUFFIXES):
-            raise make_refusal(target, "is compressed in a way that is not read; unpack it to a plain .tar")
+            raise make_refusal(target, "is compressed in a way that is not read; decompress it to a plain .tar")
         else:
             with errors_of(target, _REMEDY):
                 yield from _group(read_entries(target.size, start))

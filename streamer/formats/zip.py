@@ -116,8 +116,8 @@ class Zip(Format, frozen=True, forbid_unknown_fields=True):
                 if entry.method == _DEFLATED and not entry.bytes <= min(MAX_BYTES, _MAX_RATIO * entry.packed_bytes):
                     raise make_refusal(
                         record,
-                        f"has an entry {entry.name!r} that {entry.packed_bytes} bytes unpack to {entry.bytes}; at most "
-                        f"{MAX_BYTES} are unpacked, and {_MAX_RATIO} of each",
+                        f"has an entry {entry.name!r} that {entry.packed_bytes} bytes decompress to {entry.bytes}; at "
+                        f"most {MAX_BYTES} are decompressed, and {_MAX_RATIO} of each",
                         entry.start,
                     )
                 yield Span(entry.start, stop)
@@ -269,7 +269,8 @@ def _inflate(head: _Head) -> memoryview:
     behind = unpacker.unused_data
     found = len(head.rest) - len(behind), len(made)
     if not unpacker.eof or len(made) > limit or (known and found != (head.packed_bytes, head.bytes)):
-        raise ValueError(f"{found[0]} bytes unpack to {found[1]}, its head says {head.packed_bytes} and {head.bytes}")
+        declared = f"{head.packed_bytes} and {head.bytes}"
+        raise ValueError(f"{found[0]} bytes decompress to {found[1]}, its head says {declared}")
     return _same(head, memoryview(made), behind)
 
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from streamer.indexing.listed_rows import Listing
 from streamer.indexing.publish import publish
 from streamer.indexing.rows import ManifestRows, rows_of_objects
+from streamer.manifest.chunking import chunk_key
 from streamer.manifest.columns import BinaryColumn, read_name
 from streamer.manifest.model import Facts
-from streamer.manifest.packing import chunk_key
 from streamer.manifest.protocols import Indexer
 from streamer.manifest.table import Manifest
 

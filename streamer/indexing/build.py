@@ -28,9 +28,9 @@ from streamer.indexing.publish import publish
 from streamer.indexing.rows import Contained, ManifestRows, rows_of_objects
 from streamer.indexing.survey import Surveyed, keep_memory, read_memories, survey_objects
 from streamer.manifest.blocks import Block
+from streamer.manifest.chunking import Cut, choose_chunk_bytes, hash_keys, pack_in_order, pack_objects
 from streamer.manifest.columns import decode_text
 from streamer.manifest.model import Extent
-from streamer.manifest.packing import Cut, choose_chunk_bytes, hash_keys, pack_in_order, pack_objects
 from streamer.manifest.protocols import (
     BuildProgress,
     ChooseFormat,
@@ -70,7 +70,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a build.
 
     Attributes:
-        chunk_bytes: bytes, or "auto" for the rule in packing.py.
+        chunk_bytes: bytes, or "auto" for the rule in chunking.py.
         concurrency: requests in flight while indexing and listing.
         memory_bytes: total bytes of windows in memory; at least one container's (see containers.py).
         on_estimate: called with the cost after the listing; may raise to stop.

@@ -22,9 +22,9 @@ from streamer.base.concurrency import plain_errors
 from streamer.indexing.index_log import IndexLog, LoggedSamples
 from streamer.indexing.survey import examine, read_needs, refuse_pointers, reserve_needs
 from streamer.manifest.blocks import Block
+from streamer.manifest.chunking import Cut, chunk_key, cut_object, cut_spans
 from streamer.manifest.columns import encode_text
 from streamer.manifest.model import Extent, Facts, ObjectRecord
-from streamer.manifest.packing import Cut, chunk_key, cut_object, cut_spans
 from streamer.manifest.protocols import (
     Answer,
     Examine,

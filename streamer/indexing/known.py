@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.manifest.blocks import Block, decode_hints, first_ranges, plan_local_bytes
+from streamer.manifest.chunking import Cut, cut_object
 from streamer.manifest.model import Facts, ObjectRecord
-from streamer.manifest.packing import Cut, cut_object
 from streamer.manifest.protocols import Indexer, Source
 from streamer.manifest.table import Manifest
 

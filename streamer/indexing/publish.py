@@ -9,10 +9,10 @@ import numpy as np
 
 from streamer.indexing.rows import ManifestRows
 from streamer.manifest.arrow_ipc.writer import write_table
+from streamer.manifest.chunking import key_at_endpoint
 from streamer.manifest.columns import KEY_BYTES, digest_of, write_name
 from streamer.manifest.layout import ROOT_NAME, ManifestContent, ManifestPart, TableRun, encode_root, file_name
 from streamer.manifest.model import Facts
-from streamer.manifest.packing import key_at_endpoint
 from streamer.manifest.staging import settle, workplace
 from streamer.manifest.table import Manifest
 from streamer.manifest.validation import base_keys, foreign, stamp_keys

@@ -22,10 +22,10 @@ from streamer.manifest.blocks import (
     plan_local_bytes,
     recoded_chunk_key,
 )
+from streamer.manifest.chunking import Cut, chunk_key
 from streamer.manifest.columns import BinaryColumn, Table, encode_text
 from streamer.manifest.layout import PART_SAMPLES
 from streamer.manifest.model import Codec, Facts
-from streamer.manifest.packing import Cut, chunk_key
 from streamer.manifest.protocols import Indexer
 
 Int64Array = NDArray[np.int64]

@@ -159,7 +159,7 @@ async def _survey_objects(
             try:
                 answer = await examine(found, reader)
             except ManifestError as error:
-                # A survey may do without an object that cannot be unpacked.
+                # A survey may do without an object that cannot be decompressed.
                 found = await asyncio.to_thread(_advance, steps, error)
                 continue
         else:

@@ -24,8 +24,8 @@ from streamer.fetch import Fetcher
 from streamer.indexing.build import BuildOptions
 from streamer.indexing.container_rows import Budget, Container, Partial, index_container
 from streamer.manifest.blocks import Block
+from streamer.manifest.chunking import Cut
 from streamer.manifest.model import Extent, ObjectRecord
-from streamer.manifest.packing import Cut
 from streamer.manifest.protocols import Examine, Examined, Indexer, Note, Short
 from streamer.recode.work import Recoders, examine_here
 from streamer.store import ObjectStore, open_store

@@ -18,10 +18,10 @@ from streamer.base.splitmix import GAMMA, fold, fold_each, mix
 from streamer.base.unique import unique
 from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
 from streamer.manifest.arrow_ipc.reader import map_table
+from streamer.manifest.chunking import hash_keys
 from streamer.manifest.condition import ColumnsOf, Condition
 from streamer.manifest.kept import KeptFiles
 from streamer.manifest.layout import selection_name
-from streamer.manifest.packing import hash_keys
 from streamer.manifest.table import Manifest
 
 Int64Array = NDArray[np.int64]

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from streamer.base.logins import has_secret
 from streamer.errors import ManifestCorruptError
 from streamer.manifest.blocks import Block, decode_hints, first_ranges, key_head, key_of_blocks, key_options
+from streamer.manifest.chunking import key_at_endpoint, key_of_extents, name_extent
 from streamer.manifest.columns import KEY_BYTES, BinaryColumn, digest_of, encode_text
 from streamer.manifest.layout import file_name
 from streamer.manifest.model import Chunk, Codec, ObjectRecord
-from streamer.manifest.packing import key_at_endpoint, key_of_extents, name_extent
 from streamer.manifest.table import Manifest
 
 Int64Array = NDArray[np.int64]

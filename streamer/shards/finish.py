@@ -18,8 +18,8 @@ from streamer.indexing.listed_rows import list_objects
 from streamer.indexing.publish import publish
 from streamer.indexing.rows import Contained
 from streamer.indexing.tasks import FetchedLists
+from streamer.manifest.chunking import choose_chunk_bytes, cut_object
 from streamer.manifest.model import Extent, ObjectRecord
-from streamer.manifest.packing import choose_chunk_bytes, cut_object
 from streamer.manifest.table import Manifest
 from streamer.shards.destination import Destination, files_of
 from streamer.shards.job import Job

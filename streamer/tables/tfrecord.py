@@ -23,12 +23,12 @@ from streamer.formats.compressed import (
     CompressedRecoder,
     DecompressError,
     decompress,
-    find_packing_of_name,
+    find_compression_of_name,
     index_compressed,
     is_compressed,
 )
 from streamer.formats.failures import DamagedError, check_not_empty, make_damage_error, make_refusal
-from streamer.formats.names import base_name, find_packing_of_bytes, kind_of_bytes
+from streamer.formats.names import base_name, find_compression_of_bytes, kind_of_bytes
 from streamer.formats.reading import Asking, Window, read_range
 from streamer.formats.sidecars import pair_sidecars, walk_sidecar
 from streamer.manifest.beside import is_hidden
@@ -91,7 +91,7 @@ class TFRecord(Format, frozen=True, forbid_unknown_fields=True):
             return lists_in(head)
         if record.size > MOST_FETCH_BYTES:
             return []
-        hint = f"{_LISTS} {find_packing_of_name(record.url)}".encode()
+        hint = f"{_LISTS} {find_compression_of_name(record.url)}".encode()
         try:
             found = yield Examine(
                 object=record, format=self.name, options=self.options, facts=Facts(), hint=hint, reads=True
@@ -108,7 +108,7 @@ class TFRecord(Format, frozen=True, forbid_unknown_fields=True):
         if is_compressed(record.url):
             yield from index_compressed(self, source, facts)
         elif record.url.lower().endswith(".zlib"):
-            raise make_refusal(record, "is compressed with zlib; unpack it, or write it without compression")
+            raise make_refusal(record, "is compressed with zlib; decompress it, or write it without compression")
         elif source.sidecar is None:
             yield from walk(record, start)
         else:
@@ -135,14 +135,14 @@ class _ExampleRecoder(CompressedRecoder):
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Makes records of the samples of one file, or one of the names of lists."""
-        word, _, packing = hint.decode("ascii", "replace").partition(" ")
+        word, _, compression = hint.decode("ascii", "replace").partition(" ")
         if word != _LISTS:
             return super().recode(content, samples, hint)
         try:
-            unpacked = decompress(packing, content, MOST_RECORD_BYTES)
+            decompressed = decompress(compression, content, MOST_RECORD_BYTES)
         except DecompressError as error:
-            raise RecodeError(f"{error}; unpack it, or pack it as several files") from error
-        found = msgspec.json.encode(lists_in(unpacked[:_PROBE_BYTES]))
+            raise RecodeError(f"{error}; decompress it, or pack it as several files") from error
+        found = msgspec.json.encode(lists_in(decompressed[:_PROBE_BYTES]))
         return Records([found], np.array([len(found)], np.int64))
 
 
@@ -272,8 +272,10 @@ def walk(record: ObjectRecord, start: int) -> Indexing:
         starts, lengths, sums = heads_in(window, at)
         if len(wrong := _wrong_lengths(lengths, sums)):
             first = starts[int(wrong[0])]
-            if first == 0 and (packing := find_packing_of_bytes(window.content)):
-                raise make_refusal(record, f"is compressed with {packing}; unpack it, or write it without compression")
+            if first == 0 and (compression := find_compression_of_bytes(window.content)):
+                raise make_refusal(
+                    record, f"is compressed with {compression}; decompress it, or write it without compression"
+                )
             if first == 0 and window.take(0, len(_RIEGELI)) == _RIEGELI:
                 raise make_refusal(
                     record, "is ArrayRecord or Riegeli, which streamer does not read; write it as TFRecord"

@@ -171,7 +171,7 @@ def test_bombs():
     for length in (MAX_BYTES + 1, 3 << 20):
         wrong = bytearray(content)
         struct.pack_into("<L", wrong, entry(wrong) + 24, length)
-        with pytest.raises(ManifestError, match=rf"'a' that \d+ bytes unpack to {length}; at most"):
+        with pytest.raises(ManifestError, match=rf"'a' that \d+ bytes decompress to {length}; at most"):
             spans_in(wrong)
     packed = zlib.compressobj(9, zlib.DEFLATED, -15)
     body = packed.compress(bytes(200 << 20)) + packed.flush()

@@ -23,6 +23,7 @@ from streamer.formats.registry import find_format, restore_format
 from streamer.loader.members.keys import KeyReader, keep, keep_keys, name_table
 from streamer.loader.members.selections import Choice
 from streamer.loader.options.dataset_options import DatasetOptions
+from streamer.manifest.chunking import LEAST_CHUNK_BYTES, TOO_MANY_CHUNKS
 from streamer.manifest.joined import (
     FIRST_NAME,
     RIGHT_NAME,
@@ -34,7 +35,6 @@ from streamer.manifest.joined import (
     write_uses,
 )
 from streamer.manifest.keys import HEAD_NAME, map_numbers, read_keys, write_keys
-from streamer.manifest.packing import LEAST_CHUNK_BYTES, TOO_MANY_CHUNKS
 from streamer.manifest.table import Manifest
 
 logger = logging.getLogger(__name__)

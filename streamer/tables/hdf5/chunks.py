@@ -337,7 +337,7 @@ def _inflate(stored: memoryview, item_bytes: int, limit: int) -> memoryview:
     try:
         content: bytes = unpacker.decompress(stored, limit + _CHECKSUM_BYTES)
     except (zlib.error, inflate.error) as error:
-        raise RecodeError(f"a chunk cannot be unpacked: {error}") from error
+        raise RecodeError(f"a chunk cannot be decompressed: {error}") from error
     return memoryview(content)
 
 

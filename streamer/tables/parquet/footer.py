@@ -243,7 +243,7 @@ def _whole(record: ObjectRecord, content: bytes) -> Reading[FileTail]:
         raise make_damage_error(
             record,
             f"it ends with {magic!r}, not with {MAGIC!r}, so it is not a Parquet file, or cut off, or compressed as a "
-            "whole (then unpack it)",
+            "whole (then decompress it)",
             size - 4,
         )
     length = int.from_bytes(content[-TAIL_BYTES:-4], "little")

@@ -24,10 +24,10 @@ from streamer.tables.zarr.metadata import ZarrArray, ZarrCodec
 
 _CHECKSUM_BYTES = 4
 # Names of codecs, and of what decompresses them.
-_UNPACKED = {"gzip": "gz", "zstd": "zst", "bz2": "bz2"}
+_OWN_NAMES = {"gzip": "gz", "zstd": "zst", "bz2": "bz2"}
 # Bytes of the heads of what numcodecs decompresses.
 _LEAST_BYTES = {"blosc": 16, "lz4": 4}
-# A packed chunk may be packed again.
+# A compressed chunk may be compressed again.
 _SPARE_BYTES = 1 << 16
 
 
@@ -37,7 +37,7 @@ class ZarrChunkDecoder:
     def __init__(self, dtype: np.dtype[np.generic], column: ColumnHint) -> None:
         self._dtype = dtype
         codecs = msgspec.convert(column.codecs, tuple[ZarrCodec, ...])
-        self._packings = [codec.name for codec in reversed(codecs) if codec.name != "transpose"]
+        self._compressions = [codec.name for codec in reversed(codecs) if codec.name != "transpose"]
         axes = np.arange(len(column.tile))
         for codec in codecs:
             if codec.name == "transpose":
@@ -47,43 +47,43 @@ class ZarrChunkDecoder:
         self._bytes = dtype.itemsize * math.prod(column.tile)
 
     def __call__(self, stored: memoryview, mask: int) -> Array:
-        """Returns the items of a chunk; raises RecodeError if it cannot be unpacked, or has another length."""
-        for packing in self._packings:
+        """Returns the items of a chunk; raises RecodeError if it cannot be decompressed, or has another length."""
+        for compression in self._compressions:
             try:
-                stored = self._decompress(packing, stored)
+                stored = self._decompress(compression, stored)
             except (DecompressError, zlib.error) as error:
-                raise RecodeError(f"a chunk of {len(stored)} bytes, packed by {packing}: {error}") from error
+                raise RecodeError(f"a chunk of {len(stored)} bytes, stored by {compression}: {error}") from error
         if len(stored) != self._bytes:
             raise RecodeError(f"a chunk has {len(stored)} bytes, its items {self._bytes}")
         return np.frombuffer(stored, self._dtype).reshape(self._stored).transpose(self._axes)
 
-    def _decompress(self, packing: str, stored: memoryview) -> memoryview:
+    def _decompress(self, compression: str, stored: memoryview) -> memoryview:
         limit = self._bytes + _SPARE_BYTES
-        if packing in _UNPACKED:
-            return decompress(_UNPACKED[packing], stored, limit)
-        if packing == "zlib":
+        if compression in _OWN_NAMES:
+            return decompress(_OWN_NAMES[compression], stored, limit)
+        if compression == "zlib":
             unpacker = zlib.decompressobj()
             content = unpacker.decompress(stored, limit)
             if not unpacker.eof:
                 raise DecompressError(f"is cut off, or has more than {limit} bytes")
             return memoryview(content)
-        if packing == "crc32c":
+        if compression == "crc32c":
             checked = stored[:-_CHECKSUM_BYTES]
             checksum = stored[-_CHECKSUM_BYTES:]
             if checksum_of(checked) != int.from_bytes(checksum, "little"):
                 raise DecompressError("its checksum is wrong")
             return checked
-        # numcodecs decompresses the others. The length, and for blosc that of what is packed, are what it believes.
-        head = stored[4:8] if packing == "blosc" else stored[:4]
+        # numcodecs decompresses the others. The length, and for blosc that of what is compressed, are what it believes.
+        head = stored[4:8] if compression == "blosc" else stored[:4]
         length = int.from_bytes(head, "little")
-        least = _LEAST_BYTES.get(packing, 0)
+        least = _LEAST_BYTES.get(compression, 0)
         if len(stored) < least:
             raise DecompressError(f"it is cut off: it has {len(stored)} bytes, and its head alone {least}")
-        if length > limit or (packing == "blosc" and stored[12:16] != len(stored).to_bytes(4, "little")):
+        if length > limit or (compression == "blosc" and stored[12:16] != len(stored).to_bytes(4, "little")):
             raise DecompressError(f"it says that it has {length} bytes, and can have up to {limit}")
         place = np.empty(length, np.uint8)
-        library = _library(f"numcodecs.{packing}")
-        if packing == "blosc":
+        library = _library(f"numcodecs.{compression}")
+        if compression == "blosc":
             # There are as many recoders as there are cores to spare.
             library.use_threads = False
         try:

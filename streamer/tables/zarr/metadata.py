@@ -36,7 +36,7 @@ _SHARDS = "sharding_indexed"
 _TRANSPOSE = "transpose"
 _BYTES = "bytes"
 # Codecs of bytes to bytes.
-PACKINGS = ("blosc", "bz2", _CHECKSUM, "gzip", "lz4", "zlib", "zstd")
+COMPRESSIONS = ("blosc", "bz2", _CHECKSUM, "gzip", "lz4", "zlib", "zstd")
 
 
 class ZarrCodec(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
@@ -163,10 +163,10 @@ def _array_3(found: _Array3) -> ZarrArray:
     names = [codec.name for codec in codecs]
     place = names.index(_BYTES) if _BYTES in names else -1
     unknown = [name for name in names[:place] if name != _TRANSPOSE] + [
-        name for name in names[place + 1 :] if name not in PACKINGS
+        name for name in names[place + 1 :] if name not in COMPRESSIONS
     ]
     if place < 0 or unknown:
-        raise ArraysError(f"it is stored by codecs {names}; {', '.join((_BYTES, _TRANSPOSE, *PACKINGS))} are read")
+        raise ArraysError(f"it is stored by codecs {names}; {', '.join((_BYTES, _TRANSPOSE, *COMPRESSIONS))} are read")
     for codec in codecs[:place]:
         if sorted(_numbers(codec.configuration.get("order"))) != [*range(len(shape))]:
             raise ArraysError(f"its axes are transposed by {codec.configuration}")
@@ -204,8 +204,8 @@ def _array_2(found: _Array2) -> ZarrArray:
         codecs.append(ZarrCodec(_TRANSPOSE, {"order": [*range(len(found.shape))][::-1]}))
     if found.compressor:
         codecs.append(ZarrCodec(str(found.compressor.get("id")), found.compressor))
-    if unknown := next((each.name for each in codecs if each.name not in {*PACKINGS, _TRANSPOSE}), None):
-        raise ArraysError(f"it is stored by codec {unknown!r}; {', '.join(PACKINGS)} are read")
+    if unknown := next((each.name for each in codecs if each.name not in {*COMPRESSIONS, _TRANSPOSE}), None):
+        raise ArraysError(f"it is stored by codec {unknown!r}; {', '.join(COMPRESSIONS)} are read")
     outer = _lengths(found.chunks, found.shape)
     fill = _fill(found.fill_value, dtype)
     return ZarrArray(

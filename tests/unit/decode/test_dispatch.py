@@ -96,8 +96,8 @@ def test_rules_reach_into_gz():
     ("content", "reason"),
     [
         (gzip.compress(b"hello")[:-1], "cut off"),
-        (gzip.compress(bytes(60)) + gzip.compress(bytes(60)), "unpacks to more than 100 bytes"),
-        (b"hello" * 10, "cannot be unpacked at byte 0"),
+        (gzip.compress(bytes(60)) + gzip.compress(bytes(60)), "decompresses to more than 100 bytes"),
+        (b"hello" * 10, "cannot be decompressed at byte 0"),
     ],
     ids=["cut", "large", "no gzip"],
 )
@@ -222,11 +222,11 @@ def test_a_gz_that_says_it_is_too_long_is_not_unpacked(monkeypatch):
     """Its last bytes say its length; documents of JSON have a smaller limit, because their objects are larger."""
     monkeypatch.setattr(dispatch, "MAX_JSON_BYTES", 50)
     assert SampleDecoder()("k", [field("txt.gz", gzip.compress(b" " * 60))])["txt.gz"] == " " * 60
-    with pytest.raises(DecodeError, match="unpacks to more than 50 bytes"):
+    with pytest.raises(DecodeError, match="decompresses to more than 50 bytes"):
         SampleDecoder()("k", [field("json.gz", gzip.compress(b"1" + b" " * 60))])
     monkeypatch.setattr("streamer.formats.compressed.decompress", None)
     monkeypatch.setattr(dispatch, "MAX_BYTES", 100)
-    with pytest.raises(DecodeError, match="unpacks to more than 100 bytes"):
+    with pytest.raises(DecodeError, match="decompresses to more than 100 bytes"):
         SampleDecoder()("k", [field("txt.gz", gzip.compress(bytes(2000)))])
 
 

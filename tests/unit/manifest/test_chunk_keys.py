@@ -16,9 +16,9 @@ from streamer.errors import ManifestCorruptError
 from streamer.indexing.publish import publish_at
 from streamer.indexing.rows import ManifestRows
 from streamer.manifest.arrow_ipc.writer import write_table
+from streamer.manifest.chunking import key_at_endpoint
 from streamer.manifest.columns import digest_of
 from streamer.manifest.layout import ROOT_NAME, encode_root, file_name
-from streamer.manifest.packing import key_at_endpoint
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import export_files, install_files
 from streamer.manifest.validation import base_keys, check_key, check_keys, open_and_verify

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from streamer.manifest.packing import OBJECTS_PER_CHUNK, cut_object, hash_keys, pack_in_order, pack_objects
+from streamer.manifest.chunking import OBJECTS_PER_CHUNK, cut_object, hash_keys, pack_in_order, pack_objects
 
 CHUNK_BYTES = 10_000
 Pack = Callable[[NDArray[np.uint64], NDArray[np.int64], int], tuple[NDArray[np.int64], NDArray[np.int64]]]

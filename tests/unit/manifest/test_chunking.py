@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from streamer.errors import ConfigError
-from streamer.manifest.model import Codec
-from streamer.manifest.packing import (
+from streamer.manifest.chunking import (
     OBJECTS_PER_CHUNK,
     choose_chunk_bytes,
     chunk_key,
@@ -16,6 +15,7 @@ from streamer.manifest.packing import (
     hash_keys,
     pack_objects,
 )
+from streamer.manifest.model import Codec
 
 MiB = 1 << 20
 
