@@ -42,7 +42,7 @@ def explain_rows(planned: PlannedRows, stored_bytes: int, global_batch: int, see
         f"sets     {format_bytes(set_bytes)} each, local before the first of their rows: {format_bytes(first_bytes)} "
         f"over all nodes for the first batch; {counted(opened, 'sets')} open, {format_bytes(opened * set_bytes)} of "
         "cache",
-        "balance  the dearest rank of a step by the mean of all; n tokens of a document cost {} n + {} n^2".format(
+        "balance  cost of the slowest rank over the mean of all; n tokens of a document cost {} n + {} n^2".format(
             *ROW_COST
         ),
     ]
