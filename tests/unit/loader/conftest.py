@@ -143,6 +143,7 @@ class FakeClient:
     welcome = Welcome(PROTOCOL, "1", 1, "/", "id", limit_bytes=20_000)
 
     connected = True
+    job = "job"
 
     def __init__(self, engine: FakeEngine, settings: ClientSettings) -> None:
         self.engine = engine
