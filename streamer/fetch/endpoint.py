@@ -128,7 +128,9 @@ def ignore_notice(text: str) -> None:
 
 
 class Endpoint:
-    """State shared by the requests to one bucket or host. Created on the event loop that it lives on.
+    """State shared by the requests of one process to one bucket or host with one set of storage options.
+
+    It is created on the event loop that it lives on. What it decides is enforced by its gate (`FairGate`).
 
     Args:
         root: root of the urls, such as "s3://bucket".

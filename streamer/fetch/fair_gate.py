@@ -1,4 +1,4 @@
-"""A limit on requests in flight or on bytes that are reserved. Waiters are served by fair shares and due time.
+"""A limit on requests in flight and per second, or on bytes reserved. Waiters are served by fair shares and due time.
 
 Due times alone do not share fairly: a job that never waits for its steps has everything due at once, and another job's
 look-ahead would be served only when it is already late. Therefore jobs that hold more than their share come after those

@@ -34,7 +34,8 @@ class Need(msgspec.Struct, frozen=True):
 class Examine(msgspec.Struct, frozen=True):
     """A survey or index asks what a recoder makes of an object as one block; it gets `Examined` by `send`.
 
-    For facts that can only be had by unpacking, which the engine does not do itself.
+    For facts that are known only when a whole object is decoded. The engine does not do that itself; an index that
+    decompresses what it reads, a few MiB at a time, needs no recoder.
 
     Attributes:
         object: an object of at most `blocks.MOST_FETCH_BYTES`.
