@@ -47,8 +47,8 @@ def test_a_state_says_everything_by_name() -> None:
         ({"shuffle": "sample"}, "shuffle"),
         ({"lanes": 4}, "lanes"),
         ({"window": 63}, "window"),
-        ({"cut": "redrawn"}, "cut"),
-        ({"cut": "by_key"}, "cut"),
+        ({"cut": "redrawn"}, "lanes_by"),
+        ({"cut": "by_key"}, "lanes_by"),
     ],
 )
 def test_a_state_of_another_order_names_the_part(change: dict[str, object], field: str) -> None:
