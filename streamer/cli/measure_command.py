@@ -30,8 +30,9 @@ examples:
 
 NOTES = """\
 If FILE is there, only samples are read that have come since: it must be of the same field or function. Delete it to
-count all of them again. The dataset is indexed first if it has no manifest; with an executor on other machines, one
-beside the data (`streamer index --beside`) saves each of them from indexing it again.
+count all of them again. What is interrupted leaves FILE.partial.npy, with which the same command goes on. The dataset
+is indexed first if it has no manifest; with an executor on other machines, one beside the data (`streamer index
+--beside`) saves each of them from indexing it again.
 """
 
 # Samples below which a further process takes longer to start than to count them.
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     from streamer.base.cgroup import usable_cores
     from streamer.cli.dataset import client_settings, dataset_of, open_manifest
     from streamer.client.engine_client import EngineClient
-    from streamer.loader.measure import measure_lengths
+    from streamer.loader.measure import find_partial_file, measure_lengths
 
     out: Path = arguments.out
     _check_out(out)
@@ -72,16 +73,18 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         manifest = open_manifest(client, arguments, terminal)
         # A folder of this machine may not be there for the tasks of an executor: they find the manifest themselves.
         place = str(manifest.path) if arguments.executor is None else arguments.manifest
-        known = out if out.exists() else None
-        if known is not None:
-            terminal.note(f"{out} is there: only new chunks are read; delete it to count all, as with another function")
+        earlier = [path for path in (out, find_partial_file(out)) if path.exists()]
+        for path in earlier:
+            terminal.note(
+                f"{path} is there: only new chunks are read; delete it to count all, as with another function"
+            )
         with closing(dataset_of(arguments, place)) as dataset, terminal.progress("counting", "samples") as bar:
             lengths = measure_lengths(
                 dataset,
                 arguments.field if arguments.function is None else arguments.function,
                 path=out,
                 num_workers=0 if arguments.executor else min(usable_cores(), manifest.samples // _FOR_A_WORKER),
-                resume_from=known,
+                resume_from=out if earlier else None,
                 executor=arguments.executor,
                 on_progress=bar.update,
             )

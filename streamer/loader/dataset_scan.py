@@ -1,4 +1,4 @@
-"""Reads samples of a dataset by their numbers, each once and in any order, here or in tasks: how a pack reads one.
+"""Reads samples of a dataset by their numbers, each once and in any order, here or in tasks: packs and lengths need it.
 
 A `DatasetScan` has opened the dataset in the process that asks. Its recipe travels to tasks, which open the dataset
 again, from what lies on their machine or from the urls, and read their part of the samples through the engine there.
@@ -7,7 +7,8 @@ again, from what lies on their machine or from the urls, and read their part of 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from streamer.annotations.table import AnnotationTable
 from streamer.batches.rows.balance import NO_BALANCE
 from streamer.batches.rows.options import NO_PACKING
 from streamer.batches.samples.join_cost import describe_join
-from streamer.batches.samples.maker import Integers, Transform
+from streamer.batches.samples.maker import Integers, SampleLocation, SampleMaker, Transform
 from streamer.batches.samples.opened import MemberRecipe, OpenedDataset
 from streamer.batches.samples.sent_code import send_main_by_value
 from streamer.decode.rule import Decode, StoredFields, StoredSample
@@ -28,7 +29,7 @@ from streamer.loader.epoch_cell import EpochCell
 from streamer.loader.members.member import DatasetMember, MemberSettings
 from streamer.loader.options.arguments import Order
 from streamer.loader.options.dataset_options import DatasetOptions
-from streamer.loader.scan_reader import SampleScan, count_row_bytes
+from streamer.loader.scan_reader import Found, SampleScan, count_row_bytes
 from streamer.manifest.table import Manifest
 from streamer.order.growing import NOT_GROWING
 
@@ -42,6 +43,7 @@ class _Sent(NamedTuple):
     annotations: str
     recipe: MemberRecipe
     identity: tuple[str, ...]
+    purpose: str
 
 
 class DatasetScan:
@@ -49,15 +51,28 @@ class DatasetScan:
 
     Args:
         member: Dataset as the user has it.
+        counter: Transform in place of the dataset's, whose results `make` yields, or None for a pack.
 
     Raises:
-        ConfigError: the dataset does not yield each of its samples as one.
+        ConfigError: the dataset does not yield each of its samples as one, which a pack needs.
     """
 
-    def __init__(self, member: DatasetMember) -> None:
-        _refuse(member.options)
+    def __init__(self, member: DatasetMember, counter: Transform | None = None) -> None:
+        self._purpose = "pack" if counter is None else "measure"
+        if counter is None:
+            _refuse(member.options)
         # The options of a training are left out. Fields are as they are stored, unless the dataset transforms them.
-        options = make_scan_options(member.options)
+        options = replace(
+            member.options,
+            transform=member.options.transform if counter is None else counter,
+            packing=NO_PACKING,
+            balance=NO_BALANCE,
+            growing=NOT_GROWING,
+            order=Order(last_batch="short"),
+            share_caches="off",
+            rank=0,
+            world_size=1,
+        )
         joins = member.joins
         if options.transform is None:
             stored = Decode(StoredFields())
@@ -148,8 +163,14 @@ class DatasetScan:
             annotations=table_digest(opened.joined) or "",
             recipe=member.recipe(member.rules()),
             identity=_identify(opened),
+            purpose=self._purpose,
         )
         return ScanRecipe(cloudpickle.dumps(sent))
+
+    def make(self, ordinals: Integers, read: Callable[[SampleMaker, SampleLocation], Found]) -> Generator[Found]:
+        """Yields in this process what a function reads of samples, in the order of their ordinals in the manifest."""
+        member = self._member
+        return SampleScan(member, member.open(), member.rules(), self._purpose).make(ordinals, read)
 
     def close(self) -> None:
         """Closes the connections; idempotent."""
@@ -171,6 +192,16 @@ class ScanRecipe(Discreet, msgspec.Struct, frozen=True):
         Raises:
             StreamerError: the dataset, or one of the samples, cannot be read.
         """
+        with self._open() as scan:
+            yield from scan.read(ordinals)
+
+    def make(self, ordinals: Integers, read: Callable[[SampleMaker, SampleLocation], Found]) -> Generator[Found]:
+        """Opens the dataset in this process; see `DatasetScan.make`."""
+        with self._open() as scan:
+            yield from scan.make(ordinals, read)
+
+    @contextmanager
+    def _open(self) -> Iterator[SampleScan]:
         sent: _Sent = cloudpickle.loads(self.options)
         options, _, job, joins, rights, began = sent.settings
         known = EpochCell(manifest=sent.recipe.manifest_path.name, annotations=sent.annotations)
@@ -188,13 +219,13 @@ class ScanRecipe(Discreet, msgspec.Struct, frozen=True):
                 # The engine of this machine has not opened it before: listing the urls takes longer.
                 opened = member.open()
                 rules = member.rules()
-            check_same_data(member.options.place, found=_identify(opened), expected=sent.identity)
-            yield from SampleScan(member, opened, rules).read(ordinals)
+            _check_same_data(member.options.place, found=_identify(opened), expected=sent.identity)
+            yield SampleScan(member, opened, rules, sent.purpose)
         finally:
             member.close()
 
 
-def check_same_data(place: str, *, found: Sequence[str], expected: Sequence[str]) -> None:
+def _check_same_data(place: str, *, found: Sequence[str], expected: Sequence[str]) -> None:
     """Makes sure that a task reads what the process that has begun has opened, by their digests.
 
     Raises:
@@ -206,20 +237,6 @@ def check_same_data(place: str, *, found: Sequence[str], expected: Sequence[str]
             f"{' '.join(expected)}: the objects change, or other ones are there; give a manifest= that all machines "
             "can read"
         )
-
-
-def make_scan_options(options: DatasetOptions) -> DatasetOptions:
-    """Returns the options by which every sample is read once, in one process or in tasks, whatever a training does."""
-    return replace(
-        options,
-        packing=NO_PACKING,
-        balance=NO_BALANCE,
-        growing=NOT_GROWING,
-        order=Order(last_batch="short"),
-        share_caches="off",
-        rank=0,
-        world_size=1,
-    )
 
 
 def _identify(opened: OpenedDataset) -> tuple[str, ...]:

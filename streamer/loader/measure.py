@@ -5,27 +5,27 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from contextlib import closing
 from functools import partial
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from streamer.batches import checks
+from streamer.batches.samples.cached_bytes import ChunkUnreadableError
+from streamer.batches.samples.maker import SampleLocation, SampleMaker, describe_key
 from streamer.batches.samples.seeding import UNSEEDED
+from streamer.batches.skipping import SkipLedger, Skipped, may_skip
 from streamer.decode.transforms import make_transform, takes
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, StreamerError
 from streamer.executors.runner import run_all, runner
-from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.dataset import StreamingDataset
-from streamer.loader.dataset_scan import check_same_data, make_scan_options
-from streamer.loader.members.member import DatasetMember
-from streamer.loader.options.dataset_options import DatasetOptions
-from streamer.manifest.selection import Where
+from streamer.loader.dataset_scan import DatasetScan, ScanRecipe
 from streamer.manifest.table import Manifest
 from streamer.removed import check_arguments, warn_of
 
@@ -33,12 +33,19 @@ logger = logging.getLogger(__name__)
 
 Count = str | Callable[[object], int]
 Integers = npt.NDArray[np.int64]
-_Counted = tuple[str, Integers, npt.NDArray[np.int32]]
+# Samples by their ordinals in the manifest, and of each its length, or as a text why it cannot be made.
+_Measured = tuple[Integers, Sequence[int | str]]
 
-# Number of samples that a worker counts at a time.
+# Samples that are read in one session; in tasks fewer, which bounds what is counted again after an interruption.
+_SESSION_SAMPLES = 1 << 20
+_TASK_SAMPLES = 1 << 16
+# Samples that this process reads between two calls of `on_progress`.
 _BATCH = 1024
-# Number of runs of chunks for each task that an executor runs at a time: a process that is late has few left.
-_RUNS = 4
+# Number of parts for each task that an executor runs at a time: a process that is late has few left.
+_PARTS = 4
+# Lengths so far are written after so many seconds, and where a call is interrupted.
+_SAVE_SECONDS = 60.0
+_MAX_LENGTH = np.iinfo(np.int32).max
 
 
 @check_arguments("measure_lengths")
@@ -54,18 +61,21 @@ def measure_lengths(
 ) -> npt.NDArray[np.int32]:
     """Counts the tokens of every sample, and writes the numbers to a file for `Packing(lengths=...)`.
 
-    Reads the whole dataset once through the cache, in one process and its workers, or in tasks. With on_error="skip" a
-    sample that cannot be made gets -1, and is in no row. The global random generators are not seeded for the transform:
-    a length must not depend on them.
+    Reads the whole dataset once through the cache, in the order of its objects, in this process, in several, or in
+    tasks. With on_error="skip" a sample that cannot be made gets -1, and is in no row; so does one without annotations
+    that leaves the dataset. The global random generators are not seeded for the transform: a length must not depend on
+    them. A call that is interrupted leaves what it has counted in `PATH.partial.npy`.
 
     Args:
         dataset: Dataset of which all samples are counted, with the transform that training uses; `packing` and
             `balance` do not count.
         count: Name of a field, whose length counts, or a function of what the transform returns.
-        path: Path of the file, .npy: int32, one number for each sample, by the numbers that `dataset[i]` takes.
-        num_workers: Number of workers, as of `StreamingDataLoader`.
-        resume_from: File of an earlier call with the same count and transform, which may be that of `path`: only the
-            chunks of samples that it does not have are read. Keeps `PATH.chunks.npy` beside it.
+        path: Path of the file, .npy: int32, one number for each sample of the whole, by the numbers that `dataset[i]`
+            takes.
+        num_workers: Number of processes that read, or 0 for this one. An executor has its own.
+        resume_from: File of an earlier call with the same count and transform, which may be that of `path`, and which
+            may have been interrupted: only the chunks of samples that it does not have are read. Keeps
+            `PATH.chunks.npy` beside it.
         executor: Executor of tasks, as "processes:8", "dask:tcp://scheduler:8786", "ray:auto" or an object. Each
             task reads a run of chunks through the cache of its machine. By default this process.
         on_progress: Function that is called now and then with the number of samples that were read, and in all.
@@ -78,10 +88,17 @@ def measure_lengths(
             cannot be written; or `resume_from` was not written here.
         ManifestError: a task has found other objects below the url.
     """
+    if not isinstance(dataset, StreamingDataset):
+        raise ConfigError(f"measure_lengths({type(dataset).__name__}): give a StreamingDataset", field="dataset")
     member = dataset._member
     target = Path(str(checks.path("path", path)))
     if target.suffix != ".npy":
         raise ConfigError(f"path={str(target)!r}: give the path of an .npy file", field="path")
+    if checks.at_least("num_workers", num_workers, 0) and executor is not None:
+        raise ConfigError(
+            f"num_workers={num_workers} beside executor=: each task reads in one process; leave num_workers out",
+            field="num_workers",
+        )
     # A path that cannot be written is an error before anything is read.
     _touch_beside(target).unlink()
     if member.choices:
@@ -91,27 +108,19 @@ def measure_lengths(
             field="dataset",
         )
     counter = _make_counter(member.options.transform, count)
-    options = replace(make_scan_options(member.options), transform=counter)
-    whole = member.part(None, options)
-    costs = np.full(whole.open().samples, -1, np.int32)
-    manifest = whole.open().manifest
-    missing = None if resume_from is None else np.flatnonzero(~_fill_in(costs, manifest, str(resume_from)))
-    done = 0
-    total = whole.open().samples if missing is None else len(missing)
-    if total:
-        count_part = partial(_count_part, num_workers=num_workers)
-        make_parts = partial(_make_parts, dataset, whole, options, missing)
-        batches = map(count_part, make_parts(1)) if executor is None else _run_tasks(executor, count_part, make_parts)
-        for digest, numbers, found in chain.from_iterable(batches):
-            check_same_data(options.place, found=(digest,), expected=(manifest.digest,))
-            costs[numbers] = found
-            done += len(numbers)
-            on_progress(done, total)
-        on_progress(total, total)
-    _write(target, costs)
-    _write(_chunks_of(target), _facts(manifest))
-    logger.info("%s: %d tokens of %d samples", target, int(costs[costs > 0].sum(dtype=np.int64)), len(costs))
-    return costs
+    if num_workers:
+        executor = f"processes:{num_workers}"
+    with closing(DatasetScan(member, counter)) as scan:
+        table = _LengthsTable(scan, target, SkipLedger(member.options.skip_rules.budget))
+        if resume_from is not None:
+            table.take_over(str(resume_from))
+        scan_samples = partial(_measure_samples, member.options.skip_rules.on_error == "skip")
+        if executor is None:
+            found = _measure_here(scan, scan_samples, table.cut_parts(_SESSION_SAMPLES))
+        else:
+            found = _measure_in_tasks(scan, scan_samples, executor, table.cut_parts)
+        with closing(found):
+            return table.run(found, on_progress)
 
 
 def measure(
@@ -137,61 +146,165 @@ def measure(
     )
 
 
-def _run_tasks(
-    executor: str | Executor,
-    count_part: Callable[[StreamingDataset], Iterable[_Counted]],
-    make_parts: Callable[[int], Iterator[StreamingDataset]],
-) -> Iterator[Iterable[_Counted]]:
-    """Yields what each task has counted."""
-    with runner(executor) as running:
-        yield from run_all(running, partial(_count_whole, count_part), make_parts(_RUNS * running.most_tasks))
-
-
-def _count_whole(
-    count_part: Callable[[StreamingDataset], Iterable[_Counted]], dataset: StreamingDataset
-) -> list[_Counted]:
-    return list(count_part(dataset))
-
-
-def _make_parts(
-    dataset: StreamingDataset, whole: DatasetMember, options: DatasetOptions, numbers: Integers | None, limit: int
-) -> Iterator[StreamingDataset]:
-    """Cuts samples into at most `limit` parts, at the borders of chunks.
+class _LengthsTable:
+    """The lengths of all samples of a dataset, those that are known so far.
 
     Args:
-        dataset: Dataset as the user has it.
-        whole: DatasetMember with all of its samples.
-        options: Options of the parts.
-        numbers: Numbers of the samples, ascending, or None for all.
-        limit: Largest number of parts.
+        scan: Samples of the dataset.
+        target: Path of the file.
+        ledger: Samples that could not be made.
     """
-    manifest = whole.open().manifest
-    if numbers is None and limit == 1:
-        # A selection would take eight bytes for each sample.
-        yield StreamingDataset._from_member(whole.part(None, options))
-        return
-    bounds = np.linspace(0, manifest.chunks, min(manifest.chunks, limit) + 1).astype(np.int64)
-    for first, stop in pairwise(manifest.chunk_first[bounds].tolist()):
-        own = np.arange(first, stop) if numbers is None else numbers[slice(*np.searchsorted(numbers, [first, stop]))]
-        if len(own):
-            yield StreamingDataset._from_member(whole.part((own, Where()), options))
+
+    def __init__(self, scan: DatasetScan, target: Path, ledger: SkipLedger) -> None:
+        self._scan = scan
+        self._target = target
+        self._ledger = ledger
+        self._manifest = scan.manifest
+        self._lengths = np.full(self._manifest.samples, -1, np.int32)
+        selected = scan.ordinals
+        # Samples without annotations that leave the dataset are never read.
+        self._is_known = np.full(self._manifest.samples, selected is not None)
+        if selected is not None:
+            self._is_known[selected] = False
+
+    def __repr__(self) -> str:
+        return (
+            f"_LengthsTable({str(self._target)!r}, {np.count_nonzero(self._is_known)} of {len(self._is_known)} samples)"
+        )
+
+    def take_over(self, earlier: str) -> None:
+        """Takes over the lengths of chunks that an earlier call has measured, to its end or not.
+
+        Raises:
+            ConfigError: the file was not written here.
+        """
+        partial_file = find_partial_file(Path(earlier))
+        for path in [each for each in (Path(earlier), partial_file) if each.exists()] or [Path(earlier)]:
+            self._is_known |= _fill_in(self._lengths, self._manifest, path, earlier)
+
+    def cut_parts(self, max_samples: int) -> Iterator[Integers]:
+        """Cuts the samples that are unknown into parts of about so many, at the borders of chunks."""
+        firsts = self._manifest.chunk_first
+        chunk = 0
+        while chunk < self._manifest.chunks:
+            begin = int(firsts[chunk])
+            chunk = max(chunk + 1, int(firsts.searchsorted(begin + max_samples, "right")) - 1)
+            unknown = np.flatnonzero(~self._is_known[begin : int(firsts[chunk])])
+            if len(unknown):
+                yield begin + unknown
+
+    def run(self, found: Iterable[_Measured], on_progress: Callable[[int, int], None]) -> npt.NDArray[np.int32]:
+        """Takes what is measured until all is, and writes the file; what an error or Ctrl-C leaves is written, too."""
+        total = int(np.count_nonzero(~self._is_known))
+        done = 0
+        saved_at = time.monotonic()
+        try:
+            for ordinals, lengths in found:
+                self._note(ordinals, lengths)
+                done += len(ordinals)
+                on_progress(done, total)
+                if time.monotonic() - saved_at > _SAVE_SECONDS:
+                    self._save_partly()
+                    saved_at = time.monotonic()
+        except BaseException:
+            if done:
+                self._save_partly()
+            raise
+        _write(self._target, self._lengths, _list_chunks(self._manifest))
+        for path in _list_files(find_partial_file(self._target)):
+            path.unlink(missing_ok=True)
+        tokens = int(self._lengths[self._lengths > 0].sum(dtype=np.int64))
+        logger.info("%s: %d tokens of %d samples", self._target, tokens, len(self._lengths))
+        return self._lengths
+
+    def _note(self, ordinals: Integers, lengths: Sequence[int | str]) -> None:
+        """Notes lengths, and samples that cannot be made.
+
+        Raises:
+            DecodeError: there are more of those than the budget of the dataset has.
+        """
+        self._lengths[ordinals] = [-1 if isinstance(length, str) else length for length in lengths]
+        self._is_known[ordinals] = True
+        selected = self._scan.ordinals
+        skipped = [
+            Skipped(
+                ordinal=int(ordinal if selected is None else selected.searchsorted(ordinal)),
+                key=describe_key(self._manifest, int(ordinal)),
+                cause=length,
+            )
+            for ordinal, length in zip(ordinals, lengths, strict=True)
+            if isinstance(length, str)
+        ]
+        self._ledger.note(skipped, packed=True)
+        self._ledger.check()
+
+    def _save_partly(self) -> None:
+        """Writes the lengths of the chunks of which all samples are known."""
+        bounds = pairwise(self._manifest.chunk_first.tolist())
+        is_complete = np.array([bool(self._is_known[first:stop].all()) for first, stop in bounds], np.bool_)
+        lengths = self._lengths[np.repeat(is_complete, self._manifest.chunk_samples)]
+        path = find_partial_file(self._target)
+        _write(path, lengths, _list_chunks(self._manifest)[is_complete])
+        logger.info("%s: %d of %d samples so far", path, len(lengths), len(self._lengths))
 
 
-def _count_part(dataset: StreamingDataset, *, num_workers: int) -> Iterator[_Counted]:
-    """Counts the tokens of a dataset's samples, and closes it.
+def find_partial_file(path: Path) -> Path:
+    """Returns the path of what an interrupted call leaves of a file."""
+    return path.with_name(f"{path.name}.partial.npy")
 
-    Yields:
-        Digest of the manifest, samples that could be made, and their tokens, for each batch.
-    """
+
+# Scans some samples in this process.
+_ScanSamples = Callable[["DatasetScan | ScanRecipe", Integers], Generator["int | str"]]
+
+
+def _measure_samples(skips: bool, scan: DatasetScan | ScanRecipe, ordinals: Integers) -> Generator[int | str]:
+    """Yields lengths in this order, or why a sample cannot be made, where such samples are skipped."""
+
+    def measure_sample(maker: SampleMaker, place: SampleLocation) -> int | str:
+        try:
+            return maker.make(place)  # type: ignore[return-value]  # the counter's
+        except ChunkUnreadableError:
+            raise
+        except Exception as error:
+            if not skips or not may_skip(error):
+                raise
+            return f"{type(error).__name__}: {error}"
+
+    return scan.make(ordinals, measure_sample)
+
+
+def _measure_here(scan: DatasetScan, scan_samples: _ScanSamples, parts: Iterable[Integers]) -> Generator[_Measured]:
+    """Yields some lengths after the others, in this process."""
+    for ordinals in parts:
+        with closing(scan_samples(scan, ordinals)) as lengths:
+            for first in range(0, len(ordinals), _BATCH):
+                batch = ordinals[first : first + _BATCH]
+                yield batch, [next(lengths) for _ in batch]
+
+
+def _measure_in_tasks(
+    scan: DatasetScan,
+    scan_samples: _ScanSamples,
+    executor: str | Executor,
+    cut_parts: Callable[[int], Iterator[Integers]],
+) -> Generator[_Measured]:
+    """Yields what each task has measured; raises what the user's code raises, at once, since it would raise again."""
+    with runner(executor) as running:
+        share = scan.manifest.samples // (_PARTS * running.most_tasks)
+        parts = cut_parts(min(_TASK_SAMPLES, max(1, share)))
+        for found in run_all(running, partial(_measure_part, scan_samples, scan.recipe()), parts):
+            if isinstance(found, Exception):
+                raise found
+            yield found
+
+
+def _measure_part(scan_samples: _ScanSamples, recipe: ScanRecipe, ordinals: Integers) -> _Measured | Exception:
     try:
-        with StreamingDataLoader(dataset, _BATCH, num_workers) as loader:
-            for number, found in enumerate(loader):
-                codes = loader._prepare().ordinals(0, number)
-                # Samples that were replaced are those that could not be made.
-                made = ~loader.repeated
-                yield dataset._member.open().manifest.digest, codes[made], np.asarray(found, np.int32)[made]
-    finally:
-        dataset.close()
+        return ordinals, list(scan_samples(recipe, ordinals))
+    except StreamerError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+        return error
 
 
 def _make_counter(transform: object, count: Count) -> Callable[..., int]:
@@ -203,7 +316,12 @@ def _make_counter(transform: object, count: Count) -> Callable[..., int]:
 
     def count_tokens(sample: dict[str, object], **more: object) -> int:
         made: object = sample if own is None else own(sample, **given, **more)
-        return checks.at_least("count", _length_of(made, count) if isinstance(count, str) else count(made), 0)
+        length = checks.at_least("count", _length_of(made, count) if isinstance(count, str) else count(made), 0)
+        if length > _MAX_LENGTH:
+            raise ConfigError(
+                f"count: {length} tokens of one sample; at most {_MAX_LENGTH} are possible", field="count"
+            )
+        return length
 
     def count_with_rng(sample: dict[str, object], rng: np.random.Generator) -> int:
         return count_tokens(sample, rng=rng)
@@ -231,47 +349,49 @@ def _length_of(sample: object, name: str) -> int:
         ) from error
 
 
-def _chunks_of(path: Path) -> Path:
-    """Returns the path of the file that says which chunks the numbers of another one are of."""
-    return path.with_name(f"{path.name}.chunks.npy")
+def _list_files(path: Path) -> tuple[Path, Path]:
+    """Returns the path of a file of lengths, and that of the file which says of which chunks they are."""
+    return path, path.with_name(f"{path.name}.chunks.npy")
 
 
-def _facts(manifest: Manifest) -> npt.NDArray[np.void]:
+def _list_chunks(manifest: Manifest) -> npt.NDArray[np.void]:
     """Returns the key of each chunk, and its number of samples."""
-    facts = np.empty(manifest.chunks, [("key", "V16"), ("samples", np.int64)])
-    facts["key"] = np.ascontiguousarray(manifest.chunk_keys).view("V16").reshape(-1)
-    facts["samples"] = manifest.chunk_samples
-    return facts
+    chunks = np.empty(manifest.chunks, [("key", "V16"), ("samples", np.int64)])
+    chunks["key"] = np.ascontiguousarray(manifest.chunk_keys).view("V16").reshape(-1)
+    chunks["samples"] = manifest.chunk_samples
+    return chunks
 
 
-def _fill_in(costs: npt.NDArray[np.int32], manifest: Manifest, known: str) -> npt.NDArray[np.bool_]:
-    """Takes over the numbers of chunks that were measured before; returns the samples of those: (n,)."""
+def _fill_in(lengths: npt.NDArray[np.int32], manifest: Manifest, path: Path, resume_from: str) -> npt.NDArray[np.bool_]:
+    """Takes over the lengths of chunks that were measured before; returns of which samples these are: (n,)."""
     try:
-        before, facts = (np.load(path, allow_pickle=False) for path in (Path(known), _chunks_of(Path(known))))
-        if facts["samples"].sum() != len(before):
-            raise ValueError(f"{len(before)} numbers of {facts['samples'].sum()} samples")
+        before, chunks = (np.load(each, allow_pickle=False) for each in _list_files(path))
+        if chunks["samples"].sum() != len(before):
+            raise ValueError(f"{len(before)} numbers of {chunks['samples'].sum()} samples")
     except (OSError, ValueError, IndexError) as error:
         raise ConfigError(
-            f"resume_from={known!r} was not written by measure_lengths(): {error}", field="resume_from"
+            f"resume_from={resume_from!r} was not written by measure_lengths(): {error}", field="resume_from"
         ) from error
-    starts = dict(zip(facts["key"].tolist(), (np.cumsum(facts["samples"]) - facts["samples"]).tolist(), strict=True))
-    found = np.zeros(len(costs), np.bool_)
-    ends = manifest.chunk_first.tolist()
-    for key, (first, stop) in zip(_facts(manifest)["key"].tolist(), pairwise(ends), strict=True):
+    begins = np.cumsum(chunks["samples"]) - chunks["samples"]
+    starts = dict(zip(chunks["key"].tolist(), begins.tolist(), strict=True))
+    found = np.zeros(len(lengths), np.bool_)
+    bounds = pairwise(manifest.chunk_first.tolist())
+    for key, (first, stop) in zip(_list_chunks(manifest)["key"].tolist(), bounds, strict=True):
         if (start := starts.get(key)) is not None:
-            costs[first:stop] = before[start : start + stop - first]
+            lengths[first:stop] = before[start : start + stop - first]
             found[first:stop] = True
     return found
 
 
-def _write(path: Path, costs: npt.NDArray[np.generic]) -> None:
-    """Writes the whole file or nothing."""
-    place = _touch_beside(path)
-    try:
-        np.save(place, costs)
-        os.replace(place, path)
-    finally:
-        place.unlink(missing_ok=True)
+def _write(path: Path, lengths: npt.NDArray[np.int32], chunks: npt.NDArray[np.void]) -> None:
+    """Writes lengths and of which chunks they are, each file whole or not at all."""
+    for target, column in zip(_list_files(path), (lengths, chunks), strict=True):
+        place = _touch_beside(target)
+        try:
+            np.save(place, column)
+            os.replace(place, target)
+        finally:
+            place.unlink(missing_ok=True)
 
 
 def _touch_beside(path: Path) -> Path:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
 from streamer.batches.samples.cached_bytes import CachedBytes, ChunkUnreadableError
+from streamer.batches.samples.joins import JoinReader
 from streamer.batches.samples.maker import (
     ByteSource,
     Integers,
@@ -42,22 +44,46 @@ _STEP_BYTES = 16 << 20
 _STEP_SAMPLES = 1024
 
 
+Found = TypeVar("Found")
+Found_co = TypeVar("Found_co", covariant=True)
+
+
+class _LeasedReader(Protocol[Found_co]):
+    """Reads samples whose chunks are leased."""
+
+    def begin(self, ordinals: Integers) -> list[SampleLocation]: ...
+
+    def read(self, place: SampleLocation) -> Found_co: ...
+
+
 class SampleScan:
-    """Reads samples of an opened dataset, in one thread.
+    """Reads samples of an opened dataset, in one thread. `purpose` names the reader in statistics and logs.
 
     Chunks come through the cache of this machine, where those with the rows of joins stay as long as they can. Files
     that are read in another order than they lie in chunks are read one by one, since such a chunk would be fetched
     again for each of them.
     """
 
-    def __init__(self, member: DatasetMember, opened: OpenedDataset, rules: SampleRules) -> None:
+    def __init__(self, member: DatasetMember, opened: OpenedDataset, rules: SampleRules, purpose: str) -> None:
         self._member = member
         self._opened = opened
         self._rules = rules
+        self._purpose = purpose
         self._members = Members([opened])
 
     def read(self, ordinals: Integers) -> Generator[StoredSample]:
-        """Yields samples in this order."""
+        """Yields the fields of samples in this order, as they are stored or as the transform returns them."""
+        if self._rules.transform is not None:
+            return self.make(ordinals, partial(_read_fields, self._opened.manifest))
+        return self._scan(ordinals, self._open_field_reader)
+
+    def make(self, ordinals: Integers, read: Callable[[SampleMaker, SampleLocation], Found]) -> Generator[Found]:
+        """Yields in this order what a function reads of each sample with the maker of this process."""
+        return self._scan(ordinals, partial(self._open_maker, read))
+
+    def _scan(
+        self, ordinals: Integers, open_reader: Callable[[ByteSource, list[JoinReader]], _LeasedReader[Found]]
+    ) -> Generator[Found]:
         manifest = self._opened.manifest
         chunks = manifest.find_chunks(ordinals)
         scattered = manifest.whole_objects and not manifest.recoded and bool((np.diff(ordinals) < 0).any())
@@ -82,24 +108,27 @@ class SampleScan:
                 content = held.enter_context(
                     closing(_ScatteredFiles(self._member, manifest, ordinals[by_one], content))
                 )
-            reader = self._open_reader(content, chunk_files)
+            joins = [
+                join.reader(CachedBytes(join.manifest, chunk_files, first))
+                for join, first in zip(self._opened.joins, self._members.first_chunks_of_parts[1:], strict=False)
+            ]
+            reader = open_reader(content, joins)
+            waits_for = f"the chunks of a {self._purpose}, which come from the store"
             for step, some in enumerate(np.split(ordinals, np.flatnonzero(np.diff(steps)) + 1)):
                 # A step of files alone needs no chunk.
                 needed = min(step, schedule.final_step)
-                notice.wait(partial(session.wait, needed), lambda: "the chunks of a pack, which come from the store")
+                notice.wait(partial(session.wait, needed), lambda: waits_for)
                 for place in read_leased(session, needed, partial(reader.begin, some)):
                     yield read_leased(session, needed, partial(reader.read, place))
                 session.done(step + 1)
 
-    def _open_reader(self, content: ByteSource, chunk_files: ChunkReader) -> StoredReader | _MadeReader:
-        manifest = self._opened.manifest
-        joins = [
-            join.reader(CachedBytes(join.manifest, chunk_files, first))
-            for join, first in zip(self._opened.joins, self._members.first_chunks_of_parts[1:], strict=False)
-        ]
-        if self._rules.transform is None:
-            return StoredReader(manifest, content, self._rules, joins)
-        return _MadeReader(SampleMaker(manifest, content, rules=self._rules, joins=joins), manifest)
+    def _open_field_reader(self, content: ByteSource, joins: list[JoinReader]) -> StoredReader:
+        return StoredReader(self._opened.manifest, content, self._rules, joins)
+
+    def _open_maker(
+        self, read: Callable[[SampleMaker, SampleLocation], Found], content: ByteSource, joins: list[JoinReader]
+    ) -> _MadeReader[Found]:
+        return _MadeReader(SampleMaker(self._opened.manifest, content, rules=self._rules, joins=joins), read)
 
     def _open_session(self, connection: EngineClient, schedule: EpochSchedule) -> Session:
         members = self._members
@@ -122,9 +151,9 @@ class SampleScan:
             session=0,
             job="",
             dataset=self._opened.manifest.digest,
-            consumer="pack",
+            consumer=self._purpose,
             open_bytes=opened[0],
-            stream="pack",
+            stream=self._purpose,
             parts=parts,
         )
         session = connection.open_session(spec, members.cache_full_hint(opened))
@@ -172,12 +201,12 @@ class _ScatteredFiles:
         self._coming.close()
 
 
-class _MadeReader:
-    """Makes the samples of a dataset with a transform, as training gets them. Used by one thread."""
+class _MadeReader(Generic[Found]):
+    """Reads samples as training gets them, with one maker. Used by one thread."""
 
-    def __init__(self, maker: SampleMaker, manifest: Manifest) -> None:
+    def __init__(self, maker: SampleMaker, read: Callable[[SampleMaker, SampleLocation], Found]) -> None:
         self._maker = maker
-        self._manifest = manifest
+        self._read = read
 
     def begin(self, ordinals: Integers) -> list[SampleLocation]:
         """Locates some samples; see `StoredReader.begin`."""
@@ -185,29 +214,33 @@ class _MadeReader:
         self._maker.begin(places)
         return places
 
-    def read(self, place: SampleLocation) -> StoredSample:
-        """Makes one sample.
+    def read(self, place: SampleLocation) -> Found:
+        """Reads one sample; raises what the function raises."""
+        return self._read(self._maker, place)
 
-        Raises:
-            PackError: The transform has failed, or returns no dict.
-            ChunkUnreadableError, DecodeError: See `SampleMaker.make`.
-        """
-        where = f"sample {place.ordinal} of {describe_key(self._manifest, place.ordinal)}"
-        try:
-            made = self._maker.make(place)
-        except (StreamerError, ChunkUnreadableError):
-            raise
-        except Exception as error:  # the user's code may raise anything
-            text = f"{where}: the transform of the dataset raised {type(error).__name__}: {error}"
-            raise PackError(text, sample=place.ordinal) from error
-        if not isinstance(made, Mapping):
-            raise PackError(
-                f"{where}: the transform of the dataset returned {type(made).__name__}, not a dict of fields",
-                sample=place.ordinal,
-            )
-        key = made.get(KEY)
-        fields = [(name, value) for name, value in made.items() if name != KEY]
-        return StoredSample(ordinal=place.ordinal, where=where, key=key, fields=fields)
+
+def _read_fields(manifest: Manifest, maker: SampleMaker, place: SampleLocation) -> StoredSample:
+    """Makes one sample, whose fields are those that the transform returns.
+
+    Raises:
+        PackError: The transform has failed, or returns no dict.
+        ChunkUnreadableError, DecodeError: See `SampleMaker.make`.
+    """
+    where = f"sample {place.ordinal} of {describe_key(manifest, place.ordinal)}"
+    try:
+        made = maker.make(place)
+    except (StreamerError, ChunkUnreadableError):
+        raise
+    except Exception as error:  # the user's code may raise anything
+        text = f"{where}: the transform of the dataset raised {type(error).__name__}: {error}"
+        raise PackError(text, sample=place.ordinal) from error
+    if not isinstance(made, Mapping):
+        raise PackError(
+            f"{where}: the transform of the dataset returned {type(made).__name__}, not a dict of fields",
+            sample=place.ordinal,
+        )
+    fields = [(name, value) for name, value in made.items() if name != KEY]
+    return StoredSample(ordinal=place.ordinal, where=where, key=made.get(KEY), fields=fields)
 
 
 def count_row_bytes(opened: OpenedDataset, ordinals: Integers) -> Integers:

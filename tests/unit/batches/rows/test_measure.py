@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer import Balance, Order, Packing, StreamingDataLoader, measure_lengths
-from streamer.errors import ConfigError
+from streamer import Balance, Order, Packing, Skip, StreamingDataLoader, measure_lengths
+from streamer.errors import ConfigError, DecodeError
+from streamer.loader.measure import find_partial_file
 
 
 def tokenize(sample: dict) -> dict:
@@ -19,11 +20,10 @@ def picky(sample: dict) -> dict:
     return tokenize(sample)
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.process)])
-def test_texts_are_packed_by_what_was_measured(make_dataset, folder, tmp_path, workers):
+def test_texts_are_packed_by_what_was_measured(make_dataset, folder, tmp_path):
     """Each text once, in rows; the numbers are those that dataset[i] takes."""
     path = tmp_path / "costs.npy"
-    costs = measure_lengths(make_dataset(folder, transform=tokenize), "input_ids", path=path, num_workers=workers)
+    costs = measure_lengths(make_dataset(folder, transform=tokenize), "input_ids", path=path)
     plain = make_dataset(folder)
     assert costs.tolist() == [len(plain[number]["txt"]) for number in range(100)]
     assert np.load(path).tolist() == costs.tolist()
@@ -74,6 +74,53 @@ def test_samples_that_cannot_be_made_are_in_no_row(make_dataset, folder, tmp_pat
         assert sum(len(batch["__key__"]) for batch in loader) == (costs > 0).sum()
 
 
+def test_samples_that_cannot_be_made_have_a_budget(make_dataset, folder, tmp_path, caplog):
+    """One of two is within Skip(budget=1), which both are over; each is logged with its number and its error."""
+
+    def pick(sample: dict) -> dict:
+        if sample["__key__"].endswith(("007.txt", "042.txt")):
+            raise ValueError("no good")
+        return tokenize(sample)
+
+    for budget in (1, 2):
+        dataset = make_dataset(folder, transform=pick, on_error=Skip(budget=budget))
+        if budget == 1:
+            with pytest.raises(DecodeError, match=r"Skip\(budget=1\) is spent, 2 samples .*no good"):
+                measure_lengths(dataset, "input_ids", path=tmp_path / "costs.npy")
+        else:
+            assert (measure_lengths(dataset, "input_ids", path=tmp_path / "costs.npy") == -1).sum() == 2
+    assert "skipped and left out of its row: sample " in caplog.text
+    with pytest.raises(ValueError, match="no good"):
+        measure_lengths(make_dataset(folder, transform=pick), "input_ids", path=tmp_path / "costs.npy")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_measure_that_was_interrupted_goes_on(make_dataset, folder, tmp_path, monkeypatch, error):
+    """What it has counted is beside the file, by whole chunks; the numbers are those of one that was not."""
+    monkeypatch.setattr("streamer.loader.measure._BATCH", 10)
+    path = tmp_path / "costs.npy"
+    seen: list[str] = []
+
+    def count(sample: dict) -> int:
+        if len(seen) == stop:
+            raise error("broken")
+        seen.append(sample["__key__"])
+        return len(sample["txt"])
+
+    stop = 55
+    with pytest.raises(error, match="broken"):
+        measure_lengths(make_dataset(folder), count, path=path)
+    assert not path.exists()
+    kept = len(np.load(find_partial_file(path)))
+    assert 0 < kept <= 50
+    seen.clear()
+    stop = -1
+    found = measure_lengths(make_dataset(folder), count, path=path, resume_from=path)
+    assert len(seen) == 100 - kept
+    assert found.tolist() == measure_lengths(make_dataset(folder), "txt", path=tmp_path / "all.npy").tolist()
+    assert sorted(one.name for one in tmp_path.glob("costs*")) == ["costs.npy", "costs.npy.chunks.npy"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -81,6 +128,9 @@ def test_samples_that_cannot_be_made_are_in_no_row(make_dataset, folder, tmp_pat
         ({"path": "/proc/costs.npy"}, "path='/proc/costs.npy' cannot be written: No such file or directory"),
         ({"count": "text"}, "count='text' is not a field of the sample; its fields are __key__, txt, label"),
         ({"count": "label"}, "count='label': a value of type int has no length"),
+        ({"count": lambda sample: 2**31}, "count: 2147483648 tokens of one sample; at most 2147483647"),
+        ({"num_workers": 2, "executor": "processes:2"}, "num_workers=2 beside executor="),
+        ({"num_workers": -1}, "num_workers=-1"),
         ({"count": 3}, "count=3 is neither the name of a field nor a function"),
     ],
 )
