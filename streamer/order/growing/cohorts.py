@@ -137,7 +137,21 @@ class Cohorts:
         With `earlier` also those that begin in an earlier cohort and go on in these.
         """
         runs = self._runs(begin, end)
-        found = [self._list_begun(lane, *run, earlier and run is runs[0]) for lane in lanes.tolist() for run in runs]
+        found = []
+        for lane in lanes.tolist():
+            for number, (turn, first_cohort, end_cohort) in enumerate(runs):
+                pieces = self._lane(turn, lane)
+                low = self._samples_before(first_cohort)
+                high = self._samples_before(end_cohort)
+                if earlier and number == 0:
+                    first = np.searchsorted(pieces.stop, low, side="right")
+                else:
+                    first = np.searchsorted(pieces.start, low)
+                run = slice(int(first), int(np.searchsorted(pieces.start, high)))
+                base = turn * self.per_pass
+                edges = (pieces.start[run], pieces.stop[run] - 1)
+                cohorts = (base + np.minimum(sample // self.size, self.per_pass - 1) for sample in edges)
+                found.append(CohortChunks(pieces.chunk[run].astype(np.uint32), *cohorts))
         rest = self.rests(begin, end)
         last = (rest.turn + 1) * self.per_pass - 1
         found.append(CohortChunks(rest.chunk.astype(np.uint32), last, last))
@@ -164,18 +178,6 @@ class Cohorts:
     def _samples_before(self, cohort: int) -> int:
         """Returns the number of samples of a lane before a cohort of a pass."""
         return self.lane_samples if cohort == self.per_pass else cohort * self.size
-
-    def _list_begun(self, lane: int, turn: int, begin: int, end: int, earlier: bool) -> CohortChunks:
-        pieces = self._lane(turn, lane)
-        start = pieces.start
-        stop = pieces.stop
-        low = self._samples_before(begin)
-        first = np.searchsorted(stop, low, side="right") if earlier else np.searchsorted(start, low)
-        run = slice(int(first), int(np.searchsorted(start, self._samples_before(end))))
-        base = turn * self.per_pass
-        last = self.per_pass - 1
-        cohorts = (base + np.minimum(sample // self.size, last) for sample in (start[run], stop[run] - 1))
-        return CohortChunks(pieces.chunk[run].astype(np.uint32), *cohorts)
 
     def _lane(self, turn: int, lane: int) -> _Sequence:
         """Returns one lane in the admission order of one pass."""

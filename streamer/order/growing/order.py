@@ -30,10 +30,18 @@ class RoundTables:
 
     def __init__(self, cohorts: Cohorts, of: Round, lanes: Integers) -> None:
         spec = cohorts.spec
-        self._cohorts = cohorts
         self._round = of
         self._lanes = spec.lanes
-        pieces = [self._lane_pieces(lane) for lane in lanes.tolist()]
+        rests = cohorts.rests(of.begin, of.end)
+        pieces: list[CohortPieces] = []
+        for lane in lanes.tolist():
+            mine = slice((lane - of.start) % spec.lanes, None, spec.lanes)
+            both = zip(cohorts.pieces(lane, of.begin, of.end), (column[mine] for column in rests), strict=True)
+            joined = CohortPieces._make(map(np.concatenate, both))
+            # The round has an order of its own.
+            state = fold_each(fold(spec.seed, TAG_ROUND_LANE, of.number), joined.chunk)
+            arranged = np.argsort(fold_each(state, joined.turn << 32 | joined.offset))
+            pieces.append(CohortPieces._make(column[arranged] for column in joined))
         counts = np.zeros(spec.lanes + 1, np.int64)
         counts[lanes + 1] = [len(each.chunk) for each in pieces]
         self.chunk, offset, size, turn = map(np.concatenate, zip(*pieces, strict=True))
@@ -73,18 +81,6 @@ class RoundTables:
                 numbers = (run.number(head + self._lanes * first), run.number(head + self._lanes * (stop - 1)))
                 found.append(Needs(self.chunk[pieces].astype(np.uint32), *numbers, self._turn[pieces]))
         return found
-
-    def _lane_pieces(self, lane: int) -> CohortPieces:
-        """Returns the pieces of a lane in the round's own order."""
-        cohorts = self._cohorts
-        of = self._round
-        rests = cohorts.rests(of.begin, of.end)
-        mine = slice((lane - of.start) % self._lanes, None, self._lanes)
-        both = zip(cohorts.pieces(lane, of.begin, of.end), (column[mine] for column in rests), strict=True)
-        pieces = CohortPieces._make(map(np.concatenate, both))
-        state = fold_each(fold(cohorts.spec.seed, TAG_ROUND_LANE, of.number), pieces.chunk)
-        arranged = np.argsort(fold_each(state, pieces.turn << 32 | pieces.offset))
-        return CohortPieces._make(column[arranged] for column in pieces)
 
 
 class GrowingOrder:
