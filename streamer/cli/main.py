@@ -79,7 +79,7 @@ class Command(Protocol):
 # The modules of the commands.
 COMMANDS = {
     "demo": "streamer.tools.demo_command",
-    "doctor": "streamer.tools.doctor.doctor_command",
+    "doctor": "streamer.tools.doctor",
     "index": "streamer.cli.index_command",
     "show": "streamer.cli.show_command",
     "explain": "streamer.tools.explain_command",
