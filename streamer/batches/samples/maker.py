@@ -337,7 +337,7 @@ class SampleMaker:
             made = transform(sample, **arguments)
         except SystemExit as error:
             raise self._refuse_exit(error, "transform", place, key) from error
-        except Exception as error:
+        except BaseException as error:
             fields = f"; its fields are {', '.join(sample)}" if isinstance(error, KeyError) else ""
             error.add_note(f"raised by the transform for {self._text(place, key)}{fields}")
             raise

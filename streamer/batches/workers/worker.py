@@ -43,6 +43,7 @@ from streamer.batches.workers.protocol import (
     WorkerReady,
     serialize_error,
 )
+from streamer.errors import WorkerError
 
 Opened = tuple[StreamReader, MakerRules]
 
@@ -198,6 +199,10 @@ class Worker:
             self._fail(task, error.ordinal, error.__cause__ or error)
         except Exception as error:  # noqa: BLE001 - sent to the trainer
             self._fail(task, -1, error)
+        except BaseException as error:  # noqa: BLE001 - of user code, since no Ctrl-C reaches a worker: CancelledError
+            where = "; ".join(getattr(error, "__notes__", ["raised by a function of this loader"]))
+            text = f"{type(error).__name__} ends no batch: raise an Exception instead ({where})"
+            self._fail(task, -1, WorkerError(text))
         finally:
             self._status_page.idle(self._row)
 

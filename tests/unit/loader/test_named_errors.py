@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -115,6 +116,22 @@ def test_a_call_of_exit_while_collating(make_dataset, folder, workers):
         pytest.raises(WorkerError, match=r"the collate_fn has called sys\.exit\('no'\)"),
     ):
         next(iter(loader))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, asyncio.CancelledError])
+def test_what_is_no_exception_ends_no_worker(make_dataset, folder, kind):
+    """Twenty workers were started over it, and none of their errors named the sample."""
+
+    def cancel():
+        raise kind
+
+    dataset = make_dataset(folder, transform=refusing("class2/071.txt", cancel))
+    with (
+        StreamingDataLoader(dataset, 4, 1, collate_fn=list) as loader,
+        pytest.raises(WorkerError, match=rf"{kind.__name__} ends no batch: .*by the transform for .*class2/071\.txt"),
+    ):
+        list(loader)
 
 
 def test_a_skipped_sample_has_the_number_of_the_selection(make_dataset, folder):
