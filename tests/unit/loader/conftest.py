@@ -148,6 +148,7 @@ class FakeClient:
     def __init__(self, engine: FakeEngine, settings: ClientSettings) -> None:
         self.engine = engine
         self.settings = settings
+        self.job = settings.job
         self.fallback_dir = settings.runtime_dir / "selections"
         self.closed = False
         self._event = -1
