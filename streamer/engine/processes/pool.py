@@ -215,8 +215,8 @@ class FetchPool:
                             f"fetch processes end again and again (the last one: {error}): the engine fetches by "
                             "itself until they do not; see the engine's log"
                         )
-                        logger.warning("%s", text)
-                        self._pass_notice("", text)
+                        if self._pass_notice("", text):  # it is so for each chunk until a process lives
+                            logger.warning("%s", text)
                         raise LocalError(f"fetch processes end again and again: {error}") from error
 
     async def _try(self, wanted: WantedChunk, publish: bool, *, isolated: bool) -> SharedBytes:
@@ -394,12 +394,14 @@ class FetchPool:
         self._changed.set()
         self._resize_queue()
 
-    def _pass_notice(self, options_key: str, text: str) -> None:
-        """Passes on the first of the equal notices that all processes send about one store."""
+    def _pass_notice(self, options_key: str, text: str) -> bool:
+        """Passes on the first of the equal notices that all processes send about one store; returns whether it is."""
         now = self._loop.time()
-        if now - self._noticed.get(options_key, -AGAIN_SECONDS) >= AGAIN_SECONDS:
-            self._noticed[options_key] = now
-            self._notify(options_key, text)
+        if now - self._noticed.get(options_key, -AGAIN_SECONDS) < AGAIN_SECONDS:
+            return False
+        self._noticed[options_key] = now
+        self._notify(options_key, text)
+        return True
 
     # ------------------------------------------------------------ statistics
 
