@@ -136,7 +136,7 @@ class FetchProcess:
         reserved: whether it takes no more chunks, but one that is tried alone.
     """
 
-    def __init__(self, setup: Setup, on_notice: Callable[[str, str], None]) -> None:
+    def __init__(self, setup: Setup, on_notice: Callable[[str, str], object]) -> None:
         self.ready = False
         self.load = 0
         self.answers = 0
