@@ -675,7 +675,7 @@ def test_stats():
 
 def test_a_loader_that_the_end_of_the_interpreter_has_closed_is_an_error() -> None:
     """A function of `atexit` that was registered before waited for a batch for ever."""
-    loader = StreamingDataLoader(FakeDataset(32, sample), 4, 1, worker_type="thread", reports=None)
+    loader = StreamingDataLoader(FakeDataset(32, sample), 4, 1, worker_type="thread", report_every=None)
     batches = iter(loader)
     next(batches)
     assert loader._supply_owner._closer is not None
