@@ -1,4 +1,4 @@
-"""The Python that runs this package in child processes, and the descriptors that it finds open."""
+"""The Python that runs this package in child processes, the descriptors that it finds open, and what is installed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from streamer.errors import ConfigError
 
@@ -66,3 +67,24 @@ def open_standard_descriptors() -> None:
             return
         # Like those of a shell, for programs that this one starts.
         os.set_inheritable(descriptor, True)
+
+
+def require_modules(what: str, extra: str, *modules: str, field: str) -> None:
+    """Looks for modules without importing them.
+
+    Args:
+        what: the part that needs them, as the beginning of the message.
+        extra: the extra that installs them.
+        modules: their names.
+        field: the argument or setting that asks for it.
+
+    Raises:
+        ConfigError: one is missing; names it and the extra.
+    """
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"{what} needs {' and '.join(missing)} in this environment ({sys.prefix}): "
+            f"pip install 'streamer-data[{extra}]'",
+            field=field,
+        )

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from streamer.base.extras import require
+from streamer.base.interpreter import require_modules
 from streamer.cli.connect import add_engine_options, engine_client
 from streamer.cli.exit_codes import Exit
 from streamer.cli.sparklines import ASCII, RecentLooks, choose_levels, choose_width
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Shows the statistics until q or Ctrl-C, or as often as asked."""
     if terminal.out.isatty():
-        require("streamer top", "cli", "rich", field="top")
+        require_modules("streamer top", "cli", "rich", field="top")
     with contextlib.suppress(KeyboardInterrupt), engine_client(arguments) as client, _keys() as pause:
         views = looks(client, arguments.interval, arguments.count, pause)
         if terminal.out.isatty():

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.base.sorting import unique
 from streamer.base.splitmix import GAMMA, fold, fold_each, mix
-from streamer.base.unique import unique
 from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
 from streamer.manifest.arrow_ipc.reader import map_table
 from streamer.manifest.chunking import hash_keys

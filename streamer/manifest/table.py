@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.base.unique import unique
+from streamer.base.sorting import unique
 from streamer.errors import ManifestCorruptError, ManifestError
 from streamer.manifest.arrow_ipc.reader import read_table
 from streamer.manifest.columns import BinaryColumn, Table, decode_text, read_name

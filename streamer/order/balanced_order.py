@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from streamer.base.unique import unique
+from streamer.base.sorting import unique
 from streamer.order.epoch import EpochOrder
 from streamer.order.hashing import TAG_LEVEL, TAG_TURN, Flags, Integers, fold, fold_each
 from streamer.order.level import MOST_ROWS, BalanceSpec, level, level_members, superwindow

@@ -6,7 +6,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from streamer.base.unique import unique
+from streamer.base.sorting import unique
 from streamer.errors import ConfigError, ManifestError
 from streamer.order.cut import LaneCut, cut_lanes, epoch_state, lane_starts
 from streamer.order.deal import Deal

@@ -11,7 +11,7 @@ from math import gcd
 import msgspec
 import numpy as np
 
-from streamer.base.unique import unique
+from streamer.base.sorting import unique
 from streamer.errors import ConfigError
 from streamer.order.hashing import Integers, Words
 

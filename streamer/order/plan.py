@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from streamer.base.unique import unique
+from streamer.base.sorting import unique
 from streamer.errors import ConfigError
 from streamer.order.hashing import Flags, Integers
 from streamer.order.protocol import Batches, Needs, SampleOrder

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
-from streamer.base.unique import unique
+from streamer.base.sorting import unique
 from streamer.errors import ConfigError
 from streamer.order.hashing import Integers
 

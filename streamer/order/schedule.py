@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from streamer.base.unique import unique_inverse
+from streamer.base.sorting import unique_inverse
 from streamer.order.deal import Deal, slice_count
 from streamer.order.hashing import Chunks, Integers
 from streamer.order.protocol import Batches, Needs

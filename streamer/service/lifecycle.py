@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.base.cgroup import usable_cores
-from streamer.base.extras import require
+from streamer.base.interpreter import require_modules
 from streamer.base.process import collect_rarely
 from streamer.cache.folder_guard import take_locks
 from streamer.cache.memory_folder import find_cache, remove_substitute
@@ -287,7 +287,7 @@ def thread_count() -> int:
 def _join_peers(engine: Engine) -> contextlib.AbstractAsyncContextManager[object]:
     if not engine.config.peers.enabled:
         return contextlib.nullcontext()
-    require("[peers]", "peers", "aiohttp", "pycurl", field="peers")
+    require_modules("[peers]", "peers", "aiohttp", "pycurl", field="peers")
     from streamer.peers.group import join_peers  # Only here: without peers nothing of it is imported.
 
     return join_peers(engine)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.base.extras import require
+from streamer.base.interpreter import require_modules
 from streamer.base.logins import take_logins
 from streamer.base.system_limits import limit_error
 from streamer.engine.datasets import Dataset
@@ -376,7 +376,7 @@ class CacheSharing:
                 "its cache as [peers] members of its configuration says: leave share_caches= out",
                 field="share_caches",
             )
-        require('share_caches="auto"', "peers", "aiohttp", "pycurl", field="share_caches")
+        require_modules('share_caches="auto"', "peers", "aiohttp", "pycurl", field="share_caches")
         from streamer.peers.by_job import JobPeers  # Only here: without peers none of it is imported.
         from streamer.peers.homes import LaneReaders, PeerMember
 

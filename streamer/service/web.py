@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from streamer.base.bounded_connections import BoundedConnections
-from streamer.base.extras import require
+from streamer.base.interpreter import require_modules
 from streamer.engine.statistics import Values
 from streamer.errors import ConfigError
 from streamer.service.history.rings import DEFAULT_SECONDS, MAX_SECONDS
@@ -81,7 +81,7 @@ async def serve_http(
     if address in OFF:
         yield
         return
-    require(f"http={address!r}", "serve", "aiohttp", "prometheus_client", field="http")
+    require_modules(f"http={address!r}", "serve", "aiohttp", "prometheus_client", field="http")
     from aiohttp import web
 
     host, port = parse_address(address)

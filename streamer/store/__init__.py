@@ -20,7 +20,7 @@ import sys
 from collections.abc import Mapping
 from typing import Literal, cast, get_args
 
-from streamer.base.extras import require
+from streamer.base.interpreter import require_modules
 from streamer.errors import ConfigError
 from streamer.store import guard
 from streamer.store.addresses.hosts import check_names, own_headers
@@ -99,7 +99,7 @@ def open_root(root: StoreRoot, *, client: Client = "auto", refuse_local: bool = 
             field="storage_options",
             option="pin",
         )
-    require(f"{root.url} (read through fsspec)", _extra(root), "fsspec", field="url")
+    require_modules(f"{root.url} (read through fsspec)", _extra(root), "fsspec", field="url")
     # Imported here: an engine that does not need fsspec starts 5 ms sooner.
     from streamer.store.fsspec_store import FsspecStore
 
@@ -136,7 +136,7 @@ def _open_native(root: StoreRoot, client: Client, *, refuse_local: bool) -> Obje
             names,
         )
         return None
-    require(root.url, _extra(root), *(["obstore", "pycurl"] if is_curl else ["obstore"]), field="url")
+    require_modules(root.url, _extra(root), *(["obstore", "pycurl"] if is_curl else ["obstore"]), field="url")
     # Imported here: the engine then spends 4 ms while its client makes the order, not while it starts (2026-11-22).
     if not is_curl:
         from streamer.store.obstore_store import ObstoreStore

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import UnsetType
 
-from streamer.base.unique import unique
+from streamer.base.sorting import unique
 from streamer.batches.rows.balance import AnyBalance, Measurable
 from streamer.batches.rows.options import Estimate, RowOption
 from streamer.batches.rows.order_rows import Geometry, OrderRows, RowRecipe, SampleSource, Words

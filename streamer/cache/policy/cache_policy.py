@@ -66,7 +66,7 @@ from collections.abc import Container, Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from streamer.base.unique import unique
+from streamer.base.sorting import unique
 from streamer.cache.policy.admission import ChunkAdmission
 from streamer.cache.policy.answers import Answer, CacheLimits, Freed, PolicyStatistics
 from streamer.cache.policy.partitions import Outcome, Partitions

@@ -11,7 +11,7 @@ from itertools import chain
 import msgspec
 import numpy as np
 
-from streamer.base.unique import unique
+from streamer.base.sorting import unique
 from streamer.cache.policy.answers import CacheLimits, Freed
 from streamer.cache.policy.quotas import SessionWindow, share_out, size_staging
 from streamer.cache.policy.table import RANK_BITS, ChunkGroup, ChunkState, ChunkTable, charge

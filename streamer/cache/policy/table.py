@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from streamer.base.sorting import unique, unique_inverse
 from streamer.base.splitmix import GAMMA, Words, fold_each
-from streamer.base.unique import unique, unique_inverse
 
 KEY_BYTES = 16
 BLOCK_BYTES = 4096

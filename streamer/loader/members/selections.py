@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.annotations.join import JoinRules, find_matches
-from streamer.base.unique import unique
+from streamer.base.sorting import unique
 from streamer.batches import checks
 from streamer.errors import ConfigError
 from streamer.manifest.condition import ColumnsOf, Condition

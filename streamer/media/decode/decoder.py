@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from streamer.base.extras import require
+from streamer.base.interpreter import require_modules
 from streamer.decode.base import Array, TargetDecoder
 from streamer.errors import ConfigError
 from streamer.media.containers.entries import TrackCodec
@@ -100,7 +100,7 @@ class LimitedReader(io.BytesIO):
 
 def check_library() -> None:
     """Raises ConfigError where PyAV is not installed; imports nothing."""
-    require("decoding videos and compressed audio", "video", "av", field="decode")
+    require_modules("decoding videos and compressed audio", "video", "av", field="decode")
 
 
 def check_codecs(names: Collection[str]) -> None:

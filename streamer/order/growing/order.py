@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from streamer.base.unique import unique
+from streamer.base.sorting import unique
 from streamer.order.deal import Deal
 from streamer.order.decode import LaneDecoder
 from streamer.order.growing.cohorts import CohortPieces, Cohorts

@@ -8,7 +8,7 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
-from streamer.base.unique import unique
+from streamer.base.sorting import unique
 from streamer.order.decode import OrdinalsTogether
 from streamer.order.hashing import Chunks, Flags, Integers
 from streamer.order.mix.places import Places, epoch_places, lane_ends, lane_quotas

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
-from streamer.base.unique import unique
+from streamer.base.sorting import unique
 from streamer.order.hashing import Flags, Integers, Words, fold, fold_each, permute
 from streamer.order.mix.spec import MixSpec
 from streamer.order.mix.tree import LaneShares

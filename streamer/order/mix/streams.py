@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamer.base.unique import unique
+from streamer.base.sorting import unique
 from streamer.errors import ManifestError
 from streamer.order.decode import OrdinalsTogether
 from streamer.order.epoch import EpochOrder

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.base.unique import unique, unique_inverse
+from streamer.base.sorting import unique, unique_inverse
 
 COLUMNS = st.lists(st.integers(-5, 5), max_size=30).map(lambda values: np.array(values, np.int64)) | st.lists(
     st.binary(max_size=2), max_size=30

@@ -193,7 +193,7 @@ def test_codecs_that_PyAV_does_not_have():
 def test_without_PyAV_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     """When the dataset is opened, not at the first sample."""
     found = util.find_spec
-    monkeypatch.setattr("streamer.base.extras.find_spec", lambda name: None if name == "av" else found(name))
+    monkeypatch.setattr("streamer.base.interpreter.find_spec", lambda name: None if name == "av" else found(name))
     for decoder, specs in (
         (SampleDecoder({"mp4": VideoClip()}), []),
         (SampleDecoder(), [Field("frames", memoryview(b""), "clip")]),
