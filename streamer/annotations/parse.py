@@ -96,7 +96,9 @@ def _table(url: str, parsed: Parsed) -> Records:
     prefix = ""
     if len(folders) > 1:
         # The prefix is the folder that contains all of them.
-        first, last = (folder.split("/") for folder in (min(folders), max(folders)))
+        # Compared name by name: as texts, "img-2" lies between "img" and "img/sub".
+        paths = [folder.split("/") for folder in folders]
+        first, last = min(paths), max(paths)
         shared = list(takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
         prefix = "/".join(name for name, _ in shared)
     names = [key.encode("utf-8", "surrogateescape") for key in keys]

@@ -294,6 +294,24 @@ def test_sizes_that_no_image_has_are_no_fields(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("keys", "prefix"),
+    [
+        (["img/a.jpg", "img-2/a.jpg", "img/sub/a.jpg"], ""),
+        (["img/a.jpg", "img.old/a.jpg", "img/sub/a.jpg"], ""),
+        (["train/x/a.jpg", "train/x-1/a.jpg", "train/x/y/a.jpg"], "train"),
+        (["train/x/a.jpg", "train/x/y/a.jpg"], "train/x"),
+        (["img/a.jpg", "img/b.jpg"], ""),
+    ],
+)
+def test_the_prefix_is_the_folder_that_contains_all_keys(tmp_path: Path, keys: list[str], prefix: str) -> None:
+    """Not one whose name another one begins with: "img-2" is outside of "img"."""
+    rows = lines([{"file_name": key, "label": number} for number, key in enumerate(keys)])
+    table(tmp_path, "x.jsonl", rows)
+    (found,) = tmp_path.glob("**/annotations.json")
+    assert msgspec.json.decode(found.read_bytes()).get("prefix", "") == prefix
+
+
 def test_the_identity_of_a_table_does_not_depend_on_the_prefix() -> None:
     """Tables of earlier versions have none."""
     rows = {"hash": np.zeros(1, np.int64), "key": BinaryColumn.of([b"a"]), "row": BinaryColumn.of([b""])}
