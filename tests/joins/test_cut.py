@@ -17,7 +17,7 @@ from streamer import Order, StreamingDataLoader, StreamingDataset
 from streamer.batches.samples.join_cost import join_cost
 from streamer.errors import CacheFullError
 from streamer.loader.members.joins import finer_chunks
-from streamer.manifest import packing
+from streamer.manifest import chunking
 from tests.tars import tar_of
 
 SAMPLES = 300
@@ -51,13 +51,13 @@ def test_chunks_of_many_rows_are_cut(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closing: Callable[[Any], Any]
 ):
     """Data of this size would have short chunks at once: the rule is changed for this engine, which runs inline."""
-    monkeypatch.setattr(packing, "ENOUGH_CHUNKS", 1)
+    monkeypatch.setattr(chunking, "ENOUGH_CHUNKS", 1)
     place: dict[str, Any] = {"engine": "inline", "cache_dir": tmp_path / "cache", "cache_bytes": "1GB"}
     left, right = (closing(StreamingDataset(data / name, shuffle=False, **place)) for name in ("left", "right"))
     joined = closing(left.join(right, on=("json.id", "id")))
     (join,) = joined._member.open().joins
     assert right._member.open().manifest.chunks == 1
-    assert finer_chunks(left._member.open().manifest, right._member.open().manifest) == packing.LEAST_CHUNK_BYTES
+    assert finer_chunks(left._member.open().manifest, right._member.open().manifest) == chunking.LEAST_CHUNK_BYTES
     assert join.manifest.chunks == 7
     cost = join_cost(join, joined._member.open())
     # Each is used by one chunk of the left side, or by two where one begins.
