@@ -1,4 +1,4 @@
-"""Builds a manifest: list, index, pack, publish."""
+"""Builds a manifest: lists the objects, indexes them, packs their samples into chunks, and publishes the rows."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from streamer.manifest.table import Manifest
 
 # The longest magic of a format.
 _START_BYTES = 16
-# A user reads so many one by one.
+# Messages name so many parts that are left out, and count the rest.
 _NAMED = 10
 _LEAVE_OUT = "leave them out (Index(damaged='skip'), --damaged skip)"
 # 8 containers whose chunks are kept, 16 without. With all of the fetcher's memory, 1 GiB, no page serves twice: .81 GB
@@ -72,7 +72,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         chunk_bytes: bytes, or "auto" for the rule in chunking.py.
         concurrency: requests in flight while indexing and listing.
-        memory_bytes: total bytes of windows in memory; at least one container's (see containers.py).
+        memory_bytes: total bytes of windows in memory; at least those of one container (see container_rows.py).
         on_estimate: called with the cost after the listing; may raise to stop.
         on_progress: called after each window and each object.
         on_chunk: receives the chunks whose bytes were read for the index, with those bytes.
@@ -86,8 +86,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
             that are left out, and one for each of the first; None: they are an error.
         elsewhere: indexes the containers in other processes; None: this process does.
         doubtful: given the names of files that are samples, returns the place of one whose first bytes are to be looked
-            at; None: none is.
-        check_start: called with its url and first bytes; may raise.
+            at, or None if that is not needed.
+        check_start: called with the url and the first bytes of the file that `doubtful` names; may raise.
     """
 
     chunk_bytes: int | Literal["auto"] = "auto"
@@ -174,12 +174,16 @@ async def _check_start(listing: Listing, reader: RangeReader, options: BuildOpti
 
 
 def _describe_options(indexer: Indexer) -> str:
-    """Names the options, which may be why: a window of more rows than any object has."""
+    """Returns the format and its options, for messages about objects without samples, or "" if it has no options.
+
+    The options may be the reason: a window of more rows than any object has.
+    """
     options = ", ".join(f"{name}={value!r}" for name, value in indexer.options.items())
     return f" (format {indexer.name!r} with {options})" if options else ""
 
 
 async def _whole_objects(listed: ListedDataset, options: BuildOptions) -> ManifestRows:
+    """Packs objects that are one sample each; reads none of them."""
     listing = listed.listing
     total_bytes = int(listing.sizes.sum())
     chunk_bytes = choose_chunk_bytes(options.chunk_bytes, listing.sizes, True)
@@ -212,7 +216,11 @@ def _pack(listing: Listing, chosen: Indexer, chunk_bytes: int, in_key_order: boo
 async def _containers(
     listed: ListedDataset, reader: RangeReader, options: BuildOptions
 ) -> tuple[ManifestRows, str, bytes]:
-    """Returns the rows, why there are none if that is known, and what the survey leaves for the next one."""
+    """Surveys and indexes containers, and reports what is left out.
+
+    Returns:
+        The rows; why there are none, or "" if that is not known; and what the survey leaves for the next one.
+    """
     memories = await asyncio.to_thread(read_memories, options.known)
     skips = options.on_damage is not None
     surveyed = await survey_objects(listed, reader, options.concurrency, skips=skips, memories=memories)
@@ -254,6 +262,7 @@ def _leave_out(parts: Sequence[LeftOut], options: BuildOptions, what: str) -> No
 
 
 def _estimate(surveyed: Surveyed, known: Collection[int], chunk_bytes: int) -> IndexEstimate:
+    """Returns the cost of indexing containers; `known` are the numbers of those that are not read again."""
     sizes = surveyed.listing.sizes
     most = surveyed.survey.read_bytes
     unknown = np.delete(sizes, list(known))
@@ -273,8 +282,8 @@ class _Indexed:
     """One pass over all containers; counts its work for the progress.
 
     Attributes:
-        longest: of the containers that are shorter than a sample.
-        left_out: see `Block`, of the containers that were not known.
+        longest: the longest of the containers that are shorter than a sample; None if there is none.
+        left_out: samples that blocks have left out (see `Block`), in the containers that were not known.
         notes: those of all containers that were not known, by what they say.
     """
 
@@ -300,11 +309,11 @@ class _Indexed:
 
     @property
     def rows_left_out(self) -> int:
-        """Rows or parts that cannot be used, of containers that are."""
+        """Number of rows or parts that are left out, of containers of which the rest is used."""
         return sum(map(len, self._left_out.values()))
 
     async def rows(self, known: Mapping[int, Cut | list[Block]]) -> ManifestRows:
-        """Returns the rows of all containers, some of which are known."""
+        """Indexes the containers that are not known, and returns the rows of all; `known` has findings by number."""
         # Threads look at all of them: 10^6 take seconds.
         unknown = await asyncio.to_thread(self._count_known, known)
         indexed: list[Cut | list[Block] | None]
@@ -387,7 +396,11 @@ class _Indexed:
             return None
 
     def _leave(self, number: int, error: ManifestError) -> None:
-        """Leaves a container out that the index cannot use, unless that is an error, or it is about another object."""
+        """Leaves out a container that cannot be read.
+
+        Raises:
+            ManifestError: the given one, if nothing is to be left out, or if it is about another object.
+        """
         is_own = error.details.get("url") == self._survey.sources[number].record.url
         if self._options.on_damage is None or not ("reason" in error.details or is_own):
             raise error
@@ -395,11 +408,13 @@ class _Indexed:
         self._done += 1
 
     def _add_note(self, note: Note, number: int) -> None:
+        """Adds a note about a container to those that say the same, whose first example is kept."""
         url = self._survey.sources[number].record.url
         known = self.notes.setdefault(note.what, Note(note.what, 0, f"{note.example} of {url}"))
         self.notes[note.what] = msgspec.structs.replace(known, count=known.count + note.count)
 
     def _container(self, number: int) -> Container:
+        """Returns a container as the indexer gets it: with its key below the url, and its log if there are logs."""
         source = self._survey.sources[number]
         logs = self._options.logs
         log = logs.open_log(source, self._chosen, self._chunk_bytes) if logs else None
@@ -413,6 +428,7 @@ class _Indexed:
         )
 
     def _count_object(self, number: int, cut: Cut | list[Block] | Short | Partial, passed: int) -> Cut | list[Block]:
+        """Counts the findings in a container, of which `passed` bytes are counted already; returns cut or blocks."""
         if isinstance(cut, Partial):
             self._left_out[number] = cut.left_out
             cut = cut.found

@@ -1,4 +1,7 @@
-"""Turns cuts into the rows of a manifest: numbers that count through all objects, and the keys of the chunks."""
+"""Turns findings about objects into the rows of a manifest, with numbers that count through all objects.
+
+`build.py` and `arrange.py` make rows with it, `publish.py` writes them.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ Int64Array = NDArray[np.int64]
 
 
 class PartRows(msgspec.Struct, frozen=True):
-    """One part: its tables, and the number of each table's first row."""
+    """One part of a manifest: its tables by name, and the number of the first row of each table in the whole manifest."""
 
     tables: dict[str, Table]
     first: dict[str, int]
@@ -98,6 +101,7 @@ class ManifestRows(msgspec.Struct, frozen=True):
             objects = objects_stop
 
     def _part(self, chunk: int, stop: int, objects: int, objects_stop: int) -> PartRows:
+        """Returns the tables of the chunks `[chunk, stop)` and the objects `[objects, objects_stop)`."""
         samples = slice(int(self.first_sample[chunk]), int(self.first_sample[stop]))
         extents = slice(int(self.first_extent[chunk]), int(self.first_extent[stop]))
         rows = slice(objects, objects_stop)
@@ -137,7 +141,15 @@ class ManifestRows(msgspec.Struct, frozen=True):
 def rows_of_objects(
     listing: Listing, format_name: str, chunk_bytes: int, order: Int64Array, first: Int64Array
 ) -> ManifestRows:
-    """Rows of whole objects, in the order of their packing; an object of 0 bytes is a sample, too."""
+    """Returns the rows of objects that are one sample each; an object of 0 bytes is a sample, too.
+
+    Args:
+        listing: the objects.
+        format_name: name of the format.
+        chunk_bytes: size of the chunks, as the manifest states it.
+        order: places of the objects in the listing, in the order of the samples.
+        first: (chunks + 1,) the first sample of each chunk.
+    """
     ordered = listing.only(order.tolist())
     position = np.concatenate([[0], np.cumsum(ordered.sizes)]).astype(np.int64)
     base = np.repeat(position[first[:-1]], np.diff(first))
@@ -192,6 +204,7 @@ class Contained(msgspec.Struct, frozen=True):
         return self._rows_of_blocks(blocks)
 
     def _rows_of_samples(self, cuts: Sequence[Cut]) -> ManifestRows:
+        """Returns the rows of samples that are cut into chunks, a cut for each object."""
         owner = np.repeat(np.arange(len(cuts), dtype=np.uint32), [len(cut.extent_start) for cut in cuts])
         name = self.indexer.name
         keys = []
@@ -222,6 +235,7 @@ class Contained(msgspec.Struct, frozen=True):
         )
 
     def _rows_of_blocks(self, blocks: Sequence[list[Block]]) -> ManifestRows:
+        """Cuts the blocks of each object into chunks and returns their rows; raises ManifestError, see `rows`."""
         chunks = [
             (number, blocks[number][first:stop])
             for number in range(len(blocks))
@@ -263,7 +277,7 @@ class Contained(msgspec.Struct, frozen=True):
         )
 
     def _ranges(self, chunks: Sequence[tuple[int, list[Block]]]) -> list[tuple[int, int, int]]:
-        """The number of its object, start and stop of each range."""
+        """Returns object, start and stop of each range; raises ManifestError if the survey has no such object."""
         of_several = any(block.objects for _, members in chunks for block in members)
         numbers = {self.listing.url(i): i for i in range(len(self.listing))} if of_several else {}
         ranges = []
@@ -281,6 +295,7 @@ class Contained(msgspec.Struct, frozen=True):
         return ranges
 
     def _block_keys(self, chunks: Sequence[tuple[int, list[Block]]]) -> NDArray[np.uint8]:
+        """Returns the keys of chunks of blocks, (chunks, 16)."""
         indexer = self.indexer
         options = key_options(self.indexer.options, self.facts.fields)
         keys = [
@@ -296,6 +311,7 @@ class Contained(msgspec.Struct, frozen=True):
         return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16)
 
     def _check(self, number: int, block: Block) -> None:
+        """Raises ManifestError if a block of object `number` is larger than chunks may be."""
         limits = (
             ("bytes", block.fetch_bytes, MOST_FETCH_BYTES),
             ("bytes of records", block.record_bytes, MOST_RECORD_BYTES),

@@ -131,6 +131,7 @@ def _number(text: str, base: int) -> int:
     return int(number * base ** (_WINDOW - len(text[:_WINDOW])))
 
 
+# Objects in the order of their keys, as a store lists them at once.
 Page = Sequence[ObjectRecord]
 Found: TypeAlias = Cut | list[Block] | Short | Partial | ManifestError
 # The place of a container in its task, and what is found in it; in any order.
@@ -168,7 +169,7 @@ class FetchedLists(msgspec.Struct, frozen=True):
 
 
 class TaskReader:
-    """Reads for an index, and decompresses here what can only be counted by decompressing it."""
+    """Reads for an index in a task; what can only be counted by decompressing it is decompressed in this process."""
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
@@ -245,7 +246,7 @@ class TaskLister:
 
 
 def list_range(task: ListTask) -> ListedPages:
-    """Lists some pages; raises StoreError."""
+    """Lists some pages of the objects below a folder, in a task; raises StoreError."""
     return asyncio.run(_list(task))
 
 
@@ -286,7 +287,7 @@ class ContainersTask(Discreet, msgspec.Struct, frozen=True):
 
 
 class IndexTasks(Discreet, msgspec.Struct, frozen=True):
-    """Indexes containers on an executor, with storage options as fsspec takes them; see `builder.build.Elsewhere`."""
+    """Indexes containers on an executor, with storage options as fsspec takes them; see `build.Elsewhere`."""
 
     runner: Runner
     options: Mapping[str, object]
@@ -294,7 +295,7 @@ class IndexTasks(Discreet, msgspec.Struct, frozen=True):
     async def __call__(
         self, containers: Sequence[Container], indexer: Indexer
     ) -> AsyncGenerator[tuple[int, Found | Note], None]:
-        """Yields the place of a container and the findings in it, or why it is damaged, and notes about it."""
+        """Yields, in any order, the place of a container and what is found in it, an error, or a note about it."""
         tasks = iter(
             ContainersTask(first, containers[first:stop], indexer, self.options)
             for first, stop in groups([each.record.size for each in containers], self.runner.most_tasks)

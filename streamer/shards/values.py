@@ -1,4 +1,8 @@
-"""Writes a sample as files of a tar: bytes, texts, numbers, arrays and nested values. Never as a pickle."""
+"""The fields of samples on their way into shards: never as a pickle.
+
+`value_of` reads fields of a source, for tars and Parquet; `files_of` and `key_of` make the files of a tar; `json_of`
+makes JSON for both.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,11 @@ _MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "
 
 
 def value_of(field: Field) -> tuple[str, object]:
-    """Name and value of a field of a source: bytes if its name tells their type, otherwise decoded by its kind."""
+    """Returns name and value of a field of a source.
+
+    Bytes of a file kind, such as a JPEG, stay bytes, and the name gets the extension of the kind if it lacks it. Nested
+    values become JSON. Other kinds are decoded; this raises what their decoder raises.
+    """
     name = field.name
     kind = field.kind
     content = field.content
@@ -50,14 +58,16 @@ def value_of(field: Field) -> tuple[str, object]:
 
 
 def files_of(sample: Sample) -> Files:
-    """The files of a sample: name (the part after the key) and content.
+    """Returns the files of a sample: name (the part after the key) and content.
 
-    bytes are written as they are, str as `name.txt`, an int named label or cls as `cls`, arrays as `name.npy`, and all
-    other numbers, None, lists and dicts together as `json`, by name, or each as `name.json` where the sample has a
-    `json` already. Names that begin with two underscores are left out.
+    bytes are written as they are, str as `name.txt` unless the name has an extension of text, an int named label or cls
+    as `cls`, arrays as `name.npy`. All other numbers, None, lists and dicts are written together as `json`, by name, or
+    each as `name.json` where the sample has a `json` already or the name ends in `.json`. Names that begin with two
+    underscores are left out.
 
     Raises:
-        PackError: a value has another type, or two fields would have the same name.
+        PackError: a value has another type, two fields would have the same name, a name is not a text or cannot be one
+            in a tar, or there are no fields.
     """
     files: Files = []
     others: dict[str, object] = {}
@@ -91,7 +101,7 @@ def files_of(sample: Sample) -> Files:
 
 
 def key_of(sample: Sample, ordinal: int) -> str:
-    """The key of a sample: its `__key__`, with "_" for the dots of its last part; its number if it has none.
+    """Returns the key of a sample: its `__key__`, with "_" for the dots of its last part; `ordinal` if it has none.
 
     Raises:
         PackError: it is not a text, or cannot be a name in a tar.
@@ -109,7 +119,7 @@ def key_of(sample: Sample, ordinal: int) -> str:
 
 
 def _file_of(name: str, value: object) -> tuple[str, Content] | None:
-    """The file of a value; None if the value goes into the json."""
+    """Returns the file of a value, or None if the value goes into the common json; raises PackError."""
     if isinstance(value, bytes | memoryview):
         return name, value
     if isinstance(value, bytearray):
@@ -129,7 +139,7 @@ def _file_of(name: str, value: object) -> tuple[str, Content] | None:
 
 
 def json_of(name: str, value: object) -> bytes:
-    """A value of a field as JSON.
+    """Returns a value of a field as JSON; `name` is for messages.
 
     Raises:
         PackError: JSON cannot represent it.

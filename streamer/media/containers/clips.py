@@ -1,4 +1,4 @@
-"""Frames of a track, the clips that samples are of them, and the packets that decoding needs. Pure; numpy only."""
+"""Which frames of a video track each sample has (its clips), and which packets must be read to decode them. Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class FrameTable(msgspec.Struct, frozen=True):
     """The frames of a track in the order shown.
 
     Attributes:
-        packet: number of its packet.
-        pts: when it is shown, ticks.
-        duration: until the next one is shown, ticks.
-        start: number of the key packet from which it is decoded.
-        ascends: Whether the times of the packets only ascend: they may be times of decoding alone.
+        packet: for each frame, the number of its packet in the order stored.
+        pts: the time at which each frame is shown, ticks.
+        duration: the time until the next one is shown, ticks.
+        start: for each frame, the number of the key packet from which it is decoded.
+        ascends: Whether the times of the packets, as stored, only ascend: they may be times of decoding alone.
     """
 
     packet: Integers
@@ -44,7 +44,7 @@ class FrameTable(msgspec.Struct, frozen=True):
         before the first key packet, of which FFmpeg shows nothing either.
 
         Raises:
-            DamagedError: two frames at one time, or no frame behind a key packet.
+            DamagedError: two frames are shown at one time, or there are frames, but none behind a key packet.
         """
         filled = packets.size > 0
         keys = np.flatnonzero(packets.key & filled)
@@ -67,7 +67,10 @@ class FrameTable(msgspec.Struct, frozen=True):
 
 
 def draw_numbers(numbers: Integers | int, rng: np.random.Generator | None) -> Integers:
-    """Returns whole numbers below these: those that `rng` draws, or in the middle."""
+    """Returns a whole number from 0 to below each of these, in their shape.
+
+    `rng` draws them; if it is None, each is half of its bound, rounded down.
+    """
     bounds = np.asarray(numbers)
     found: Integers = bounds // 2 if rng is None else rng.integers(bounds)
     return found
@@ -77,9 +80,10 @@ class Pattern(msgspec.Struct, frozen=True, array_like=True):
     """The frames of one clip, from its first one on.
 
     Attributes:
-        count: number of frames; 0: one, which is an image and no clip.
-        every: one of so many frames; or, if it is 0,
-        ticks: from one frame to the next: the frames shown at these times.
+        count: number of frames. 0 stands for a sample of one image, as LeRobot has them; `find_frames` and `fits` are
+            not called for it.
+        every: frames from one frame of the clip to the next. If it is 0, `ticks` says that.
+        ticks: time from one frame of the clip to the next; the frame shown at each of these times is taken.
     """
 
     count: int
@@ -87,7 +91,7 @@ class Pattern(msgspec.Struct, frozen=True, array_like=True):
     ticks: float = 0.0
 
     def find_frames(self, pts: Integers, firsts: Integers) -> Integers:
-        """The frames of clips that begin with these frames: (clips, count). The last one is repeated behind the end.
+        """Returns the numbers of the frames of clips: (clips, count). Behind the end the last frame is repeated.
 
         Args:
             pts: Times of all frames, ticks.
@@ -102,22 +106,30 @@ class Pattern(msgspec.Struct, frozen=True, array_like=True):
         return shown
 
     def fits(self, pts: Integers, end: int) -> int:
-        """How many frames clips may begin with: those behind them would need frames behind the end (ticks)."""
+        """Returns with how many frames, from the first one on, a clip may begin without reaching over the end.
+
+        Args:
+            pts: Times of all frames, ticks.
+            end: When the last frame ends, ticks; not used if `every` is set.
+        """
         if self.every:
             return max(0, len(pts) - (self.count - 1) * self.every)
         return int(np.searchsorted(pts, end - (self.count - 1) * self.ticks, "left"))
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How a video is cut into samples.
+    """How a video is cut into samples, as the options of `Video` say it.
 
     Attributes:
-        pattern: of a clip, `ticks` in seconds.
-        step: frames from the first frame of a clip to that of the next; or
-        step_seconds: the same; both None: clips are one behind the other.
-        start: see `Video`.
-        clips: of a sample.
-        repeats_last: whether clips may reach over the end.
+        pattern: the frames of a clip; its `ticks` are seconds here.
+        step: frames from the first frame of a clip to that of the next. If it and `step_seconds` are None, a clip
+            begins where the one before it ends.
+        step_seconds: seconds from the first frame of a clip to that of the next, instead of `step`.
+        start: with which frame of its cell a clip begins. "grid": with the first one. "key": with the first key frame.
+            "random": with any of them, which the worker draws. "spread", for segments only: its frames are spread over
+            the segment.
+        clips: number of clips of a sample.
+        repeats_last: whether clips may reach over the end, where their last frame is repeated.
     """
 
     pattern: Pattern
@@ -128,22 +140,23 @@ class Sampling(msgspec.Struct, frozen=True):
     repeats_last: bool = False
 
     def pattern_of(self, timescale: int) -> Pattern:
-        """The pattern in ticks."""
+        """Returns the pattern with its `ticks` in ticks, of which a second has `timescale`."""
         return msgspec.structs.replace(self.pattern, ticks=self.pattern.ticks * timescale)
 
 
 class Samples(msgspec.Struct, frozen=True):
-    """The samples of a track, in order.
+    """The samples of a track, in the order of the packets with which they begin.
 
     Attributes:
-        pattern: of the clips that workers draw, `ticks` in ticks.
-        rows: frames of each sample: of its clips, one after the other; if clips are drawn, those that they may have.
-        draws: if clips are drawn, for each clip: place of its first possible beginning in the row, and their number;
-            else empty.
-        start: first packet of each sample.
-        stop: behind its last packet.
-        extra: what each record has besides; empty: nothing.
-        left_out: number of samples over a change of codec parameters, which are not among these.
+        pattern: the frames of a clip, for the workers that draw clips; its `ticks` are ticks.
+        rows: for each sample, the numbers of its frames: those of its clips one after the other, or all that its clips
+            may have if workers draw them.
+        draws: if workers draw the clips, for each sample int64 (clips, 2): the place in its row where a clip may begin
+            first, and the number of places where it may begin; otherwise empty.
+        start: for each sample, the number of its first packet.
+        stop: for each sample, the number behind its last packet.
+        extra: for each sample, the record of its row in a table; empty if there is no table.
+        left_out: number of samples that are not among these, because codec parameters change within them.
     """
 
     pattern: Pattern
@@ -156,13 +169,13 @@ class Samples(msgspec.Struct, frozen=True):
 
 
 class Cells(msgspec.Struct, frozen=True):
-    """Where clips may begin, a row for each clip.
+    """Where clips may begin, a row for each clip: a cell of the grid, or a segment.
 
     Attributes:
-        first, stop: the frames with which it may begin.
-        end: behind the last frame that it may have.
-        spread: (clips, frames): its frames, if they are spread over the cell; else of no length.
-        extra: what its record has besides; empty: nothing.
+        first, stop: the frames `[first, stop)` with which it may begin.
+        end: number behind the last frame that it may have.
+        spread: (clips, frames), the frames of each clip if they are spread over its segment; otherwise (clips, 0).
+        extra: for each clip, the record of its row in a table; empty if there is no table.
     """
 
     first: Integers
@@ -172,7 +185,7 @@ class Cells(msgspec.Struct, frozen=True):
     extra: Sequence[bytes] = ()
 
     def take(self, which: Integers) -> Cells:
-        """Those of these numbers."""
+        """Returns the cells of these numbers, in their order."""
         extra = [self.extra[number] for number in which.tolist()] if self.extra else ()
         return Cells(
             first=self.first[which], stop=self.stop[which], end=self.end[which], spread=self.spread[which], extra=extra
@@ -180,7 +193,16 @@ class Cells(msgspec.Struct, frozen=True):
 
 
 def samples_of(sampling: Sampling, packets: Packets, frames: FrameTable, timescale: int) -> Samples:
-    """Cuts a track into samples; those over a change of codec parameters are left out."""
+    """Cuts a track into samples, in cells of equal length from its first frame on.
+
+    Samples within which codec parameters change are left out, and so is a rest of fewer clips than a sample has.
+
+    Args:
+        sampling: How it is cut.
+        packets: Packets of the track.
+        frames: Frames of the track.
+        timescale: Ticks of a second.
+    """
     pattern = sampling.pattern_of(timescale)
     end = int(frames.pts[-1] + frames.duration[-1]) if len(frames) else 0
     possible = len(frames) if sampling.repeats_last else pattern.fits(frames.pts, end)
@@ -207,7 +229,11 @@ def samples_of(sampling: Sampling, packets: Packets, frames: FrameTable, timesca
 def samples_of_cells(
     sampling: Sampling, pattern: Pattern, cells: Cells, packets: Packets, frames: FrameTable
 ) -> Samples:
-    """Makes the samples of these cells, which have a frame with which a clip may begin; see `samples_of`."""
+    """Makes samples of cells, of which each has at least one frame with which a clip may begin (`first < stop`).
+
+    Each `sampling.clips` cells that follow each other are a sample; a rest is left out. With start="key", cells without
+    a key frame are passed over before.
+    """
     if sampling.start == "key":
         keys = np.append(np.flatnonzero(frames.start == frames.packet), len(frames))
         at = keys[np.searchsorted(keys, cells.first)]
@@ -237,6 +263,14 @@ def _find_packets(
     packets: Packets,
     frames: FrameTable,
 ) -> Samples:
+    """Adds the packets of each sample, leaves out samples within which codec parameters change, and sorts the others.
+
+    Args:
+        pattern: The frames of a clip.
+        found: Rows, draws and extra of the samples, see `Samples`.
+        packets: Packets of the track.
+        frames: Frames of the track.
+    """
     rows = found[0]
     if not rows:
         return Samples(pattern=pattern, rows=[], draws=[], start=np.empty(0, np.int64), stop=np.empty(0, np.int64))

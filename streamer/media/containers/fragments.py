@@ -177,6 +177,7 @@ class _Walk:
         return found
 
     def _begin(self, places: Iterable[int]) -> None:
+        """Plans to read at places where boxes may begin."""
         for at in places:
             if self._at < at < self._size and at not in self._boxes:
                 self._coming.setdefault(at, HEAD_BYTES)
@@ -209,6 +210,7 @@ class _Walk:
             self._longest = max(self._longest, min(at, self._size) - fragment)
 
     def _fill(self, box: _Box, read_from: Callable[[int], memoryview]) -> None:
+        """Adds bytes to the body of a box; once it is whole, begins at the fragments that an index in it names."""
         have = box.start + len(box.body)
         box.body += bytes(read_from(have)[: box.stop - have])
         if box.start + len(box.body) < box.stop:

@@ -144,9 +144,9 @@ class Blocks:
     """The packets of one track so far.
 
     Attributes:
-        columns: offset, size, time, duration, key, whether it is shown.
-        cluster: time of the cluster, ticks.
-        laced_at: where a block with several frames is in the file; None: there is none.
+        columns: offset, size, time, duration, key, whether it is shown; times are ticks of the file.
+        cluster: time of the cluster that is being read, ticks.
+        laced_at: byte in the file of a block with several frames; None if there is none.
     """
 
     def __init__(self, number: int) -> None:
@@ -162,13 +162,13 @@ class Blocks:
         self._is_referring = self._is_added = False
 
     def refer(self) -> None:
-        """The block of this group refers to others, whether it was before or comes behind."""
+        """Notes that the block of this group refers to others, hence is no key; the block may come later."""
         self._is_referring = True
         if self._is_added:
             self.columns[4][-1] = False
 
     def last(self, duration: int) -> None:
-        """The block of this group has this duration."""
+        """Notes the duration of the block of this group, ticks."""
         if self._is_added:
             self.columns[3][-1] = duration
 
@@ -289,6 +289,7 @@ def _ticks(nanoseconds: int) -> tuple[int, int]:
 
 
 def _packets(blocks: Blocks, entry: MatroskaEntry, nanoseconds: int, size: int) -> Packets:
+    """Returns the packets of a track in ticks of `_ticks`; raises DamagedError if some are outside of `size` bytes."""
     offset, length, time, duration, key, shown = (np.frombuffer(column, np.int64) for column in blocks.columns)
     timescale, ticks = _ticks(nanoseconds)
     # FFmpeg takes the usual duration, too. The limit is a thousand seconds: a wrong one is of the last frame alone.
@@ -309,6 +310,7 @@ def _packets(blocks: Blocks, entry: MatroskaEntry, nanoseconds: int, size: int) 
 
 
 def _find_videos(content: memoryview, stream_index: int | None) -> list[MatroskaEntry]:
+    """Reads the element Tracks: returns the video tracks, or the one of number `stream_index`; raises UnreadError."""
     found = [_entry(body) for kind, body in elements(content) if kind == _ENTRY]
     wanted = found if stream_index is None else found[stream_index : stream_index + 1] if stream_index >= 0 else []
     videos = [entry for entry in wanted if entry.type == _VIDEO_TRACK]
@@ -321,6 +323,7 @@ def _find_videos(content: memoryview, stream_index: int | None) -> list[Matroska
 
 
 def _entry(content: memoryview) -> MatroskaEntry:
+    """Reads a TrackEntry; what cannot be read is said in `unread`."""
     found = MatroskaEntry()
     name = ""
     codec: dict[str, Any] = {}

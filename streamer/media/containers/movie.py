@@ -53,7 +53,12 @@ class Track(msgspec.Struct):
         return self.tables.count or (self.runs.count if self.runs else 0)
 
     def codec(self, entry: int = 0) -> TrackCodec:
-        """Returns what a decoder has to be told; raises UnreadError for codecs that are not read."""
+        """Returns what a decoder has to be told of sample entry `entry`.
+
+        Raises:
+            DamagedError: the track has no such entry, or it is cut off.
+            UnreadError: the codec is not read.
+        """
         if not 0 <= entry < len(self.entries):
             raise DamagedError(f"track {self.number} has {len(self.entries)} sample entries, not number {entry + 1}")
         return read_codec(self.entries[entry], video=self.kind == VIDEO, rotation=self.rotation)
@@ -107,7 +112,7 @@ class Movie(msgspec.Struct):
         return packets
 
     def find_edit(self, track: Track) -> tuple[int, int]:
-        """Returns when a track begins to be shown, and how long, ticks; 0 if it is shown to its end."""
+        """Returns when a track begins to be shown, and for how long (0 if to its end), in ticks of the track."""
         empty = sum(edit.duration for edit in track.edits if edit.media_time == EMPTY)
         length = sum(edit.duration for edit in track.edits) - empty
         return rescale(empty, track.timescale, self.timescale), rescale(length, track.timescale, self.timescale)
@@ -159,6 +164,7 @@ def read_movie(record: ObjectRecord, held: memoryview = _NOTHING) -> Reading[Mov
 
 
 def _read_moov(content: memoryview, size: int) -> Movie:
+    """Reads the body of moov, of a file of `size` bytes; raises DamagedError and UnreadError."""
     movie = Movie(size)
     for kind, body in boxes(content):
         if kind == b"mvhd":
@@ -188,6 +194,7 @@ def _read_moov(content: memoryview, size: int) -> Movie:
 
 
 def _read_media(track: Track, content: memoryview) -> None:
+    """Reads the body of mdia to a track: ticks, kind, sample entries and tables."""
     for kind, body in boxes(content):
         if kind == b"mdhd":
             track.timescale = numbers(">I", body, 20 if numbers("B", body)[0] else 12)[0] or 1
@@ -205,6 +212,7 @@ def _read_media(track: Track, content: memoryview) -> None:
 
 
 def _read_entries(body: memoryview) -> list[bytes]:
+    """Returns the sample entries in the body of stsd, 64 at most."""
     [count] = numbers(">I", body, 4)
     at = 8
     found = []

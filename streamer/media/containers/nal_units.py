@@ -1,6 +1,6 @@
 """Reads NAL units of H.264 and HEVC in mp4 and Matroska, where each has its length before it.
 
-Parameter sets and slice headers are parsed as far as the order of frames needs them.
+Parameter sets and slice headers are parsed as far as the order of frames needs them; `packet_checks.py` uses that.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ _HEVC_LAST_RESERVED_KEY = 23
 
 
 def has_lengths(codec: TrackCodec) -> bool:
-    """Returns whether the packets of a codec have lengths, and not start codes as in other containers."""
+    """Returns whether NAL units have their lengths before them, not start codes as in other containers."""
     return codec.name in _MIN_BYTES and len(codec.extradata) >= _MIN_BYTES[codec.name]
 
 
 def length_bytes_of(codec: TrackCodec) -> int:
-    """Returns how many bytes the length of a NAL unit takes."""
+    """Returns how many bytes the length before a NAL unit takes, 1 to 4; 4 if the codec parameters do not say it."""
     return (codec.extradata[_LENGTH_AT[codec.name]] & 3) + 1 if has_lengths(codec) else _USUAL_LENGTH_BYTES
 
 
@@ -77,10 +77,10 @@ class CodedFrame(msgspec.Struct, frozen=True):
     """What the first slice of a packet says of the order in which frames are shown.
 
     Attributes:
-        count: Low bits of the order count.
-        period: Number that these bits count up to.
+        count: Low bits of the order count: frames are shown in the order of these counts.
+        period: The number at which these bits begin at 0 again, a power of two.
         begins: Whether order counts begin anew with the frame.
-        is_anchor: Whether the count of the next frame is relative to that of this one.
+        is_anchor: Whether the high bits of the next count follow from the count of this frame.
     """
 
     count: int
@@ -176,6 +176,7 @@ class H264Sets:
             at = self._take_at(extradata, at)
 
     def _take_at(self, extradata: bytes, at: int) -> int:
+        """Reads the parameter set at a byte of avcC; returns the byte behind it."""
         size = int.from_bytes(extradata[at : at + 2], "big")
         if size:
             self.take(extradata[at + 2 : at + 2 + size])
@@ -199,6 +200,7 @@ class H264Sets:
         return None
 
     def _read_slice(self, bits: _Bits, is_idr: bool, is_reference: bool) -> CodedFrame:
+        """Reads the header of a slice of H.264 behind the byte of its type; raises ValueError if it is cut off."""
         bits.read_golomb()
         is_b = bits.read_golomb() % _SLICE_TYPES == _SLICE_B
         sequence = self._sequences.get(self._sequence_of.get(bits.read_golomb(), -1))
@@ -221,6 +223,7 @@ class H264Sets:
         return CodedFrame(count, period=1 << sequence.order_bits, begins=is_idr, is_anchor=is_reference)
 
     def _take_sequence(self, bits: _Bits) -> None:
+        """Reads and keeps a sequence parameter set of H.264; raises ValueError if it is cut off."""
         profile = bits.read(8)
         constraints = bits.read(8)
         is_intra = profile in _INTRA_PROFILES and bool(constraints & _CONSTRAINT_SET3)
@@ -266,6 +269,7 @@ class H264Sets:
 
 
 def _skip_scaling_lists(bits: _Bits, count: int) -> None:
+    """Reads over `count` scaling lists of H.264 (7.3.2.1.1.1), which the order of frames does not need."""
     for number in range(count):
         if not bits.read(1):
             continue
@@ -373,6 +377,11 @@ class HevcSets:
         return None
 
     def _read_slice(self, bits: _Bits, kind: int, *, is_lowest: bool) -> CodedFrame | None:
+        """Reads the header of a slice of HEVC behind its type; returns None if it is not the first slice of its frame.
+
+        Raises:
+            ValueError: it is cut off, or refers to a set that is not known.
+        """
         if not bits.read(1):
             return None
         if _HEVC_FIRST_KEY <= kind <= _HEVC_LAST_RESERVED_KEY:
@@ -399,6 +408,7 @@ class HevcSets:
         )
 
     def _take_sequence(self, bits: _Bits) -> None:
+        """Reads and keeps a sequence parameter set of HEVC; raises ValueError if it is cut off."""
         bits.read(4)
         sub_layers = bits.read(3)
         bits.read(1)

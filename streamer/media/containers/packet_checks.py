@@ -5,6 +5,9 @@ the frame at a place is not the one that a full decode has there. The order coun
 place if no frame that is stored before it counts further, and none that is stored behind it counts less. Of the frames
 behind it as many are looked at as the codec reorders, because a frame that is shown earlier has at most so many before
 it that are shown later.
+
+Recoders check records with it (`recode.py`), workers whole videos and packets that need not be decoded
+(`streamer.media.decode`).
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ def max_reorder(codec: TrackCodec) -> int:
 
 
 def shows_out_of_order(packets: Iterable[memoryview], codec: TrackCodec) -> bool:
-    """Returns whether a frame is shown before one that is stored before it.
+    """Returns whether a frame is shown before one that is stored before it; also True if headers cannot be read.
 
     Args:
         packets: Packets in the order stored, without gaps; the first one is a key packet.
@@ -111,6 +114,11 @@ def _has_type(packet: memoryview, start_code: bytes, offset: int, shift: int, wa
 
 
 def _counts_back(packets: Iterable[memoryview], sets: ParameterSets, codec: TrackCodec) -> bool:
+    """Returns whether the order count of a frame is lower than that of the frame stored before it.
+
+    Raises:
+        ValueError, IndexError: a header cannot be read.
+    """
     length_bytes = length_bytes_of(codec)
     anchor: int | None = None
     highest: int | None = None
@@ -134,10 +142,10 @@ def _counts_back(packets: Iterable[memoryview], sets: ParameterSets, codec: Trac
 
 
 def check_key(packet: memoryview, codec: TrackCodec) -> None:
-    """Refuses a key packet after which frames are not whole at once (intra refresh), which mp4 calls a key, too.
+    """Refuses a packet that the file calls a key although decoding cannot begin with it, as with intra refresh.
 
     Raises:
-        RecodeError: it is one.
+        RecodeError: it has no whole key frame. Only packets of H.264 and HEVC are looked at.
     """
     if not has_lengths(codec):
         return
@@ -160,10 +168,12 @@ def check_key(packet: memoryview, codec: TrackCodec) -> None:
 
 
 def find_droppable(packets: Sequence[memoryview], codec: TrackCodec) -> list[bool]:
-    """Returns which packets may be ones to which no other of these refers; FFmpeg itself finds out for those of h264.
+    """Returns for each packet whether a decoder may be told to drop it if no other frame refers to it.
 
-    Of hevc sub-layer non-reference frames of the highest sub-layer: frames of higher ones may refer to others
-    (ISO/IEC 23008-2, 7.4.2.2, types 0, 2, ... 14), which FFmpeg does not check.
+    It is True for all packets of h264, because FFmpeg finds out itself whether others refer to a frame. Of hevc it is
+    True for sub-layer non-reference frames of the highest sub-layer among these packets only: frames of higher ones
+    may refer to those of lower ones (ISO/IEC 23008-2, 7.4.2.2, types 0, 2, ... 14), which FFmpeg does not check. For
+    other codecs, and hevc with start codes, it is False.
     """
     # Other containers than mp4 and Matroska have start codes in place of lengths, and no version before them.
     if codec.name != "hevc" or not has_lengths(codec) or codec.extradata[0] != 1:
@@ -179,7 +189,7 @@ def find_droppable(packets: Sequence[memoryview], codec: TrackCodec) -> list[boo
 
 
 def _recovery_frames(sei: bytes) -> int:
-    """recovery_frame_cnt of a SEI unit; 0 if it has none."""
+    """Returns recovery_frame_cnt of a SEI unit: how many frames later all are whole; 0 if the unit does not say it."""
     at = 1
     while at + 2 < len(sei):
         kind, at = _read_ff_coded(sei, at)

@@ -17,14 +17,16 @@ from streamer.media.containers.packet_checks import check_key, check_order
 from streamer.media.containers.records import ClipAudioHeader, ClipHeader, encode_head, encode_part
 from streamer.media.containers.tables import Integers
 
+# Given the bytes of a block and the hint of its audio, returns the pieces of audio that samples share, which of them
+# each sample uses, (samples, 1, 2), and what the head of each sample says of its audio.
 FindAudio: TypeAlias = Callable[[memoryview, bytes], tuple[list[bytes], Integers, list[ClipAudioHeader]]]
 
 
 class ClipRecoder:
-    """Makes heads of samples, and parts that they share; of a table of segments, its rows.
+    """The recoder of videos: makes records of the blocks of clips, and reads tables of segments for the survey.
 
     Args:
-        names: of the fields that clips have, so that columns have others.
+        names: names of the fields that clips have, which columns of a table of segments cannot have.
         find_audio: Finds the audio of a block, see `streamer.media.video.clip_audio`; None if clips have none.
     """
 
@@ -33,7 +35,17 @@ class ClipRecoder:
         self._find_audio = find_audio
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Makes the records of a block, or reads the table that a survey asks for; see `Recoder.recode`."""
+        """Makes the records of a block, or reads a table of segments if `samples` is negative, as a survey asks for it.
+
+        Args:
+            content: the bytes of the block, or the whole table.
+            samples: number of samples of the block.
+            hint: a `ClipHint`, or the url of the table.
+
+        Raises:
+            RecodeError: the hint is damaged or does not fit the block, frames are shown in another order than their
+                times say, a key packet is none (intra refresh), or the table cannot be read.
+        """
         if samples < 0:
             with require_extra("Tables of segments are read with pyarrow", "parquet"):
                 from streamer.media.containers.segment_table import read_segments
@@ -73,6 +85,7 @@ class ClipRecoder:
 
 
 def _parts(described: ClipHint, needed: Needed, packets: list[memoryview], cuts: np.ndarray) -> list[bytes]:
+    """Returns the parts of a block; `cuts` are their first packets, closed by the number of packets."""
     pts = needed.pts.tolist()
     key = needed.key.tolist()
     behind_gap = needed.behind_gap.tolist()
@@ -85,6 +98,7 @@ def _parts(described: ClipHint, needed: Needed, packets: list[memoryview], cuts:
 
 
 def _head(described: ClipHint, needed: Needed, number: int, audio: ClipAudioHeader | None) -> bytes:
+    """Returns the bytes of the head of sample `number` of a block."""
     row = needed.rows[number]
     draws = needed.draws[number].tobytes() if needed.draws else b""
     pts = needed.pts[row].tobytes()

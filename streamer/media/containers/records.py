@@ -1,4 +1,6 @@
-"""The record of a sample: its head, and the parts of its packets, which clips share in the chunk file.
+"""The record of a sample of a video: recoders write it (`recode.py`), workers read it (`streamer.media.decode.video`).
+
+It has a head, and parts with packets. A part is in the chunk file once, and the clips that need it share it.
 
     head   u32 bytes | MessagePack of `Head`
     part   u32 packets | u32 bytes of codec | packets x (u32 size, i64 pts) | MessagePack of `Codec` | packets
@@ -37,12 +39,12 @@ _HEAD_BYTES = 64
 
 
 class ClipAudioHeader(msgspec.Struct, frozen=True, array_like=True):
-    """What the head of a record has of the audio of its clips.
+    """What the head of a record says of the audio of its clips. Its samples are those of sound, not training records.
 
     Attributes:
         codec: how it is encoded.
-        total: samples of the track, of all channels.
-        length: samples of a clip.
+        total: number of samples of the track, for each channel.
+        length: number of samples of a clip.
         played_at: when sample 0 is played, seconds.
         first: the number of the first sample that the packets decode to.
         stored: bytes of the packets, at the end of the record.
@@ -56,23 +58,24 @@ class ClipAudioHeader(msgspec.Struct, frozen=True, array_like=True):
     stored: int = 0
 
     def begin(self, seconds: float) -> int:
-        """The first sample of a clip whose first frame is shown then."""
+        """Returns the number of the first audio sample of a clip whose first frame is shown at `seconds`."""
         return round((seconds - self.played_at) * self.codec.rate)
 
 
 class ClipHeader(msgspec.Struct, frozen=True, array_like=True):
-    """What a sample has besides packets.
+    """The head of a record: what a sample has besides packets.
 
     Attributes:
         key: path of the video.
-        timescale: ticks of a second.
-        pts: int64 of the frames of its clips one after the other; if clips are drawn, of those that they may have.
-        duration: likewise.
-        pattern: of a clip.
-        draws: of clips that are drawn, int64 (clips, 2): place of the first possible beginning in `pts`, their number;
-            else empty.
-        extra: the record of its row of a table, see `formats.table.records`; of other samples empty.
-        audio: of its clips, if they have any.
+        timescale: number of ticks in a second.
+        pts: times of the frames of its clips one after the other, or of all frames that its clips may have if the
+            worker draws them: bytes of int64, ticks.
+        duration: durations of the same frames: bytes of int64, ticks.
+        pattern: the frames of a clip.
+        draws: if the worker draws the clips, bytes of int64 (clips, 2): the place in `pts` where a clip may begin
+            first, and the number of places where it may begin; otherwise empty.
+        extra: the record of its row in a table, see `formats.table.records`; empty if there is no table.
+        audio: the audio of its clips; None if they have none.
     """
 
     key: str
@@ -85,7 +88,9 @@ class ClipHeader(msgspec.Struct, frozen=True, array_like=True):
     audio: ClipAudioHeader | None = None
 
     def draw(self, rng: np.random.Generator | None) -> tuple[Integers, Integers]:
-        """Returns times and durations of the frames, ticks: of clips that `rng` draws, or in the middle of their cells.
+        """Returns times and durations of the frames of the sample, ticks; draws its clips with `rng`.
+
+        If `rng` is None, each clip is the middle one of those that may be drawn.
 
         Fields of one sample agree where they get equal generators.
         """
@@ -98,14 +103,14 @@ class ClipHeader(msgspec.Struct, frozen=True, array_like=True):
         return pts[chosen], duration[chosen]
 
     def shape(self, frames: int) -> tuple[int, ...]:
-        """Returns the shape of so many frames of the sample, by clip where it has several."""
+        """Returns the shape of so many frames: () for an image, (frames,) for one clip, (clips, frames) for several."""
         if not self.pattern.count:
             return ()
         clips = frames // self.pattern.count
         return (frames,) if clips == 1 else (clips, self.pattern.count)
 
     def seconds(self, rng: np.random.Generator | None = None, *, durations: bool = False) -> NDArray[np.float64]:
-        """Returns the times of the frames, or their durations, in the shape of the sample; see `drawn`."""
+        """Returns the times of the frames, or their durations, in seconds and in the shape of `shape`; see `draw`."""
         found = self.draw(rng)[durations]
         return (found / self.timescale).reshape(self.shape(len(found)))
 
@@ -114,12 +119,12 @@ class OpenedRecord(msgspec.Struct, frozen=True):
     """A record whose bytes are not copied.
 
     Attributes:
-        head: of the sample.
+        head: the head of the sample.
         codec: parameters of its packets.
-        packets: in the order stored.
-        pts: of each packet, ticks.
+        packets: its packets in the order stored.
+        pts: the time of each packet, ticks.
         keys: numbers of the key packets.
-        gaps: numbers of those before which packets are left out.
+        gaps: numbers of the packets before which packets of the video are left out.
     """
 
     head: ClipHeader
@@ -130,7 +135,10 @@ class OpenedRecord(msgspec.Struct, frozen=True):
     gaps: Sequence[int]
 
     def span(self, wanted: Integers) -> tuple[int, int]:
-        """The packets `[first, stop)` that are decoded for the frames of these times; see `Frames`.
+        """Returns which packets `[first, stop)` are decoded for frames; all of them unless clips are drawn.
+
+        Args:
+            wanted: Times of the frames, ticks.
 
         Raises:
             ValueError: a frame is not in the record.
@@ -158,7 +166,14 @@ def _codec(content: bytes) -> TrackCodec:
 
 
 def heads_bytes(key: str, samples: int, numbers: int, audio: ClipAudioHeader | None = None) -> int:
-    """The most bytes of the heads of these samples; `numbers`: of their frames and of what is drawn."""
+    """Returns the most bytes that the heads of the samples of a block take.
+
+    Args:
+        key: path of the video.
+        samples: number of samples.
+        numbers: number of frames in all rows, plus numbers in all draws.
+        audio: the audio of the clips, or None.
+    """
     more = _HEAD_BYTES + len(_encode(audio)) if audio else 0
     return samples * (_HEAD_BYTES + len(key.encode()) + more) + 16 * numbers
 
@@ -169,7 +184,7 @@ def part_bytes(packets: int, codec: TrackCodec | None) -> int:
 
 
 def encode_head(head: ClipHeader) -> bytes:
-    """Returns the bytes of a head."""
+    """Returns the bytes of a head, with their length in front."""
     content = _encode(head)
     return _LENGTH.pack(len(content)) + content
 
@@ -177,14 +192,21 @@ def encode_head(head: ClipHeader) -> bytes:
 def encode_part(
     pts: Sequence[int], content: Sequence[memoryview], codec: TrackCodec | None, *, behind_gap: bool
 ) -> bytes:
-    """Returns the bytes of a part, of packets that are shown at `pts`."""
+    """Returns the bytes of a part.
+
+    Args:
+        pts: times of its packets, ticks.
+        content: its packets.
+        codec: codec parameters, if it begins with a key packet; otherwise None.
+        behind_gap: whether packets of the video before it are left out.
+    """
     described = _encode(codec) if codec else b""
     head = _PART.pack(len(pts) | _GAP * behind_gap, len(described))
     return b"".join([head, *map(_PACKET.pack, map(len, content), pts), described, *content])
 
 
 def read_head(record: memoryview) -> tuple[ClipHeader, memoryview]:
-    """Reads the head of a record; returns it and the parts.
+    """Reads the head of a record; returns it and the bytes behind it.
 
     Raises:
         ValueError, struct.error, msgspec.MsgspecError: bytes that are no record.

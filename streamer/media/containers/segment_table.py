@@ -1,4 +1,4 @@
-"""Reads tables of segments: the part that runs in a recoder."""
+"""Reads tables of segments of videos, of any kind that pyarrow reads; runs in a recoder (`ClipRecoder`)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read_segments(content: memoryview, url: str, taken: Sequence[str]) -> Record
         taken: names of fields that its other columns cannot have.
 
     Raises:
-        RecodeError: it cannot be read.
+        RecodeError: it cannot be read, has no rows or not all columns, or a row is too long for the manifest.
     """
     try:
         ending = base_name(url).lower().rpartition(".")[2]
@@ -69,6 +69,7 @@ def read_segments(content: memoryview, url: str, taken: Sequence[str]) -> Record
 
 
 def _order_columns(taken: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """Returns the columns with the path first; raises RecodeError if one is missing, or has a name that is taken."""
     if missing := [name for name in (PATH, START, END) if name not in columns]:
         raise RecodeError(f"it has no column {' and no '.join(missing)}, but {', '.join(columns)}")
     if doubled := [name for name in columns if name in taken]:
@@ -77,6 +78,7 @@ def _order_columns(taken: Sequence[str], columns: Sequence[str]) -> list[str]:
 
 
 def _seconds(table: pa.Table, name: str) -> np.ndarray:
+    """Returns a column of times in seconds, float64; NaN where one is missing. Raises RecodeError for other types."""
     values = plain_column(table, name)
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         return np.array([math.nan if text is None else _clock(text) for text in values.to_pylist()], np.float64)

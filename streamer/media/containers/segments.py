@@ -1,4 +1,4 @@
-"""Segments of videos by a table: which video has which rows, and the frames of each. No I/O."""
+"""Segments of videos that a table names (`Video(segments=)`): which video has which rows, and their frames. No I/O."""
 
 from __future__ import annotations
 
@@ -35,7 +35,14 @@ _MAX_BEHIND_SECONDS = 0.1
 
 
 class SegmentTable(msgspec.Struct, frozen=True, array_like=True):
-    """What a recoder makes of a table: columns of its rows, the names and kinds of the others, and their records."""
+    """What a recoder makes of a table, an entry for each row; see `segment_table.read_segments`.
+
+    Attributes:
+        paths: the video of each row.
+        start, end: seconds; NaN if they are missing or no times.
+        fields: names and kinds of the other columns.
+        records: the values of the other columns.
+    """
 
     paths: list[str]
     start: list[float]
@@ -45,7 +52,14 @@ class SegmentTable(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Segments(msgspec.Struct, frozen=True, array_like=True):
-    """The rows of one video: their numbers in the table, seconds, and the records of their other columns."""
+    """The rows of a table that are segments of one video.
+
+    Attributes:
+        table: url of the table.
+        numbers: numbers of the rows in the table.
+        start, end: seconds of the video.
+        records: the values of the other columns, of each row.
+    """
 
     table: str
     numbers: list[int]
@@ -54,7 +68,16 @@ class Segments(msgspec.Struct, frozen=True, array_like=True):
     records: list[bytes]
 
     def samples(self, sampling: Sampling, packets: Packets, frames: FrameTable, timescale: int) -> Samples:
-        """Returns the samples of a track: a clip of each segment with room for it; all segments are in the video."""
+        """Returns the samples of a track: a clip of each segment that is long enough for one.
+
+        All segments are inside of the video; `inside` has left out the others.
+
+        Args:
+            sampling: How it is cut.
+            packets: Packets of the track.
+            frames: Frames of the track.
+            timescale: Ticks of a second.
+        """
         pattern = sampling.pattern_of(timescale)
         pts = frames.pts
         length = _seconds_of(frames, timescale)
@@ -84,7 +107,7 @@ class Segments(msgspec.Struct, frozen=True, array_like=True):
     def inside(
         self, sampling: Sampling, frames: FrameTable, timescale: int, video: str
     ) -> tuple[Segments, list[LeftOut]]:
-        """Returns the rows that are inside of the video, and the others."""
+        """Returns the rows that are inside of a video, and why each of the others is left out; `video` is its url."""
         length = _seconds_of(frames, timescale)
         start, end = np.array(self.start), np.array(self.end)
         behind_video = (end > length + _MAX_BEHIND_SECONDS) & (not sampling.repeats_last)
@@ -116,17 +139,22 @@ def _seconds_of(frames: FrameTable, timescale: int) -> float:
 
 
 def _find_shown(pts: Integers, ticks: np.ndarray) -> Integers:
-    """The frames shown then, or the first one."""
+    """Returns the frame that is shown at each of these times, or the first frame for times before it."""
     found: Integers = np.maximum(np.searchsorted(pts, ticks + ROUNDING_TICKS, "right") - 1, 0)
     return found
 
 
 def read_table(name: str, segments: str, tables: Sequence[ObjectRecord]) -> Asking[tuple[ObjectRecord, SegmentTable]]:
-    """Lets a recoder read the one of these objects that is meant.
+    """Lets a recoder read the table of segments; returns its object and what it says.
+
+    Args:
+        name: name of the format, whose recoder reads it.
+        segments: path of the table below the url of the dataset, or its url.
+        tables: the objects of the dataset that are no videos.
 
     Raises:
-        ConfigError: there is none, or several.
-        ManifestError: it is empty.
+        ConfigError: the path names none of these objects, or several.
+        ManifestError: the table is empty.
     """
     end = f"/{segments.removeprefix('file://').lstrip('/')}"
     found = [record for record in tables if record.url == segments or record.url.endswith(end)]
@@ -152,9 +180,14 @@ def read_table(name: str, segments: str, tables: Sequence[ObjectRecord]) -> Aski
 def assign_rows(
     url: str, table: SegmentTable, videos: Sequence[ObjectRecord]
 ) -> tuple[dict[str, Segments], list[LeftOut]]:
-    """Returns the rows of each video that has some, by its url, and the rows that are no segments of one.
+    """Returns the rows of each video that has some, by its url, and for each other row why it is left out.
 
-    A path in the table begins in its folder, or is the end of one url alone.
+    A path in the table is a url, or begins in the folder of the table, or is the end of the url of just one video.
+
+    Args:
+        url: url of the table.
+        table: its rows.
+        videos: the videos of the dataset.
     """
     known = {record.url for record in videos}
     by_name: dict[str, list[str]] = {}
@@ -185,6 +218,7 @@ def assign_rows(
 
 
 def _video_of(path: str, folder: str, known: set[str], by_name: Mapping[str, list[str]]) -> str | LeftOut:
+    """Returns the url of the video that a path in a table names; if there is no such video, the end of a message."""
     if path in known:
         return path
     if (beside := f"{folder}/{path.removeprefix('./')}") in known:

@@ -1,4 +1,8 @@
-"""The tables of a track (stbl): where its packets are, when they are shown, and which are keys; edit lists."""
+"""Reads the tables of a track in MP4 and QuickTime (stbl), and its edit list.
+
+They say where its packets are, when they are shown, and which are keys. `Packets` are what all containers are read to,
+fragments and Matroska, too.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,15 @@ from numpy.typing import NDArray
 from streamer.formats.failures import DamagedError, UnreadError
 from streamer.media.containers.boxes import numbers, table
 
-# Media time of an edit that shows nothing, and the rate of one that is played as it is.
+# The media time of an edit that shows nothing; and the rate (16.16) of one that is played at its own speed.
 EMPTY = -1
 _PLAIN = 1 << 16
 _LAST = (1 << 63) - 1
 Integers = NDArray[np.int64]
 # 38 hours of 30 frames a second, 27 of AAC: 0.2 GB of columns, and twice that while they are made.
 MAX_PACKETS = 1 << 22
-# Packets are frames, or audio of many samples: 8 bytes each at least, over a long file; silence has less.
+# Packets are frames, or audio of many samples: 8 bytes each at least, over a long file. Short files and silent audio
+# have smaller ones, hence `_FREE_PACKETS`.
 _LEAST_PACKET_BYTES = 8
 _FREE_PACKETS = 1 << 16
 _PAIR = "2>u4"
@@ -32,8 +37,8 @@ class Edit(msgspec.Struct, frozen=True):
     """One row of an edit list.
 
     Attributes:
-        duration: ticks of the movie; 0: to the end.
-        media_time: where it begins, ticks of the track; -1: nothing is shown.
+        duration: how long it lasts, ticks of the movie; 0 if it lasts to the end.
+        media_time: where it begins, ticks of the track; -1 (`EMPTY`) if it shows nothing.
         rate: 16.16 fixed point.
     """
 
@@ -50,9 +55,12 @@ class Shift(msgspec.Struct, frozen=True):
     stop: int = _LAST
 
     def start_at_first(self, times: NDArray[np.int64]) -> Shift:
-        """The shift of frames if the edit begins between two of these composition times.
+        """Returns the shift for video: the first frame inside the edit is shown just when the edit begins.
 
-        The first one inside is shown when it begins, as FFmpeg has it. `ffmpeg -ss 3.7 -c copy` writes such edits.
+        FFmpeg does that, too. It matters if the edit begins between two frames, as `ffmpeg -ss 3.7 -c copy` writes it.
+
+        Args:
+            times: Composition times of the frames, ticks.
         """
         later = times[(times >= self.first) & (times < self.stop)]
         late = int(later.min()) - self.first if len(later) else 0
@@ -60,7 +68,7 @@ class Shift(msgspec.Struct, frozen=True):
 
 
 def read_edits(body: memoryview) -> list[Edit]:
-    """Reads the box elst."""
+    """Reads the box elst, an edit list; raises DamagedError if it is shorter than its entries."""
     version, _, count = numbers(">B3sI", body)
     layout, size = (">QqI", 20) if version else (">IiI", 12)
     if 8 + count * size > len(body):
@@ -71,8 +79,14 @@ def read_edits(body: memoryview) -> list[Edit]:
 def shift_of(edits: list[Edit], timescale: int, movie_timescale: int, *, fragmented: bool) -> Shift:
     """Makes one shift of an edit list, as FFmpeg does: in fragmented files it hides nothing.
 
+    Args:
+        edits: The edit list.
+        timescale: Ticks of a second of the track.
+        movie_timescale: Ticks of a second of the movie.
+        fragmented: Whether the packets are in fragments (moof).
+
     Raises:
-        UnreadError: anything but empty edits and then one of the media at its own rate.
+        UnreadError: the list has more than empty edits and, behind them, one of the media at its own rate.
     """
     empty = sum(edit.duration for edit in edits if edit.media_time == EMPTY)
     shown = [edit for edit in edits if edit.media_time != EMPTY]
@@ -89,13 +103,16 @@ def shift_of(edits: list[Edit], timescale: int, movie_timescale: int, *, fragmen
 
 
 def rescale(value: int, to: int, of: int) -> int:
-    """Returns ticks of another clock, rounded as FFmpeg's av_rescale does: halves away from zero."""
+    """Converts a number of ticks of `1/of` seconds to ticks of `1/to` seconds, rounded as FFmpeg's av_rescale does.
+
+    Halves are rounded away from zero.
+    """
     sign = -1 if value < 0 else 1
     return sign * ((2 * abs(value) * to + of) // (2 * of))
 
 
 def find_max_packets(object_bytes: int) -> int:
-    """Returns how many packets a track may have in a file of so many bytes."""
+    """Returns how many packets a track of a file of `object_bytes` may have; with more, the file is damaged."""
     return min(MAX_PACKETS, max(_FREE_PACKETS, object_bytes // _LEAST_PACKET_BYTES))
 
 
@@ -103,13 +120,13 @@ class Packets(msgspec.Struct, frozen=True):
     """The packets of a track in the order stored, a column each; times are ticks of the track.
 
     Attributes:
-        offset: first byte in the object.
-        size: bytes.
-        pts: when it is shown, the edit list applied.
-        duration: as stored.
+        offset: its first byte in the object.
+        size: its length in bytes.
+        pts: the time at which it is shown, after the edit list was applied.
+        duration: how long it lasts, as the file says it.
         key: whether decoding may begin with it.
         shown: whether the edit list shows it.
-        entry: number of its codec parameters.
+        entry: number of its codec parameters (sample entry), from 0.
     """
 
     offset: Integers
@@ -125,7 +142,7 @@ class Packets(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_columns(cls, columns: list[Integers], shift: Shift) -> Packets:
-        """Applies an edit list to the columns offset, size, composition time, duration, key and entry."""
+        """Applies a shift to the columns offset, size, composition time, duration, key (0 or 1) and entry."""
         offset, size, time, duration, key, entry = columns
         shown = (time >= shift.first) & (time < shift.stop)
         return cls(
@@ -139,13 +156,16 @@ class Packets(msgspec.Struct, frozen=True):
         )
 
     def separate_times(self, timescale: int) -> tuple[Packets, int]:
-        """Returns packets of which no two are shown at one time, and their ticks of a second.
+        """Returns packets of which no two are shown at one time, and the number of their ticks in a second.
 
-        Frames that are shown at one time, as files of high rates have them whose ticks are too long, follow each other
-        as they are stored, with parts of a tick between them.
+        A tick can be longer than a frame lasts, in files of high rates. Frames with equal times keep their stored
+        order, and ticks are divided so that their times differ.
+
+        Args:
+            timescale: Ticks of a second of these packets.
 
         Raises:
-            DamagedError: so many frames are shown at one time that times mean nothing.
+            DamagedError: more than 64 frames are shown at one time.
         """
         shown = np.flatnonzero(self.shown & (self.size > 0))
         order = shown[np.argsort(self.pts[shown], kind="stable")]
@@ -175,7 +195,13 @@ class Packets(msgspec.Struct, frozen=True):
 
 
 class Tables(msgspec.Struct):
-    """The boxes of a stbl, by name, and the number of samples that stsz says."""
+    """The boxes of a stbl that say where packets are. The standard calls packets samples, and so do messages.
+
+    Attributes:
+        bodies: the numbers in each box, by its name; stz2 is kept as stsz, and co64 as stco.
+        fixed_size: bytes of each packet, if all are equal; otherwise 0.
+        count: number of packets, by stsz.
+    """
 
     bodies: dict[bytes, NDArray[Any]] = msgspec.field(default_factory=dict)
     fixed_size: int = 0
@@ -183,11 +209,11 @@ class Tables(msgspec.Struct):
 
     @property
     def has_times(self) -> bool:
-        """Whether it says when frames are shown, and not only when they are decoded."""
+        """Whether they say when frames are shown (ctts), and not only when they are decoded."""
         return b"ctts" in self.bodies
 
     def read(self, name: bytes, body: memoryview) -> None:
-        """Reads one box; others than those of packets are ignored."""
+        """Keeps the numbers of a box, or ignores a box that says nothing about packets; raises DamagedError."""
         if name == b"stsz":
             self.fixed_size, self.count = numbers(">II", body, 4)
             if not self.fixed_size:
@@ -253,6 +279,7 @@ class Tables(msgspec.Struct):
         return [offset, size, time, duration, key.astype(np.int64), entry]
 
     def _expand(self, name: bytes) -> Integers:
+        """Returns a number for each packet, from a table of runs (stts, ctts)."""
         pairs: Integers = self._table(name).astype(np.int64)
         run, _ = _run_of(pairs[:, 0], np.arange(self.count), name.decode())
         found: Integers = pairs[run, 1]
@@ -268,7 +295,7 @@ _LAYOUTS = {b"stts": _PAIR, b"ctts": _PAIR, b"stsc": _TRIPLE, b"stco": ">u4", b"
 
 
 def _run_of(lengths: Integers, number: Integers, name: str) -> tuple[Integers, Integers]:
-    """The run that each packet is in, and its place in it."""
+    """Returns the run of each packet, and its place there; raises DamagedError if the runs have too few packets."""
     ends = np.cumsum(lengths)
     if not len(ends) or ends[-1] < len(number):
         raise DamagedError(f"{name} has {ends[-1] if len(ends) else 0} samples, stsz {len(number)}")

@@ -30,10 +30,10 @@ class Amount(msgspec.Struct, frozen=True):
     """The amounts of the members in the epochs of one stage.
 
     Attributes:
-        epoch: the first one.
-        passes: of each member, whole passes in every epoch; 0: by weight.
-        weights: of each member, integers; 0 if it has whole passes.
-        samples: of an epoch, over the members with weights, before rounding.
+        epoch: the first epoch of the stage.
+        passes: whole passes of each member in every epoch; 0 if its weight decides.
+        weights: the weight of each member, an integer; 0 if it has whole passes.
+        samples: samples of all members with weights in one epoch, before rounding.
     """
 
     epoch: int
@@ -93,14 +93,14 @@ class Weights:
 
 
 class Shares(msgspec.Struct, frozen=True):
-    """The proportions, checked. Without any of the four, every sample comes once per epoch.
+    """The proportions, checked. Without weights, repeat, choose and temperature, every sample comes once per epoch.
 
     Attributes:
         weights: stages of (first epoch, weight by name); relative.
         repeat: passes per epoch by name.
         choose: samples per epoch by name.
         temperature: weights are n ** (1 / temperature).
-        epoch_samples: length of an epoch, with `weights` or `temperature`; 0: not said.
+        epoch_samples: length of an epoch, with `weights` or `temperature`; 0 if it is not given.
         stop: `stopping_strategy` of `Weights`.
         unit: as in `Weights`.
     """
@@ -159,7 +159,7 @@ class Shares(msgspec.Struct, frozen=True):
 
         Args:
             samples: n by name, in the order of the mix.
-            sizes: Sizes by name in the unit, or None if the samples count.
+            sizes: Sizes by name in the unit, or None if the unit is samples.
         """
         if self.choose:
             return (_absolute([(0, Fraction(self.choose[name])) for name in samples]),)
@@ -170,6 +170,10 @@ class Shares(msgspec.Struct, frozen=True):
         return (_absolute([(whole[name], Fraction(repeat[name]) * n) for name, n in samples.items()]),)
 
     def _relative(self, samples: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[Amount, ...]:
+        """Returns the amounts by weights, or by temperature, for members of these sizes in the unit.
+
+        All stages have epochs of one length. With `stop`, the weights of the first stage alone fix it.
+        """
         stages = self.weights or ((0, {name: n ** (1 / self.temperature) for name, n in sizes.items()}),)
         none = (0,) * len(samples)
         # A share of the bytes is a share of the samples over their mean size.
@@ -194,7 +198,10 @@ class Shares(msgspec.Struct, frozen=True):
 
 
 def _absolute(amounts: Sequence[tuple[int, Fraction]]) -> Amount:
-    """Returns whole passes for members that have them, otherwise samples, which are also weights."""
+    """Makes the amounts of members from (whole passes, samples) of each.
+
+    Members with whole passes keep them; of the others the samples are the weights, in parts of 1/65,536.
+    """
     weights = tuple(0 if passes else round(size * _PART) for passes, size in amounts)
     return Amount(0, tuple(passes for passes, _ in amounts), weights, round(Fraction(sum(weights), _PART)))
 
@@ -202,6 +209,7 @@ def _absolute(amounts: Sequence[tuple[int, Fraction]]) -> Amount:
 def _weight_stages(
     names: Sequence[str], weights: Amounts | WeightStages | None
 ) -> tuple[tuple[int, dict[str, float]], ...]:
+    """Returns weights as stages of (first epoch, weight by name), or () for None; raises ConfigError."""
     if weights is None:
         return ()
     stages = [(0, weights)] if isinstance(weights, Mapping) else weights
@@ -241,7 +249,15 @@ def _check_shares(field: str, names: Sequence[str], values: object) -> dict[str,
 
 
 def whole_passes_as_weights(amount: Amount, sizes: Sequence[int], members: Sequence[bool]) -> Amount:
-    """Returns the amounts if some members cannot have whole passes: as fair, but rounded to units in each epoch."""
+    """Returns the amounts with the whole passes of some members as weights.
+
+    The shares stay the same, but they are rounded in each epoch.
+
+    Args:
+        amount: The amounts of a stage.
+        sizes: Samples of each member.
+        members: For each member, whether its passes become weights.
+    """
     changed = [passes if change else 0 for passes, change in zip(amount.passes, members, strict=True)]
     added = [passes * n for passes, n in zip(changed, sizes, strict=True)]
     return Amount(
