@@ -99,6 +99,7 @@ def arrange(
 
 
 def _arrange_extents(right: Manifest, runs: _Runs) -> ManifestRows:
+    """Returns the rows of samples that are ranges of objects; neighbours in an object are one extent."""
     listing = _listing(right)
     owner, begin = _places(right, runs.right)
     stop = begin + runs.sizes

@@ -73,7 +73,7 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 def max_open_bytes(chunk_bytes: int) -> int:
-    """Bytes that a container holds for its open chunk: two chunks, or a sample that ends in the next window."""
+    """Returns the most bytes that a container holds for its open chunk: two chunks, or 8 MiB if they are less."""
     return max(2 * chunk_bytes, WINDOW_BYTES)
 
 
@@ -222,6 +222,7 @@ class _ObjectWindows:
         self._last = Need(-1, -1)
 
     async def read(self, need: Need) -> memoryview:
+        """Returns the bytes of a need; reads ahead behind it if it continues the one before."""
         goes_on = need.start == self._last.stop
         if need not in self._coming:
             self.cancel()
@@ -329,6 +330,7 @@ class _ClosedChunks:
         await self._on_chunk(chunk, parts)
 
     def _bytes_of(self, ranges: NDArray[np.int64]) -> list[memoryview] | None:
+        """Returns the bytes of ranges from the windows that are held; None if some are not held any more."""
         parts = []
         for start, stop in ranges.tolist():
             position = start

@@ -88,6 +88,7 @@ class _UrlListing(msgspec.Struct):
         return _UrlListing(url=self.url, folder=self.folder, keys=keys, versions=versions, sizes=self.sizes[places])
 
     def list_others(self, places: Sequence[int]) -> list[ObjectRecord]:
+        """Returns the objects that are not at these places."""
         kept = set(places)
         return [
             ObjectRecord(self.folder + key, int(self.sizes[i]), decode_text(self.versions[i]))
@@ -147,6 +148,7 @@ async def list_objects(
 
 
 def _choose(urls: tuple[str, ...], found: list[_UrlListing], choose_format: ChooseFormat) -> ListedDataset:
+    """Chooses the format for the objects found, and splits them into those that it accepts and the others."""
     found = [_visible(part) for part in found]
     chosen = choose_format(key for part in found for key in part.keys)
     kept = [_select_objects(part, chosen) for part in found]
@@ -192,6 +194,7 @@ async def _list_one(url: str, lister: Lister, order_of: OrderOf) -> _UrlListing:
 def _sort_objects(
     url: str, names: list[str], versions: list[bytes], sizes: array[int], place_of: Callable[[str], int] | None
 ) -> _UrlListing:
+    """Returns the objects of a url in order; raises ManifestError if one comes twice."""
     order = sort_places(names)
     if (twice := next((names[a] for a, b in pairwise(order) if names[a] == names[b]), None)) is not None:
         raise ManifestError(
@@ -278,6 +281,7 @@ def _names_each(part: _UrlListing) -> bool:
 
 
 def _select_objects(part: _UrlListing, chosen: Indexer) -> list[int]:
+    """Returns the places of the objects of a url that are part of the dataset; raises ManifestError if none is."""
     if _names_one(part):
         return [0]
     # Formats of this package look themselves; those of others need not.
@@ -302,6 +306,12 @@ def _select_objects(part: _UrlListing, chosen: Indexer) -> list[int]:
 
 
 def _join(urls: tuple[str, ...], parts: list[_UrlListing], given: Sequence[str] | None) -> Listing:
+    """Joins the objects of all urls; `given` are the classes that the user names, or None.
+
+    Raises:
+        ManifestError: two urls name one object.
+        ConfigError: a folder is none of the given classes.
+    """
     base = _common_folder([part.folder for part in parts]) if parts else ""
     while not is_utf_8(base):
         base = base[: base.rstrip("/").rfind("/") + 1]

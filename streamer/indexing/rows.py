@@ -35,7 +35,7 @@ Int64Array = NDArray[np.int64]
 
 
 class PartRows(msgspec.Struct, frozen=True):
-    """One part of a manifest: its tables by name, and the number of the first row of each table in the whole manifest."""
+    """One part of a manifest: its tables by name, and the number that the first row of each has in all parts."""
 
     tables: dict[str, Table]
     first: dict[str, int]

@@ -102,6 +102,7 @@ def _continue_member(source: MixSource, left: _Left | None, order: OrderSpec) ->
 
 
 def _left_by_mix(state: State, sources: Sequence[MixSource]) -> dict[str, _Left]:
+    """Returns by name where a state of a mix has left each of its members; `sources` are not looked at."""
     spec = state.spec_of(MixSpec)
     epoch = state.epoch
     drawn = spec.stream_starts(epoch)

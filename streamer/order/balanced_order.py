@@ -126,6 +126,7 @@ class BalancedOrder(OuterOrder["RowOrder | EpochOrder | MixOrder"]):
         return found
 
     def _level_lane(self, lane: int, window: int) -> Integers:
+        """Returns the places of a window of a lane in their levelled order: whole numbers within the lane."""
         first = window * self._turns
         turns = min(self._turns, self._batches - first)
         index = np.arange(first * self._rows, (first + turns) * self._rows)

@@ -87,6 +87,7 @@ def cut_lanes(
 
 
 def _cut(order: Chunks, lanes: int, chunk_samples: Integers, shift: int) -> LaneCut:
+    """Cuts chunks in this order into lanes whose lengths differ by one sample at most."""
     stops = np.cumsum(chunk_samples[order], dtype=np.int64)
     start = lane_starts(int(stops[-1]), lanes, shift)
     first, last = start[:-1], start[1:] - 1

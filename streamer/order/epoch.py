@@ -114,7 +114,7 @@ class EpochOrder:
         return self.spec.lane_window * self.samples // max(1, int(np.count_nonzero(self.chunk_samples)))
 
     def find_known(self, position: int) -> tuple[int, int]:
-        """All positions: nothing is decided later."""
+        """Returns `ALL_POSITIONS`: an epoch is fixed from the beginning."""
         return ALL_POSITIONS
 
     def ordinals(self, positions: Integers) -> Integers:
@@ -144,7 +144,7 @@ class EpochOrder:
             together.draw(rows, draws)
 
     def _places(self, positions: Integers) -> Integers:
-        """Places in the lanes, which are filled."""
+        """Returns the places of positions in the lanes one after the other; fills these lanes."""
         lanes = (positions + self.shift) % self.spec.lanes
         self.fill(unique(lanes))
         places: Integers = self.lane_start[lanes] + positions // self.spec.lanes
@@ -156,7 +156,10 @@ class EpochOrder:
         return padding
 
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
-        """The chunks that a rank uses in a run of batches, by lane; never narrower than the truth."""
+        """Returns the chunks that a rank uses in a run of batches, an entry for each lane.
+
+        The batches from first to last use of a chunk may be more than those that use it, never fewer.
+        """
         if self.spec.shuffle == "none":
             share = slice(split.rank * split.per_rank, (split.rank + 1) * split.per_rank)
             return [self._make_needs(*run_needs(self.chunk_first, share, run, self.samples))]

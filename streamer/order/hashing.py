@@ -82,6 +82,7 @@ def permute(values: Integers, sizes: Integers, keys: Words) -> Integers:
 
 
 def _rounds(words: Words, bits: Words, keys: Words) -> Words:
+    """Permutes each word among the numbers of `bits` bits by its key: a Feistel network of `_ROUNDS` rounds."""
     low_bits = bits >> _ONE
     low_mask = (_ONE << low_bits) - _ONE
     high_mask = (_ONE << (bits - low_bits)) - _ONE

@@ -91,7 +91,10 @@ class SampleOrder(Protocol):
         ...
 
     def find_known(self, position: int) -> tuple[int, int]:
-        """The half-open positions around one whose samples are fixed whenever those of it are; see `ALL_POSITIONS`."""
+        """Returns the half-open positions around `position` whose samples are known as soon as its own sample is.
+
+        That is the round of a growing dataset; `ALL_POSITIONS` where nothing is decided later.
+        """
         ...
 
     def ordinals(self, positions: Integers) -> Integers:
@@ -106,7 +109,10 @@ class SampleOrder(Protocol):
         ...
 
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
-        """The chunks that a rank uses in a run of batches, padding left out; never narrower than the truth."""
+        """Returns the chunks that a rank uses in a run of batches, padding left out.
+
+        The batches from first to last use of a chunk may be more than those that use it, never fewer.
+        """
         ...
 
     def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:

@@ -149,6 +149,7 @@ async def put_manifest(destination: Destination, job: Job, receipts: Mapping[int
 
 
 def _require(destination: Destination, job: Job, receipt: Receipt, records: Mapping[str, ObjectRecord]) -> None:
+    """Raises ObjectChangedError if a file of a shard is gone or is another one than the receipt says."""
     for name, (size, version) in files_of(job, receipt).items():
         record = records.get(name)
         if record is None or (record.size, record.version) != (size, version):

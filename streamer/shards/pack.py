@@ -214,6 +214,7 @@ def _refuse_options_of_urls(of_url: DatasetSource, writing: PackOptions) -> None
 def _pack_samples(
     samples: Iterable[Mapping[str, Any]], job: Job, shard_bytes: int, options: dict[str, object], callbacks: Callbacks
 ) -> PackResult:
+    """Writes samples of an iterable; claims the destination before, and writes the manifest at the end."""
     left = wait_for(claim(job, options))
     follower = Follower(None, {}, callbacks.on_progress)
     receipts = pack_iterable(
@@ -235,7 +236,7 @@ def _urls(source: object) -> tuple[str, ...] | None:
 def _describe_samples(
     samples: Iterable[Mapping[str, Any]], output: Output, vocab_size: int | None
 ) -> tuple[Iterable[Mapping[str, Any]], dict[str, Any]]:
-    """Returns all samples, and the description of their shards that follows from the first ones."""
+    """Returns all samples, and what the job describes of their shards, which follows from the first samples."""
     if not output.needs_kinds:
         return samples, {}
     coming = iter(samples)
@@ -329,6 +330,8 @@ def take_sample(writer: SampleTaker, sample: Mapping[str, Any], ordinal: int) ->
 
 
 def _upload(job: Job, options: Mapping[str, object], made: MadeShard) -> Receipt:
+    """Uploads a shard, unless it is there with the same bytes; returns its receipt."""
+
     async def upload_shard() -> Receipt:
         async with Destination(job.url, options) as destination:
             there = await receipt_there(destination, job, made.number)

@@ -53,7 +53,7 @@ class ShardPlan(msgspec.Struct, frozen=True):
         return len(self.shard_bytes)
 
     def batches(self, shard: int) -> list[Int64Array]:
-        """The ordinals of each batch of a shard."""
+        """Returns the ordinals of each batch of a shard, in the order in which they are written."""
         first = self.shard_first[shard]
         stop = self.shard_first[shard + 1]
         edges = self.batch_first[first : stop + 1].tolist()
@@ -256,7 +256,17 @@ def _cut(ordinals: Int64Array, sizes: Int64Array, unit_first: Int64Array, shard_
 
 
 def _even(total: Int64Array, first: int, stop: int, limit: int) -> list[int]:
-    """Beginnings of slices of units, all of about equal length and none much longer than `limit`; closed by `stop`."""
+    """Cuts the units `[first, stop)` into slices of about equal length, none much longer than `limit`.
+
+    Args:
+        total: bytes before each unit.
+        first: first unit.
+        stop: behind the last unit.
+        limit: length of a slice in bytes.
+
+    Returns:
+        The first unit of each slice, closed by `stop`.
+    """
     length = int(total[stop] - total[first])
     count = max(1, -(-length // limit))
     targets: Sequence[int] = [int(total[first]) + length * i // count for i in range(count)]

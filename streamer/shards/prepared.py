@@ -148,6 +148,7 @@ def prepare_scan(scan: DatasetReader, writing: PackOptions, runner: Runner) -> P
 
 
 def _describe_job(manifest: Manifest, writing: PackOptions, more: Mapping[str, object]) -> Job:
+    """Returns the job of a pack. Two runs with equal descriptions are one pack, which goes on; `more` is added."""
     described = {
         "source": manifest.digest,
         "order": writing.order,
@@ -162,6 +163,7 @@ def _describe_job(manifest: Manifest, writing: PackOptions, more: Mapping[str, o
 
 
 def _make_recipe(manifest: Manifest, writing: PackOptions, source: PackSource[Any]) -> Recipe:
+    """Returns what each task is told besides its shard."""
     return Recipe(
         source=source,
         fields=writing.fields,
@@ -182,7 +184,7 @@ def _add_fields(
     known: Mapping[str, str],
     find: Callable[[ShardTask], list[dict[str, str]]],
 ) -> Prepared:
-    """Adds the columns, or the field of tokens, that follow from the first samples.
+    """Adds to the job the columns, or the field of tokens, that follow from the first samples.
 
     Args:
         prepared: the pack.

@@ -66,6 +66,7 @@ class Follower:
         self._report()
 
     def _report(self) -> None:
+        """Calls `on_progress` with what was counted so far."""
         plan = self._plan
         left = None if plan is None else max(0, int(plan.shard_bytes.sum()) - self._planned_bytes)
         self._on_progress(

@@ -64,6 +64,10 @@ def settle_shards(
         receipts: receipts of all shards.
         write: given the receipts of finished shards, writes the others and returns the receipts of all.
         left: unfinished uploads, from `claim`.
+
+    Raises:
+        PackError: the transform has left out all samples.
+        IntegrityError: the shards have changed again and again, or are not what the receipts say.
     """
     for _ in range(_ROUNDS):
         try:
@@ -79,7 +83,7 @@ def settle_shards(
 
 
 def wait_for(work: Coroutine[Any, Any, T]) -> T:
-    """Returns the result of a coroutine; in a notebook, whose loop runs already, from a thread."""
+    """Runs a coroutine and returns its result; runs it in a thread where a loop runs already, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -101,7 +105,7 @@ async def claim(job: Job, options: Mapping[str, object]) -> Sequence[Upload]:
 
 
 async def shards_there(job: Job, options: Mapping[str, object], shards: int) -> dict[int, Receipt]:
-    """Returns the receipts of the finished shards."""
+    """Returns the receipts of the finished shards by number; shards that differ from theirs are not among them."""
     async with Destination(job.url, options) as destination:
         records = await destination.records()
         receipts = await destination.receipts([job.receipt_name(number) for number in range(shards)], records)

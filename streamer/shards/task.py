@@ -182,13 +182,14 @@ class _Making:
         return {written: content}
 
     def _list_item(self, name: str, value: object) -> object:
-        """A field of one of several rows, in their list: it is JSON, in every output."""
+        """Returns an item of a list, which is written as JSON: the value that a field has in one of several rows."""
         if not isinstance(value, Field):
             return value
         renamed = Field(_add_extension(name, value) if name != value.name else name, value.content, value.kind)
         return to_json(*field_value(renamed))
 
     def _transform(self, sample: dict[str, Any], where: str) -> Mapping[str, Any] | None:
+        """Returns what the transform makes of a sample, with its key, or None to leave it out; raises PackError."""
         transform = self._recipe.transform
         if transform is None:
             return sample

@@ -81,8 +81,9 @@ class Cohorts:
     Owned by one thread. Costs 12 bytes per chunk, and 24 per chunk of the asked lanes and pass.
 
     Args:
+        spec: what fixes the order.
         chunk_samples: (M,) samples per chunk; of packed documents (S,) rows per set, and a set counts as a chunk.
-        sets: the chunks of each set, which arrive together; None: documents are not packed.
+        sets: the chunks of each set, which arrive together; None if documents are not packed.
 
     Raises:
         ConfigError: fewer samples than lanes, or no shuffle.
@@ -112,7 +113,7 @@ class Cohorts:
         return turn * self.samples + number * self.size * self.spec.lanes
 
     def enough(self, samples: int) -> int:
-        """Returns the fewest cohorts, at most a pass of them, that have this many samples."""
+        """Returns how many cohorts are needed to have this many samples, at most those of a pass."""
         return min(self.per_pass, max(1, -(-samples // (self.size * self.spec.lanes))))
 
     def pieces(self, lane: int, begin: int, end: int) -> CohortPieces:
@@ -162,7 +163,7 @@ class Cohorts:
         return CohortChunks(chunks, joined.first[place], joined.last[place])
 
     def largest_bytes(self, chunk_bytes: Integers) -> int:
-        """Returns the bytes of the largest chunk, or set of chunks, from (chunks,) those of each."""
+        """Returns the bytes of the largest chunk, or of the largest set of chunks, from (M,) those of each."""
         if self._sets is None:
             return int(chunk_bytes.max())
         return int(np.add.reduceat(chunk_bytes[self._sets.all_chunks], self._sets.first[:-1]).max())

@@ -22,7 +22,7 @@ from streamer.order.growing.cohorts import Cohorts
 
 
 class Round(msgspec.Struct, frozen=True):
-    """One round.
+    """One round: one use of every sample of the cohorts in use.
 
     Attributes:
         number: from 0.
@@ -41,6 +41,7 @@ class AdmissionLog:
     """The rounds that are known so far. `admit` adds one; known rounds never change.
 
     Args:
+        cohorts: the cohorts of the dataset.
         reuse: k, number of rounds that each admitted cohort stays.
         least: smallest number of cohorts in a round: rounds of few batches would shuffle little.
         admitted: number of cohorts that each round has added, from round 0.
@@ -115,9 +116,10 @@ class AdmissionLog:
         return self[bisect_right(self._starts, position) - 1]
 
     def admit(self, cohorts: int) -> Round:
-        """Adds a round of so many cohorts and returns it.
+        """Adds a round that admits so many new cohorts, and returns it.
 
-        It gets fewer if the round would have more than all data, more if it would have fewer than `least` cohorts.
+        Fewer are admitted if the round would train more cohorts than a pass has, more if it would train fewer than
+        `least` cohorts.
         """
         low, high = self._limits()
         # Fresh ones must come where too few are left in use, although the trainer waits for them.
@@ -151,6 +153,7 @@ class AdmissionLog:
         return int(kept == 0), self.cohorts.per_pass - kept
 
     def _append(self, added: int) -> None:
+        """Adds a round that admits `added` cohorts."""
         end = self._end + added
         size = self.cohorts.samples_before(end) - self.cohorts.samples_before(self.next_begin)
         # This order counts: another thread may look a position up meanwhile.
@@ -168,7 +171,7 @@ class AdmissionLog:
 
 
 class KnownRounds:
-    """The rounds of the batch that a worker makes: only the rank knows the log, and sends them with each batch."""
+    """The rounds that a worker knows: those of the batch that it makes, which the rank sends with each batch."""
 
     def __init__(self, cohorts: Cohorts) -> None:
         self.cohorts = cohorts

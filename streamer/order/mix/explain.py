@@ -128,6 +128,7 @@ def cautions(spec: MixSpec, global_batch: int, asked_samples: int = 0) -> list[s
 
 
 def _cache_row(spec: MixSpec, passes: Sequence[float], sizes: Sequence[int], cache_bytes: int) -> str:
+    """Describes the hits that a cache of `cache_bytes` can give at most, and how much of each member it keeps."""
     kept = share_cache(passes, sizes, cache_bytes)
     parts = ", ".join(
         f"{member.name} {'all' if part == size else f'{part / size:.0%}'}"
@@ -141,6 +142,7 @@ def _cache_row(spec: MixSpec, passes: Sequence[float], sizes: Sequence[int], cac
 
 
 def _batch_row(spec: MixSpec, quotas: Sequence[int], global_batch: int) -> str:
+    """Describes how many samples of each member a batch has."""
     if spec.batching == "homogeneous":
         group = _even_batch(spec) // spec.groups
         return f"every {'batch' if spec.groups == 1 else f'group of {group:,} samples'} is of one member"

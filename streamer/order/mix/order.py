@@ -159,6 +159,7 @@ class MixOrder:
         self._set(spec, streams, epoch)
 
     def _set(self, spec: MixSpec, streams: Sequence[MemberStream], epoch: int) -> None:
+        """Sets all attributes for an epoch; `streams` are shared by the orders of all epochs."""
         self.spec = spec
         self.epoch = epoch
         self.codes = SampleCodes([member.samples for member in spec.members])

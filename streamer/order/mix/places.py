@@ -19,7 +19,7 @@ from streamer.order.mix.tree import LaneShares
 
 
 def split_evenly(counts: Integers, parts: int, states: Words) -> Integers:
-    """Splits tables of counts so that no row, column or sum of a part is more than 1 from its share.
+    """Splits tables of counts into equal parts; each cell, row, column and sum of a part is within 1 of its share.
 
     Each table is split by itself; all of them at once, for the cost of a small one is that of the calls.
 
@@ -27,9 +27,9 @@ def split_evenly(counts: Integers, parts: int, states: Words) -> Integers:
     than p / T of it: p or T - p parts are two of its nodes, of which one is of depth 2 or less.
 
     Args:
-        counts: (V, M, L).
+        counts: (V, M, L), a table of members and lanes for each of V windows.
         parts: T, a power of two of at most 16.
-        states: (V,) of the hashes that choose between equal splits.
+        states: (V,) states of the hashes that choose between equal splits.
 
     Returns:
         (V, T, M, L) counts that sum to `counts`.
@@ -47,7 +47,15 @@ def split_evenly(counts: Integers, parts: int, states: Words) -> Integers:
 
 
 def _every_second(edges: tuple[Integers, Integers, Integers], shape: tuple[int, ...], states: Words) -> Flags:
-    """Chooses every second one of the edges at each vertex: (E,)."""
+    """Chooses every second edge at each vertex: (E,), whether an edge is chosen.
+
+    The tables are bipartite graphs: an odd cell is an edge between its row and its column.
+
+    Args:
+        edges: table, row and column of each edge, (E,) each.
+        shape: number of tables, rows and columns.
+        states: state of the hash of each table.
+    """
     _, rows, columns = shape
     table, row, column = _even_edges(edges, shape)
     order = np.argsort(fold_each(states[table], row * (columns + 1) + column))
@@ -67,7 +75,7 @@ def _every_second(edges: tuple[Integers, Integers, Integers], shape: tuple[int, 
 def _even_edges(
     edges: tuple[Integers, Integers, Integers], shape: tuple[int, ...]
 ) -> tuple[Integers, Integers, Integers]:
-    """The edges, and added ones after which every vertex has an even number.
+    """Returns the edges, and added ones, so that every vertex has an even number of them.
 
     An odd row gets an edge to an added column, an odd column one to an added row, and these two get one where needed.
     """
@@ -125,12 +133,12 @@ class _Windows(msgspec.Struct, frozen=True, eq=False):
 
 
 class LaneWindows:
-    """The windows of one epoch.
+    """The places of one epoch, computed window by window; owned by one thread.
 
     Args:
         shares: the counts of the lanes.
         shape: W, places of a lane in a batch; T, batches of a window, a power of two.
-        place: seed of the mix, and the epoch.
+        place: seed of the mix; number of the epoch.
         stratified: whether each batch of a window has every member's share.
 
     Attributes:
@@ -158,7 +166,12 @@ class LaneWindows:
         self._cells = max(shares.quotas.size, slots * len(shares.lane_samples))
 
     def find(self, lanes: Integers, slots: Integers) -> tuple[Integers, Integers]:
-        """Returns the member and its count in the lane at some places, both (N,)."""
+        """Returns the member at each place, and how many samples of it come before in the lane: both (N,).
+
+        Args:
+            lanes: (N,) lanes.
+            slots: (N,) places in these lanes.
+        """
         members = np.empty(len(lanes), np.int64)
         counts = np.empty(len(lanes), np.int64)
         first, size = self._window_of(slots)
@@ -185,7 +198,14 @@ class LaneWindows:
         return found
 
     def span(self, member: int, lanes: Integers, begin: Integers, end: Integers) -> tuple[Integers, Integers]:
-        """Returns half-open counts of a member in lanes, (N,), that include all in a run of places: whole windows."""
+        """Returns which samples of a member in each lane a run of places can have, half-open: those of whole windows.
+
+        Args:
+            member: number of the member.
+            lanes: (N,) lanes.
+            begin: (N,) the first place of the run in each of these lanes.
+            end: (N,) one past its last place.
+        """
         first, _ = self._window_of(begin)
         last, size = self._window_of(np.maximum(end - 1, begin))
         stops = self._stops(lanes, last, size)
@@ -226,6 +246,7 @@ class LaneWindows:
         return [mine] if group.max() == 0 else [mine[group == number] for number in range(int(group.max()) + 1)]
 
     def _open(self, first: Integers, lanes: Integers, size: int) -> _Windows:
+        """Returns windows of one size in lanes; those of the last call are kept, by size."""
         kept = self._kept.get(size)
         if kept is None or not kept.has(first, lanes):
             # The counts of each part of the windows, and those of the lanes before it, are (V, P, M, L).
@@ -266,7 +287,7 @@ class GroupWindows:
     """The places of an epoch whose batches consist of groups of one member each.
 
     Args:
-        groups: of the epoch; each group of a batch is a place in a lane of its own.
+        groups: the groups of the epoch; group g of every batch is a place in lane g of these.
         width: lanes of the mix in each group.
         slots: W, places of a lane of the mix in a batch.
     """
@@ -309,7 +330,7 @@ Places: TypeAlias = LaneWindows | GroupWindows
 
 
 def epoch_places(spec: MixSpec, epoch: int) -> Places:
-    """The places of one epoch."""
+    """Returns the places of one epoch, by the batching of the mix."""
     quotas = spec.places(epoch)
     if spec.batching != "homogeneous":
         shares = LaneShares(quotas, spec.lanes, spec.seed, epoch)
@@ -322,7 +343,10 @@ def epoch_places(spec: MixSpec, epoch: int) -> Places:
 
 
 def lane_quotas(spec: MixSpec, epoch: int) -> Integers:
-    """Samples of each member in each lane of an epoch, (M, L); its other places there repeat the last of them."""
+    """Returns the samples of each member in each lane of an epoch, (M, L).
+
+    A member may have more places in a lane than that: they repeat its last samples there.
+    """
     quotas, starts, turns = (
         np.array(column)[:, None] for column in (spec.quotas(epoch), spec.stream_starts(epoch), spec.turns(epoch))
     )

@@ -176,6 +176,7 @@ class MixRequest(msgspec.Struct, frozen=True):
         return MixSpec(tuple(members), stages, self.seed, self.batching, lanes, slots, *place)
 
     def _lanes(self, sources: Sequence[MixSource], batch_size: int, start: MixStart, ordered: bool) -> int:
+        """Returns the number of lanes: the given one, that of the start, or a chosen one; raises ConfigError."""
         if ordered and (self.lanes, self.window) != (None, None):
             raise ConfigError(
                 f"lanes={self.lanes} and shuffle_window={self.window} have no meaning with shuffle=False; leave them "
@@ -196,7 +197,7 @@ class MixRequest(msgspec.Struct, frozen=True):
         return max((d for d in range(groups, lanes + 1, groups) if units % d == 0), default=groups)
 
     def _groups(self, batch_size: int) -> int:
-        """Groups of a batch."""
+        """Returns the number of groups of a batch, of which each is of one member."""
         groups, rest = divmod(batch_size, self.group or batch_size)
         if rest or groups == 0:
             raise ConfigError(
@@ -256,6 +257,7 @@ def _stage(amount: Amount, unit: int, batch: int) -> Stage:
 
 
 def _member(source: MixSource, lanes: int, window: int, passes: int, place: StreamPlace) -> MixMember:
+    """Returns a member whose stream goes on at `place`; raises ConfigError, which names it."""
     try:
         order = OrderSpec(
             manifest_digest=source.manifest_digest,
@@ -279,6 +281,7 @@ def _member(source: MixSource, lanes: int, window: int, passes: int, place: Stre
 
 
 def _check_sources(sources: Sequence[MixSource], batch_size: int) -> None:
+    """Raises ConfigError or ManifestError for members of equal names, none, too many, or one without samples."""
     if batch_size < 1:
         raise ConfigError(f"batch_size={batch_size} must be at least 1", field="batch_size")
     names = [source.name for source in sources]

@@ -324,6 +324,7 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
 
 
 def _check_members(spec: MixSpec) -> None:
+    """Raises ConfigError for members that do not fit the mix."""
     for member in spec.members:
         if member.order.lanes != spec.lanes:
             raise ConfigError(

@@ -148,6 +148,7 @@ class MemberStream:
         return self._pass(number, turn).order
 
     def _pass(self, number: int, turn: int) -> _Pass:
+        """Returns a pass; the few that were used last are kept."""
         key = (number, (number * self.member.samples + turn) % self.lanes)
         if key not in self._passes:
             self._passes[key] = _Pass(self._order(*key), self.is_tabled)

@@ -137,6 +137,7 @@ def row_counts(spec: RowSpec, sets: Sets, costs_of: Callable[[int], Integers]) -
 
 
 def _count(spec: RowSpec, costs: Integers) -> int:
+    """Returns the rows of one set, from (D,) tokens of its documents."""
     kept = limit_costs(costs, spec)
     if spec.policy == "concat":
         return -(-int(pad_sizes(kept, spec).sum()) // spec.length)

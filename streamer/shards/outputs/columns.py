@@ -31,6 +31,7 @@ class OutputColumn(msgspec.Struct, frozen=True, array_like=True):
     """A column.
 
     Attributes:
+        name: its name, which is that of the field.
         kind: kind of its values in the words of the reader of Parquet: "image", "bytes", "txt", "json", "<i8",
             "<f4[2,3]", or "<f4[-1,3]" if the first length varies.
     """
@@ -70,7 +71,7 @@ _BY_ENDING: dict[str, Callable[[memoryview], object]] = {
 
 
 def field_value(field: Field) -> tuple[str, object]:
-    """Name and value of a field of a source, decoded by its kind; bytes if it has none."""
+    """Returns name and value of a field of a source: text, JSON, the bytes of an image, or as `value_of`."""
     if field.kind == TEXT:
         return field.name, str(field.content, "utf-8")
     if field.kind in (JSON, NESTED):
@@ -86,7 +87,7 @@ def to_given(value: object) -> object:
 
 
 def to_json(name: str, value: object) -> object:
-    """A value from `field_value` inside of a list, which is written as JSON.
+    """Returns a value from `field_value` as an item of a list, which is written as JSON.
 
     Raises:
         PackError: it is not what its name says.
@@ -96,7 +97,9 @@ def to_json(name: str, value: object) -> object:
 
 
 def plain_values(sample: Sample) -> dict[str, object]:
-    """The values of a sample by column. Names that begin with two underscores are left out, except the key.
+    """Returns the values of a sample by column, bytes decoded as their names say.
+
+    Names that begin with two underscores are left out, except the key.
 
     Raises:
         PackError: a value cannot be written, or there are none.
@@ -143,7 +146,7 @@ def columns_of(kinds: Sequence[Mapping[str, str]], known: Mapping[str, str]) -> 
 
 
 def select_kinds(kinds: Mapping[str, str]) -> dict[str, str]:
-    """The kinds of a source that columns have, with varying lengths as -1."""
+    """Returns the kinds by field that a column can have, with varying lengths as -1; leaves out other fields."""
     found = {
         name: JSON if kind == NESTED else kind.replace("[]", "[-1]") for name, kind in kinds.items() if _is_column(name)
     }
@@ -191,6 +194,7 @@ def features_of(columns: Sequence[OutputColumn]) -> bytes:
 
 
 def _plain(name: str, value: object) -> object:
+    """Returns a value as columns take it: bytes decoded as the name says, arrays of numpy; raises PackError."""
     if isinstance(value, JsonText):
         return value
     if isinstance(value, str):
@@ -211,6 +215,7 @@ def _plain(name: str, value: object) -> object:
 
 
 def _kind(name: str, value: object) -> str:
+    """Returns the kind of a value, see `OutputColumn`; raises PackError for numbers that Parquet does not have."""
     if isinstance(value, JsonText):
         return JSON
     if isinstance(value, bytes | memoryview):
@@ -240,6 +245,7 @@ def _is_column(name: str) -> bool:
 
 
 def _is_numeric(kind: str) -> bool:
+    """Returns whether a kind is one of numbers or arrays that a column can have."""
     try:
         column = OutputColumn("", kind)
         return (
@@ -287,6 +293,7 @@ def _try_fit(column: OutputColumn, value: object) -> object | None:
 
 
 def _try_fit_numbers(column: OutputColumn, dtype: np.dtype[np.generic], given: NDArray[np.generic]) -> object | None:
+    """Returns a number or an array in the form of its column; None if it does not fit."""
     shape = column.shape
     if shape is None:
         if given.ndim or (given.dtype.kind == "b") != (dtype.kind == "b"):

@@ -101,6 +101,7 @@ class ParquetShard(ShardWriter):
         )
 
     def _write_group(self) -> None:
+        """Writes the rows that are held as a row group."""
         rows = self._rows
         writer = self._open_writer()
         values = zip(*rows, strict=True)
@@ -110,7 +111,7 @@ class ParquetShard(ShardWriter):
         self._held_bytes = 0
 
     def _open_writer(self) -> pq.ParquetWriter:
-        """The writer; its batches follow from the first row group."""
+        """Returns the writer, which is made at the first row group: the lengths of its rows decide on the pages."""
         if self._writer is None:
             row_bytes = max(1, self._held_bytes // max(1, len(self._rows)))
             schema = pa.schema([(column.name, _type(column)) for column in self._columns])
@@ -134,6 +135,7 @@ def _start(chunk: pq.ColumnChunkMetaData) -> int:
 
 
 def _type(column: OutputColumn) -> pa.DataType:
+    """Returns the type of a column in Arrow; raises ConfigError for JSON if pyarrow is too old for it."""
     if column.dtype is not None:
         found = pa.from_numpy_dtype(column.dtype)
         for length in reversed(column.shape or ()):
@@ -155,6 +157,7 @@ _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def _array(column: OutputColumn, values: list[object]) -> pa.Array:
+    """Returns values from `fit_value` as an array of Arrow; None becomes null."""
     missing = np.array([value is None for value in values])
     if column.shape is not None:
         # Arrays become nested lists without a loop over their numbers.
