@@ -174,10 +174,7 @@ async def _check_start(listing: Listing, reader: RangeReader, options: BuildOpti
 
 
 def _describe_options(indexer: Indexer) -> str:
-    """Returns the format and its options, for messages about objects without samples, or "" if it has no options.
-
-    The options may be the reason: a window of more rows than any object has.
-    """
+    """Names the options of the format, which may be why there are no samples: a window longer than any object."""
     options = ", ".join(f"{name}={value!r}" for name, value in indexer.options.items())
     return f" (format {indexer.name!r} with {options})" if options else ""
 
@@ -396,11 +393,7 @@ class _Indexed:
             return None
 
     def _leave(self, number: int, error: ManifestError) -> None:
-        """Leaves out a container that cannot be read.
-
-        Raises:
-            ManifestError: the given one, if nothing is to be left out, or if it is about another object.
-        """
+        """Leaves out a container that cannot be read; raises the error if that is not asked for, or of another object."""
         is_own = error.details.get("url") == self._survey.sources[number].record.url
         if self._options.on_damage is None or not ("reason" in error.details or is_own):
             raise error

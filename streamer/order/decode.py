@@ -53,7 +53,7 @@ class OrdinalsTogether:
         self._found[rows] = ordinals
 
     def draw(self, rows: Integers, draws: Draws) -> None:
-        """Adds samples that are drawn later."""
+        """Adds samples that `ordinals` draws, together with all others."""
         self._rows.append(rows)
         self._draws.append(draws)
 

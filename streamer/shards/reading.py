@@ -137,7 +137,7 @@ def _samples(batch: Batch, places: list[int], content: memoryview) -> Iterator[R
 
 
 def reads_of(batch: Batch) -> tuple[list[Extent], list[int]]:
-    """The ranges to read for a batch, adjacent ones joined, and the beginning of each sample in these bytes."""
+    """Returns the ranges to read for a batch, near ones joined, and the beginning of each sample in their bytes."""
     extents: list[Extent] = []
     places = [0] * len(batch.owner)
     passed = 0

@@ -63,12 +63,12 @@ def pack_shard(task: ShardTask) -> Receipt:
 
 
 def kinds_in_shard(task: ShardTask) -> list[dict[str, str]]:
-    """The kinds of the fields of each sample of a shard, which is not written; raises as `pack_shard`."""
+    """Returns the kinds of the fields of each sample of a shard; writes nothing, and raises as `pack_shard`."""
     return asyncio.run(find_kinds(task))
 
 
 async def find_kinds(task: ShardTask) -> list[dict[str, str]]:
-    """Does the same as `kinds_in_shard`; annotations are those of this machine."""
+    """Returns the kinds of the fields of each sample, as `kinds_in_shard`; annotations are those of this machine."""
     finder = KindFinder(task.job.output)
     await task.recipe.source.feed(task.batches, _Making(task.recipe, task.job.output, finder).add_all)
     return finder.kinds
@@ -120,7 +120,7 @@ async def upload(destination: Destination, job: Job, made: MadeShard) -> Receipt
 
 
 async def receipt_there(destination: Destination, job: Job, number: int) -> Receipt | None:
-    """The receipt of a finished shard."""
+    """Returns the receipt of a shard if its files are there as the receipt says; otherwise None."""
     name = job.receipt_name(number)
     records = await destination.records(name)
     receipt = (await destination.receipts([name], records)).get(number)

@@ -70,7 +70,7 @@ class _Pass:
         self._asked = False
 
     def add_ordinals(self, places: Integers, rows: Integers, together: OrdinalsTogether) -> None:
-        """The ordinals at some places of the pass."""
+        """Adds the ordinals at some places of the pass to those of other members, at `rows`."""
         # The table is not made at the first use: the first batch of 200 members would wait 0.3 s for their tables.
         if self._tabled and self._asked:
             together.set(rows, self._table[places].astype(np.int64))
