@@ -393,7 +393,7 @@ class _Indexed:
             return None
 
     def _leave(self, number: int, error: ManifestError) -> None:
-        """Leaves out a container that cannot be read; raises the error if nothing is to be left out or another is at fault."""
+        """Leaves out a container that cannot be read; raises if none is to be left out, or another is at fault."""
         is_own = error.details.get("url") == self._survey.sources[number].record.url
         if self._options.on_damage is None or not ("reason" in error.details or is_own):
             raise error

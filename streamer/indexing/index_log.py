@@ -95,7 +95,14 @@ class IndexLog:
         return found
 
     def append(self, starts: NDArray[np.int64], stops: NDArray[np.int64], position: int, *, finished: bool) -> None:
-        """Adds the samples of closed chunks; call `read` first."""
+        """Adds the samples of closed chunks; call `read` first.
+
+        Args:
+            starts: first byte of each sample.
+            stops: byte behind each sample.
+            position: beginning of the next sample.
+            finished: whether there is no next sample.
+        """
         head = _HEAD.pack(self._samples, len(starts), position, finished)
         self._samples += len(starts)
         if self._writing.goes_on:

@@ -1,4 +1,4 @@
-"""Writes a manifest folder from rows."""
+"""Writes manifest folders: from rows, or again from a manifest that is open."""
 
 from __future__ import annotations
 

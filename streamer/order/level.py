@@ -83,7 +83,7 @@ class NoLevel:
         """Takes any lanes."""
 
     def resize(self, batch_size: int) -> msgspec.UnsetType:
-        """Returns what a spec has: it leaves the part out."""
+        """Returns `UNSET`, with which a spec leaves the part out."""
         return msgspec.UNSET
 
     def parts(self) -> dict[str, str | int]:
@@ -92,7 +92,7 @@ class NoLevel:
 
 
 def level_of(stored: BalanceSpec | msgspec.UnsetType) -> BalanceSpec | NoLevel:
-    """Returns what a spec makes level; it leaves the part out where that is nothing."""
+    """Returns the level of a spec: its `BalanceSpec`, or `NoLevel` where the spec leaves the part out (`UNSET`)."""
     return NoLevel() if isinstance(stored, msgspec.UnsetType) else stored
 
 
@@ -125,8 +125,8 @@ def level(costs: Integers, turns: int, group: int, keys: Words, turn_keys: Words
     what cannot be made level (a document as long as a row) comes to all ranks in the same step.
 
     Args:
-        costs: (N,) of the rows; N is a multiple of `turns` x `group`.
-        turns: batches.
+        costs: (N,) the cost of each row; N is a multiple of `turns` x `group`.
+        turns: number of batches of the superwindow.
         group: rows that are made level together.
         keys: (N / group,) hashes of the lane, which place groups inside of a batch.
         turn_keys: (turns,) hashes that all lanes share, which order the batches.
@@ -154,7 +154,7 @@ def level_members(costs: Integers, members: Integers, group: int, keys: Words, t
     """Does the same as `level` in a mix: rows change places with rows of their own member, so batches keep its shares.
 
     Args:
-        costs: (N,) of the rows; N is a multiple of batches x `group`.
+        costs: (N,) the cost of each row; N is a multiple of batches x `group`.
         members: (N,) number of the member in each place.
         group: rows that are made level together.
         keys: (N / group,) hashes of the lane, which order groups of equal sums in a batch.

@@ -45,7 +45,7 @@ class RankPlan:
         global_batch: B, samples over all ranks.
         world: R, ranks; must divide B. Any R gives the same global batches.
         rank: this rank.
-        last_batch: what becomes of an incomplete last batch; "short" for one rank only.
+        last_batch: what becomes of an incomplete last batch; "short" is for a single rank only.
         start: the position of batch 0; not the order's origin only after a resume with another global batch.
         runs: samples of each lane that this rank takes of a batch (`lane_split`); empty: ranks share it in equal runs.
 

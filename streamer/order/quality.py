@@ -85,7 +85,7 @@ class LaneSpread(msgspec.Struct, frozen=True):
 
 
 def describe_lane_spread(spec: OrderSpec, global_batch: int, nodes: int) -> str:
-    """The warning if several nodes fetch the chunks of one lane; "" if none do, or the batch cannot be split."""
+    """Returns a warning if several nodes fetch the chunks of one lane, "" if none do or the batch cannot be split."""
     if nodes == 1 or global_batch % nodes:
         return ""
     spread = lane_spread(spec, global_batch, nodes)

@@ -79,7 +79,11 @@ def _create_with_lock(folder: Path, number: int) -> IO[bytes]:
 
 
 def spool_folder(job: Job) -> Path:
-    """The folder of the shards if these are files, so that they need no copy; otherwise one for temporary files."""
+    """Returns the folder in which the shards of a job are written; makes one if the shards are not local files.
+
+    That is the folder of the receipts if they are local files, so that shards need no copy, otherwise a private folder
+    for temporary files.
+    """
     address = split(job.url)
     if address.scheme == "file":
         return Path(address.key) / job.folder

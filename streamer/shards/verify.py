@@ -98,6 +98,7 @@ async def verify(
 
 
 async def _job_at(destination: Destination, records: Mapping[str, ObjectRecord]) -> Job:
+    """Returns the job whose description is at a destination; raises ManifestError unless there is just one."""
     where = shown(destination.url)
     found = [name for name in records if name.startswith(FOLDER) and name.endswith(f"/{DESCRIPTION_NAME}")]
     if len(found) != 1:
