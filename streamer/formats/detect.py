@@ -1,4 +1,7 @@
-"""Finds the format of a dataset: by its name, or by the names of the objects."""
+"""Finds the format of a dataset: by the name that the user gives, or under "auto" by the names of the objects.
+
+The build of a manifest calls what `chooser` returns with the names in the listing.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ _NOT_READ = {
     "avro": "Avro",
     "orc": "ORC",
 }
-# Endings of files: the name of a built-in format, or how one that is not read is called.
+# By ending of a file: the name of a built-in format, or the title of one that is not read.
 _ENDINGS = _NOT_READ | {ending: name for name, row in BUILT_IN.items() for ending in row.endings}
 _FILES = {file: name for name, row in BUILT_IN.items() for file in row.files}
 # Blocks of N5 have numbers for names; what they are is in the files of this name.
@@ -38,7 +41,7 @@ _LEROBOT_INFO = "meta/info.json"
 _LEROBOT_TASKS = frozenset(["meta/tasks.parquet", "meta/tasks.jsonl"])
 _TABLES = frozenset(["csv", "tsv"])
 _DOCUMENTS = frozenset(["txt", "json", "xml"])
-# Formats of files that accompany other data, too.
+# Formats whose files also accompany other data.
 _COMPANIONS_OF_OTHERS = frozenset(["jsonl"])
 _ZARR_CHUNK = re.compile(r"(?:c\.)?\d+(?:\.\d+)*")
 _PACKED = re.compile(r"\.(zstd|zst|gz|gzip|snappy|br|brotli|bz2|lz4|xz)$")
@@ -62,7 +65,9 @@ def chooser(
     extensions: Iterable[str] | None = None,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> Callable[[Iterable[str]], Format]:
-    """Returns the builder's choice of the format: `name` as given, or found from the object names if "auto".
+    """Returns a function that the builder calls with the names of all objects to get the format.
+
+    The format is the one that is named, or, if the name is "auto", one that is found from the names of the objects.
 
     Args:
         name: name of the format.
@@ -71,8 +76,8 @@ def chooser(
         on_note: called with a line about files that are not samples.
 
     Raises:
-        ConfigError: no such format, or it has other options. The choice raises it, too: for extensions that no file
-            has, objects of several formats or of one that is not read, and, under "auto", several splits.
+        ConfigError: no such format, or it has other options. The function that is returned raises it for extensions
+            that no file has, objects of several formats or of one that is not read, and, under "auto", several splits.
     """
     fixed = None if name == AUTO else find_format(name, options)
     # The client gives the extensions and classes of a Folder under "auto", so that a file of annotations is found.
@@ -117,7 +122,7 @@ def chooser(
 
 
 def _check_splits(splits: Sequence[str], on_note: Callable[[str], None] | None) -> None:
-    """Refuses splits below one url, or notes that they are one dataset where the format is named."""
+    """Raises ConfigError for splits below one url; with `on_note`, where the format is named, it only notes them."""
     text = f"below one url are the splits {', '.join(splits)}"
     if on_note is not None:
         on_note(f"{text}: they are one dataset here; name the url of each for datasets of their own")
@@ -130,6 +135,7 @@ def _check_splits(splits: Sequence[str], on_note: Callable[[str], None] | None) 
 
 
 def _is_mark(key: str) -> bool:
+    """Whether a file has a name that tells a format (`BuiltIn.files`), and is in no hidden folder."""
     folder, _, name = key.rpartition("/")
     return name.lower() in _FILES and not (folder and is_hidden_folder(folder))
 
@@ -147,7 +153,7 @@ def detect(keys: Sequence[str]) -> str:
     tars = WebDataset()
     tar_keys = [key for key in keys if not is_common(key) and tars.accepts(key)]
     if tar_keys:
-        # Files that are named as a tar beside them is do not count: `0.parquet` and `0.tar.md5` beside `0.tar`.
+        # Files with the name of a tar beside them do not count: `0.parquet` and `0.tar.md5` beside `0.tar`.
         taken = set(tar_keys)
         stems = taken | {key[: key.lower().rfind(".tar")] for key in taken}
         keys = [
@@ -177,12 +183,12 @@ def _belongs_to_tars(key: str, tars: WebDataset) -> bool:
     return "." not in name or extension(key) in COMPANIONS
 
 
-# Beside each tar: the table of its samples (img2dataset), and what is known of it.
+# Extensions of files that may lie beside each tar: the table of its samples (img2dataset), or documents about it.
 _SIDECARS = COMPANIONS | {"parquet", "pq"}
 
 
 def _special_format(keys: Sequence[str]) -> str:
-    """Returns the built-in format that objects of these names are in; "" for files and tars.
+    """Returns the built-in format in which objects of these names are, or "" if they are files of a folder, or tars.
 
     Documents beside the data (README.md, index.json) do not count.
 
@@ -229,6 +235,7 @@ def _special_format(keys: Sequence[str]) -> str:
 
 
 def _not_read(what: str) -> str:
+    """Returns the refusal of a dataset in a format that is not read."""
     return (
         f"this is a dataset in {what}, which streamer does not read; write it as WebDataset tars, or pass "
         "format='folder' to get each file as one sample of bytes"
@@ -263,7 +270,7 @@ def _companions(keys: Sequence[str]) -> str:
 
 
 def _kind(name: str) -> str:
-    """Returns the kind of a file name, as in `_ENDINGS`; "" for none."""
+    """Returns the format that a file name tells, in the words of `_ENDINGS`, or "" if it tells none."""
     bare = _PACKED.sub("", name)
     ending = bare.rpartition(".")[2] if "." in bare else ""
     if ending in _ENDINGS:
@@ -280,13 +287,16 @@ def _kind(name: str) -> str:
 
 
 def bare_file(keys: Sequence[str]) -> int | None:
-    """Returns the place of a file whose name says nothing, if most are so: its first bytes tell more; None for none."""
+    """Returns the place in `keys` of the first file whose name has no extension, if most names have none; else None.
+
+    Its first bytes may tell the format: see `check_bare_file`.
+    """
     bare = [place for place, key in enumerate(keys) if "." not in base_name(key) and not is_hidden(key)]
     return bare[0] if bare and 2 * len(bare) > len(keys) else None
 
 
 def check_bare_file(url: str, start: bytes) -> None:
-    """Refuses a file without an extension that is one of a format of tables, by its first bytes; raises ConfigError."""
+    """Raises ConfigError if the first bytes of a file without an extension are those of a table (Parquet, Arrow, ...)."""
     if (kind := next((kind for magic, kind in _TABLE_STARTS.items() if start.startswith(magic)), "")) == "":
         return
     known = kind.lower() in BUILT_IN

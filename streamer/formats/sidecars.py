@@ -1,4 +1,7 @@
-"""Index files beside objects: those that say where samples begin are read instead of the objects."""
+"""Index files beside objects: those that say where samples begin are read instead of the objects.
+
+Formats use them in `survey` (`pair_sidecars`) and in `index` (`read_sidecar`, `walk_sidecar`).
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from streamer.formats.reading import Reading, read_range, read_ranges, spans_bet
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Need, Source, Survey
 
-# Lines of 20 to 40 bytes for each sample: 10^7 samples in one object.
+# The longest index file: with 20 to 40 bytes for each sample, that of an object of 10^7 samples.
 LONGEST_SIDECAR = 512 << 20
-# Bytes of an index for each byte of its object: documents of one token have 20 for 2.
+# Most bytes of an index file for each byte of its object, besides the free ones: documents of one token have 20 for 2.
 _BYTES_PER_BYTE = 16
 _FREE_BYTES = 64 << 10
 
@@ -20,9 +23,18 @@ _FREE_BYTES = 64 << 10
 def pair_sidecars(
     accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord], endings: Sequence[str], probe_bytes: int
 ) -> Survey:
-    """Finds the index files beside objects, and how much an index reads: `probe_bytes` of an object that has one.
+    """Pairs objects with the index files beside them. An index file that fits two objects is used for neither.
 
-    The endings are put behind the name of an object, or, where they begin with a slash, in place of its extension.
+    Args:
+        accepted: the objects that contain samples.
+        others: all other objects, by url.
+        endings: what is put behind the name of an object to get that of its index file. One that begins with a slash
+            stands, without it, in place of the extension.
+        probe_bytes: bytes that are read of an object that has an index file.
+
+    Returns:
+        The survey. Its `read_bytes` are those of the index files, `probe_bytes` of their objects, and the whole other
+        objects, or None if there is no index file.
     """
     found = []
     for record in accepted:
@@ -41,7 +53,11 @@ def pair_sidecars(
 
 
 def read_sidecar(source: Source) -> Reading[bytes]:
-    """Reads the index file of a source; raises ManifestError if it is empty, or longer than any index."""
+    """Reads the index file of a source, which has one.
+
+    Raises:
+        ManifestError: it is empty, or longer than an index of its object can be.
+    """
     sidecar = source.sidecar
     assert sidecar is not None
     if not 0 < sidecar.size <= min(LONGEST_SIDECAR, _FREE_BYTES + _BYTES_PER_BYTE * source.record.size):
@@ -58,7 +74,7 @@ def walk_sidecar(
 ) -> Indexing:
     """Finds the samples that an index file lists, from the one that begins at byte `start` on.
 
-    Whether the file belongs to its object is told by the heads of the first and of the last sample.
+    The heads of the first and of the last sample tell whether the file belongs to its object.
 
     Args:
         source: the object and its index file.
@@ -69,7 +85,7 @@ def walk_sidecar(
         is_head: whether a sample may begin with these bytes.
 
     Raises:
-        ManifestError: the index file is of another object.
+        ManifestError: the index file is of another object, lists no samples, or cannot be read.
     """
     size = source.record.size
     content = yield from read_sidecar(source)

@@ -4,9 +4,9 @@
 `stride`-th row of the object. A field of rows of shape S has the shape (length, *S). The format finds rows as it does
 without a window, and knows nothing of it.
 
-Windows share rows in the chunk file. A block of windows takes pieces, runs of rows that can only be decoded together,
-and its hint has theirs. Where two blocks meet, the pieces with the rows that windows of both have are fetched twice: so
-pieces are small beside a block, and blocks grow where the rows of a window are many.
+Windows share rows in the chunk file. A piece is a run of rows that can only be decoded together. A block of windows
+consists of pieces, and its hint has their hints. Where two blocks meet, the pieces whose rows are in windows of both are
+fetched twice: so pieces are small beside a block, and blocks grow where a window has many rows.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A format whose samples are rows, or windows of them.
 
     Attributes:
-        window: rows of a sample, and rows from the beginning of one to that of the next; None: a sample is a row.
+        window: rows of a sample, and rows from the beginning of one to that of the next, or None if a sample is a row.
     """
 
     window: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        """Refuses a window that is not of two positive numbers."""
+        """Raises ConfigError for a window that is not of two positive whole numbers."""
         window: object = self.window
         if window is not None and not (
             isinstance(window, tuple | list)
@@ -51,11 +51,15 @@ class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Surveys the rows; the fields are those of windows."""
+        """See `Format.survey`; the fields of the facts have the shapes of windows, if samples are windows."""
         return (yield from self.survey_windows(self.survey_rows(accepted, others)))
 
     def survey_windows(self, rows: Surveying) -> Surveying:
-        """Turns a survey of rows into one of windows, if samples are windows."""
+        """Turns a survey of rows into one of windows, if samples are windows: each field has one length more.
+
+        Raises:
+            ManifestError: samples are windows, and a field has no fixed shape.
+        """
         found = yield from rows
         if self.window is None:
             return found
@@ -71,7 +75,7 @@ class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(found, facts=facts)
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds rows, and puts them together to windows."""
+        """See `Format.index`; finds rows, or blocks of windows."""
         if self.window is None:
             yield from self.index_rows(source, facts, start)
             return
@@ -88,42 +92,42 @@ class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
             yield from windows_of(pieces, self.window, self._row_bytes(rows), source.chunk_bytes)
 
     def opener(self, facts: Facts) -> Opener:
-        """Opens rows, or windows."""
+        """Returns what opens rows, or windows."""
         if self.window is None:
             return self.open_rows(facts)
         return WindowOpener(facts.fields, self._row_dtype(_find_row_facts(facts)), self.window[0])
 
     def recoder(self, facts: Facts) -> Recoder:
-        """Makes records of rows, or of windows."""
+        """Returns what makes records of rows, or of windows."""
         if self.window is None:
             return self.recode_rows(facts) or super().recoder(facts)
         rows = _find_row_facts(facts)
         return WindowRecoder(self.window, self._row_bytes(rows), self.recode_rows(rows))
 
     def survey_rows(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """See `Format.survey`."""
+        """Surveys the rows, as `Format.survey` does."""
         raise NotImplementedError
 
     def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
-        """See `Format.index`."""
+        """Finds the rows of an object, as `Format.index` does."""
         raise NotImplementedError
 
     def read_runs(self, source: Source, facts: Facts) -> Asking[list[list[RowPiece]]]:
-        """Finds the rows of an object, in runs over whose ends no window goes on: here all rows are one."""
+        """Finds the rows of an object, in runs: a window never has rows of two of them. Here all rows are one run."""
         found = RowPieces(source.chunk_bytes)
         yield from collect_samples(self.index_rows(source, facts, 0), found.add)
         return [found.all()]
 
     def open_rows(self, facts: Facts) -> Opener:
-        """See `Format.opener`."""
+        """Returns what opens rows, as `Format.opener` does."""
         raise NotImplementedError
 
     def recode_rows(self, facts: Facts) -> Recoder | None:
-        """Returns what `Format.recoder` does; None if its rows are spans."""
+        """Returns what makes records of rows, as `Format.recoder` does, or None if rows are spans."""
         return None
 
     def has_tables(self, facts: Facts) -> bool:
-        """Whether the record of a row is one of a table; else it is the bytes of the only field."""
+        """Whether the record of a row is that of a table (`table.records`); else it is the bytes of its only field."""
         return len(facts.fields) > 1
 
     def _row_dtype(self, facts: Facts) -> np.dtype[np.generic]:
@@ -138,7 +142,13 @@ class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class WindowOpener:
-    """Opens windows: rows that follow each other."""
+    """Opens windows: rows that follow each other.
+
+    Args:
+        fields: the fields of a window.
+        row: dtype of the record of a row.
+        length: rows of a window.
+    """
 
     def __init__(self, fields: Sequence[FieldSpec], row: np.dtype[np.generic], length: int) -> None:
         self._fields = fields
@@ -146,7 +156,11 @@ class WindowOpener:
         self._length = length
 
     def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
-        """Returns the fields; of several, the numbers of each are put together."""
+        """Returns no key, and the fields, each with the numbers of all rows one after the other.
+
+        Raises:
+            DecodeError: another number of bytes, or a null in a row.
+        """
         if len(content) != self._length * self._row.itemsize:
             raise DecodeError(
                 f"{len(content)} bytes are not {self._length} rows of {self._row.itemsize} bytes", offset=0
@@ -164,11 +178,12 @@ class WindowOpener:
 
 
 def _find_row_facts(facts: Facts) -> Facts:
-    """The facts of the rows of which windows are made."""
+    """Returns the facts of the rows of which windows are made: each field without the length of a window."""
     return _change_kinds(facts, lambda dtype, lengths: f"{dtype}[{','.join(lengths[1:])}]" if lengths[1:] else dtype)
 
 
 def _change_kinds(facts: Facts, change: Callable[[str, list[str]], str]) -> Facts:
+    """Returns the facts with another kind of each field: `change` makes it of the dtype and the lengths."""
     fields = []
     for field in facts.fields:
         dtype, _, shape = field.kind.partition("[")
@@ -179,18 +194,25 @@ def _change_kinds(facts: Facts, change: Callable[[str, list[str]], str]) -> Fact
 
 Int64Array = NDArray[np.int64]
 
-# Pieces of a chunk, where the format can cut them: the last ones of a block are fetched twice.
+# Number of pieces of a chunk, where the format can cut it: the last ones of a block are fetched twice.
 PIECES = 16
 # The bytes that are fetched twice are at most a twelfth, unless blocks become longer than this, fetched or decoded.
 _SHARE = 12
 _MAX_BYTES = 64 << 20
-# Room of a piece in a hint, besides its own, and the room for all.
+# Most bytes of a piece in the hint of a block, besides its own hint, and most bytes of all pieces.
 _HINT_BYTES = 16
 _MAX_HINT_BYTES = LONGEST_HINT - 1024
 
 
 class RowPiece(msgspec.Struct, frozen=True):
-    """A run of rows: as in `Block`; a hint of None: its bytes are the rows."""
+    """A run of rows that can only be decoded together.
+
+    Attributes:
+        ranges: byte ranges, as in `Block`.
+        rows: number of rows.
+        hint: hint of the block of rows, or None if the bytes are the rows as they are.
+        objects: as in `Block`.
+    """
 
     ranges: tuple[tuple[int, int], ...]
     rows: int
@@ -203,7 +225,7 @@ class RowPiece(msgspec.Struct, frozen=True):
         return sum(stop - start for start, stop in self.ranges)
 
     def trim(self, first: int, last: int) -> RowPiece:
-        """Leaves out so many rows at its beginning and at its end, if its bytes are the rows."""
+        """Returns the piece without `first` rows at its beginning and `last` at its end; itself if it has a hint."""
         if self.hint is not None:
             return self
         (start, stop) = self.ranges[0]
@@ -212,7 +234,7 @@ class RowPiece(msgspec.Struct, frozen=True):
 
 
 class PieceHint(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of a block, for the recoder."""
+    """A piece of a block, for the recoder; the values are those of `RowPiece`."""
 
     fetch_bytes: int
     rows: int
@@ -220,7 +242,7 @@ class PieceHint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WindowHint(msgspec.Struct, frozen=True, array_like=True):
-    """The rows of a block of windows: how many are before the first window, and the pieces."""
+    """The hint of a block of windows: how many rows are before the first window (`skipped`), and the pieces."""
 
     skipped: int
     pieces: list[PieceHint]
@@ -230,7 +252,7 @@ _HINT = msgspec.msgpack.Decoder(WindowHint)
 
 
 class RowPieces:
-    """Collects the rows of an object; spans that follow each other are joined up to `most_bytes`."""
+    """Collects the rows of an object as pieces; spans that follow each other become one piece of up to `most_bytes`."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -249,7 +271,7 @@ class RowPieces:
         self._run = first, item.stop, rows + 1
 
     def all(self) -> list[RowPiece]:
-        """The pieces, in order."""
+        """Returns the pieces, in order."""
         self._close()
         return self._found
 
@@ -267,9 +289,9 @@ def windows_of(
 
     Args:
         pieces: all its rows.
-        window: rows of a window, and from the first row of one to that of the next.
+        window: rows of a window, and rows from the beginning of one to that of the next.
         row_bytes: bytes of a row in a record.
-        chunk_bytes: length of a chunk.
+        chunk_bytes: bytes of a chunk.
     """
     length, stride = window
     edges = _edges([piece.rows for piece in pieces])
@@ -296,7 +318,7 @@ def windows_of(
 
 
 def parts_of(windows: int, window: tuple[int, int]) -> tuple[Int64Array, Int64Array]:
-    """The shared parts of windows that overlap.
+    """Returns the shared parts of `windows` windows that overlap: a part ends where a window begins or ends.
 
     Returns:
         The boundaries of the parts in rows from the first window's on, int64, shape (parts + 1,); and the range of
@@ -309,7 +331,13 @@ def parts_of(windows: int, window: tuple[int, int]) -> tuple[Int64Array, Int64Ar
 
 
 class WindowRecoder:
-    """Makes records of windows: `rows` decodes pieces; it is None where all of them are rows as they are."""
+    """Makes records of windows.
+
+    Args:
+        window: see `windows_of`.
+        row_bytes: bytes of a row in a record.
+        rows: decodes the pieces that have a hint, or None if none has one.
+    """
 
     def __init__(self, window: tuple[int, int], row_bytes: int, rows: Recoder | None) -> None:
         self._window = window
@@ -317,7 +345,7 @@ class WindowRecoder:
         self._rows = rows
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Decodes the pieces of a block; rows that windows have in common are shared parts."""
+        """Decodes the pieces of a block, as `Recoder.recode` does; rows that windows have in common are shared parts."""
         length, stride = self._window
         # The rows begin with those of the first window: uint8, shape (rows, row_bytes).
         try:
@@ -363,7 +391,14 @@ class WindowRecoder:
 
 
 def _block(pieces: Sequence[RowPiece], windows: tuple[int, int], window: tuple[int, int], row_bytes: int) -> Block:
-    """A block of these pieces; `windows` are the rows before the first window, and how many windows there are."""
+    """Returns the block of these pieces, without those behind its last window.
+
+    Args:
+        pieces: the pieces.
+        windows: rows of the pieces before the first window, and number of windows.
+        window: see `windows_of`.
+        row_bytes: bytes of a row in a record.
+    """
     (skipped, samples) = windows
     (length, stride) = window
     pieces = list(pieces)
@@ -397,4 +432,5 @@ def _block(pieces: Sequence[RowPiece], windows: tuple[int, int], window: tuple[i
 
 
 def _edges(lengths: Sequence[int]) -> Int64Array:
+    """Returns the sums of the first 0, 1, ... lengths: int64, shape (n + 1,)."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])

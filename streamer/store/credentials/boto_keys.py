@@ -1,6 +1,6 @@
 """AWS credentials, found as boto finds them: environment, profiles, sso, web identity, container, instance.
 
-obstore's own chain does not read profiles, and libcurl has no chain.
+obstore's own search does not read profiles, and libcurl has none. `StoreRoot` looks with `find`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HOP_LIMIT = (
     "in a container the instance's hop limit must be 2: aws ec2 modify-instance-metadata-options "
     "--http-put-response-hop-limit 2"
 )
-# Settings of a profile that need boto.
+# Settings of a profile that only boto understands.
 _OF_BOTO = ("aws_access_key_id", "role_arn", "credential_process", "sso_session", "sso_start_url")
 
 
@@ -47,14 +47,14 @@ class AwsKeys(msgspec.Struct, frozen=True):
 
 
 def find_in_environment(variables: Mapping[str, str] = os.environ) -> AwsKeys | None:
-    """Returns the keys in AWS's own variables, which boto would find, too, if it is installed."""
+    """Returns the keys in AWS's own variables, or None. Where boto is installed, it finds them itself."""
     key = variables.get("AWS_ACCESS_KEY_ID")
     secret = variables.get("AWS_SECRET_ACCESS_KEY")
     return AwsKeys(key, secret, variables.get("AWS_SESSION_TOKEN")) if key and secret else None
 
 
 def find_in_options(config: Mapping[str, object]) -> AwsKeys | None:
-    """Returns the keys in the translated options, with their own token or without one."""
+    """Returns the keys in storage options in obstore's words, or None; a token of the environment is not added."""
     if "access_key_id" not in config:
         return None
     token = config.get("token")
@@ -63,7 +63,14 @@ def find_in_options(config: Mapping[str, object]) -> AwsKeys | None:
 
 
 def find(root: str, profile: str | None) -> Issued[AwsKeys | None]:
-    """Looks as boto does, and asks the issuer. Without botocore there are no keys, and obstore looks by itself.
+    """Looks as boto does, and asks the issuer.
+
+    Without botocore only AWS's own variables are read. Where they have no keys the result has None for credentials, and
+    obstore looks by itself.
+
+    Args:
+        root: root of the urls, for messages.
+        profile: name of the profile, or None for the one that the environment names, else "default".
 
     Raises:
         ConfigError: only boto can find the keys and is not installed, or it rejects the configuration.
@@ -85,7 +92,7 @@ def find(root: str, profile: str | None) -> Issued[AwsKeys | None]:
         credentials = session.get_credentials()
         region = session.get_config_variable("region")
         if credentials is None:
-            raise _no_role(root, session)
+            raise _explain_no_role(root, session)
         frozen = credentials.get_frozen_credentials()
     ends = getattr(credentials, "_expiry_time", None)  # boto has no public name for it
     keys = AwsKeys(frozen.access_key, frozen.secret_key, frozen.token)
@@ -94,7 +101,7 @@ def find(root: str, profile: str | None) -> Issued[AwsKeys | None]:
     return Issued(keys, utc, region, str(credentials.method or "unknown"))
 
 
-def _no_role(root: str, session: Session, variables: Mapping[str, str] = os.environ) -> StreamerError:
+def _explain_no_role(root: str, session: Session, variables: Mapping[str, str] = os.environ) -> StreamerError:
     """Returns the error for a machine that gives no keys of a role, with the answer of its metadata server."""
     if variables.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return failures.no_credentials(root)

@@ -1,4 +1,7 @@
-"""Credentials that expire: renewed in threads of their own while the last ones are still valid."""
+"""Credentials that expire: renewed in threads of their own while the last ones are still valid.
+
+A look is one attempt to find them: it reads files and asks their issuer. Each store has a `KeyRing` of its root.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,19 @@ _log = logging.getLogger(__name__)
 
 C = TypeVar("C")
 
-# Renewed this long before they expire, as botocore does; short-lived ones after half of their time.
+# Credentials are renewed this long before they expire, as botocore does; short-lived ones after half of their time.
 _RENEWAL_SECONDS = 900.0
-# A request waits at most this long for a look. Its timeout for a first byte ends later (2 s), with a message that
-# blames the store.
+# A request waits at most this long for a look: less than its timeout for a first byte (2 s), whose message would blame
+# the store.
 _WAIT_SECONDS = 1.5
-# A look that has not ended after this time gets another one beside it, while the credentials are valid.
+# A look that has not ended after this time gets another one beside it. While the credentials are valid it is an eighth
+# of the time that they have left, from 2 s to this.
 _LATE_SECONDS = 30.0
+# Looks that run at once.
 _MOST_LOOKS = 3
-# Pause between failed looks: a sixteenth of the remaining time, within these bounds.
+# Pause after a failed look: a sixteenth of the time that the credentials have left, within these bounds.
 _AGAIN_SECONDS = (1.0, 30.0)
+# Time between warnings that the credentials could not be renewed.
 _WARNING_SECONDS = 60.0
 THREAD_NAME = "streamer-credentials"
 
@@ -40,8 +46,8 @@ class Issued(msgspec.Struct, Generic[C], frozen=True):
 
     Attributes:
         credentials: the credentials; never shown.
-        ends: time at which they expire, in UTC; None: never.
-        region: AWS's region, if the profile or the environment names one.
+        ends: time at which they expire, in UTC, or None if they do not.
+        region: AWS's region, or None if neither the profile nor the environment names one.
         source: the cloud library's name of their origin, for example "iam-role".
     """
 
@@ -61,12 +67,12 @@ class Issued(msgspec.Struct, Generic[C], frozen=True):
 class KeyRing(Generic[C]):
     """The credentials of one root. Lives on one event loop.
 
-    A request waits only if no valid credentials are there, never for a renewal. A look does everything anew: files are
-    read again, issuers are asked again.
+    A request waits only if no valid credentials are there, never for a renewal. A look keeps nothing of the last one:
+    files are read again, issuers are asked again.
 
     Args:
         root: root of the urls, for messages.
-        find: looks once; runs in a thread, and may hang there. It raises errors of streamer.
+        find: looks once; runs in a thread, and may hang there. Errors other than StreamerError become StoreErrors.
     """
 
     def __init__(self, root: str, find: Callable[[], Issued[C]]) -> None:
@@ -76,6 +82,7 @@ class KeyRing(Generic[C]):
         self._failure: StreamerError | None = None
         self._is_needed = True
         self._looks = 0
+        # The time from which `_look_if_due` may begin the next look, also beside one that runs.
         self._began = self._next = self._refused = self._warned = -math.inf
         self._news = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -85,7 +92,7 @@ class KeyRing(Generic[C]):
 
     @property
     def issued(self) -> Issued[C]:
-        """The last result, for callers that have waited for `keys`. May be called from any thread."""
+        """The last result, for callers that have waited for `keys`, from any thread; begins a look if one is due."""
         assert self._issued is not None, "waited for"
         if self._loop is not None and time.monotonic() >= self._next:  # an upload that lasts longer than its keys
             with suppress(RuntimeError):  # the loop is closed
@@ -93,7 +100,7 @@ class KeyRing(Generic[C]):
         return self._issued
 
     async def keys(self) -> C:
-        """Returns the credentials, at once if they are valid.
+        """Returns the credentials, at once if they are valid; begins a look if one is due.
 
         Raises:
             StoreError: they cannot be obtained now; all who waited for one look get its error.
@@ -107,12 +114,13 @@ class KeyRing(Generic[C]):
         return self._issued.credentials
 
     def refuse(self) -> None:
-        """Notes that the store rejects these: the next request waits for another look."""
+        """Notes that the store rejects the credentials: the next `keys` begins a look and waits for it."""
         self._refused = time.monotonic()
         self._is_needed = True
         self._next = -math.inf
 
     async def _wait(self) -> None:
+        """Waits until a look has found credentials; raises the error of `keys`."""
         deadline = time.monotonic() + _WAIT_SECONDS
         while self._is_needed:
             self._look_if_due()
@@ -152,6 +160,7 @@ class KeyRing(Generic[C]):
             self._end_look(failures.unobtainable(self._root, str(error)), now)
 
     def _look(self, loop: asyncio.AbstractEventLoop, began_at: float) -> None:
+        """Looks, in a thread of its own, and hands the result or the error to the loop."""
         outcome: Issued[C] | StreamerError
         try:
             outcome = self._find()
@@ -164,18 +173,21 @@ class KeyRing(Generic[C]):
             loop.call_soon_threadsafe(self._end_look, outcome, began_at)
 
     def _end_look(self, outcome: Issued[C] | StreamerError, began_at: float) -> None:
+        """Takes the outcome of a look, on the loop, and wakes those who wait."""
         self._looks -= 1
         if isinstance(outcome, StreamerError):
             self._note_failure(outcome)
+        # A look that began before `refuse` may have found the same credentials: its result is dropped.
         elif began_at >= self._refused:
             self._accept(outcome)
         news, self._news = self._news, asyncio.Event()
         news.set()
 
     def _accept(self, issued: Issued[C]) -> None:
+        """Keeps what a look has found, unless what is there is valid for longer, and sets the time of the renewal."""
         left = issued.seconds_left()
         if not self._is_needed and self._issued is not None and left < self._issued.seconds_left():
-            return  # from a look that took longer than one begun later
+            return  # the result is older: its look took longer than one begun later
         if self._failure is not None and self._issued is not None:
             _log.info("%s: the credentials are renewed", self._root)
         self._issued = issued
@@ -184,6 +196,7 @@ class KeyRing(Generic[C]):
         self._next = time.monotonic() + max(left - _RENEWAL_SECONDS, left / 2, 5.0)
 
     def _note_failure(self, failure: StreamerError) -> None:
+        """Keeps the error of a look, sets the time of the next one, and warns if valid credentials were not renewed."""
         self._failure = failure
         now = time.monotonic()
         left = -math.inf if self._issued is None else self._issued.seconds_left()
@@ -200,7 +213,7 @@ class KeyRing(Generic[C]):
             )
 
 
-# It holds whatever credentials there are.
+# A ring of any kind of credentials.
 AnyRing = KeyRing[Any]
 
 

@@ -1,4 +1,7 @@
-"""Transfers of libcurl: the request, the bytes that it may deliver, and the meaning of its answer."""
+"""Transfers of libcurl: the request, the bytes that it may deliver, and the meaning of its answer.
+
+`CurlStore` uses it: `Handle` for ranges of objects, `Whole` for everything else. `Multi` performs both.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,14 @@ _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 
 
 class Handle(CurlRequest):
-    """A request to a store; `addresses` are in the form of CURLOPT_RESOLVE."""
+    """A handle of libcurl that reads ranges of one store, one after the other.
+
+    A read is: `bind`, then for each address `prepare`, `Multi.perform` and `finish`, and `unbind` at last.
+
+    Args:
+        access: the options of all requests to the store.
+        addresses: lines of CURLOPT_RESOLVE, which say where connections go; empty: libcurl resolves the name.
+    """
 
     __slots__ = (
         "_answer",
@@ -77,30 +87,36 @@ class Handle(CurlRequest):
             self.easy.setopt(pycurl.OPENSOCKETFUNCTION, self._open_socket)
 
     def bind(self, asked: Get, take: Take) -> None:
-        """Starts a request, which ends with `unbind`."""
+        """Sets what is read and who takes its bytes, until `unbind`; sends nothing."""
         target = asked.target
         self._target = target
         self._range = (asked.start, asked.stop)
         self._take = take
         self._redirects_left = self._redirects.max_redirects
         tag = versions.if_match(target.version)
-        # libcurl would write a line break as it is; unsent, it is still compared with the answer
+        # A tag with a line break would begin another header: it is not sent, but the answer is compared with it.
         self._tag = tag if tag is not None and tag.isascii() and tag.isprintable() else None
 
     def unbind(self) -> None:
-        """Drops all state of the request."""
+        """Drops all state of the read, so that the handle can be used for another one."""
         self._target = _NOTHING
         self._take = None
         self.begin()
 
     def begin(self) -> None:
-        """See CurlRequest.begin; the object stays the same."""
+        """See CurlRequest.begin; what `bind` has set stays."""
         super().begin()
         self._sink = None
         self._answer = b""
 
     def prepare(self, address: str, headers: Sequence[str], *, fresh: bool) -> None:
-        """Sets the options of the transfer that differ from those of the last one."""
+        """Sets the options of the transfer that differ from those of the last one.
+
+        Args:
+            address: url of the request.
+            headers: its header lines besides Range and If-Match.
+            fresh: whether it goes over a connection of its own.
+        """
         easy = self.easy
         (start, stop) = self._range
         lines = [f"Range: bytes={start}-{stop - 1}", *headers]
@@ -116,13 +132,13 @@ class Handle(CurlRequest):
         """Checks a complete answer.
 
         Returns:
-            The address of a redirect; empty if the range was received.
+            The address to which the store redirects, or "" if the range was received.
 
         Raises:
-            StoreError: it is not the range.
+            StoreError: it is not the range, an error of the store, or a redirect that is not followed.
         """
         if self._sink is None:  # an answer without a body
-            self._sink = self._begin()
+            self._sink = self._choose_sink()
         if self._sink == self._keep_answer:
             return self._follow_redirect()
         start, stop = self._range
@@ -131,14 +147,19 @@ class Handle(CurlRequest):
         return ""
 
     def _follow_redirect(self) -> str:
+        """Returns the address that a redirect names, and forgets the answer.
+
+        Raises:
+            StoreError: the answer is an error and no redirect, or a redirect that is not followed.
+        """
         found = self.easy.getinfo_raw(pycurl.REDIRECT_URL)
         if not found:
-            raise self._refusal()
+            raise self._read_refusal()
         address = quote(found, safe=_ASCII)
         if not self._redirects.follows(address):
             status, headers = self.read_head()
             if b"x-amz-bucket-region" in headers:
-                raise self._refusal()
+                raise self._read_refusal()
             raise failures.make_redirect_error(self._target.url, status, host_of(address))
         if not self._redirects_left:
             raise failures.unreachable(self._target.url, "it redirects too often")
@@ -147,7 +168,7 @@ class Handle(CurlRequest):
         return address
 
     def explain_failure(self, error: pycurl.error) -> BaseException:
-        """Returns the error of a transfer that ended early."""
+        """Returns the error of a transfer that libcurl ended: the one that `take` raised, or what `error` means."""
         if self.failure is not None:
             return self.failure
         url = self._target.url
@@ -174,16 +195,20 @@ class Handle(CurlRequest):
         """See CurlRequest.take."""
         sink = self._sink
         if sink is None:
-            sink = self._sink = self._begin()
+            sink = self._sink = self._choose_sink()
         self.received += len(piece)
         if self.received > self._most:
             if self._sink == self._keep_answer:
-                raise self._refusal()
+                raise self._read_refusal()
             raise failures.short_read(self._target.url, *self._range, self.received)
         sink(piece)
 
-    def _begin(self) -> Take:
-        """Checks that the answer is the range in the pinned version; returns the receiver of its bytes."""
+    def _choose_sink(self) -> Take:
+        """Returns who takes the body, by its head: the reader, or `_keep_answer` for an answer that is not the object.
+
+        Raises:
+            StoreError: it is another range, another version, or a web page.
+        """
         assert self._take is not None, "bound"
         target = self._target
         (start, stop) = self._range
@@ -208,7 +233,7 @@ class Handle(CurlRequest):
         return self._take
 
     def _is_expected_range(self) -> bool:
-        """Whether the head has the lines that most servers write; parsing it costs 4 us more."""
+        """Whether the head has the lines of a correct answer as most servers write them; parsing costs 4 us more."""
         lines = self.lines
         tag = self._tag
         (start, stop) = self._range
@@ -223,7 +248,8 @@ class Handle(CurlRequest):
         """Keeps a piece of an answer other than the object."""
         self._answer += piece
 
-    def _refusal(self) -> StoreError:
+    def _read_refusal(self) -> StoreError:
+        """Returns the error that an answer tells by its status and its body."""
         status, headers = self.read_head()
         if status == 412:
             return versions.make_change_error(self._target, None)
@@ -243,6 +269,10 @@ class Whole(Handle):
     """One request whose answer is kept: a head, a page of a list, the first byte, an upload or its end.
 
     Args:
+        access: the options of all requests to the store.
+        url: url that errors name.
+        method: the HTTP method.
+        first_byte: whether only the first byte is asked for.
         content: bytes that a PUT sends; sent again from the beginning to where the server redirects.
     """
 
@@ -271,7 +301,7 @@ class Whole(Handle):
 
     @property
     def body(self) -> bytes:
-        """The body of the answer."""
+        """The body of the answer, at most 16 MiB."""
         return self._answer
 
     def record(self, url: str) -> ObjectRecord:
@@ -299,7 +329,7 @@ class Whole(Handle):
         return ObjectRecord(url, size, version_of(size, headers))
 
     def prepare(self, address: str, headers: Sequence[str], *, fresh: bool = False) -> None:
-        """Sets address and headers."""
+        """Sets address and headers; see Handle.prepare. `fresh` is ignored: the handle is new."""
         self.easy.setopt(pycurl.URL, address)
         if self._content is not None:
             self._content.seek(0)
@@ -322,12 +352,12 @@ class Whole(Handle):
         return self._follow_redirect()
 
     def _rewind(self, offset: int, origin: int) -> int:
-        """Called by libcurl where a connection that it kept had ended, and the bytes go over another one."""
+        """Moves to another byte of the content. libcurl calls it to send the bytes again, over another connection."""
         assert self._content is not None, "set with the content"
         self._content.seek(offset, origin)
         return int(pycurl.SEEKFUNC_OK)
 
-    def _begin(self) -> Take:
+    def _choose_sink(self) -> Take:
         self._most = _MOST_BYTES
         if self._first_byte and self.read_head()[0] == 200:  # the whole object follows
             raise failures.make_ranges_error(self._target.url)
@@ -335,14 +365,21 @@ class Whole(Handle):
 
 
 class _Socket(socket.socket):
-    """A socket of which libcurl keeps a copy; this one closes with its object."""
+    """A socket that closes without a ResourceWarning when its object is dropped: libcurl has a copy of it."""
 
     def __del__(self) -> None:
         self.close()
 
 
 def _check_range(target: ObjectRecord, asked: tuple[int, int], header: str) -> None:
-    """Checks that the answer begins where asked, in an object of the known size, whatever headers the server heeds."""
+    """Checks by Content-Range that the answer is the range, of an object of the known size.
+
+    This also finds changes where the server ignores If-Match.
+
+    Raises:
+        ObjectChangedError: the object has another size.
+        StoreError: it is another range.
+    """
     start, stop = asked
     if header == f"bytes {start}-{stop - 1}/{target.size}":
         return
@@ -361,6 +398,7 @@ def version_of(size: int, headers: dict[bytes, bytes]) -> str:
 
 
 def _moment(text: str) -> datetime | None:
+    """Returns the time that a Last-Modified names, in one of two forms; None if it is in neither."""
     # Rarely needed, and one of the slower imports of the engine's start (2 ms).
     from email.utils import parsedate_to_datetime
 

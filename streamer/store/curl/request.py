@@ -1,4 +1,4 @@
-"""One request at a time over a handle of libcurl: what the GETs of stores and of peers have in common."""
+"""One request at a time over a handle of libcurl: what `Handle` (stores) and `PeerTransfer` share."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class CurlRequest:
 
     Attributes:
         easy: the handle.
-        lines: lines of all heads, those of proxies and redirects before that of the answer.
-        received: bytes of the body that arrived.
-        failure: error that `take` raised.
+        lines: lines of all heads, those of proxies before that of the answer; empty with `take_line`.
+        received: number of bytes of the body that have arrived; `take` counts them.
+        failure: the error that `take` raised, or None.
     """
 
     __slots__ = ("easy", "failure", "lines", "received")
@@ -35,13 +35,13 @@ class CurlRequest:
         easy.setopt(pycurl.WRITEFUNCTION, self._write)
 
     def begin(self) -> None:
-        """Forgets the answer before."""
+        """Forgets the last answer, before another request."""
         self.lines.clear()
         self.received = 0
         self.failure = None
 
     def read_head(self) -> tuple[int, dict[bytes, bytes]]:
-        """Returns status and headers of the last answer; the status 0 if there is none."""
+        """Returns status and headers (names in lower case) of the last head; the status is 0 if there is none."""
         status = 0
         headers: dict[bytes, bytes] = {}
         for line in self.lines:
@@ -54,7 +54,7 @@ class CurlRequest:
         return status, headers
 
     def take(self, piece: bytes) -> int | None:
-        """Receives a piece of the body; returns what libcurl expects, None for all of it."""
+        """Receives a piece of the body; returns how many bytes it took, as libcurl expects, or None for all."""
         raise NotImplementedError
 
     def _write(self, piece: bytes) -> int | None:
@@ -66,7 +66,12 @@ class CurlRequest:
 
 
 def make_easy(connect_seconds: float, protocols: int) -> pycurl.Curl:
-    """Returns a handle for HTTP/1.1 with a connection that is kept, and no limit but on connecting."""
+    """Returns a handle for HTTP/1.1 that keeps its connection; only connecting has a timeout.
+
+    Args:
+        connect_seconds: the timeout of connecting.
+        protocols: the protocols that are allowed, as bits of `pycurl.PROTO_*`.
+    """
     easy = pycurl.Curl()
     easy.setopt(pycurl.NOSIGNAL, 1)
     easy.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1)

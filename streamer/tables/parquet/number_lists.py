@@ -2,7 +2,7 @@
 
 Parquet has two levels for each number of a list: whether a list begins there, and whether there is a value. pyarrow
 looks at each of them: records of float32 cost 1.9 CPU s/GB. In a page of long lists without nulls the levels are a few
-runs, and the numbers behind them need no decoding: .35 (2026-11-23). Other pages are left to pyarrow.
+runs, and the numbers behind them need no decoding: 0.35 CPU s/GB (2026-11-23). Other pages are left to pyarrow.
 
 Source: https://github.com/apache/parquet-format/blob/master/Encodings.md (RLE / bit-packing hybrid, PLAIN)
 """
@@ -25,9 +25,9 @@ from streamer.tables.parquet.thrift import Struct, read_struct, read_varint
 
 # Numbers as PLAIN writes them.
 _DTYPES = {INT32: "<i4", INT64: "<i8", FLOAT: "<f4", DOUBLE: "<f8"}
-# Values for each byte of levels, at least. With fewer, a loop over the runs is slower than pyarrow.
+# Least number of values for each byte of levels: with fewer, a loop over the runs is slower than pyarrow.
 _LEAST_VALUES = 32
-# Headers have some numbers, and the least and the greatest value.
+# Longest header of a page: some numbers, and the least and the greatest value.
 _MAX_HEADER_BYTES = 1024
 _DATA_PAGE = 0
 _DATA_PAGE_V2 = 3
@@ -43,8 +43,8 @@ class NumberList(msgspec.Struct, frozen=True):
     Attributes:
         kind: kind of the field.
         dtype: dtype of the numbers, in the file and in the sample.
-        length: length of each list; -1: they differ.
-        present: the definition level of a number.
+        length: number of items of each list, or -1 if they differ.
+        present: the definition level of a number that is no null.
     """
 
     kind: str
@@ -54,11 +54,17 @@ class NumberList(msgspec.Struct, frozen=True):
 
 
 class _UnusualError(ValueError):
-    """Raised for pages that pyarrow reads, or refuses."""
+    """A page that is left to pyarrow, which reads it or says what is wrong."""
 
 
 def number_list(spec: FieldSpec, node: SchemaNode, way: Sequence[SchemaNode]) -> NumberList | None:
-    """Returns what is known of a field before its first page; None if it does not have lists of numbers."""
+    """Returns what is known of a field before its first page, or None if its values are not lists of numbers.
+
+    Args:
+        spec: the field.
+        node: the node of the field.
+        way: the nodes from the root of the schema to the primitive.
+    """
     dtype, bracket, shape = spec.kind.removesuffix("]").partition("[")
     element = way[-1].element
     if not bracket or "," in shape or node.primitives != 1 or sum(step.is_repeated for step in way) != 1:
@@ -71,7 +77,17 @@ def number_list(spec: FieldSpec, node: SchemaNode, way: Sequence[SchemaNode]) ->
 def read_lists(
     content: memoryview, hint: PrimitiveHint, field: NumberList, rows: int
 ) -> tuple[NDArray[np.generic], NDArray[np.int64]] | None:
-    """Returns the numbers of all rows of a block, and how many each row has; None if the pages are left to pyarrow."""
+    """Returns the numbers of the rows of a block, or None if the pages are left to pyarrow.
+
+    Args:
+        content: the pages of the primitive.
+        hint: the primitive; the pages have `hint.rows` rows, of which `hint.skipped` are before the block.
+        field: the field.
+        rows: rows of the block.
+
+    Returns:
+        The numbers of all rows, one after the other, and how many each row has: int64, shape (rows,).
+    """
     try:
         parts: list[NDArray[np.generic]] = []
         starts: list[NDArray[np.int64]] = []
@@ -94,7 +110,7 @@ def read_lists(
 
 
 def _pages(content: memoryview) -> Iterator[tuple[Struct, memoryview]]:
-    """Yields header and body of each page."""
+    """Yields header and body of each page; raises _UnusualError for one that is damaged."""
     at = 0
     while at < len(content):
         header, length = read_struct(bytes(content[at : at + _MAX_HEADER_BYTES]))
@@ -111,7 +127,7 @@ def _pages(content: memoryview) -> Iterator[tuple[Struct, memoryview]]:
 def _page(
     header: Struct, body: memoryview, codec: str, field: NumberList
 ) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
-    """Returns the numbers of a page, and where in them lists begin."""
+    """Returns the numbers of a page, and the places among them where lists begin; raises _UnusualError."""
     count, repetition, definition, content = _parts(header, body, codec)
     dtype = np.dtype(field.dtype)
     if _LEAST_VALUES * max(len(repetition), len(definition)) > count or len(content) != count * dtype.itemsize:
@@ -127,7 +143,7 @@ def _page(
 
 
 def _parts(header: Struct, body: memoryview, codec: str) -> tuple[int, memoryview, memoryview, memoryview]:
-    """Returns the number of levels of a page, its repetition and its definition levels, and its numbers."""
+    """Returns the number of levels of a page, its repetition and definition levels, and its numbers, decompressed."""
     kind = header.integer(1)
     size = header.integer(2)
     if kind == _DATA_PAGE:
@@ -162,7 +178,11 @@ def _decompress_page(content: memoryview, codec: str, size: int) -> memoryview:
 
 
 def _runs(content: memoryview, width: int, count: int) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
-    """Yields runs of `count` levels of `width` bits: first level, how many, and the levels; one if all are equal."""
+    """Yields the runs of `count` levels of `width` bits.
+
+    A run is the place of its first level, its length, and its levels, which are a single one where all are equal. The
+    last one may be longer than what is left of `count`.
+    """
     at = place = 0
     while place < count:
         head, at = read_varint(content, at)
