@@ -296,7 +296,7 @@ def bare_file(keys: Sequence[str]) -> int | None:
 
 
 def check_bare_file(url: str, start: bytes) -> None:
-    """Raises ConfigError if the first bytes of a file without an extension are those of a table (Parquet, Arrow, ...)."""
+    """Raises ConfigError if the first bytes of a file without an extension are those of a table, such as Parquet."""
     if (kind := next((kind for magic, kind in _TABLE_STARTS.items() if start.startswith(magic)), "")) == "":
         return
     known = kind.lower() in BUILT_IN

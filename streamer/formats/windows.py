@@ -5,7 +5,7 @@
 without a window, and knows nothing of it.
 
 Windows share rows in the chunk file. A piece is a run of rows that can only be decoded together. A block of windows
-consists of pieces, and its hint has their hints. Where two blocks meet, the pieces whose rows are in windows of both are
+consists of pieces, and its hint has their hints. Where two blocks meet, the pieces with rows of windows of both are
 fetched twice: so pieces are small beside a block, and blocks grow where a window has many rows.
 """
 
@@ -345,7 +345,7 @@ class WindowRecoder:
         self._rows = rows
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Decodes the pieces of a block, as `Recoder.recode` does; rows that windows have in common are shared parts."""
+        """Decodes the pieces of a block, as `Recoder.recode` does; rows that windows share are shared parts."""
         length, stride = self._window
         # The rows begin with those of the first window: uint8, shape (rows, row_bytes).
         try:

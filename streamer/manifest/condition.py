@@ -1,6 +1,6 @@
 """Conditions on columns: "width >= 256 and lang == 'en'", parsed to a few operations of numpy.
 
-The text is parsed as an expression of Python, of which only these parts are allowed; nothing of it is ever executed.
+The text is parsed as a Python expression, of which only these parts are allowed; it is never executed.
 
     and, or, not, ( )                      of conditions
     == != < <= > >=, also 0 < width < 9    of columns, numbers and texts
@@ -33,8 +33,9 @@ Int64Array = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Kind = Literal["bool", "int", "uint", "float", "text"]
 
+# Most characters of a condition.
 _LONGEST = 10_000
-# Levels of a condition; Python's own limit of recursion is at a thousand.
+# Most levels of a condition; Python's own limit of recursion is at a thousand.
 _DEEPEST = 100
 _Compared = Callable[[Any, Any], Any]
 _COMPARED: dict[type[ast.cmpop], _Compared] = {
@@ -58,9 +59,9 @@ class ColumnValues(msgspec.Struct, frozen=True, eq=False):
     """A column, one value per sample.
 
     Attributes:
-        kind: of the values.
-        valid: bool, shape (n,): the sample has a value.
-        values: int64 (of "bool" 0 and 1), uint64 or float64, shape (n,); of texts their UTF-8.
+        kind: kind of the values.
+        valid: bool, shape (n,): whether the sample has a value.
+        values: int64 (0 and 1 for "bool"), uint64 or float64, shape (n,); for texts a column of their UTF-8.
     """
 
     kind: Kind
@@ -76,16 +77,16 @@ class ColumnValues(msgspec.Struct, frozen=True, eq=False):
         """Returns the column of other samples that are joined to these.
 
         Args:
-            rows: (samples,) number of the sample here to which each one is joined, -1 for none.
+            rows: int64, shape (samples,): number of the sample here to which each one is joined, or -1 if none is.
         """
         return JoinedValues(self.kind, self.valid, self.values, rows)
 
     def places(self, ordinals: Int64Array) -> tuple[Int64Array, Flags]:
-        """Returns where the values of some samples are, and which of them have one."""
+        """Returns the row in `values` of each of these samples, and which of them have a value; shape (k,) each."""
         return ordinals, self.valid[ordinals]
 
     def value(self, row: int) -> str | int | float | bool | None:
-        """Returns the value of a sample, None if it has none."""
+        """Returns the value in a row of `values`, or None if it has none."""
         if not self.valid[row]:
             return None
         if isinstance(self.values, BinaryColumn):
@@ -98,7 +99,7 @@ class JoinedValues(ColumnValues, frozen=True, eq=False):
     """A column of other samples, to which these are joined.
 
     Attributes:
-        rows: (samples,) number of the sample there, -1 for none.
+        rows: int64, shape (samples,): number of the sample there to which each one is joined, or -1 if none is.
     """
 
     rows: Int64Array
@@ -109,7 +110,7 @@ class JoinedValues(ColumnValues, frozen=True, eq=False):
         return len(self.rows)
 
     def places(self, ordinals: Int64Array) -> tuple[Int64Array, Flags]:
-        """See `ColumnValues`."""
+        """See `ColumnValues.places`."""
         rows = self.rows[ordinals]
         places = np.maximum(rows, 0)
         return places, (rows >= 0) & self.valid[places]
@@ -119,28 +120,28 @@ ColumnsOf = Callable[[Sequence[str]], Sequence[ColumnValues]]
 
 
 class _Truth(msgspec.Struct, frozen=True, eq=False):
-    """A condition for some samples: where it is true, and where it is known."""
+    """A condition for some samples: where it is true, and where it is known whether it is; bool, shape (k,) each."""
 
     true: Flags
     known: Flags
 
 
 class _Numbers(msgspec.Struct, frozen=True, eq=False):
-    """Numbers of some samples, or one number for all."""
+    """Numbers of some samples, or one number for all, and which of them have one (True: all)."""
 
     values: NDArray[Any] | int | float
     valid: Flags | bool = True
 
 
 class _Texts(msgspec.Struct, frozen=True, eq=False):
-    """Texts of some samples."""
+    """Texts of some samples: their rows in a column, and which samples have one."""
 
     column: BinaryColumn
     rows: Int64Array
     valid: Flags
 
     def compare(self, compared: _Compared, text: str) -> Flags:
-        """Compares each with a text."""
+        """Compares each text with this one; returns bool, shape (k,)."""
         wanted = text.encode("utf-8", "surrogatepass")
         if compared in {operator.eq, operator.ne}:
             offsets = self.column.offsets
@@ -148,7 +149,7 @@ class _Texts(msgspec.Struct, frozen=True, eq=False):
             first = offsets[self.rows].astype(np.int64)
             equal: Flags = offsets[self.rows + 1] - first == len(wanted)
             some = np.flatnonzero(equal)
-            # Byte by byte over all rows that are still alike: as much memory as rows, whatever the length.
+            # One byte of all rows that are still equal at a time: memory grows with the rows, not with the length.
             for at, byte in enumerate(wanted):
                 some = some[content[first[some] + at] == byte]
             equal[:] = False
@@ -165,7 +166,7 @@ class Condition:
     """A parsed condition.
 
     Args:
-        text: as the user writes it.
+        text: the condition as the user writes it.
 
     Attributes:
         columns: names of the columns that it uses, each once.
@@ -210,10 +211,10 @@ class Condition:
         return f"Condition({self.text!r})"
 
     def test(self, columns_of: ColumnsOf, samples: int) -> Callable[[Int64Array], Flags]:
-        """Returns the test of samples by their ordinals.
+        """Returns a function that is given ordinals and returns for which of them the condition is true.
 
         Args:
-            columns_of: returns columns by their names.
+            columns_of: returns the columns of these names.
             samples: number of samples of the dataset.
 
         Raises:
@@ -222,12 +223,12 @@ class Condition:
         columns = dict(zip(self.columns, columns_of(self.columns), strict=True))
         for name, column in columns.items():
             assert column.samples == samples, f"column {name} is of {column.samples} samples"
-        # Types are wrong for all samples or none: said before any is looked at.
+        # Wrong types are wrong for all samples: this finds them without any.
         _Evaluation(self, columns, np.empty(0, np.int64)).truth(self._tree)
         return lambda ordinals: _Evaluation(self, columns, ordinals).truth(self._tree).true
 
     def name(self, node: ast.expr) -> str:
-        """The name of a column, with the names of its parts."""
+        """Returns the name of a column, with those of its parts: `json.width`; raises ConfigError for another node."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.insert(0, node.attr)
@@ -237,7 +238,7 @@ class Condition:
         return ".".join([node.id, *parts])
 
     def error(self, what: str) -> ConfigError:
-        """The error that names the condition."""
+        """Returns the error that names the condition and says what is wrong."""
         return ConfigError(f"where={self.text!r:.200}: {what}", field="where")
 
 
@@ -248,7 +249,7 @@ _ALLOWED = (
 
 
 class _Evaluation:
-    """Evaluates a condition for some samples."""
+    """Evaluates nodes of a condition for the samples with these ordinals; raises ConfigError for wrong ones."""
 
     def __init__(self, condition: Condition, columns: dict[str, ColumnValues], ordinals: Int64Array) -> None:
         self._condition = condition
@@ -256,7 +257,7 @@ class _Evaluation:
         self._ordinals = ordinals
 
     def truth(self, node: ast.expr) -> _Truth:
-        """A node that is true or false."""
+        """Returns where a node that is true or false is true."""
         match node:
             case ast.BoolOp(op=op, values=values):
                 return self._combine([self.truth(value) for value in values], every=isinstance(op, ast.And))
@@ -279,7 +280,7 @@ class _Evaluation:
                 raise self._condition.error(f"{ast.unparse(node)!r:.100} is not true or false")
 
     def _combine(self, parts: Sequence[_Truth], *, every: bool) -> _Truth:
-        """`and` or `or` of some conditions: known as soon as one decides."""
+        """Joins conditions by `and` (with `every`) or `or`: the result is known where one of them decides it."""
         combine = np.logical_and if every else np.logical_or
         true = combine.reduce([part.true for part in parts])
         decided = [part.known & (~part.true if every else part.true) for part in parts]
@@ -287,6 +288,7 @@ class _Evaluation:
         return _Truth(true, known)
 
     def _compare(self, left: ast.expr, right: ast.expr, op: ast.cmpop) -> _Truth:
+        """Returns where one comparison of two operands is true."""
         if isinstance(op, ast.Is | ast.IsNot):
             present = isinstance(op, ast.IsNot)
             none = isinstance(right, ast.Constant) and right.value is None
@@ -320,6 +322,7 @@ class _Evaluation:
         raise self._condition.error(f"{both:.200} cannot be compared: one is a text and one a number")
 
     def _operand(self, node: ast.expr) -> Operand:
+        """Returns the values of a column, a calculation or a literal."""
         match node:
             case ast.Constant(value=str(value)):
                 return value
@@ -359,7 +362,7 @@ class _Evaluation:
         return found
 
     def _take_numbers(self, column: ColumnValues) -> tuple[NDArray[Any], Flags]:
-        """The numbers of the samples, and which have one."""
+        """Returns the numbers of the samples, and which of them have one."""
         assert isinstance(column.values, np.ndarray)
         places, valid = column.places(self._ordinals)
         return column.values[places], valid

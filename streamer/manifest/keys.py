@@ -6,11 +6,11 @@
     <folder>/ordinal.i64   the sample, ascending among equal keys
 
 A text is hashed to 128 bits by BLAKE2: among 10^8 keys, two have one hash with a probability of 10^-23. A whole number
-of 64 bits with a sign has a hash that no other number has; of others, the second half tells those apart whose lowest 64
-bits are the same. So the keys themselves, of any length, are not kept: 24 bytes a row.
+of 64 bits with a sign has a hash that no other such number has; of longer numbers, the second half tells those apart
+whose lowest 64 bits are the same. So the keys themselves, of any length, are not kept: a row has 24 bytes.
 
-The rows are sorted in buckets by the first bits of their hash, one after the other, so that memory does not grow with
-their number.
+The rows are divided into buckets by the first bits of their hash. The buckets are sorted one after the other, so that
+memory does not grow with the number of rows.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ HIGH_NAME = "high.u64"
 LOW_NAME = "low.u64"
 ORDINAL_NAME = "ordinal.i64"
 _ROW = np.dtype([("high", "<u8"), ("low", "<u8"), ("ordinal", "<i8")])
-# 10^8 rows are 9.4 MB in each.
+# First bits of a hash that choose its bucket: of 10^8 rows each has 9.4 MB.
 _BUCKET_BITS = 8
 _INT64 = range(-(2**63), 2**63)
-# Keys that are looked up together.
+# Keys that are yielded together.
 _BATCH = 1 << 20
 _LISTED = (HIGH_NAME, LOW_NAME, "missing.u8")
 _COLUMNS = ((HIGH_NAME, "high"), (LOW_NAME, "low"), (ORDINAL_NAME, "ordinal"))
@@ -54,9 +54,9 @@ class Keys(msgspec.Struct, frozen=True, eq=False):
     """The hashes of some keys.
 
     Attributes:
-        kind: of the keys; "": there are none.
-        high, low: uint64, shape (n,).
-        missing: bool, shape (n,): the sample has no key.
+        kind: kind of the keys, or "" if there are none.
+        high, low: uint64, shape (n,): the halves of each hash.
+        missing: bool, shape (n,): whether the sample has no key.
     """
 
     kind: Kind
@@ -68,21 +68,21 @@ class Keys(msgspec.Struct, frozen=True, eq=False):
         return len(self.high)
 
     def places_of(self, key: object) -> Int64Array:
-        """Returns where a key is among these, ascending."""
+        """Returns the places of a key among these: int64, ascending, empty if it is not there."""
         wanted = hash_values([key])
         found: Int64Array = np.flatnonzero((self.high == wanted.high) & (self.low == wanted.low) & ~self.missing)
         return found if wanted.kind == self.kind else found[:0]
 
 
 class KeyHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Facts about a table.
+    """Facts about a table of keys.
 
     Attributes:
-        kind: of its keys; "": it has none.
+        kind: kind of its keys, or "" if it has none.
         rows: samples with a key.
         missing: samples without one.
         repeated: keys that several samples have.
-        example: two samples with one key; empty: each key is of one sample.
+        example: ordinals of two samples with the same key; empty if no key is repeated.
     """
 
     kind: Kind
@@ -93,7 +93,13 @@ class KeyHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyTable:
-    """The samples by key. Immutable, safe to use from any thread; takes no memory per row."""
+    """The samples of a dataset by key. Immutable, safe to use from any thread; takes no memory per row.
+
+    Attributes:
+        path: the folder.
+        head: facts about the table.
+        ordinals: int64, shape (rows,): the sample of each row.
+    """
 
     def __init__(self, path: Path, head: KeyHead, high: Words, low: Words, ordinals: Int64Array) -> None:
         self.path = path
@@ -121,8 +127,8 @@ class KeyTable:
         return f"KeyTable({self.path}, {len(self)} rows)"
 
     def find(self, keys: Keys) -> tuple[Int64Array, Int64Array]:
-        """Finds keys: the first row of each, and the number of its rows, 0 for a key that is not there; (n,) each."""
-        # The order is that of the table: neighbours are in one page.
+        """Returns the first row of each key, and its number of rows, 0 if it is not there: int64, shape (n,) each."""
+        # The keys are looked up in the order of the table, so that neighbours are in one page of memory.
         order = np.argsort(keys.high)
         wanted = keys.high[order]
         first = np.empty(len(keys), np.int64)
@@ -145,7 +151,7 @@ class KeyTable:
         return first, counts
 
     def rows_of(self, key: object) -> Int64Array:
-        """Returns the samples with a key, ascending."""
+        """Returns the ordinals of the samples with a key: int64, ascending, empty if there are none."""
         first, counts = self.find(hash_values([key]))
         return self.ordinals[int(first[0]) : int(first[0] + counts[0])]
 
@@ -190,7 +196,7 @@ def hash_values(values: Iterable[object]) -> Keys:
 
 
 def _encode_key(text: str) -> bytes:
-    """A text as bytes; those of a file's name are its own."""
+    """Returns a text as UTF-8; bytes of a file's name that are none are kept."""
     try:
         return encode_text(text)
     except UnicodeEncodeError:
@@ -199,7 +205,7 @@ def _encode_key(text: str) -> bytes:
 
 
 def number_keys(numbers: Words, missing: NDArray[np.bool_] | None = None) -> Keys:
-    """Hashes whole numbers of 64 bits with a sign, which are given modulo 2^64."""
+    """Hashes whole numbers of 64 bits with a sign, given modulo 2^64; `missing` says which samples have none."""
     none = np.zeros(len(numbers), np.bool_) if missing is None else missing
     return Keys("" if none.all() else "number", mix(numbers.astype(np.uint64)), np.zeros(len(numbers), np.uint64), none)
 
@@ -211,12 +217,12 @@ def write_keys(batches: Iterable[Keys], place: Path) -> None:
         for keys in batches:
             high.write(keys.high.tobytes())
             low.write(keys.low.tobytes())
-            # 2: a text, which is not told from a number by its hash.
+            # The second bit (2) says that it is a text: its hash does not.
             missing.write((keys.missing | np.uint8(2 * (keys.kind == "text"))).astype(np.uint8).tobytes())
 
 
 def read_keys(place: Path, samples: int) -> Iterator[Keys]:
-    """Maps what `write_keys` has written; the result yields it in batches.
+    """Maps what `write_keys` has written for so many samples, and yields it in batches.
 
     Raises:
         ManifestCorruptError: a file is missing, or has another length.
@@ -234,11 +240,14 @@ def read_keys(place: Path, samples: int) -> Iterator[Keys]:
 
 
 def build_keys(batches: Iterable[tuple[int, Keys]], place: Path) -> KeyHead:
-    """Sorts keys into a new folder.
+    """Writes the table of keys, sorted, into a folder.
 
     Args:
         batches: the keys of consecutive samples, each with the number of its first sample.
         place: the folder, which exists.
+
+    Returns:
+        The head of the table, which is also written.
 
     Raises:
         ManifestError: some keys are numbers and some texts.
@@ -275,6 +284,7 @@ def build_keys(batches: Iterable[tuple[int, Keys]], place: Path) -> KeyHead:
 
 
 def _sort_and_write(buckets: Sequence[BinaryIO], place: Path, kind: Kind, missing: int) -> KeyHead:
+    """Sorts one bucket after the other, writes the columns, and returns the head; empties the buckets."""
     rows = repeated = 0
     example: tuple[int, ...] = ()
     with ExitStack() as files:
@@ -314,7 +324,7 @@ def read_head(path: Path, kind: type[_Head], name: str) -> _Head:
 
 
 def map_numbers(path: Path, count: int, dtype: str) -> NDArray[np.uint64]:
-    """Maps a file of numbers.
+    """Maps a file of `count` numbers of one dtype.
 
     Raises:
         ManifestCorruptError: it is missing, or has another length.

@@ -23,7 +23,7 @@ class Need(msgspec.Struct, frozen=True):
     """An indexer asks for the bytes `[start, stop)` of an object; it gets them by `send`.
 
     Attributes:
-        object: one of the listing; None: the object being indexed.
+        object: an object of the listing, or None for the one that is being indexed.
     """
 
     start: int
@@ -34,14 +34,14 @@ class Need(msgspec.Struct, frozen=True):
 class Examine(msgspec.Struct, frozen=True):
     """A survey or index asks what a recoder makes of an object as one block; it gets `Examined` by `send`.
 
-    For facts that are known only when a whole object is decoded. The engine does not do that itself; an index that
+    Some facts are known only when the whole object is decoded, which the engine does not do itself. An index that
     decompresses what it reads, a few MiB at a time, needs no recoder.
 
     Attributes:
         object: an object of at most `blocks.MOST_FETCH_BYTES`.
-        format, options, facts: those of the dataset.
+        format, options, facts: the format of the dataset, its options, and the facts about it.
         hint: the recoder's input besides the bytes.
-        reads: whether the answer has the records, not only their number.
+        reads: whether the answer has the records, not only their number and length.
     """
 
     object: ObjectRecord
@@ -53,7 +53,7 @@ class Examine(msgspec.Struct, frozen=True):
 
 
 class Examined(msgspec.Struct, frozen=True):
-    """The number of samples of an object, the length of their records, and these if the index reads them."""
+    """The number of samples of an object, the bytes of their records, and with `Examine.reads` the records."""
 
     samples: int
     record_bytes: int
@@ -71,9 +71,9 @@ class Short(msgspec.Struct, frozen=True):
     """An object has no sample, because it is shorter than one.
 
     Attributes:
-        length: of the object.
-        unit: of the length, and how much a sample has.
-        remedy: what takes shorter ones; "": nothing.
+        length: length of the object.
+        unit: unit of the length, and how much a sample has, as the message goes on.
+        remedy: the option that takes shorter objects, or "" if there is none.
     """
 
     length: float
@@ -85,11 +85,12 @@ class Short(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """An index says what it has left out of an object, or what may not be meant.
+    """An index says what it has left out of an object, or what the user may not have meant.
 
     Attributes:
-        what: a sentence without its beginning, the same for all objects: notes of one `what` become one line.
-        count: how many of what it begins with.
+        what: a sentence that begins with what is counted ("episodes are shorter ..."). Notes with the same one, of all
+            objects, become one line.
+        count: how many there are.
         example: the first of them.
     """
 
@@ -134,10 +135,11 @@ class Survey(msgspec.Struct, frozen=True):
     Attributes:
         sources: the objects that contain samples, in the order of the samples.
         facts: facts about the whole dataset.
-        read_bytes: the most bytes that the index will read; None: all bytes of the objects.
-        rows: of a table that says what the samples are: one each, unless it is left out; 0: there is no table.
+        read_bytes: the most bytes that the index will read, or None for all bytes of the objects.
+        rows: rows of the table that says what the samples are, or 0 if there is none. A row is a sample, unless it is
+            left out.
         left_out: parts that cannot be used, such as rows of a table that name no object.
-        memory: What the next survey of the dataset can use, kept beside the manifest; empty if that is nothing.
+        memory: bytes for the next survey of the dataset (`SurveyContext.memories`), kept beside the manifest.
     """
 
     sources: Sequence[Source]
@@ -161,9 +163,10 @@ class SurveyContext(msgspec.Struct, frozen=True):
 
 
 Answer: TypeAlias = memoryview | tuple[memoryview, ...] | Examined | None
-# Yield their needs (several at once as a tuple, which is answered with a tuple), and are sent the bytes.
+# A survey yields its needs (several at once as a tuple, which is answered with a tuple), and is sent the bytes.
 Surveying: TypeAlias = Generator[Need | tuple[Need, ...] | Examine, Answer, Survey]
-# It also yields samples or blocks in order of position, never both in one dataset, or why there are none; and notes.
+# An index also yields samples or blocks in order of position, never both in one dataset, or why there are none; and
+# notes.
 Indexing: TypeAlias = Generator[Need | tuple[Need, ...] | Examine | Span | Block | Short | Note | LeftOut, Answer, None]
 
 
@@ -177,7 +180,7 @@ class Indexer(Protocol):
 
     @property
     def revision(self) -> int:
-        """Raised when the recoder makes other records of the same bytes, or the index other hints; 0 at first."""
+        """A number, 0 at first, which grows when the same bytes get other records (recoder) or hints (index)."""
         ...
 
     @property
@@ -195,11 +198,11 @@ class Indexer(Protocol):
         ...
 
     def explain_empty(self, keys: Sequence[str]) -> str:
-        """Returns why none of the objects of these names holds samples, where the format knows; else ""."""
+        """Returns why none of the objects of these names holds samples, or "" if the format does not know."""
         ...
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Chooses the objects that contain samples, and finds the facts about all of them. Not for whole objects.
+        """Chooses the objects that contain samples, and finds the facts about them. Not called for `whole_objects`.
 
         Args:
             accepted: the objects that `accepts` takes, in the order of the urls, then by name.
@@ -219,7 +222,7 @@ class Indexer(Protocol):
         Args:
             source: the object.
             facts: the facts from the survey.
-            start: beginning of a sample that an earlier run over this object found. It and all that follow are found.
+            start: the byte where a sample begins that an earlier run over this object found; it is the first one found.
 
         Raises:
             ManifestError: the object cannot be read. The text names it and the offset.
@@ -234,7 +237,7 @@ class ContextSurveyor(Protocol):
     def survey_with(
         self, context: SurveyContext, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
     ) -> Surveying:
-        """Surveys objects as `Indexer.survey` does."""
+        """Surveys objects as `Indexer.survey` does, and is told the context."""
         ...
 
 
@@ -269,10 +272,10 @@ class BoundedReader(Protocol):
 
 @runtime_checkable
 class Examiner(Protocol):
-    """A reader that has recoders, which neither this room nor that of indexes imports."""
+    """A reader that has recoders: neither this package nor that of indexes imports them."""
 
     async def examine(self, asked: Examine) -> Examined:
-        """Recodes an object as one block, and counts.
+        """Recodes an object as one block, and counts its samples.
 
         Raises:
             ManifestError: it cannot be decoded.

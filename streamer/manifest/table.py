@@ -1,4 +1,7 @@
-"""The manifest as readers see it: numpy views over mapped files."""
+"""The manifest as readers see it: numpy views over mapped files.
+
+Shapes: M chunks, n samples; k is the length of an argument.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,10 @@ class Manifest:
     Attributes:
         digest: 32 hex characters, the identity of the content.
         format: name of the container format.
-        recoded: whether the bytes of samples change between fetch and publish; then chunk files have the starts of
-            samples.
+        recoded: whether a recoder makes other bytes of the fetched ones; then the chunk files have the starts of
+            samples, and the manifest has none.
         urls: the indexed urls, as they were written when this folder was made.
-        classes: class names by label: sorted folders, or the names in the files of the dataset.
+        classes: class names by label: the names of folders, sorted, or those in the files of the dataset.
         chunk_bytes: size of the chunks that the samples were cut into.
         total_bytes: sum of the sizes of all objects.
         content: the content of root.json about the tables.
@@ -133,28 +136,28 @@ class Manifest:
 
     @property
     def chunk_words(self) -> NDArray[np.uint64]:
-        """The first 8 bytes of the chunks' keys, little-endian: uint64, shape (M,)."""
+        """The first 8 bytes of each chunk's key as a little-endian number: uint64, shape (M,)."""
         return np.ascontiguousarray(self.chunk_keys[:, :8]).view("<u8").reshape(-1).astype(np.uint64, copy=False)
 
     @cached_property
     def labels(self) -> NDArray[np.int32]:
-        """Class numbers by sample, -1 for none: int32, shape (n,); empty for containers."""
+        """Class number of each sample, -1 if it has none: int32, shape (n,); empty unless `whole_objects`."""
         if not self.whole_objects:
             return _frozen(np.empty(0, np.int32))
         found = [_array(tables["samples"], "label") for tables in self.tables]
         return _frozen(found[0] if len(found) == 1 else np.concatenate(found)).view(np.int32)
 
     def column(self, table: str, name: str) -> NDArray[np.generic]:
-        """A numeric column of a table, over all parts."""
+        """Returns a numeric column of a table, over all parts; read-only."""
         found = [_array(tables[table], name) for tables in self.tables]
         return _frozen(found[0] if len(found) == 1 else np.concatenate(found))
 
     def find_chunks(self, ordinals: NDArray[np.integer]) -> Int64Array:
-        """Returns the number of the chunk in which each sample is, (n,)."""
+        """Returns the number of the chunk in which each of these samples is: int64, shape (k,)."""
         return self.chunk_first.searchsorted(ordinals, "right") - 1
 
     def chunk(self, index: int) -> Chunk:
-        """Chunk number `index`, 0..M-1, with its extents.
+        """Returns chunk number `index`, 0..M-1, with its extents.
 
         Raises:
             IndexError: there is no such chunk.
@@ -191,9 +194,9 @@ class Manifest:
         )
 
     def sample_offsets(self, chunk: int) -> Int64Array:
-        """Chunk-local boundaries: sample i of the chunk is `[o[i], o[i + 1])`; int64, shape (samples + 1,).
+        """Returns where the samples of a chunk begin in it, and its end, in bytes: int64, shape (samples + 1,).
 
-        Not for recoded datasets.
+        Not for recoded datasets, whose manifest does not know it.
         """
         first = int(self.chunk_first[chunk])
         stop = int(self.chunk_first[chunk + 1])
@@ -230,7 +233,7 @@ class Manifest:
         return chunk, self._starts(ordinals), stop
 
     def name(self, ordinal: int) -> SampleName:
-        """Metadata of a sample besides its bytes: path and label of a raw file, nothing in containers."""
+        """Returns path and label of a sample that is a whole object; for others an empty name. Raises IndexError."""
         if not 0 <= ordinal < self.samples:
             raise IndexError(f"sample {ordinal} of {self.samples}")
         if not self.whole_objects:
@@ -241,7 +244,7 @@ class Manifest:
         return SampleName(_text(self.tables[part]["objects"], "key", row), label)
 
     def object(self, index: int) -> ObjectRecord:
-        """Object number `index`, 0..objects-1.
+        """Returns object number `index`, 0..objects-1.
 
         Raises:
             IndexError: there is no such object.
@@ -258,9 +261,9 @@ class Manifest:
         )
 
     def extent_of(self, ordinal: int) -> Extent:
-        """The object and the byte range of a sample; that of a sample without bytes is empty.
+        """Returns the object and the byte range of a sample; that of a sample without bytes is empty.
 
-        A sample of a recoded dataset has the whole range of its chunk.
+        For a sample of a recoded dataset it is the range from the first to the last byte of its chunk.
 
         Raises:
             IndexError: there is no such sample.
@@ -275,6 +278,7 @@ class Manifest:
         return found.extent_of(start, stop)
 
     def _starts(self, ordinals: Int64Array) -> Int64Array:
+        """Returns where these samples begin in their chunks, in bytes: int64, shape (k,)."""
         if len(self.tables) == 1:
             return _array(self.tables[0]["samples"], "start")[ordinals].astype(np.int64)
         starts = np.empty(len(ordinals), np.int64)
@@ -287,6 +291,7 @@ class Manifest:
 
 
 def _open_table(path: Path, root: Root, name: str, part: int) -> Table:
+    """Maps one file of a manifest; raises ManifestCorruptError if it does not have the bytes and rows of root.json."""
     file = file_name(name, part)
     where = path / file
     expected = root.file_bytes[file]

@@ -30,7 +30,7 @@ from streamer.manifest.table import Manifest
 
 Int64Array = NDArray[np.int64]
 
-# So many chunks are looked at together: their columns are copied.
+# Most chunks whose keys are computed together: their rows are copied.
 _BATCH = 1024
 # Among the details of the error for a foreign key.
 KEYS_RULE = "keys are those of their chunks"
@@ -40,9 +40,9 @@ _RANGE_BYTES = 16
 # The ranges of a block of which nothing was written; see `tables.tiles.blocks_of`.
 _NOTHING = ((0, 1),)
 _START_BYTES = 4
-# Longer than any object of any store, and exact as a floating-point number: sums of 500 such lengths fit into int64.
+# No object of any store is as long. Sums of 500 such lengths fit into int64, and it is exact as a float.
 MAX_OBJECT_BYTES = 1 << 53
-# The ranges of a chunk are planned at once: 131,072 of 8 MiB.
+# Chunks are shorter: all ranges of one are planned at once, 131,072 of 8 MiB.
 MAX_CHUNK_BYTES = 1 << 40
 
 
@@ -81,7 +81,7 @@ def verify(manifest: Manifest) -> None:
 
 
 def _has_secrets(manifest: Manifest) -> bool:
-    """Whether a url of an object, or an indexed one, has what only the user's options may have."""
+    """Whether a url, of an object or indexed, has a login or signature, which only the user's options may have."""
     base = manifest.content.base
     if any(map(has_secret, (base, *manifest.urls))):
         return True
@@ -97,7 +97,7 @@ def _has_secrets(manifest: Manifest) -> bool:
 
 
 def _check_values(manifest: Manifest) -> None:
-    """Checks that every range is within what it is a range of; 0.1 s per 10^7 samples."""
+    """Checks that samples are inside chunks and extents inside objects, and lengths add up; 0.1 s per 10^7 samples."""
     strings = [
         column
         for tables in manifest.tables
@@ -140,6 +140,7 @@ def _column(manifest: Manifest, table: str, name: str) -> Int64Array:
 
 
 def _extent_rules(manifest: Manifest) -> dict[str, bool | np.bool_]:
+    """Returns the rules of extents and whether each holds; not all are there if a first one is broken."""
     number, start, stop = (_column(manifest, "extents", name) for name in ("object", "start", "stop"))
     first = np.append(_column(manifest, "chunks", "first_extent"), len(number))
     in_order = first[0] == 0 and bool((first[1:] > first[:-1]).all())
@@ -149,7 +150,7 @@ def _extent_rules(manifest: Manifest) -> dict[str, bool | np.bool_]:
     sizes = _column(manifest, "objects", "size")
     fetch_bytes = _column(manifest, "chunks", "fetch_bytes")
     inside = bool(((start >= 0) & (start < stop) & (stop <= sizes[number])).all())
-    # Checked here alone: the difference of others may not fit.
+    # The sums are checked only for extents inside their objects: the lengths of others may not fit into int64.
     total = sums_of(stop - start, first[:-1]) if inside else fetch_bytes
     return {
         "extents are inside their objects": inside,
@@ -161,7 +162,12 @@ def _extent_rules(manifest: Manifest) -> dict[str, bool | np.bool_]:
 
 
 def sums_of(lengths: Int64Array, first: Int64Array) -> Int64Array:
-    """Returns the sum of each group; -1 for sums that are no length of a chunk, among them those that wrap around."""
+    """Returns the sum of each group of lengths, or -1 if it is no length of a chunk (also where it wraps around).
+
+    Args:
+        lengths: int64, shape (n,).
+        first: int64, shape (m,): place where each group begins, ascending.
+    """
     sums = np.add.reduceat(lengths, first)
     too_long = np.add.reduceat(lengths.astype(np.float64), first) >= MAX_CHUNK_BYTES
     found: Int64Array = np.where(too_long, -1, sums)
@@ -197,7 +203,7 @@ def check_keys(manifest: Manifest) -> None:
 
 
 def check_key(manifest: Manifest, chunk: int) -> None:
-    """Does the same for one chunk; not for blocks of several objects, because finding their names takes too long here.
+    """Compares the key of one chunk with it. Skips blocks of several objects, for which that takes too long.
 
     Raises:
         ManifestCorruptError: its key is that of another chunk.
@@ -211,13 +217,13 @@ def check_key(manifest: Manifest, chunk: int) -> None:
 
 
 def stamp_keys(folder: Path) -> None:
-    """Notes beside a manifest's folder that all keys of the files in it, as they are now, were checked or computed."""
+    """Writes a file beside a manifest's folder that says: the keys in its files, as they are now, were checked."""
     with suppress(OSError):  # Without it they are checked again.
         _stamp_path(folder).write_text(_describe_files(folder))
 
 
 def has_key_stamp(folder: Path) -> bool:
-    """Whether all keys were checked when the files of a manifest's folder were as they are now."""
+    """Whether `stamp_keys` was called for a manifest's folder, and its files have not changed since."""
     try:
         return _stamp_path(folder).read_text() == _describe_files(folder)
     except (OSError, UnicodeDecodeError):
@@ -229,12 +235,13 @@ def _stamp_path(folder: Path) -> Path:
 
 
 def _describe_files(folder: Path) -> str:
+    """Returns name, size and time of each file of a folder, a line each."""
     files = [(entry.name, entry.stat()) for entry in os.scandir(folder)]
     return "".join(f"{name} {status.st_size} {status.st_mtime_ns}\n" for name, status in sorted(files))
 
 
 def base_keys(manifest: Manifest) -> Iterator[bytes | None]:
-    """Yields the key of each chunk as it is where no endpoint was named; None for a row that cannot have one."""
+    """Yields the key of each chunk as it is without an endpoint (`key_at_endpoint`), or None if no key can be right."""
     return _Keys(manifest).between(0, manifest.chunks)
 
 
@@ -263,12 +270,12 @@ class _Keys:
         self._firsts = {table: [run[table].first for run in self._runs] for table in content.schemas}
         self._options = key_options(content.options, manifest.facts.fields)
         self._named: dict[int, bytes] = {}
-        # The object whose index has found the last chunk of blocks.
+        # Number of the object whose index has found the last chunk of blocks.
         self._owner = 0
         self._heads: dict[str, bytes] = {}
 
     def between(self, first: int, stop: int) -> Iterator[bytes | None]:
-        """Yields the keys of these chunks, as they are where no endpoint was named."""
+        """Yields the keys of the chunks `[first, stop)`, as they are without an endpoint; see `base_keys`."""
         if self._manifest.recoded:
             yield from map(self._find_block_key, map(self._manifest.chunk, range(first, stop)))
             return
@@ -283,6 +290,7 @@ class _Keys:
     # ------------------------------------------------------------ chunks that are kept as they are fetched
 
     def _object_keys(self, part: int, first: int, stop: int) -> Iterator[bytes]:
+        """Yields the keys of chunks of whole objects, which are in one part."""
         edges = self._manifest.chunk_first[first : stop + 1].tolist()
         start = edges[0]
         end = edges[-1]
@@ -299,6 +307,7 @@ class _Keys:
         )
 
     def _extent_keys(self, part: int, first: int, stop: int) -> Iterator[bytes]:
+        """Yields the keys of chunks of extents, which are in one part."""
         edges = self._manifest.chunk_first[first : stop + 1].tolist()
         run = self._runs[part]
         rows = min(stop + 1, run["chunks"].first + run["chunks"].count)
@@ -318,14 +327,14 @@ class _Keys:
         )
 
     def _rows(self, part: int, table: str, name: str, first: int, stop: int) -> NDArray[np.generic]:
-        """Rows of a numeric column, by their numbers in the whole manifest; all of them are in this part."""
+        """Returns the rows `[first, stop)` of a numeric column, counted over all parts; all are in this part."""
         column = self._manifest.tables[part][table][name]
         assert isinstance(column, np.ndarray)
         before = self._firsts[table][part]
         return column[first - before : stop - before]
 
     def _name(self, number: int) -> bytes:
-        """The name of an object as keys have it; those of containers are asked for again and again."""
+        """Returns an object as keys name it; names of containers are kept, because many chunks need them."""
         part = bisect_right(self._firsts["objects"], number) - 1
         table = self._manifest.tables[part]["objects"]
         row = number - self._firsts["objects"][part]
@@ -346,7 +355,15 @@ class _Keys:
         starts: NDArray[np.generic],
         samples: Sequence[int],
     ) -> Iterator[bytes]:
-        """Yields the keys of chunks whose extents and samples have these edges."""
+        """Yields the keys of consecutive chunks.
+
+        Args:
+            names: the named object of each extent.
+            ranges: start and stop of each extent, shape (e, 2).
+            extents: place of each chunk's first extent, and their number.
+            starts: chunk-local start of each sample.
+            samples: place of each chunk's first sample, and their number.
+        """
         spans = ranges.astype("<i8").tobytes()
         begins = starts.astype("<u4").tobytes()
         for a, b, c, d in zip(extents, extents[1:], samples, samples[1:], strict=False):
@@ -361,7 +378,7 @@ class _Keys:
         return len({extent.object.url for extent in chunk.extents}) == 1
 
     def _find_block_key(self, chunk: Chunk) -> bytes | None:
-        """Returns the key of a chunk of blocks. Returns None if no object of the manifest gives the one that it has.
+        """Returns the key of a chunk of blocks, or None if no object of the manifest gives the one that it has.
 
         A key names the object whose index has found the blocks. If they consist of several objects, the row does not
         say which one that is: it is the same as for the chunk before, or one that follows.
@@ -389,6 +406,7 @@ class _Keys:
         return None
 
     def _key_of_object(self, record: ObjectRecord, blocks: Sequence[Block]) -> bytes:
+        """Returns the key of these blocks, if the index of this object has found them."""
         head = self._heads.get(record.url)
         if head is None:
             content = self._manifest.content
@@ -399,7 +417,7 @@ class _Keys:
 
 
 def _blocks(chunk: Chunk) -> list[Block] | None:
-    """The blocks of a chunk, as far as its key depends on them; None if its row contradicts itself."""
+    """Returns the blocks of a chunk, as far as its key depends on them, or None if its row contradicts itself."""
     ranges = [(extent.start, extent.stop) for extent in chunk.extents]
     blocks = list[Block]()
     try:

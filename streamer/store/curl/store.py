@@ -41,16 +41,19 @@ from streamer.store.root import StoreRoot
 
 _log = logging.getLogger(__name__)
 
-# Idle connections to all hosts; the window is smaller.
+# Most idle connections to all hosts; the window of an endpoint is smaller.
 _IDLE_CONNECTIONS = 1024
-# S3 has some empty pages in a row where very many objects were deleted and their versions stay.
+# Most empty pages in a row: S3 has some where very many objects were deleted and their versions stay.
 _MAX_EMPTY_PAGES = 100_000
 # Answers of S3 to a request that belongs to another region (botocore's S3RegionRedirectorv2 has the same).
 _ELSEWHERE = (301, 307, 400)
 
 
 class CurlStore(ObstoreStore):
-    """An ObstoreStore that reads, lists and asks by libcurl. Lives on one event loop."""
+    """An ObstoreStore that reads, lists and asks by libcurl. Lives on one event loop.
+
+    Where only obstore finds the credentials, or an object is pinned by a version id, obstore reads.
+    """
 
     def __init__(self, root: StoreRoot) -> None:
         super().__init__(root)
@@ -121,6 +124,7 @@ class CurlStore(ObstoreStore):
             self._targets.keep(asked.target.url, address)
 
     async def _explain_broken(self, handle: Handle, target: ObjectRecord, error: pycurl.error) -> BaseException:
+        """Returns the error of a read that libcurl ended, and forgets where the url was redirected to."""
         self._targets.drop(target.url)
         failure = handle.explain_failure(error)
         if isinstance(failure, ObjectChangedError):
@@ -128,7 +132,11 @@ class CurlStore(ObstoreStore):
         return self._root.explain(failure) if isinstance(failure, StreamerError) else failure
 
     async def _pages(self, folder: str, after: str | None = None) -> AsyncGenerator[Page, None]:
-        """Yields the pages of a listing; obstore's if only it finds credentials."""
+        """Yields the pages of a listing, by obstore if only it finds the credentials.
+
+        Raises:
+            StoreError: a page has objects that are not below the folder, or the listing does not end.
+        """
         if await self._find_access() is None:
             async for page in super()._pages(folder, after):
                 yield page
@@ -154,7 +162,7 @@ class CurlStore(ObstoreStore):
             tokens.add(token)
 
     def _check_prefix(self, folder: str, prefix: str, records: Page) -> None:
-        """Raises StoreError if a page has an object that is not below the folder: it would be trained on unasked."""
+        """Raises StoreError if a page has an object that is not below the folder: the user did not ask for it."""
         start = f"{self._root.url}/{prefix}"
         if other := next((record.url for record in records if not record.url.startswith(start)), None):
             raise StoreError(
@@ -187,14 +195,14 @@ class CurlStore(ObstoreStore):
         return self._warn_without_version(whole.web_record(url)) if self._root.is_web else whole.record(url)
 
     async def _describe_by_byte(self, url: str) -> ObjectRecord:
-        """See ObstoreStore; libcurl asks web servers, since it takes all forms of dates, and proxies of any kind."""
+        """See ObstoreStore; libcurl asks web servers, because it takes dates in all forms, and any kind of proxy."""
         if await self._find_access() is None:
             return await super()._describe_by_byte(url)
         self._counters.requests += 1
         return self._warn_without_version((await await_answer(self._whole(url, first_byte=True), url)).web_record(url))
 
     def _warn_without_version(self, record: ObjectRecord) -> ObjectRecord:
-        """Returns a web server's object; warns once where nothing tells one version of it from another."""
+        """Returns a web server's object; warns, once, if only its size tells one version of it from another."""
         if record == versions.pin_by_size(record) and not self._has_warned and not self._root.settings.sizes_only:
             self._has_warned = True
             _log.warning(
@@ -220,7 +228,7 @@ class CurlStore(ObstoreStore):
         return self._pin([await self._require(url)])[0]
 
     async def list_unfinished(self, prefix: str) -> list[Upload]:
-        """See PartsKeeper.list_unfinished; none of a web server."""
+        """See PartsKeeper.list_unfinished; empty for a web server, and where only obstore finds the credentials."""
         if self._root.is_web or await self._find_access() is None:
             return []
         found = list[Upload]()
@@ -250,10 +258,21 @@ class CurlStore(ObstoreStore):
         first_byte: bool = False,
         content: BinaryIO | None = None,
     ) -> Whole:
-        """Requests a page of a list, a head of an object or bucket, or an upload's end, from the bucket's region.
+        """Makes a request whose answer is kept; asks once more in the bucket's region if that is another one.
 
-        With `first_byte` it requests the first byte of an object, whose answer describes it as well. With `content` it
-        sends these bytes to a web server.
+        Args:
+            url: the object, bucket or folder, for messages; the address is made of it.
+            query: the query of a list or of an upload's end, without its "?".
+            method: the HTTP method; "" for GET with a query or `first_byte`, else HEAD.
+            of_bucket: whether the bucket is asked for, not an object.
+            first_byte: whether the first byte of the object is asked for, whose answer describes it as a HEAD does.
+            content: bytes that are sent to a web server.
+
+        Returns:
+            The request with its answer; its handle is closed.
+
+        Raises:
+            StoreError: the store answers with an error, or not at all.
         """
         keys = None if self._ring is None else await self._ring.keys()
         access = await self._find_access()
@@ -287,7 +306,7 @@ class CurlStore(ObstoreStore):
         return whole
 
     async def _is_elsewhere(self, refusal: StoreError, access: Access) -> bool:
-        """Whether the bucket is in another region than the one asked, which is asked from now on."""
+        """Whether the bucket is in another region than the one that was asked; if so, that one is asked from now on."""
         if self._root.is_web or refusal.details.get("status") not in _ELSEWHERE:
             return False
         if access is not self._access:  # another request has found it meanwhile
@@ -301,7 +320,7 @@ class CurlStore(ObstoreStore):
         return True
 
     async def _locate(self) -> None:
-        """See ObstoreStore; libcurl asks where it can, and reads there as well from now on."""
+        """See ObstoreStore; libcurl asks for the region, where it can, and from now on reads there as well."""
         access = await self._find_access()
         if access is None:
             await super()._locate()
@@ -309,7 +328,7 @@ class CurlStore(ObstoreStore):
             self._forget()
 
     async def _ask_region(self) -> str:
-        """Returns the region that AWS names in its answer to a HEAD of the bucket, whatever the status."""
+        """Returns the region that AWS names in its answer to a HEAD of the bucket, or "" if it names none."""
         if self._root.has_own_endpoint:
             return ""
         try:
@@ -319,7 +338,10 @@ class CurlStore(ObstoreStore):
         return head.headers.get(b"x-amz-bucket-region", b"").decode("latin-1")
 
     async def _find_access(self) -> Access | None:
-        """Finds the access once until the next refresh, in a thread, because it reads certificate files."""
+        """Returns the access, or None if only obstore finds the credentials.
+
+        It is made once until the next refresh, in a thread, because that reads certificate files.
+        """
         if self._ring is not None:
             await self._ring.keys()  # before the lock: each of those who wait gets its own error, and in time
         async with self._finding:
@@ -336,6 +358,7 @@ class CurlStore(ObstoreStore):
         return make_access(self._root, None if self._ring is None else self._ring.issued)
 
     def _open_multi(self) -> Multi:
+        """Returns the transfers of this process; raises StoreError in the child of a fork."""
         if self._multi is None:
             self._multi = Multi(_IDLE_CONNECTIONS)
             self._opened_by = os.getpid()
@@ -375,12 +398,12 @@ class CurlStore(ObstoreStore):
 class GuardedStore(CurlStore):
     """A CurlStore for a url that a client of a service without [[datasets]] has chosen: it never reaches this machine.
 
-    Names are refused by the addresses that they resolve to. libcurl asks before each connection, including those of
-    redirects. obstore cannot ask and follows redirects: it reads nothing here, and writes after the name was resolved.
+    A name is refused if it resolves to an address of this machine. libcurl checks each connection, including those of
+    redirects. obstore cannot check, and follows redirects: it reads nothing here, and writes after `_check_address`.
 
     Args:
         root: the root.
-        place: url to which the client's choice leads.
+        place: the url whose host is checked before a write, a list or a head.
     """
 
     def __init__(self, root: StoreRoot, place: str) -> None:

@@ -1,4 +1,4 @@
-"""Makes columns of records from Arrow's arrays without a loop over rows, in recoders, which have pyarrow.
+"""Makes columns of records from Arrow's arrays without a loop over rows. Recoders use it, of Parquet and of Arrow.
 
 A nested value (list, struct, map) is MessagePack, which `streamer.decode.values` reads: lists are arrays, structs and
 maps are maps, and what MessagePack has no type for are extensions, by the codes of `Extension`. Its pieces are made for
@@ -52,9 +52,9 @@ def column_of(
 
     Args:
         spec: the field.
-        node: the node that has its values, in the file.
-        known: that node as all files have it together.
-        tables: a table for each primitive, that it is in.
+        node: the node that has its values, in the schema of the file.
+        known: the same node in the schema that all files have together.
+        tables: the table of each primitive.
         rows: rows of each table.
         meanings: see `Field.meanings`.
     """
@@ -87,7 +87,7 @@ class _RefusalError(ValueError):
 
 
 def _check_contents(files: pa.StructArray, contents: pa.Array, path_field: str = "") -> None:
-    """Refuses files (images, sounds) that have no bytes, but a path, as datasets writes those that it has not embedded.
+    """Raises _RefusalError for a file (image, sound) that has a path instead of bytes: `datasets` has not embedded it.
 
     Args:
         files: What is known of each file, or null for none.
@@ -110,7 +110,7 @@ def _check_contents(files: pa.StructArray, contents: pa.Array, path_field: str =
 
 
 def values_at(table: pa.Table, path: Sequence[str]) -> pa.Array:
-    """Returns the values of a node; where a struct around it is null, they are."""
+    """Returns the values of the node at a path; they are null where a struct around it is."""
     values = whole_column(table, path[0])
     for name in path[1:]:
         values = values.flatten()[values.type.get_field_index(name)]
@@ -120,7 +120,15 @@ def values_at(table: pa.Table, path: Sequence[str]) -> pa.Array:
 def _list_column(
     values: pa.Array, kind: str, nulls: NDArray[np.bool_] | None, rows: int, *, is_tensor: bool = False
 ) -> Column:
-    """Makes a column of numbers in lists: all of a row one after the other. A tensor is one list of all its numbers."""
+    """Makes a column of numbers in lists, also in lists of lists: the numbers of a row follow each other.
+
+    Args:
+        values: the lists.
+        kind: kind of the field: a dtype with the lengths of the lists.
+        nulls: which rows are null, or None if none is.
+        rows: number of rows.
+        is_tensor: whether each row has one list with all numbers of its tensor.
+    """
     base, _, shape = kind.removesuffix("]").partition("[")
     lengths = [int(length) for length in shape.split(",")] if shape else [-1]
     lengths = [prod(lengths)] if is_tensor else lengths
@@ -138,7 +146,7 @@ def _list_column(
             raise _RefusalError(f"a list of {int(sizes[wrong][0])} items where the file's features say {length}")
         items = values.values.slice(int(edges[0]), int(edges[-1] - edges[0]))
         if first and nulls is not None and sizes[nulls].any():
-            # Items behind null count for nothing.
+            # Arrow may have items in a list that is null: they are left out.
             items = items.filter(pa.array(np.repeat(~nulls, sizes)))
             sizes = np.where(nulls, 0, sizes)
         counts = sum_items(sizes, counts)
@@ -157,9 +165,13 @@ def _list_column(
 def lists_column(
     found: NDArray[np.generic], kind: str, counts: NDArray[np.int64], nulls: NDArray[np.bool_] | None = None
 ) -> Column:
-    """Makes a column of lists, with lengths, or in rows of one shape where the kind of the field has one.
+    """Makes a column of lists: of one shape if the kind of the field has one, else with the length of each row.
 
-    `found` are the numbers of all rows, one after the other, `counts` how many each row has: int64, shape (rows,).
+    Args:
+        found: the numbers of all rows, one after the other.
+        kind: kind of the field.
+        counts: int64, shape (rows,): how many numbers each row has.
+        nulls: which rows are null, or None if none is.
     """
     fixed = find_dtype(kind)
     if fixed is None:
@@ -187,7 +199,7 @@ _EXTENSIONS = {"": Extension.BYTES, "image": Extension.IMAGE, "json": Extension.
 
 
 class NestedColumns:
-    """Makes columns of the values of one node.
+    """Makes columns of the values of one nested node.
 
     Args:
         node: the node, as the file has it.
@@ -227,7 +239,14 @@ class NestedColumns:
         arrays: Sequence[pa.Array],
         inside: tuple[bool, bool] = (False, False),
     ) -> Pieces:
-        """Makes the values of a node; `inside`: whether items of a repeated node are meant, of it and of `known`."""
+        """Makes the MessagePack of the values of a node.
+
+        Args:
+            node: the node, as the file has it.
+            known: the node as all files have it together.
+            arrays: see `column`.
+            inside: whether the items of a repeated node are meant, not its lists: for `node`, and for `known`.
+        """
         if node.has_no_values:
             return [_nulls(len(arrays[0]))]
         own = node.items(inside[0])
@@ -260,6 +279,7 @@ class NestedColumns:
         return [pc.if_else(arrays[0].is_null(), _constant(_NIL.to_bytes()), join(pieces))]
 
     def _map(self, node: SchemaNode, known: SchemaNode, arrays: Sequence[pa.Array]) -> Pieces:
+        """Makes maps, or lists of pairs for JSON and nested keys; raises _RefusalError if a map has a key twice."""
         repeated = node.children[0]
         parts = known.children[0].children
         lists, entries = _split_lists(arrays)
@@ -291,6 +311,7 @@ class NestedColumns:
     def _list(
         self, node: SchemaNode, own: tuple[SchemaNode, bool], known: tuple[SchemaNode, bool], arrays: Sequence[pa.Array]
     ) -> Pieces:
+        """Makes lists; those of numbers become arrays. `own` and `known` are what `SchemaNode.items` returns."""
         item, inside = own
         lists, items = _split_lists(arrays)
         if not pa.types.is_list(arrays[0].type) and item is not node.children[0]:
@@ -313,6 +334,7 @@ class NestedColumns:
         return [pc.if_else(pa.array(has_null), as_lists, join(pieces))]
 
     def _primitive(self, node: SchemaNode, known: SchemaNode, values: pa.Array) -> Pieces:
+        """Makes numbers, truth values, texts or bytes."""
         element = node.element
         if self._for_json and element.meaning == "decimal":
             return _bytes(values.cast(pa.string()), "text")
@@ -333,11 +355,11 @@ class NestedColumns:
 
 
 def _child(node: SchemaNode, arrays: Sequence[pa.Array], number: int) -> list[pa.Array]:
-    """Returns the values of a child for each of its primitives, null where the struct is."""
+    """Returns the values of child `number` of a struct for each of its primitives; null where the struct is."""
     child = node.children[number]
     start = child.primitive - node.primitive
     own = arrays[start : start + child.primitives]
-    # Arrays of one primitive have only the way to it.
+    # An array of one primitive may have only the child that leads to it.
     different = {id(each): each for each in own}
     place = {key: number if each.type.num_fields == len(node.children) else 0 for key, each in different.items()}
     found = {key: each.flatten()[place[key]] for key, each in different.items()}
@@ -366,13 +388,14 @@ def _split_lists(arrays: Sequence[pa.Array]) -> tuple[pa.Array, list[pa.Array]]:
 
 
 def _counts(lists: pa.Array) -> NDArray[np.int64]:
+    """Returns how many items each list has, 0 for null: int64, shape (rows,)."""
     counts = np.diff(lists.offsets.to_numpy()).astype(np.int64)
     nulls = nulls_of(lists)
     return counts if nulls is None else np.where(nulls, 0, counts)
 
 
 def _sequence(first: int, lists: pa.Array, pieces: Pieces) -> Pieces:
-    """Makes lists, or maps, of the pieces of their items."""
+    """Makes lists, or maps, of the pieces of their items; `first` is the first byte of one in MessagePack."""
     counts = _counts(lists)
     items = join(pieces)
     edges = _edges(items)[np.concatenate([[0], np.cumsum(counts)])]
@@ -380,7 +403,7 @@ def _sequence(first: int, lists: pa.Array, pieces: Pieces) -> Pieces:
 
 
 def _bytes(values: pa.Array, meaning: str) -> Pieces:
-    """Makes texts, bytes, or an extension, by what they mean."""
+    """Makes texts, bytes, or extensions (`_EXTENSIONS`) of values, as `meaning` says."""
     nulls = nulls_of(values)
     content = values.cast(pa.large_binary())
     lengths = np.diff(_edges(content))
@@ -397,6 +420,7 @@ def _bytes(values: pa.Array, meaning: str) -> Pieces:
 def _heads(
     first: int, lengths: NDArray[np.int64], nulls: NDArray[np.bool_] | None, code: int | None = None
 ) -> pa.LargeBinaryArray:
+    """Returns the head of each value in MessagePack: first byte, length, and the code of an extension."""
     rows = np.empty(len(lengths), [("first", "u1"), ("length", ">u4"), *([("code", "u1")] if code is not None else [])])
     rows["first"] = first
     rows["length"] = lengths
@@ -406,7 +430,7 @@ def _heads(
 
 
 def _or_nil(rows: NDArray[np.generic], nulls: NDArray[np.bool_] | None) -> pa.LargeBinaryArray:
-    """Returns the bytes of each row; one byte, for no value, where it is null."""
+    """Returns the bytes of each row as a value, or MessagePack's nil (one byte) where the row is null."""
     width = rows.itemsize
     content = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), width)
     if nulls is None:
@@ -417,7 +441,7 @@ def _or_nil(rows: NDArray[np.generic], nulls: NDArray[np.bool_] | None) -> pa.La
 
 
 def _nulls(rows: int) -> pa.LargeBinaryArray:
-    """Returns no value for each row."""
+    """Returns MessagePack's nil for each row."""
     return large_binary(np.full(rows, _NIL, np.uint8), np.ones(rows, np.int64))
 
 
@@ -426,10 +450,11 @@ def _constant(content: bytes) -> pa.LargeBinaryScalar:
 
 
 def _edges(values: pa.LargeBinaryArray) -> NDArray[np.int64]:
-    """Returns where each value begins in their buffer, and the end."""
+    """Returns where each value begins in the buffer, and the end of the last: int64, shape (n + 1,)."""
     return np.frombuffer(values.buffers()[1], np.int64)[values.offset : values.offset + len(values) + 1]
 
 
 def _slices(values: pa.LargeBinaryArray, edges: NDArray[np.int64]) -> pa.LargeBinaryArray:
+    """Returns other values of the same buffer: those between the edges, which are places in it."""
     buffers = [None, pa.py_buffer(edges), values.buffers()[2]]
     return pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, buffers)
