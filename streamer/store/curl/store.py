@@ -132,11 +132,7 @@ class CurlStore(ObstoreStore):
         return self._root.explain(failure) if isinstance(failure, StreamerError) else failure
 
     async def _pages(self, folder: str, after: str | None = None) -> AsyncGenerator[Page, None]:
-        """Yields the pages of a listing, by obstore if only it finds the credentials.
-
-        Raises:
-            StoreError: a page has objects that are not below the folder, or the listing does not end.
-        """
+        """Yields the pages of a listing, by obstore if only it finds the credentials."""
         if await self._find_access() is None:
             async for page in super()._pages(folder, after):
                 yield page
@@ -270,9 +266,6 @@ class CurlStore(ObstoreStore):
 
         Returns:
             The request with its answer; its handle is closed.
-
-        Raises:
-            StoreError: the store answers with an error, or not at all.
         """
         keys = None if self._ring is None else await self._ring.keys()
         access = await self._find_access()

@@ -122,12 +122,7 @@ def _list_column(
 ) -> Column:
     """Makes a column of numbers in lists, also in lists of lists: the numbers of a row follow each other.
 
-    Args:
-        values: the lists.
-        kind: kind of the field: a dtype with the lengths of the lists.
-        nulls: which rows are null, or None if none is.
-        rows: number of rows.
-        is_tensor: whether each row has one list with all numbers of its tensor.
+    `is_tensor`: each row has one list with all numbers of its tensor, and `kind` has the tensor's shape.
     """
     base, _, shape = kind.removesuffix("]").partition("[")
     lengths = [int(length) for length in shape.split(",")] if shape else [-1]
@@ -167,11 +162,7 @@ def lists_column(
 ) -> Column:
     """Makes a column of lists: of one shape if the kind of the field has one, else with the length of each row.
 
-    Args:
-        found: the numbers of all rows, one after the other.
-        kind: kind of the field.
-        counts: int64, shape (rows,): how many numbers each row has.
-        nulls: which rows are null, or None if none is.
+    `found` has the numbers of all rows, one after the other; `counts` says how many each row has: int64, shape (rows,).
     """
     fixed = find_dtype(kind)
     if fixed is None:
