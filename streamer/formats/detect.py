@@ -31,7 +31,7 @@ _NOT_READ = {
     "avro": "Avro",
     "orc": "ORC",
 }
-# By ending of a file: the name of a built-in format, or the title of one that is not read.
+# The name of a built-in format, or the title of one that is not read, by ending of a file.
 _ENDINGS = _NOT_READ | {ending: name for name, row in BUILT_IN.items() for ending in row.endings}
 _FILES = {file: name for name, row in BUILT_IN.items() for file in row.files}
 # Blocks of N5 have numbers for names; what they are is in the files of this name.

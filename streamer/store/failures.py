@@ -41,11 +41,11 @@ class StoreAnswer(msgspec.Struct, frozen=True):
     """An answer of a store other than the object.
 
     Attributes:
-        status: HTTP status; None if there was no answer.
+        status: HTTP status, or None if there was no answer.
         code: the store's error code, e.g. "SlowDown"; shown in messages.
-        retry_after_seconds: pause that the store asked for.
+        retry_after_seconds: pause that the store asked for, or None.
         message: the store's own sentence; shown where the request is refused.
-        region: region of the bucket according to the store.
+        region: region of the bucket according to the store, or "".
     """
 
     status: int | None
@@ -60,13 +60,13 @@ _MOST_OF_SENTENCE = 200
 
 
 def word_of(body: str, field: str) -> str:
-    """Returns the word in a field of an XML answer, "Code" or "Region"; "" if there is none."""
+    """Returns the word in a field of an XML answer ("Code", "Region"), or "" if there is none."""
     found = re.search(rf"<{field}>([\w.-]+)</{field}>", body)
     return found[1] if found else ""
 
 
 def message_of(body: str) -> str:
-    """Returns the store's own sentence in an XML answer; "" if there is none."""
+    """Returns the store's own sentence in an XML answer, or "" if there is none."""
     found = _MESSAGE.search(body)
     return html.unescape(found[1]) if found else ""
 
@@ -78,7 +78,7 @@ def sentence(text: str) -> str:
 
 
 def parse_retry_after(retry_after: str | None) -> float | None:
-    """Returns Retry-After in seconds. Its date form is ignored, because object stores do not use it."""
+    """Returns Retry-After in seconds, or None if it is no number: object stores do not use its form with a date."""
     try:
         seconds = float(retry_after) if retry_after else math.nan
     except ValueError:
@@ -87,7 +87,7 @@ def parse_retry_after(retry_after: str | None) -> float | None:
 
 
 def error_of(url: str, answer: StoreAnswer) -> StoreError:
-    """Returns the error for an answer; its `details` have url, status and, if asked for, retry_after_seconds."""
+    """Returns the error for an answer; its `details` have url, status, code, retry_after_seconds and any region."""
     kind, advice = _KINDS.get(answer.status or 0, (StoreError, ""))
     if answer.code in EXPIRED_CODES:
         kind = AccessDeniedError
@@ -184,7 +184,7 @@ def make_redirect_error(url: str, status: int, host: str) -> StoreError:
 
 
 def make_endless_error(folder: str, pages: int, empty_pages: int) -> StoreError:
-    """Returns the error for a listing that goes in circles after so many pages, or of which so many are empty."""
+    """Returns the error for a listing without an end: it repeats page `pages`, or has so many empty ones."""
     what = (
         f"{empty_pages:,} pages in a row are empty"
         if empty_pages
@@ -209,7 +209,7 @@ def make_upload_error(url: str, status: int, host: str) -> StoreError:
 
 
 def make_encoding_error(url: str, encoding: str) -> StoreError:
-    """Returns the error for an object that its store sends compressed or not, as each request asks."""
+    """Returns the error for an object that its store sends with a Content-Encoding."""
     return StoreError(
         f"{shown(url)}: the store sends it with Content-Encoding: {encoding}, so that neither its length nor its "
         "ranges are those of the file; store it without that header: uncompressed, or compressed under a name that "
@@ -284,7 +284,7 @@ def short_read(url: str, start: int, stop: int, received: int) -> ShortReadError
 
 
 def wrong_range(url: str, start: int, stop: int, answered: str) -> ShortReadError:
-    """Returns the error for a body of other bytes than were requested, according to the answer itself."""
+    """Returns the error for an answer whose Content-Range (`answered`) is not the range that was asked for."""
     return ShortReadError(
         f"{shown(url)}: asked for bytes {start}-{stop - 1}, answered with Content-Range: {answered or 'none'}; what "
         "stands between (a proxy, a cache) changes ranges",
@@ -296,7 +296,7 @@ def wrong_range(url: str, start: int, stop: int, answered: str) -> ShortReadErro
 
 
 def after_fork(root: str, opener: int) -> StoreError:
-    """Returns the error after a fork: threads and sockets of a client do not survive it, and the child would hang."""
+    """Returns the error for a store that is used in a child of its process: without its threads it would hang."""
     return StoreError(
         f"{shown(root)} was opened by process {opener} and used after a fork in {os.getpid()}; "
         "open stores in the process that reads",
@@ -316,7 +316,7 @@ def translate_errors(mapper: Mapper, url: str, target: ObjectRecord | None = Non
 
 
 def redact(error: BaseException) -> BaseException:
-    """Returns the foreign error as a cause; a copy without secrets if its text may contain one."""
+    """Returns a foreign error for `__cause__`: itself, or a RuntimeError without the secrets that its text may have."""
     text = str(error)
     clean = _SECRET.sub(r"\1***", text)
     return error if clean == text else RuntimeError(f"{type(error).__name__}: {clean}")

@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 PAGE_OBJECTS = 1000
-# Requests for objects that braces name, where the store refuses to list.
+# Requests that run at once for objects that braces name, where the store refuses to list.
 HEADS_AT_ONCE = 16
 _SCHEMES = ("s3", "gs", "az", "abfs", "https", "file")
-# Other programs' names of options; stores that speak S3 need an endpoint_url as well.
+# The schemes that are meant by those of other programs, for messages.
 _MEANT = {
     **dict.fromkeys(("minio", "r2", "aws", "ceph", "wasabi"), "s3"),
     **dict.fromkeys(("gc", "google", "gcp", "googlestorage"), "gs"),
     **dict.fromkeys(("azure", "wasb", "wasbs", "blob"), "az"),
 }
-# Stores that speak S3, too, with the usual names of their endpoints.
+# The usual endpoints of stores that speak S3, by their schemes.
 _SPEAK_S3 = {
     "cos": "https://cos.<region>.myqcloud.com",
     "cosn": "https://cos.<region>.myqcloud.com",
@@ -101,7 +101,7 @@ class FsspecStore:
             if not pattern.may_be_asked_for_each(refusal):
                 raise
             found = await self._describe_each(await asyncio.to_thread(sort_names, pattern.named))
-        # A thread does it, in the order of their names: 10^6 files take seconds.
+        # A thread makes the records, in the order of their names: 10^6 files take seconds.
         records = await asyncio.to_thread(lambda: [self._record(name, found[name]) for name in sort_names(found)])
         if not records and pattern.single:
             raise ObjectNotFoundError(
@@ -114,7 +114,7 @@ class FsspecStore:
             yield kept[first : first + PAGE_OBJECTS]
 
     async def _describe_each(self, every: Sequence[str]) -> dict[str, dict[str, object]]:
-        """Returns what braces name, asked for one by one where the folder may be read but not listed."""
+        """Returns fsspec's info of each url that braces name, where the folder may be read but not listed."""
 
         async def describe(url: str) -> dict[str, object]:
             with translate_errors(map_error, url):
@@ -140,7 +140,7 @@ class FsspecStore:
         return self._counters.freeze()
 
     async def prepare(self) -> None:
-        """Does nothing: fsspec's imports may take a second of the loop."""
+        """Does nothing: fsspec's imports may hold up the loop for a second."""
 
     async def refresh(self) -> None:
         """See ObjectStore.refresh; the old session stays open for the requests in flight, until `aclose`."""
@@ -155,6 +155,7 @@ class FsspecStore:
             await self._retired.pop().aclose()
 
     def _connect(self) -> FileCalls:
+        """Returns the filesystem, which is made at the first call; raises ConfigError if fsspec refuses to."""
         if self._files is None:
             filesystem = _filesystem(self._protocol, self._options, self._root, self._login)
             is_of_host = "host" in type(filesystem)._get_kwargs_from_urls(self._root)
@@ -162,6 +163,7 @@ class FsspecStore:
         return self._files
 
     def _record(self, name: str, entry: Mapping[str, object]) -> ObjectRecord:
+        """Returns the object of a name and its info; warns, once, if nothing but the size tells its version."""
         url = name
         if "://" not in name:  # names of sftp, ftp, smb and webhdfs are paths on the host in the url
             base = self._root if self._connect().is_of_host else f"{self._protocol}:/"
@@ -179,7 +181,11 @@ class FsspecStore:
 
 
 def _filesystem(protocol: str, options: Mapping[str, object], root: str, login: str = "") -> AbstractFileSystem:
-    """Returns a new filesystem: no shared instance, no cached listings. Options go before the url's host or user."""
+    """Returns a new filesystem: no shared instance, no cached listings. Options take precedence over the url.
+
+    Raises:
+        ConfigError: fsspec has no such filesystem, lacks a library for it, or does not take the options.
+    """
     import fsspec
 
     try:
@@ -221,7 +227,7 @@ def _filesystem(protocol: str, options: Mapping[str, object], root: str, login: 
 
 
 def _withhold_headers(options: Mapping[str, object]) -> Mapping[str, object]:
-    """Returns options of fsspec's HTTP client with which no header of the user goes along to another origin.
+    """Returns options of fsspec's HTTP client with which redirects to another origin get no header of the user.
 
     aiohttp itself withholds only Authorization. It gives the headers of the next request to the tracers of a redirect.
     """
@@ -254,9 +260,10 @@ def _mapping(value: object) -> Mapping[str, str]:
 
 
 class FileCalls:
-    """Awaitable calls of a filesystem: its coroutines as they are, sync methods in threads.
+    """Calls of a filesystem as coroutines: those of an asynchronous one as they are, others in threads.
 
     Args:
+        filesystem: the filesystem.
         is_of_host: whether its paths do not contain the host that its urls name.
     """
 
@@ -276,7 +283,7 @@ class FileCalls:
         return await asyncio.to_thread(getattr(self.filesystem, name), *arguments, **options)
 
     async def read(self, target: ObjectRecord, start: int, stop: int) -> bytes:
-        """Reads the bytes `[start, stop)` of the pinned version; raises foreign errors as they come.
+        """Reads the bytes `[start, stop)` of the pinned version. Errors of fsspec are not translated.
 
         Most filesystems cannot pin a version, so the version is compared after each read. An object does not return to
         an older version, so bytes that were read before a check that finds the manifest's version belong to that one.
@@ -294,7 +301,7 @@ class FileCalls:
         return bytes(content)
 
     async def _read_s3(self, target: ObjectRecord, start: int, stop: int) -> bytes:
-        """Calls s3fs without detours: one get_object with If-Match per range, no HEAD, no copy into a buffer."""
+        """Reads as `read` does, by s3fs's own client: one get_object with If-Match, no HEAD, no copy into a buffer."""
         bucket, key, _ = self.filesystem.split_path(target.url)
         pin = {"IfMatch": tag} if (tag := versions.if_match(target.version)) else {}
         answer = await self.filesystem._call_s3(

@@ -42,24 +42,24 @@ _log = logging.getLogger(__name__)
 
 Page = list[ObjectRecord]
 
-# Up to this many pieces one call for the whole body is cheaper: 111 against 180 us for 100 KB (2026-11-20).
+# A body of up to so many pieces is read by one call, which is cheaper: 111 against 180 us for 100 KB (2026-11-20).
 WHOLE_PIECES = 2
-# Time for a page of a listing, a head, or a put of a part of a manifest. A store that took longer is busy.
+# Timeout of a page of a listing, a head, or a put of a part of a manifest.
 ANSWER_SECONDS = 30.0
-# Parts as large as the ranges that are read later; S3 accepts 10,000 of them.
+# Parts of an upload are at least as large as the ranges that are read later. S3 accepts 10,000 of them.
 PART_BYTES = 8 << 20
 MOST_PARTS = 9_000
 PARTS_AT_ONCE = 4
-# S3 answers as many at once.
+# Objects of a page: S3 gives no more at once.
 PAGE_OBJECTS = 1000
-# Requests for empty objects of a page, which may be folder markers.
+# Requests that run at once for objects of a page.
 HEADS_AT_ONCE = 16
 
 T = TypeVar("T")
 
 
 class ObstoreStore:
-    """One bucket, container or host. Lives on one event loop; its client is created at first use."""
+    """One bucket, container or host, read by obstore. Lives on one event loop; its client is created at first use."""
 
     def __init__(self, root: StoreRoot) -> None:
         self._root = root
@@ -80,7 +80,7 @@ class ObstoreStore:
         received = 0
         target = asked.target
         self._counters.requests += 1
-        # No context managers and no further calls for a small object: 2.4 instead of 4.1 us (2026-11-20).
+        # Context managers and further calls would cost a small object 4.1 instead of 2.4 us (2026-11-20).
         try:
             options: GetOptions = {"range": (asked.start, asked.stop)}
             if tag := versions.if_match(target.version):
@@ -110,10 +110,14 @@ class ObstoreStore:
             raise failures.short_read(target.url, asked.start, asked.stop, received)
 
     def _map_error(self, url: str, error: Exception, target: ObjectRecord | None) -> StreamerError:
+        """Returns the error of streamer for one of obstore's, with what this root says about it."""
         return self._root.explain(map_error(url, error, target))
 
     async def _explain_change(self, target: ObjectRecord, refusal: ObjectChangedError) -> StoreError:
-        """Returns the error for 412, which Azurite answers for a missing object, too (3.35); the others answer 404."""
+        """Returns the error for a read that the store refused because the version is another one; asks for the object.
+
+        It is ObjectNotFoundError where the object is missing: Azurite 3.35 answers 412 then, the others answer 404.
+        """
         try:
             record = await self._require(target.url)
         except ObjectNotFoundError as gone:
@@ -127,18 +131,20 @@ class ObstoreStore:
         return versions.make_change_error(target, f"{record.version} ({record.size} bytes)")
 
     async def _is_listed(self, target: ObjectRecord) -> bool:
-        """Whether a listing still has the manifest's version, although heads and reads have another one."""
+        """Whether a listing still has the manifest's version, although heads and reads have another; unknown here."""
         return False
 
     async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
-        """See ObjectStore.list; a plain web server cannot list, so it is asked for each url."""
+        """See ObjectStore.list; a web server cannot list, so it is asked for each url that the braces name."""
         async for page in self._list_unpinned(url):
             yield self._pin(page)
 
     def _pin(self, page: Sequence[ObjectRecord]) -> Sequence[ObjectRecord]:
+        """Returns the objects, pinned by their sizes if the user asked for that (`pin="size"`)."""
         return [versions.pin_by_size(record) for record in page] if self._root.settings.sizes_only else page
 
     async def _list_unpinned(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
+        """Yields pages as `list` does, with the store's versions."""
         if self._root.is_web:
             for name in await asyncio.to_thread(patterns.expand, patterns.require_file_url(url)):
                 yield [await self._head_web_object(name)]
@@ -225,6 +231,7 @@ class ObstoreStore:
         return record
 
     async def _pages(self, folder: str, after: str | None = None) -> AsyncGenerator[Page, None]:
+        """Yields pages of the objects below a folder, without folder markers; those whose keys sort after `after`."""
         self._counters.lists += 1
         with translate_errors(self._map_error, folder):
             prefix = self._root.key(folder) or None
@@ -236,10 +243,10 @@ class ObstoreStore:
                 yield await self._drop_markers(folder, records)
 
     async def _drop_markers(self, folder: str, page: Page) -> Page:
-        """Drops folder markers: empty objects whose key ends in "/", which consoles create for "Create folder".
+        """Returns a page without folder markers: empty objects whose key ends in "/", which "Create folder" makes.
 
-        obstore cuts the slash, so that a marker looks like an empty object. One with objects below it, or above the
-        folder, is a marker; the store is asked whether any other one exists without the slash.
+        obstore cuts the slash, so that a marker looks like any empty object. An empty object is a marker if it is the
+        folder itself or has objects below it; of each other one the store is asked whether its key exists.
         """
         followers = zip(page, [*page[1:], None], strict=True)
         empty = [record for record, after in followers if record.size == 0 and not _is_folder(folder, record, after)]
@@ -248,6 +255,7 @@ class ObstoreStore:
         return [record for record in page if record.size or record.url in objects]
 
     async def _head(self, url: str) -> ObjectRecord | None:
+        """Asks for one object; returns None if it does not exist."""
         self._counters.requests += 1
         try:
             with translate_errors(self._map_error, url):
@@ -294,7 +302,7 @@ class ObstoreStore:
         self._client = self._uploads = None
 
     async def _ready(self) -> Client:
-        """Returns the client as soon as there are credentials."""
+        """Waits for credentials, finds the region once, and returns the client."""
         if self._ring is not None:
             await self._ring.keys()
         if self._client is None:
@@ -311,7 +319,7 @@ class ObstoreStore:
             self._move_to(await asyncio.to_thread(self._root.ask_region, known), self._root.find_place(known).region)
 
     def _move_to(self, region: str, here: str) -> bool:
-        """Goes to the region that the store names, with one line in the log; returns whether it is another one."""
+        """Reads from `region` from now on, with a line in the log; returns False if it is that of `here`."""
         if not region or region == here or not self._root.move(region):
             return False
         _log.warning(
@@ -363,7 +371,12 @@ def _part_bytes(path: Path) -> int:
 
 
 def _check(target: ObjectRecord, meta: ObjectMeta, got: tuple[int, int], asked: tuple[int, int]) -> None:
-    """Checks that the answer has the pinned version and begins where asked, whatever the server made of the headers."""
+    """Checks that the answer is the range that was asked for, of the pinned version, also where headers were ignored.
+
+    Raises:
+        ObjectChangedError: the object has another size or version.
+        ShortReadError: it is another range.
+    """
     if meta["size"] != target.size:
         raise versions.make_change_error(target, f"{_version(meta)} ({meta['size']} bytes)")
     if not target.version.startswith(versions.VERSION):

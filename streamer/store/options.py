@@ -27,8 +27,9 @@ Options = Mapping[str, object]
 _EXPRESS = "--x-s3"
 # These are the fields of the file of a service account's key (Google, "Create and delete service account keys").
 _OF_SERVICE_ACCOUNT = ("type", "project_id", "private_key_id", "private_key", "client_email", "client_id")
+# Settings that obstore reads from the text of a key, which does not have them.
 _NOT_OF_A_KEY = ("gcs_base_url", "disable_oauth")
-# gcsfs takes these of a Google user's sign-in.
+# Fields of a Google user's sign-in that gcsfs takes.
 _OF_GOOGLE_USER = {"client_id", "client_secret", "refresh_token"}
 # Azure's public cloud, which obstore knows.
 _AZURE_SUFFIX = "core.windows.net"
@@ -38,13 +39,15 @@ ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
 class Translation(msgspec.Struct):
-    """The result of a translation.
+    """The result of a translation of storage options.
 
     Attributes:
-        config: obstore's store configuration; contains secrets, never shown.
-        profile: AWS profile; the credentials are then found as boto finds them.
+        config: obstore's configuration of the store; has secrets, never shown.
+        client: obstore's configuration of its HTTP client; may have secrets.
+        profile: AWS profile, or None; the credentials are then found as boto finds them.
         boto: arguments of botocore's Config that change a bucket's address, which only botocore can compute.
-        ca_file: PEM file to trust in addition to the system's.
+        ca_file: PEM file to trust in addition to the system's, or None.
+        redirects: hosts and networks to which an S3 endpoint may redirect.
         sizes_only: whether objects are pinned by their size, not by the store's versions.
         login: description of the login to a web server, for messages.
         unknown: options without a counterpart; if there are none, obstore can serve the root.
@@ -66,12 +69,12 @@ class Translation(msgspec.Struct):
         return f"Translation({sorted(self.config)}, unknown={self.unknown})"
 
     def endpoint(self, name: str, url: object) -> None:
-        """Sets a custom endpoint; plain http only if the url says so."""
+        """Sets an endpoint as the option `name` of obstore; plain http is allowed only if the url says so."""
         self.config[name] = str(url).rstrip("/")
         self.client["allow_http"] = str(url).startswith("http://")
 
     def apply(self, table: Table, options: Options, prefix: str = "") -> None:
-        """Translates options by a table; those of nested mappings by the tables below it."""
+        """Adds the options to the result by the rules of a table; `prefix` names the mapping in which they are."""
         for name, value in options.items():
             rule = table.get(name)
             if rule is None:
@@ -87,7 +90,7 @@ class Translation(msgspec.Struct):
 
 
 def translate(address: Address, options: Options) -> Translation:
-    """Translates the options for one root of a known family; `StoreRoot` calls it, once."""
+    """Translates the options of a root of a known family; `StoreRoot` calls it, once. Raises ConfigError."""
     outcome = Translation()
     kind = str(address.family)
     outcome.apply(_TABLES[kind], options)
@@ -108,6 +111,8 @@ def _no_effect(outcome: Translation, name: str, value: object) -> None:
 
 
 def _flag(key: str) -> Setter:
+    """Returns the rule of an option that, if it is true, sets this key of obstore's configuration."""
+
     def put(outcome: Translation, name: str, value: object) -> None:
         if value:
             outcome.config[key] = True
@@ -120,7 +125,7 @@ def _endpoint(key: str) -> Setter:
 
 
 def _unless(*values: object) -> Setter:
-    """Leaves every other value to fsspec."""
+    """Returns the rule of an option of botocore's Config that only fsspec serves, unless it has one of these values."""
 
     def put(outcome: Translation, name: str, value: object) -> None:
         if value not in values:
@@ -167,10 +172,11 @@ def _set_connect_timeout(outcome: Translation, name: str, value: object) -> None
 
 
 def _set_google_token(outcome: Translation, name: str, value: object) -> None:
+    """Translates gcsfs's `token`: "anon", a key or a sign-in as a mapping, or a file; others are left to fsspec."""
     if value == "anon":
         outcome.config["skip_signature"] = True
     elif isinstance(value, Mapping) and value.get("type") == "service_account":
-        # obstore reads settings from this text as well.
+        # obstore would take these, too, from the text of the key: as settings.
         if own := [key for key in _NOT_OF_A_KEY if key in value]:
             raise ConfigError(
                 f"the token has {own[0]!r}, which is not a part of a service account's key; use endpoint_url",
@@ -195,6 +201,7 @@ def _set_google_payer(outcome: Translation, name: str, value: object) -> None:
 
 
 def _set_azure_connection(outcome: Translation, name: str, value: object) -> None:
+    """Translates a connection string of Azure: account, key, signature and endpoint."""
     parts = dict(part.split("=", 1) for part in str(value).split(";") if "=" in part)
     outcome.apply(_AZURE_CONNECTION, {key: parts[key] for key in _AZURE_CONNECTION if key in parts})
     suffix = parts.get("EndpointSuffix", _AZURE_SUFFIX)
@@ -238,8 +245,8 @@ def _set_headers(outcome: Translation, name: str, value: object) -> None:
 
 # ---------------------------------------------------------------- the register
 
-# The rule of an option is its name in obstore's configuration, its setter, the options of a nested mapping, or None if
-# only fsspec has it, so that fsspec reads the root.
+# The rule of an option: its name in obstore's configuration, a function that sets it, a table of the options inside of
+# it, or None if only fsspec has it, so that fsspec reads the root.
 Table: TypeAlias = Mapping[str, "str | Setter | Table | None"]
 
 
@@ -334,7 +341,7 @@ _TABLES: dict[str, Table] = {
     },
 }
 _CLIENTS = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "http": "fsspec's HTTP client"}
-# Other programs' names of options.
+# The options that are meant by names of other programs, for messages.
 _MEANT: dict[str, dict[str, str]] = {
     "s3": {
         **dict.fromkeys(("region", "region_name", "aws_region"), "client_kwargs={'region_name': ...}"),
@@ -396,6 +403,7 @@ def _list_names(kind: str, given: Options) -> Iterator[tuple[str, Collection[str
 
 
 def _nearest(name: str, kind: str, known: Collection[str]) -> str:
+    """Returns the advice for an option that does not exist: the one that is meant, or the usual ones."""
     meant = _MEANT.get(kind, {}).get(name)
     near = [repr(one) for one in difflib.get_close_matches(name, known, 1, 0.6)]
     if meant or near:

@@ -122,7 +122,7 @@ def _list_column(
 ) -> Column:
     """Makes a column of numbers in lists, also in lists of lists: the numbers of a row follow each other.
 
-    `is_tensor`: each row has one list with all numbers of its tensor, and `kind` has the tensor's shape.
+    With `is_tensor` each row has one list with all numbers of its tensor, whose shape `kind` has.
     """
     base, _, shape = kind.removesuffix("]").partition("[")
     lengths = [int(length) for length in shape.split(",")] if shape else [-1]
@@ -325,7 +325,6 @@ class NestedColumns:
         return [pc.if_else(pa.array(has_null), as_lists, join(pieces))]
 
     def _primitive(self, node: SchemaNode, known: SchemaNode, values: pa.Array) -> Pieces:
-        """Makes numbers, truth values, texts or bytes."""
         element = node.element
         if self._for_json and element.meaning == "decimal":
             return _bytes(values.cast(pa.string()), "text")
@@ -379,7 +378,6 @@ def _split_lists(arrays: Sequence[pa.Array]) -> tuple[pa.Array, list[pa.Array]]:
 
 
 def _counts(lists: pa.Array) -> NDArray[np.int64]:
-    """Returns how many items each list has, 0 for null: int64, shape (rows,)."""
     counts = np.diff(lists.offsets.to_numpy()).astype(np.int64)
     nulls = nulls_of(lists)
     return counts if nulls is None else np.where(nulls, 0, counts)
@@ -446,6 +444,5 @@ def _edges(values: pa.LargeBinaryArray) -> NDArray[np.int64]:
 
 
 def _slices(values: pa.LargeBinaryArray, edges: NDArray[np.int64]) -> pa.LargeBinaryArray:
-    """Returns other values of the same buffer: those between the edges, which are places in it."""
     buffers = [None, pa.py_buffer(edges), values.buffers()[2]]
     return pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, buffers)
