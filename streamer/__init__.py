@@ -61,7 +61,8 @@ _HOMES = {
     "pack": "streamer.shards.pack",
 }
 
-# Names of earlier releases that still work in this one. What takes them warns.
+# Names of earlier releases that still work in this one. Using them warns: `measure` when called, `Reports` when given
+# to a loader.
 _OLD_HOMES = {
     "Reports": "streamer.loader.stall.reporter",
     "measure": "streamer.loader.measure",
@@ -108,7 +109,8 @@ def __getattr__(name: str) -> object:
             f"streamer.{name} needs PyTorch; `pip install 'streamer-data[torch]'`, or torch itself"
         ) from error
     except AttributeError as error:
-        # `from streamer import name` would turn it into "cannot import name".
+        # Modules for Linux use names that the standard library lacks elsewhere. `from streamer import name` would turn
+        # this AttributeError into "cannot import name".
         raise ImportError(f"streamer.{name} cannot be imported on {sys.platform}: {error}") from error
 
 

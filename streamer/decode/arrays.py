@@ -29,7 +29,7 @@ Row = Mapping[str | int, Array]
 
 NO_ROW: Row = {}
 
-# numpy refuses longer headers too, because they are parsed as Python literals.
+# Longer headers are refused, by numpy's own limit, because they are parsed as Python literals.
 _NPY_HEADER_BYTES = 10_000
 # deflate compresses zeros 1,000 to 1: without a limit, 2 MB take 2 GB in every worker.
 MAX_NPZ_BYTES = 1 << 30
@@ -43,7 +43,13 @@ _SAFETENSORS_TYPES = {
 
 
 class PlainArray(msgspec.Struct, frozen=True):
-    """An array in a file, in C order and native byte order: the head of all arrays of its kind, then its numbers."""
+    """The layout of an array in a field, in C order and native byte order: a head, then the numbers.
+
+    Attributes:
+        head: bytes before the numbers, equal for all arrays of this dtype and shape; b"" if there are none.
+        dtype: type of the numbers.
+        shape: shape of the array.
+    """
 
     head: bytes
     dtype: np.dtype[np.generic]
@@ -85,13 +91,17 @@ class ArrayDecoder:
         return found if dtype.isnative else found.astype(dtype.newbyteorder("="))
 
     def plain(self, count: int) -> PlainArray | None:
-        """Returns the array of a field of `count` bytes; None if its byte order is not this machine's."""
+        """Returns the layout of a field of `count` bytes; None if its byte order is not this machine's.
+
+        Raises:
+            ValueError: so many bytes do not fill the shape.
+        """
         dtype, _ = self._layout
         return PlainArray(b"", dtype, self._shape_of(count)) if dtype.isnative else None
 
     @cached_property
     def _layout(self) -> tuple[np.dtype[np.generic], int]:
-        """The type, and the bytes of the known lengths: computed once, not for each sample."""
+        """The type, and the bytes of an array whose open length is 1: computed once, not for each sample."""
         dtype = np.dtype(self.dtype)
         return dtype, dtype.itemsize * math.prod(length for length in self.shape if length >= 0)
 
@@ -119,7 +129,11 @@ def npy_head(content: Content) -> bytes:
 
 
 def plain_npy(content: Content) -> PlainArray | None:
-    """Returns an `.npy` file as an array; None if its order is not that of numpy's own arrays."""
+    """Returns the layout of an `.npy` file; None if it is in Fortran order, or its byte order is not this machine's.
+
+    Raises:
+        ValueError: the header cannot be read.
+    """
     shape, fortran_order, dtype = _npy_header(head := npy_head(content))
     return PlainArray(head, dtype, shape) if dtype.isnative and not fortran_order else None
 

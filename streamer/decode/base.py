@@ -1,4 +1,4 @@
-"""What decoders have in common: the memory they write to, draws, and optional libraries."""
+"""What the decoders of `decode` and `media.decode` have in common: where they write to, draws, optional libraries."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from streamer.errors import ConfigError
 
 Array = NDArray[Any]
-# Returns a generator that depends on seed, epoch and sample alone; each call one that begins anew.
+# A function that returns the random numbers of a sample, which depend on seed, epoch and sample alone. Each call
+# returns a generator that begins anew.
 Draws = Callable[[], np.random.Generator]
 
 
 class TargetDecoder(ABC):
-    """Decodes a field, an array in the memory that is given where it fits."""
+    """A decoder that writes an array to given memory where it fits, and may draw random numbers."""
 
     @abstractmethod
     def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> object:
@@ -33,15 +34,15 @@ class TargetDecoder(ABC):
             draws: Random numbers of the sample; where there are none, the middle is taken.
 
         Raises:
-            ValueError: The bytes are others.
+            ValueError: The bytes are not of this kind, or damaged.
             ConfigError: A library is not installed.
         """
 
     def check(self, codecs: Collection[str] = ()) -> None:  # noqa: B027 - most need no library
-        """Raises ConfigError if a library is missing, or does not decode one of these codecs of FFmpeg's names."""
+        """Raises ConfigError if a library is missing, or does not decode one of `codecs`, which FFmpeg names."""
 
     def __call__(self, content: bytes | memoryview) -> object:
-        """Decodes a field of a sample that is in no epoch."""
+        """Decodes a field outside of an epoch, hence without random numbers and into new memory."""
         return self.decode(memoryview(content))
 
 

@@ -1,7 +1,7 @@
 """Chooses the decoder of a field, by its name or by the kind that its format names, and reports its errors.
 
-`ELSEWHERE` is the table of the kinds whose decoders are beside the formats that write them, imported at their first
-use; of kinds see `streamer.formats.base.Field`.
+Workers decode each sample with a `SampleDecoder`. `ELSEWHERE` names the modules with the decoders of kinds that only
+some formats write; they are imported at their first use. `streamer.formats.base.Field` says what a kind is.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ logger = logging.getLogger(__name__)
 
 _Reader = Callable[[memoryview], object]
 
-# The extension before this one decides the decoder, unless a rule names this one.
+# In `x.json.gz` the extension before this one chooses the decoder, unless the user's rule names `gz`.
 _GZIP = "gz"
 # deflate compresses zeros 1,000 to 1 (zlib.net, "Maximum Compression Factor"): without a limit, 10 MB of a tar become
 # 10 GB in every worker. A medical volume has up to 600 MB.
 MAX_BYTES = 1 << 30
 _GZIP_MAGIC = b"\x1f\x8b"
-# Header and end of a stream without content.
+# Bytes of header and end of a gzip stream without content.
 _SMALLEST_BYTES = 18
-# A document of "{},{},..." takes 24 times its bytes as Python objects.
+# A smaller limit for JSON: a document of "{},{},..." takes 24 times its bytes as Python objects.
 MAX_JSON_BYTES = 64 << 20
 _NO_BYTES = memoryview(b"")
 
@@ -70,18 +70,18 @@ _AUTO: dict[str, _Reader] = {
     **dict.fromkeys(_PICKLES, arrays.refuse_pickle),
 }
 
-# The kind of a field without a value, whatever a rule says about its name.
+# The kind of a field without a value, which is None whatever a rule says about its name.
 NULL = "null"
 _MEDIA = "streamer.media.decode:find_decoder"
 _FOREIGN = "streamer.tables.foreign:find_decoder"
-# How kinds begin, and the function that returns the decoder of such a kind, or None.
+# By the beginning of a kind: "module:function" of the function that returns the decoder of such a kind, or None.
 ELSEWHERE = {
     **dict.fromkeys(["audio", "clip", "depth:"], _MEDIA),
     **dict.fromkeys(
         ["mds-", "litdata-", "tf-list:", "pil", "jpeg_array", "int-text", "float-text", "decimal-text"], _FOREIGN
     ),
 }
-# "<f4[3,224,224]", "<i8", "?".
+# Kinds that are a dtype, with a shape or without: "<f4[3,224,224]", "<i8", "?".
 _NUMBERS = re.compile(r"([<>|=]?[?a-z][0-9]*)(?:\[(-?\d*(?:,-?\d+)*)\])?")
 _NUMBERS_OF_STRUCT = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 _STRUCTS = dict(zip(_NUMBERS_OF_STRUCT, "?bhiqBHIQefd", strict=True))
@@ -89,10 +89,10 @@ _STRUCTS = dict(zip(_NUMBERS_OF_STRUCT, "?bhiqBHIQefd", strict=True))
 
 @lru_cache(maxsize=1000)
 def find_decoder_of_kind(kind: str) -> Callable[[memoryview], object] | None:
-    """Returns the decoder of a kind other than an extension, or None if there is none.
+    """Returns the decoder of a kind that is no extension, or None if there is none.
 
-    "image" returns an array as images do, "bytes" bytes, "null" None, "nested" a list or dict, a dtype a Python number,
-    a dtype with a shape an array; for others see `ELSEWHERE`.
+    The decoder of "image" returns an array as for an image file, that of "bytes" bytes, of "null" None, of "nested" a
+    list or dict, of a dtype a Python number, of a dtype with a shape an array. The others are in `ELSEWHERE`.
     """
     if (known := _NAMED.get(kind)) is not None:
         return known
@@ -139,8 +139,8 @@ class SampleDecoder:
     """Decodes the fields of samples by one rule. Stateless after construction: usable from any thread.
 
     Args:
-        rule: see `DecodeRule`.
-        allow_pickle: whether to read `.pt` and `.pkl` fields, which runs the code they contain.
+        rule: the user's rule; see `DecodeRule`.
+        allow_pickle: whether to read `.pt` and `.pkl` fields, which runs the code that they contain.
 
     Raises:
         ConfigError: the rule is invalid.
@@ -173,15 +173,16 @@ class SampleDecoder:
 
         Args:
             key: key of the sample.
-            fields: bytes by name.
-            row: target arrays: a field whose array has the same dtype and shape is written there.
-            in_place: arrays that are already in their rows, by the name of their field.
-            raw: converts fields without a decoder.
+            fields: name, bytes and kind of each field.
+            row: arrays in the batch, by field: a decoded array of the same dtype and shape is written there.
+            in_place: arrays whose bytes are in the batch already, by field; they are returned as they are.
+            raw: called with the view of a field that stays bytes; its result is the value.
             draws: random numbers for decoders that draw (see `TargetDecoder`).
 
         Raises:
-            DecodeError: the bytes of a field do not match its name. The decoder's error is the cause.
-            ConfigError: a pickle is not allowed.
+            DecodeError: the decoder of a field refuses its bytes, or its kind has none. The decoder's error is the
+                cause.
+            ConfigError: a pickle is not allowed, or a library is not installed.
         """
         sample: dict[str, object] = {"__key__": key}
         for field in fields:
@@ -196,14 +197,15 @@ class SampleDecoder:
     def check(self, fields: Sequence[FieldSpec], codecs: Collection[str] = ()) -> None:
         """Refuses a dataset before its first sample is read: pickles that are not allowed, libraries that are missing.
 
-        Logs rules that no field has, which have no effect.
+        Logs a warning for each name in the rule that no field has.
 
         Args:
-            fields: fields of the samples; empty where they are known with the samples alone.
-            codecs: FFmpeg's names of the codecs of videos and audio.
+            fields: fields of the samples; empty where only the samples say which fields they have.
+            codecs: FFmpeg's names of the codecs of the dataset's videos and audio.
 
         Raises:
-            ConfigError: there is one.
+            ConfigError: a field is a pickle that is not allowed, or a library is missing.
+            DecodeError: the kind of a field has no decoder.
         """
         readers = [(spec, self.reader(Field(spec.name, _NO_BYTES, spec.kind))) for spec in fields]
         for reader in [*self._given.values(), *(reader for _, reader in readers)]:
@@ -233,19 +235,28 @@ class SampleDecoder:
 
     @property
     def runs_users_code(self) -> bool:
-        """Whether code other than this package's decoders runs; a pickle may run any code."""
+        """Whether other code than this package's decoders may run: a function of the user's, or that of a pickle."""
         given = self.rule.values() if isinstance(self.rule, Mapping) else [self.rule] if callable(self.rule) else []
         return self.allow_pickle or any(reader is not None and not _is_own(reader) for reader in given)
 
     def plain_array(self, field: Field) -> PlainArray | None:
-        """Returns the array of a field, if the field consists only of a plain array; raises ValueError."""
+        """Returns layout and head of a field that is a plain array, so that it can be read in place; None for others.
+
+        Raises:
+            ValueError: the bytes are not what the rule or the name says.
+            DecodeError: the kind of the field has no decoder.
+        """
         reader = self.reader(field)
         if type(reader) is ArrayDecoder:
             return reader.plain(len(field.content))
         return arrays.plain_npy(field.content) if reader is arrays.decode_npy else None
 
     def reader(self, field: Field) -> Callable[[memoryview], object]:
-        """Returns the decoder of a field, by its name and kind; raises DecodeError if its kind has none."""
+        """Returns the decoder of a field by the rule, its kind and its name; `bytes` for a field that has none.
+
+        Raises:
+            DecodeError: the kind has no decoder.
+        """
         name = field.name
         if field.kind == NULL:
             return decode_null
@@ -274,6 +285,17 @@ class SampleDecoder:
 
 
 def _decode_field(key: str, field: Field, reader: _Reader, given: tuple[Array | None, Draws | None]) -> object:
+    """Decodes one field, into the array of `given` where the result fits. Logs damage that the decoder passed over.
+
+    Args:
+        key: key of the sample, for errors.
+        field: the field.
+        reader: its decoder.
+        given: its row in the batch, and the sample's random numbers; None where there are none.
+
+    Raises:
+        DecodeError: the decoder has raised anything but a ConfigError, which passes.
+    """
     place, draws = given
     try:
         if isinstance(reader, TargetDecoder):
@@ -305,7 +327,10 @@ def extension(name: str) -> str:
 
 
 def _pass_bytes(reader: FieldDecoder | None) -> _Reader:
-    """Passes bytes to a user's decoder: every library accepts them, and they are never overwritten."""
+    """Returns the user's decoder as one that takes a view, of which it is given a copy as bytes.
+
+    Every library accepts bytes, and they are never overwritten. None stands for `bytes`.
+    """
     if reader is None:
         return bytes
     if _is_own(reader):
@@ -315,7 +340,7 @@ def _pass_bytes(reader: FieldDecoder | None) -> _Reader:
 
 
 def _is_own(reader: object) -> bool:
-    # Subclasses count as the user's, whose authors know what they do.
+    """Whether a decoder of a rule is one of this package, which takes views. Subclasses count as the user's."""
     if type(reader) is NestedDecoder:
         return reader.picture is bytes or _is_own(reader.picture)
     return type(reader) in (images.ImageDecoder, ArrayDecoder) or isinstance(reader, TargetDecoder)
@@ -333,7 +358,7 @@ def _make_gzip_decoder(
     Args:
         reader: decoder of the decompressed bytes.
         name: name of the decoder, for messages.
-        makes_objects: whether it makes Python objects of them: they may be 64 MiB instead of 1 GiB.
+        makes_objects: whether `reader` makes Python objects of the bytes, which may then be 64 MiB instead of 1 GiB.
     """
 
     def decode(content: memoryview) -> object:

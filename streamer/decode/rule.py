@@ -16,19 +16,19 @@ DecodeRule = Literal["auto"] | None | Mapping[str, FieldDecoder | None] | Callab
 
 
 class StoredFields:
-    """A rule under which a sample has each field as it is stored, with its kind: for what writes it again."""
+    """A rule for packs, which write samples again: a sample has each field as it is stored, with its kind."""
 
     def __call__(self, name: str, content: bytes, kind: str = "") -> Field:
-        """Returns the field with bytes of its own."""
+        """Returns a `Field` instead of a decoded value."""
         return Field(name, memoryview(content), kind)
 
 
 class StoredSample(NamedTuple):
-    """A sample that is written again: by a pack, whose sources yield these.
+    """A sample that a pack is to write; the sources of a pack yield these.
 
     Attributes:
         ordinal: Number of the sample in the manifest of its source.
-        where: Name of the sample in errors.
+        where: What errors call the sample.
         key: Key of the sample, or None if it has none.
         fields: Name and value of each field: a `Field` with the name that it is stored under, a list of them where
             several rows are joined, or a plain value.
@@ -73,7 +73,7 @@ class Decode:
 
     @classmethod
     def from_rule(cls, given: DecodeRule | Decode) -> Decode:
-        """Returns the user's argument; raises ConfigError for an invalid rule."""
+        """Returns the argument `decode=` of a user, a rule or a `Decode`, as `Decode`; raises ConfigError."""
         return given if isinstance(given, Decode) else cls(given)
 
 

@@ -1,4 +1,4 @@
-"""Scales, cuts and mirrors images: arrays (height, width) or (height, width, bands)."""
+"""Scales, cuts and mirrors images for `decode.transforms`: arrays (height, width) or (height, width, bands)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Image = NDArray[np.uint8]
 # top, left, height, width in pixels.
 Box = tuple[int, int, int, int]
 
-# OpenCV scales these types, and pixels of so many bands.
+# OpenCV scales values of these types, and pixels of at most so many bands.
 _SCALED_TYPES = frozenset(["u1", "u2", "i2", "f4", "f8"])
 _MAX_BANDS = 4
 
@@ -30,14 +30,20 @@ def resize(
     """Scales to height x width: averages areas of pixels when shrinking, interpolates when growing.
 
     Args:
-        image: uint8 (rows, columns, 3); may be a view.
+        image: (rows, columns) or (rows, columns, bands) of a type in `_SCALED_TYPES`; may be a view.
         height: rows of the result.
         width: columns of the result.
         out: written and returned if it is C-contiguous and of the result's shape.
         antialias: False interpolates between four pixels when shrinking, too, as `cv2.resize` does by default: 500 x
             375 to 224 x 224 in 0.1 ms instead of 1.1, which is as long as the decoder takes (2026-11-22). If an image
             shrinks to less than half its size, pixels are lost.
-        nearest: True takes the nearest pixel, of any type: a mask has no classes that were not there before.
+        nearest: True takes the nearest pixel, of any type, so that a mask has no new classes.
+
+    Returns:
+        `out` if it fits; else the image itself if it has the size already, or a new array.
+
+    Raises:
+        ConfigError: values of this type cannot be averaged, or neither OpenCV nor Pillow is installed.
     """
     if image.shape[:2] == (height, width):
         return copy_to(image, out)
@@ -94,7 +100,7 @@ def flip(image: Image, out: Image | None = None) -> Image:
 
 
 def copy_to(image: Image, out: Image | None) -> Image:
-    """Copies to `out` if it fits; otherwise copies the view, so that it does not keep the whole image."""
+    """Copies to `out` if it fits, and returns it. Otherwise returns the image; of a view a copy, to keep no more."""
     if out is not None and out.shape == image.shape and out.dtype == image.dtype:
         # numpy copies through a buffer if the two overlap.
         np.copyto(out, image)
@@ -108,6 +114,7 @@ def _fits(shape: tuple[int, ...], image: Image, out: Image) -> bool:
 
 
 def _resize_by_pillow(image: Image, height: int, width: int, antialias: bool) -> Image:
+    """Scales without OpenCV: each band alone unless they are RGB of 8 bits; raises ConfigError without Pillow."""
     pillow = library("PIL.Image")
     if pillow is None:
         raise ConfigError("resizing needs OpenCV or Pillow; `pip install 'streamer-data[images]'`", field="transform")

@@ -1,4 +1,7 @@
-"""Finds the fields of a sample that move with its image: boxes, masks, keypoints; hands them to albumentations."""
+"""Finds the fields of a sample that have to move with its image: boxes, masks, keypoints; hands them to albumentations.
+
+`decode.transforms` uses it, and `decode.watch` by the names of fields alone.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,9 @@ _WORDS: dict[str, Kind] = {
     **dict.fromkeys(["mask", "masks", "seg", "segmentations", "semantic", "instance", "panoptic", "trimap"], "mask"),
 }
 _WORDS_OF_NAME = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-# Annotations in JSON are in lists of dicts in dicts.
+# Depth to which dicts and lists of dicts are searched, as annotations in JSON have them.
 _MAX_NESTED = 4
-# Boxes in XML, as Pascal VOC has them.
+# A text with this has boxes in XML, as Pascal VOC writes them.
 _IN_XML = "<bndbox"
 # Fields of annotations with one entry for each box.
 _OF_OBJECTS = ("labels", "area", "iscrowd", "category_ids")
@@ -35,7 +38,7 @@ _PARTS_OF_PIXEL = 1024
 # Axes of an image in colours.
 _IMAGE_AXES = 3
 _BOXES_FORMAT = "pascal_voc"
-# Fields whose names begin so are those that kornia moves in a dict; it passes all others on as they are.
+# Beginnings of the names of fields that kornia moves in a dict; it passes all others on as they are.
 _KORNIA_IMAGES = ("image", "input")
 _KORNIA_FIELDS = (*_KORNIA_IMAGES, "mask", "bbox", "keypoints")
 _KORNIA_MOVING = ("GeometricAugmentationBase", "MixAugmentationBase", "RigidAffineAugmentationBase3D")
@@ -60,7 +63,7 @@ _COLOUR_STEPS = frozenset(
 
 @lru_cache(maxsize=1000)
 def kind_by_name(name: str) -> Kind:
-    """Returns what a field is by its name: "mask.png" is a mask. Empty for others."""
+    """Returns what a field is by the words of its name ("mask.png" is a mask); "" if it need not move."""
     words = (word.lower() for word in _WORDS_OF_NAME.findall(name))
     found = {_WORDS[word] for word in words if word in _WORDS}
     if "mask" in found or ("outlines" in found and is_image_name(name)):
@@ -70,16 +73,17 @@ def kind_by_name(name: str) -> Kind:
 
 @lru_cache(maxsize=1000)
 def is_image_name(name: str) -> bool:
-    """Whether a field is an image by the last extension of its name."""
+    """Whether the last extension of a field's name is that of an image."""
     return field_name(name).rpartition(".")[2] in IMAGES
 
 
 def find_companions(sample: Mapping[str, object], field: str, source: str, shape: tuple[int, ...]) -> dict[str, Kind]:
     """Returns the fields that would have to move with an image, with their kinds.
 
-    Boxes, keypoints and outlines are found by their names, also inside of dicts. A mask is an array of the image's
-    height and width, or an image, that is called so, or any array of height x width beside an image of colours, or an
-    image without another name than its extension, as `0.png` is beside `0.jpg`.
+    Boxes, keypoints and outlines are found by their names, also inside of dicts. A mask is one of these:
+    a field that is called a mask, and is an image or an array of the image's height and width;
+    a two-dimensional array of that height and width beside an image of colours;
+    an image of that size without another name than its extension, as `0.png` beside `0.jpg`.
 
     Args:
         sample: values by field.
@@ -133,9 +137,9 @@ def _is_map_of(value: object, shape: tuple[int, ...]) -> bool:
 
 
 def moves_pixels(step: Callable[..., object]) -> bool:
-    """Whether a step of a library may move pixels: of albumentations, torchvision, kornia.
+    """Whether a step of albumentations, torchvision or kornia may move pixels.
 
-    Functions are looked at when they have run.
+    It is False for functions of the user: `decode.watch` compares their results.
     """
     inner = getattr(step, "transforms", None)
     if isinstance(inner, Iterable):
@@ -157,7 +161,14 @@ def moves_pixels(step: Callable[..., object]) -> bool:
 
 
 def refuse_apart(what: str, field: str, key: object, apart: Mapping[str, Kind]) -> ConfigError:
-    """Returns the error for fields that would stay where they were while the image is moved."""
+    """Returns the error for fields that would stay where they were while the image is moved.
+
+    Args:
+        what: what moves the image.
+        field: field of the image.
+        key: key of the sample.
+        apart: fields that would stay, with their kinds.
+    """
     names = ", ".join(apart)
     advice = []
     if masks := [name for name, kind in apart.items() if kind == "mask"]:
@@ -181,17 +192,17 @@ def refuse_apart(what: str, field: str, key: object, apart: Mapping[str, Kind]) 
 
 
 def apply_albumentations(step: Value, sample: dict[str, Any], field: str, together: Mapping[str, Kind]) -> None:
-    """Applies a transform of albumentations to an image, and to the fields that its parameters speak of.
+    """Applies a transform of albumentations to an image and to the fields that have to move with it.
 
-    Fields go by the names that it knows ("mask", "bboxes", label fields, additional targets). With `bbox_params` the
-    sample's boxes are its "bboxes", with `keypoint_params` its keypoints the "keypoints". Masks of other names are its
-    "mask" or "masks". Fields of annotations with one entry for each box follow the boxes that are left.
+    The transform gets fields under the names that it knows ("mask", "bboxes", label fields, additional targets). With
+    `bbox_params` it gets the sample's boxes as "bboxes", with `keypoint_params` its keypoints as "keypoints". It gets
+    masks of other names as "mask" or "masks". Labels and other annotations of boxes that it leaves out are left out.
 
     Args:
-        step: transform, which takes only keywords.
-        sample: values by field, changed.
+        step: transform of albumentations.
+        sample: values by field; changed in place.
         field: field of the image.
-        together: fields that move with it; empty if the transform moves no pixels.
+        together: fields that have to move with the image; empty if the transform moves no pixels.
 
     Raises:
         ConfigError: fields would stay where they were, or are not what the parameters say.
@@ -235,7 +246,13 @@ def apply_albumentations(step: Value, sample: dict[str, Any], field: str, togeth
 def _name_targets(
     step: Value, sample: Mapping[str, Value], field: str, together: Mapping[str, Kind]
 ) -> dict[str, tuple[str, ...]]:
-    """Returns the fields that a transform of albumentations is given, by the names that it has for them."""
+    """Returns which fields a transform of albumentations is given, by the names that it has for them.
+
+    Arguments are those of `apply_albumentations`. A name has one field; "masks" may have several.
+
+    Raises:
+        ConfigError: the parameters for boxes name another format, or label fields that the sample does not have.
+    """
     processors = getattr(step, "processors", {})
     # Boxes without their parameters would be taken for shares of the image's sides.
     known = set(step.available_keys) - {field, "image"} - ({"bboxes", "keypoints"} - processors.keys())
@@ -272,7 +289,14 @@ def _name_targets(
 
 
 def _follow_boxes(sample: dict[str, Any], changed: dict[str, Any], count: int, handed: Collection[str]) -> None:
-    """Reads in the last column which boxes are left, and keeps the entries of these in other fields."""
+    """Keeps the entries of the boxes that are left in the fields with one entry for each box.
+
+    Args:
+        sample: values by field; its labels, areas and such are changed.
+        changed: results of the transform by its names; "bboxes" (boxes, 5) loses the last column, the box's number.
+        count: number of boxes before the transform.
+        handed: fields that the transform was given, which it has changed itself.
+    """
     boxes = np.asarray(changed["bboxes"], np.float32).reshape(-1, 5)
     left = boxes[:, 4].astype(np.int64)
     changed["bboxes"] = boxes[:, :4]
@@ -285,7 +309,11 @@ def _follow_boxes(sample: dict[str, Any], changed: dict[str, Any], count: int, h
 
 
 def _flatten_points(step: Value, points: Value) -> Value:
-    """Returns the points (objects, points, 3) of annotations as the rows that albumentations takes."""
+    """Returns the points (objects, points, 3) of annotations as rows (n, 3), which albumentations takes.
+
+    Raises:
+        ConfigError: the parameters are not those that keep every point.
+    """
     params = step.processors["keypoints"].params
     if params.format != "xy" or params.remove_invisible or params.label_fields:
         raise ConfigError(
@@ -305,7 +333,7 @@ def _reshape_points(rows: Value, before: Value) -> Value:
 
 
 def _restore_type(before: object, value: Value) -> Value:
-    """Returns labels and boxes as arrays of the type that they had, and lists of integers as such."""
+    """Returns a result of the transform in the type of `before`: arrays of its dtype, lists of integers as integers."""
     if isinstance(before, list) and isinstance(value, list) and all(type(each) is int for each in before):
         return [int(each) for each in value]
     if not isinstance(before, np.ndarray) or not isinstance(value, list | np.ndarray):
@@ -319,7 +347,7 @@ def _restore_type(before: object, value: Value) -> Value:
 
 
 class WholeStep:
-    """A step of torchvision or kornia that moves pixels, and checks what it is given until that was right once.
+    """A step of torchvision or kornia that moves pixels; checks the sample or batch that it gets, until one was right.
 
     The v2 transforms of torchvision move images of PIL, their own tensors, and of plain tensors the first one alone:
     images as arrays stay as they are, and boxes and masks beside a batch of images stay where they were. Kornia moves
@@ -386,14 +414,19 @@ class WholeStep:
 
 
 def check_whole_step(option: str, step: Callable[[Any], object] | None) -> Callable[[Any], object] | None:
-    """Returns a step that checks what it is given, if a library's that moves pixels; others unchanged."""
+    """Returns a step of torchvision or kornia that moves pixels as `WholeStep`; returns others, and None, unchanged.
+
+    Args:
+        option: name of the user's option, for errors.
+        step: the step, which takes a whole sample or batch.
+    """
     if step is None or not is_of_library(step, "torchvision", "kornia") or not moves_pixels(step):
         return step
     return WholeStep(option, step)
 
 
 def is_of_library(step: object, *libraries: str) -> bool:
-    """Whether it is a step of one of these libraries, or a composition of such steps alone."""
+    """Whether `step` is of one of these libraries (names of packages), or a composition of such steps alone."""
     inner = getattr(step, "transforms", None)
     if isinstance(inner, list | tuple):
         return all(is_of_library(each, *libraries) for each in inner)

@@ -1,4 +1,4 @@
-"""Image transforms that write directly to their target: no intermediate array, no allocation in steady state.
+"""Image transforms that write their result directly to its row in the batch, without an array in between.
 
     transform = OnField("jpg", RandomResizedCrop(224), HorizontalFlip(0.5))
     dataset = StreamingDataset(url, transform=transform)
@@ -37,7 +37,7 @@ _CROP_DRAWS = 10
 
 
 class ImageTransform(Protocol):
-    """A function from one image to another: the steps below, and those of users."""
+    """A function from one image to another: the steps of this module, and those of users."""
 
     def __call__(self, image: Image, *, rng: np.random.Generator, out: Image | None = None) -> Image:
         """Returns the transformed image, in `out` if that is given and has its shape. The result must not be kept."""
@@ -60,7 +60,7 @@ class OnField:
         masks: fields of the image's height and width that move with it, by nearest pixels.
 
     Raises:
-        ConfigError: a step is a function, which cannot move masks.
+        ConfigError: there are `masks`, and a step is a function of an image, which cannot move them.
     """
 
     def __init__(self, field: str, *steps: ImageTransform | Callable[..., object], masks: Sequence[str] = ()) -> None:
@@ -92,7 +92,7 @@ class OnField:
         return f"OnField({', '.join([repr(self.field), *map(repr, self.steps), *masks])})"
 
     def __call__(self, sample: dict[str, object], *, rng: np.random.Generator, out: Row = NO_ROW) -> dict[str, object]:
-        """Replaces the field's image.
+        """Returns the sample with the field's image transformed; the mapping that was given is not changed.
 
         Args:
             sample: values by field.
@@ -100,7 +100,8 @@ class OnField:
             out: rows in the batch by field.
 
         Raises:
-            ConfigError: the sample has no such field, the field is not an image, or others would not move with it.
+            ConfigError: the sample has no such field, the field is not an image, or other fields would not move with
+                it.
         """
         name = find_image_field(self.field, sample, f"transform: sample {sample.get('__key__')!r}")
         if not isinstance(sample[name], np.ndarray):
@@ -152,12 +153,15 @@ class OnField:
         return made
 
     def _refuse_apart(self, step: object, sample: dict[str, Any], companions: dict[str, together.Kind]) -> None:
-        """Refuses a sample with fields that have to move with the image, and are no masks that do."""
+        """Raises ConfigError if there are companions other than `masks`, which a step would leave where they were."""
         if apart := {name: kind for name, kind in companions.items() if name not in self.masks}:
             raise together.refuse_apart(repr(step), self.field, sample.get("__key__"), apart)
 
     def _find_companions(self, sample: dict[str, Any], source: str) -> dict[str, together.Kind]:
-        """Returns the fields that have to move with the image; none if that is a mask, which is moved by hand."""
+        """Returns the fields that have to move with the image, with their kinds.
+
+        There are none if the image itself is a mask: then the user transforms image and mask apart.
+        """
         if self._is_mask and not self.masks:
             return {}
         found = together.find_companions(sample, self.field, source, np.shape(sample[self.field]))
@@ -172,7 +176,7 @@ class OnField:
         return found
 
     def _move_masks(self, step: Callable[..., Any], sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Applies a step to the masks as it will be applied to the image: with the same random numbers."""
+        """Applies a step to the masks before it is applied to the image, with the same random numbers as to that."""
         shape = np.shape(sample[self.field])[:2]
         before = rng.bit_generator.state
         step = _take_nearest(step)
@@ -218,7 +222,11 @@ def _has_new_size(shape: tuple[int, ...], image: object) -> bool:
 
 
 def make_transform(transform: Callable[..., object] | None) -> Callable[..., object] | None:
-    """Makes a transform of samples: applies one of albumentations to the image; looks after those of torchvision."""
+    """Returns the argument `transform=` of a dataset as a function of a sample; None stays None.
+
+    A transform of albumentations is applied to the image of the sample. One of torchvision or kornia checks the sample
+    first (`WholeStep`). Others are returned as they are.
+    """
     if transform is not None and is_albumentations(transform):
         return OnField("image", transform)
     return together.check_whole_step("transform", transform)
@@ -283,7 +291,7 @@ class CenterCrop:
     nearest: bool = False
 
     def __call__(self, image: Image, *, rng: np.random.Generator | None = None, out: Image | None = None) -> Image:
-        """Cuts; uses no randomness."""
+        """Cuts, after scaling up where it is needed; uses no randomness."""
         height, width = self.height, self.width or self.height
         scale = max(height / image.shape[0], width / image.shape[1])
         if scale > 1:
@@ -321,7 +329,7 @@ class RandomResizedCrop:
         return resize(crop(image, box), height, width, out, antialias=self.antialias, nearest=self.nearest)
 
     def draw(self, height: int, width: int, rng: np.random.Generator) -> Box:
-        """Draws a box within an image of this size.
+        """Draws a box within an image of `height` rows and `width` columns.
 
         Source: torchvision.transforms.RandomResizedCrop.get_params (same distribution, another generator).
         """

@@ -1,4 +1,7 @@
-"""Tells, by their results, which functions of the user's move the pixels of an image, and what they leave behind."""
+"""Compares samples before and after functions of the user, to warn of a function that moves the image alone.
+
+`decode.transforms` and the transforms of samples use it: boxes, keypoints and masks have to move with their image.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +19,28 @@ logger = logging.getLogger(__name__)
 
 # An array, a tensor or an image of PIL.
 Image = Any
-# Pixels that are compared along the longer side.
+# Pixels along the longer side that are compared, at most.
 _LOOKED_AT_PIXELS = 64
 _GREY_AXES = 2
 _COLOUR_AXES = 3
 _MAX_BANDS = 4
+# What a function does to an image, as the warning says it.
 RESIZES = "resizes"
 MIRRORS = "mirrors or turns"
 MAY_MOVE = "seems to move pixels of"
-# How much more like the mirrored or turned image a result has to be than like the image. Changes of colours, of
-# brightness and of contrast leave the correlation near 1 or -1.
+# A result is mirrored or turned if its correlation with such a view is above `_ALIKE`, and by `_MORE_ALIKE` above that
+# with the image as it was; it may have moved if the latter is below `_MOVED`. Changes of colours, of brightness and of
+# contrast leave the correlation near 1 or -1.
 _MORE_ALIKE = 0.05
 _ALIKE = 0.5
 _MOVED = 0.9
-# Samples with boxes or masks that are looked at: a function that mirrors one in two is seen at once.
+# Samples with boxes or masks that are compared, of each function: one that mirrors every second is seen at once.
 SAMPLES = 200
-# Functions of which a line was said.
+# Ids of the functions that were warned of.
 _warned_of = set[int]()
+# Names under which a function may return the image.
 _OTHER_NAMES = ("image", "img", "pixel_values")
-# Packages whose images are told.
+# Packages whose images are read.
 _PACKAGES = frozenset(["numpy", "torch", "torchvision", "PIL", "kornia"])
 
 
@@ -58,7 +64,10 @@ class Views(msgspec.Struct, frozen=True):
         return cls((height, width), np.stack([_pick(view) for view in mirrored]))
 
     def find_move(self, result: Image) -> str:
-        """Returns what was done to the image: `RESIZES`, `MIRRORS`, `MAY_MOVE`; empty if its colours changed alone."""
+        """Returns what was done to the image: `RESIZES`, `MIRRORS`, `MAY_MOVE`; "" if only colours changed.
+
+        It is "" as well for a result that is no image, or none whose pixels are read.
+        """
         pixels = _read_pixels(result)
         if pixels is None or pixels.ndim not in {_GREY_AXES, _COLOUR_AXES}:
             return ""
@@ -74,7 +83,7 @@ class Views(msgspec.Struct, frozen=True):
 
 
 def _pick(image: NDArray[Any]) -> NDArray[np.float32]:
-    """Returns the brightness of pixels at even distances, less its mean, of length 1; zeros of one of one colour."""
+    """Returns the brightness of pixels at even distances, less its mean, of length 1; zeros if all are equal."""
     step = -(-max(image.shape[:2]) // _LOOKED_AT_PIXELS)
     thin = image[::step, ::step]
     picked = (thin if thin.ndim == _GREY_AXES else thin[:, :, :3].sum(axis=2, dtype=np.float32)).reshape(-1)
@@ -85,7 +94,7 @@ def _pick(image: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _read_pixels(image: Image) -> NDArray[Any] | None:
-    """Returns the pixels of an image of this process's memory; None of other objects."""
+    """Returns the pixels of an array, tensor or PIL image in this process's memory; None for anything else."""
     if type(image).__module__.partition(".")[0] not in _PACKAGES:
         return None
     if getattr(image, "requires_grad", False) or getattr(image, "is_cuda", False):
@@ -95,7 +104,14 @@ def _read_pixels(image: Image) -> NDArray[Any] | None:
 
 
 def warn_of_move(function: object, move: str, field: str, behind: Iterable[str]) -> None:
-    """Logs that a function leaves fields behind, once in a process."""
+    """Logs that a function moves an image and leaves other fields as they were, once for each function in a process.
+
+    Args:
+        function: the function of the user.
+        move: what it does: `RESIZES`, `MIRRORS` or `MAY_MOVE`.
+        field: field of the image.
+        behind: fields that stay as they were.
+    """
     if id(function) in _warned_of:
         return
     _warned_of.add(id(function))
@@ -117,7 +133,7 @@ class Seen(msgspec.Struct, frozen=True):
         field: field of its image.
         image: views of the image.
         companions: kinds of the fields that would have to move with it.
-        values: copies of these fields, of masks some pixels.
+        values: these fields as `_copy` keeps them: copies, of large arrays some pixels.
     """
 
     field: str
@@ -127,13 +143,13 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class SampleWatch:
-    """Looks at samples before and after a function of the user's.
+    """Compares samples before (`look`) and after (`compare`) a function of the user.
 
-    Says in one line if it moves the image and leaves boxes, keypoints or masks as they were: whether that is right
-    (boxes as shares of the sides, while the image is resized) only the user knows.
+    Logs one warning if the function moves the image and leaves boxes, keypoints or masks as they were. It is no error:
+    only the user knows whether that is right, as for boxes that are shares of the sides of a resized image.
 
     Args:
-        function: the function, for the line.
+        function: the function, which the warning names.
     """
 
     def __init__(self, function: Callable[..., object]) -> None:
@@ -141,7 +157,7 @@ class SampleWatch:
         self._left = SAMPLES
 
     def look(self, sample: Mapping[str, Any]) -> Seen | None:
-        """Notes what a sample has; None if nothing of it belongs together, or enough samples were seen."""
+        """Copies what `compare` needs. Returns None if no field would have to move, or enough samples were compared."""
         if not self._left:
             return None
         for field, value in sample.items():
@@ -154,7 +170,7 @@ class SampleWatch:
         return None
 
     def compare(self, seen: Seen, made: object) -> None:
-        """Compares the result with what was seen, and logs what was left behind."""
+        """Compares the function's result `made` with what `look` returned, and logs what was left behind."""
         self._left -= 1
         fields: Mapping[str, Any]
         if isinstance(made, tuple | list) and len(made) == 2 and isinstance(made[1], Mapping):
@@ -181,7 +197,7 @@ def _is_image(field: str, value: NDArray[Any]) -> bool:
 
 
 def _copy(value: object) -> object:
-    """Copies what is compared later; of large arrays some pixels."""
+    """Returns a copy to compare with: of an array its shape and some pixels, of other values their MessagePack."""
     if isinstance(value, np.ndarray):
         return value.shape, _thin(value).copy()
     return msgspec.msgpack.encode(value, enc_hook=lambda each: np.asarray(each).tolist())
@@ -195,6 +211,7 @@ def _thin(value: NDArray[Any]) -> NDArray[Any]:
 
 
 def _is_same(before: object, after: object) -> bool:
+    """Whether a value is unchanged; `before` is what `_copy` returned."""
     if isinstance(before, tuple):
         shape, values = before
         pixels = _read_pixels(after)

@@ -1,4 +1,4 @@
-"""LMDB: a sample is an entry; the index reads the pages with the keys, not the values.
+"""LMDB: a sample is an entry; indexing reads the pages with the keys, not the values.
 
 The tree is read level by level, the pages of a level at once. Values that follow each other in the file are a block.
 Its hint has their keys, which are elsewhere, so a recoder puts each before its value: `u16 key bytes, key, value`.
@@ -37,14 +37,14 @@ FIELD = "value"
 _KEY_BYTES = Struct("<H")
 # Pages with fewer bytes between them are read together: that costs less than a request.
 _NEAR_BYTES = 16 << 10
-# Longest request for pages, and pages that are held at a time.
+# Longest request for pages, and bytes of pages that are held at a time.
 _READ_BYTES = 1 << 20
 _HELD_BYTES = 32 << 20
-# Values with fewer bytes between them are fetched as one range; pages of keys are among them.
+# Values with fewer bytes between them are fetched as one range, such as pages of keys, which lie between them.
 _NEAR_VALUES_BYTES = 64 << 10
-# Hint of a block; a chunk has several blocks if it has many keys.
+# The hint of a block has about this many bytes at most: with many keys, blocks are shorter than a chunk.
 _MAX_HINT_BYTES = 32 << 10
-# A value in a hint, besides its key: two lengths, and the length of the key.
+# Most bytes of a value in a hint, besides its key: two lengths, and the length of the key.
 _HINT_BYTES = 13
 
 
@@ -120,7 +120,7 @@ class LMDB(Format, frozen=True, forbid_unknown_fields=True):
 
 
 def _batches(numbers: Sequence[int], tree: LMDBTree) -> Iterator[list[list[int]]]:
-    """Yields pages, in order, as runs that are read as one range each; as many at a time as may be held."""
+    """Yields lists of runs of these ascending page numbers. A run is read as one range, a list of them at a time."""
     near, most_run, most_held = (limit // tree.page_bytes for limit in (_NEAR_BYTES, _READ_BYTES, _HELD_BYTES))
     batch: list[list[int]] = []
     run: list[int] = []
@@ -159,7 +159,7 @@ def _head(record: ObjectRecord) -> tuple[int, int]:
 
 
 class _Places:
-    """The places of the values of a database, and their keys. Of 10^7 entries: 24 bytes of each, and the key."""
+    """Collects the places of the values of a database, and their keys: 24 bytes for each entry, and the key."""
 
     def __init__(self) -> None:
         self._starts = array("q")
@@ -196,6 +196,7 @@ class _Places:
             yield self._block(run)
 
     def _block(self, run: list[int]) -> Block:
+        """Makes the block of these values, given by number in the order of the file."""
         ranges: list[tuple[int, int]] = []
         skipped = list[int]()
         lengths = list[int]()
@@ -203,7 +204,7 @@ class _Places:
         for number in run:
             start, stop = self._starts[number], self._stops[number]
             if not ranges or start - ranges[-1][1] > _NEAR_VALUES_BYTES:
-                # A range has at least one byte: a value of no bytes has the one before it, which is of its node.
+                # A range has at least one byte: an empty value takes the byte before it, which belongs to its node.
                 begin = min(start, stop - 1)
                 ranges.append((begin, begin))
             begin, passed = ranges[-1]
@@ -230,7 +231,7 @@ class EntryRecoder:
     """Makes records of values: `u16 key bytes, key, value`."""
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Makes the records of a block."""
+        """Makes the records of a block of `samples` values; raises RecodeError if hint and bytes do not agree."""
         try:
             values = _VALUES.decode(hint)
             sizes = [part for pair in zip(values.skipped, values.lengths, strict=True) for part in pair]
@@ -251,7 +252,7 @@ class EntryRecoder:
 
 
 def text_of(key: bytes) -> str:
-    """Returns a key as text: UTF-8, otherwise (numbers as bytes) in hexadecimal."""
+    """Returns a key as text: UTF-8, or hexadecimal digits if it is not UTF-8 (binary numbers)."""
     try:
         return key.decode()
     except UnicodeDecodeError:
@@ -290,8 +291,8 @@ class LMDBTree(msgspec.Struct, frozen=True):
 
     Attributes:
         page_bytes: size of a page.
-        pages: number of pages in use: all page numbers are below.
-        depth: levels of pages from the root to the leaves; 0: there are no entries.
+        pages: number of pages in use; every page number is below it.
+        depth: levels of pages from the root to the leaves; 0 if there are no entries.
         root: number of the topmost page.
         entries: number of entries.
         key_pages: number of pages that have keys: branches and leaves.
@@ -317,7 +318,15 @@ class LMDBEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 def read_tree(content: memoryview) -> LMDBTree:
-    """Parses the meta pages, of which the newer one counts, from the first `META_BYTES` of a file."""
+    """Returns the main database by the newer one of the two meta pages.
+
+    Args:
+        content: the first `META_BYTES` of the file, or all of it if it is shorter.
+
+    Raises:
+        DamagedError: the bytes are not an LMDB.
+        UnreadError: it is an LMDB that is not read: big-endian, of another format, or with several values for a key.
+    """
     if len(content) < HEAD_BYTES + _LAST_AT + 2 * _NUMBER.size:
         raise DamagedError(f"{len(content)} bytes are not an LMDB", 0)
     magic, version = _META.unpack_from(content, HEAD_BYTES)
@@ -329,7 +338,7 @@ def read_tree(content: memoryview) -> LMDBTree:
         raise UnreadError(
             f"is an LMDB of data format {version}; only {_FORMAT} is read, which LMDB 0.9 writes", HEAD_BYTES + 4
         )
-    # The page size is in the place of the free list's database that other databases do not use.
+    # The page size is in a field of the free list's database that other databases do not use.
     page_bytes: int = _DATABASE.unpack_from(content, HEAD_BYTES + _DATABASES_AT)[0]
     if page_bytes not in _PAGE_BYTES or len(content) < 2 * page_bytes:
         raise DamagedError(f"pages of {page_bytes} bytes, and {len(content)} bytes of them", HEAD_BYTES + _DATABASES_AT)
@@ -339,7 +348,7 @@ def read_tree(content: memoryview) -> LMDBTree:
 
 
 def _read_meta(content: memoryview, page: int, page_bytes: int) -> tuple[int, LMDBTree]:
-    """Returns the number of the last transaction, and its tree."""
+    """Returns the number of the transaction that wrote the meta page at byte `page`, and the tree that it names."""
     _, _, flags, _, _ = _PAGE.unpack_from(content, page)
     at = page + HEAD_BYTES
     if not flags & _META_PAGE or _META.unpack_from(content, at) != (_MAGIC, _FORMAT):
@@ -393,7 +402,7 @@ def entries(page: memoryview, number: int, tree: LMDBTree) -> Iterator[LMDBEntry
 
 
 def _nodes(page: memoryview, number: int, tree: LMDBTree, kind: int) -> Iterator[int]:
-    """Yields the places of the nodes of a page in it."""
+    """Yields where in the page its nodes begin; raises DamagedError unless it is page `number` of this kind."""
     stated, _, flags, lower, upper = _PAGE.unpack_from(page)
     if stated != number or flags & _KINDS != kind or not HEAD_BYTES <= lower <= upper <= tree.page_bytes or lower % 2:
         kinds = "branch" if kind == _BRANCH else "leaf"

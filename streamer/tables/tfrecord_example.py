@@ -1,10 +1,11 @@
-"""Parses tf.train.Example without protobuf: the wire format, of which it uses little.
+"""Parses tf.train.Example without protobuf, for `tables.tfrecord`: it uses little of the wire format.
 
     Example { Features features = 1 }                        Features { map<string, Feature> feature = 1 }
     Feature { oneof { BytesList 1, FloatList 2, Int64List 3 } }     each list: repeated value = 1, packed or not
 
 Source: tensorflow/core/example/{example,feature}.proto; https://protobuf.dev/programming-guides/encoding/. A feature
-that comes twice counts as the last one, unknown fields are skipped, as protobuf does. Other bytes raise `DamagedError`.
+that comes twice counts as the last one; unknown fields are skipped, as protobuf does, but not in lists of numbers.
+Other bytes raise `DamagedError`.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ import numpy as np
 
 from streamer.formats.failures import DamagedError
 
-# How kinds of lists of byte strings begin; see `streamer.tables.foreign.find_decoder`.
+# Prefix of a field's kind: a list of byte strings, each of the kind behind it ("tf-list:image"). It is decoded by
+# `streamer.tables.foreign.find_decoder`.
 STRINGS = "tf-list:"
 BYTES = 0x0A
 FLOATS = 0x12
 INTEGERS = 0x1A
 NOTHING = 0
 _LISTS = frozenset([BYTES, FLOATS, INTEGERS])
-# A map entry, a list or a packed run: field number 1 with a length. Its value: field number 2 with a length.
+# Field number 1 with a length: a map entry, the key in it, a byte string or a packed run. Field number 2 with a length:
+# the value in a map entry.
 _ONE = 0x0A
 _TWO = 0x12
 # Unpacked: field number 1 as a varint, and as four bytes.
@@ -33,7 +36,8 @@ _LONGEST_VARINT = 10
 # numpy is quicker than a loop from this many bytes on.
 _LONG_RUN = 64
 
-# BYTES, FLOATS, INTEGERS, or NOTHING if there is no list; and the list, as it is encoded. No class: 0.4 us less.
+# The tag of the list (BYTES, FLOATS or INTEGERS; NOTHING if there is no list), and its encoded bytes. A tuple takes
+# 0.4 us less than a class.
 Feature: TypeAlias = tuple[int, memoryview]
 
 
@@ -98,7 +102,7 @@ def floats(content: memoryview) -> memoryview:
 
 
 def integers(content: memoryview) -> memoryview:
-    """Returns the values of an Int64List, 8 bytes each."""
+    """Returns the values of an Int64List as little-endian bytes, 8 for each."""
     values = list[int]()
     at = 0
     end = len(content)
@@ -119,7 +123,7 @@ def integers(content: memoryview) -> memoryview:
 
 
 def _features(content: memoryview, at: int, end: int, found: dict[str, Feature]) -> None:
-    """Adds the entries of the map."""
+    """Adds the entries of the map in the bytes from `at` to `end` to `found`, by name."""
     while at < end:
         if content[at] == _ONE:
             start, at = _find_value(content, at + 1, end)
@@ -147,6 +151,7 @@ def _entry(content: memoryview, at: int, end: int) -> tuple[str, Feature]:
 
 
 def _feature(content: memoryview, at: int, end: int) -> Feature:
+    """Returns the last list of a Feature message, the bytes from `at` to `end`."""
     found = (NOTHING, content[:0])
     while at < end:
         tag = content[at]
@@ -159,7 +164,7 @@ def _feature(content: memoryview, at: int, end: int) -> Feature:
 
 
 def _find_value(content: memoryview, at: int, end: int) -> tuple[int, int]:
-    """Returns start and stop of a value that has its length in front."""
+    """Returns start and stop of a value whose length is at byte `at`."""
     length = content[at]
     start = at + 1
     if length >= 0x80:
@@ -171,7 +176,7 @@ def _find_value(content: memoryview, at: int, end: int) -> tuple[int, int]:
 
 
 def _varint(content: memoryview, at: int) -> tuple[int, int]:
-    """Returns a number of 64 bits, and where it ends."""
+    """Returns the unsigned number of 64 bits at byte `at`, and where it ends."""
     byte = content[at]
     value = byte & 0x7F
     shift = 7
@@ -216,7 +221,7 @@ def _many_varints(content: memoryview) -> list[int]:
 
 
 def _skip_field(content: memoryview, at: int, end: int) -> int:
-    """Returns where an unknown field ends."""
+    """Returns where the unknown field at byte `at` ends."""
     begin = at
     tag, at = _varint(content, at)
     kind = tag & 7

@@ -1,4 +1,4 @@
-"""`streamer bench`."""
+"""`streamer bench`: measures the link to a store with many combinations, and its clients side by side."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ How many accelerators a machine can feed is measured by python -m benchmarks.fee
 """
 
 _LATENCY_REQUESTS = 20
-# fsspec reads what these read, too: they are compared.
+# Clients are compared only where one of these reads the url: fsspec can read it, too.
 _NATIVE = ("curl", "obstore")
-# Seconds for each endpoint, in turns, because the machine changes meanwhile.
+# Turns over the two endpoints, of --seconds each: one after the other would also measure what else changed on the
+# machine.
 _TURNS = 2
 
 
@@ -141,7 +142,7 @@ class _Bench:
     """One run of the command.
 
     Attributes:
-        root: the root of the url.
+        root: the url's store with its options.
     """
 
     def __init__(self, arguments: argparse.Namespace, terminal: Terminal) -> None:
@@ -155,6 +156,7 @@ class _Bench:
         self._received_bytes = 0
 
     async def run(self) -> LinkFigures:
+        """Measures what the arguments ask for; raises StoreError if the store refuses before the first combination."""
         from streamer.tools.link_meter import find_objects, measure_latency
         from streamer.tools.link_report import LinkFigures, best
 
@@ -171,7 +173,7 @@ class _Bench:
         ways: Sequence[Way] = ()
         if self._arguments.other_endpoint:
             try:
-                ways = await self._ways(objects, best(grid))
+                ways = await self._compare_endpoints(objects, best(grid))
             except StoreError as error:
                 self._terminal.note(f"{self._arguments.other_endpoint} is left out: {error}")
         return LinkFigures(
@@ -181,7 +183,7 @@ class _Bench:
     async def _grid(
         self, store: ObjectStore, objects: Sequence[ObjectRecord], client: str, bar: ProgressLine
     ) -> list[Cell]:
-        """Measures every combination until the bytes are used up."""
+        """Measures every combination until --max-bytes are received, or the store refuses after the first one."""
         shapes = [(n, length) for length in self._arguments.ranges for n in sorted(self._arguments.connections)]
         cells: list[Cell] = []
         for number, (connections, length) in enumerate(shapes, 1):
@@ -222,8 +224,8 @@ class _Bench:
                 await store.aclose()
         return found
 
-    async def _ways(self, objects: Sequence[ObjectRecord], chosen: Cell) -> list[Way]:
-        """Measures the chosen combination at both endpoints, in turns."""
+    async def _compare_endpoints(self, objects: Sequence[ObjectRecord], chosen: Cell) -> list[Way]:
+        """Measures the chosen combination at the url's endpoint and at --other-endpoint, in turns."""
         from msgspec.structs import replace
 
         from streamer.tools.link_meter import Way, combine_cells, measure_latency
@@ -249,6 +251,7 @@ class _Bench:
         ]
 
     async def _cell(self, store: ObjectStore, objects: Sequence[ObjectRecord], shape: tuple[str, int, int]) -> Cell:
+        """Measures one combination; `shape`: client, connections, bytes of a range."""
         from streamer.tools.link_meter import measure_cell, ranges
 
         cell = await measure_cell(store, ranges(objects, shape[2]), shape, self._arguments.seconds)
@@ -264,7 +267,7 @@ class _Bench:
 
 
 def client_of(store: ObjectStore) -> str:
-    """The name of a store's client."""
+    """Returns the name of the client by which a store reads: "file", "curl", "obstore" or "fsspec"."""
     from streamer.store.curl.store import CurlStore
     from streamer.store.local_store import LocalStore
     from streamer.store.obstore_store import ObstoreStore
@@ -291,10 +294,10 @@ def endpoint_of(root: StoreRoot) -> str:
 
 
 def move_to_endpoint(root: StoreRoot, endpoint: str) -> StoreRoot:
-    """Returns the same root at another endpoint.
+    """Returns the same bucket with the same options at another endpoint; of a web server, the server `endpoint`.
 
     Raises:
-        ConfigError: it is not a url of http or https.
+        ConfigError: the endpoint is not a url of http or https.
     """
     from streamer.store import StoreRoot
 

@@ -1,4 +1,4 @@
-"""Measures a link: latency, one connection, many connections, CPU. Asynchronous; prints nothing."""
+"""Measures a link for `bench`, `doctor` and `plan`: latency, rates, CPU. Asynchronous; prints nothing."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from streamer.manifest.model import ObjectRecord
 from streamer.store import ObjectStore
 from streamer.store.base import Get
 
-# A range that every store sends at once: its time is that of the round trip and of the store itself.
+# A range so short that its time is that of the round trip and of the store itself.
 _PROBE_BYTES = 1024
-# Number of objects used: enough for any number of connections, few enough for a prefix of millions.
+# Objects that are listed, at least: enough for any number of connections, few enough for a prefix of millions.
 _LISTED_OBJECTS = 1000
 
 
@@ -27,8 +27,9 @@ class Latency:
     """Seconds until the first byte of a small range, one request at a time.
 
     Attributes:
-        requests: number of measured requests, on an open connection.
-        first_seconds: time of the request before them, which resolves the name, connects and makes the TLS handshake.
+        requests: number of measured requests, on open connections.
+        first_seconds: time of the request before them, which also resolves the name, connects and makes the TLS
+            handshake.
     """
 
     requests: int
@@ -40,12 +41,15 @@ class Latency:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """The measurement of one combination.
+    """The measurement of one combination of client, connections and length of ranges.
 
     Attributes:
-        client: name of the client: "curl", "obstore", "fsspec" or "file".
+        client: name of the client: "curl", "obstore", "fsspec" or "file"; "auto" in a `QuickTest`.
         connections: requests in flight.
-        cpu_seconds: CPU time of this process meanwhile, including TLS.
+        range_bytes: length of a request.
+        seconds: duration of the measurement.
+        cpu_seconds: CPU time of this process in that time, including TLS.
+        requests: requests that were begun.
         errors: failed requests, by the name of their class (throttled, timed out, ...).
     """
 
@@ -71,7 +75,13 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """One endpoint of a store that has two: plain, or with TLS."""
+    """The measurement at one of the two endpoints of a store, by http or by https.
+
+    Attributes:
+        scheme: "http" or "https".
+        latency: time to the first byte there.
+        cell: the chosen combination there.
+    """
 
     scheme: str
     latency: Latency
@@ -79,7 +89,7 @@ class Way:
 
 
 def ranges(objects: Sequence[ObjectRecord], range_bytes: int) -> Iterator[tuple[ObjectRecord, int, int]]:
-    """Yields ranges of the objects without end; each of them has its turn before one is repeated."""
+    """Yields (object, start, stop) without end: all ranges of all objects, one after the other, then again."""
     return itertools.cycle(
         (target, start, min(start + range_bytes, target.size))
         for target in objects
@@ -88,7 +98,7 @@ def ranges(objects: Sequence[ObjectRecord], range_bytes: int) -> Iterator[tuple[
 
 
 def combine_cells(parts: Sequence[Cell]) -> Cell:
-    """Joins the parts of a combination that was measured several times."""
+    """Returns the sum of several measurements of the same combination."""
     return replace(
         parts[0],
         received_bytes=sum(part.received_bytes for part in parts),
@@ -100,10 +110,10 @@ def combine_cells(parts: Sequence[Cell]) -> Cell:
 
 
 async def find_objects(store: ObjectStore, url: str) -> list[ObjectRecord]:
-    """The first non-empty objects below a url, the largest first.
+    """Returns objects below a url that are not empty, the largest first: those among the first 1,000 or some more.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: there is none.
         StoreError: the store refuses.
     """
     found: list[ObjectRecord] = []
@@ -117,7 +127,7 @@ async def find_objects(store: ObjectStore, url: str) -> list[ObjectRecord]:
 
 
 async def measure_latency(store: ObjectStore, objects: Sequence[ObjectRecord], requests: int) -> Latency:
-    """Requests one small range after the other; every connection but the first is open."""
+    """Requests one small range more than `requests`, one after the other; the first one, which connects, is apart."""
     walk = itertools.cycle(objects)
     first, *waits = [await _one_byte(store, next(walk)) for _ in range(requests + 1)]
     ordered = sorted(waits)
@@ -136,10 +146,13 @@ async def measure_cell(
     """Keeps a number of requests in flight for a time and counts the bytes; unfinished requests are abandoned.
 
     Args:
-        store: opened by the caller.
-        walk: yields the next range.
-        shape: the client's name, requests in flight, bytes of a range.
-        seconds: duration.
+        store: Store that the caller has opened.
+        walk: Yields the next range, as `ranges`.
+        shape: Name of the client, requests in flight, bytes of a range; for the result, except the second.
+        seconds: Duration.
+
+    Raises:
+        StoreError: An object is gone, the store refuses access, or more than `_Meter.MAX_ERRORS` requests failed.
     """
     client, connections, range_bytes = shape
     meter = _Meter(store, walk)
@@ -169,7 +182,7 @@ async def measure_cell(
     )
 
 
-# Enough requests to fill a link of 5 GB/s at 90 MB/s for each connection, in ranges of the engine's own length.
+# Connections that fill a link of 5 GB/s at 90 MB/s for each; ranges are as long as the engine's own.
 QUICK_CONNECTIONS = 64
 _QUICK_RANGE_BYTES = 8 * MiB
 _QUICK_LATENCY_REQUESTS = 10
@@ -185,7 +198,7 @@ class QuickTest:
 
 
 async def measure_link(store: ObjectStore, objects: Sequence[ObjectRecord], seconds: float) -> QuickTest:
-    """Measures a link for `seconds` with one connection, and as long with many: the test of `doctor` and `plan`.
+    """Measures a link for `seconds` with one connection, then as long with many: the test of `doctor` and `plan`.
 
     Raises:
         StoreError: The store refuses, or more than a hundred requests failed.
@@ -203,7 +216,7 @@ async def measure_link(store: ObjectStore, objects: Sequence[ObjectRecord], seco
 class _Meter:
     """Counts what the readers of one cell receive."""
 
-    # A store that refuses everything is not asked ten thousand times.
+    # After more errors the measurement ends: a store that refuses everything is not asked ten thousand times.
     MAX_ERRORS = 100
 
     def __init__(self, store: ObjectStore, walk: Iterator[tuple[ObjectRecord, int, int]]) -> None:
@@ -214,7 +227,7 @@ class _Meter:
         self.errors: list[str] = []
 
     async def read_forever(self) -> None:
-        """Requests range after range until cancelled."""
+        """Requests range after range until it is cancelled. Raises StoreError as `measure_cell` does."""
         while True:
             target, start, stop = next(self._walk)
             self.requests += 1
@@ -234,6 +247,7 @@ class _Meter:
 
 
 async def _one_byte(store: ObjectStore, target: ObjectRecord) -> float:
+    """Returns the seconds until the first bytes of a small range arrive."""
     started = time.perf_counter()
     moments: list[float] = []
     await store.get(Get(target, 0, min(_PROBE_BYTES, target.size)), lambda piece: moments.append(time.perf_counter()))

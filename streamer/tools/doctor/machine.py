@@ -1,4 +1,4 @@
-"""Checks of this machine: Python, torch, memory, limits, the cache folder, an engine."""
+"""Checks this machine for `streamer doctor`: Python, torch, memory, limits, the cache folder, an engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "f
 
 
 def machine_findings(settings: ClientSettings) -> Iterator[Finding]:
-    """Yields the findings; the engine that `settings` name is started last, or asked if it is running."""
+    """Yields the findings. Makes the cache folder, and at last starts the engine of `settings`, or asks a running one."""
     yield _python()
     yield _torch()
     yield _memory()
