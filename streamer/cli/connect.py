@@ -33,13 +33,14 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_client(arguments: argparse.Namespace) -> EngineClient:
-    """A client for the statistics of the engine that arguments or environment name, or of the only running one.
+    """Returns a client of the engine that arguments or environment name, or of the only running one.
 
-    During an upgrade some engines have another version. The request for statistics and its answer are the same in
-    neighbouring versions of the protocol, so the client speaks the engine's.
+    It asks the engine for statistics once. During an upgrade some engines have another version of the protocol. The
+    request for statistics and its answer are the same in neighbouring versions, so the client then speaks the engine's
+    version: it is good for statistics alone.
 
     Raises:
-        EngineUnavailableError: none is named, and none is found.
+        EngineUnavailableError: no engine runs, or the named one does not answer.
         ConfigError: several are running.
         ProtocolVersionError: the engine's version is further away.
     """
@@ -67,8 +68,8 @@ def find_engine(socket: Path | None, cache_dir: Path | None, settings: ClientSet
     """Returns the settings that reach the named engine, or the only running one, without starting one.
 
     Raises:
-        EngineUnavailableError: none is named, and none is found.
-        ConfigError: several are running; the message lists them.
+        EngineUnavailableError: none is named and none is found, or none of the named cache folder is running.
+        ConfigError: none is named, and several are running; the message lists them.
     """
     from streamer.client.runtime_folder import describe_engine, find_engines, is_listening
 
@@ -104,4 +105,5 @@ def find_engine(socket: Path | None, cache_dir: Path | None, settings: ClientSet
 
 
 def _reachable_at(path: Path, settings: ClientSettings) -> ClientSettings:
+    """Returns the settings with the engine at this socket, and a short time to connect."""
     return replace(settings, engine=f"unix:{path}", connect_seconds=CONNECT_SECONDS)

@@ -1,4 +1,4 @@
-"""Shared by commands that look at a dataset: the connection to the engine, and the manifest."""
+"""What commands with a dataset have in common: the connection to the engine, the manifest, the chosen samples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from streamer.batches.samples.opened import OpenedDataset
     from streamer.loader.dataset import StreamingDataset
 
-# The limit is for indexes that a training job builds in passing; here the index is what the user asked for.
+# The default limit is for a training job that has to build its manifest first; commands may take any time.
 NO_LIMIT_SECONDS = 1e9
 
 
@@ -48,7 +48,7 @@ class JoinOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def parse(cls, given: Mapping[str, object]) -> Self:
-        """Reads the JSON.
+        """Returns the options of one --join, which is an object of JSON; old names of arguments are replaced.
 
         Raises:
             ConfigError: a name or a value is wrong, or url or on is missing.
@@ -63,12 +63,12 @@ class JoinOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def join(
         self, left: StreamingDataset, storage_options: Mapping[str, Any] | None, arguments: Mapping[str, Any]
     ) -> StreamingDataset:
-        """Joins a dataset to the right side, which is opened with these arguments.
+        """Opens the right side, and returns the dataset joined to it.
 
         Args:
             left: the dataset.
             storage_options: options of the right side if it has none of its own.
-            arguments: more of `StreamingDataset`.
+            arguments: further arguments of `StreamingDataset` for the right side.
         """
         from streamer.loader.dataset import StreamingDataset
 
@@ -82,7 +82,7 @@ class JoinOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def client_settings(arguments: argparse.Namespace) -> ClientSettings:
-    """Settings for reaching the engine: environment, --cache-dir, --storage-options."""
+    """Returns the settings for reaching the engine: those of the environment, --cache-dir and --storage-options."""
     found = replace(ClientSettings.from_environment(), storage_options=arguments.storage_options)
     if arguments.cache_dir is None:
         return found
@@ -92,7 +92,13 @@ def client_settings(arguments: argparse.Namespace) -> ClientSettings:
 def open_manifest(
     client: EngineClient, arguments: argparse.Namespace, terminal: Terminal, chunk_bytes: int | None = None
 ) -> Manifest:
-    """Finds or builds the manifest of the urls (`options.add_dataset`), with progress.
+    """Finds or builds the manifest of the urls, shows progress and notes, and opens it.
+
+    Args:
+        client: client of the engine, which finds or builds it.
+        arguments: those of `options.add_dataset`.
+        terminal: where progress and notes go.
+        chunk_bytes: length of chunks; None for the default.
 
     Raises:
         ManifestError, StoreError: it cannot be found or built.
@@ -110,7 +116,7 @@ def open_manifest(
 
 
 def describe_dataset(manifest: Manifest, terminal: Terminal) -> None:
-    """Says what a manifest has."""
+    """Writes two lines: samples, objects, bytes and chunks of a manifest; its format and digest."""
     largest_bytes = int(manifest.chunk_local_bytes.max(initial=0))
     terminal.line(
         f"{counted(manifest.samples, 'samples')} in {counted(manifest.objects, 'objects')}, "
@@ -121,7 +127,7 @@ def describe_dataset(manifest: Manifest, terminal: Terminal) -> None:
 
 
 def request_of(arguments: argparse.Namespace, chunk_bytes: int | None = None) -> GetManifest:
-    """The request for the manifest of the urls."""
+    """Returns the request for the manifest of the urls; arguments as for `open_manifest`."""
     request = GetManifest(
         0,
         [absolute(url) for url in arguments.urls],
@@ -134,7 +140,7 @@ def request_of(arguments: argparse.Namespace, chunk_bytes: int | None = None) ->
 
 
 def open_samples(arguments: argparse.Namespace, manifest: Manifest) -> OpenedDataset:
-    """The samples that --where chooses, with what --join names (`options.add_join`); by default all of the manifest.
+    """Returns the samples that --where chooses, joined to what --join names; without both, all of the manifest.
 
     Raises:
         ConfigError: an invalid option, or torch is missing.

@@ -14,7 +14,7 @@ from typing import Protocol, TextIO
 
 from streamer.errors import ConfigError, without_controls, without_secrets
 
-# A line every few seconds suffices in a log file.
+# Seconds between two lines of progress where there is no bar, as in a log file.
 PLAIN_INTERVAL_SECONDS = 5.0
 
 
@@ -36,19 +36,19 @@ class Terminal:
 
     @property
     def lively(self) -> bool:
-        """Whether it is interactive, with colours and progress bars."""
+        """Whether progress is shown as bars: the standard error is a terminal, and rich is installed."""
         return self.err.isatty() and find_spec("rich") is not None
 
     def line(self, text: str = "") -> None:
-        """Writes a line of the result; names in it may be a stranger's."""
+        """Writes a line of the result, without control characters and secrets: names in it may be a stranger's."""
         print(_printable(without_controls(text)), file=self.out, flush=True)
 
     def draw(self, line: str) -> None:
-        """Writes a line with colours of streamer's own."""
+        """Writes a line unchanged; its control characters are colours that a command has set itself."""
         print(line, file=self.out, flush=True)
 
     def note(self, text: str) -> None:
-        """Writes a line for the user, not for a script that reads the result."""
+        """Writes a line to the standard error: it is for the user, not for a script that reads the result."""
         text = without_controls(text)
         if self._bar is None:
             print(_printable(text), file=self.err, flush=True)
@@ -105,7 +105,13 @@ def write_figures(
     figures: Mapping[str, object],
     save_plot: Callable[[Path], None] | None = None,
 ) -> None:
-    """Prints the figures with --json, and writes the files of --json-file and --plot (`options.add_figures`).
+    """Prints the figures with --json, and writes the files of --json-file and --plot.
+
+    Args:
+        arguments: those of `options.add_figures`.
+        terminal: where the figures go, and the names of the files.
+        figures: values by name, for JSON.
+        save_plot: draws the figures to a file; None if the command has no plot.
 
     Raises:
         ConfigError: a file cannot be written.
@@ -126,7 +132,7 @@ def write_figures(
 
 
 def plain_table(headers: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()) -> list[str]:
-    """The lines of a table without any drawing."""
+    """Returns the lines of a table without any drawing; arguments as for `Terminal.table`."""
     widths = [max(len(row[i]) for row in [headers, *rows]) for i in range(len(headers))]
     left = [column == 0 or header in words for column, header in enumerate(headers)]
     form = "  ".join(f"{{:{'<' if is_left else '>'}{width}}}" for width, is_left in zip(widths, left, strict=True))
@@ -143,14 +149,14 @@ def _escape_lines(text: str) -> str:
 
 
 def amount(count: int, unit: str) -> str:
-    """A count with its unit: 1.4 GB, 2,000 images."""
+    """Returns a count with its unit, "bytes" or a plural: 1.4 GB, 2,000 images."""
     from streamer.config import format_bytes
 
     return format_bytes(count) if unit == "bytes" else f"{count:,.0f} {unit}"
 
 
 def progress_text(done: int, total: int | None, unit: str, text: str) -> str:
-    """Progress in words, with a remark: 1.0 kB of 5.0 kB, 3 of 4 images, 17 chunks."""
+    """Returns progress in words: 1.0 kB of 5.0 kB, 3 of 4 images, 17 chunks; `text` is a remark behind it, or ""."""
     if total is None:
         shown = amount(done, unit)
     elif unit == "bytes":

@@ -1,4 +1,4 @@
-"""Fills a cache before the first job: one session of the engine over the chunks that fit."""
+"""Fills a cache before the first job, for `streamer warm`: one session of the engine over the chunks that fit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Report = Callable[[int, int], None]
 _SLICE_BYTES = 256 * MiB
 # Share of the cache that chunks may take while they are open together: the rest is for those that stay.
 _OPEN_SHARE = 1 / 16
-# A slice under a rate limit is what the link transfers in this time: longer bursts would not respect the limit.
+# Under a rate limit, a slice is what may be transferred in this time: longer bursts would not respect the limit.
 _BURST_SECONDS = 1.0
 
 
@@ -44,6 +44,7 @@ class WarmPlan:
         chunks: int64 (n,), in the order of fetching.
         file_bytes: int64 (n,), length of each file.
         present_chunks: number of the dataset's chunks that are there already and stay.
+        missing_chunks: number of the dataset's chunks that will not be there, for lack of space or at peers.
     """
 
     chunks: Integers
@@ -54,7 +55,13 @@ class WarmPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Warmed:
-    """The result: chunks made local, and their bytes that came over the network."""
+    """The result of a warming.
+
+    Attributes:
+        chunks: number of chunks made local.
+        total_bytes: length of their files.
+        fetched_bytes: bytes of these that came over the network.
+    """
 
     chunks: int
     total_bytes: int
@@ -62,11 +69,11 @@ class Warmed:
 
 
 class Pace:
-    """Keeps a mean rate from its first use on.
+    """Keeps a mean rate from its creation on.
 
     Args:
-        bytes_per_second: the rate; 0: no limit.
-        now, sleep: the clock (for tests).
+        bytes_per_second: the rate; 0 if there is no limit.
+        now, sleep: the clock, which tests replace.
     """
 
     def __init__(
@@ -133,12 +140,12 @@ def _are_in(keys: npt.NDArray[np.bytes_], wanted: Collection[bytes]) -> npt.NDAr
 
 
 def file_bytes(manifest: Manifest) -> Integers:
-    """int64 (chunks,): length of each chunk's file."""
+    """Returns the length of each chunk's file: int64 (chunks,)."""
     return chunkfile.HEADER_BYTES + manifest.chunk_local_bytes + manifest.chunk_samples * chunkfile.CRC_BYTES
 
 
 def present_keys(root: Path) -> set[bytes]:
-    """Keys of the chunks in a cache folder."""
+    """Returns the keys of the chunks in a cache folder or layer."""
     return {key for key, _ in list_chunk_files(open_layer(root))}
 
 
@@ -146,7 +153,10 @@ class Warming:
     """One session that reads every chunk of a plan once. Used by one thread.
 
     Args:
-        target: folder to copy the chunks to while they are local; None: only make them local.
+        client: client of the engine, which stays open.
+        manifest: the dataset.
+        pace: limit of the rate.
+        target: folder to copy the chunks to while they are local, or None to make them local only.
     """
 
     def __init__(self, client: EngineClient, manifest: Manifest, pace: Pace, target: Path | None = None) -> None:
@@ -159,10 +169,14 @@ class Warming:
         self._known = 0
 
     def run(self, report: Report) -> tuple[WarmPlan, Warmed]:
-        """Makes all chunks local that the cache keeps (with a target: all chunks), slice by slice.
+        """Makes chunks local, slice by slice: those that the cache keeps, or with a target all of them.
+
+        Args:
+            report: called after each slice with the bytes that are done, and all bytes.
 
         Raises:
-            StreamerError: the store or the cache failed; CacheError: a chunk could not be copied.
+            CacheError: a chunk could not be copied.
+            StreamerError: the store or the cache failed.
         """
         own, *layers = _folders(self._client)
         present = present_keys(own)
@@ -206,6 +220,7 @@ class Warming:
             session.close()
 
     def _read(self, session: Session, chosen: WarmPlan, slices: Sequence[slice], report: Report) -> Warmed:
+        """Makes the chunks of the plan local, slice by slice, and copies them if there is a target."""
         total = int(chosen.file_bytes.sum())
         done = 0
         for number, part in enumerate(slices):
@@ -234,7 +249,7 @@ class Warming:
             self._known += 1
 
     def _take(self, chunks: Integers) -> None:
-        """Copies chunks that are local and leased now."""
+        """Copies these chunks, which are local and leased now, to the target, if there is one; raises CacheError."""
         if self._target is None:
             return
         missing = {self._manifest.chunk_keys[chunk].tobytes() for chunk in chunks}
@@ -254,13 +269,13 @@ class Warming:
 
 
 def _folders(client: EngineClient) -> list[Path]:
-    """The cache folder and the layers below it, without the memory fallback of a full disk."""
+    """Returns the cache folder and the layers below it, without the folder in memory that replaces a full disk."""
     own, *rest = client.roots()
     return [own, *(root for root in rest if (root / ROOT_ID).exists())]
 
 
 def cut(sizes: Integers, slice_bytes: int) -> Iterator[slice]:
-    """Cuts a sequence of chunks into runs of at most `slice_bytes`, or of one chunk."""
+    """Yields slices of a sequence of chunks, of at most `slice_bytes` each, or of one larger chunk."""
     start = 0
     held = 0
     for i, size in enumerate(sizes.tolist()):

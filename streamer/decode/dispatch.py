@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 _Reader = Callable[[memoryview], object]
 
-# In `x.json.gz` the extension before this one chooses the decoder, unless the user's rule names `gz`.
+# The extension before this one (`x.json.gz`) chooses the decoder, unless the user's rule names `gz`.
 _GZIP = "gz"
 # deflate compresses zeros 1,000 to 1 (zlib.net, "Maximum Compression Factor"): without a limit, 10 MB of a tar become
 # 10 GB in every worker. A medical volume has up to 600 MB.

@@ -216,7 +216,7 @@ async def measure_link(store: ObjectStore, objects: Sequence[ObjectRecord], seco
 class _Meter:
     """Counts what the readers of one cell receive."""
 
-    # After more errors the measurement ends: a store that refuses everything is not asked ten thousand times.
+    # The measurement ends after more errors: a store that refuses everything is not asked ten thousand times.
     MAX_ERRORS = 100
 
     def __init__(self, store: ObjectStore, walk: Iterator[tuple[ObjectRecord, int, int]]) -> None:

@@ -1,4 +1,4 @@
-"""Finds the windows of an object: what kind of file it is, and the blocks of its windows. No I/O."""
+"""Indexes an object with audio: finds what kind of file it is, and cuts its windows into blocks. No I/O."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from streamer.media.containers.entries import TrackCodec
 from streamer.media.containers.movie import is_movie
 
 HEAD_BYTES = 4096
-# The hint of so many packets has less than 64 KiB: at most 2 bytes for each packet of audio alone, 5 where others are
-# between them.
+# Most packets of a block, so that its hint has less than 64 KiB: a packet takes at most 2 bytes, or 5 where bytes of
+# other tracks are between packets.
 _MAX_PACKETS = 24_576
 _MAX_BETWEEN_OTHERS = 10_240
 
@@ -32,12 +32,12 @@ class BlockNote(msgspec.Struct, frozen=True, array_like=True):
     """The hint of a block.
 
     Attributes:
-        path: of the object below the dataset's url.
+        path: path of the object below the dataset's url.
         audio: how it is encoded.
-        windows: of the block.
-        ranges: of the object's bytes.
-        first: number of the sample with which the first range begins.
-        frames: the packets, unless the recoder finds them in the bytes.
+        windows: the windows of the block.
+        ranges: byte ranges of the object, half-open, that the block has.
+        first: index of the sample with which the first range begins.
+        frames: the packets; None if the recoder finds them in the bytes.
         played_at: when sample 0 is played, seconds.
     """
 
@@ -51,7 +51,7 @@ class BlockNote(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def write(cls, path: str, recording: Recording, windows: Windows, ranges: tuple[Range, ...]) -> BlockNote:
-        """Describes windows of a recording."""
+        """Returns the hint of a block of these windows, whose bytes are in these ranges of the object."""
         first = recording.sample_at(ranges[0][0])
         frames = recording.packets_in(ranges)
         return cls(
@@ -66,16 +66,19 @@ class BlockNote(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def fetch_bytes(self) -> int:
-        """Bytes of the block."""
+        """Bytes of the block: of all ranges together."""
         return sum(stop - start for start, stop in self.ranges)
 
 
 def read_recording(source: Source, stream_index: int | None = None) -> Reading[Recording]:
-    """Tells by its first bytes what a file is, and reads what says where its samples are; raises ManifestError.
+    """Tells by its first bytes what a file is, and reads the parts of it that say where its samples are.
 
     Args:
         source: the object.
         stream_index: number of the track in files that have tracks. None means the first one with audio.
+
+    Raises:
+        ManifestError: the file is empty or damaged, or windows are not cut out of such files.
     """
     record = source.record
     check_not_empty(record)
@@ -102,7 +105,11 @@ def read_recording(source: Source, stream_index: int | None = None) -> Reading[R
 
 
 def cut_blocks(source: Source, recording: Recording, windows: Windows) -> Generator[Block, Answer, None]:
-    """Yields the windows whose bytes begin in one stretch of `chunk_bytes` as one block."""
+    """Cuts the windows of a recording into blocks.
+
+    Windows whose bytes begin in the same stretch of `source.chunk_bytes` are a block, or several if they have too many
+    packets for one hint. Raises ManifestError for more windows than the object has bytes.
+    """
     if not windows.count:
         return
     if windows.count > source.record.size:

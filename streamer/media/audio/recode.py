@@ -1,4 +1,4 @@
-"""Makes records of the windows of a block: the part that runs in a recoder."""
+"""Makes records of windows: of those of a block in a recoder, or of one window of a whole file for `AudioClip`."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ _NOTE = msgspec.msgpack.Decoder(BlockNote)
 
 
 class Numbers:
-    """The samples of a file of numbers."""
+    """The samples of a block of a WAV: each is a unit of its own (see `Units`)."""
 
     def __init__(self, content: memoryview, note: BlockNote) -> None:
         self._content = content
         self._width = width_of(note.audio)
-        # The number of the first sample of each range, and its place in the content.
+        # Index of the first sample of each range of the object.
         firsts = [note.first + (start - note.ranges[0][0]) // self._width for start, _ in note.ranges]
         self._firsts = np.array(firsts)
         self._samples = [(stop - start) // self._width for start, stop in note.ranges]
         self._places = np.cumsum([0, *(count * self._width for count in self._samples)])
 
     def between(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
-        """The samples themselves."""
+        """Returns the samples themselves, which are the units."""
         return starts, stops
 
     def first(self, unit: int) -> int:
-        """The sample itself."""
+        """Returns the sample itself, which is the unit."""
         return unit
 
     def piece(self, begin: int, end: int) -> memoryview:
-        """The numbers of samples, which are in one range."""
+        """Returns the PCM values of samples `[begin, end)`; raises DamagedError unless one range has all of them."""
         held = int(np.searchsorted(self._firsts, begin, "right")) - 1
         if held < 0 or end > self._firsts[held] + self._samples[held]:
             raise DamagedError(f"samples {begin} to {end} are not in its ranges")
@@ -48,7 +48,7 @@ class Numbers:
         return self._content[at : at + (end - begin) * self._width]
 
 
-# These classes find the units of a block without the index, by codec.
+# By codec: finds the units in the bytes of a block whose hint does not list them.
 _UNITS: dict[str, Callable[[memoryview, BlockNote], Units]] = {
     PCM: Numbers,
     "flac": lambda content, note: flac.frames_of(content, note.audio, note.first),
@@ -58,10 +58,10 @@ _UNITS: dict[str, Callable[[memoryview, BlockNote], Units]] = {
 
 
 class AudioRecoder:
-    """Makes records of windows: what they are encoded in is copied, not decoded."""
+    """Makes records of windows: encoded units are copied, not decoded."""
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Makes the records of the windows of one block."""
+        """Makes the records of the `samples` windows of a block; raises RecodeError if hint and bytes do not agree."""
         try:
             note = _NOTE.decode(hint)
             if (len(content), samples) != (note.fetch_bytes, note.windows.count):
@@ -101,7 +101,18 @@ class AudioRecoder:
 
 
 def record_of(recording: Recording, content: memoryview, start: int, stop: int, length: int) -> bytes:
-    """Makes the record of a window `[start, stop)`, filled to `length`, out of a whole file; raises DamagedError."""
+    """Makes the record of one window out of a whole file.
+
+    Args:
+        recording: what says where the samples are.
+        content: bytes of the file.
+        start: first sample of the window.
+        stop: sample behind its last one.
+        length: samples that decoding returns; zeros follow where the window has fewer.
+
+    Raises:
+        DamagedError: the samples are not where the recording says.
+    """
     head = WindowHeader(
         path="",
         audio=recording.audio,
@@ -124,7 +135,7 @@ def record_of(recording: Recording, content: memoryview, start: int, stop: int, 
 
 
 def units_of(content: memoryview, note: BlockNote) -> Units:
-    """Finds the units of a block; raises DamagedError, or KeyError for a codec that none has."""
+    """Returns the units of a block by its hint; raises DamagedError, or KeyError for a codec without units."""
     if note.frames is not None:
         return AudioFrames.read_hint(content, note.first, note.frames)
     return _UNITS[note.audio.name](content, note)

@@ -1,4 +1,7 @@
-"""What the index knows of recordings, and the units of their blocks that are not cut. No I/O."""
+"""What indexing notes of recordings, and the units of which windows are made: packets, or PCM values. No I/O.
+
+The readers of formats (`flac`, `ogg`, `mp3`, `wav`, `tracks`) return a `Recording`; `recode` makes records of units.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +18,28 @@ from streamer.media.audio.windows import Integers, encode_piece
 from streamer.media.containers.blocks import pack_columns, unpack_columns
 from streamer.media.containers.entries import TrackCodec
 
-# Size, bytes before it that are of no packet, samples.
+# Columns of `PackedFrames`, each with a number for every packet: its size, the bytes since the packet before it, and
+# its samples.
 _COLUMNS = 3
 
 
 class Units(Protocol):
-    """Units of a block: `AudioFrames`, or the numbers of a WAV (`recode.Numbers`)."""
+    """Units of a block, which are copied whole: packets (`AudioFrames`), or samples of a WAV (`recode.Numbers`)."""
 
     def between(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
-        """The half-open ranges of units with which samples `[start, stop)` are decoded; raises DamagedError."""
+        """Returns the half-open ranges of units that decoding of samples `[start, stop)` needs: (N,) first, and stop.
+
+        Raises:
+            DamagedError: the units do not have these samples.
+        """
         ...
 
     def first(self, unit: int) -> int:
-        """The number of the first sample of a unit."""
+        """Returns the index of the first sample of a unit."""
         ...
 
     def piece(self, begin: int, end: int) -> bytes | memoryview:
-        """Units `begin` to `end` as a piece of a record."""
+        """Returns units `[begin, end)` as a piece of a record (`audio.windows`)."""
         ...
 
 
@@ -44,14 +52,14 @@ class PackedFrames(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AudioFrames(msgspec.Struct, frozen=True):
-    """Packets, one after the other.
+    """Packets of a recording, or of a block of it, one after the other.
 
     Attributes:
-        offsets: (n,) where packets begin.
-        sizes: (n,) their bytes.
-        firsts: (n + 1,) the first sample of each, and the one behind the last.
+        offsets: (n,) byte at which each packet begins, in the object or, of a block, in `content`.
+        sizes: (n,) length of each packet in bytes.
+        firsts: (n + 1,) index of the first sample of each packet, and of the sample behind the last packet.
         lead: samples before the first wanted one that are decoded, too.
-        content: the bytes, where they are there.
+        content: the bytes of the block; empty while a recording is indexed.
         behind: packets behind that of the last wanted sample that are decoded, too.
     """
 
@@ -63,7 +71,7 @@ class AudioFrames(msgspec.Struct, frozen=True):
     behind: int = 0
 
     def between(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
-        """The packets of samples and their lead."""
+        """Returns the ranges of packets that have these samples and their lead; see `Units`."""
         if not len(self.sizes) or self.firsts[-1] < stops[-1] or self.firsts[0] > starts[0]:
             found = f"{self.firsts[0]} to {self.firsts[-1]}" if len(self.sizes) else "none"
             raise DamagedError(f"samples {starts[0]} to {stops[-1]} are wanted, there are {found}")
@@ -72,11 +80,11 @@ class AudioFrames(msgspec.Struct, frozen=True):
         return np.maximum(lower, 0), np.minimum(upper, len(self.sizes))
 
     def first(self, unit: int) -> int:
-        """The first sample of a packet."""
+        """Returns the index of the first sample of a packet."""
         return int(self.firsts[unit])
 
     def piece(self, begin: int, end: int) -> bytes:
-        """Some packets."""
+        """Returns packets `[begin, end)` of `content` as a piece of a record."""
         offsets = self.offsets[begin:end]
         sizes = self.sizes[begin:end]
         start, stop = int(offsets[0]), int(offsets[-1] + sizes[-1])
@@ -86,12 +94,12 @@ class AudioFrames(msgspec.Struct, frozen=True):
         return encode_piece(sizes, [self.content[first:behind] for first, behind in spans])
 
     def find_inside(self, ranges: Sequence[Range]) -> Integers:
-        """The numbers of the packets in ranges of the object."""
+        """Returns the numbers of the packets that begin in these ranges of the object."""
         edges = np.searchsorted(self.offsets, np.array(ranges))
         return np.concatenate([np.arange(*edge) for edge in edges.tolist()])
 
     def write_hint(self, ranges: Sequence[Range]) -> PackedFrames:
-        """Returns the packets in ranges of the object, for a hint."""
+        """Returns the packets in ranges of the object for a hint, with offsets in the joined bytes of these ranges."""
         which = self.find_inside(ranges)
         (begins, ends) = np.array(ranges).T
         # Places in the object become those in the joined ranges.
@@ -105,7 +113,16 @@ class AudioFrames(msgspec.Struct, frozen=True):
 
     @classmethod
     def read_hint(cls, content: memoryview, first: int, packed: PackedFrames) -> AudioFrames:
-        """Returns the packets of a hint, of which the first one has the sample `first`; raises DamagedError."""
+        """Returns the packets of a block by its hint.
+
+        Args:
+            content: bytes of the block.
+            first: index of the first sample of the first packet.
+            packed: what `write_hint` returned.
+
+        Raises:
+            DamagedError: the hint is damaged, or packets are not in `content`.
+        """
         try:
             sizes, gaps, counts = unpack_columns(packed.columns, [packed.count] * _COLUMNS)
         except ValueError as error:
@@ -127,11 +144,11 @@ _NEAR_BYTES = 64 << 10
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """A recording of which the index knows where its samples are.
+    """A recording, with what says which bytes have which samples.
 
     Attributes:
         audio: how it is encoded.
-        total: samples of all channels that are played.
+        total: number of samples (of all channels together) that are played.
     """
 
     audio: TrackCodec
@@ -139,7 +156,7 @@ class Recording(msgspec.Struct, frozen=True):
 
     @property
     def near_bytes(self) -> int:
-        """Ranges of bytes with less between them are one."""
+        """Ranges of the object with fewer bytes between them are fetched as one."""
         return _NEAR_BYTES
 
     @property
@@ -153,34 +170,34 @@ class Recording(msgspec.Struct, frozen=True):
         return 0.0
 
     def bounds(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
-        """The bytes with which samples `[start, stop)` can be decoded: (N,) first, and behind the last."""
+        """Returns the half-open byte ranges that decoding of samples `[start, stop)` needs: (N,) first, and stop."""
         raise NotImplementedError
 
     def sample_at(self, byte: int) -> int:
-        """The number of the first sample whose bytes begin at a place that `bounds` has returned.
+        """Returns the index of the first sample whose bytes begin at `byte`, which is a first byte of `bounds`.
 
-        Below 0: it is decoded, but not played.
+        It is below 0 where samples are decoded, but not played.
         """
         raise NotImplementedError
 
     def packets_before(self, places: Integers) -> Integers:
-        """The packets before places in the object, as far as the recoder cannot find them in the bytes."""
+        """Returns the number of packets before each place in the object that a hint has to list; here none."""
         return np.zeros_like(places)
 
     def packets_in(self, ranges: Sequence[Range]) -> PackedFrames | None:
-        """Returns the packets in ranges of the object, None if the recoder finds them in the bytes."""
+        """Returns the packets in ranges of the object for the hint; None if the recoder finds them in the bytes."""
         return None
 
 
 class Edge(msgspec.Struct, frozen=True):
-    """Where a frame begins, and its first sample."""
+    """Where a frame or page begins in the object, and the index of its first sample."""
 
     byte: int
     sample: int
 
 
 class Edged(Recording, frozen=True):
-    """A recording of which the index knows where some frames or pages begin, and nothing between them.
+    """A recording of which it is known where some frames or pages begin, and nothing between them.
 
     Attributes:
         edges: some beginnings: the first one, one near the beginning of each chunk, and the end.
@@ -194,15 +211,18 @@ class Edged(Recording, frozen=True):
 
     @property
     def near_bytes(self) -> int:
-        """All ranges of a block are one: what begins in it is not known."""
+        """The length of the object: all ranges of a block become one, since where frames begin in it is not known."""
         return self.edges[-1].byte
 
     def max_bytes(self, samples: Integers) -> Integers:
-        """The bytes that samples take at most."""
+        """Returns the bytes that these numbers of samples take at most: (N,)."""
         raise NotImplementedError
 
     def bounds(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
-        """From the last edge before the samples and their lead to what they take at most behind the last one."""
+        """Returns ranges from the last edge before the samples and their lead to the next edge behind them.
+
+        A range ends sooner where the samples behind its last edge inside take fewer bytes at most (`max_bytes`).
+        """
         bytes_, samples = (np.array([getattr(edge, name) for edge in self.edges]) for name in ("byte", "sample"))
         begin = np.maximum(np.searchsorted(samples, starts - self.lead, "right") - 1, 0)
         end = np.searchsorted(samples, stops, "left")
@@ -210,15 +230,15 @@ class Edged(Recording, frozen=True):
         return bytes_[begin], np.minimum(np.minimum(bytes_[end], limit) + self.behind, bytes_[-1])
 
     def sample_at(self, byte: int) -> int:
-        """The number of the first sample of an edge."""
+        """Returns the index of the first sample of an edge."""
         return self.edges[bisect_left(self.edges, byte, key=lambda edge: edge.byte)].sample
 
 
 class Packeted(Recording, frozen=True):
-    """A recording of which the index knows all packets.
+    """A recording of which all packets are known.
 
     Attributes:
-        frames: they, without bytes.
+        frames: its packets, without `content`.
         played_at: see `Recording`.
     """
 
@@ -226,12 +246,12 @@ class Packeted(Recording, frozen=True):
     played_at: float = 0.0
 
     def bounds(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
-        """The bytes of packets and their lead."""
+        """Returns the byte ranges of the packets that have these samples and their lead."""
         lower, upper = self.frames.between(starts, stops)
         return self.frames.offsets[lower], self.frames.offsets[upper - 1] + self.frames.sizes[upper - 1]
 
     def sample_at(self, byte: int) -> int:
-        """The number of the first sample of a packet."""
+        """Returns the index of the first sample of the packet that begins at `byte`."""
         return self.frames.first(int(np.searchsorted(self.frames.offsets, byte)))
 
     @property
@@ -240,9 +260,9 @@ class Packeted(Recording, frozen=True):
         return bool((self.frames.offsets[1:] > (self.frames.offsets + self.frames.sizes)[:-1]).any())
 
     def packets_before(self, places: Integers) -> Integers:
-        """The packets before places in the object."""
+        """Returns the number of packets that begin before each place in the object."""
         return np.searchsorted(self.frames.offsets, places)
 
     def packets_in(self, ranges: Sequence[Range]) -> PackedFrames:
-        """The packets in ranges of the object."""
+        """Returns the packets in ranges of the object for the hint."""
         return self.frames.write_hint(ranges)

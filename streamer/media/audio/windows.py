@@ -1,9 +1,10 @@
 """Windows of one length in a recording: which samples each has, and its record. No I/O.
 
     record   uint32 length of the head | head (MessagePack) | pieces
-    piece    of numbers: the numbers; of packets: uint32 count | uint32 length of each | packets
+    piece    of PCM: the values; of packets: uint32 count | uint32 length of each | packets
 
-A record has all that its window needs: the pieces from the one in which decoding begins to the last one that is wanted.
+A record has all that decoding of its window needs: the pieces from the one in which decoding begins to the one with the
+last sample of the window. A "sample" here is a value of each channel at one time, not a sample of the dataset.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from streamer.media.containers.entries import TrackCodec
 
 Integers = NDArray[np.int64]
 _LENGTH = struct.Struct("<I")
-# The kinds of the fields of a record; see `streamer.media.decode.audio`.
+# The kinds of the fields of a record: the audio, and when it begins. `streamer.media.decode.audio` decodes them.
 AUDIO = "audio"
 START = "audio-start"
 # Mark between the path of a file and a time in it, in the keys of samples.
 TIME_MARK = "#t="
-# The codec of recordings that are numbers, of which `extradata` is the dtype; "i3" and ">i3" are of three bytes.
+# The codec of recordings that are PCM values. `extradata` is their dtype; "i3" and ">i3" are integers of three bytes.
 PCM = "pcm"
 
 
 class Windows(msgspec.Struct, frozen=True, array_like=True):
-    """Windows of one recording, one after the other; numbers are of samples of all channels.
+    """Windows of one recording, one after the other.
 
     Attributes:
         total: samples of the recording.
-        length: of a window; the last one may end behind the recording.
-        step: from the beginning of a window to that of the next one.
+        length: samples of a window; the last window may end behind the recording.
+        step: samples from the beginning of a window to that of the next one.
         first: number of the first window.
         count: number of windows.
         random: whether a window may begin with any sample until the next one begins.
@@ -51,14 +52,22 @@ class Windows(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def cut(cls, total: int, length: int, step: int, *, pad: bool, random: bool = False) -> Windows:
-        """All windows of a recording; `pad`: until its end, else only those that are inside of it."""
+        """Returns all windows of a recording.
+
+        Args:
+            total: samples of the recording.
+            length: see `Windows`.
+            step: see `Windows`.
+            pad: whether windows go on to the end of the recording; else all of them are inside of it.
+            random: see `Windows`.
+        """
         inside = max(0, (total - length) // step + 1)
         # A padded window follows where samples are left, unless it would begin behind the end.
         rest = pad and inside * step < total and (inside == 0 or (inside - 1) * step + length < total)
         return cls(total=total, length=length, step=step, first=0, count=inside + rest, random=random)
 
     def part(self, first: int, stop: int) -> Windows:
-        """Windows `first` to `stop` of these."""
+        """Returns windows `[first, stop)` of these."""
         return msgspec.structs.replace(self, first=self.first + first, count=stop - first)
 
     @property
@@ -68,27 +77,29 @@ class Windows(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def places(self) -> Integers:
-        """(count,) the samples with which each may begin, so that it is inside of the recording."""
+        """(count,) at how many samples each window may begin; it then ends inside of the recording if one does."""
         limit = self.step if self.random else 1
         found: Integers = np.clip(self.total - self.length + 1 - self.starts, 1, limit)
         return found
 
     @property
     def stops(self) -> Integers:
-        """(count,) the sample behind all that each may have."""
+        """(count,) the sample behind the last one that each window may have, wherever it begins."""
         found: Integers = np.minimum(self.starts + self.places - 1 + self.length, self.total)
         return found
 
 
 def cut_parts(lower: Integers, upper: Integers) -> tuple[Integers, Integers, Integers]:
-    """Cuts what ranges `[lower, upper)` cover where one of them begins or ends.
+    """Cuts what ranges `[lower, upper)` cover into parts, at every place where one of the ranges begins or ends.
+
+    Records that overlap then share parts instead of having copies.
 
     Args:
         lower: (N,) ascending.
         upper: (N,) ascending.
 
     Returns:
-        Where the parts begin and where they end, and the half-open range of parts of each range: (N, 1, 2).
+        Where the parts begin and where they end, (M,) each, and the half-open range of parts of each range: (N, 1, 2).
     """
     edges = np.unique(np.concatenate([lower, upper]))
     begin = np.searchsorted(edges, lower)
@@ -103,13 +114,13 @@ class WindowHeader(msgspec.Struct, frozen=True, array_like=True):
     """The head of a record.
 
     Attributes:
-        path: of the object below the dataset's url.
+        path: path of the object below the dataset's url.
         audio: how it is encoded.
-        first: the number of the first sample that the pieces decode to.
-        start: the first sample of the window, or the first one with which it may begin.
-        stop: the sample behind all that it may have.
-        length: samples of a window.
-        places: samples with which it may begin.
+        first: index of the first sample that the pieces decode to.
+        start: first sample of the window, or the first one with which it may begin.
+        stop: sample behind the last one that the window may have.
+        length: samples of the window.
+        places: number of samples, from `start` on, with which the window may begin.
         played_at: when sample 0 is played, seconds.
     """
 
@@ -123,11 +134,11 @@ class WindowHeader(msgspec.Struct, frozen=True, array_like=True):
     played_at: float = 0.0
 
     def draw(self, rng: np.random.Generator | None) -> int:
-        """Returns the first sample of the window that `rng` draws, or of the one in the middle."""
+        """Returns the first sample of a window that `rng` draws among the places; without `rng` the middle place."""
         return self.start + int(draw_numbers(self.places, rng))
 
     def seconds(self, sample: int) -> float:
-        """When a sample is played."""
+        """Returns when a sample is played, in seconds."""
         return self.played_at + sample / self.audio.rate
 
 
@@ -135,7 +146,7 @@ _HEAD = msgspec.msgpack.Decoder(WindowHeader)
 
 
 def encode_head(head: WindowHeader) -> bytes:
-    """Returns the beginning of a record."""
+    """Returns the beginning of a record: the length of the head, and the head."""
     content = msgspec.msgpack.encode(head)
     return _LENGTH.pack(len(content)) + content
 
@@ -151,7 +162,7 @@ def split_record(content: memoryview) -> tuple[WindowHeader, memoryview]:
 
 
 def encode_piece(lengths: Integers, packets: Sequence[memoryview | bytes]) -> bytes:
-    """Returns a piece of packets of these lengths, which may be joined already."""
+    """Returns a piece of a record. `packets` together have these lengths; several may be joined in one buffer."""
     return b"".join([_LENGTH.pack(len(lengths)), lengths.astype("<u4").tobytes(), *packets])
 
 

@@ -19,13 +19,13 @@ from streamer.media.containers.tables import Integers
 
 
 class ClipAudioHint(msgspec.Struct, frozen=True, array_like=True):
-    """The audio of a block, for the recoder.
+    """The audio of a block of clips, for the recoder. "Samples" of audio are its values, not those of the dataset.
 
     Attributes:
-        head: of all samples.
-        first: the first sample of the first packet.
+        head: what the records of all clips say of the audio.
+        first: index of the first audio sample of the first packet.
         frames: packets of audio in the bytes of the block.
-        starts, stops: samples that each sample of the block needs.
+        starts, stops: audio samples `[start, stop)` that each record of the block needs.
     """
 
     head: ClipAudioHeader
@@ -35,7 +35,7 @@ class ClipAudioHint(msgspec.Struct, frozen=True, array_like=True):
     stops: list[int]
 
     def pieces(self, content: memoryview) -> tuple[list[bytes], Integers, list[ClipAudioHeader]]:
-        """See `find_audio_pieces`."""
+        """Returns what `find_audio_pieces` does, of the bytes of the block; raises DamagedError."""
         units = AudioFrames.read_hint(content, self.first, self.frames)
         starts = np.array(self.starts)
         stops = np.array(self.stops)
@@ -61,10 +61,11 @@ def find_audio_pieces(content: memoryview, hint: bytes) -> tuple[list[bytes], In
         hint: `ClipHint.audio`.
 
     Returns:
-        The pieces that samples share, the range of pieces of each, and what their heads have.
+        The pieces of packets that samples share; the half-open range of pieces of each sample, (samples, 1, 2); and
+        the header of each sample's audio.
 
     Raises:
-        RecodeError: the index did not write the hint.
+        RecodeError: the hint is damaged, or the block lacks audio that it names.
     """
     try:
         return msgspec.msgpack.decode(hint, type=ClipAudioHint).pieces(content)
@@ -81,12 +82,12 @@ def find_clip_codecs(hint: bytes) -> list[str]:
 
 
 class ClipAudio(msgspec.Struct, frozen=True):
-    """The audio of a track of clips.
+    """The audio of all clips of a video, while it is indexed.
 
     Attributes:
-        track: of audio.
-        head: of all samples.
-        starts, stops: samples that each sample needs, within the track.
+        track: the audio track.
+        head: what the records of all clips say of the audio.
+        starts, stops: audio samples `[start, stop)` of the track that each sample of the dataset needs.
     """
 
     track: Packeted
@@ -96,7 +97,19 @@ class ClipAudio(msgspec.Struct, frozen=True):
 
     @classmethod
     def find(cls, track: Packeted, frames: FrameTable, samples: Samples, timescale: int) -> ClipAudio:
-        """Finds the audio of samples: as long as their frames at the usual rate, so that all clips have one length."""
+        """Finds the audio of the samples of a track of frames.
+
+        All clips get audio of one length: that of their frames at the median duration.
+
+        Args:
+            track: the audio track.
+            frames: frames of the video.
+            samples: clips of the video.
+            timescale: ticks per second of the video's times.
+
+        Raises:
+            DamagedError: the audio track is empty.
+        """
         if not track.total:
             raise DamagedError("its audio track is empty")
         pattern = samples.pattern
@@ -115,12 +128,17 @@ class ClipAudio(msgspec.Struct, frozen=True):
         return cls(track, head, starts, np.clip(ends + head.length, starts + 1, track.total))
 
     def bytes_of(self, run: slice) -> tuple[Integers, Integers]:
-        """The bytes of the packets of a run of samples: their beginnings and lengths."""
+        """Returns where the audio of each sample of a run begins in the object, and its length in bytes."""
         lower, upper = self.track.bounds(self.starts[run], self.stops[run])
         return lower, upper - lower
 
     def hint(self, run: slice, ranges: Sequence[Range]) -> tuple[bytes, int, int]:
-        """The hint of a run of samples in these ranges; the parts that they share, and the bytes of these."""
+        """Returns the hint of the audio of a run of samples, the number of parts that they share, and their bytes.
+
+        Args:
+            run: the samples of the block.
+            ranges: byte ranges of the object that the block has.
+        """
         frames = self.track.frames
         starts = self.starts[run]
         stops = self.stops[run]

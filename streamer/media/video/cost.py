@@ -1,4 +1,4 @@
-"""Computes from the index alone how much of the decoding of clips is thrown away, and what would be cheaper."""
+"""Computes from the manifest alone how many packets clips decode for their frames, and what would be cheaper."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from streamer.media.containers.blocks import Needed, read_hint
 from streamer.media.containers.clips import FrameTable
 from streamer.media.containers.tables import Integers, Packets
 
-# Other settings gain little where less is thrown away.
+# Advice is given where a larger share of the decoded packets is not used: other settings gain little below it.
 _WASTED_SHARE = 0.7
-# Clips of one sample, for the estimate.
+# Clips of one sample, in the estimate of `clips_per_sample=`.
 _GROUP = 4
 # A mean is taken of so many chunks: 0.1 s for 16 chunks of 8 MiB (2026-11-26).
 _MAX_CHUNKS = 16
@@ -26,12 +26,12 @@ class ClipCost(msgspec.Struct, frozen=True):
     """What decoding a sample of clips takes, or the means of several samples; see `formats.base.DecodeCost`.
 
     Attributes:
-        packets: decoded, from a key frame on.
+        packets: packets that are decoded, from a key frame on.
         wanted: frames of the sample, each counted once.
-        span: frames from the first to the last of them.
-        pixels: of a frame.
-        grouped: packets per clip if four clips that follow each other were one sample; 0: unknown.
-        key_seconds: median time between key frames; 0: unknown.
+        span: frames of the video from the first to the last frame of the sample.
+        pixels: pixels of a frame.
+        grouped: packets per clip if four clips that follow each other were one sample; 0 if it is not known.
+        key_seconds: median time between key frames; 0 if it is not known.
     """
 
     packets: float
@@ -60,7 +60,7 @@ class ClipCost(msgspec.Struct, frozen=True):
 
     @property
     def cheaper(self) -> str:
-        """The ways to decode fewer packets, with their numbers; "" if there are none."""
+        """The settings that decode fewer packets, each with the number of packets; "" if there are none."""
         ways = [
             ('start="key": {:.0f} packets', self.span),
             (f"clips_per_sample={_GROUP}: {{:.0f}} a clip", self.grouped),
@@ -89,20 +89,22 @@ def mean_cost(manifest: Manifest) -> ClipCost:
 
 
 def _mean(costs: Numbers) -> ClipCost:
+    """Returns the mean of each column of `block_costs` without NaN; 0 for a column of NaN alone."""
     known = ~np.isnan(costs)
     means = np.where(known, costs, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
     return ClipCost(*means.tolist())
 
 
 def _costs_in(hint: bytes) -> Numbers:
-    """The costs of the samples of a chunk."""
+    """Returns the costs of the samples of a chunk, from its hint; see `block_costs`."""
     return np.concatenate([block_costs(block.hint) for block in decode_hints(hint)])
 
 
 def block_costs(content: bytes) -> Numbers:
-    """The costs of the samples of a block, from its hint: (samples, 6), as `ClipCost` has them, NaN for unknown.
+    """Returns the costs of the samples of a block, from its hint.
 
-    Where clips are drawn, those in the middle count.
+    The columns of (samples, 6) are the attributes of `ClipCost`; NaN stands for unknown. Where clips are drawn, the
+    clips in the middle of their places count.
     """
     hint, needed = read_hint(content)
     rows = needed.rows
@@ -128,7 +130,7 @@ def block_costs(content: bytes) -> Numbers:
     costs[:, 2] = np.searchsorted(frames.pts, latest, "right") - np.searchsorted(frames.pts, earliest)
     costs[:, 3] = hint.codec.width * hint.codec.height
     if len(rows) >= _GROUP and int(lengths[0]) == hint.pattern.count:
-        # The clips from this one on, or the last ones.
+        # Each sample is grouped with those behind it; the last ones form one group.
         first = np.minimum(np.arange(len(rows)), len(rows) - _GROUP)
         together = first[:, None] + np.arange(_GROUP)
         taken = stop[together].max(axis=1) - start[together].min(axis=1)
@@ -136,14 +138,14 @@ def block_costs(content: bytes) -> Numbers:
         costs[:, 4] = (taken + missing / max(1.0, np.median(needed.duration[frames.packet]))) / _GROUP
     keys = np.unique(needed.pts[needed.key])
     apart = np.diff(keys)
-    # There may be key frames in what is missing.
+    # Distances over packets that the block lacks are left out: there may be key frames in what is missing.
     apart = apart[_count_absent(needed, frames, keys[:-1], keys[1:]) < apart / 2]
     costs[:, 5] = np.median(apart) / hint.timescale if len(apart) else np.nan
     return costs
 
 
 def _frames(needed: Needed, wanted: Integers) -> FrameTable:
-    """The frames that the packets of a block show."""
+    """Returns the frames that the packets of a block show; `wanted`: packets whose frames are in samples."""
     shown = needed.duration > 0
     shown[wanted] = True
     entry = np.zeros(len(shown), np.int64)
@@ -161,7 +163,7 @@ def _frames(needed: Needed, wanted: Integers) -> FrameTable:
 
 
 def _count_absent(needed: Needed, frames: FrameTable, start: Integers, stop: Integers) -> Integers:
-    """Ticks between these times whose frames no clip needs, so that the block does not have them."""
+    """Returns how many ticks between these times, (N,), have frames that the block lacks because no clip needs them."""
     before = np.append(0, np.cumsum(np.maximum(frames.duration - needed.duration[frames.packet], 0)))
     ticks: Integers = before[np.searchsorted(frames.pts, stop)] - before[np.searchsorted(frames.pts, start)]
     return ticks

@@ -35,7 +35,7 @@ _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "f
 
 
 def machine_findings(settings: ClientSettings) -> Iterator[Finding]:
-    """Yields the findings. Makes the cache folder, and at last starts the engine of `settings`, or asks a running one."""
+    """Yields the findings. Makes the cache folder; last, starts the engine of `settings`, or asks a running one."""
     yield _python()
     yield _torch()
     yield _memory()
