@@ -32,7 +32,7 @@ Report = Callable[[int, int], None]
 _SLICE_BYTES = 256 * MiB
 # Share of the cache that chunks may take while they are open together: the rest is for those that stay.
 _OPEN_SHARE = 1 / 16
-# Under a rate limit, a slice is what may be transferred in this time: longer bursts would not respect the limit.
+# A slice under a rate limit is what may be transferred in this time: longer bursts would not respect the limit.
 _BURST_SECONDS = 1.0
 
 
@@ -44,7 +44,7 @@ class WarmPlan:
         chunks: int64 (n,), in the order of fetching.
         file_bytes: int64 (n,), length of each file.
         present_chunks: number of the dataset's chunks that are there already and stay.
-        missing_chunks: number of the dataset's chunks that will not be there, for lack of space or at peers.
+        missing_chunks: number of the dataset's chunks for which the cache has no space.
     """
 
     chunks: Integers

@@ -74,7 +74,7 @@ _AUTO: dict[str, _Reader] = {
 NULL = "null"
 _MEDIA = "streamer.media.decode:find_decoder"
 _FOREIGN = "streamer.tables.foreign:find_decoder"
-# By the beginning of a kind: "module:function" of the function that returns the decoder of such a kind, or None.
+# "module:function" by the beginning of a kind: the function returns the decoder of such a kind, or None.
 ELSEWHERE = {
     **dict.fromkeys(["audio", "clip", "depth:"], _MEDIA),
     **dict.fromkeys(

@@ -24,7 +24,7 @@ _LOOKED_AT_PIXELS = 64
 _GREY_AXES = 2
 _COLOUR_AXES = 3
 _MAX_BANDS = 4
-# What a function does to an image, as the warning says it.
+# Words of the warning for what a function does to an image.
 RESIZES = "resizes"
 MIRRORS = "mirrors or turns"
 MAY_MOVE = "seems to move pixels of"

@@ -48,7 +48,7 @@ class Numbers:
         return self._content[at : at + (end - begin) * self._width]
 
 
-# By codec: finds the units in the bytes of a block whose hint does not list them.
+# Functions, by codec, that find the units in the bytes of a block whose hint does not list them.
 _UNITS: dict[str, Callable[[memoryview, BlockNote], Units]] = {
     PCM: Numbers,
     "flac": lambda content, note: flac.frames_of(content, note.audio, note.first),

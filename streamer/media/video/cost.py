@@ -130,7 +130,7 @@ def block_costs(content: bytes) -> Numbers:
     costs[:, 2] = np.searchsorted(frames.pts, latest, "right") - np.searchsorted(frames.pts, earliest)
     costs[:, 3] = hint.codec.width * hint.codec.height
     if len(rows) >= _GROUP and int(lengths[0]) == hint.pattern.count:
-        # Each sample is grouped with those behind it; the last ones form one group.
+        # A sample is grouped with those behind it; the last ones form one group.
         first = np.minimum(np.arange(len(rows)), len(rows) - _GROUP)
         together = first[:, None] + np.arange(_GROUP)
         taken = stop[together].max(axis=1) - start[together].min(axis=1)

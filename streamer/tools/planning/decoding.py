@@ -1,4 +1,4 @@
-"""What a worker takes for a clip of a video: a few are decoded here, the index says how the others compare."""
+"""Measures what a worker takes for a clip of a video, for `streamer plan`: a few are decoded, others are estimated."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TIMES = 2
 
 @dataclass(frozen=True)
 class Decoding:
-    """Decoding of the samples of a dataset of clips.
+    """What decoding takes in a dataset of clips.
 
     Attributes:
-        cost: mean of the samples.
-        seconds: of CPU for one sample.
-        nbytes: of the arrays of one sample.
+        cost: mean cost of a sample, from the manifest.
+        seconds: CPU seconds for a sample of this cost.
+        nbytes: bytes of the arrays of one sample, of the largest that was decoded.
     """
 
     cost: DecodeCost

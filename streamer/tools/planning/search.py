@@ -1,4 +1,4 @@
-"""The smallest cache and the slowest link with which a job does not wait, by halving."""
+"""Finds the smallest cache and the slowest link with which a job does not wait, by halving, for `streamer plan`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamer.tools.planning.simulate import simulate
 
 # Two epochs show how the job goes on: the first one fills the cache.
 _EPOCHS = 2
-# The range of a search is halved so often: to 2 % of the data, and to 7 % of a link.
+# Number of halvings of a search: the cache is then known to 2 % of the data, the link to 7 %.
 _HALVINGS = 6
 # Chunk files have heads, and the cache sets some room aside.
 _WHOLE_SHARE = 1.1
@@ -67,7 +67,13 @@ class SearchResult:
 
 
 def limits(data: OpenedDataset, setting: Setting, progress: Progress = lambda done, total: None) -> SearchResult:
-    """Searches both, given what does not change; reports the simulations that are done, and their number."""
+    """Searches for the smallest cache with the link of `setting`, and for the slowest link with its cache.
+
+    Args:
+        data: the samples.
+        setting: job, cache and link.
+        progress: called before each simulation with its number, from 1 on, and `SIMULATIONS`, the most there can be.
+    """
     brief = replace(setting, job=replace(setting.job, epochs=_EPOCHS))
     done = 0
 
@@ -96,7 +102,7 @@ def limits(data: OpenedDataset, setting: Setting, progress: Progress = lambda do
 
 
 def _epoch_bytes(data: OpenedDataset) -> int:
-    """The bytes of the chunks that an epoch uses, each once."""
+    """Returns the bytes of the chunks that an epoch uses, each counted once, with those of joined datasets."""
     own = int(data.manifest.chunk_local_bytes[data.chunk_samples > 0].sum())
     joined = (join.manifest.chunk_local_bytes[np.unique(join.table.use_chunk)] for join in data.joins)
     return own + sum(int(sizes.sum()) for sizes in joined)
@@ -112,13 +118,13 @@ def needed_bytes_per_second(data: OpenedDataset, setting: Setting) -> float:
 def smallest(
     waiting: Callable[[float], float], low_value: float, high_value: float, middle: Callable[[float, float], float]
 ) -> SmallestNeeds:
-    """Halves the range between a value that is too small and one that is large enough.
+    """Finds the smallest value without waiting, by halving `_HALVINGS` times.
 
     Args:
-        waiting: the share of waiting with a value; it falls as the value grows.
-        low_value: a value that is too small, or irrelevant.
-        high_value: the largest value.
-        middle: returns a value between two.
+        waiting: returns the waiting share with a value; the share falls as the value grows.
+        low_value: lower end of the range; it is not tried.
+        high_value: upper end of the range, which is tried first.
+        middle: returns the value between two that is tried next.
     """
     points = [Point(high_value, waiting(high_value))]
     if points[0].waits:
@@ -131,5 +137,6 @@ def smallest(
 
 
 def _scale(needed: SmallestNeeds, unit_value: float) -> SmallestNeeds:
+    """Returns the result with all values multiplied by `unit_value`."""
     points = tuple(Point(point.value * unit_value, point.waiting_share) for point in needed.points)
     return SmallestNeeds(None if needed.least is None else needed.least * unit_value, points)
