@@ -1,4 +1,4 @@
-"""Drives indexers over many containers at once: reads ahead, cuts chunks as they close, offers and logs them.
+"""Indexes a container: drives its indexer, reads ahead, cuts chunks as they close, offers and logs them.
 
 Memory: at most `parallel_objects` containers are in progress. Each holds the window that its indexer works on, `ahead`
     windows in flight, and, if chunks are offered, the windows of the chunk that is still open: no more than
@@ -50,7 +50,7 @@ _NEEDS_AT_ONCE = 256
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """The number of containers in progress, and the number of windows that each reads ahead."""
+    """How many containers are indexed at once (`parallel_objects`), and how many windows each reads ahead (`ahead`)."""
 
     parallel_objects: int
     ahead: int
@@ -222,7 +222,7 @@ class _ObjectWindows:
         self._last = Need(-1, -1)
 
     async def read(self, need: Need) -> memoryview:
-        """Returns the bytes of a need; reads ahead behind it if it continues the one before."""
+        """Returns the bytes of a need; if it continues the one before, the windows behind it are read ahead."""
         goes_on = need.start == self._last.stop
         if need not in self._coming:
             self.cancel()

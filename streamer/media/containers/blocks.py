@@ -1,4 +1,7 @@
-"""Blocks of clips: which packets are fetched together, the parts of them that clips share, and the recoder's hint."""
+"""Blocks of clips: which packets are fetched together, and the hint by which the recoder (`recode.py`) cuts them.
+
+The index of `Video` and of LeRobot makes blocks with `cut_blocks` and `block_of`; the recoder reads the hint.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from streamer.media.containers.tables import Integers, Packets
 # Packets nearer to each other are one range: audio between them, 24 % of the bytes of an hour of video (2026-11-24),
 # cost less than another request.
 _NEAR_BYTES = 64 << 10
-# A clip reads at most as much too much, and parts are not cut where clips end before a quarter of it.
+# Length of a part: a clip reads at most as much too much. Where a clip ends, a part is cut from a quarter of it on.
 _PART_BYTES = 64 << 10
 # The hint of so many packets has less than 64 KiB: 1.9 bytes a packet (2026-11-24), at most 4.
 _MAX_PACKETS = 12_288
@@ -32,17 +35,17 @@ _MAX_COLUMN_BYTES = 256 << 20
 
 
 class ClipHint(msgspec.Struct, frozen=True, array_like=True):
-    """What the recoder needs besides the bytes.
+    """What the recoder needs besides the bytes of a block.
 
     Attributes:
         key: path of the video.
-        codec: its parameters.
-        timescale: ticks of a second.
-        pattern: of clips that are drawn.
-        counts: packets, samples, frames in the rows of all samples, numbers in all draws.
+        codec: codec parameters of the packets.
+        timescale: number of ticks in a second.
+        pattern: the frames of a clip, for clips that workers draw.
+        counts: number of packets, of samples, of frames in the rows of all samples, and of numbers in all draws.
         columns: of packets: gap before it in the content, size, pts, duration, key; of samples: first packet, behind
             the last one, frames; packets of frames; draws. Differences, compressed.
-        extra: of each sample, see `Samples`; compressed.
+        extra: the records of the rows in a table, see `Samples`; compressed; empty if there is no table.
         audio: of clips that have it, see `streamer.media.video.clip_audio`.
     """
 
@@ -57,24 +60,39 @@ class ClipHint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TrackSound(Protocol):
-    """The audio of the samples of a track: `media.video.clip_audio.ClipAudio`, which imports this module."""
+    """The audio of the samples of a track: the interface of `ClipAudio` in `media.video.clip_audio`."""
 
     @property
     def head(self) -> ClipAudioHeader:
-        """Of all samples."""
+        """What the heads of all samples say of it."""
         ...
 
     def bytes_of(self, run: slice) -> tuple[Integers, Integers]:
-        """The bytes of the packets of a run of samples: their beginnings and lengths."""
+        """Returns first bytes and lengths in the file of the audio that a run of samples needs."""
         ...
 
     def hint(self, run: slice, ranges: Sequence[tuple[int, int]]) -> tuple[bytes, int, int]:
-        """The hint of a run of samples in these ranges; the parts that they share, and the bytes of these."""
+        """Describes the audio of a run of samples for the recoder.
+
+        Args:
+            run: The samples.
+            ranges: The ranges of the file that the block has.
+
+        Returns:
+            The hint, the number of pieces that the samples share, and their bytes.
+        """
         ...
 
 
 class Described(msgspec.Struct, frozen=True):
-    """What a track is besides its packets: path of the video, codec parameters, ticks of a second, its clips' audio."""
+    """What a track is besides its packets.
+
+    Attributes:
+        key: path of the video.
+        codecs: its codec parameters, by `Packets.entry`.
+        timescale: number of ticks in a second.
+        audio: the audio of its clips; None if they have none.
+    """
 
     key: str
     codecs: Sequence[TrackCodec]
@@ -86,13 +104,13 @@ class Needed(msgspec.Struct, frozen=True):
     """The packets that a block has, a row each, and its samples.
 
     Attributes:
-        start: first byte in the content.
-        size, pts, duration, key: as `Packets` has them.
-        first: first packet of each sample.
-        stop: behind its last one.
-        rows: the packets of the frames of each sample.
+        start: for each packet, its first byte in the bytes of the block.
+        size, pts, duration, key: for each packet, as `Packets` has them.
+        first: for each sample, the place of its first packet among these.
+        stop: for each sample, the place behind its last packet.
+        rows: for each sample, the places of the packets of its frames.
         draws, extra: see `Samples`.
-        behind_gap: of each packet, whether the one before it in the file is not needed, and it is a key.
+        behind_gap: for each packet, whether it is a key and the packet before it in the file is not needed.
     """
 
     start: Integers
@@ -108,7 +126,7 @@ class Needed(msgspec.Struct, frozen=True):
     extra: Sequence[bytes] = ()
 
     def parts(self) -> Integers:
-        """The first packets of the parts, closed by the number of packets.
+        """Returns the first packets of the parts that clips share, closed by the number of packets.
 
         A part has packets of one GOP. It is cut where it is long, and, once it is not short, where a clip ends.
         """
@@ -127,7 +145,7 @@ class Needed(msgspec.Struct, frozen=True):
 def cut_blocks(
     packets: Packets, frames: FrameTable, samples: Samples, described: Described, chunk_bytes: int
 ) -> Iterator[Block]:
-    """Yields runs of samples whose packets take about `chunk_bytes`.
+    """Yields the blocks of a track: runs of samples whose packets take about `chunk_bytes`.
 
     A block begins with the first packet of its first sample. What its last samples need of the next block is fetched
     with both.
@@ -262,7 +280,16 @@ def _find_packets(packets: Packets, frames: FrameTable, rows: Sequence[Integers]
 def _ranges(
     offset: Integers, size: Integers, beside: tuple[Integers, Integers]
 ) -> tuple[tuple[tuple[int, int], ...], Integers]:
-    """The ranges of these packets and of what is beside them, and where each packet is in their joined bytes."""
+    """Joins packets, and the audio beside them, to ranges of the file.
+
+    Args:
+        offset: First byte of each packet.
+        size: Bytes of each packet.
+        beside: First bytes and lengths of the audio that is fetched with them.
+
+    Returns:
+        The half-open ranges, and the first byte of each packet in the joined bytes of the ranges.
+    """
     places = np.append(offset, beside[0])
     sizes = np.append(size, beside[1])
     order = np.argsort(places, kind="stable")
@@ -278,7 +305,7 @@ def _ranges(
 
 
 def _encode_packets(needed: Needed) -> tuple[tuple[int, int, int, int], bytes]:
-    """Counts and columns of a hint."""
+    """Returns `counts` and `columns` of a `ClipHint`."""
     gaps = needed.start - np.append(0, (needed.start + needed.size)[:-1])
     lengths = np.array(list(map(len, needed.rows)))
     drawn = np.concatenate(needed.draws).ravel() if needed.draws else np.empty(0, np.int64)
@@ -339,7 +366,7 @@ def read_hint(content: bytes) -> tuple[ClipHint, Needed]:
 
 
 def pack_columns(columns: Sequence[NDArray[np.int64]]) -> bytes:
-    """Returns columns as bytes."""
+    """Returns columns as compressed bytes, which `unpack_columns` reads."""
     # The bytes of like weight beside each other: a third of the length.
     raw = b"".join(column.astype("<i8").view("u1").reshape(-1, 8).T.tobytes() for column in columns)
     return zlib.compress(raw, 6)

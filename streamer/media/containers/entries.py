@@ -1,4 +1,4 @@
-"""Sample entries: what a decoder has to be told before the packets of a track."""
+"""Reads sample entries of MP4 and QuickTime: what a decoder has to be told before the packets of a track."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ class TrackCodec(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         name: FFmpeg's name of the decoder.
         extradata: avcC, hvcC, av1C, the AudioSpecificConfig, ...: as FFmpeg takes it.
-        width, height: of frames.
+        width, height: pixels of a frame.
         rotation: degrees counterclockwise by which frames are turned: 0, 90, 180, 270.
-        colour: primaries, transfer, matrix (numbers of ISO/IEC 23091-2), whether the range is full; None: not said.
-        rate, channels: of audio.
+        colour: primaries, transfer, matrix (numbers of ISO/IEC 23091-2), and whether the range is full; None if the
+            file does not say it.
+        rate, channels: samples a second and number of channels, of audio.
     """
 
     name: str

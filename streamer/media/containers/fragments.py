@@ -122,7 +122,7 @@ class _Walk:
         self._searched = False
 
     def ranges(self) -> list[Range]:
-        """What is to be read."""
+        """Returns the ranges of the file that are to be read next; empty when all fragments are found."""
         heads = [(at, min(self._size, at + length)) for at, length in self._coming.items()]
         return heads + [(box.start + len(box.body), box.stop) for box in self._cut]
 
@@ -152,7 +152,7 @@ class _Walk:
         self._coming = {at: length for at, length in self._coming.items() if at not in self._boxes}
 
     def search(self) -> list[Range]:
-        """Once, for a file without an index: where to look for fragments."""
+        """Returns where to look for fragments in a file without an index, at the first call; afterwards nothing."""
         window = self._longest * 3 // 2 + HEAD_BYTES
         if self.indexed or self._searched or not self._longest:
             return []
@@ -236,7 +236,7 @@ class _Walk:
 
 
 def _random_access(box: _Box) -> Iterator[int]:
-    """The places of fragments that mfra says."""
+    """Yields the first bytes of the fragments that mfra names."""
     for kind, body in boxes(memoryview(box.body)):
         if kind == b"tfra":
             version, lengths, count = *numbers("B", body), *numbers(">II", body, 8)
@@ -248,7 +248,7 @@ def _random_access(box: _Box) -> Iterator[int]:
 
 
 class Defaults(msgspec.Struct, frozen=True):
-    """What packets of a track are where their run says nothing."""
+    """What holds for packets of a track if their run says nothing: number of the sample entry, ticks, bytes, flags."""
 
     track: int
     entry: int = 1
@@ -261,8 +261,8 @@ class Runs(msgspec.Struct):
     """The packets of one track, from all fragments so far.
 
     Attributes:
-        defaults: of the whole track.
-        found: columns of `Packets.from_columns`, of each run.
+        defaults: the defaults of the whole track.
+        found: for each run, the columns of `Packets.from_columns`.
         next_time: decode time of the next packet.
         count: packets so far.
     """
@@ -288,7 +288,7 @@ def read_moof(content: memoryview, start: int, object_bytes: int, tracks: Mappin
     """Adds the packets of the moof at byte `start` of an object to its tracks.
 
     Raises:
-        DamagedError: it is of a track that there is not, or cut off.
+        DamagedError: it is cut off, or of a track that moov does not have.
     """
     end = start
     for kind, body in boxes(content):
@@ -309,7 +309,7 @@ def read_moof(content: memoryview, start: int, object_bytes: int, tracks: Mappin
 
 
 def _tfhd(body: memoryview, start: int, end: int, tracks: Mapping[int, Runs]) -> tuple[Runs, int, Defaults]:
-    """The runs of the track, the byte at which its offsets count, and its defaults."""
+    """Returns the runs of the track, the byte from which its offsets count, and its defaults in this fragment."""
     flags, number = numbers(">II", body)
     if (runs := tracks.get(number)) is None:
         raise DamagedError(f"moof is of track {number}, which moov does not have", start)
