@@ -139,7 +139,7 @@ def _decompress_with_cramjam(module: str, function: str, content: memoryview, le
 
 
 def _zstd_bound(content: memoryview, limit: int) -> int:
-    """Returns the most bytes that the frames unpack to: as they say, or as their blocks may have.
+    """Returns the most bytes to which frames of Zstandard decompress, by their headers or those of their blocks.
 
     Source: RFC 8878, 3.1.
     """

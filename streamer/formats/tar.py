@@ -90,7 +90,7 @@ class Parser(msgspec.Struct):
         return self._entry(kind, self._name or name, size, offset)
 
     def meta(self, kind: int, payload: bytes, offset: int) -> None:
-        """Parses the content of an extended header; `kind` is its type flag."""
+        """Parses the content of an extended header of type flag `kind`; raises DamagedError."""
         if kind == _LONG_NAME:
             self._name = _text(payload)
         elif kind in {_PAX, _PAX_SOLARIS}:
@@ -135,7 +135,7 @@ def pad_size(size: int) -> int:
 
 
 def parse_header(block: bytes, offset: int) -> tuple[int, int, str]:
-    """Parses one 512-byte header; returns its kind, size and name."""
+    """Parses one 512-byte header; returns type flag, bytes of the content, and name. Raises DamagedError."""
     if len(block) < BLOCK:
         raise DamagedError(f"cut off inside a header: {len(block)} of {BLOCK} bytes", offset)
     name, size, checksum, kind, magic, prefix = _FIELDS.unpack(block)
@@ -212,7 +212,7 @@ def read_entries(size: int, position: int = 0) -> Generator[Need | TarEntry, mem
 
 
 def entries_of(content: memoryview) -> Generator[TarEntry, None, None]:
-    """Yields the entries of a run of whole entries that is in memory."""
+    """Yields the entries of a run of whole entries that is in memory; raises DamagedError."""
     parser = Parser()
     position = 0
     size = len(content)

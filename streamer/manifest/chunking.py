@@ -101,7 +101,7 @@ def _estimate_chunks(sizes: Int64Array, chunk_bytes: int, whole_objects: bool) -
 
 
 def hash_keys(keys: Sequence[bytes]) -> NDArray[np.uint64]:
-    """The hash that places an object: uint64, shape (len(keys),)."""
+    """Returns the hashes by which objects are packed: uint64, shape (len(keys),)."""
     raw = b"".join([blake2b(key, digest_size=8).digest() for key in keys])
     return np.frombuffer(raw, ">u8").astype(np.uint64)
 
@@ -149,7 +149,7 @@ def pack_in_order(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: in
 
 
 def _first_place(places: Sequence[int], least: int, otherwise: int) -> int:
-    """The first of the sorted places from `least` on."""
+    """Returns the first of the sorted places from `least` on, or `otherwise` if there is none."""
     found = bisect_left(places, least)
     return places[found] if found < len(places) else otherwise
 

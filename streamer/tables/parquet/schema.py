@@ -104,7 +104,7 @@ class SchemaNode:
         return sum(child.primitives for child in self.children) if self.children else 1
 
     def child(self, name: str) -> SchemaNode | None:
-        """Returns the child of that name."""
+        """Returns the child of that name, or None."""
         return next((child for child in self.children if child.element.name == name), None)
 
     def items(self, inside: bool = False) -> tuple[SchemaNode, bool] | None:
