@@ -186,8 +186,8 @@ class StreamingDataLoader(LoaderViews):
         return self._dataset
 
     def __len__(self) -> int:
-        """Returns the batches of this rank in an epoch. Does not need the other ranks."""
-        self._decide_rank()
+        """Returns the number of batches of this rank in the next epoch. Does not need the other ranks."""
+        self._drop_if_rank_changed()
         return self._count_batches(self._cursor.start[0])
 
     def __enter__(self) -> StreamingDataLoader:
@@ -207,7 +207,7 @@ class StreamingDataLoader(LoaderViews):
         if (requested := self._source.take_epoch()) is not None:
             self.set_epoch(requested)
         self._check_changes()
-        self._decide_rank()
+        self._drop_if_rank_changed()
         if self._agreement is not Agreement.AGREED:
             try:
                 self._compare_ranks()
@@ -243,7 +243,7 @@ class StreamingDataLoader(LoaderViews):
     def state_dict(self) -> dict[str, object]:
         """Returns the position after the last delivered batch, and records for `streamer audit`. O(1)."""
         if self._last is None:
-            self._decide_rank()
+            self._drop_if_rank_changed()
         state = self._prepare().state(*self._cursor.position)
         self._audit.log(state, self._cursor.position)
         return self._audit.save(state)
@@ -266,7 +266,7 @@ class StreamingDataLoader(LoaderViews):
         self._failure = None
         self._last = None
         self._loaded = None
-        self._decide_rank()
+        self._drop_if_rank_changed()
         self._loaded = dict(state), strict
         self._resume(*self._loaded)
         self._cursor.drop_request()
@@ -296,7 +296,10 @@ class StreamingDataLoader(LoaderViews):
             self._failure = error
 
     def _check_changes(self) -> None:
-        """Prepares a dataset that has changed between epochs again, and ends its supply."""
+        """Drops what was prepared, and ends the supply, if the data have changed since; does nothing inside an epoch.
+
+        With `Index(on_change="refresh")` it lists the objects first, but before the first epoch of the dataset.
+        """
         if self._cursor.start[1]:
             return
         # The first epoch of a later loader is not the first one of the data; a state must fit the data as they are.
@@ -308,10 +311,14 @@ class StreamingDataLoader(LoaderViews):
             self._before = self._prepared
             self._drop_stream()
 
-    def _decide_rank(self) -> None:
-        """Prepares again where the process has become another rank since: the group came after `len`, or a state.
+    def _drop_if_rank_changed(self) -> None:
+        """Drops what was prepared for another rank: a process group may begin after `len` or `load_state_dict`.
 
-        After the first batch that is an error, which the next comparison raises on every rank.
+        A loaded state is then loaded again. After the first batch another rank is an error. With several ranks the next
+        comparison raises it on all of them.
+
+        Raises:
+            StateError: this process alone has become another rank after the first batch.
         """
         self._check_usable()
         if self._prepared is None or self._prepared.rank_config == (now := self._source.rank_config()):
@@ -340,7 +347,10 @@ class StreamingDataLoader(LoaderViews):
             self._agreement = Agreement.PENDING
 
     def _compare_ranks(self) -> None:
-        """Prepares engine, manifest and order on all ranks, while the worker processes start."""
+        """Prepares engine, manifest and order on all ranks, and compares them, while the worker processes start.
+
+        Begins the ledger of skipped samples. Collective.
+        """
         self._source.prepare_and_share(self._prepare_to_compare, "epoch {}, batch {}".format(*self._cursor.start))
         self._agreement = Agreement.AGREED
         self._source.begun = True
@@ -354,6 +364,7 @@ class StreamingDataLoader(LoaderViews):
         self._delivered = 0
 
     def _prepare_to_compare(self) -> RankStream:
+        """Starts the workers, and returns the stream; raises the error of a loaded state, or of an empty epoch."""
         # Workers start inside the collective, so that a failure to start is raised on every rank.
         self._supply_owner.start_workers()
         if self._failure is not None:
@@ -370,6 +381,7 @@ class StreamingDataLoader(LoaderViews):
             return prepared.plan(epoch).batches
 
     def _prepare(self) -> RankStream:
+        """See `LoaderViews`; the stream goes on from the one before the data changed, if there was one."""
         self._check_usable()
         if self._prepared is None:
             self._edition = self._source.edition
@@ -384,7 +396,7 @@ class StreamingDataLoader(LoaderViews):
         return self._prepared
 
     def _begin_supply(self) -> StallReporter | None:
-        """Begins the supply, if it has not begun; returns its new reporter, if any."""
+        """Begins the supply, if it has not begun. Returns its reporter, not started, or None if there is no new one."""
         if self._supply_owner.supply is not None:
             return None
         prepared = self._prepare()
@@ -404,6 +416,7 @@ class StreamingDataLoader(LoaderViews):
         return reporter
 
     def _end_supply(self) -> None:
+        """Ends the last iterator, the workers and the session; a later `iter()` begins them anew."""
         self._accelerate.end()
         if (running := self._running()) is not None:
             running.end()
@@ -421,9 +434,13 @@ class StreamingDataLoader(LoaderViews):
         self._prepare().check_rank()
 
     def _note_delivery(self, delivery: Delivery) -> None:
-        """Records a batch that the trainer gets, unless too many samples were skipped."""
+        """Records a batch that the trainer gets: position, repeats, skipped samples, audit.
+
+        Raises:
+            DecodeError: more samples were skipped than the budget has; the position stays before the batch.
+        """
         if self._cursor.position == (delivery.epoch, delivery.batch + 1):
-            return  # by a call that was interrupted
+            return  # noted already, by a `next` that was interrupted (KeyboardInterrupt)
         prepared = self._prepare()
         skipped = [prepared.describe_skip(at, cause) for at, cause in delivery.skipped]
         if prepared.skip_rules.on_error == "skip":

@@ -37,7 +37,15 @@ logger = logging.getLogger(__name__)
 
 
 class _Sent(NamedTuple):
-    """What a task gets: how the dataset is opened, how what lies on this machine is, and what both must be."""
+    """What a task gets to open the dataset again.
+
+    Attributes:
+        settings: Settings of the member, with which it is opened from its urls.
+        annotations: Digest of the table of annotations, or "" without annotations.
+        recipe: Recipe by which it is opened from the files of this machine, if they are there.
+        identity: Digests that what is opened must have; see `_identify`.
+        purpose: Name of the reader in statistics and logs.
+    """
 
     settings: MemberSettings
     annotations: str
@@ -47,14 +55,14 @@ class _Sent(NamedTuple):
 
 
 class DatasetScan:
-    """The samples of a dataset, opened in this process.
+    """The samples of a dataset, for a pack or for `measure_lengths`. The first use opens it in this process.
 
     Args:
         member: Dataset as the user has it.
         counter: Transform in place of the dataset's, whose results `make` yields, or None for a pack.
 
     Raises:
-        ConfigError: the dataset does not yield each of its samples as one, which a pack needs.
+        ConfigError: a pack of a dataset with `packing=`, `growing=`, `on_error="skip"` or a `world_size` above 1.
     """
 
     def __init__(self, member: DatasetMember, counter: Transform | None = None) -> None:
@@ -144,17 +152,17 @@ class DatasetScan:
         return found
 
     def count_row_bytes(self, ordinals: Integers) -> Integers:
-        """Returns about how many bytes each sample gets from the joins, (n,)."""
+        """Returns about how many bytes each of these n samples gets from the joins: int64, (n,)."""
         return count_row_bytes(self._member.open(), ordinals)
 
     def describe_costs(self) -> list[str]:
-        """Says what is fetched of each right side of a join."""
+        """Returns a line for each join: what is fetched of its right side, and how often."""
         opened = self._member.open()
         with self._member.connections.for_requests() as connection:
             return [describe_join(join, opened, connection.welcome.limit_bytes) for join in opened.joins]
 
     def recipe(self) -> ScanRecipe:
-        """Makes what a task reads samples with."""
+        """Returns what a task needs to read samples; holds storage options, so it is a secret."""
         member = self._member
         opened = member.open()
         send_main_by_value()
@@ -168,7 +176,16 @@ class DatasetScan:
         return ScanRecipe(cloudpickle.dumps(sent))
 
     def make(self, ordinals: Integers, read: Callable[[SampleMaker, SampleLocation], Found]) -> Generator[Found]:
-        """Yields in this process what a function reads of samples, in the order of their ordinals in the manifest."""
+        """Yields what `read` returns for each sample, in this process.
+
+        Args:
+            ordinals: Numbers of the samples in the manifest, in the order in which they are read.
+            read: Reads one sample with a maker.
+
+        Raises:
+            StreamerError: the dataset, or one of the samples, cannot be read.
+            Exception: what else `read` raises.
+        """
         member = self._member
         return SampleScan(member, member.open(), member.rules(), self._purpose).make(ordinals, read)
 
@@ -181,13 +198,13 @@ class ScanRecipe(Discreet, msgspec.Struct, frozen=True):
     """All that a task needs to read samples of a dataset.
 
     Attributes:
-        options: What it is made of, pickled: it has storage options.
+        options: A pickled `_Sent`. It holds storage options, so it is not shown.
     """
 
     options: bytes
 
     def read(self, ordinals: Integers) -> Generator[StoredSample]:
-        """Opens the dataset in this process, and yields samples in the order of their ordinals in the manifest.
+        """Opens the dataset in this process, and yields its samples in the order of `ordinals`, those of the manifest.
 
         Raises:
             StreamerError: the dataset, or one of the samples, cannot be read.
@@ -226,7 +243,7 @@ class ScanRecipe(Discreet, msgspec.Struct, frozen=True):
 
 
 def _check_same_data(place: str, *, found: Sequence[str], expected: Sequence[str]) -> None:
-    """Makes sure that a task reads what the process that has begun has opened, by their digests.
+    """Makes sure that a task has opened the same data as the process that has sent it, by their digests.
 
     Raises:
         ManifestError: it has found other objects at `place`.
@@ -240,7 +257,7 @@ def _check_same_data(place: str, *, found: Sequence[str], expected: Sequence[str
 
 
 def _identify(opened: OpenedDataset) -> tuple[str, ...]:
-    """Names what samples are read from."""
+    """Returns the digests of the manifest, of the annotations if there are any, and of each right side of a join."""
     joins = (join.table.head for join in opened.joins)
     return (
         opened.manifest.digest,

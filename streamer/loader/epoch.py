@@ -1,4 +1,4 @@
-"""What a loader does for its epochs: where the next one begins, the supply of all of them, the iterator over one."""
+"""The epochs of a `StreamingDataLoader`: where the next one begins, the supply of all, the iterator over one."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class EpochCursor:
         return self.start if self._is_requested else None
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the next `iter()`; a batch inside it is kept."""
+        """Sets the epoch of the next `iter()`. If it is the epoch of `start`, the batch of `start` is kept."""
         if epoch != self.start[0]:
             self.start = (epoch, 0)
         self._is_requested = True
 
     def resume(self, at: tuple[int, int]) -> None:
-        """Goes to the place of a loaded state."""
+        """Goes to the epoch and batch of a loaded state."""
         self.start = at
         self.position = at
 
@@ -64,12 +64,16 @@ class EpochCursor:
         self.begun = None
 
     def restore_request(self, requested: tuple[int, int] | None) -> None:
-        """Goes back to a requested start, unless it is in the epoch of the state that was loaded since."""
+        """Goes back to a start that was requested, unless the state that was loaded since is in the same epoch.
+
+        Args:
+            requested: Value of `requested` before the state was loaded; without a request nothing happens.
+        """
         if requested is not None and requested[0] != self.start[0]:
             self.start = requested
 
     def drop_request(self) -> None:
-        """Begins at `start` whatever `set_epoch` and the last `iter()` were."""
+        """Lets the next `iter()` begin at `start`: forgets a call of `set_epoch`, and the last `iter()`."""
         self._is_requested = False
         self.begun = None
 
@@ -95,7 +99,7 @@ class EpochCursor:
         self._is_requested = False
 
     def note_delivery(self, epoch: int, batch: int) -> None:
-        """Goes past a batch that the trainer has."""
+        """Sets the position behind a batch that the trainer has received."""
         self.position = epoch, batch + 1
 
     def finish_epoch(self) -> None:
@@ -109,6 +113,7 @@ class SupplyOwner:
     Garbage collection ends it. After `end` it can begin again, e.g. with a loaded state.
 
     Attributes:
+        settings: Settings of the loader.
         supply: The supply, or None if it has not begun, or was ended.
         planning: Lock that is held while the prepared stream is used.
     """
@@ -137,17 +142,21 @@ class SupplyOwner:
 
     @property
     def ready(self) -> int:
-        """Number of finished batches that wait."""
+        """Number of finished batches that wait for the trainer; 0 without a supply."""
         return 0 if self.supply is None else self.supply.ready
 
     def start_workers(self) -> None:
-        """Starts the first worker process before the dataset is prepared, so that it imports in parallel."""
+        """Starts the first worker process, which imports while the dataset is prepared; idempotent. Not for threads."""
         if self._feeder is None and self.settings.starts_early:
             self._feeder = self._build_feeder()
             self._feeder.start()
 
     def begin(self, prepared: RankStream) -> Supply:
-        """Builds the supply of a stream."""
+        """Builds the supply of a stream, and returns it. `enter` says where it begins.
+
+        Raises:
+            ConfigError: `ragged=` does not suit the stream, or its code cannot be sent to the workers.
+        """
         s = self.settings
         prepared.packing.check_ragged(s.ragged)
         rules = MakerRules(
@@ -171,7 +180,7 @@ class SupplyOwner:
         return self.supply
 
     def make_mover(self) -> Mover | None:
-        """Returns the mover to the device, the same for all epochs, or None if batches stay as and where they are."""
+        """Returns the mover to the device, the same for all epochs; None without `device` and `device_transform`."""
         s = self.settings
         if self._mover is None and (s.device is not None or s.device_transform is not None):
             self._mover = mover_for(s.device)
@@ -182,7 +191,13 @@ class SupplyOwner:
         self._resources.callback(end)
 
     def enter(self, epoch: int, batch: int, batches: Callable[[int], int]) -> None:
-        """Continues at a batch, unless it is the next one anyway; `batches` maps an epoch to its number of batches."""
+        """Lets the supply begin at a batch, unless that is its next one anyway.
+
+        Args:
+            epoch: Epoch of the batch.
+            batch: Number of the batch in the epoch.
+            batches: Returns the number of batches of an epoch.
+        """
         assert self.supply is not None
         if self._sent is not None and self._next is not None:
             self._sent.compare()
@@ -196,7 +211,11 @@ class SupplyOwner:
     def take(self, clock: TrainerClock) -> Delivery:
         """Returns the next batch, which stays the next one until `advance`. Blocks.
 
-        Raises its error if it failed; the following batch is next then.
+        Args:
+            clock: Measures the waiting.
+
+        Raises:
+            Exception: the error of the batch, if it failed; the following batch is next then.
         """
         assert self.supply is not None
         if self._pinner is not None and self._feeder is not None and self._feeder.ring.fencing:
@@ -224,21 +243,21 @@ class SupplyOwner:
         self._next = delivery.epoch, delivery.batch + 1
 
     def report_error(self, error: Exception) -> None:
-        """Tells the engine of an error that the trainer gets, for its log and page; of one that comes again, once."""
+        """Tells the engine of an error that the trainer gets, for log and page; not of the same text twice in a row."""
         if self.supply is None or self._reported == (text := repr(error)):
             return
         self._reported = text
         self.supply.send_report(error)
 
     def count(self, clock: TrainerClock) -> LoaderStats:
-        """Returns the statistics so far; any thread."""
+        """Returns the statistics so far, all 0 without a supply; any thread."""
         # It is read once: the trainer may end the supply concurrently.
         if (supply := self.supply) is None:
             return LoaderStats()
         return replace(supply.add_counts(clock.stats()), pinned=self.pinned)
 
     def end(self) -> None:
-        """Ends workers, thread and session. Idempotent."""
+        """Ends workers, feeder and session, and forgets the mover. Idempotent."""
         if self._closer is not None:
             self._closer()
         self.supply = self._feeder = self._pinner = self._mover = self._next = self._sent = self._closer = None
@@ -277,11 +296,13 @@ def _close_resources(pid: int, resources: contextlib.ExitStack) -> None:
 
 
 class Epoch:
-    """Yields the batches of one epoch. `close()` of the loader ends it; raises after a later `iter()` of the loader.
+    """The iterator over the batches of one epoch, which `iter(loader)` returns.
+
+    `close()` of the loader ends it. After a later `iter()` of the loader `next` raises a ClosedError.
 
     Args:
         supply: Supply of the loader.
-        left: Number of batches from the first one on.
+        left: Number of batches that it yields, lost ones included.
         clock: Measures the trainer's time.
         check: Called before each batch; raises where the loader cannot be used any more.
         note_delivery: Called with each batch that the trainer gets.
@@ -360,7 +381,7 @@ class Epoch:
         return self._left
 
     def supersede(self) -> None:
-        """Ends it because a later iterator continues: its `next` raises, so that missing batches are noticed."""
+        """Ends it because a later iterator continues. Its `next` raises from now on, unless it had ended before."""
         self._is_superseded = not self._has_ended
         self.end()
 
@@ -372,7 +393,10 @@ class Epoch:
 
 
 class _Deliveries:
-    """Yields the batches of the epoch from the supply; continues after the error of a single batch."""
+    """Yields the batches of an epoch from the supply. A batch stays the next one until `advance`.
+
+    After the error of a batch it continues with the following one.
+    """
 
     def __init__(self, supply: SupplyOwner, left: int, clock: TrainerClock) -> None:
         self._supply = supply

@@ -35,7 +35,7 @@ _PINS = {"auto": "auto", "required": "required", "off": False}
 
 
 class LoaderViews:
-    """The part of `StreamingDataLoader` that only reads.
+    """The part of `StreamingDataLoader` that only reads. `StreamingDataLoader` sets the attributes named below.
 
     It has the attributes of torch's loader for an iterable dataset, with the values that fit: Lightning, DeepSpeed,
     Composer and others read batch size, workers and samplers. There is no sampler: the order belongs to the dataset, so
@@ -106,7 +106,7 @@ class LoaderViews:
 
     @property
     def admissions(self) -> list[int]:
-        """Of a growing dataset: how many cohorts of samples each round has added so far. Fixes the order of the run.
+        """Of a growing dataset: how many cohorts of samples each round has added so far. They fix the order of the run.
 
         `Growing(..., round_bytes=loader.admissions)` repeats it. A state has them, too.
 
@@ -123,7 +123,10 @@ class LoaderViews:
         return list(self._ledger.entries)
 
     def report(self) -> StallReport:
-        """Returns the stall report since the last call: waiting, bottleneck and advice; any thread."""
+        """Returns the stall report since the last call, or since the loader began; any thread.
+
+        Waits at most half a second for the engine, as `stats` does.
+        """
         report, self._reported = self.report_since(self._reported)
         return report
 
@@ -133,7 +136,7 @@ class LoaderViews:
         return self.name_samples(compare(before, now)), now
 
     def snapshot(self) -> Snapshot:
-        """Returns the current counts, for `compare`; any thread."""
+        """Returns the current counts, of which `compare` takes two; any thread."""
         stats = self.stats()
         supply = self._supply
         return snapshot(stats, self._clock, None if supply is None else supply.head, self._settings.worker_count)
@@ -226,7 +229,7 @@ class LoaderViews:
 
     @abstractmethod
     def _prepare(self) -> RankStream:
-        """Prepares the dataset, once."""
+        """Returns the stream of this rank; the first call prepares it, which does I/O."""
 
 
 def batch_sources(prepared: RankStream, delivery: Delivery | None) -> npt.NDArray[np.int16]:
@@ -253,7 +256,14 @@ def batch_sources(prepared: RankStream, delivery: Delivery | None) -> npt.NDArra
 def member_stats(
     prepared: RankStream | None, position: tuple[int, int], skipped: Sequence[Skipped], engine: EngineView | None
 ) -> Mapping[str, MemberStats]:
-    """Returns the statistics of each member of a mix at an epoch and its next batch; {} for one dataset."""
+    """Returns the statistics of each member of a mix, by name; empty for one dataset, or before it is prepared.
+
+    Args:
+        prepared: The stream, or None if it is not prepared.
+        position: Epoch, and number of the batch that is delivered next.
+        skipped: Samples that this rank has skipped.
+        engine: The engine's view, or None if it has not answered.
+    """
     if prepared is None:
         return {}
     drawn = prepared.count_drawn(*position)
@@ -272,7 +282,13 @@ def member_stats(
 
 
 def rebuild_loader(kind: type[V], dataset: EpochDataset, described: bytes) -> V:
-    """Makes the loader that another process has sent."""
+    """Makes the loader that another process has sent; pickle calls it.
+
+    Args:
+        kind: Class of the loader.
+        dataset: Dataset of the loader.
+        described: Its other arguments and its epoch, pickled.
+    """
     arguments: dict[str, Any]
     arguments, epoch = cloudpickle.loads(described)
     loader: Any = kind(dataset, **arguments)  # type: ignore[call-arg]

@@ -1,4 +1,4 @@
-"""A kind of what is read: one dataset, a mix, a growing dataset. What a rank asks, whatever the kind is.
+"""The base classes of kinds: one dataset, a mix, a growing dataset. `rank/` asks them, whatever the kind is.
 
 A `StreamKind` is made with the dataset, and knows its members. For each loader it makes an `Ordering`: the order of one
 rank's stream, how it goes on from a state, and what its sessions need.
@@ -47,33 +47,38 @@ class MemberCount(NamedTuple):
 
 
 class SessionSource(Protocol):
-    """The stream that a session is opened for. It cuts the import of `loader.rank`, which asks the kinds."""
+    """The stream that a session is opened for: a `RankStream`, which would be imported in a circle."""
 
     def plan(self, epoch: int) -> RankPlan:
         """Returns this rank's batches of an epoch."""
         ...
 
     def recipe(self) -> SampleRecipe:
-        """Returns the inputs of the batches."""
+        """Returns the recipe of the batches: all that a worker process needs to make them."""
         ...
 
     def schedule(self, epoch: int, share: Share) -> tuple[EpochSchedule, int]:
-        """Returns the chunks that a share needs in an epoch, by its steps, and the number of its steps."""
+        """Returns the chunks that a share of batches needs in an epoch, by its steps, and the number of its steps."""
         ...
 
     def add_open_bytes(self, spec: OpenSession, epoch: int, schedule: EpochSchedule) -> tuple[OpenSession, str]:
-        """Returns the consumer with the bytes that it has open at once, and what helps a full cache."""
+        """Returns `spec` with the bytes that this schedule has open at once, and what helps a full cache, as a text."""
         ...
 
     def parts(self, values: Sequence[float], opened: Sequence[int]) -> tuple[Part, ...]:
-        """Returns the members as parts of a session."""
+        """Returns the members, then the right sides of joins, as parts of a session.
+
+        Args:
+            values: Value of each part: passes over it in an epoch.
+            opened: Bytes of each part that are open at once.
+        """
         ...
 
 
 class Ordering(ABC):
     """How one rank's stream goes on: its order, states and sessions. Used by one thread at a time."""
 
-    # Says whether data that have changed are read on from where they were; others begin anew.
+    # If True, a stream whose data have changed goes on where it was (a mix); otherwise it begins anew.
     follows: ClassVar[bool] = False
 
     def __repr__(self) -> str:
@@ -90,18 +95,31 @@ class Ordering(ABC):
         return NO_ROUNDS
 
     def facts(self) -> Mapping[str, Detail]:
-        """Returns the values besides those of the order that must be equal on all ranks."""
+        """Returns the values, by name, that must be equal on all ranks besides those of the order."""
         return {}
 
     # ------------------------------------------------------------ words
 
     @abstractmethod
     def describe(self, members: Members, global_batch: int, nodes: int, cache_bytes: int | None = None) -> str:
-        """Returns the order and its cost."""
+        """Returns a text on the order and its cost.
+
+        Args:
+            members: The datasets that are read.
+            global_batch: Samples of a batch over all ranks.
+            nodes: Number of machines.
+            cache_bytes: Limit of the cache, or None if it is not known.
+        """
 
     @abstractmethod
     def cautions(self, global_batch: int, local_batch: int, nodes: int) -> Sequence[str]:
-        """Returns sentences about effects that the user may not expect."""
+        """Returns sentences about effects that the user may not expect.
+
+        Args:
+            global_batch: Samples of a batch over all ranks.
+            local_batch: Samples of a batch of one rank.
+            nodes: Number of machines.
+        """
 
     # ------------------------------------------------------------ states
 
@@ -114,7 +132,7 @@ class Ordering(ABC):
         """
 
     def adopt(self, saved: Mapping[str, object], global_batch: int, note: Callable[[str], None]) -> State:
-        """Goes on with a saved state although what is read has changed; returns where.
+        """Goes on with a saved state although what is read has changed; returns the state at which the stream begins.
 
         Args:
             saved: State of an earlier run.
@@ -130,26 +148,32 @@ class Ordering(ABC):
     # ------------------------------------------------------------ sessions
 
     def dataset_of(self, members: Members) -> str:
-        """Returns the name of the data in a session."""
+        """Returns the name of the data in a session: the digest of the manifest, or of all members."""
         return members.manifests[0].digest
 
     def values(self, epoch: int) -> Sequence[float]:
-        """Returns the passes over each member in an epoch: the fetches that a cached byte of it saves."""
+        """Returns the passes over each member in an epoch: the number of fetches that a cached byte of it saves."""
         return (1.0,)
 
     def has_parts(self, members: Members) -> bool:
-        """Returns whether a session names the members as its parts; of a dataset without joins it is one."""
+        """Returns whether a session names its members as parts; that of a dataset without joins does not."""
         return len(members.manifests) > 1
 
     def add_values(self, chunks: EpochSchedule, passes: Integers, members: Members) -> EpochSchedule:
-        """Returns the schedule of an epoch with what the engine must know of the passes over each member."""
+        """Returns the schedule of an epoch, in a mix with the pass of each chunk and the value of each part.
+
+        Args:
+            chunks: Schedule of the epoch.
+            passes: Number of the pass that uses each chunk of the schedule.
+            members: The datasets that are read.
+        """
         return chunks
 
     def check_share(self, share: Share) -> None:  # noqa: B027
         """Makes sure that this process can read a share by itself.
 
         Raises:
-            ConfigError: it cannot.
+            ConfigError: a growing dataset in a worker of a plain DataLoader.
         """
 
     def open_session(
@@ -162,15 +186,18 @@ class Ordering(ABC):
         endless: bool,
         on_close: Callable[[], None],
     ) -> StepSession:
-        """Opens a session.
+        """Opens a session of the stream.
 
         Args:
             client: Connection that only the session uses.
-            spec: Consumer.
+            spec: The consumer, as the engine is told; the bytes that it has open are added.
             stream: Stream that is read.
             start: Epoch, and the share of the rank's batches.
-            endless: Whether the session continues into the next epoch.
-            on_close: Called once, when the session is closed.
+            endless: Whether the session continues into the next epochs.
+            on_close: Called once, when the session is closed; not where it cannot begin.
+
+        Raises:
+            StreamerError: the engine cannot be reached, or refuses the session.
         """
         # Computed once for request and session: with 540 chunks it delays the first batch by 2 to 6 ms.
         begun = [stream.schedule(*start)]
@@ -184,7 +211,7 @@ class Ordering(ABC):
     # ------------------------------------------------------------ views
 
     def check_sources(self) -> None:
-        """Makes sure that samples have a member.
+        """Makes sure that each sample has a member, since this is a mix.
 
         Raises:
             ConfigError: this is not a mix.
@@ -192,11 +219,11 @@ class Ordering(ABC):
         raise ConfigError("sources is for a MixedDataset; this loader has one dataset", field="sources")
 
     def quotas(self, epoch: int) -> Mapping[str, int]:
-        """Returns the samples of each member of a mix in an epoch, over all ranks, by name."""
+        """Returns the number of samples of each member of a mix in an epoch, over all ranks, by name; else empty."""
         return {}
 
     def count_drawn(self, plans: Callable[[int], RankPlan], epoch: int, batch: int) -> Mapping[str, MemberCount]:
-        """Returns, of a mix, how much of each member comes before a batch, by name.
+        """Returns how much of each member of a mix comes before a batch, by name; else empty.
 
         Args:
             plans: Returns the plan of an epoch.
@@ -215,14 +242,21 @@ class Ordering(ABC):
         raise ConfigError("admissions is for a dataset with growing=", field="admissions")
 
     def measure_growth(self, plans: Callable[[int], RankPlan], epoch: int, batch: int) -> GrowingStats | None:
-        """Returns passes, uses and the samples in use at a batch, or None where the dataset does not grow."""
+        """Returns passes, uses and the samples in use at a batch of a growing dataset, or None of another one.
+
+        Args:
+            plans: Returns the plan of an epoch.
+            epoch: Epoch of the batch.
+            batch: Number of the batch in the epoch.
+        """
         return None
 
 
 class StreamKind(ABC):
-    """What is read, of one kind.
+    """What is read: the members of one dataset, a mix or a growing dataset, and the orders that it can have.
 
     Attributes:
+        options: Options of the whole.
         datasets: The members, in their order.
         connections: Connections to the engine.
     """
@@ -236,7 +270,7 @@ class StreamKind(ABC):
 
     @property
     def share_caches(self) -> str:
-        """Whether the ranks' engines share their caches, as the user says it."""
+        """The argument `share_caches` of the user: "auto" if the ranks' engines share their caches, else "off"."""
         return "off"
 
     @abstractmethod
@@ -245,11 +279,11 @@ class StreamKind(ABC):
 
     @abstractmethod
     def forget(self) -> None:
-        """Forgets the opened members: one of them has changed."""
+        """Forgets the opened members, because one of them has changed; the next use opens them again."""
 
     @abstractmethod
     def rules(self) -> list[SampleRules]:
-        """Returns the rules of making samples, of each member."""
+        """Returns the rules of making samples, one for each member."""
 
     @abstractmethod
     def data_name(self, members: Members) -> str:
@@ -257,14 +291,14 @@ class StreamKind(ABC):
 
     @abstractmethod
     def plan_stream(self, members: Members, global_batch: int, rank_config: RankConfig) -> Ordering:
-        """Returns how a stream goes through the data in batches of that size.
+        """Returns a new order of a stream through the data, in batches of `global_batch` samples over all ranks.
 
         Raises:
             StreamerError: there is no such order.
         """
 
     def level(self, members: Members, global_batch: int) -> BalanceSpec | UnsetType:
-        """Returns what is made level; of a mix alike in all members."""
+        """Returns the rule of `balance=` for batches of this size, alike in all members of a mix; UNSET without it."""
         lengths = [each.lengths.identity for each in members.each if each.lengths is not None]
         return self._first.balance.spec(global_batch, " ".join(lengths).strip())
 

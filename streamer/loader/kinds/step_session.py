@@ -1,4 +1,8 @@
-"""Numbers the batches of one process over all epochs as steps; says who reads them, and in which order."""
+"""A consumer's session with the engine in steps: the batches of one process, numbered over all epochs.
+
+The chunks of steps are asked for, leased and given back. A rank, each worker of a plain DataLoader and a pack read so;
+`kind.Ordering.open_session` opens the sessions of a rank's stream.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ Found = TypeVar("Found")
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity of a consumer.
+    """The identity of a consumer, and what of the user's arguments its session needs; `RankStream` keeps it.
 
     Attributes:
         rank_config: Rank and world size.
@@ -40,7 +44,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         skip_rules: Rules for samples that cannot be made.
         share_caches: Whether the ranks' engines share their caches, as the user says it.
         options: Storage options of each member, then of each join, encoded.
-        given: Whether the user has given rank and world size.
+        given: Whether rank and world size are those that the user has given, so that no process group is asked.
     """
 
     rank_config: RankConfig
@@ -56,7 +60,7 @@ class Share(msgspec.Struct, frozen=True):
 
     Attributes:
         worker, workers: Number of the process and of all processes; the rank itself is 0 of 1.
-        first: The first batch of the epoch.
+        first: Number of the batch of the epoch at which the rank begins.
     """
 
     worker: int = 0
@@ -72,25 +76,28 @@ class Share(msgspec.Struct, frozen=True):
         return max(0, -(-(batches - self.first - self.worker) // self.workers))
 
     def steps_from(self, batch: Integers) -> Integers:
-        """Returns the first step at or after each batch."""
+        """Returns the first step at or after each batch, an array of the same shape."""
         return np.maximum(0, -(-(batch - self.first - self.worker) // self.workers))
 
     def steps_until(self, batch: Integers) -> Integers:
-        """Returns the last step at or before each batch; below 0 where there is none."""
+        """Returns the last step at or before each batch, an array of the same shape; below 0 where there is none."""
         return (batch - self.first - self.worker) // self.workers
 
 
 class StepSession(ABC):
-    """Makes the chunks of steps local and leases them. Used by one thread.
+    """Lets the engine make the chunks of steps local, and leases them. Used by one thread, unless a method says more.
 
     Steps number the batches since the session began, continuously over epochs. `EpochSession` asks the engine for
     whole epochs, `growing.session.GrowingSession` for the cohorts of a growing dataset.
 
     Args:
         client: Connection to the engine, used by this session only; stays open when the session closes.
-        spec: Consumer.
+        spec: The consumer, as the engine is told.
         on_close: Called once, when the session is closed; not where the session cannot begin.
-        cache_full_hint: Text about what else helps where the cache is too small.
+        cache_full_hint: Text for the error of a cache that is too small: what else helps.
+
+    Raises:
+        StreamerError: the engine cannot be reached, or refuses the session.
     """
 
     _session: Session
@@ -112,12 +119,12 @@ class StepSession(ABC):
 
     @abstractmethod
     def _ask_first(self) -> None:
-        """Asks for the first chunks."""
+        """Asks for the first chunks; called by the constructor when the session is open."""
 
     @property
     @abstractmethod
     def ready(self) -> int:
-        """Number of the last step up to which all chunks are local.
+        """The last step up to which all chunks are local and leased, or -1 if there is none.
 
         Raises:
             StreamerError: the engine's error.
@@ -133,15 +140,24 @@ class StepSession(ABC):
         """Returns the step of a batch at or after the session's start.
 
         Raises:
-            ValueError: an epoch before the session's first, or after its last.
+            ValueError: an epoch before the running one, or after the session's last.
+            StreamerError: the schedule of the epoch cannot be made or sent.
         """
 
     @abstractmethod
     def want(self, step: int) -> None:
-        """Requests the chunks of all steps up to and including this one; does not block."""
+        """Requests the chunks of all steps up to and including this one; does not wait for them.
+
+        Raises:
+            StreamerError: the engine's error.
+        """
 
     def wait(self, step: int, timeout_seconds: float | None = None) -> None:
-        """Blocks until `ready >= step`.
+        """Requests the chunks of all steps up to this one, and blocks until they are local (`ready >= step`).
+
+        Args:
+            step: Number of the step.
+            timeout_seconds: Longest wait, or None for no limit.
 
         Raises:
             StreamerError: the engine's error; of a growing dataset also where another rank does not answer.
@@ -163,7 +179,7 @@ class StepSession(ABC):
         """Records the steps below this one as consumed; without `flush` they are sent with the next `want`."""
 
     def rounds(self, step: int) -> tuple[tuple[int, ...], ...]:
-        """Returns the rounds of a step that is ready, for `set_rounds` of a maker; none if no dataset grows."""
+        """Returns the rounds that a ready step is in, for `set_rounds` of a maker; empty if no dataset grows."""
         return ()
 
     def reject(self, chunk: int, reason: str) -> None:
@@ -182,8 +198,8 @@ class StepSession(ABC):
         """Asks for the engine's counters over a connection of its own; any thread.
 
         Returns:
-            The counters, and `consumer`, `job` and `dataset` of this session, or None if there is no engine or no
-            answer in time.
+            The counters by name, with `consumer`, `job` and `dataset` of this session. It is None if there is no
+            engine, or no answer within `timeout_seconds`.
         """
         values = read_statistics(self._client.settings, timeout_seconds)
         if values is None:
@@ -199,7 +215,7 @@ class StepSession(ABC):
         report(replace(self._client.settings, job=self._client.job), self._spec, timeout_seconds, finding)
 
     def close(self) -> None:
-        """Ends the leases; idempotent."""
+        """Ends the session and its leases; idempotent."""
         self._resources.close()
         while self._on_close:
             self._on_close.pop()()
@@ -212,11 +228,10 @@ class EpochSession(StepSession):
     the look-ahead, late enough that a short run does not plan an epoch that it never trains.
 
     Args:
-        client: Connection to the engine, see `StepSession`.
-        spec: Consumer.
+        client, spec: See `StepSession`.
         schedule: Returns, for epoch and share, the epoch's chunks by step of the share, and the number of its steps.
-        start: The first epoch and the share to begin with; later epochs begin at batch 0.
-        endless: Whether the session continues into the next epoch.
+        start: The first epoch, and the share to begin with; later epochs have the same share from batch 0 on.
+        endless: Whether the session continues into the next epochs.
         on_close, cache_full_hint: See `StepSession`.
     """
 
@@ -272,6 +287,11 @@ class EpochSession(StepSession):
         self._session.done(step, flush=flush)
 
     def _extend(self) -> None:
+        """Sends the schedule of the next epoch to the engine, and forgets the epochs that are done.
+
+        Raises:
+            BrokenError: the schedule does not end with the last step of the epoch.
+        """
         epoch = self._next_epoch
         share = self._share
         schedule, steps = self._schedule(epoch, share)
@@ -299,11 +319,11 @@ class EpochSession(StepSession):
 
 
 def open_bytes(schedule: EpochSchedule, chunk_bytes: Integers, first_chunks: Sequence[int]) -> Integers:
-    """Returns the largest number of bytes of each member that are open at the same time, (members,), over the steps.
+    """Returns the most bytes of each member that are open at the same time: int64, (members,).
 
     Args:
-        schedule: Schedule of the chunks.
-        chunk_bytes: Bytes of each chunk of all members.
+        schedule: Chunks of all members, with the first and the last step of each.
+        chunk_bytes: (chunks,) bytes of each chunk, member after member.
         first_chunks: (members + 1,) number of the first chunk of each member.
     """
     sizes = chunk_bytes[schedule.chunk]
@@ -332,12 +352,17 @@ class Leases(Protocol):
 
 
 def read_leased(session: Leases, step: int, read: Callable[[], Found]) -> Found:
-    """Returns what `read` returns; a chunk that is missing or wrong is leased again, a few times.
+    """Calls `read` and returns its result; if a chunk is missing or wrong, leases it again, and calls `read` again.
 
     Args:
         session: Session that has leased the chunks.
         step: Step of the session that is read.
         read: Function that reads the chunks of this step.
+
+    Raises:
+        FileNotFoundError, IntegrityError: a chunk is still missing or wrong after `REREADS` new leases, counted over
+            all chunks of this call.
+        Exception: what else `read` raises.
     """
     rereads = 0
     while True:

@@ -1,4 +1,7 @@
-"""The connections of one dataset to the engine, in one process; each has one user at a time."""
+"""The connections of a dataset, or of a mix, to the engine, in one process; each has one user at a time.
+
+`DatasetMember` and `StreamKind` have them; sessions and requests take one each.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,14 @@ from streamer.client.in_process import end_idle_engines
 
 
 class EngineConnections:
-    """A pool of connections: one for each open session, one for each request.
+    """A pool of connections: one for each open session, one for each user of requests.
 
     Two threads on one connection receive each other's replies: with a refresh beside workers, two of five runs hung
-    (2026-11-20). Any thread may take and return one. There is no lock, because a fork would copy a held one; each
+    (2026-11-20). Any thread may take one and give it back. There is no lock, because a fork would copy a held one; each
     change of a list is atomic under the GIL.
+
+    Args:
+        make: Makes a further connection; it is called while all others are taken.
     """
 
     def __init__(self, make: Callable[[], EngineClient]) -> None:
@@ -51,7 +57,7 @@ class EngineConnections:
         return any(connection.connected for connection in list(self._all))
 
     def give_back(self, connection: EngineClient) -> None:
-        """Returns a connection."""
+        """Takes a connection back from its user; one that was closed meanwhile is dropped."""
         # The order counts: `close` on another thread empties `free` after it has shut the connections down.
         self._free.append(connection)
         if connection.closed:
@@ -61,7 +67,7 @@ class EngineConnections:
 
     @contextlib.contextmanager
     def for_requests(self) -> Iterator[EngineClient]:
-        """Takes a connection for a few requests, and returns it."""
+        """Takes a connection for the requests of a `with` block, and gives it back."""
         connection = self.take()
         try:
             yield connection

@@ -39,7 +39,16 @@ logger = logging.getLogger(__name__)
 
 
 class RankStream:
-    """Plans one rank's batches. Used by one thread at a time; each of its sessions has its own connection.
+    """One rank's batches: plans them, opens their sessions, keeps their place in a state.
+
+    Used by one thread at a time; each of its sessions has its own connection. `StreamOpening` makes it.
+
+    Args:
+        connections: Connections to the engine.
+        recipe: Recipe of the batches.
+        members: See below.
+        identity: Rank, name and storage options of the consumer.
+        ordering: See below.
 
     Attributes:
         rank_config: Rank and world size.
@@ -108,7 +117,7 @@ class RankStream:
         return self._plans.plan(epoch)
 
     def ordinals(self, epoch: int, batch: int) -> Integers:
-        """Returns this rank's samples of a batch, or its rows, by their codes."""
+        """Returns the codes of this rank's samples of a batch, or of its rows: int64, (samples,)."""
         return self._codes.encode(self.plan(epoch).batch(batch).ordinals)
 
     @property
@@ -121,7 +130,7 @@ class RankStream:
         return self._recipe
 
     def maker(self) -> StreamMaker:
-        """Returns what makes samples in this process."""
+        """Returns a maker of samples in this process."""
         return StreamMaker(self._recipe, self.members)
 
     # ------------------------------------------------------------ names of samples
@@ -148,16 +157,16 @@ class RankStream:
         return Skipped(index, self.sample_key(ordinal), cause, "".join(self._name(number)))
 
     def _name(self, member: int) -> Sequence[str]:
-        """Returns the name of a member of a mix; of one dataset none."""
+        """Returns the name of a member of a mix as the only item; empty for one dataset."""
         return self.names[member : member + 1]
 
     @property
     def skip_rules(self) -> SkipRules:
-        """The rules for samples that cannot be made; the loader's own settings override them."""
+        """The rules for samples that cannot be made: `on_error=` of the dataset or mix."""
         return self._identity.skip_rules
 
     def open_budget(self) -> StoreBudget | None:
-        """Returns what counts skipped samples over all ranks, or None if there is one rank.
+        """Returns the count of skipped samples over all ranks, or None if there is one rank, or no process group.
 
         Every rank must call it equally often.
         """
@@ -201,7 +210,7 @@ class RankStream:
         return self.ordering.admissions
 
     def measure_growth(self, epoch: int, batch: int) -> GrowingStats | None:
-        """Returns, of a growing dataset, passes, uses and the samples in use at a batch."""
+        """Returns passes, uses and the samples in use at a batch of a growing dataset, or None of another one."""
         return self.ordering.measure_growth(self.plan, epoch, batch)
 
     # ------------------------------------------------------------ ranks
@@ -221,7 +230,7 @@ class RankStream:
             check_same_rank("This iterator", self.place, group)
 
     def facts(self) -> Mapping[str, Detail]:
-        """Returns the values that must be equal on all ranks."""
+        """Returns the values that must be equal on all ranks, by name."""
         return {
             **self.spec.facts(),
             "world_size": self.rank_config.world_size,
@@ -288,6 +297,9 @@ class RankStream:
     def adopt(self, state: Mapping[str, object]) -> tuple[int, int]:
         """Restores a saved state; a mix may be changed, and the epoch after the saved one begins.
 
+        Returns:
+            The epoch and the number of its next batch.
+
         Raises:
             ConfigError: this is not a mix.
             StateError: the state is of another dataset.
@@ -300,7 +312,14 @@ class RankStream:
         return self._go_on(self.ordering.adopt(state, self.global_batch, note))
 
     def reenter(self, state: Mapping[str, object]) -> tuple[int, int]:
-        """Restores a saved state; a finished epoch stays finished: its next batch is one past the last."""
+        """Restores a saved state as `resume` does, but a finished epoch stays: its next batch is one past the last.
+
+        Returns:
+            The epoch and the number of its next batch.
+
+        Raises:
+            StateError: the state is of another dataset, order or seed.
+        """
         saved = self._take_over(state)
         batch, start = divmod(saved.position, self.global_batch)
         return self._go_on(saved, Resume(saved.epoch, start, batch))
@@ -316,7 +335,7 @@ class RankStream:
         return state
 
     def _go_on(self, state: State, at: Resume | None = None) -> tuple[int, int]:
-        """Continues with the order of a state, at its place or at another one."""
+        """Continues with the order of a state, at its place or at `at`; returns epoch and batch."""
         # The runs belong to the lanes, and are found anew when the ranks compare.
         recipe = self._recipe = msgspec.structs.replace(self._recipe, spec=state.spec, runs=())
         if at is None:
@@ -333,7 +352,7 @@ class RankStream:
     # ------------------------------------------------------------ sessions
 
     def session(self, epoch: int, start_batch: int) -> StepSession:
-        """Opens the rank's session, whose step 0 is that batch."""
+        """Opens a session of all batches of the rank, over all epochs; its step 0 is that batch."""
         return self.share_session(epoch, Share(first=start_batch), endless=True)
 
     def share_session(self, epoch: int, share: Share, *, endless: bool) -> StepSession:
@@ -369,7 +388,7 @@ class RankStream:
             raise
 
     def schedule(self, epoch: int, share: Share) -> tuple[EpochSchedule, int]:
-        """Returns the chunks that a share needs in an epoch, by its steps, and the number of its steps."""
+        """Returns the chunks that a share of batches needs in an epoch, by its steps, and the number of its steps."""
         plan = self.plan(epoch)
         steps = share.steps(plan.batches)
         whole = plan.schedule(share.first)
@@ -382,7 +401,7 @@ class RankStream:
         return self.members.add_joins(chunks), steps
 
     def add_open_bytes(self, spec: OpenSession, epoch: int, schedule: EpochSchedule) -> tuple[OpenSession, str]:
-        """Returns the consumer with the bytes that it has open, in a mix of each part, and what helps a full cache."""
+        """Returns `spec` with the bytes that it has open, of each part if it has parts, and what helps a full cache."""
         opened = open_bytes(schedule, self.members.chunk_bytes, self.members.first_chunks_of_parts).tolist()
         hint = self.members.cache_full_hint(opened)
         if not self.ordering.has_parts(self.members):
@@ -391,7 +410,7 @@ class RankStream:
         return msgspec.structs.replace(spec, parts=parts), hint
 
     def parts(self, values: Sequence[float], opened: Sequence[int]) -> tuple[Part, ...]:
-        """Returns the members as parts of a session, each with its credentials."""
+        """Returns the members, then the right sides of joins, as parts of a session, each with its credentials."""
         names = [
             *(member.rules.member for member in self._recipe.members),
             *(join.recipe.name for _, join in self.members.joins),

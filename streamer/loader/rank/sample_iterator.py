@@ -68,7 +68,7 @@ class SampleIterator(Iterator[object]):
         prepared: The stream that is read.
         progress: Place at which it begins, which it keeps up to date.
         ledger: Records samples that cannot be made.
-        note_epoch: Called with the epoch when a saved state is loaded.
+        note_epoch: Called with the epoch of a state when `load_state_dict` has loaded it.
     """
 
     _session: StepSession | None = None  # also where __init__ fails
@@ -149,6 +149,11 @@ class SampleIterator(Iterator[object]):
         self._session = None
 
     def _next_batch(self) -> None:
+        """Waits for the chunks of the next batch, and begins it. The first call opens the session.
+
+        Raises:
+            StopIteration: the share has no further batch in this epoch.
+        """
         self._prepared.check_rank()
         if self._step + 1 >= len(self._steps):
             raise StopIteration
@@ -180,7 +185,7 @@ class SampleIterator(Iterator[object]):
         self._ledger.check()
 
     def read_leased(self, read: Callable[[], Found]) -> Found:
-        """Returns what `read` returns; a chunk that is missing or wrong is leased again, a few times."""
+        """Returns what `read` returns for the current step; see `step_session.read_leased`."""
         assert self._session is not None, "a batch is read inside a session"
         return read_leased(self._session, self._step, read)
 
