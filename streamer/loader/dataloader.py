@@ -296,10 +296,7 @@ class StreamingDataLoader(LoaderViews):
             self._failure = error
 
     def _check_changes(self) -> None:
-        """Drops what was prepared, and ends the supply, if the data have changed since; does nothing inside an epoch.
-
-        With `Index(on_change="refresh")` it lists the objects first, but before the first epoch of the dataset.
-        """
+        """Drops what was prepared, and ends the supply, if the data have changed; may list them first (`refresh`)."""
         if self._cursor.start[1]:
             return
         # The first epoch of a later loader is not the first one of the data; a state must fit the data as they are.
@@ -314,11 +311,8 @@ class StreamingDataLoader(LoaderViews):
     def _drop_if_rank_changed(self) -> None:
         """Drops what was prepared for another rank: a process group may begin after `len` or `load_state_dict`.
 
-        A loaded state is then loaded again. After the first batch another rank is an error. With several ranks the next
-        comparison raises it on all of them.
-
-        Raises:
-            StateError: this process alone has become another rank after the first batch.
+        A loaded state is then loaded again. After the first batch another rank is a StateError: it is raised here, or
+        on every rank by the next comparison, if there is one.
         """
         self._check_usable()
         if self._prepared is None or self._prepared.rank_config == (now := self._source.rank_config()):
@@ -347,10 +341,7 @@ class StreamingDataLoader(LoaderViews):
             self._agreement = Agreement.PENDING
 
     def _compare_ranks(self) -> None:
-        """Prepares engine, manifest and order on all ranks, and compares them, while the worker processes start.
-
-        Begins the ledger of skipped samples. Collective.
-        """
+        """Prepares and compares the ranks, while the workers start; begins the ledger of skipped samples. Collective."""
         self._source.prepare_and_share(self._prepare_to_compare, "epoch {}, batch {}".format(*self._cursor.start))
         self._agreement = Agreement.AGREED
         self._source.begun = True
@@ -434,11 +425,7 @@ class StreamingDataLoader(LoaderViews):
         self._prepare().check_rank()
 
     def _note_delivery(self, delivery: Delivery) -> None:
-        """Records a batch that the trainer gets: position, repeats, skipped samples, audit.
-
-        Raises:
-            DecodeError: more samples were skipped than the budget has; the position stays before the batch.
-        """
+        """Records a batch that the trainer gets; raises DecodeError if more samples were skipped than the budget has."""
         if self._cursor.position == (delivery.epoch, delivery.batch + 1):
             return  # noted already, by a `next` that was interrupted (KeyboardInterrupt)
         prepared = self._prepare()
