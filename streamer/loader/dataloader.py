@@ -341,7 +341,7 @@ class StreamingDataLoader(LoaderViews):
             self._agreement = Agreement.PENDING
 
     def _compare_ranks(self) -> None:
-        """Prepares and compares the ranks, while the workers start; begins the ledger of skipped samples. Collective."""
+        """Prepares and compares the ranks, while workers start; begins the ledger of skipped samples. Collective."""
         self._source.prepare_and_share(self._prepare_to_compare, "epoch {}, batch {}".format(*self._cursor.start))
         self._agreement = Agreement.AGREED
         self._source.begun = True
@@ -425,7 +425,7 @@ class StreamingDataLoader(LoaderViews):
         self._prepare().check_rank()
 
     def _note_delivery(self, delivery: Delivery) -> None:
-        """Records a batch that the trainer gets; raises DecodeError if more samples were skipped than the budget has."""
+        """Notes a batch that the trainer gets; raises DecodeError if more samples were skipped than the budget has."""
         if self._cursor.position == (delivery.epoch, delivery.batch + 1):
             return  # noted already, by a `next` that was interrupted (KeyboardInterrupt)
         prepared = self._prepare()
