@@ -1,6 +1,6 @@
 """The cache folder in use: publishes, finds and unlinks chunk files, and never exceeds its limit.
 
-The policy decides what stays and what is evicted; this module carries it out and keeps the limit.
+The engine owns it. `CachePolicy` decides what stays and what is evicted; this module carries it out.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 Write = Callable[[], Awaitable[object]]
 
 FILE_THREADS = 2
-# How often one write makes the folder again: a cleaner that is still at work may remove it twice.
+# How often one write tries, and makes the folder again: a cleaner that is still at work may remove it twice.
 MAX_RESTORES = 4
 
 
@@ -50,10 +50,12 @@ class ChunkCache:
     """Owner of one cache folder; lives on one loop, inside its `async with`. File work runs in its own threads.
 
     Attributes:
-        folder, space: the opened folder and its bytes; set at the start.
+        folder: the opened folder; set at the start, as `space` is.
+        space: its bytes and limits.
+        root: path of the folder.
         layers: the read-only folders below it.
-        found: the chunks that were there at the start, least recently used first.
-        on_lost: called with the chunks that are lost: the folder was removed and made again, or the disk is given up.
+        found: the chunks that were there at the start, by dataset, the least recently used first.
+        on_lost: called with the keys of lost chunks: the folder was removed and made again, or the disk is given up.
         on_warning: called with a sentence for the cache's users; it is logged as well.
         is_used: tells whether there are readers.
     """
@@ -102,7 +104,7 @@ class ChunkCache:
             self._stop_threads()
 
     def _start(self) -> CatalogChanges:
-        """Opens everything; returns the changes that the catalog lacks."""
+        """Opens folder, catalog, memory folder and layers; returns the changes that the catalog lacks."""
         self.folder = open_folder(self.config.directory, self.config.group)
         self._guard = FolderGuard(self.folder)
         self._trust = DiskTrust(self.folder, self._files, self._warn)
@@ -123,7 +125,11 @@ class ChunkCache:
         await self.measure()
 
     async def measure(self) -> None:
-        """Measures manifests and free space, from which `limits` follow."""
+        """Measures manifests and free space, from which `limits` follow.
+
+        First it makes the folder again if that was removed while it is used; at the end it tries once more to unlink
+        evicted files that could not be removed.
+        """
         self.restore()
         try:
             await in_thread(self._files, self.space.measure)
@@ -146,9 +152,12 @@ class ChunkCache:
         self.space.leftover_bytes = sum(map(charge, lengths.values()))
 
     def restore(self, *, asked: bool = False) -> CacheError | None:
-        """Makes the folder again if another program has removed it; returns why it is missing, or None.
+        """Makes the folder again if another program has removed it; calls `on_lost` with the chunks that went with it.
 
         Without readers the folder stays away, unless it is `asked` for: a script may remove it after its job.
+
+        Returns:
+            None if the folder is there, now or again, otherwise why it is missing.
         """
         try:
             if not self._guard.restore(wanted=asked or self.is_used()):
@@ -194,32 +203,32 @@ class ChunkCache:
 
     @property
     def limits(self) -> CacheLimits:
-        """Limits for the policy: below the user's while other programs fill the disk, or while it refuses writes."""
+        """Limits for the policy (bytes): below the user's while other programs fill the disk, or it refuses writes."""
         return self.space.limits(self._fallback.taken_bytes, self._fallback.limit_bytes)
 
     @property
     def roots(self) -> tuple[Path, ...]:
         """Every folder that may hold a chunk, in the order in which readers look: the cache, memory, the layers.
 
-        The one in memory is empty until the disk refuses a write; it is missing on machines that have none.
+        The folder in memory is empty until the disk refuses a write; it is left out on machines that have none.
         """
         memory = () if self._fallback.path is None else (self._fallback.path,)
         return (self.folder.path, *memory, *self.layers.roots)
 
     def keys(self) -> list[bytes]:
-        """Returns the chunks that are in the writable folder now."""
+        """Returns the keys of the chunks that are in the cache folder now, without memory and layers."""
         return list(self._chunks)
 
     def length(self, key: bytes) -> int:
-        """Returns the length of a chunk's file in the writable folder; 0 when it is not there."""
+        """Returns the length of a chunk's file in the cache folder, in bytes; 0 if it is not there."""
         return self._chunks.get(key, 0)
 
     def contains(self, key: bytes) -> bool:
-        """Whether the chunk is readable now, here or in a layer."""
+        """Whether the chunk is readable now, from the cache folder, memory or a layer."""
         return key in self._chunks or key in self._fallback.chunks or key in self.layers
 
     def path(self, key: bytes) -> Path | None:
-        """Returns the file of a chunk, or None if it is not in the cache."""
+        """Returns the file of a chunk, or None if no folder of `roots` has it."""
         return self._own_path(key) or self.layers.path(key)
 
     def _own_path(self, key: bytes) -> Path | None:
@@ -228,7 +237,7 @@ class ChunkCache:
         return self._fallback.chunk_path(key)
 
     def statistics(self) -> CacheStatistics:
-        """Counts now and since the start."""
+        """Returns sizes now, and counts since the start."""
         return CacheStatistics(
             limit_bytes=self.limit_bytes,
             charged_bytes=self.space.charged_bytes,
@@ -300,10 +309,12 @@ class ChunkCache:
                 return await self._publish_in_memory(chunk, length, error.errno or errno.EIO)
 
     async def publish_with(self, write: Write, key: bytes, length: int, dataset: str) -> None:
-        """Does as `publish`, where another process writes the file: the bytes are reserved before it begins.
+        """Does as `publish` for a file that another process writes: the bytes are reserved before it begins.
+
+        Does nothing if the chunk is in the cache folder already. The disk alone is used, not the memory.
 
         Args:
-            write: returns when the file is there. It may take as long as a fetch.
+            write: is awaited once, and returns when the file is there. It may take as long as a fetch.
             key: 16 bytes.
             length: length of the file to come, in bytes.
             dataset: the manifest's digest, for the catalog.
@@ -320,6 +331,7 @@ class ChunkCache:
                     await self._publish(key, length, dataset, write())
 
     async def _publish(self, key: bytes, length: int, dataset: str, write: Awaitable[object]) -> Published:
+        """Awaits the write of a file whose bytes are reserved, and notes the chunk; releases the bytes if it fails."""
         try:
             await write
         except BaseException:
@@ -354,12 +366,14 @@ class ChunkCache:
         return await self._fallback.publish(chunk, length, self._files, refusal)
 
     def _record_refusal(self, reason: str) -> None:
-        """Notes that the disk refused a write or an unlink; warns once."""
+        """Notes that the disk refused a write or an unlink, which lowers `limits`; warns at the first time."""
         if self.space.refuse():
             self._warn(f"the cache folder {self.root} refuses writes ({reason}): chunks pass through memory meanwhile")
 
     async def evict(self, keys: Iterable[bytes]) -> None:
-        """Unlinks chunks in one thread job, without those of unknown keys. `path` stops finding them at once.
+        """Unlinks the files of chunks, in the cache folder or in memory; ignores unknown keys.
+
+        `path` stops finding them before they are unlinked. It waits for running writes of these chunks.
 
         Raises:
             CacheError: a file could not be unlinked. Its bytes stay counted.
@@ -398,23 +412,23 @@ class ChunkCache:
         self._keeper.forget(dataset)
 
     def distrust(self, key: bytes) -> None:
-        """Lets the next copy of a chunk be kept in memory: its readers cannot read it from the disk."""
+        """Lets `publish` put the next copy of a chunk into memory, because readers cannot read it from the disk."""
         self._trust.distrust(key)
 
     def note_good_read(self, key: bytes) -> None:
-        """Records that a chunk was read well that had been wrong: the disk keeps it."""
+        """Records that readers have read a chunk well that had been wrong before."""
         self._trust.note_good_read(key)
 
     def trusts_disk_with(self, key: bytes) -> bool:
-        """Whether the chunk may be written to the cache folder."""
+        """Whether the chunk may be written to the cache folder: it is not distrusted, and the disk is not given up."""
         return self._trust.covers(key)
 
     async def verify(self, key: bytes) -> bool:
         """Reads the whole chunk and compares it with its checksums.
 
         Returns:
-            False if it is corrupt, unreadable or missing, which is counted: `evict` it and fetch it again. True also if
-            this process has no descriptor left to look.
+            False if it is corrupt, unreadable or missing: `evict` it and fetch it again. True also if this process has
+            no descriptor left to look. A disk that fails too often is given up.
         """
         if (path := self.path(key)) is None:
             return False
@@ -434,6 +448,7 @@ class ChunkCache:
         return failure is None
 
     def _give_up_disk(self, failure: object) -> None:
+        """Uses the disk no more until this engine ends: forgets its chunks, warns, and calls `on_lost`."""
         self.space.is_given_up = self.space.refused = True
         lost, self._chunks = self._chunks, {}
         self._release(lost)
@@ -444,6 +459,6 @@ class ChunkCache:
         self.on_lost(list(lost))
 
     async def advise(self, key: bytes, advice: linux.Advice) -> None:
-        """Advises the kernel about a chunk's pages; does nothing if the chunk is not in the cache."""
+        """Advises the kernel about the pages of a chunk's file; does nothing if no folder has the chunk."""
         if (path := self.path(key)) is not None:
             await in_thread(self._files, advise, path, advice)

@@ -10,7 +10,7 @@
       catalog/              diskcache (0700)
       tmp/                  files being written; emptied at start
 
-Synchronous; runs in a thread.
+`ChunkCache`, the engine's start and the tools use it. Synchronous: the engine calls it in threads.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _DIGITS = "0123456789abcdef"
 _FOLDERS = [*SUBFOLDERS, *(f"chunks/{digit}" for digit in _DIGITS)]
 _CHUNK_NAME = re.compile(rf"([0-9a-f]{{32}}){re.escape(SUFFIX)}")
 
-# A rename there is not atomic for readers on other hosts; locks and SQLite's log do not work: one folder per machine.
+# On these a rename is not atomic for readers on other hosts, and locks and SQLite's log do not work: each machine needs
+# a folder of its own.
 NETWORK_FILESYSTEMS = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "afs", "pvfs2"]
     + ["orangefs", "panfs"]
@@ -68,7 +69,7 @@ class Permissions(msgspec.Struct, frozen=True):
 
     @classmethod
     def make(cls, group: str | None) -> Permissions:
-        """Permissions for a group's name or number; None means the owner alone.
+        """Returns the permissions for a group, by name or number; with None only the owner may read.
 
         Raises:
             ConfigError: the group does not exist.
@@ -91,7 +92,12 @@ def group_id(group: str) -> int:
 
 
 class CacheFolder(msgspec.Struct, frozen=True):
-    """An opened cache folder."""
+    """An opened cache folder.
+
+    Attributes:
+        root_id: content of its file root-id, 32 hex digits.
+        permissions: those of the files and folders that are made in it.
+    """
 
     path: Path
     root_id: str
@@ -106,7 +112,7 @@ class CacheFolder(msgspec.Struct, frozen=True):
         return self.path / "tmp" / f"{key.hex()}.{os.getpid()}.{secrets.token_hex(4)}"
 
     def remove_temporary(self, pid: int) -> None:
-        """Removes the files that a process was writing when it ended."""
+        """Removes the files in tmp/ that the process of this id was writing when it ended."""
         for path in (self.path / "tmp").glob(f"*.{pid}.*"):
             path.unlink(missing_ok=True)
 
@@ -115,8 +121,8 @@ def open_folder(path: Path, group: str | None = None) -> CacheFolder:
     """Opens the folder, creates what is missing, and empties tmp/.
 
     Raises:
-        CacheError: on a network filesystem, not writable, or owned by another user.
-        CacheVersionError: written by another version of the layout, or not a cache folder.
+        CacheError: it is on a network filesystem, cannot be written to, or belongs to another user.
+        CacheVersionError: it has another version of the layout, or is no cache folder and not empty.
         ConfigError: the group does not exist.
     """
     permissions = Permissions.make(group)
@@ -210,10 +216,10 @@ def open_layer(path: Path) -> CacheFolder:
 
 
 def holds_no_cache(path: Path) -> bool:
-    """Whether the folder holds no cache yet, or one that was cleared.
+    """Whether the folder holds no cache, or one that was cleared: `is_fresh` for commands, with an error for the user.
 
     Raises:
-        CacheError: it cannot be read.
+        CacheError: it does not exist or cannot be read.
     """
     try:
         return all(_is_harmless(entry.name) for entry in path.iterdir())
@@ -222,7 +228,12 @@ def holds_no_cache(path: Path) -> bool:
 
 
 def filesystem_type(path: Path, mountinfo: str | None = None) -> str:
-    """Returns the type of the filesystem under a path, from the longest mount point above it, or "" if unknown."""
+    """Returns the type of the filesystem that a path is on, such as "ext4"; "" if it is unknown.
+
+    Args:
+        path: path of a file or folder.
+        mountinfo: the mounts, as /proc/self/mountinfo has them; None: those of this process.
+    """
     text = linux.mountinfo() if mountinfo is None else mountinfo
     real = os.path.realpath(path)
     best = ""
@@ -239,6 +250,12 @@ def filesystem_type(path: Path, mountinfo: str | None = None) -> str:
 
 
 def _refuse_foreign(path: Path) -> None:
+    """Checks that a folder is this user's and can be used.
+
+    Raises:
+        CacheError: it belongs to another user.
+        OSError: this user may not read, write and enter it.
+    """
     owner = path.stat().st_uid
     if owner != os.geteuid():
         raise CacheError(
@@ -253,7 +270,7 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def is_fresh(path: Path) -> bool:
-    """Whether a folder has nothing that a new cache could destroy."""
+    """Whether a folder has no entries but harmless ones, so that a new cache destroys nothing; raises OSError."""
     return all(_is_harmless(entry.name) for entry in path.iterdir())
 
 
@@ -301,7 +318,7 @@ def _make_subfolders(path: Path, permissions: Permissions) -> None:
 
 
 def _read_root_id(path: Path, permissions: Permissions, new: str) -> str:
-    """Returns the folder's id, which is `new` if it had none."""
+    """Returns the folder's id, which becomes `new` if it has none; sets mode and group of the file."""
     file = path / ROOT_ID
     if not file.exists():
         _write_once(file, new + "\n")
@@ -339,7 +356,7 @@ def list_chunk_files(folder: CacheFolder) -> Iterator[tuple[bytes, int]]:
 
 
 def read_header(folder: CacheFolder, key: bytes, length: int) -> ChunkHeader:
-    """Reads the header of a chunk file and checks it against the file's name and length.
+    """Returns the header of a chunk file, checked against the key and the length (bytes) of the file.
 
     Raises:
         IntegrityError: it is torn, truncated or swapped.
@@ -388,7 +405,10 @@ def measure_usage(path: Path, *, chunks: bool = True) -> int:
 
 
 class Layers:
-    """Holds the layers of one cache, opened; the first one that has a chunk serves it.
+    """The layers of one cache, opened and listed once, when it is made; the first one that has a chunk serves it.
+
+    Args:
+        paths: the folders, in order.
 
     Raises:
         CacheError: one cannot be read.

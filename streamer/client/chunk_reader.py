@@ -58,7 +58,7 @@ T = TypeVar("T")
 class WantedSample(msgspec.Struct, frozen=True):
     """One sample of a chunk: its number in the chunk and its chunk-local half-open byte range.
 
-    In a recoded chunk the range is that of `RecordTable.bounds`.
+    In a recoded chunk the range is that of the record in `RecordTable.bounds`.
     """
 
     sample: int
@@ -70,7 +70,11 @@ _Target = tuple[WantedSample, Sequence[memoryview]]
 
 
 class ChunkReader:
-    """Reads from the cache folder, the first root, and the read-only layers below it. Usable from any thread."""
+    """Reads chunk files from the folders that may hold them. Usable from any thread.
+
+    Args:
+        roots: the cache folder, then memory and the read-only layers, in the order in which files are looked for.
+    """
 
     def __init__(self, roots: Sequence[Path]) -> None:
         # The second value says whether every user may make folders beside the root.
@@ -96,7 +100,8 @@ class ChunkReader:
 
         Raises:
             FileNotFoundError: the chunk is not local: lease it again.
-            IntegrityError: the file is not what it claims to be: reject the chunk.
+            IntegrityError: the file cannot be read, or is not what it claims to be: reject the chunk.
+            CacheError: this process may open no more files, or has no memory.
         """
         buffers = [memoryview(bytearray(item.stop - item.start)) for item in wanted]
         pieces = [[buffer] for buffer in buffers]
@@ -145,8 +150,8 @@ class ChunkReader:
 
         Args:
             key: the chunk's 16 bytes.
-            read: Reads from the file.
-            first: Number of tries that there were.
+            read: reads from the file.
+            first: number of tries that were made before this call.
 
         Raises:
             FileNotFoundError: the chunk is not local.
@@ -175,6 +180,7 @@ class ChunkReader:
         raise AssertionError("the last try returns or raises")
 
     def _read_once(self, key: bytes, lengths: tuple[int, int], wanted: Sequence[_Target], tries: int) -> None:
+        """Reads as `_read`, in a single try; after an IntegrityError the tables of the chunk are read anew."""
         descriptor, path = self._open(key, tries)
         chunk = key, *lengths
         try:
@@ -194,10 +200,10 @@ class ChunkReader:
             os.close(descriptor)
 
     def records(self, key: bytes, samples: int) -> RecordTable:
-        """Returns where the records of a recoded chunk are.
+        """Returns where the records of a recoded chunk are, from its file or as kept from an earlier read.
 
         Raises:
-            FileNotFoundError, IntegrityError: see `read`.
+            FileNotFoundError, IntegrityError, CacheError: see `read`.
         """
         known = self._records.get(key)
         if known is None:
@@ -233,7 +239,7 @@ class ChunkReader:
         return table
 
     def _table(self, descriptor: int, path: str, chunk: tuple[bytes, int, int]) -> bytes:
-        """Returns the checksums of a chunk's samples, or none if they are too many to be kept.
+        """Returns the checksums of a chunk's samples, and keeps them; b"" if they are too many to be kept.
 
         Raises:
             IntegrityError: the file belongs to another chunk.
@@ -260,7 +266,14 @@ class ChunkReader:
         return table
 
     def _open(self, key: bytes, tries: int) -> tuple[int, str]:
-        """Opens a chunk's file; every second try begins with the last root: of two copies one may be damaged."""
+        """Opens a chunk's file; returns its descriptor and path.
+
+        Every second try looks through the roots from the last one on: of two copies one may be damaged.
+
+        Raises:
+            FileNotFoundError: no root has the chunk.
+            OSError: it cannot be opened.
+        """
         name = chunkfile.relative_path(key)
         failure: OSError | None = None
         for root, is_shared in reversed(self._roots) if tries % 2 else self._roots:
@@ -290,7 +303,7 @@ class ChunkReader:
 
 
 def find_chunks(root: Path, keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Returns whether each chunk, key uint8 (M, 16), has a file in a cache folder; 2 us each."""
+    """Returns which of the chunks have a file in a cache folder, bool (M,), from keys uint8 (M, 16); 2 us each."""
     paths = (f"{root}/{chunkfile.relative_path(key.tobytes())}" for key in keys)
     return np.fromiter(map(os.path.exists, paths), np.bool_, len(keys))
 
@@ -305,7 +318,11 @@ def _measure(table: RecordTable) -> int:
 
 
 def _cut_entries(table: RecordTable, item: WantedSample, pieces: Sequence[memoryview]) -> Iterator[_Target]:
-    """Cuts the memory of a record with shared parts where the entries begin that it consists of."""
+    """Yields the entries of a record with shared parts, each with its part of the record's memory.
+
+    Raises:
+        IntegrityError: the memory does not have the length of the record.
+    """
     if sum(map(len, pieces)) != table.bounds[item.sample + 1] - table.bounds[item.sample]:
         raise IntegrityError(f"sample {item.sample} does not have the bytes that its boundaries said")
     left = list(reversed(pieces))
@@ -316,7 +333,7 @@ def _cut_entries(table: RecordTable, item: WantedSample, pieces: Sequence[memory
 
 
 def _take(left: list[memoryview], length: int) -> list[memoryview]:
-    """Takes memory of this length from the end of a list of pieces, the first of which is the last."""
+    """Removes memory of this length from a list of pieces in reversed order, and returns it in order."""
     taken = []
     while length > 0:
         piece = left.pop()
@@ -329,7 +346,7 @@ def _take(left: list[memoryview], length: int) -> list[memoryview]:
 
 
 def _group_runs(wanted: Iterable[_Target]) -> Iterator[list[_Target]]:
-    """Groups adjacent samples, as many as one call reads."""
+    """Yields runs of adjacent samples, each at most as long as one call reads; `wanted` is sorted by sample."""
     run: list[_Target] = []
     begin = stop = pieces = sample = 0
     # A loop without calls: with them everything but the copy (22 us) and the checksum (18) took 5.3 us for a MiB of
@@ -352,6 +369,18 @@ def _group_runs(wanted: Iterable[_Target]) -> Iterator[list[_Target]]:
 
 
 def _read_run(descriptor: int, path: str, local_bytes: int, table: bytes, run: Sequence[_Target]) -> None:
+    """Reads adjacent samples into their memory, and compares them with their checksums.
+
+    Args:
+        descriptor: the open file.
+        path: its path, for errors.
+        local_bytes: length of the chunk.
+        table: checksums of all samples; b"": they are read from the file.
+        run: adjacent samples with their memory.
+
+    Raises:
+        IntegrityError: the file is truncated, or a sample does not match its checksum.
+    """
     first = run[0][0]
     last = run[-1][0]
     length = last.stop - first.start
@@ -379,7 +408,10 @@ def _pread(descriptor: int, length: int, offset: int) -> bytes:
 
 
 def _fill(descriptor: int, buffers: Sequence[memoryview], offset: int, got: int) -> int:
-    """Continues a read after `got` bytes from `offset` on; returns fewer than asked at the file's end."""
+    """Continues a read from `offset` of which `got` bytes are in the buffers; returns how many are then in them.
+
+    These are fewer than the buffers hold only at the file's end.
+    """
     total = sum(map(len, buffers))
     while got < total:
         rest = []
@@ -400,7 +432,7 @@ def _refuse(path: str, items: Sequence[WantedSample], end: int, sums: tuple[byte
     Args:
         path: path of the file.
         items: the samples of the run.
-        end: chunk-local end of the chunk's bytes.
+        end: chunk-local end of the bytes that were read.
         sums: the checksums in the file, and those of the bytes that were read.
 
     Raises:

@@ -50,7 +50,7 @@ _HELLO_SECONDS = 10.0
 
 
 class DisconnectedError(Exception):
-    """The engine is gone; the client connects again."""
+    """Raised where the engine does not answer or is gone; the client connects again."""
 
 
 class Connection:
@@ -60,13 +60,14 @@ class Connection:
         path: path of the engine's socket.
         job: job of this process.
         token: token that the engine asks for.
-        timeout_seconds: time for each answer to a send; None means 30 s, and 10 s for the hello.
+        timeout_seconds: time within which a send must make progress, and the hello be answered; None means 30 s for a
+            send and 10 s for the hello.
         protocol: version that the client speaks.
         external: whether the path was configured, and not made up from the user's number; see `check_server`.
 
     Raises:
         DisconnectedError: no engine answers at `path`.
-        EngineUnavailableError: another user answers there, or the engine admits this one not.
+        EngineUnavailableError: another user answers there, or the engine does not admit this one.
         ProtocolVersionError: the engine speaks another version.
         ConfigError: this process cannot wait for descriptors, or has none left.
     """
@@ -124,10 +125,11 @@ class Connection:
         return self._socket.fileno()
 
     def send(self, message: Message) -> None:
-        """Sends a whole message.
+        """Sends a whole message; blocks while the engine does not read.
 
         Raises:
-            DisconnectedError: the engine is gone.
+            DisconnectedError: the engine is gone, or reads nothing for the timeout.
+            ConfigError: a text of the message is not UTF-8.
         """
         rest = memoryview(encode(message))
         try:
@@ -141,10 +143,13 @@ class Connection:
             raise DisconnectedError(str(error)) from error
 
     def receive(self, timeout_seconds: float | None) -> list[Event]:
-        """Returns the events that have arrived, after waiting at most `timeout_seconds` for the first.
+        """Returns the events that have arrived, after waiting at most `timeout_seconds` for bytes (None: for ever).
+
+        The list is empty after the timeout, and while only a part of an event has arrived.
 
         Raises:
             DisconnectedError: the engine is gone.
+            ProtocolError: what it sent is no event.
         """
         if self._pending:
             events, self._pending = self._pending, []
@@ -180,6 +185,7 @@ class Connection:
         return bool(poll.poll(None if timeout_seconds is None else timeout_seconds * 1000))
 
     def _hello(self, job: str, token: str, timeout_seconds: float) -> Welcome:
+        """Exchanges the greeting; keeps events that came with the answer. Raises as the class says, or ServiceError."""
         self.send(Hello(protocol=self._protocol, version=VERSION, pid=self.pid, job=job, token=token))
         if not (events := self.receive(timeout_seconds)):
             raise DisconnectedError(f"no answer to hello in {timeout_seconds:g} s")
@@ -257,7 +263,11 @@ def check_server(connection: socket.socket, folder: int, path: Path, *, external
 
 
 def read_statistics(settings: ClientSettings, timeout_seconds: float) -> Mapping[str, object] | None:
-    """Returns the engine's counters (see `streamer.engine.statistics`); None if none answers in time."""
+    """Asks a running engine for its counters (see `streamer.engine.statistics`), over a connection of its own.
+
+    Returns:
+        The counters, or None if no engine answers in time or it refuses.
+    """
     deadline = time.monotonic() + timeout_seconds
     try:
         with contextlib.closing(_connect(settings, timeout_seconds)) as connection:

@@ -91,7 +91,13 @@ class EngineClient:
         progress: Callable[[IndexProgress], None] | None = None,
         on_note: Callable[[str], None] | None = None,
     ) -> Path:
-        """Returns the folder of a manifest as this process sees it, found or built; see `manifests`."""
+        """Waits for a manifest, found or built, and returns its folder as this process sees it; raises as `manifests`.
+
+        Args:
+            request: what is asked for; its number and options are filled in.
+            progress: called with each report of progress.
+            on_note: called with each line about objects that were left out.
+        """
         return next(self.manifests([ManifestAsk(request, progress, on_note)]))
 
     def manifests(self, asks: Iterable[ManifestAsk]) -> Iterator[Path]:
@@ -140,7 +146,7 @@ class EngineClient:
         return self.ask(lambda number: replace(wanted, request=number), Content).content
 
     def statistics(self) -> dict[str, object]:
-        """Returns the engine's counters; see `streamer.engine.statistics` for the names."""
+        """Asks the engine for its counters and returns them; see `streamer.engine.statistics` for the names."""
         return dict(self.ask(GetStatistics, Statistics).values)
 
     def roots(self) -> list[Path]:
@@ -162,18 +168,21 @@ class EngineClient:
 
     @property
     def fallback_dir(self) -> Path:
-        """Folder in which selections are written if the manifests' folder is read-only for this process."""
+        """Folder in which selections are written if the manifests' folder is read-only here; connects to the engine."""
         return self.settings.runtime_dir / "selections" / self.welcome.root_id
 
     @property
     def welcome(self) -> Welcome:
-        """The engine's greeting."""
+        """The engine's greeting; connects to the engine, and starts one, if necessary."""
         return self._connect().welcome
 
     # ------------------------------------------------------------ events
 
     def fileno(self) -> int:
-        """Returns a descriptor, readable if there is something to pump. It stays when the engine is replaced."""
+        """Connects if necessary, and returns a descriptor that is readable if there is something to pump.
+
+        The descriptor stays the same when the engine is replaced.
+        """
         connection = self._connect()
         if self._poll is None:
             self._poll = linux.epoll()
@@ -181,7 +190,15 @@ class EngineClient:
         return self._poll.fileno()
 
     def pump(self, timeout_seconds: float | None = 0.0) -> None:
-        """Handles the engine's messages; waits at most `timeout_seconds` for one. Reconnects if the engine is gone."""
+        """Handles the engine's messages, after waiting at most `timeout_seconds` for one (None: without an end).
+
+        If the engine is gone, connects to the next one and opens the sessions there.
+
+        Raises:
+            StreamerError: what the engine reports of the connection; errors of sessions and requests are kept for them.
+            EngineUnavailableError: engines crash again and again.
+            ClosedError: the client is closed.
+        """
         try:
             events = self._connect().receive(timeout_seconds)
         except DisconnectedError:
@@ -211,10 +228,15 @@ class EngineClient:
                     raise ServiceError(f"the engine sent {type(event).__name__} out of turn")
 
     def pump_until(self, reached: Callable[[], bool], timeout_seconds: float | None, what: str) -> None:
-        """Pumps until `reached()`.
+        """Pumps until `reached()`; raises as `pump` does.
+
+        Args:
+            reached: is asked after each message.
+            timeout_seconds: most seconds that it waits; None: without an end.
+            what: begins the text of the TimeoutError.
 
         Raises:
-            TimeoutError: it was not reached within `timeout_seconds`.
+            TimeoutError: it was not reached in time.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while not reached():
@@ -224,7 +246,10 @@ class EngineClient:
             self.pump(left)
 
     def post(self, message: Message, quietly: bool = False) -> None:
-        """Sends a message; if the engine is gone, the next one receives the sessions' state instead."""
+        """Sends a message; if the engine is gone, connects to the next one and sends it the sessions' state instead.
+
+        With `quietly` it never connects: the message is dropped if there is no engine or the client is closed.
+        """
         if quietly and (self._connection is None or self._closed):
             return
         try:
@@ -248,7 +273,7 @@ class EngineClient:
 
     @property
     def connected(self) -> bool:
-        """Whether an engine has answered; any thread."""
+        """Whether there is a connection to an engine; any thread."""
         return self._connection is not None
 
     @property
@@ -268,7 +293,7 @@ class EngineClient:
             connection.shut_down()
 
     def close(self) -> None:
-        """Closes all sessions and the connection; idempotent."""
+        """Closes all sessions and the connection; idempotent. The engine may go on for other clients."""
         for session in list(self._sessions.values()):
             session.close()
         self._closed = True
@@ -278,6 +303,7 @@ class EngineClient:
     # ------------------------------------------------------------ inside
 
     def _check_open(self) -> None:
+        """Raises ClosedError, and drops the connection, if the client was closed or shut down."""
         if self._closed:
             # A descriptor that is kept after `shut_down` would be readable for ever and keep a selector busy.
             self._drop()
@@ -286,6 +312,7 @@ class EngineClient:
             )
 
     def _connect(self) -> Connection:
+        """Returns the connection; connects if there is none, and starts an engine where the settings allow it."""
         self._check_open()
         if self._connection is None:
             self._connection = connect(self.settings, self._restarts)
@@ -350,11 +377,19 @@ class EngineClient:
             self._poll = None
 
     def ask(self, request: Callable[[int], Message], kind: type[_Answer]) -> _Answer:
-        """Sends a request until it is answered; sends it again if the engine dies meanwhile."""
+        """Sends a request and waits for its answer; sends it again if the engine dies meanwhile.
+
+        Args:
+            request: makes the message with a given number.
+            kind: type of the answer.
+
+        Raises:
+            StreamerError: the engine's error.
+        """
         return next(self.ask_each([Ask(request)], kind))
 
     def ask_each(self, asks: Iterable[Ask], kind: type[_Answer]) -> Iterator[_Answer]:
-        """Does the same as `ask` for several requests, a few of them in flight. Yields the answers in order."""
+        """Sends requests, a few of them at a time, and yields the answers in order; otherwise as `ask`."""
         pending = PendingRequests(asks, self._numbers)
         while True:
             if missing := pending.take_unsent(self._connect()):

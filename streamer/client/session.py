@@ -1,4 +1,4 @@
-"""A session as its consumer sees it: steps wanted, steps ready, steps done."""
+"""A session as its consumer sees it: steps wanted, steps ready, steps done. `EngineClient` makes and serves it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Session:
 
     @property
     def ready(self) -> int:
-        """The last step whose chunks, and those of all steps before, are local. Raises errors that the engine reported.
+        """The last step whose chunks, and those of all steps before, are local; -1 if there is none.
 
         Raises:
             StreamerError: the engine could not make a wanted chunk local.
@@ -73,11 +73,11 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        """Whether everything that was asked for is local, so that the engine owes nothing. Raises as `ready`."""
+        """Whether all steps that were asked for are ready; raises as `ready` does."""
         return self.ready >= self._want
 
     def extend(self, schedule: EpochSchedule) -> None:
-        """Sends the engine the chunks of the next epoch."""
+        """Sends the engine the chunks of the next epoch, and forgets the schedules of epochs that are done."""
         self._check_open()
         if self._epochs and not schedule.values:  # a session opened again in a new engine did not send earlier epochs
             schedule = msgspec.structs.replace(schedule, values=self._epochs[-1].values)
@@ -86,21 +86,24 @@ class Session:
         self._transport.post_all(schedule.cut(self.number))
 
     def want(self, step: int) -> None:
-        """Asks for everything up to and including `step`; returns at once."""
+        """Asks for all steps up to and including `step`; returns at once. A step asked for before changes nothing."""
         self._check_open()
         if step > self._want:
             self._want = step
             self._advance()
 
     def done(self, step: int, *, flush: bool = True) -> None:
-        """Records the steps below `step` as consumed; without `flush` they are sent with the next message."""
+        """Records the steps below `step` as consumed: their leases end.
+
+        Without `flush` the engine learns it with the next `want` or flushed `done`.
+        """
         self._check_open()
         self._done = max(self._done, step)
         if flush and self._done > self._sent:
             self._advance()
 
     def wait(self, step: int, timeout_seconds: float | None = None) -> None:
-        """Blocks until `ready >= step`.
+        """Asks for all steps up to and including `step`, and blocks until they are ready.
 
         Raises:
             StreamerError: the engine's error.
@@ -139,13 +142,16 @@ class Session:
         return further
 
     def handle_error(self, error: StreamerError) -> None:
-        """Handles a failure that the engine reports."""
+        """Keeps an error of the engine, which `ready` raises from here on; CacheFullError gets the hint."""
         if isinstance(error, CacheFullError) and self._cache_full_hint:
             error = CacheFullError(f"{error.message}. {self._cache_full_hint}", **error.details)
         self._error = error
 
     def reopen_messages(self) -> Iterator[Message]:
-        """Returns the messages that open this session at its present step in a new engine."""
+        """Yields the messages that open this session at its present step in a new engine.
+
+        What another engine had made ready, or was told of rejections, does not count any more.
+        """
         self._ready = self._done - 1
         self._rejects = 0
         self._sent = self._done

@@ -1,7 +1,7 @@
-"""Frames of the socket without the socket: bytes become messages, and messages bytes; greetings of other versions.
+"""Turns bytes of the socket between client and engine into messages, and messages into bytes; without the socket.
 
 A frame is a big-endian uint32 length and that many bytes of msgpack. The decoder holds at most one frame;
-a longer length is refused before anything is stored.
+a longer length is refused before anything is stored. `client.connection` and `service.client_connection` use this.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ _LENGTH = struct.Struct(">I")
 
 # A schedule of 200,000 chunks has 4 MB; longer ones are sent in several frames.
 MAX_REQUEST_BYTES = 8 << 20
-# A Hello has a name of a job and a token; who sends it may not be allowed to send anything.
+# A Hello has a name of a job and a token; its sender is not admitted yet.
 MAX_HELLO_BYTES = 64 << 10
 # Room for a `Content` of 64 MiB.
 MAX_EVENT_BYTES = 65 << 20
 # Readers and former holders of lanes in a ShareCache: 32,767 lanes and 4,096 engines have 36,863 readers of at most 9
-# bytes, and 2 former holders of a lane at most 13 bytes each. 4.6 MB were 1.2 million of them, which took 0.3 s.
+# bytes, and 2 former holders of a lane at most 13 bytes each. Decoding 4.6 MB of them (1.2 million) took
+# 0.3 s.
 _MAX_SHARES_BYTES = 5 << 18
-# The first fields of Hello and Welcome, in the same places in every version of the protocol.
+# By tag of Hello (1) and Welcome (64): what stands in for the required fields that are not read from a greeting of
+# another version.
 _GREETINGS = {1: (), 64: ("", "")}
 
 
@@ -82,7 +84,13 @@ def _escape(value: object) -> object:
 
 
 class FrameDecoder(Generic[M]):
-    """Cuts a stream of bytes into messages. One per direction of a connection; no I/O."""
+    """Cuts a stream of bytes into messages. One per direction of a connection; no I/O.
+
+    Args:
+        decoder: decodes the body of a frame to a message of this direction.
+        max_bytes: length of the longest frame that is taken.
+        check: is given each body before it is decoded; raises ProtocolError to refuse it.
+    """
 
     def __init__(
         self,
@@ -130,6 +138,11 @@ class FrameDecoder(Generic[M]):
             yield self._decode(body)
 
     def _decode(self, body: bytes) -> M:
+        """Returns the message; a greeting of another version becomes a Hello or Welcome whose other fields are empty.
+
+        Raises:
+            ProtocolError: `check` refuses the body, or it is no message of this direction.
+        """
         self._check(body)
         try:
             return self._decoder.decode(body)
@@ -141,12 +154,12 @@ class FrameDecoder(Generic[M]):
 
 
 def request_decoder() -> FrameDecoder[Request]:
-    """Decodes what a client sends."""
+    """Returns a decoder of what a client sends."""
     return FrameDecoder(msgspec.msgpack.Decoder(Request, dec_hook=_decode_options), MAX_REQUEST_BYTES, _check_shares)
 
 
 class _SharesOfLanes(Discreet, msgspec.Struct, array_like=True, frozen=True):
-    """The lists of a ShareCache that may be long, as bytes; in other messages these fields are other ones."""
+    """A message with the fields of a ShareCache left undecoded; in other messages these places hold other fields."""
 
     tag: msgspec.Raw = msgspec.Raw(b"")
     request: msgspec.Raw = msgspec.Raw(b"")
@@ -188,12 +201,12 @@ def _check_shares(body: bytes) -> None:
 
 
 def event_decoder() -> FrameDecoder[Event]:
-    """Decodes what the engine sends."""
+    """Returns a decoder of what the engine sends."""
     return FrameDecoder(msgspec.msgpack.Decoder(Event), MAX_EVENT_BYTES)
 
 
 class Side(NamedTuple):
-    """One end of a connection."""
+    """What one end of a connection speaks: the version of the protocol, and that of the package."""
 
     protocol: int
     version: str
@@ -209,7 +222,10 @@ class _Greeting(msgspec.Struct, array_like=True, frozen=True):
 
 
 def read_foreign_greeting(body: bytes) -> list[object] | None:
-    """Returns the fields that this version needs from a greeting of another version; None if it is not a greeting."""
+    """Returns the fields that this version needs from a greeting of another version, in the order of its message.
+
+    Returns None if the body is no greeting, or one of this version.
+    """
     try:
         found = msgspec.msgpack.decode(body, type=_Greeting)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -220,7 +236,7 @@ def read_foreign_greeting(body: bytes) -> list[object] | None:
 
 
 def version_error(engine: Side, client: Side) -> ProtocolVersionError:
-    """Returns the error for both ends; the older one has to be restarted."""
+    """Returns the error of a connection between two versions; it tells the user to restart the older end."""
     if engine.protocol < client.protocol:
         advice = (
             f"restart the engine with streamer {client.version} (`systemctl restart streamer` for a service; an engine "

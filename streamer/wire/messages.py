@@ -53,7 +53,7 @@ class Hello(Message, tag=1, frozen=True):
 
 
 class GetManifest(Message, tag=2, frozen=True):
-    """Find the manifest of a dataset, or build it; answered by ManifestReady, with IndexProgress on the way.
+    """Asks for the manifest of a dataset, found or built; answered by ManifestReady, with IndexProgress on the way.
 
     Attributes:
         request: number that the answers repeat.
@@ -62,7 +62,8 @@ class GetManifest(Message, tag=2, frozen=True):
         options: fsspec's storage options.
         manifest: url or path of a built manifest; "" to list the urls.
         build: whether this node may build; otherwise it waits for `manifest` to appear.
-        limit_seconds: an index that would take longer is refused.
+        chunk_bytes: wanted length of a chunk; 0: the default.
+        limit_seconds: an index that would take longer than this is refused.
         wait_seconds: time to wait for a manifest that another node builds.
         extensions: extensions of the raw files that are samples, or None to choose from the existing ones.
         skip_damaged: whether to leave out tars that cannot be read; otherwise they are an error.
@@ -171,7 +172,7 @@ class Extend(Message, tag=4, frozen=True):
 
 
 class Advance(Message, tag=5, frozen=True):
-    """Steps below `done` are consumed; all steps up to and including `want` are asked for."""
+    """Says that steps below `done` are consumed, and asks for all steps up to and including `want` (-1: none yet)."""
 
     session: Count
     done: Count
@@ -183,7 +184,7 @@ UNREADABLE = "unreadable: "
 
 
 class Reject(Message, tag=6, frozen=True):
-    """Reports wrong bytes, or a file that is missing or `UNREADABLE`, where a chunk should be."""
+    """Reports that the file of a leased chunk has wrong bytes, is missing, or is `UNREADABLE`."""
 
     session: Count
     chunk: Count
@@ -191,7 +192,7 @@ class Reject(Message, tag=6, frozen=True):
 
 
 class CloseSession(Message, tag=7, frozen=True):
-    """Ends the session's leases."""
+    """Ends a session and its leases; it gets no reply."""
 
     session: Count
 
@@ -245,9 +246,10 @@ class ReportFinding(Message, tag=10, frozen=True):
     The loader makes it (`make`), its connection says whose it is (`assign_to`), the engine keeps it with the session.
 
     Attributes:
-        job, dataset, consumer: those of its session, as in OpenSession; only sessions of the same user count.
-        waiting_share: share of the trainer's time since its last report.
-        bottleneck, advice: one of BOTTLENECKS, and the report's advice.
+        job, dataset, consumer: name its session, as in OpenSession; only sessions of the sender's user are meant.
+        waiting_share: share of the time since its last report that the trainer has waited.
+        bottleneck: one of BOTTLENECKS.
+        advice: what the user can do about it, a sentence; may be empty.
         rows: rows of a loader that packs documents into rows.
     """
 
@@ -261,7 +263,7 @@ class ReportFinding(Message, tag=10, frozen=True):
 
     @classmethod
     def make(cls, waiting_share: float, bottleneck: str, advice: str = "", rows: PackedRows | None = None) -> Self:
-        """Makes a report without an owner; a share and texts that are beyond the bounds are cut."""
+        """Makes a report that names no session yet; a share outside of 0..1 is clipped, and long texts are cut."""
         return cls(
             job="",
             dataset="",
@@ -273,12 +275,12 @@ class ReportFinding(Message, tag=10, frozen=True):
         )
 
     def assign_to(self, job: str, dataset: str, consumer: str) -> ReportFinding:
-        """Returns the report with the session that it is about."""
+        """Returns a copy that names the session that it is about."""
         return msgspec.structs.replace(self, job=job, dataset=dataset, consumer=consumer)
 
 
 class ReportError(Message, tag=12, frozen=True):
-    """An error that a loader raises, for the log and the page; it gets no reply.
+    """Reports an error that a loader raises, for the log and the page of the service; it gets no reply.
 
     It is sent over a connection of its own, which an engine of 0.1.0 closes.
     """
@@ -290,7 +292,7 @@ class ReportError(Message, tag=12, frozen=True):
 
     @classmethod
     def make(cls, job: str, dataset: str, consumer: str, error: Exception) -> ReportError:
-        """Makes the report of an error, cut to the length of a line."""
+        """Makes the report of an error; its text is cut to the bound of a message."""
         text = f"{type(error).__name__}: {error}"
         return cls(job, dataset, consumer, text[:_MAX_ERROR_CHARACTERS])
 
@@ -304,7 +306,7 @@ class Sharer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class ShareCache(Message, tag=11, frozen=True):
-    """Share the cache with the other engines of the job, and ask them before the store; answered by CacheShared.
+    """Lets the engine share its cache with those of the job, and ask them before the store; answered by CacheShared.
 
     Attributes:
         dataset: digest of the manifest.
@@ -352,12 +354,15 @@ Request = (
 
 
 class Welcome(Message, tag=64, frozen=True):
-    """Answers Hello: where the chunks are (the client may see the folder elsewhere; root_id identifies it).
+    """Answers Hello: says where the chunks are.
 
     Attributes:
+        root: path of the cache folder where the engine sees it; the client may see it elsewhere.
+        root_id: content of the folder's file root-id, by which the client recognises the folder.
+        layers: further folders that may hold chunks, in the order in which readers look.
         limit_bytes: present limit of chunk files.
         cache_bytes: limit of the whole folder, as given or chosen.
-        overhead_bytes: bytes of it that manifests and the catalog take.
+        overhead_bytes: bytes of `cache_bytes` that manifests and the catalog take.
     """
 
     protocol: Count
@@ -372,7 +377,7 @@ class Welcome(Message, tag=64, frozen=True):
 
 
 class IndexProgress(Message, tag=65, frozen=True):
-    """Progress of a manifest's construction."""
+    """Reports the progress of building a manifest: `text` says what is being done, `done` of `total` how far."""
 
     request: Count
     text: Name
@@ -393,7 +398,7 @@ class ManifestReady(Message, tag=66, frozen=True):
 
 
 class Opened(Message, tag=67, frozen=True):
-    """Answers OpenSession."""
+    """Answers OpenSession: the session is open."""
 
     session: Count
 
@@ -410,7 +415,7 @@ class Ready(Message, tag=68, frozen=True):
 
 
 class Content(Message, tag=69, frozen=True):
-    """Answers Read."""
+    """Answers Read with the bytes that were asked for."""
 
     request: Count
     content: bytes
@@ -424,7 +429,12 @@ class Statistics(Message, tag=70, frozen=True):
 
 
 class Failed(Message, tag=71, frozen=True):
-    """An error, for the request or session that it belongs to (-1: the connection)."""
+    """Reports an error of a request or of a session; where both numbers are -1, of the whole connection.
+
+    Attributes:
+        kind: name of the class of the error (`errors.from_wire`).
+        details: values by name for programs.
+    """
 
     kind: Name
     message: Annotated[str, Meta(max_length=65536)]
@@ -434,7 +444,7 @@ class Failed(Message, tag=71, frozen=True):
 
 
 class Notice(Message, tag=72, frozen=True):
-    """A sentence for the client's log, about a store that does not answer, or the cache. `number` counts them."""
+    """Gives the client a sentence for its log, about a slow store or the cache; `number` distinguishes sentences."""
 
     number: Count
     text: Annotated[str, Meta(max_length=4096)]

@@ -1,4 +1,4 @@
-"""The schedule of an epoch as client and engine use it, in arrays, and the frames in which it travels."""
+"""The schedule of an epoch as client and engine use it, in arrays, and the messages (`Extend`) that carry it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _ENTRIES_PER_FRAME = 200_000
 
 
 class EpochSchedule(msgspec.Struct, frozen=True):
-    """The chunks of one epoch in order of first need; `first` and `last` are steps, both inclusive.
+    """The chunks of one epoch in order of first need: one entry for each use of a chunk.
 
     Attributes:
         epoch: number of the epoch.
         chunk: uint32 (entries,).
-        first: int64 (entries,), ascending.
-        last: int64 (entries,).
+        first: int64 (entries,), ascending: the first step that reads the entry.
+        last: int64 (entries,): the last step that reads it, inclusive.
         passes: uint32 (entries,), the pass over its part that each entry belongs to, ascending within a lane of a
             part; None if each epoch is one pass.
         values: new values of the parts from this epoch on; empty if they are unchanged.
@@ -41,7 +41,7 @@ class EpochSchedule(msgspec.Struct, frozen=True):
         return int(self.last.max(initial=-1))
 
     def from_step(self, step: int) -> EpochSchedule:
-        """Returns the schedule from `step` on."""
+        """Returns the entries that are still read at `step` or later, with their steps unchanged."""
         ahead = self.last >= step
         passes = None if self.passes is None else self.passes[ahead]
         return EpochSchedule(
@@ -71,7 +71,7 @@ class EpochSchedule(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, frame: Extend) -> EpochSchedule:
-        """Returns the part of a schedule that a message carries.
+        """Returns the part of a schedule that a message carries; of its columns only the lengths in bytes are checked.
 
         Raises:
             ProtocolError: a column ends inside a number.

@@ -1,4 +1,4 @@
-"""Answers the needs of sessions and counts them: the third part of the policy (see `cache_policy` for the rule)."""
+"""Answers the needs of sessions for chunks, and counts them; `CachePolicy` uses it (`cache_policy` has the rule)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ChunkAdmission:
         self._count = _Counters()
 
     def answer(self, session: PolicySession, row: int, blocking: bool) -> Answer:
-        """Answers one need of a session.
+        """Answers one need of a session; where the answer is Admit, the chunk counts as being fetched from here on.
 
         Raises:
             CacheFullError: the request blocks its session, and everything on the disk is open.
@@ -49,7 +49,7 @@ class ChunkAdmission:
         return answer
 
     def end_fetch(self, key: bytes) -> int:
-        """Ends a fetch; returns its row.
+        """Forgets the running fetch of a chunk; returns the row of the chunk.
 
         Raises:
             CacheError: no fetch of that key is running.
@@ -60,7 +60,7 @@ class ChunkAdmission:
         return row
 
     def queues(self) -> Queues:
-        """Returns the look-ahead of each session that is not silent."""
+        """Returns the rows in look-ahead of each session that is not silent, in order of use."""
         return [list(one.ahead) for one in self._sessions.values() if not one.silent]
 
     def statistics(self) -> PolicyStatistics:
@@ -87,6 +87,7 @@ class ChunkAdmission:
         return sum(int(self._table.cost[row]) for row in self._table.open)
 
     def _decide(self, row: int, blocking: bool) -> Answer:
+        """Returns the answer; admits the chunk where there is space. Raises as `answer`."""
         key = self._table.key(row)
         state = self._table.state[row]
         if self._table.is_local(row):
@@ -123,6 +124,7 @@ class ChunkAdmission:
         )
 
     def _record(self, row: int, session: PolicySession, answer: Answer) -> None:
+        """Counts an answer: fetched bytes of each Admit, and each use once, at its first answer but "no space"."""
         if not session.counted:
             return
         cost = int(self._table.cost[row])

@@ -1,4 +1,4 @@
-"""Answers of the cache policy: plain values without behaviour."""
+"""Values that `CachePolicy` takes and returns: limits, answers, what an event freed, statistics."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class CacheLimits(msgspec.Struct, frozen=True):
 
     Attributes:
         limit_bytes: C: the space of the disk, at most the user's limit.
-        passing_bytes: the same plus the memory for chunks that the disk refuses: the limit for open chunks and
-            look-ahead.
+        passing_bytes: limit for open chunks and look-ahead: `limit_bytes` and the memory for chunks that the disk
+            refuses.
         max_bytes: the user's limit: chunks that must be open may take it, even on a disk that other programs have
             filled.
     """
@@ -67,7 +67,7 @@ class CacheLimits(msgspec.Struct, frozen=True):
 
     @classmethod
     def make(cls, limit: CacheLimits | int) -> CacheLimits:
-        """Limits of a disk that no other program fills."""
+        """Returns the limits; a number becomes those of a disk that no other program fills."""
         return cls(limit, limit, limit) if isinstance(limit, int) else limit
 
 

@@ -129,13 +129,13 @@ class CachePolicy:
         self._table.state[rows[self._table.state[rows] == ChunkState.ABSENT]] = ChunkState.BELOW
 
     def fit(self) -> Freed:
-        """Evicts down to the limit, finished datasets and low ranks first. Also while settling: the limit is hard."""
+        """Evicts down to the limit, also while settling: finished datasets and low ranks first."""
         outcome = Outcome()
         self._partitions.shrink(self._admission.queues(), outcome)
         return self._partitions.translate(outcome)
 
     def settle(self) -> Freed:
-        """Evicts as usual from here on: the clients of an earlier engine have had time to reconnect."""
+        """Ends settling: evicts as usual from here on, as clients of an earlier engine have had time to reconnect."""
         self._partitions.settling = False
         return self._make_room(Outcome())
 
@@ -160,17 +160,17 @@ class CachePolicy:
         self.add_datasets([(dataset_id, file_bytes, keys)])
 
     def knows(self, dataset_id: str) -> bool:
-        """Whether a dataset was added."""
+        """Whether a dataset was added by `add_datasets`; those known only from the catalog do not count."""
         return any(group.name == dataset_id and len(group.rows) > 0 for group in self._table.groups)
 
     def add_datasets(
         self, datasets: Sequence[tuple[str, ArrayLike, ArrayLike]], arranged: ArrangedKeys | None = None
     ) -> None:
-        """Adds datasets that it does not have yet. Chunks found by key in another dataset are shared with it.
+        """Adds the datasets that are not known yet; a chunk whose key another dataset has, too, is shared with it.
 
         Args:
             datasets: the manifest's digest of each; (M,) lengths of the chunks' files, as far as they are known
-                (`chunkfile.file_bytes`); (M,) or (M, 16) keys, 16 bytes each. Each call goes through all known chunks.
+                (`chunkfile.file_bytes`); (M,) or (M, 16) keys, 16 bytes each. O(known chunks).
             arranged: what `table.arrange_keys` returns for the keys, if it is known. Only with one dataset.
         """
         found = {name: (self._table.group(name), lengths, to_keys(keys)) for name, lengths, keys in datasets}
@@ -210,12 +210,16 @@ class CachePolicy:
         return row is not None and self._table.is_local(row)
 
     def is_selected(self, key: bytes) -> bool:
-        """Whether it is a chunk of a live dataset that stays once it is here."""
+        """Whether the chunk is among those that fit into the quota of a live dataset, and so stays once it is local."""
         row = self._table.find(key)
         return row is not None and self._table.is_selected(row)
 
     def place(self, places: Places | None) -> Freed:
-        """Ranks chunks by their place among this engine's peers. O(chunks)."""
+        """Ranks chunks by their place among this engine's peers, or without peers if `places` is None. O(chunks).
+
+        Returns:
+            What had to leave for the new quotas.
+        """
         self._table.place(places)
         self._plan()
         return self._make_room(Outcome())
@@ -260,7 +264,7 @@ class CachePolicy:
         return self.open_sessions(job, [SessionOpening(session, dataset_id, open_bytes, lookahead_bytes)])
 
     def open_sessions(self, job: str, openings: Sequence[SessionOpening]) -> Freed:
-        """Opens all sessions of a consumer of several datasets, or none of them."""
+        """Opens all sessions of a consumer of several datasets, or none of them; raises as `open_session` does."""
         opened = [PolicySession.make(job, one, self._table.group(one.dataset_id)) for one in openings]
         for session in opened:
             if session.name in self._sessions or not len(session.group.rows):
@@ -279,12 +283,13 @@ class CachePolicy:
         return self._make_room(Outcome())
 
     def set_windows(self, windows: Mapping[str, SessionWindow], link_bytes: int | None) -> Freed:
-        """Sets the windows of sessions, for which S is: a chunk that several have open counts for one of them.
+        """Sets the windows of sessions, from which S follows, and the need of the link.
 
-        Whether they fit is not decided anew: what each may have open alone stays as it was opened.
+        A chunk that several sessions have open counts in the window of one. Whether the sessions fit is not decided
+        anew: the `open_bytes` of each stay.
 
         Args:
-            windows: that of each session.
+            windows: the window of each session, by its name.
             link_bytes: bytes for misses in look-ahead that the link needs, or None for all that there are.
         """
         self._partitions.link_bytes = link_bytes
@@ -294,14 +299,14 @@ class CachePolicy:
         return self._make_room(Outcome())
 
     def set_values(self, values: Mapping[str, float]) -> Freed:
-        """Sets new values of sessions. A chunk is evicted only for another one that replaces it."""
+        """Sets new values of sessions, by name, and plans the quotas again."""
         for session, value in values.items():
             self._sessions[session].value = value
         self._plan()
         return self._make_room(Outcome())
 
     def close_session(self, *sessions: str) -> Freed:
-        """Closes sessions: releases their chunks, which stay if there is space. Ignores unknown names."""
+        """Closes sessions and releases their chunks, which stay if there is space; ignores unknown names."""
         outcome = Outcome()
         closed = [gone for name in sessions if (gone := self._sessions.pop(name, None)) is not None]
         if not closed:
@@ -335,7 +340,7 @@ class CachePolicy:
     # --- one use ---------------------------------------------------------------------------------------------
 
     def look_ahead(self, session: str, chunk: int) -> None:
-        """References a chunk that the session will use soon, until its `release`. Call it in order, once per use."""
+        """References a chunk that the session will use soon, until `release`. Call it once per use, in order of use."""
         state = self._wake(session)
         row = int(state.group.rows[chunk])
         state.ahead[row] = state.ahead.get(row, 0) + 1
@@ -360,7 +365,13 @@ class CachePolicy:
         return self._admission.answer(state, row, blocking)
 
     def publish(self, key: bytes) -> Freed:
-        """Marks an admitted chunk as readable on disk. Evicts it again if no session references it any more."""
+        """Marks an admitted chunk as readable on disk.
+
+        If no session references it any more, a transit chunk is promoted to kept or evicted at once.
+
+        Raises:
+            CacheError: the chunk was not admitted, or its fetch has ended.
+        """
         row = self._admission.end_fetch(key)
         self._partitions.publish(row)
         outcome = Outcome()
@@ -376,7 +387,11 @@ class CachePolicy:
         return self._make_room(Outcome())
 
     def drop_fetch(self, key: bytes) -> None:
-        """Releases the bytes of a chunk whose fetch or publishing failed or was cancelled."""
+        """Releases the bytes of an admitted chunk whose fetch or publishing failed or was cancelled.
+
+        Raises:
+            CacheError: the chunk was not admitted, or its fetch has ended.
+        """
         self._partitions.leave(self._admission.end_fetch(key))
 
     def open(self, session: str, chunk: int) -> bool:
@@ -398,7 +413,11 @@ class CachePolicy:
         return True
 
     def release(self, session: str, chunk: int) -> Freed:
-        """Ends one use of the chunk: its reader is done with it, or a use that was only in look-ahead is cancelled."""
+        """Ends one open use of the chunk, or, where none is open, cancels one that is in look-ahead.
+
+        Raises:
+            CacheError: the session does not reference the chunk.
+        """
         state = self._wake(session)
         row = int(state.group.rows[chunk])
         if row in state.open:
@@ -419,22 +438,28 @@ class CachePolicy:
     # --- inside ----------------------------------------------------------------------------------------------
 
     def _plan(self) -> None:
+        """Computes values, C, S and quotas again; evicts nothing."""
         apply_values(self._sessions.values())
         self._partitions.plan(sum_windows(self._sessions.values()), sum_needs(self._sessions.values()))
 
     def _make_room(self, outcome: Outcome) -> Freed:
-        """Continues what a lower limit began, too: a chunk that was open then may be evicted now."""
+        """Evicts down to the limits, and returns all that has left with it.
+
+        A limit that was lowered earlier may need this, too: a chunk that was open then may be evicted now.
+        """
         self._partitions.trim(outcome)
         if self._partitions.total_bytes > self._partitions.limit_bytes:
             self._partitions.shrink(self._admission.queues(), outcome)
         return self._partitions.translate(outcome)
 
     def _wake(self, name: str) -> PolicySession:
+        """Returns a session that has called; it is no longer silent."""
         session = self._sessions[name]
         session.wake(self._table)
         return session
 
     def _unreference(self, uses: dict[int, int], outcome: Outcome) -> None:
+        """Ends references, counted by row; a chunk without any left may be promoted or evicted, noted in `outcome`."""
         for row, count in uses.items():
             take(self._table.referenced, row, count)
             if row not in self._table.referenced:

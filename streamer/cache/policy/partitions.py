@@ -1,6 +1,7 @@
-"""The kept and the transit part: which chunk enters which part, and which one is evicted for it.
+"""The kept and the transit part of the cache: which chunk enters which part, and which one is evicted for it.
 
-The second part of the policy (see `cache_policy` for the rule and its proof). It knows chunks and groups, not sessions.
+`CachePolicy` uses it (see `cache_policy` for the rule and its proof). It knows chunks and groups, not sessions; a chunk
+is a row of `ChunkTable` here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from streamer.cache.policy.quotas import SessionWindow, share_out, size_staging
 from streamer.cache.policy.table import RANK_BITS, ChunkGroup, ChunkState, ChunkTable, charge
 from streamer.cache.policy.victims import Queues, Victims
 
-# The size of a recoded chunk is known only when it has been fetched. A plan takes 10 ms for a million chunks.
+# Quotas are planned again when sizes of a dataset's chunks have changed by this share of its bytes: the size of a
+# recoded chunk is known only when it has been fetched. A plan takes 10 ms for a million chunks.
 _DRIFT_SHARE = 1 / 16
 
 
@@ -31,7 +33,7 @@ class Outcome(msgspec.Struct):
 class Partitions:
     """The two parts of the cache and their limits. Owned by one policy; plain synchronous code.
 
-    Invariants: kept + transit <= limit after every admission; an open chunk leaves only by `forget`.
+    Invariants: kept + transit <= limit after every admission; an open chunk leaves only by `CachePolicy.forget`.
     """
 
     def __init__(self, limits: CacheLimits) -> None:
@@ -39,8 +41,9 @@ class Partitions:
         self.limits = limits
         self.limit_bytes = limits.limit_bytes
         self.staging_bytes = 0
-        # Bytes of S for misses in look-ahead, or None where all are to have room; and S if all had.
+        # Bytes of S for misses in look-ahead that the link needs; None where all misses are to have room.
         self.link_bytes: int | None = None
+        # What S would be if all misses had room.
         self.max_staging_bytes = 0
         self._largest_bytes = 0
         self.kept_bytes = 0
@@ -99,7 +102,7 @@ class Partitions:
             group.least_rank = 1 << RANK_BITS
 
     def enter(self, row: int, state: int) -> None:
-        """Adds an absent chunk's bytes to a part."""
+        """Moves an absent chunk to a state (`ChunkState`), and adds its bytes to the part of that state."""
         cost = int(self.table.cost[row])
         self._move(row, state)
         if state in (ChunkState.KEPT, ChunkState.FETCHING_KEPT):
@@ -109,7 +112,7 @@ class Partitions:
             self.transit_bytes += cost
 
     def leave(self, row: int) -> None:
-        """Subtracts a chunk's bytes."""
+        """Makes a chunk absent, and subtracts its bytes from its part."""
         cost = int(self.table.cost[row])
         state = self.table.state[row]
         self._move(row, ChunkState.ABSENT)
@@ -120,7 +123,7 @@ class Partitions:
             self.transit_bytes -= cost
 
     def publish(self, row: int) -> None:
-        """Marks a fetched chunk as readable."""
+        """Marks a fetched chunk as readable, in the part for which it was fetched."""
         fetching_kept = self.table.state[row] == ChunkState.FETCHING_KEPT
         self._move(row, ChunkState.KEPT if fetching_kept else ChunkState.TRANSIT)
 
@@ -150,10 +153,10 @@ class Partitions:
     # --- admission -------------------------------------------------------------------------------------------
 
     def admit(self, row: int) -> tuple[int, list[int]] | None:
-        """Finds space for an absent chunk at no session's expense, in kept or else in transit; None if there is none.
+        """Admits an absent chunk at no session's expense, to kept or else to transit, and evicts for it.
 
         Returns:
-            The state that it entered and the rows that left for it.
+            The state that it entered and the rows that left for it; None if there is no space: nothing has changed.
         """
         group = self.table.groups[self.table.owner[row]]
         cost = int(self.table.cost[row])
@@ -170,7 +173,16 @@ class Partitions:
         return self._replace(row, ChunkState.FETCHING_TRANSIT, victims or [])
 
     def force(self, row: int, queues: Queues) -> tuple[int, list[int]] | None:
-        """Finds space for a blocking request among chunks that are not open; None if all are open or in flight."""
+        """Admits a chunk that blocks its session to transit, and evicts chunks that are not open for it.
+
+        Args:
+            row: an absent chunk.
+            queues: the look-ahead of all sessions that are not silent.
+
+        Returns:
+            The state that it entered and the rows that left for it; None if the chunks that may leave do not suffice
+            (while settling none may): nothing has changed.
+        """
         needed = self.total_bytes + int(self.table.cost[row]) - self.limit_bytes
         victims: list[int] | None = []
         if needed > 0:
@@ -180,6 +192,7 @@ class Partitions:
         return self._replace(row, ChunkState.FETCHING_TRANSIT, victims)
 
     def _replace(self, row: int, state: int, victims: list[int]) -> tuple[int, list[int]]:
+        """Evicts the victims, and lets an absent chunk enter a state; returns both."""
         for victim in victims:
             self._evict(victim)
         self.enter(row, state)
@@ -191,7 +204,13 @@ class Partitions:
         self.leave(row)
 
     def _expendable(self, group: ChunkGroup, cost: int, needed: int) -> list[int] | None:
-        """Returns evictable chunks of finished datasets, then of live ones above quota; None if they do not suffice."""
+        """Returns evictable chunks of finished datasets, then of live ones above quota; None if too few.
+
+        Args:
+            group: dataset of the chunk that is to enter kept; above its quota it replaces no chunk of a live dataset.
+            cost: bytes of that chunk.
+            needed: bytes that must become free.
+        """
         if needed <= 0:
             return []
         if self.settling:
@@ -205,7 +224,10 @@ class Partitions:
         return self._victims.collect(needed, chain(self._victims.list_idle(), self._victims.surplus(over_quota)))
 
     def _replace_others(self, row: int, needed: int) -> list[int] | None:
-        """Makes space in kept for a selected chunk: evicts unselected ones, or demotes those that are referenced."""
+        """Makes space in kept for a selected chunk; returns the rows that are to be evicted, or None if too few.
+
+        Where evicting does not suffice, it moves referenced, unselected chunks to transit at once, and returns [].
+        """
         find = self._victims
         victims = find.collect(
             needed, chain(find.list_lower_ranks(row), find.kept_by_peers(row), find.list_lower_values(row))
@@ -218,10 +240,10 @@ class Partitions:
         return victims
 
     def _borrow(self, group: ChunkGroup, cost: int) -> list[int] | None:
-        """Takes room for transit beyond S from evictable chunks that are not selected; None if there are too few.
+        """Returns evictable, unselected chunks that are to leave for a transit chunk beyond S; None if too few.
 
         They give way to selected ones anyway, and in a cold epoch they are most of the cache, while the link has more
-        to carry than in any later one. At most to what S would be without a measured link.
+        to carry than in any later one. Transit takes at most what S would be without a measured link.
         """
         if self.settling or self.transit_bytes + cost > self.max_staging_bytes:
             return None
@@ -243,7 +265,7 @@ class Partitions:
             self.table.queue_evictable(row)
 
     def _retire(self, row: int, outcome: Outcome) -> None:
-        """Keeps a used transit chunk if there is space, or if it outranks evictable ones; unlinks it otherwise."""
+        """Promotes a used transit chunk if there is space, or if it outranks evictable ones; evicts it otherwise."""
         cost = int(self.table.cost[row])
         needed = self.kept_bytes + cost - self.kept_limit_bytes
         victims: list[int] | None = []
@@ -271,7 +293,7 @@ class Partitions:
         return self.table.is_selected(row) or group.kept_bytes > group.quota_bytes
 
     def trim(self, outcome: Outcome) -> None:
-        """Evicts evictable chunks while kept is above C - S (S grew, or the limit shrank)."""
+        """Evicts evictable chunks, into `outcome`, until kept fits into C - S; does nothing while settling."""
         if self.settling or self.kept_bytes <= self.kept_limit_bytes:
             return
         for row in chain(
@@ -286,7 +308,7 @@ class Partitions:
             outcome.victims.append(row)
 
     def shrink(self, queues: Queues, outcome: Outcome) -> None:
-        """Evicts chunks that are not open while the sum is above the limit."""
+        """Evicts chunks that are not open, into `outcome`, until kept and transit fit into C; also while settling."""
         if self.total_bytes <= self.limit_bytes:
             return
         for row in self._victims.least_harm_first(queues):
@@ -322,7 +344,7 @@ class Partitions:
         self.adopt()
 
     def end_use(self, group: ChunkGroup) -> None:
-        """Makes this dataset the one that was used last."""
+        """Records that the dataset was used last of all."""
         self.tick += 1
         group.last_used = self.tick
 
@@ -345,7 +367,7 @@ class Partitions:
         table.reclaim()
 
     def translate(self, outcome: Outcome) -> Freed:
-        """Translates the rows of an outcome to keys."""
+        """Returns the rows of an outcome as keys; a promoted chunk that was evicted later is a victim only."""
         key = self.table.key
         stayed = [row for row in outcome.promoted if row not in outcome.victims]
         return Freed(tuple(map(key, outcome.victims)), tuple(map(key, stayed)))

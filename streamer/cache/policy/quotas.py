@@ -1,4 +1,4 @@
-"""Divides the kept part among datasets, and sizes the transit part. Pure arithmetic.
+"""Divides the kept part of the cache among datasets, and sizes the transit part (S). Pure arithmetic.
 
 A session over several datasets (a mix) uses them at different rates: an epoch needs `rho_i` passes over dataset i. A
 byte of dataset i that stays saves `rho_i` bytes of fetch per epoch. With `x_i <= D_i` bytes of each kept, the hits are
@@ -38,7 +38,7 @@ STAGING_DEVIATIONS = 2.0
 
 
 class SessionWindow(msgspec.Struct, frozen=True):
-    """Bytes of one dataset that its sessions have open at most, and in look-ahead beyond those."""
+    """Most bytes of one dataset that are open, and most that are in look-ahead beyond those: of a session, or a sum."""
 
     open_bytes: int
     lookahead_bytes: int
@@ -53,7 +53,12 @@ NO_WINDOW = SessionWindow(0, 0)
 
 
 def share_out(live: Iterable[ChunkGroup], room_bytes: int) -> None:
-    """Sets the quotas: max-min fair among pools, and inside a pool by descending value."""
+    """Sets `quota_bytes` of live datasets: max-min fair among pools, and inside a pool by descending value.
+
+    Args:
+        live: the datasets of live jobs.
+        room_bytes: bytes of the kept part, C - S.
+    """
     pools = [list(pool) for _, pool in groupby(sorted(live, key=_pool), key=_pool)]
     _max_min([(_sum_claims(pool), pool) for pool in pools], room_bytes, _fill)
 
@@ -81,7 +86,7 @@ def size_staging(
 
 
 def _misses(live: list[ChunkGroup], windows: Mapping[int, SessionWindow], link_bytes: int | None) -> int:
-    """Returns the bytes in the windows that are not kept, with a margin."""
+    """Returns the bytes of the windows that are not kept, with a margin; less where the link needs less."""
     mean, margin = _estimate_misses(live, {index: window.total_bytes for index, window in windows.items()})
     if link_bytes is None:
         return int(mean + margin)
@@ -90,7 +95,7 @@ def _misses(live: list[ChunkGroup], windows: Mapping[int, SessionWindow], link_b
 
 
 def _estimate_misses(live: list[ChunkGroup], window_bytes: Mapping[int, int]) -> tuple[float, float]:
-    """Returns the mean of the bytes that are not kept, and a margin for how they scatter."""
+    """Returns the mean of the bytes of the windows that are not kept, and a margin for how they scatter."""
     mean = variance = 0.0
     for group in live:
         hits = group.quota_share
@@ -102,14 +107,14 @@ def _estimate_misses(live: list[ChunkGroup], window_bytes: Mapping[int, int]) ->
 
 
 def hit_bound(groups: list[ChunkGroup]) -> float:
-    """Returns the largest share of hits in the needs of these datasets: 1 if all fits, 0 if there are none."""
+    """Returns the largest share of hits in the needs of these datasets: 1 if all fits, 0 if they need nothing."""
     needed = sum(group.value * group.data_bytes for group in groups)
     missed = sum(group.value * (group.total_bytes - group.quota_bytes) for group in groups)
     return 1.0 - missed / needed if needed else 0.0
 
 
 def join_pools(groups: Iterable[ChunkGroup], mix: Iterable[ChunkGroup]) -> None:
-    """Merges the pools of the datasets of a mix into one."""
+    """Merges the pools of the datasets of a mix into one, with all other datasets that are in those pools."""
     joined = {group.pool for group in mix}
     for group in groups:
         if group.pool in joined:
@@ -125,11 +130,12 @@ def _value(group: ChunkGroup) -> float:
 
 
 def _sum_claims(groups: list[ChunkGroup]) -> int:
-    """Returns the bytes of a dataset that are worth keeping: none of a dataset without value."""
+    """Returns the bytes of datasets that are worth keeping: those of a dataset with value 0 are not."""
     return sum(group.total_bytes for group in groups if group.value)
 
 
 def _fill(pool: list[ChunkGroup], room_bytes: int) -> None:
+    """Divides the room of a pool by descending value; datasets of one value get fair shares."""
     for _, equals in groupby(sorted(pool, key=_value, reverse=True), key=_value):
         tier = list(equals)
         _max_min([(_sum_claims([group]), [group]) for group in tier], room_bytes, _give)
@@ -144,7 +150,13 @@ def _give(groups: list[ChunkGroup], quota_bytes: int) -> None:
 def _max_min(
     claims: list[tuple[int, list[ChunkGroup]]], room_bytes: int, give: Callable[[list[ChunkGroup], int], None]
 ) -> None:
-    """Gives equal shares, but to none more than its claim; the rest is shared again."""
+    """Gives equal shares of the room, but none above its claim; what is left over is shared among the others.
+
+    Args:
+        claims: (bytes, datasets) of each claim.
+        room_bytes: bytes that are divided.
+        give: is called with the datasets of a claim and its share in bytes.
+    """
     for place, (wanted, groups) in enumerate(sorted(claims, key=lambda claim: claim[0])):
         share = min(wanted, room_bytes // (len(claims) - place))
         give(groups, share)

@@ -1,4 +1,4 @@
-"""The policy's view of its consumers. Part of `cache_policy`; plain synchronous code."""
+"""The sessions of the cache policy: what each has ahead and open. Used by `cache_policy`; plain synchronous code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from streamer.errors import CacheFullError
 
 
 class SessionOpening(msgspec.Struct, frozen=True, eq=False):
-    """A session that is to be opened. A consumer of several datasets has one session for each; its epochs are passes.
+    """A session that is to be opened. A consumer of several datasets has one for each.
+
+    An epoch of such a session is one pass over its dataset.
 
     Attributes:
         session: any unique name.
@@ -23,7 +25,7 @@ class SessionOpening(msgspec.Struct, frozen=True, eq=False):
         open_bytes: most bytes that it has open (between `open` and `release`) at once.
         lookahead_bytes: most bytes that it has in look-ahead beyond those.
         value: fetched bytes that a kept byte of this dataset saves, relative to the consumer's other datasets.
-        ahead: chunks that it needs first: those that are local stay, whatever else must be evicted.
+        ahead: numbers of the chunks that it needs first: they count as scheduled from the start.
         counted: whether the statistics count its needs; they leave out those of peers.
     """
 
@@ -37,13 +39,18 @@ class SessionOpening(msgspec.Struct, frozen=True, eq=False):
 
 
 class PolicySession(msgspec.Struct):
-    """One consumer: its chunks ahead in this epoch, in look-ahead (in order of use) and open, with uses counted by row.
+    """One session of the policy: one consumer of one dataset. A row is a chunk's row in `ChunkTable`.
 
     Attributes:
+        open_bytes: most bytes that it has open at once; decides alone whether the session fits.
+        scheduled: (chunks,) whether each chunk of the dataset is still ahead in the running epoch.
+        ahead: by row, the uses that are in look-ahead, in order of use.
+        open: by row, the uses that are open.
+        silent: whether it hangs: its look-ahead is not protected until its next call.
         value, counted: see `SessionOpening`.
-        window: its part of what S is for: most bytes that it has open, without those that are counted of other
-            sessions, and in look-ahead. What it has open alone (`open_bytes`) decides whether it fits.
-        answered: answered uses among those in look-ahead: each counts once, however often it is asked for.
+        window: what it adds to the transit part (S in `cache_policy`): most bytes that it has open, less those that
+            are counted with other sessions, and most bytes in look-ahead.
+        answered: by row, how many of the uses in look-ahead were already counted by the statistics.
     """
 
     name: str
@@ -74,7 +81,7 @@ class PolicySession(msgspec.Struct):
         )
 
     def answer(self, row: int) -> bool:
-        """Counts one answered use; False if all of them were answered before."""
+        """Counts one use in look-ahead as answered; returns False if all uses of the row were counted before."""
         if self.answered.get(row, 0) >= self.ahead.get(row, 0):
             return False
         self.answered[row] = self.answered.get(row, 0) + 1
@@ -94,13 +101,13 @@ class PolicySession(msgspec.Struct):
                 table.referenced[row] = table.referenced.get(row, 0) + count
 
     def end_leases(self, table: ChunkTable) -> None:
-        """Ends everything that is open or scheduled."""
+        """Takes its open and scheduled chunks out of the counts of the table; the caller ends their references."""
         self.set_schedule(table, np.zeros_like(self.scheduled))
         for row, count in self.open.items():
             take(table.open, row, count)
 
     def set_schedule(self, table: ChunkTable, scheduled: NDArray[np.bool_]) -> None:
-        """Replaces the bitmap of the running epoch; chunks that are no longer scheduled become evictable."""
+        """Replaces `scheduled`, (chunks,), of the running epoch; queues the chunks that become evictable by that."""
         before = self.group.rows[self.scheduled]
         np.subtract.at(table.scheduled, before, 1)
         np.add.at(table.scheduled, self.group.rows[scheduled], 1)
@@ -109,7 +116,7 @@ class PolicySession(msgspec.Struct):
 
 
 def take(counts: dict[int, int], row: int, count: int = 1) -> None:
-    """Lowers a count, and removes it at 0."""
+    """Lowers the count of a row, and removes the row at 0; raises KeyError if it has no count."""
     left = counts[row] - count
     if left:
         counts[row] = left
@@ -118,7 +125,7 @@ def take(counts: dict[int, int], row: int, count: int = 1) -> None:
 
 
 def sum_windows(sessions: Iterable[PolicySession]) -> Mapping[int, SessionWindow]:
-    """Returns the bytes that are open and in look-ahead at most, by index of the dataset, none more than that."""
+    """Returns the sums of the windows by index of the dataset; each session counts at most the bytes of its dataset."""
     sums: dict[int, SessionWindow] = {}
     for session in sessions:
         room = session.group.total_bytes
@@ -130,7 +137,7 @@ def sum_windows(sessions: Iterable[PolicySession]) -> Mapping[int, SessionWindow
 
 
 def apply_values(sessions: Collection[PolicySession]) -> None:
-    """Sets each dataset's value to the maximum over its sessions; without sessions it keeps its last value."""
+    """Sets the value of each dataset to the highest among its sessions; one without sessions keeps its last value."""
     for session in sessions:
         session.group.value = 0.0
     for session in sessions:
@@ -138,9 +145,9 @@ def apply_values(sessions: Collection[PolicySession]) -> None:
 
 
 def sum_needs(sessions: Iterable[PolicySession]) -> int:
-    """Returns the bytes of the open chunks of all sessions and of one more for each.
+    """Returns the most bytes that open chunks of all sessions can take, with one more chunk for each session.
 
-    Sessions of one dataset share its chunks: together they never have more than its bytes.
+    Sessions of one dataset share its chunks, so they count together at most the bytes of the dataset.
     """
     sums: dict[int, list[int]] = {}
     for one in sessions:
@@ -149,7 +156,12 @@ def sum_needs(sessions: Iterable[PolicySession]) -> int:
 
 
 def refuse_if_too_large(sessions: Iterable[PolicySession], opened: Sequence[PolicySession], limit_bytes: int) -> None:
-    """Refuses a session if a blocking request could wait for ever: all open chunks and one more each must fit.
+    """Refuses sessions with which a blocking request could wait for ever: all open chunks and one more each must fit.
+
+    Args:
+        sessions: those that are open already.
+        opened: those that are to be opened.
+        limit_bytes: the bytes that must suffice.
 
     Raises:
         CacheFullError: they do not fit; names the numbers and the settings.

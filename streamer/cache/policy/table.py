@@ -1,4 +1,4 @@
-"""Every chunk that the policy knows, as columns: about 47 bytes per chunk, so 1.5 million take 71 MB.
+"""The table of all chunks that the cache policy knows, in columns of about 47 bytes per chunk (1.5 million: 71 MB).
 
 A chunk is a row number. Two datasets that share a key share the row, hence the file. Rows belong to one group
 (a dataset); a group keeps its evictable chunks (kept, neither referenced nor scheduled) in a heap by rank that is
@@ -26,12 +26,12 @@ CHUNK_ALLOWANCE_BYTES = 1024
 RANK_BITS = 31
 # The highest bits of a rank are the chunk's place among peers: see `peers.homes.Place`.
 PLACE_BITS = 2
-# Resolution of `ChunkTable.select`: a sum over a million chunks takes 10 ms, a sort 120 (2026-11-20).
+# Bits of a rank that `ChunkTable.select` looks at: a sum over a million chunks takes 10 ms, a sort 120 (2026-11-20).
 SELECTION_BITS = 16
 ROW_BITS = 32
-# A share of the known keys: for more than one in so many all keys are copied in order.
+# A search for more than one key in so many known ones first copies all keys in order.
 _MANY = 16
-# Rows that are queued one by one.
+# Fewer rows than this are queued one by one.
 _FEW_ROWS = 100
 _ROW_MASK = (1 << ROW_BITS) - 1
 # The name of a group that was given up; no dataset can have it.
@@ -48,7 +48,7 @@ Places = Callable[[Words], NDArray[np.int64]]
 class ChunkState:
     """Where a chunk is, as plain numbers: a look-up in an enum took a third of each decision (CPython 3.11).
 
-    BELOW: in a read-only layer: local, free of cost, never evicted.
+    BELOW is a chunk in a read-only layer: local, free of cost, never evicted. COUNT is the number of states.
     """
 
     ABSENT: Final = 0
@@ -82,13 +82,13 @@ def to_keys(raw: ArrayLike) -> Keys:
 def arrange_keys(keys: Keys) -> ArrangedKeys:
     """Returns the distinct keys, ascending, the first place of each, and the number of each entry among them.
 
-    Pure: of very many keys another thread does it than the one that owns a table.
+    It needs no table, so that for very many keys another thread than the policy's can do it.
     """
     return unique_inverse(keys)
 
 
 def draw_ranks(keys: Keys, places: Places | None = None) -> NDArray[np.int64]:
-    """Returns a 31-bit number per key, the same in every run; uniform, among peers within each place."""
+    """Returns the rank of each key: 31 bits, the same in every run, uniform (with `places`: within each place)."""
     words = np.ascontiguousarray(keys).view("<u8").reshape(-1, 2)
     hashes = fold_each(words[:, 1] * GAMMA, words[:, 0])
     ranks = (hashes >> np.uint64(64 - RANK_BITS)).astype(np.int64)
@@ -102,7 +102,11 @@ class ChunkGroup(msgspec.Struct):
 
     Attributes:
         rows: row of each chunk number; empty if only the catalog knows the dataset.
-        data_bytes, total_bytes: bytes of all its chunks, and of those that are not in a read-only layer.
+        data_bytes: bytes of all its chunks.
+        total_bytes: bytes of those that are not in a read-only layer.
+        largest_bytes: bytes of the largest of those.
+        kept_bytes: bytes of its chunks that are kept or are being fetched to kept.
+        heap: its evictable chunks and some that no longer are: rank and row in one number each.
         drift_bytes: bytes by which the sizes of its chunks have changed since its quota was planned.
         jobs: live jobs that use it; if empty, the dataset is finished and its chunks are evicted first.
         last_used: tick of the last end of a job on it; orders finished datasets.
@@ -143,7 +147,20 @@ class ChunkGroup(msgspec.Struct):
 
 
 class ChunkTable:
-    """The columns by row number. Owned by one policy; plain synchronous code."""
+    """The columns by row number, and the groups. Owned by one policy; plain synchronous code.
+
+    Attributes:
+        keys: (rows,) 16 bytes each.
+        cost: (rows,) bytes of the limit that the file takes (`charge`).
+        rank: (rows,) the rank within a group; chunks of high rank stay.
+        state: (rows,) `ChunkState`.
+        scheduled: (rows,) number of sessions that have the chunk ahead in their running epoch.
+        owner: (rows,) index of the group to which the chunk belongs.
+        groups: the datasets by index.
+        referenced: by row, how many uses are open, or in look-ahead of a session that is not silent; only chunks that
+            have any.
+        open: by row, how many uses are open; only chunks that have any.
+    """
 
     def __init__(self) -> None:
         self.keys: Keys = np.empty(0, f"S{KEY_BYTES}")
@@ -158,7 +175,6 @@ class ChunkTable:
         self._spare: Rows = np.empty(0, np.int32)
         self._places_of: Places | None = None
         self.groups: list[ChunkGroup] = []
-        # Sparse: only chunks that sessions reference now.
         self.referenced: dict[int, int] = {}
         self.open: dict[int, int] = {}
 
@@ -176,7 +192,7 @@ class ChunkTable:
         return made
 
     def vacate(self, group: ChunkGroup) -> None:
-        """Gives up a group whose rows already have other owners."""
+        """Gives up a group whose rows have other owners by now; its index is free for another dataset."""
         self.groups[group.index] = ChunkGroup(group.index, VACANT)
 
     def reclaim(self) -> None:
@@ -192,7 +208,7 @@ class ChunkTable:
         return bytes(self.keys[row]).ljust(KEY_BYTES, b"\0")
 
     def find(self, key: bytes) -> int | None:
-        """Returns the row of a key, or None."""
+        """Returns the row of a key, or None if the key is unknown."""
         at = self._search(np.array([key], f"S{KEY_BYTES}"))[0][0]
         return None if at < 0 else int(at)
 
@@ -217,9 +233,9 @@ class ChunkTable:
         """Returns the rows of the keys; adds unknown ones as absent. O(n) in all rows: call it with many keys.
 
         Args:
-            keys: (n,)
-            cost: (n,) bytes that a row costs which is added.
-            owner: (n,) number of its group.
+            keys: (n,) keys, which may repeat.
+            cost: (n,) bytes of each row that is added.
+            owner: (n,) index of the group of each row that is added.
             arranged: what `arrange_keys` returns for these keys, if it is known.
         """
         distinct, first, inverse = arranged or arrange_keys(keys)
@@ -236,7 +252,7 @@ class ChunkTable:
         return rows[inverse].astype(np.int32)
 
     def rows_of(self, keys: ArrayLike, file_bytes: ArrayLike, group: ChunkGroup) -> Rows:
-        """Returns the rows of the keys of one group, as `intern`, from the lengths of the files."""
+        """Does as `intern`: unknown keys are added to the group, with files of these lengths in bytes."""
         found = to_keys(keys)
         cost = charge_each(np.asarray(file_bytes, dtype=np.int64))
         return self.intern(found, cost, np.full(len(found), group.index, np.int32))
@@ -274,7 +290,7 @@ class ChunkTable:
         return np.concatenate([taken, len(self) + np.arange(count - len(taken))]).astype(np.int64)
 
     def _enter(self, rows: NDArray[np.int64], keys: Keys, cost: NDArray[np.int64], owner: NDArray[np.int32]) -> None:
-        """Fills in new rows, whose keys ascend."""
+        """Fills in new or reused rows of absent chunks; the keys ascend."""
         if not len(rows):
             return
         order = self._order[~np.isin(self._order, rows)]
@@ -298,7 +314,7 @@ class ChunkTable:
         self._queued = np.concatenate([self._queued, np.zeros(len(keys), np.bool_)])
 
     def place(self, places: Places | None) -> None:
-        """Ranks chunks, also those added later, by their place among peers; None if there are no peers."""
+        """Ranks all chunks anew, and those added later, by their place among peers; `places` is None without peers."""
         self._places_of = places
         self.rank = draw_ranks(self.keys, places)
         for group in self.groups:
@@ -318,7 +334,7 @@ class ChunkTable:
         return bool(self.state[row] == ChunkState.KEPT and row not in self.referenced and self.scheduled[row] == 0)
 
     def select(self, group: ChunkGroup) -> None:
-        """Computes `least_rank` again after quota or owners changed. O(chunks)."""
+        """Computes the `least_rank` of a group again after its quota or owners changed. O(chunks)."""
         rows = group.rows[(self.owner[group.rows] == group.index) & (self.state[group.rows] != ChunkState.BELOW)]
         step = RANK_BITS - SELECTION_BITS
         bins = self.rank[rows] >> step
@@ -343,7 +359,7 @@ class ChunkTable:
         return bool(self.rank[row] >= self.groups[self.owner[row]].least_rank)
 
     def queue_evictable(self, row: int) -> None:
-        """Queues a chunk that may have become evictable for `lowest_evictable`."""
+        """Puts a chunk into the heap of its group (`lowest_evictable`) if it is evictable and not there."""
         if not self._queued[row] and self.is_evictable(row):
             self._queued[row] = True
             heapq.heappush(self.groups[self.owner[row]].heap, int(self.rank[row]) << ROW_BITS | row)
@@ -369,7 +385,7 @@ class ChunkTable:
                 heapq.heapify(heap)
 
     def lowest_evictable(self, group: ChunkGroup) -> int | None:
-        """Returns the evictable chunk of the group with the lowest rank; it stays in the heap."""
+        """Returns the group's evictable chunk of the lowest rank, or None; it stays in the heap."""
         heap = group.heap
         while heap:
             row = heap[0] & _ROW_MASK
@@ -383,7 +399,7 @@ class ChunkTable:
         return None
 
     def take_evictable(self, group: ChunkGroup) -> int | None:
-        """Takes `lowest_evictable` out of the heap: evict it, or `queue_evictable` it again."""
+        """Takes `lowest_evictable` out of the heap and returns it; the caller evicts it, or queues it again."""
         row = self.lowest_evictable(group)
         if row is not None:
             heapq.heappop(group.heap)
@@ -391,7 +407,7 @@ class ChunkTable:
         return row
 
     def rebuild(self, group: ChunkGroup) -> None:
-        """Rebuilds the group's heap and sums after owners changed."""
+        """Computes the group's heap and `kept_bytes` anew after owners or ranks changed. O(rows)."""
         mine = self.owner == group.index
         self._queued[mine] = False
         kept = mine & ((self.state == ChunkState.KEPT) | (self.state == ChunkState.FETCHING_KEPT))

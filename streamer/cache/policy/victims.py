@@ -1,4 +1,4 @@
-"""Candidates for eviction, in order. Part of `partitions`; plain synchronous code."""
+"""Lists candidates for eviction, in order; `Partitions` chooses among the lists. Plain synchronous code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Queues = list[list[int]]
 
 
 class LastResort:
-    """Finds chunks that are not open for a request that blocks its consumer. Rare; owned by one `Partitions`."""
+    """Lists chunks that are not open, also those that sessions need, for `Victims`. Rarely used, because O(rows)."""
 
     def __init__(self, table: ChunkTable) -> None:
         self._table = table
@@ -24,7 +24,7 @@ class LastResort:
 
     def far(self, queues: Queues) -> list[int]:
         """Returns chunks in look-ahead that are not open, the furthest from use first; never the next of a session."""
-        # Uses before each chunk's own, in the session that comes to it first.
+        # By row: how many other chunks come before it, in the session that comes to it first.
         distance: dict[int, int] = {}
         for queue in queues:
             for place, row in enumerate(queue):
@@ -39,7 +39,7 @@ class LastResort:
         return sorted(movable, key=lambda row: -distance[row])
 
     def list_kept(self) -> Iterator[int]:
-        """Yields kept chunks that a running epoch still has ahead, by rank."""
+        """Yields kept chunks that no session references, scheduled or not, by rank, the lowest first."""
         fresh = False
         while self._batch or not fresh:
             if not self._batch:
@@ -56,7 +56,7 @@ class LastResort:
 
 
 class Victims:
-    """Lists candidates lazily; the caller evicts what it takes, or returns it by `ChunkTable.queue_evictable`.
+    """Lists candidates lazily; the caller evicts what it takes, or queues it by `ChunkTable.queue_evictable` again.
 
     Args:
         table: the columns of the same `Partitions`.
@@ -67,7 +67,7 @@ class Victims:
         self._last_resort = LastResort(table)
 
     def collect(self, needed: int, candidates: Iterable[int]) -> list[int] | None:
-        """Takes candidates until their bytes suffice; returns None, and changes nothing, if they do not."""
+        """Returns the first candidates whose bytes suffice; if all do not, queues them again and returns None."""
         taken: dict[int, None] = {}  # a chunk may come up twice, as evictable and as kept
         for row in candidates if needed > 0 else ():
             if row not in taken:
@@ -82,7 +82,7 @@ class Victims:
         return None
 
     def evictable(self, group: ChunkGroup) -> Iterator[int]:
-        """Yields evictable chunks of one dataset, the lowest priority first."""
+        """Takes evictable chunks of one dataset out of its heap and yields them, the lowest rank first."""
         while (row := self._table.take_evictable(group)) is not None:
             yield row
 
@@ -106,7 +106,7 @@ class Victims:
                 yield row
 
     def evictable_anywhere(self) -> Iterator[int]:
-        """Yields evictable chunks of all datasets by rank."""
+        """Yields evictable chunks of all datasets by rank, the lowest first."""
         while True:
             lowest = [
                 (self._table.rank[row], group.index)
@@ -120,7 +120,7 @@ class Victims:
             yield taken
 
     def list_spare(self, group: ChunkGroup) -> Iterator[int]:
-        """Yields evictable chunks of a dataset that do not fit into its quota, the lowest priority first."""
+        """Yields evictable, unselected chunks of a dataset, the lowest rank first."""
         while (lowest := self._table.lowest_evictable(group)) is not None and not self._table.is_selected(lowest):
             self._table.take_evictable(group)
             yield lowest
@@ -134,7 +134,7 @@ class Victims:
             yield lowest
 
     def list_demotable(self, row: int) -> Iterator[int]:
-        """Yields kept, unselected chunks of the same dataset, open or needed next epoch. O(referenced chunks)."""
+        """Yields kept, unselected chunks of the same dataset that are referenced and not scheduled. O(referenced)."""
         table = self._table
         for other in table.referenced:
             same = table.owner[other] == table.owner[row] and table.state[other] == ChunkState.KEPT
@@ -142,9 +142,9 @@ class Victims:
                 yield other
 
     def kept_by_peers(self, row: int) -> Iterator[int]:
-        """For a chunk whose home is here: kept chunks of the same dataset whose home is elsewhere, used later or not.
+        """Yields, for a chunk whose home is here, kept chunks of the same dataset whose home is elsewhere.
 
-        If a running epoch still has them ahead, they come from their homes, not from the store.
+        They may still be scheduled: then they come from their homes, not from the store.
         """
         table = self._table
         if table.is_home(row):
@@ -155,7 +155,7 @@ class Victims:
                     yield other
 
     def list_lower_values(self, row: int) -> Iterator[int]:
-        """Yields kept, unselected chunks of datasets whose bytes save at most half as much, needed or not.
+        """Yields kept, unselected chunks, scheduled or not, of datasets of the same pool with at most half the value.
 
         So a chunk that is used many times an epoch is fetched once, also if the cache is full of what is used once.
         """
