@@ -1,4 +1,4 @@
-"""Bounds the connections to a port whose clients need not say who they are."""
+"""Bounds the connections of a port from clients that have not said who they are: the page, and the port of peers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 class BoundedConnections:
-    """Closes connections of which too little is heard. Lives on the server's loop.
+    """Closes connections that are silent for too long. Lives on the server's loop.
 
-    Of those that count, the one that was silent for longest gives way to a new one: many silent ones
-    keep no other client out.
+    Where there are too many, the one that was silent for longest gives way to a new one, so that many silent ones keep
+    no other client out. One that has ended keeps its place until it is released or its time is over.
 
     Args:
         max_connections: connections at once.
@@ -32,7 +32,7 @@ class BoundedConnections:
         return len(self._timers)
 
     def count(self, connection: RequestHandler) -> None:
-        """Gives a new connection, or one that was heard of again, its time."""
+        """Counts a connection that is new, or was heard of again, and gives it `silent_seconds` from now on."""
         self.release(connection)
         if len(self._timers) >= self._max_connections:
             self._close(next(iter(self._timers)))
@@ -40,7 +40,7 @@ class BoundedConnections:
         self._timers[connection] = loop.call_later(self._silent_seconds, self._close, connection)
 
     def release(self, connection: RequestHandler) -> None:
-        """Counts a connection no more, because of what it has shown or because it has ended; idempotent."""
+        """Counts a connection no more, and does not close it: its client has said who it is; idempotent."""
         if (timer := self._timers.pop(connection, None)) is not None:
             timer.cancel()
 

@@ -30,7 +30,7 @@ _VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LANG", "LC_ALL", "TZ", "
 
 @contextmanager
 def prevent_forks() -> Iterator[None]:
-    """Keeps other threads of this process from forking; `subprocess` itself continues."""
+    """Blocks forks by other threads of this process inside a `with`; `subprocess` still starts programs."""
     with _starting:
         yield
 
@@ -39,13 +39,13 @@ def prevent_forks() -> Iterator[None]:
 
 
 def import_paths() -> list[str]:
-    """Returns `sys.path` as texts: programs put paths and bytes there, and entries that the interpreter ignores."""
+    """Returns `sys.path` as texts; paths and bytes there become texts, and other entries are left out."""
     found: list[object] = [*sys.path]
     return [os.fsdecode(entry) for entry in found if isinstance(entry, str | bytes | os.PathLike)]
 
 
 def absolute_import_paths() -> list[str]:
-    """Returns `sys.path` for a process in another folder; "" is the current one, unless that was removed."""
+    """Returns `sys.path` with absolute paths, for a process in another folder; unchanged if the folder was removed."""
     with suppress(OSError):
         return [os.path.abspath(entry) for entry in import_paths()]
     return import_paths()
@@ -76,7 +76,7 @@ def whole_environment(settings: Mapping[str, str]) -> dict[str, str]:
 class Child:
     """A new interpreter that runs a module, from its start until it is reaped.
 
-    Start it on a thread that runs as long as it where its program calls `linux.end_with_parent`.
+    If its program calls `linux.end_with_parent`, it is killed when the thread that made this object ends.
 
     Args:
         module: module that is run as `python -m`.
@@ -147,7 +147,7 @@ class Child:
                 self._process.kill()
 
     def wait(self, seconds: float) -> bool:
-        """Waits for its end; returns whether it has ended."""
+        """Waits at most `seconds` for its end; returns whether it has ended."""
         if self._process.returncode is None and (descriptor := self.exit_descriptor) >= 0:
             return wait_until_readable(descriptor, seconds)
         with suppress(subprocess.TimeoutExpired):
@@ -238,6 +238,7 @@ def _block_interrupts(needed: bool) -> Iterator[None]:
 
 
 def _open_pidfd(pid: int) -> int:
+    """Returns a descriptor that is readable when the process has ended, or -1 if the kernel has none."""
     try:
         return linux.pidfd(pid)
     except OSError:  # before Linux 5.3, or a sandbox without it
@@ -261,7 +262,7 @@ def describe_exit(code: int, log: str = "") -> str:
 
 
 class RestartPauses:
-    """Says how long to wait before a child is started again: 1 s, 2 s, ... 60 s while each one ends without any use.
+    """Says how long to wait before a child is started again: 1, 2, 4, ... 60 s while one after the other is of no use.
 
     Attributes:
         useless: number of children in a row that were of no use.

@@ -1,4 +1,4 @@
-"""Everything that only Linux has, with plain substitutes: the rest of the package asks this module, not the system.
+"""Calls that only Linux has, with plain substitutes for other systems; the rest of the package calls these.
 
 The substitutes suffice for the engine in the trainer's process (`engine="inline"`) and `num_workers=0`, over raw files
 and tars. Functions that Python lacks on other systems are looked up at run time, because a sandbox or another libc may
@@ -50,6 +50,12 @@ def memory_file(name: str) -> int:
 
     Args:
         name: name in `/proc/<pid>/fd`.
+
+    Returns:
+        Its descriptor.
+
+    Raises:
+        ConfigError: no such file can be made.
     """
     if sys.platform == "linux" and hasattr(os, "memfd_create"):
         try:
@@ -71,7 +77,7 @@ def memory_file(name: str) -> int:
 
 
 def seal(descriptor: int, *against: Literal["SHRINK", "GROW", "SEAL"]) -> None:
-    """Forbids later changes of a memory file; does nothing for the substitute of one, and on other systems."""
+    """Forbids later changes of these kinds to a memory file; does nothing for its substitutes, and on other systems."""
     if hasattr(fcntl, "F_ADD_SEALS"):
         try:
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, sum(getattr(fcntl, f"F_SEAL_{change}") for change in against))
@@ -179,7 +185,7 @@ Epoll = _Epoll
 
 
 def epoll() -> Epoll:
-    """Creates a set of descriptors that is itself one, readable if one of them is; its events are those of poll.
+    """Creates an empty epoll set: a descriptor that is readable if one in the set is; its events are those of poll.
 
     Raises:
         ConfigError: this system has no epoll, for which there is no substitute.
@@ -222,18 +228,18 @@ class Wakeup:
         return self._reader
 
     def signal(self) -> None:
-        """Wakes the waiting thread."""
+        """Makes the descriptor readable, which wakes the thread that waits for it."""
         with suppress(BlockingIOError):  # a full pipe wakes it as well
             os.write(self._writer, _ONE)
 
     def clear(self) -> None:
-        """Consumes the signals, of which there may be none."""
+        """Makes the descriptor unreadable until the next `signal`."""
         with suppress(BlockingIOError):
             os.read(self._reader, 4096)
 
 
 def pipe() -> tuple[int, int]:
-    """Creates a pipe that blocks neither side."""
+    """Creates a pipe that blocks neither side; returns the descriptors for reading and for writing."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
@@ -244,7 +250,7 @@ def pipe() -> tuple[int, int]:
 
 
 def pidfd(pid: int) -> int:
-    """Opens a descriptor that is readable when the process has ended.
+    """Returns a new descriptor that is readable when the process of this id has ended.
 
     Raises:
         OSError: it does not exist: before Linux 5.3, in a sandbox without it, on another system.
@@ -256,10 +262,12 @@ def pidfd(pid: int) -> int:
 
 
 def end_with_parent(parent: int) -> None:
-    """Kills this process when the thread that started it ends, even during an import; does nothing on other systems.
+    """Lets the kernel kill this process when the thread that started it ends; does nothing on other systems.
+
+    If the parent has ended already, this process ends at once.
 
     Args:
-        parent: process of that thread.
+        parent: process id of the parent.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

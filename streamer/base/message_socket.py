@@ -1,7 +1,7 @@
 """Sockets between a process and its child that keep messages apart, with descriptors beside them.
 
 They are SOCK_SEQPACKET pairs: a message arrives whole or not at all, so that a process that is killed at any moment
-leaves nothing half-written. What the messages mean is their owners'.
+leaves nothing half-written. The modules that send them say what they mean.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ class MessageSocket:
 
 
 def wait_until_readable(descriptor: int, seconds: float) -> bool:
-    """Waits until a descriptor can be read; returns whether it can.
+    """Waits at most `seconds` until a descriptor can be read; returns whether it can.
 
-    Not by select(2): it fails for descriptors above 1023, which a mix of many members has.
+    It does not use select(2), which fails for descriptors above 1023, which a mix of many members has.
     """
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)

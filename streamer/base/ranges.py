@@ -1,6 +1,6 @@
-"""Joins half-open ranges of bytes that lie beside each other. Pure.
+"""Joins half-open ranges of bytes that lie beside each other; formats describe blocks with them. Pure.
 
-Extents of several objects have a rule of their own (`fetch.ranges`), which close their gaps again.
+The fetcher joins the extents of a chunk by another rule, and removes the gaps after the fetch (`fetch.ranges`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ Range = tuple[int, int]
 
 
 def join_ranges(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """Joins ranges of which one ends where the next begins; leaves out empty ones."""
+    """Joins ranges of which one ends where the next one of the sequence begins; leaves out empty ones."""
     joined: list[Range] = []
     for start, stop in ranges:
         if joined and joined[-1][1] == start:

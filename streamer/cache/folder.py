@@ -232,7 +232,7 @@ def filesystem_type(path: Path, mountinfo: str | None = None) -> str:
 
     Args:
         path: path of a file or folder.
-        mountinfo: the mounts, as /proc/self/mountinfo has them; None: those of this process.
+        mountinfo: text of /proc/self/mountinfo, which is read if this is None.
     """
     text = linux.mountinfo() if mountinfo is None else mountinfo
     real = os.path.realpath(path)

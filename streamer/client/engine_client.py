@@ -190,7 +190,7 @@ class EngineClient:
         return self._poll.fileno()
 
     def pump(self, timeout_seconds: float | None = 0.0) -> None:
-        """Handles the engine's messages, after waiting at most `timeout_seconds` for one (None: without an end).
+        """Handles the engine's messages, after waiting at most `timeout_seconds` for one (or None for no limit).
 
         If the engine is gone, connects to the next one and opens the sessions there.
 
@@ -232,7 +232,7 @@ class EngineClient:
 
         Args:
             reached: is asked after each message.
-            timeout_seconds: most seconds that it waits; None: without an end.
+            timeout_seconds: most seconds that it waits, or None for no limit.
             what: begins the text of the TimeoutError.
 
         Raises:

@@ -44,7 +44,7 @@ _SECTIONS: dict[str, type[object]] = {
     "service": ServiceConfig,
     "peers": PeersConfig,
 }
-# Fields of EngineConfig that have their own section, or no meaning for a service.
+# Fields of EngineConfig that are not settings of [engine]: they have a section of their own, or the code sets them.
 _ELSEWHERE = frozenset(
     ["cache", "fetch", "datasets", "service", "peers", "grace_seconds", "refuse_local", "secret_files"]
 )
@@ -79,7 +79,7 @@ def read_service_config(path: Path | None, environment: Environment, options: Ma
     Args:
         path: TOML file, or None for environment and options only.
         environment: its `settings` take precedence over the file.
-        options: Options of the command line, by the same names, or None where not given. They take precedence over all.
+        options: options of the command line, by the same names, None where not given; they take precedence over all.
 
     Raises:
         ConfigError: a setting is unknown or invalid; names it.
@@ -100,8 +100,9 @@ def read_trainer_config(path: Path | None, variables: Mapping[str, str], engine:
 
     Args:
         path: TOML file, which a service may read as well, or None.
-        variables: Settings of the environment (`Environment.engine_settings`), which take precedence over the file.
-        engine: Settings of the trainer; its folder, socket and limit take precedence over all.
+        variables: settings of the environment (`Environment.engine_settings`), which take precedence over the file.
+        engine: settings of the trainer; its folder, socket, limit (if set), service, peers and grace time take
+            precedence over all.
 
     Raises:
         ConfigError: see `read_service_config`.
@@ -137,12 +138,21 @@ def _assemble(tables: _Tables, datasets: tuple[DatasetConfig, ...]) -> EngineCon
         service=_make_section(ServiceConfig, tables["service"], "[service]"),
         peers=_make_section(PeersConfig, tables["peers"], "[peers]"),
         datasets=datasets,
+        # Clients of a service without datasets choose the urls.
         refuse_local=not datasets,
         grace_seconds=None,
     )
 
 
 def _read_file(path: Path | None) -> tuple[_Tables, tuple[DatasetConfig, ...], list[Path]]:
+    """Reads a configuration file; without a path all is empty.
+
+    Returns:
+        The tables of settings by section, the datasets, and the files of storage options that were read.
+
+    Raises:
+        ConfigError: a section or setting is unknown or invalid.
+    """
     tables: _Tables = {name: {} for name in _SECTIONS}
     if path is None:
         return tables, (), []
@@ -210,6 +220,11 @@ def _read_options(path: Path) -> dict[str, object]:
 def _make_section(
     kind: type[_Config], values: Mapping[str, object], where: str, elsewhere: frozenset[str] = frozenset()
 ) -> _Config:
+    """Returns the dataclass of a section; values of the fields in `elsewhere` are taken as they are.
+
+    Raises:
+        ConfigError: a name or a value is wrong; `where` begins its text.
+    """
     check_fields(kind, values, where)
     hints = typing.get_type_hints(kind)
     return kind(
@@ -236,6 +251,7 @@ def _coerce(name: str, value: object, hint: object) -> object:
 
 
 def _convert(name: str, value: object, kind: object) -> object:
+    """Returns one value in the plain type of its field; fields that end in `_bytes` take texts such as "8 GiB", too."""
     if kind is int and name.endswith("_bytes") and isinstance(value, int | str) and not isinstance(value, bool):
         return parse_bytes(value, name)
     if kind is Path and isinstance(value, str | Path):

@@ -70,7 +70,14 @@ class ClientRequests(msgspec.Struct):
 
 
 class LongRequests:
-    """Answers long requests for one engine. Lives on its loop."""
+    """Answers long requests for one engine. Lives on its loop; owned by `Server`.
+
+    Args:
+        engine: the engine.
+        tasks: runs the answers.
+        limits: bounds for all clients together.
+        fail: sends a client an error as the answer to a request.
+    """
 
     def __init__(self, engine: Engine, tasks: asyncio.TaskGroup, limits: ServiceLimits, fail: Fail) -> None:
         self._fail = fail
@@ -93,7 +100,7 @@ class LongRequests:
     def start(
         self, client: ClientConnection, requests: ClientRequests, request: GetManifest | Read | ShareCache
     ) -> None:
-        """Starts to answer a request; an error is sent to the client.
+        """Starts a task that answers a request; errors are sent to the client.
 
         Raises:
             ProtocolError: the client has too many requests at once.
@@ -131,10 +138,10 @@ class LongRequests:
         task.add_done_callback(forget)
 
     def leave(self, requests: ClientRequests) -> None:
-        """Ends what a client that has gone had asked for.
+        """Cancels the requests of a client that has gone, except those that build a manifest.
 
-        Indexes go on, so that who asks again finds them further on; of all clients together only so many, because a
-        client can ask and go again and again.
+        These go on, so that a client that asks again finds them further on. Of all clients together only the latest
+        `MAX_LONG_REQUESTS` do, because a client can ask and go again and again.
         """
         for task, goes_on in list(requests.tasks.items()):
             if goes_on:
@@ -155,7 +162,9 @@ class LongRequests:
         self._sharing.close()
 
     def choose_options(self, client: ClientConnection, requests: ClientRequests, sent: StoreOptions) -> StoreOptions:
-        """Returns the storage options that a client sent to get data; none if the service holds the credentials.
+        """Returns the storage options to use for a client: those it sent, or none if the service has its own.
+
+        It warns once for each client whose options are not used.
 
         Raises:
             ConfigError: they are not a JSON mapping.
@@ -271,7 +280,7 @@ class SessionProofs:
         return sum(owner is client for owner, _ in self._waiting)
 
     def waits(self, client: ClientConnection, session: int) -> bool:
-        """Whether this session waits."""
+        """Whether the proof of this session of the client still runs."""
         return (client, session) in self._waiting
 
     def start(
@@ -282,7 +291,11 @@ class SessionProofs:
         opened: Callable[[list[Step]], None],
         failed: Callable[[StreamerError], None],
     ) -> None:
-        """Asks the stores; then calls `opened` with the messages that have come meanwhile, or `failed`."""
+        """Starts a task that prepares all parts of a session, and asks their stores whether the client may read.
+
+        Then it calls `opened` with the messages of the session that have come meanwhile, or `failed`; neither if the
+        session was dropped.
+        """
         key = (client, session)
         self._waiting[key] = []
         proof = self._prove(key, parts, opened, failed)
@@ -300,13 +313,14 @@ class SessionProofs:
             raise ServiceError(f"{self._bytes} bytes of schedules wait for their stores; try again later")
 
     def drop(self, client: ClientConnection, session: int | None = None) -> None:
-        """Forgets a session that is closed, or all of a client."""
+        """Cancels the proof of a session that is closed, or all of a client without a number; ignores unknown ones."""
         for key in list(self._waiting):
             if key[0] is client and session in (None, key[1]):
                 self._asking[key].cancel()  # or a client that comes and goes would have any number of requests
                 self._take(key)
 
     def _take(self, key: tuple[ClientConnection, int]) -> list[Step] | None:
+        """Forgets a session that waits, and returns its messages; None if it does not wait."""
         steps = self._waiting.pop(key, None)
         self._asking.pop(key, None)
         self._bytes -= sum(map(_bytes, steps or ()))
@@ -347,6 +361,7 @@ class SessionProofs:
 
 
 def _bytes(step: Step) -> int:
+    """Returns about how many bytes of memory a message takes."""
     parts = (step.chunk, step.first, step.last, step.passes) if isinstance(step, Extend) else ()
     return 200 + sum(map(len, parts))
 
@@ -396,13 +411,13 @@ class CacheSharing:
         return await self._peers.share(request.token, host, members, readers)
 
     def close(self) -> None:
-        """Ends the sharing with the engine."""
+        """Ends the sharing, if there was any; for the end of the engine."""
         if self._peers is not None:
             self._peers.close()
 
 
 def _read_lanes(request: ShareCache, dataset: Dataset) -> NDArray[np.int64]:
-    """Returns the lane of each chunk, after a check of all columns about lanes."""
+    """Returns the lane of each chunk, int64 (chunks,), or -1; raises ProtocolError if the columns do not match."""
     if len(request.lanes) != 2 * dataset.manifest.chunks:
         raise ProtocolError(f"{len(request.lanes)} bytes are not the lanes of {dataset.manifest.chunks} chunks")
     lanes = np.frombuffer(request.lanes, "<i2").astype(np.int64)

@@ -1,4 +1,4 @@
-"""The engine behind a unix socket: its connections, their requests, and when it leaves."""
+"""Serves one engine behind a unix socket: its connections, their requests, and when the engine ends."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _MAX_NUMBER = 1 << 53
 
 
 class _ClientState(msgspec.Struct):
-    """The state of one connection. pid 0: it has not said hello."""
+    """The state of one connection; `pid` is 0 until the client has said hello."""
 
     pid: int = 0
     job: str = ""
@@ -140,7 +140,7 @@ class Server:
         }
 
     def reload(self, config: EngineConfig) -> None:
-        """Applies who may connect. Open connections stay.
+        """Takes over who may connect from a new configuration; open connections stay.
 
         Raises:
             ConfigError: there is no such group, or the token file cannot be read.
@@ -149,7 +149,7 @@ class Server:
         self._config = config
 
     def pids(self) -> list[int]:
-        """Returns the pid at the other end of each connection; any thread."""
+        """Returns the pid that each client gave, 0 if it has not said hello; any thread."""
         return [state.pid for state in self._clients.copy().values()]
 
     def descriptors(self) -> list[int]:
@@ -176,7 +176,7 @@ class Server:
         return True
 
     def remove_client(self, client: ClientConnection) -> None:
-        """Handles the end of a connection: its leases end with it."""
+        """Handles the end of a connection: its sessions, with their leases, and its requests end with it."""
         state = self._clients.pop(client, _ClientState())
         self._proofs.drop(client)
         self._long_requests.leave(state.requests)
@@ -206,7 +206,12 @@ class Server:
             self._unfinished.pop(first, None)
 
     def greet(self, client: ClientConnection, hello: Hello) -> None:
-        """Checks its credentials and version; answers with the folders of the chunks."""
+        """Admits a client: checks its credentials and its version, and answers with the folders of the chunks.
+
+        Raises:
+            EngineUnavailableError: this user may not connect, or the token is wrong.
+            ProtocolVersionError: the client speaks another version.
+        """
         try:
             self._admission.check(client.credentials, hello.token)
             self._long_requests.sole_user.check_connection(client.credentials)
@@ -236,7 +241,7 @@ class Server:
         )
 
     async def finish(self, seconds: float) -> None:
-        """Answers running requests, within this time."""
+        """Waits at most `seconds` for the answers of running requests, then cancels them."""
         await self._long_requests.finish(seconds)
 
     def close(self) -> None:
@@ -247,7 +252,12 @@ class Server:
     # ------------------------------------------------------------ requests
 
     def take(self, client: ClientConnection, request: Request) -> None:
-        """Handles one message of a greeted client."""
+        """Handles one message of a greeted client; errors of a session or request are sent to it.
+
+        Raises:
+            ProtocolError: the message is out of turn; the connection has to end.
+            StreamerError: the message cannot be handled.
+        """
         state = self._clients[client]
         match request:
             case OpenSession():
@@ -274,6 +284,7 @@ class Server:
                 raise ProtocolError(f"{type(request).__name__} out of turn")
 
     def _open(self, client: ClientConnection, state: _ClientState, request: OpenSession) -> None:
+        """Checks a session that a client asks for, and opens it, at once or when access to its parts is proved."""
         number = request.session
         consumer = one_line(request.consumer)
         is_open = number in state.sessions or self._proofs.waits(client, number)
@@ -345,11 +356,13 @@ class Server:
         session: int = -1,
         consumer: str = "",
     ) -> None:
+        """Logs an error for the job, and sends it to the client for a request or a session (-1: none)."""
         state = self._clients.get(client)
         self._errors.log(one_line(state.job if state else ""), consumer, f"{type(error).__name__}: {error}")
         client.fail(error, request, session)
 
     def _part(self, client: ClientConnection, state: _ClientState, part: Part, sent: StoreOptions) -> Part:
+        """Returns a part with its name for the log and the storage options that apply; errors name the part."""
         name = one_line(part.name)
         try:
             options = self._long_requests.choose_options(client, state.requests, sent)
@@ -358,6 +371,7 @@ class Server:
         return msgspec.structs.replace(part, name=name, options=options)
 
     def _step(self, client: ClientConnection, state: _ClientState, request: Extend | Advance | Reject) -> None:
+        """Passes a message on to its session, or keeps it until the session is open; ignores unknown sessions."""
         if self._proofs.waits(client, request.session):
             self._proofs.keep(client, request)
             return
@@ -381,7 +395,7 @@ class Server:
                 session.extend(EpochSchedule.read(request), request.complete)
 
     def _sessions_of(self, sender: ClientConnection, request: ReportFinding | ReportError) -> Iterator[EngineSession]:
-        """Yields the sessions that a loader's report is about: those of the same user and name only."""
+        """Yields the sessions that a report names by job, dataset and consumer, if they are of the sender's user."""
         user = sender.credentials and sender.credentials.uid
         consumer = (request.job, request.dataset, one_line(request.consumer))
         for client, state in self._clients.items():
@@ -394,7 +408,12 @@ class Server:
     # ------------------------------------------------------------ inside
 
     def _notice(self, key: str, text: str) -> None:
-        """Passes a sentence on: about a store to clients that may wait for it, about the cache ("") to all readers."""
+        """Sends a sentence to clients: about a store to those that may wait for it, about the cache to all readers.
+
+        Args:
+            key: the key of the store's options (`options_key`), or "" for the cache.
+            text: the sentence.
+        """
         self._count["notices"] += 1
         notice = Notice(self._count["notices"], one_line(text))
         for client, state in self._clients.items():
@@ -414,7 +433,7 @@ def one_line(text: str) -> str:
 
 
 def _check_numbers(request: OpenSession) -> None:
-    """Refuses names and numbers that no session has, before anything is computed with them.
+    """Checks names and numbers of a session that is to be opened, before anything is computed with them.
 
     Raises:
         ProtocolError: names the field.

@@ -43,7 +43,7 @@ class Partitions:
         self.staging_bytes = 0
         # Bytes of S for misses in look-ahead that the link needs; None where all misses are to have room.
         self.link_bytes: int | None = None
-        # What S would be if all misses had room.
+        # The size that S would have if all misses had room.
         self.max_staging_bytes = 0
         self._largest_bytes = 0
         self.kept_bytes = 0

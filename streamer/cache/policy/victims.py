@@ -24,7 +24,7 @@ class LastResort:
 
     def far(self, queues: Queues) -> list[int]:
         """Returns chunks in look-ahead that are not open, the furthest from use first; never the next of a session."""
-        # By row: how many other chunks come before it, in the session that comes to it first.
+        # How many other chunks come before each row, in the session that comes to it first.
         distance: dict[int, int] = {}
         for queue in queues:
             for place, row in enumerate(queue):

@@ -1,4 +1,4 @@
-"""Means of series over time in several resolutions; the newest bins of each. Pure."""
+"""Means of series over time in several resolutions, the newest bins of each, for `history.History`. Pure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Rings:
         return sum(column.nbytes for column in (self.values, self.bins, self._running, self._total, self._count))
 
     def add(self, at_seconds: int, row: Row) -> None:
-        """Adds one value of each series, or NaN, to the bins of a Unix time."""
+        """Adds one value of each series, or NaN, to the bins of a Unix time, not before that of the last call."""
         bins = at_seconds // _STEPS
         new = bins != self._running
         self._running = bins
@@ -65,7 +65,7 @@ class Rings:
         self.bins[_EACH_LEVEL, place] = bins
 
     def clear(self, series: int) -> None:
-        """Forgets one series."""
+        """Forgets the values of one series, by its number."""
         self.values[:, :, series] = np.nan
         self._total[:, series] = 0.0
         self._count[:, series] = 0.0
