@@ -50,9 +50,7 @@ class ChunkCache:
     """Owner of one cache folder; lives on one loop, inside its `async with`. File work runs in its own threads.
 
     Attributes:
-        folder: the opened folder; set at the start, as `space` is.
-        space: its bytes and limits.
-        root: path of the folder.
+        folder, space: the opened folder and its bytes; set at the start.
         layers: the read-only folders below it.
         found: the chunks that were there at the start, by dataset, the least recently used first.
         on_lost: called with the keys of lost chunks: the folder was removed and made again, or the disk is given up.
@@ -125,11 +123,7 @@ class ChunkCache:
         await self.measure()
 
     async def measure(self) -> None:
-        """Measures manifests and free space, from which `limits` follow.
-
-        First it makes the folder again if that was removed while it is used; at the end it tries once more to unlink
-        evicted files that could not be removed.
-        """
+        """Measures manifests and free space, for `limits`; restores the folder, and retries failed unlinks."""
         self.restore()
         try:
             await in_thread(self._files, self.space.measure)
@@ -152,12 +146,9 @@ class ChunkCache:
         self.space.leftover_bytes = sum(map(charge, lengths.values()))
 
     def restore(self, *, asked: bool = False) -> CacheError | None:
-        """Makes the folder again if another program has removed it; calls `on_lost` with the chunks that went with it.
+        """Makes the folder again if another program has removed it; returns why it is missing, or None if it is there.
 
         Without readers the folder stays away, unless it is `asked` for: a script may remove it after its job.
-
-        Returns:
-            None if the folder is there, now or again, otherwise why it is missing.
         """
         try:
             if not self._guard.restore(wanted=asked or self.is_used()):
@@ -311,8 +302,6 @@ class ChunkCache:
     async def publish_with(self, write: Write, key: bytes, length: int, dataset: str) -> None:
         """Does as `publish` for a file that another process writes: the bytes are reserved before it begins.
 
-        Does nothing if the chunk is in the cache folder already. The disk alone is used, not the memory.
-
         Args:
             write: is awaited once, and returns when the file is there. It may take as long as a fetch.
             key: 16 bytes.
@@ -331,7 +320,6 @@ class ChunkCache:
                     await self._publish(key, length, dataset, write())
 
     async def _publish(self, key: bytes, length: int, dataset: str, write: Awaitable[object]) -> Published:
-        """Awaits the write of a file whose bytes are reserved, and notes the chunk; releases the bytes if it fails."""
         try:
             await write
         except BaseException:
@@ -371,9 +359,7 @@ class ChunkCache:
             self._warn(f"the cache folder {self.root} refuses writes ({reason}): chunks pass through memory meanwhile")
 
     async def evict(self, keys: Iterable[bytes]) -> None:
-        """Unlinks the files of chunks, in the cache folder or in memory; ignores unknown keys.
-
-        `path` stops finding them before they are unlinked. It waits for running writes of these chunks.
+        """Unlinks files of chunks, in the folder or memory; `path` stops finding them at once. Ignores unknown keys.
 
         Raises:
             CacheError: a file could not be unlinked. Its bytes stay counted.

@@ -371,12 +371,7 @@ def _group_runs(wanted: Iterable[_Target]) -> Iterator[list[_Target]]:
 def _read_run(descriptor: int, path: str, local_bytes: int, table: bytes, run: Sequence[_Target]) -> None:
     """Reads adjacent samples into their memory, and compares them with their checksums.
 
-    Args:
-        descriptor: the open file.
-        path: its path, for errors.
-        local_bytes: length of the chunk.
-        table: checksums of all samples; b"": they are read from the file.
-        run: adjacent samples with their memory.
+    If `table` is b"", the checksums are read from the file.
 
     Raises:
         IntegrityError: the file is truncated, or a sample does not match its checksum.
@@ -408,10 +403,7 @@ def _pread(descriptor: int, length: int, offset: int) -> bytes:
 
 
 def _fill(descriptor: int, buffers: Sequence[memoryview], offset: int, got: int) -> int:
-    """Continues a read from `offset` of which `got` bytes are in the buffers; returns how many are then in them.
-
-    These are fewer than the buffers hold only at the file's end.
-    """
+    """Continues a read after `got` bytes from `offset` on; returns the bytes read in all, fewer at the file's end."""
     total = sum(map(len, buffers))
     while got < total:
         rest = []

@@ -62,7 +62,6 @@ class GetManifest(Message, tag=2, frozen=True):
         options: fsspec's storage options.
         manifest: url or path of a built manifest; "" to list the urls.
         build: whether this node may build; otherwise it waits for `manifest` to appear.
-        chunk_bytes: wanted length of a chunk; 0: the default.
         limit_seconds: an index that would take longer than this is refused.
         wait_seconds: time to wait for a manifest that another node builds.
         extensions: extensions of the raw files that are samples, or None to choose from the existing ones.
@@ -248,8 +247,7 @@ class ReportFinding(Message, tag=10, frozen=True):
     Attributes:
         job, dataset, consumer: name its session, as in OpenSession; only sessions of the sender's user are meant.
         waiting_share: share of the time since its last report that the trainer has waited.
-        bottleneck: one of BOTTLENECKS.
-        advice: what the user can do about it, a sentence; may be empty.
+        bottleneck, advice: one of BOTTLENECKS, and what the user can do about it.
         rows: rows of a loader that packs documents into rows.
     """
 
@@ -354,12 +352,9 @@ Request = (
 
 
 class Welcome(Message, tag=64, frozen=True):
-    """Answers Hello: says where the chunks are.
+    """Answers Hello: says where the chunks are (the client may see `root` elsewhere; `root_id` identifies it).
 
     Attributes:
-        root: path of the cache folder where the engine sees it; the client may see it elsewhere.
-        root_id: content of the folder's file root-id, by which the client recognises the folder.
-        layers: further folders that may hold chunks, in the order in which readers look.
         limit_bytes: present limit of chunk files.
         cache_bytes: limit of the whole folder, as given or chosen.
         overhead_bytes: bytes of `cache_bytes` that manifests and the catalog take.
@@ -429,12 +424,7 @@ class Statistics(Message, tag=70, frozen=True):
 
 
 class Failed(Message, tag=71, frozen=True):
-    """Reports an error of a request or of a session; where both numbers are -1, of the whole connection.
-
-    Attributes:
-        kind: name of the class of the error (`errors.from_wire`).
-        details: values by name for programs.
-    """
+    """Reports an error of a request or of a session; where both numbers are -1, of the whole connection."""
 
     kind: Name
     message: Annotated[str, Meta(max_length=65536)]

@@ -215,11 +215,7 @@ class CachePolicy:
         return row is not None and self._table.is_selected(row)
 
     def place(self, places: Places | None) -> Freed:
-        """Ranks chunks by their place among this engine's peers, or without peers if `places` is None. O(chunks).
-
-        Returns:
-            What had to leave for the new quotas.
-        """
+        """Ranks chunks by their place among this engine's peers, or without peers if `places` is None. O(chunks)."""
         self._table.place(places)
         self._plan()
         return self._make_room(Outcome())
@@ -368,9 +364,6 @@ class CachePolicy:
         """Marks an admitted chunk as readable on disk.
 
         If no session references it any more, a transit chunk is promoted to kept or evicted at once.
-
-        Raises:
-            CacheError: the chunk was not admitted, or its fetch has ended.
         """
         row = self._admission.end_fetch(key)
         self._partitions.publish(row)
@@ -387,11 +380,7 @@ class CachePolicy:
         return self._make_room(Outcome())
 
     def drop_fetch(self, key: bytes) -> None:
-        """Releases the bytes of an admitted chunk whose fetch or publishing failed or was cancelled.
-
-        Raises:
-            CacheError: the chunk was not admitted, or its fetch has ended.
-        """
+        """Releases the bytes of an admitted chunk whose fetch failed or was cancelled; CacheError if none runs."""
         self._partitions.leave(self._admission.end_fetch(key))
 
     def open(self, session: str, chunk: int) -> bool:
@@ -413,11 +402,7 @@ class CachePolicy:
         return True
 
     def release(self, session: str, chunk: int) -> Freed:
-        """Ends one open use of the chunk, or, where none is open, cancels one that is in look-ahead.
-
-        Raises:
-            CacheError: the session does not reference the chunk.
-        """
+        """Ends an open use of the chunk, else cancels one in look-ahead; raises CacheError if there is neither."""
         state = self._wake(session)
         row = int(state.group.rows[chunk])
         if row in state.open:
@@ -443,10 +428,7 @@ class CachePolicy:
         self._partitions.plan(sum_windows(self._sessions.values()), sum_needs(self._sessions.values()))
 
     def _make_room(self, outcome: Outcome) -> Freed:
-        """Evicts down to the limits, and returns all that has left with it.
-
-        A limit that was lowered earlier may need this, too: a chunk that was open then may be evicted now.
-        """
+        """Evicts down to the limits, also to one lowered earlier: a chunk that was open then may be evicted now."""
         self._partitions.trim(outcome)
         if self._partitions.total_bytes > self._partitions.limit_bytes:
             self._partitions.shrink(self._admission.queues(), outcome)
