@@ -114,7 +114,7 @@ class _Objects:
         self._image: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
 
     def add(self, some: Sequence[_Object]) -> None:
-        """Adds objects."""
+        """Adds objects, in the order of the file; raises RecodeError for one that is of no image or lacks a value."""
         try:
             numbers = [self._images[each.image_id] for each in some]
         except KeyError as error:
@@ -126,7 +126,7 @@ class _Objects:
             self._found[name].append(make(some))
 
     def columns(self) -> dict[str, tuple[str, Column]]:
-        """Returns kind and column of each field."""
+        """Returns kind and column of each field, by image. To be called once: it drops the objects."""
         image = np.concatenate(self._image)
         order = np.argsort(image, kind="stable")
         counts = np.bincount(image, minlength=len(self._images)).astype(np.int64)

@@ -34,8 +34,8 @@ class JoinRules(msgspec.Struct, frozen=True):
     Attributes:
         table: folder of the table.
         missing: what happens to a sample without a row.
-        on: the field of the sample with its key; None: "__key__".
-        base: url of the folder below which the keys of samples are, if they are files.
+        on: the field of the sample with its key, or None for "__key__".
+        base: url of the folder below which the keys of samples are, if they are files, else "".
         part_mark: see `Format.part_mark`.
     """
 
@@ -69,7 +69,7 @@ class JoinRules(msgspec.Struct, frozen=True):
 
 
 def table_digest(rules: JoinRules | None) -> str | None:
-    """Returns the identity of the joined table, None if nothing is joined."""
+    """Returns the identity of the joined table, or None if nothing is joined."""
     return None if rules is None else rules.digest
 
 
@@ -95,7 +95,8 @@ class Joiner:
         """Returns the decoded annotations of the sample `key`, whose own fields are undecoded.
 
         Raises:
-            DecodeError: it has none, or no key, or one cannot be decoded.
+            DecodeError: the sample has no row and must have one, it lacks the field with its key, or a value cannot be
+                decoded.
         """
         if (record := self._record(key, fields)) is None:
             return self._decode(key, self._empty)
@@ -108,7 +109,12 @@ class Joiner:
         return self._decode(key, self._opener.open(record, _NO_NAME)[1])
 
     def fields(self, key: str, fields: Sequence[Field]) -> Sequence[Field] | None:
-        """Returns the annotations of a sample, undecoded, None if it has none and such samples are left out."""
+        """Returns the annotations of a sample, undecoded, or None if it has none and such samples are left out.
+
+        Raises:
+            DecodeError: it has no row and must have one, lacks the field with its key, or has a field of the name of
+                a column.
+        """
         if self._rules.missing == "drop" and self._find(self._name(key, fields)) < 0:
             return None
         record = self._record(key, fields)
@@ -125,7 +131,7 @@ class Joiner:
         return self.table.find(name, self._rules.base)
 
     def _record(self, key: str, fields: Sequence[Field]) -> memoryview | None:
-        """Returns the row of a sample, None if it has none and may have none."""
+        """Returns the record of a sample's row, or None without one if `missing` is "none"; else raises DecodeError."""
         name = self._name(key, fields)
         if (row := self._find(name)) >= 0:
             return memoryview(self.table.row(row))
@@ -204,7 +210,7 @@ def pass_over(error: ConfigError, named: Annotations | None, found: Annotations)
 def find_matches(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.bool_] | None:
     """Returns whether each sample has a row: bool, shape (samples,). Looks every key up, 3 us each.
 
-    None: keys are known when samples are read, as those of containers are.
+    The result is None if the keys are known only when samples are read, as those of containers are.
 
     Raises:
         ManifestError: a sample without a row must have one, a row is of two samples, or no row is of any sample.
@@ -240,7 +246,7 @@ def find_matches(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.bool_] 
 
 
 def key_rows(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.int64] | None:
-    """Returns the row of each sample, -1 for none: int64, shape (samples,); None as of `find_matches`."""
+    """Returns the number of each sample's row, or -1: int64, shape (samples,); or None, as `find_matches` does."""
     if not manifest.whole_objects or rules.on is not None:
         return None
     table = AnnotationTable.open(rules.table)
@@ -256,7 +262,7 @@ def _keys(manifest: Manifest) -> Iterator[str]:
 
 
 def _refuse_double_row(manifest: Manifest, table: AnnotationTable, rows: npt.NDArray[np.int64]) -> None:
-    """Refuses a row that two samples have."""
+    """Refuses a row that two samples have; raises ManifestError."""
     order = np.argsort(rows, kind="stable")
     shared = np.flatnonzero((np.diff(rows[order]) == 0) & (rows[order][1:] >= 0))
     if len(shared):

@@ -42,7 +42,7 @@ class Annotations:
 
     Args:
         url: url of the file; it is read with the storage options of the dataset.
-        key: the column of a table with the names of the samples; None: "file_name".
+        key: Column of a table with the names of the samples, by default "file_name".
         fields: the columns that samples get; None: all of a table; of COCO "boxes", "labels", "area", "iscrowd",
             "image_id", "height", "width", or "captions". Others of COCO: "segmentation", "keypoints", "category_ids".
         missing: What becomes of a sample without a row: an "error"; a sample without values ("none"), which has None
@@ -101,7 +101,7 @@ class Parsed(msgspec.Struct, frozen=True):
 
 
 def find_extension(url: str) -> str:
-    """Returns the kind of a file; raises ConfigError for one that is not read."""
+    """Returns the extension of a url in small letters, one of `ENDINGS`; raises ConfigError for any other."""
     ending = base_name(url).lower().rpartition(".")[2]
     if ending not in ENDINGS:
         raise ConfigError(

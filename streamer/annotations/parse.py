@@ -18,15 +18,16 @@ from streamer.formats.table.rows import explain_bad_json, field_of, read_rows, t
 from streamer.formats.table.writer import write_records
 from streamer.manifest.beside import POINTER_ADVICE, is_pointer
 
-# "jpg", "jpeg2000": longer ones are not extensions.
+# Characters of an extension, as in "jpeg2000": longer endings are none.
 _LONGEST_ENDING = 8
+# The byte order mark of UTF-8.
 _MARK = b"\xef\xbb\xbf"
 _UTF_16 = {b"\xff\xfe", b"\xfe\xff"}
 _MAX_INT32 = 2**31 - 1
 
 
 class AnnotationRecoder:
-    """Makes the columns of a table, and its head: six records."""
+    """Makes the columns of a table, and its head: one record for each of `TableBuffers`."""
 
     def __init__(self, options: TableOptions) -> None:
         self._options = options
@@ -148,7 +149,10 @@ def _refuse_doubles(hashes: NDArray[np.int64], order: NDArray[np.int64], keys: S
 
 
 def _endings(keys: Sequence[str]) -> tuple[str, ...]:
-    """Returns the extensions of the keys, the commonest first; none where keys are ambiguous without them."""
+    """Returns the extensions of the keys, the commonest first.
+
+    The result is empty if there are more than `MOST_ENDINGS`, or if two keys differ in their extensions only.
+    """
     stems = set[str]()
     endings = Counter[str]()
     for key in keys:

@@ -1,7 +1,7 @@
-"""Reads the samples of whole chunks one after the other, several chunks at the same time, for one value of each.
+"""Reads the samples of whole chunks one after the other, several chunks at the same time.
 
-Columns for conditions and the keys of joins are read so. Where the bytes come from is the caller's affair: this room
-knows no connections.
+Packs (`loader/scan_reader.py`), columns for conditions and the keys of joins (`loader/members`) use it. The caller says
+where the bytes come from: this package knows no connections.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from streamer.formats.base import Field, SampleName
 from streamer.formats.registry import open_format
 from streamer.manifest.table import Manifest
 
+# The field of a sample with its key.
 KEY = "__key__"
 
 # Chunks that are read at the same time; an engine shares its link among them.
@@ -31,7 +32,10 @@ Result = TypeVar("Result")
 
 
 class ChunkSource(Protocol):
-    """Reads the bytes of chunks, on one thread. It cuts the import of the loader, whose `StreamedBytes` does so."""
+    """Reads the bytes of chunks, on one thread.
+
+    `StreamedBytes` of the loader is one; this package does not import the loader.
+    """
 
     def boundaries(self, chunk: int) -> npt.NDArray[np.int64]:
         """Returns where the samples of a chunk begin, and the end of the last one, (samples + 1,)."""

@@ -22,7 +22,7 @@ class RayExecutor(Executor):
         self._running: dict[Future[Any], Any] = {}
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Runs a function that cloudpickle can pickle."""
+        """Submits a call of a function that cloudpickle can pickle."""
         future: Future[T] = Future()
         reference = self._call.remote(fn, args, kwargs)
         self._running[future] = reference
@@ -30,7 +30,7 @@ class RayExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Ends what still runs."""
+        """Cancels all calls that still run, whatever the arguments; does not wait."""
         for reference in list(self._running.values()):
             ray.cancel(reference, force=True)
 

@@ -2,6 +2,7 @@
 
 Against `ProcessPoolExecutor`: the caller's script is not imported again (no `if __name__ == "__main__"` is needed, and
 functions of a notebook work), and a process that is killed costs its own task only, not those of all others.
+`runner.runner` makes it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,13 @@ class Processes(Executor):
             thread.start()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Runs a function that cloudpickle can pickle; without keyword arguments."""
+        """Submits a call of a function that cloudpickle can pickle.
+
+        The future raises WorkerError if the process ends during the call.
+
+        Raises:
+            TypeError: keyword arguments are given.
+        """
         if kwargs:
             raise TypeError("keyword arguments are not passed on; use functools.partial")
         future: Future[T] = Future()
@@ -52,7 +59,12 @@ class Processes(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Ends the processes: after what was submitted, or at once where futures are to be cancelled."""
+        """Ends the processes: after all submitted calls, or at once with `cancel_futures`, which kills them.
+
+        Args:
+            wait: whether it returns only when the processes have ended.
+            cancel_futures: whether calls that have not begun are cancelled, and running processes killed.
+        """
         if cancel_futures:
             with self._lock:
                 self._closed = True
@@ -69,7 +81,7 @@ class Processes(Executor):
             thread.join()
 
     def _serve(self) -> None:
-        """A thread with a process of its own."""
+        """Runs calls on one thread, in a process of its own, which is started anew after it has ended."""
         process: _Process | None = None
         while (item := self._items.get()) is not None:
             future, function, arguments = item
@@ -105,7 +117,7 @@ class Processes(Executor):
             return _Process(child, Connection(ours.detach()))
 
     def _end(self, process: _Process | None) -> int:
-        """Ends a process that has no task; returns its exit code."""
+        """Closes the connection, waits for the end of the process; returns its exit code, or -SIGKILL without one."""
         if process is None:
             return -signal.SIGKILL
         process.connection.close()

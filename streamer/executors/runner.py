@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 Task = TypeVar("Task")
 Outcome = TypeVar("Outcome")
 
+# A task that fails by chance is run this often.
 TRIES = 3
 
 
@@ -116,7 +117,7 @@ def _ray(address: str) -> Iterator[Runner]:
 
 
 def run_all(runner: Runner, function: Callable[[Task], Outcome], tasks: Iterable[Task]) -> Iterator[Outcome]:
-    """Yields the results as they come.
+    """Runs the tasks; yields their results as they come, in no fixed order.
 
     Args:
         runner: the executor.
@@ -124,7 +125,8 @@ def run_all(runner: Runner, function: Callable[[Task], Outcome], tasks: Iterable
         tasks: the tasks, which are read as they are submitted.
 
     Raises:
-        StreamerError: the first error of a task that does not help to repeat, or that came three times.
+        Exception: the error of a task that failed, if a repetition cannot help or it was the third try.
+                The tasks that have not begun are cancelled then.
     """
     ended: queue.SimpleQueue[Future[Outcome]] = queue.SimpleQueue()
     with _Tasks(runner, function, partial(next, iter(tasks), None), ended.put) as work:
@@ -140,7 +142,7 @@ async def run_dynamic(
     Args:
         runner: the executor.
         function: runs one task.
-        next_task: returns one more task, or None if there is none now. The end is when none runs either.
+        next_task: returns one more task, or None if there is none now. If no task runs then, all is done.
     """
     loop = asyncio.get_running_loop()
     ended = asyncio.Queue[Future[Outcome]]()
@@ -181,13 +183,13 @@ class _Tasks(Generic[Task, Outcome]):
             future.cancel()
 
     def runs(self) -> bool:
-        """Submits tasks up to the limit; returns whether any runs."""
+        """Submits new tasks up to the limit; returns whether any task runs."""
         while len(self._running) < self._runner.most_tasks and (task := self._next_task()) is not None:
             self._submit(task, 1)
         return bool(self._running)
 
     def outcome(self, future: Future[Outcome]) -> Iterator[Outcome]:
-        """Yields the result of a future that has ended, or nothing if its task is run again."""
+        """Yields the result of an ended future, or nothing if its task is run again; else raises its error."""
         task, tries = self._running.pop(future)
         error = future.exception()
         if error is None:

@@ -20,11 +20,12 @@ import cloudpickle  # type: ignore[import-untyped]
 from streamer.base.process import collect_rarely, keep_free_memory
 from streamer.errors import WorkerError
 
+# Freed memory that the process keeps for later tasks.
 _KEPT_BYTES = 256 << 20
 
 
 def main(descriptor: int) -> None:
-    """Runs calls until the connection ends."""
+    """Runs calls until the connection ends; `descriptor` is its socket. Does not return."""
     # 2.4 CPU s/GB instead of 3.3 for a pack of files of 110 KB, whose buffers were faulted in again (2026-11-23).
     keep_free_memory(_KEPT_BYTES)
     collect_rarely()
@@ -39,7 +40,7 @@ def main(descriptor: int) -> None:
 
 
 def _listen(connection: Connection, coming: queue.SimpleQueue[Any]) -> None:
-    """Ends the process in the middle of a task when the one that wants its result is gone."""
+    """Puts calls, or the error of reading one, into `coming`; ends the process when the connection ends."""
     while True:
         try:
             call = cloudpickle.loads(connection.recv_bytes())

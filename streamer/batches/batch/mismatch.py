@@ -1,4 +1,7 @@
-"""Explains why samples cannot make a batch: which field it is, which samples or members differ, and what to do."""
+"""Explains why samples cannot make a batch: which field it is, which samples or members differ, and what to do.
+
+Workers call it when a batch cannot be collated, and for mixes before (`workers.batch_maker`).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from streamer.formats.names import IMAGES
 
 # Kinds of samples that are listed.
 _LISTED = 3
-# The remedy for members of a mix.
+# What users can do where members of a mix differ.
 _FIX = "make the transforms agree, pass collate_fn, or batching='homogeneous'"
 
 
@@ -111,10 +114,10 @@ def check_fields(samples: Sequence[object], first: Mapping[str, int], ragged: Se
     Args:
         samples: Samples of a batch.
         first: the names of its members, each with the index of its first sample.
-        ragged: fields that may have different shapes.
+        ragged: fields that are not compared.
 
     Raises:
-        ConfigError: names two members, the field and both shapes.
+        ConfigError: names two members, the field, and what each has: type and shape.
     """
     (name, index), *others = first.items()
     for other_name, other in others:
@@ -135,7 +138,7 @@ def _find_difference(first: object, other: object, ragged: Sequence[str]) -> str
 
 
 def _alike(first: object, other: object) -> bool:
-    """Whether two values have the same form, as most have: names are made for the others only."""
+    """Whether type, shape and dtype are equal. A quick test: most values pass, and no texts are made for them."""
     return (
         type(first) is type(other)
         and getattr(first, "shape", None) == getattr(other, "shape", None)

@@ -77,7 +77,7 @@ class _Finder:
         """Returns the offset of a buffer that is in place, or adds the buffer behind the others."""
         if isinstance(buffer, StackBuffer):
             found = self._rows.find(buffer.rows)
-            # The first use of a stack alone is in place: two tensors never share memory.
+            # Only the first use of a stack is in place: two tensors never share memory.
             if found is not None and found[0] not in self.claimed:
                 self.claimed.add(found[0])
                 return found[1]
@@ -109,8 +109,8 @@ class WritableBatch:
         rows: rows of a slot that may contain arrays of the batch; it can then be written to this slot only.
 
     Attributes:
-        nbytes: its size in a slot.
-        description: start and length of the description in it.
+        nbytes: bytes that it takes in a slot, with the description.
+        description: start and length in bytes of the description in the slot.
         claimed: the fields whose rows are used.
     """
 
@@ -118,7 +118,7 @@ class WritableBatch:
         try:
             description, finder = _dump(_Pickler, structure, rows)
         except (pickle.PicklingError, AttributeError, TypeError):
-            # A class of __main__ or of a notebook: cloudpickle finds the trainer's own class by its tracker id.
+            # A class of __main__ or of a notebook: cloudpickle gives the trainer its own class back, not a copy.
             description, finder = _dump(_CloudPickler, structure, rows)
         self._structure = structure
         self._buffers = finder.buffers

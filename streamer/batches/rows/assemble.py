@@ -1,4 +1,4 @@
-"""Made documents to rows: their tokens one after the other, where each begins, and padding behind the last one."""
+"""Makes rows of documents for `Packing`: their tokens one after the other, bounds, and padding behind the last."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RowAssembler:
     """Makes rows of documents. Used by one thread.
 
     Args:
-        packing: how.
+        packing: the user's options.
     """
 
     def __init__(self, packing: Packing) -> None:
@@ -67,10 +67,12 @@ class RowAssembler:
 
         Args:
             sample: what the transform has returned.
-            tokens: Number of tokens that the plan has. An estimate is not looked at: then the first field says it.
+            tokens: Number of tokens that the plan has. Where tokens are estimated, the first
+                field with values decides instead; without tokens the document is empty.
 
         Raises:
-            DecodeError: the sample is not a dict, or has another number of tokens.
+            DecodeError: the sample is not a dict, lacks a named field, has another number of tokens or a field that
+                rows have of their own, or `pad` or `labels` do not fit its fields.
         """
         fields = check_fields_of(sample)
         if self._estimated and (tokens := self._count_tokens(fields)) == 0:
@@ -255,7 +257,7 @@ class RowAssembler:
 
 
 def check_pad(packing: RowOption, found: Mapping[str, object]) -> None:
-    """Makes sure that `pad` names fields that are padded.
+    """Makes sure that `pad` names only fields that are padded: those in `found`, and "labels".
 
     Raises:
         DecodeError: it names another one.

@@ -15,9 +15,9 @@ from streamer.order.rank_split import RankSplit
 from streamer.order.row_order import RowOrder, row_window
 from streamer.order.spec import OrderSpec, auto_lanes
 
-# Rows of a rank that are compared.
+# Numbers of rows of a rank in a step, for which ranks are compared.
 _ROWS = (1, 2, 4, 8)
-# Steps over whose dearest ranks the mean is taken.
+# The mean is taken over this many steps.
 _STEPS = 64
 
 
@@ -59,7 +59,7 @@ def explain_rows(planned: PlannedRows, stored_bytes: int, global_batch: int, see
 def dearest_rank(
     planned: PlannedRows, ranks: int, rows: int, seed: int, cost: tuple[int, int] = ROW_COST
 ) -> tuple[float, float]:
-    """Returns the cost of the dearest rank of a step by the mean of all, without and with `Balance(rows)`.
+    """Returns the cost of the slowest rank of a step divided by the mean of all, without and with `Balance(rows)`.
 
     Both are means over the first steps of epoch 0.
 

@@ -64,7 +64,7 @@ class SampleSource(Protocol):
 
     @property
     def chunk_first(self) -> Integers:
-        """Their prefix sum."""
+        """(M+1,) selected samples before each chunk."""
         ...
 
     @property
@@ -144,7 +144,7 @@ class OrderRows(ABC):
 
     @abstractmethod
     def are_dense(self, data: SampleSource) -> bool:
-        """Returns whether an epoch that has each of them once has all numbers from 0 on."""
+        """Returns whether the numbers of the samples, or rows, of an epoch are all numbers from 0 on, without gaps."""
 
     @abstractmethod
     def counts_of(self, data: SampleSource) -> Integers:
@@ -152,7 +152,7 @@ class OrderRows(ABC):
 
     @abstractmethod
     def first_of(self, data: SampleSource) -> Integers:
-        """Returns their prefix sum."""
+        """Returns the prefix sum of `counts_of`, from 0 on: (M+1,) or (S+1,)."""
 
     @abstractmethod
     def words_of(self, data: SampleSource) -> Words:
@@ -174,7 +174,7 @@ class OrderRows(ABC):
 
         Args:
             data: the dataset.
-            numbers: (N,) of the rows, or samples.
+            numbers: (N,) numbers of the rows, or samples.
             seed: Seed of the order.
             epoch: Epoch of the rows, or the pass of a member of a mix.
             coefficients: Cost of the tokens of a document or sample, and of their square.
@@ -192,7 +192,7 @@ class OrderRows(ABC):
     def map_to_chunks(
         self, order: SampleOrder, members: Sequence[OrderRows], first_chunks: Sequence[int]
     ) -> SampleOrder:
-        """Returns an order that says which chunks it needs, from one that counts these rows.
+        """Returns an order that says which chunks it needs, made of one that counts the rows of these members.
 
         Args:
             order: Order of samples, or rows.

@@ -25,7 +25,7 @@ class ChunkUnreadableError(Exception):
     an error of the same type in a user's transform.
 
     Args:
-        chunk: its number in the manifest.
+        chunk: its number in the session with the engine; see `CachedBytes`.
         reason: for the engine's log.
     """
 
@@ -56,7 +56,7 @@ class CachedBytes:
         """Reads one sample.
 
         Raises:
-            ChunkUnreadableError: the chunk is missing or wrong: reject it, wait for it, read again.
+            ChunkUnreadableError: the chunk is missing or wrong. The caller reports it, waits, and reads again.
         """
         if place.start == place.stop:
             return memoryview(b"")

@@ -41,7 +41,7 @@ class JoinRecipe(msgspec.Struct, frozen=True, kw_only=True):
         table: folder of the rows of each sample.
         part: folder of the manifest from which they are read.
         name: the right side, for messages.
-        columns: name in the right side, and in the samples; None: all fields, but for the key.
+        columns: pairs of a field's name in the right side and in the samples, or None for all fields but the key.
         key: the field of the right side with its key.
         validate: "many_to_one" for the fields of one row, "many_to_many" for lists of those of all.
         decode, allow_pickle: of the right side.
@@ -84,14 +84,15 @@ class OpenedJoin:
 
     @property
     def mean_uses(self) -> float:
-        """How often an epoch uses a chunk of the right side, in the mean of those that it uses."""
+        """Mean number of uses in an epoch of the chunks of the right side that are used at all."""
         used = len(np.unique(self.table.use_chunk))
         return self.table.head.uses / max(1, used)
 
     def field_of(self, name: str) -> str | None:
-        """Returns the field of the right side, or its part, that samples have by a name, or None if they have none.
+        """Returns which field of the right side, or part of one, samples have as `name`.
 
-        It may not exist where the samples name their own fields.
+        For columns {"a": "b"}, "b" is "a" and "b.c" is "a.c". The result is None if the join gives no such field. If
+        the manifest does not list its fields, it is the name itself, which may not exist.
         """
         for field, to in self.recipe.columns or ():
             if name == to or name.startswith(f"{to}."):
@@ -101,12 +102,12 @@ class OpenedJoin:
         return None if given or (known and name not in known and name.partition(".")[0] not in known) else name
 
     def reader(self, content: ByteSource) -> JoinReader:
-        """What reads the rows of samples."""
+        """Returns what reads the rows of samples; `content` reads the bytes of the right side."""
         return JoinReader(self, content)
 
 
 class JoinReader:
-    """Reads the rows of samples. Used by one thread."""
+    """Reads the rows of samples for `SampleMaker`, a batch at a time. Used by one thread."""
 
     def __init__(self, joined: OpenedJoin, content: ByteSource) -> None:
         recipe = joined.recipe
@@ -141,7 +142,9 @@ class JoinReader:
         self._read = {}
 
     def values(self, ordinal: int, raw: Callable[[memoryview], object] = bytes) -> Mapping[str, object]:
-        """Returns the fields that a sample gets.
+        """Returns the fields that a sample gets from its rows, without a row None for each field, or an empty list.
+
+        Rows of the samples after it in the batch are read with it. A second call for the same sample reads again.
 
         Args:
             ordinal: Ordinal of the sample in the manifest of the left side.
@@ -172,11 +175,11 @@ class JoinReader:
         return {name: [row.get(name) for row in rows] for name in names}
 
     def field_of(self, name: str) -> str:
-        """The name in the right side of a field of samples."""
+        """Returns the name in the right side of a field of samples, for messages; without columns the same name."""
         return next((field for field, to in self._joined.recipe.columns or () if to == name), name)
 
     def _locate_rows(self, ordinals: Integers) -> Iterator[list[SampleLocation]]:
-        """The places of the rows of each sample."""
+        """Yields for each sample the places of its rows."""
         owner, rows = self._table.rows_of(ordinals)
         places = iter(starmap(SampleLocation, zip(*locate_samples(self._manifest, self._content, rows), strict=True)))
         return (list(islice(places, count)) for count in np.bincount(owner, minlength=len(ordinals)).tolist())

@@ -61,11 +61,11 @@ class ByteSource(Protocol):
         ...
 
     def read(self, place: SampleLocation) -> memoryview:
-        """The sample's bytes, checked."""
+        """Returns the sample's bytes, checked."""
         ...
 
     def read_each(self, places: Sequence[SampleLocation]) -> list[memoryview]:
-        """The bytes of several samples, checked."""
+        """Returns the bytes of several samples, checked, in the order of `places`."""
         ...
 
 
@@ -81,7 +81,7 @@ class RowSource(Protocol):
         ...
 
     def field_of(self, name: str) -> str:
-        """The name that a field of samples has there."""
+        """Returns the name that a field of samples has in the other dataset."""
         ...
 
 
@@ -90,12 +90,12 @@ class SampleRules(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         decode: see `streamer.decode`.
-        transform: sample dict -> anything; None: the dict itself.
+        transform: function from a sample's dict to anything; without one the sample is the dict itself.
         allow_pickle: read fields that run code.
         seed: of each sample's `rng`, together with epoch and ordinal.
         member: name of the dataset in a mix, for messages; "" outside one.
-        source_key: the field of a sample with that name; None: not added.
-        joined: annotations.
+        source_key: name of a field that is added to a sample, with the name of its dataset; None adds no field.
+        joined: options of the annotations that samples are joined to, or None.
         leave_out: fields that samples do not get.
     """
 
@@ -110,13 +110,13 @@ class SampleRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SampleMaker:
-    """Turns places into samples. Used by one thread at a time.
+    """Makes samples of their locations (places). Used by one thread at a time.
 
     Args:
         manifest: of the dataset.
         content: reads the bytes.
         rules: of making samples.
-        number: ordinal in the manifest -> the number that `dataset[i]` takes.
+        number: function from an ordinal in the manifest to the number that `dataset[i]` takes.
         joins: what reads the fields of other datasets.
     """
 
@@ -138,7 +138,7 @@ class SampleMaker:
         self._joiner = Joiner(rules.joined, rules.decode) if rules.joined is not None else None
         self._takes_rng = takes(rules.transform, "rng")
         self._draws = SampleDraws(rules.seed)
-        # Apart from those of the transform.
+        # Clips have draws of their own, apart from those of the transform.
         self._clip_draws = SampleDraws(fold(rules.seed, TAG_CLIP))
         self._takes_out = takes(rules.transform, "out")
         # OnField and steps of torchvision refuse themselves what they would leave behind.
@@ -225,12 +225,13 @@ class SampleMaker:
 
         Args:
             place: Place of the sample.
-            row: receives arrays that match it.
-            look: called with its bytes and its fields.
+            row: memory by field; arrays of the same dtype and shape are decoded into it.
+            look: called with the sample's bytes and its undecoded fields.
             raw: converts fields without decoder.
 
         Raises:
-            ChunkUnreadableError, DecodeError: as above.
+            ChunkUnreadableError: its bytes are missing or wrong.
+            DecodeError, WorkerError: as of `decode`.
         """
         started = time.perf_counter_ns()
         content = self._content.read(place)
@@ -246,10 +247,11 @@ class SampleMaker:
         *,
         raw: Callable[[memoryview], object] = bytes,
     ) -> Sample:
-        """A sample's bytes as a dict with the usual keys; the number of the class folder as "label".
+        """Makes the dict of a sample from its bytes; see `sample` for the arguments.
 
         Raises:
-            DecodeError: as above.
+            DecodeError: the bytes cannot be decoded; names sample, object and decoder.
+            WorkerError: a decoder has called `sys.exit`.
         """
         started = time.perf_counter_ns()
         try:
@@ -290,10 +292,11 @@ class SampleMaker:
         *,
         raw: Callable[[memoryview], object] = bytes,
     ) -> Sample:
-        """Decodes the fields; see `SampleDecoder`.
+        """Decodes the fields, and adds label, annotations, fields of joins and the source key; see `SampleDecoder`.
 
         Raises:
-            DecodeError: a field does not have the type of its name.
+            ChunkUnreadableError: bytes of a joined row are missing or wrong.
+            DecodeError: a field does not have the type of its name, or two fields of a sample have the same name.
         """
         draws = partial(self._clip_draws.find_generator, place.run, place.ordinal)
         sample = self.decoder(key, fields, row, in_place, raw=raw, draws=draws)
@@ -400,7 +403,10 @@ def refuse_common_fields(
 
 
 def locate_samples(manifest: Manifest, content: ByteSource, ordinals: Integers) -> list[list[int]]:
-    """Locates samples: their numbers in their chunks, starts, stops, ordinals and chunks; errors as of `places`."""
+    """Returns five lists for samples: number in the chunk, start, stop, ordinal, chunk.
+
+    Raises as `SampleMaker.places` does.
+    """
     chunks, starts, stops = manifest.locate(ordinals)
     samples = ordinals - manifest.chunk_first[chunks]
     if manifest.recoded and len(chunks):
@@ -413,7 +419,7 @@ def locate_samples(manifest: Manifest, content: ByteSource, ordinals: Integers) 
 
 
 def describe_key(manifest: Manifest, ordinal: int) -> str:
-    """A readable name of a sample: its path below the url; for samples in containers, object and byte range."""
+    """Returns a readable name of a sample: its path below the url; for samples in containers, object and byte range."""
     if manifest.whole_objects:
         return manifest.name(ordinal).object_key
     return _where(manifest, ordinal)

@@ -93,9 +93,9 @@ class OpenedDataset:
         """Plans the rows of the samples, which are the samples of the order from then on; returns them.
 
         Args:
-            packing: how.
+            packing: how samples are packed.
             fallback_dir: Where files are written if the manifest's folder is read-only for this process.
-            shuffle: whether they are shuffled.
+            shuffle: whether the rows are shuffled.
 
         Raises:
             ConfigError: nothing says how many tokens a sample has, or a sample is longer than a row and must not be.
@@ -114,7 +114,7 @@ class OpenedDataset:
         return planned
 
     def measure(self, lengths: str | Estimate | None) -> None:
-        """Opens the lengths of samples that are balanced and not packed.
+        """Opens the lengths of samples that are balanced and not packed, and sets `lengths`.
 
         Raises:
             ConfigError: nothing says how long a sample is.
@@ -184,7 +184,7 @@ class OpenedDataset:
 
     @property
     def order_first(self) -> Integers:
-        """Their prefix sum."""
+        """Prefix sum of `order_samples`, from 0 on: (M+1,) or (S+1,)."""
         return self.rows.first_of(self)
 
     @property
@@ -222,7 +222,7 @@ class OpenedDataset:
         return ordinal if self.selection is None else self.selection.number(ordinal)
 
     def to_manifest(self, ordinals: Integers) -> Integers:
-        """Ordinals in the selection -> ordinals in the manifest."""
+        """Returns the ordinals in the manifest of ordinals in the selection."""
         return ordinals if self.selection is None else self.selection.to_base(ordinals)
 
 
@@ -271,7 +271,7 @@ class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
 class Members:
     """The members in their order. The chunks of each are numbered after those of the members before it.
 
-    Those of the datasets that they are joined to follow, in the order of the members and of their joins.
+    The chunks of the datasets that they are joined to follow, in the order of the members and of their joins.
     """
 
     def __init__(self, members: Sequence[OpenedDataset]) -> None:

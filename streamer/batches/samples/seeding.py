@@ -32,9 +32,11 @@ logger = logging.getLogger(__name__)
 Seed = Callable[[int], object]
 
 _LOW = 0xFFFFFFFF
-# A function, a composition, its list, a step, its generator. Objects that are looked at, and items of one container.
+# Five levels: a function, a composition, its list, a step, its generator.
 _LEVELS = 5
+# Objects that are looked at, in all.
 _MOST_OBJECTS = 500
+# Parts of one object that are looked at.
 _MOST_ITEMS = 100
 # They hold no generators.
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.ndarray, np.generic, type, types.ModuleType)
@@ -58,7 +60,7 @@ class OwnGenerators:
                 self._add(f"{_describe_type(thing)}.{method}", _make_method_seeder(thing, method))
 
     def seed(self, mixed: int) -> None:
-        """Seeds each of them differently from 64 bits."""
+        """Derives another seed for each generator from 64 bits, and sets it."""
         for number, seed in enumerate(self.found):
             seed(fold(mixed, number))
 
@@ -92,7 +94,7 @@ def warn_of_generators(user_code: Iterable[object], *, shared: bool) -> None:
 
 
 def is_generator(thing: object) -> bool:
-    """Whether it is a generator of Python, numpy or torch."""
+    """Whether it is a random number generator of Python, numpy or torch."""
     if isinstance(thing, random.Random | np.random.Generator | np.random.RandomState | np.random.BitGenerator):
         return True
     torch = sys.modules.get("torch")
@@ -158,7 +160,7 @@ def _describe_type(thing: object) -> str:
 
 
 def _find_setter(thing: object) -> str | None:
-    """The method with which albumentations, MONAI and others set the generators of a transform."""
+    """Returns the name of the method by which a transform of albumentations, MONAI or others is seeded, or None."""
     names = ("set_random_state", "set_random_seed")
     return next((name for name in names if callable(getattr(type(thing), name, None))), None)
 
@@ -210,7 +212,7 @@ Made = TypeVar("Made")
 
 
 def sample_seeds(seed: int, epoch: int, ordinals: npt.NDArray[np.int64]) -> list[int]:
-    """The global generators' seeds for samples: 64 well mixed bits each."""
+    """Returns the global generators' seed for each sample: 64 well mixed bits."""
     found: list[int] = fold_each(fold(seed, epoch), ordinals).tolist()
     return found
 
@@ -265,7 +267,7 @@ class SampleDraws:
         return np.random.Generator(self._bits)
 
     def find_generator(self, epoch: int, ordinal: int) -> np.random.Generator:
-        """The generator of one sample in one epoch; valid until the next call."""
+        """Returns the generator of one sample in one epoch; valid until the next call."""
         if epoch != self._epoch:
             self._epoch = epoch
             self._key[0] = fold(self._seed, TAG_TRANSFORM, epoch)

@@ -71,13 +71,13 @@ class Loaded(msgspec.Struct):
 
     Attributes:
         epoch: its epoch.
-        task: for `begin`, see `BatchMaker`.
+        task: number of the task, for `begin` of `BatchMaker`.
         units: what it is made of.
         ordinals: of its samples, or of the documents of its rows.
         repeated: bool (samples,): samples or rows that repeat another one of the batch.
         members: of a mix: the names of its members, each with the index of its first sample.
         rows: the rows of the slot that may already contain arrays of the samples.
-        seeds: of the samples; None: no user code runs that could draw.
+        seeds: seed of each sample, or None if no user code runs that could draw.
         made: the samples, or the rows, by index, in order once complete; of rows the documents until then.
         skipped: ordinals and errors of the samples that could not be made.
         slowest: ordinal and nanoseconds of the slowest sample.
@@ -130,7 +130,7 @@ class BatchMaker:
         self._collate_code = SeededCode((rules.collate_fn,))
 
     def set_rounds(self, rounds: Sequence[tuple[int, ...]]) -> None:
-        """The rounds of the next batch, of a growing dataset."""
+        """Sets the rounds of the next batch of a growing dataset; without rounds it does nothing."""
         if rounds:
             self._source.set_rounds(rounds)
 
@@ -218,7 +218,7 @@ class BatchMaker:
             raise WorkerError(f"the collate_fn has called sys.exit({error.code!r}); raise an exception") from error
 
     def stages(self, load: int, before: tuple[int, int, int]) -> Stages:
-        """The stages of a batch that took `load` nanoseconds since the source's clock was `before`."""
+        """Returns the stages of a batch whose loading took `load` nanoseconds since the source's clock was `before`."""
         read, decode, transform = (now - then for now, then in zip(self.clock(), before, strict=True))
         return Stages(load, read, decode, transform)
 
@@ -232,7 +232,13 @@ class BatchMaker:
         return predicted.setdefault(only, PredictedLayout())
 
     def _fill_all(self, loaded: Loaded) -> dict[int, object]:
-        """Fills the missing samples in turn with others of the batch, as under a plain DataLoader; returns all."""
+        """Fills each missing sample with the next one of the batch that can be made, and marks it in `repeated`.
+
+        Returns all samples by index, in order.
+
+        Raises:
+            WorkerError: all samples of the batch failed.
+        """
         count = len(loaded.ordinals)
         missing = [index for index in range(count) if index not in loaded.made]
         for index in missing:
@@ -255,7 +261,14 @@ class BatchMaker:
             self._begin(task, ordinals[index], time.monotonic_ns())
 
     def _take(self, loaded: Loaded, index: int, source: int) -> bool:
-        """Makes the sample of index `source`, for `index`; returns whether it can be made."""
+        """Makes the sample of index `source` and puts it at `index`; returns whether it could be made.
+
+        A failed sample that may be skipped is added to `skipped`.
+
+        Raises:
+            ChunkUnreadableError: a chunk must be leased again.
+            SampleFailedError: it failed, and errors are raised.
+        """
         ordinal = loaded.ordinals[source]
         started = time.monotonic_ns()
         if self._begin is not None:
@@ -284,6 +297,6 @@ class Stopwatch:
         self._last = time.perf_counter_ns()
 
     def lap(self) -> int:
-        """Nanoseconds since the last lap."""
+        """Returns the nanoseconds since the last lap, and begins the next one."""
         last, self._last = self._last, time.perf_counter_ns()
         return self._last - last

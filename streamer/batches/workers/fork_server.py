@@ -68,7 +68,7 @@ class ForkedProcess:
         ended_with_server: it ended because the server ended.
     """
 
-    # The pool's socket reports the end.
+    # There is no descriptor of its own: the pool's socket reports the end.
     exit_descriptor = -1
 
     def __init__(self, pool: ForkedPool, number: int) -> None:
@@ -100,7 +100,10 @@ class ForkedProcess:
         return self.ended
 
     def reap(self) -> tuple[int, int]:
-        """Waits for its end after `kill`; returns exit code (negative: the signal) and peak bytes."""
+        """Waits for its end after `kill`, 2 s at most; returns exit code (of a signal negative) and peak bytes.
+
+        Without a report of the server these are -SIGKILL and 0.
+        """
         # A process without a pid does not run yet: the server still imports, and ends it when the socket is closed.
         if not self.wait(_EXIT_SECONDS) and self.pid:
             logger.warning("the fork server does not report the end of worker process %d", self.pid)
@@ -178,12 +181,12 @@ class ForkedPool:
             self._processes = {}
 
     def take_exits(self) -> list[ForkedProcess]:
-        """The processes that have ended or were refused since the last call."""
+        """Returns the processes that have ended or were refused since the last call."""
         ended, self._finish = self._finish, []
         return ended
 
     def wait(self, seconds: float) -> None:
-        """Waits until the server reports something, and receives it."""
+        """Waits until the server reports something, at most `seconds`, and receives it."""
         wait_until_readable(self._end.fileno(), seconds)
         self.pump()
 
@@ -219,7 +222,7 @@ class ForkServer:
             send(self._control, Import(new))
 
     def connect(self) -> ForkedPool:
-        """A pool whose workers get the current working directory, `sys.path` and environment of this process."""
+        """Makes a pool whose workers get the current working directory, `sys.path` and environment of this process."""
         ours, theirs = MessageSocket.pair()
         context = memory_file("streamer-context", current_context())
         send(self._control, Connect(), [theirs.fileno(), context])
@@ -228,7 +231,7 @@ class ForkServer:
         return ForkedPool(ours, self)
 
     def wait_for_end(self) -> None:
-        """Waits until the ending process is reaped."""
+        """Waits until the ending process is reaped, 2 s at most."""
         self._thread.join(_EXIT_SECONDS)
 
     def close(self) -> None:

@@ -25,7 +25,8 @@ from streamer.batches.rows.pieces import PackedCounts
 from streamer.errors import WorkerError
 from streamer.order.audit import Tally
 
-# task, ordinal (-1: none), monotonic nanoseconds at which it began. A cache line per worker.
+# A row has the task, the ordinal (-1 if there is none) and the monotonic nanoseconds at which it began. Each worker has
+# a cache line.
 _ROW = struct.Struct("<qqq")
 _ROW_BYTES = 64
 
@@ -62,15 +63,15 @@ class StatusPage:
         self._mapping = memory.map_memfd(self.descriptor, count)
 
     def begin(self, row: int, task: int, ordinal: int, since: int) -> None:
-        """The worker of this row begins a sample; `since` is the current `time.monotonic_ns`."""
+        """Records that the worker of this row begins a sample; `since` is the current `time.monotonic_ns`."""
         _ROW.pack_into(self._mapping, row * _ROW_BYTES, task, ordinal, since)
 
     def idle(self, row: int) -> None:
-        """The worker of this row is between samples."""
+        """Records that the worker of this row has no task."""
         _ROW.pack_into(self._mapping, row * _ROW_BYTES, 0, -1, time.monotonic_ns())
 
     def read(self, row: int) -> Doing:
-        """The last task and sample of the worker of this row."""
+        """Returns the last task and sample of the worker of this row; task 0 between two tasks."""
         return Doing(*_ROW.unpack_from(self._mapping, row * _ROW_BYTES))
 
     def close(self) -> None:
@@ -130,7 +131,7 @@ class WorkerReady(_Message, frozen=True):
 
 
 class NotOpened(_Message, frozen=True):
-    """The source cannot be opened; the error, pickled."""
+    """The source cannot be opened; `error`: see `serialize_error`."""
 
     error: bytes
 
@@ -169,9 +170,9 @@ class FailedTask(_Message, frozen=True):
     """A batch cannot be made.
 
     Attributes:
-        number: of the task.
-        ordinal: of the sample that failed; -1: no single sample.
-        error: pickled.
+        number: number of the task.
+        ordinal: ordinal of the sample that failed, or -1 if it is no single sample.
+        error: the error, see `serialize_error`.
     """
 
     number: int
@@ -180,7 +181,7 @@ class FailedTask(_Message, frozen=True):
 
 
 class Unreadable(_Message, frozen=True):
-    """A chunk of a batch is missing, or has wrong bytes."""
+    """A chunk of the batch of task `number` is missing or wrong; for the others see `ChunkUnreadableError`."""
 
     number: int
     chunk: int
@@ -188,7 +189,7 @@ class Unreadable(_Message, frozen=True):
 
 
 class SkippedSample(_Message, frozen=True):
-    """Another sample replaces one that cannot be made; the task continues."""
+    """A sample of task `number` cannot be made: another one replaces it, and the task continues."""
 
     number: int
     ordinal: int
@@ -210,13 +211,13 @@ class Channel:
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
-        """Two ends."""
+        """Makes a socket pair; returns its two ends."""
         ours, theirs = MessageSocket.pair()
         return cls(ours), cls(theirs)
 
     @classmethod
     def adopt(cls, descriptor: int) -> Channel:
-        """The end that a worker process was started with."""
+        """Returns the end that a worker process was started with, by its descriptor."""
         return cls(MessageSocket.adopt(descriptor))
 
     def fileno(self) -> int:
@@ -232,7 +233,7 @@ class Channel:
         return self._end.send(_encode(message), (descriptor,) if descriptor >= 0 else ())
 
     def receive(self) -> tuple[Message, int] | None:
-        """The next message with its descriptor (-1: none), or None if the other end is closed.
+        """Returns the next message with its descriptor (-1 if it has none), or None if the other end is closed.
 
         Raises:
             BlockingIOError: the channel does not block, and there is no message.

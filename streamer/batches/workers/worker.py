@@ -56,7 +56,10 @@ _SPARE_SHARE = 8
 
 
 def run(row: int, channel: Channel, status_page: StatusPage, open_source: Callable[[], Opened | None]) -> None:
-    """Opens the source and serves until the other end is closed; an error at the start is sent to the rank."""
+    """Opens the source and serves until the rank closes its end; an error of `open_source` is sent to the rank.
+
+    Returns at once if `open_source` returns None: the loader was closed before its first batch.
+    """
     try:
         opened = open_source()
     except Exception as error:  # noqa: BLE001 - sent to the trainer
@@ -97,7 +100,7 @@ class SlotMemory:
         self._slots.pop(slot, None)
 
     def make(self, slot: int, nbytes: int) -> tuple[Bytes, int]:
-        """Makes new memory for a slot, or for NO_SLOT; returns it with its descriptor."""
+        """Makes new memory for a slot, or for NO_SLOT; returns it with its descriptor, which the caller closes."""
         spare = nbytes // _SPARE_SHARE if slot != NO_SLOT else 0
         count = memory.align_to_page(nbytes + spare)
         descriptor = memory.create_memfd("streamer-batch", count)
@@ -108,7 +111,7 @@ class SlotMemory:
 
 
 class _Work:
-    """A batch that is made and not yet written."""
+    """A batch that is made and not yet written; `faults` is `minor_faults()` before it was begun."""
 
     def __init__(self, packed: WritableBatch, stages: Stages, faults: int, loaded: Loaded) -> None:
         self.packed = packed
@@ -136,7 +139,7 @@ class _Work:
         return True
 
     def report(self, task: int, write_nanoseconds: int, memory_bytes: int) -> Made:
-        """The report of the batch."""
+        """Returns the report of the batch; `memory_bytes` is the size of memory that the worker made for it, else 0."""
         s = self._stages
         return Made(
             number=task,
