@@ -17,7 +17,7 @@ from streamer.formats.names import IMAGES
 
 # Kinds of samples that are listed.
 _LISTED = 3
-# What users can do where members of a mix differ.
+# The remedy where members of a mix differ.
 _FIX = "make the transforms agree, pass collate_fn, or batching='homogeneous'"
 
 

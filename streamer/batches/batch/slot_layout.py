@@ -77,7 +77,7 @@ class _Finder:
         """Returns the offset of a buffer that is in place, or adds the buffer behind the others."""
         if isinstance(buffer, StackBuffer):
             found = self._rows.find(buffer.rows)
-            # Only the first use of a stack is in place: two tensors never share memory.
+            # A stack is in place at its first use only: two tensors never share memory.
             if found is not None and found[0] not in self.claimed:
                 self.claimed.add(found[0])
                 return found[1]
