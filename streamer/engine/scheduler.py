@@ -25,7 +25,8 @@ from streamer.engine.session_progress import Use
 from streamer.engine.windows import plan_windows, share_open_chunks
 from streamer.errors import BrokenError, CacheError, CacheFullError, RecodeError, StreamerError
 
-# Eight clients were back within 40 ms of each other (two cores, 2026-11-20).
+# The pause after a start ends this long after the last session was opened: eight clients were back within 40 ms of each
+# other (two cores, 2026-11-20).
 QUIET_SECONDS = 0.25
 
 
@@ -109,9 +110,6 @@ MIN_NEED = 0.6
 MAX_NEED = 1.2
 # Consecutive refusals of a chunk before its reader gets the error.
 MAX_REFUSALS = 10
-# The pause after a start ends this long after the last session was opened: eight clients were back within 40 ms of each
-# other (two cores, 2026-11-20).
-QUIET_SECONDS = 0.25
 # The kernel gets advice about pages where the chunks on the disk take more than this share of the memory.
 MEMORY_SHARE = 0.5
 
