@@ -30,19 +30,19 @@ from streamer.recode.pool import RecoderPool
 
 logger = logging.getLogger(__name__)
 
-# The key of a chunk that is about to be published, and the length of its file, which is not the planned one.
+# Called with the key of a chunk that is about to be published, and the bytes of its file, which may not be as planned.
 OnResize = Callable[[bytes, int], object]
 
 
 class Waiter(msgspec.Struct):
-    """A session that waits for a fetch, and the step at which it needs the chunk."""
+    """A session that waits for a fetch: its number for the chunk, and the first step that needs the chunk."""
 
     session: EngineSession
     chunk: int
     step: int
 
     def shares_options(self, fetch: Fetch) -> bool:
-        """Whether the fetch reads with the storage options of this session."""
+        """Whether the fetch reads the session's own dataset, and so with its storage options."""
         part, _ = self.session.collection.locate(self.chunk)
         return self.session.collection.datasets[part] is fetch.dataset
 
@@ -51,7 +51,11 @@ class Fetch(msgspec.Struct):
     """One chunk between store and SSD.
 
     Attributes:
+        key: key of the chunk.
+        dataset: the dataset with whose storage options it is read.
         chunk: number of the chunk in the dataset.
+        waiters: the sessions that wait for it.
+        task: runs the fetch; None before it is started.
         peer_due: time at which the first peer that waits for it needs it, on the loop's clock.
         limits: set if publishing changed the limits of the cache, of which the policy must be told.
     """
@@ -65,12 +69,15 @@ class Fetch(msgspec.Struct):
     limits: CacheLimits | None = None
 
     def owner(self) -> str:
-        """Returns the job that needs it first, or "" without waiters."""
+        """Returns the `owner` of the session that needs it first, or "" if only peers wait for it."""
         first = min(self.waiters, key=lambda waiter: waiter.session.due_at(waiter.step), default=None)
         return "" if first is None else first.session.owner
 
     def due(self) -> float:
-        """Returns when the first session or peer that waits needs it, on the loop's clock; infinity without them."""
+        """Returns when the first session or peer that waits for it needs it, in seconds on the loop's clock.
+
+        It is infinity if none waits.
+        """
         return min(self.peer_due, *(waiter.session.due_at(waiter.step) for waiter in self.waiters), math.inf)
 
 
@@ -95,7 +102,7 @@ class Publisher:
         return f"Publisher(unlinking={len(self._unlinking)})"
 
     def unlink(self, keys: Iterable[bytes]) -> None:
-        """Removes files in the background; nothing is written before they are gone."""
+        """Removes the files of evicted chunks in the background; no chunk is written before they are gone."""
         victims = list(keys)
         if victims:
             task = self._tasks.create_task(self._evict(victims))
@@ -103,7 +110,7 @@ class Publisher:
             task.add_done_callback(self._unlinking.discard)
 
     def writes_to_disk(self, fetch: Fetch) -> bool:
-        """Whether the chunk goes to the disk, and does not pass through memory."""
+        """Whether the chunk will be kept on the disk: one that refuses or is not trusted leaves it in memory."""
         return not self._cache.space.refused and self._cache.trusts_disk_with(fetch.key)
 
     async def wait_for_unlinks(self) -> None:
@@ -112,7 +119,11 @@ class Publisher:
             await asyncio.wait(set(self._unlinking))
 
     async def publish(self, fetch: Fetch, fetched: Fetched | SharedBytes) -> None:
-        """Publishes what the store sent, recoded where the format needs it."""
+        """Publishes what the store sent, recoded where the format needs it.
+
+        Raises:
+            StreamerError: the chunk cannot be recoded, or the cache not be written.
+        """
         manifest = fetch.dataset.manifest
         chunk = manifest.chunk(fetch.chunk)
         if not manifest.recoded:
@@ -166,7 +177,7 @@ class StoreSource:
         self._fetchers = fetchers
         self._pool = pool
         self._publisher = publisher
-        # Descriptions live as long as the dataset is in use.
+        # Messages that name datasets to fetch processes; each lives as long as its dataset is in use.
         self._described: weakref.WeakKeyDictionary[Dataset, OpenDataset] = weakref.WeakKeyDictionary()
 
     async def bring(self, fetch: Fetch) -> None:
@@ -181,7 +192,11 @@ class StoreSource:
             await self._publisher.publish(fetch, fetched)
 
     async def fetch(self, fetch: Fetch) -> Fetched | SharedBytes:
-        """Returns the bytes of a chunk as its store has them."""
+        """Returns the bytes of a chunk as its store has them; the caller closes them.
+
+        Raises:
+            StreamerError: they cannot be had.
+        """
         if self._pool.ready:
             with contextlib.suppress(LocalError):
                 return await self._pool.fetch(self._describe_chunk(fetch))
@@ -200,7 +215,7 @@ class StoreSource:
         allowlist = self._fetchers.allowlist
         if allowlist.restricted:
             allowlist.check_chunk(dataset.manifest.chunk(fetch.chunk), dataset.options)
-        # Processes know another object where the options of the dataset have changed.
+        # A process is told of a dataset anew when it gets another object: a new one is made if the options changed.
         known = self._described.get(dataset)
         if known is None or known.options is not dataset.options:
             known = OpenDataset(dataset.name, str(dataset.manifest.path), dataset.options)

@@ -32,7 +32,9 @@ class UseCount(msgspec.Struct):
 
 
 class Collection:
-    """One dataset, or the parts of a mix. Two parts of one dataset have numbers of their own and equal keys.
+    """One dataset, or the parts of a mix; a chunk's number here counts the chunks of the parts before its own.
+
+    Two parts of one dataset have chunks with different numbers and equal keys.
 
     Args:
         datasets: datasets of the parts, in order; at least one.
@@ -60,14 +62,14 @@ class Collection:
         return len(self.datasets)
 
     def locate(self, chunk: int) -> tuple[int, int]:
-        """Returns the part of a chunk and its number there."""
+        """Returns the index of a chunk's part, and the chunk's number there."""
         if self._lone:
             return 0, chunk
         part = bisect_right(self.starts, chunk) - 1
         return part, chunk - self.starts[part]
 
     def parts_of(self, chunks: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-        """Returns the part of each chunk."""
+        """Returns the index of each chunk's part."""
         found: npt.NDArray[np.int64] = np.searchsorted(np.asarray(self.starts), chunks, side="right") - 1
         return found
 
@@ -85,7 +87,7 @@ class Collection:
         return self.datasets[part].key(local)
 
     def get_file_length(self, chunk: int) -> int | None:
-        """Returns the length of a chunk's file, or None if the chunk is recoded, and only its file has the length."""
+        """Returns the bytes of a chunk's file, or None if the chunk is recoded: then the manifest does not say it."""
         recoded = self.datasets[self.locate(chunk)[0]].manifest.recoded
         return None if recoded else int(self.file_bytes[chunk])
 
@@ -100,12 +102,15 @@ class Collection:
         return error.of_member(name) if name else error
 
     def byte_rates(self, values: Sequence[float]) -> list[float]:
-        """Returns the share of each part in the bytes that an epoch needs."""
+        """Returns the share of each part in the bytes that an epoch needs; `values` are the parts' passes per epoch."""
         rates = [value * dataset.total_bytes for dataset, value in zip(self.datasets, values, strict=True)]
         return [rate / (sum(rates) or 1.0) for rate in rates]
 
     def mean_bytes(self, values: Sequence[float]) -> float:
-        """Returns the mean length of a file, each counted as often as an epoch needs it; once if none has a value."""
+        """Returns the mean length of a chunk's file, each counted as often as an epoch needs it.
+
+        `values` are the parts' passes per epoch; if none has any, each file counts once.
+        """
         if not any(values):
             values = [1.0] * len(values)
         pairs = list(zip(self.datasets, values, strict=True))
@@ -114,7 +119,7 @@ class Collection:
 
 
 class Parts:
-    """The values that a session keeps of each of its parts.
+    """What a session keeps of each of its parts: value, running pass, counts.
 
     Args:
         name: name of the session.
@@ -123,7 +128,7 @@ class Parts:
 
     Attributes:
         names: names of the policy's sessions, one for each part.
-        values: values of the parts in the running epoch.
+        values: passes of each part in the running epoch.
         running_pass: the pass that each part's reader is in, or None if it has not begun.
         counts: needs and hits since the session began; of a lone dataset they are not counted.
         mean_bytes: mean length of a chunk's file, each chunk counted as often as an epoch needs it.
@@ -153,7 +158,7 @@ class Parts:
         self._next_values[epoch] = values
 
     def begin_epoch(self, epoch: int) -> bool:
-        """Records that the reader is in another epoch. Returns whether that has other values."""
+        """Records that the reader is in another epoch. Returns whether the values of the parts have changed."""
         before = self.values
         for begun in sorted(known for known in self._next_values if known <= epoch):
             self.values = self._next_values.pop(begun)
@@ -161,7 +166,10 @@ class Parts:
         return self.values != before
 
     def relative_values(self) -> dict[str, float]:
-        """Returns, for the policy, values by name as multiples of the largest; parts of one dataset share its bytes."""
+        """Returns the values for the policy, by the names of its sessions, as shares of the largest.
+
+        The values of parts of one dataset are added, because they share its bytes.
+        """
         sums: dict[str, float] = {}
         digests = [dataset.manifest.digest for dataset in self._collection.datasets]
         for digest, value in zip(digests, self.values, strict=True):

@@ -32,23 +32,26 @@ from streamer.wire.messages import UNREADABLE
 
 logger = logging.getLogger(__name__)
 
-# A session gets an error after this many corrupt copies in a row. Readers give up after as many (`contracts.REREADS`).
+# A session gets an error after this many corrupt copies in a row; readers give up after as many
+# (`cached_bytes.REREADS`).
 MAX_COPIES = 3
 # Unfounded reports that one session may send about one chunk before it reads it well.
 MAX_UNFOUNDED = 3
 # Unfounded reports that one session may send in all: this many, or for this share of its chunks.
 MAX_UNFOUNDED_IN_ALL = 32
 MAX_UNFOUNDED_SHARE = 0.1
-# A chunk found intact is not read again for this long. Reports in this time do not count where a corrupt copy was
-# dropped before: several workers of a rank report it, the last of them when the next copy is there already.
+# A chunk found intact is not read again for this long. A report in this time does not count against its session if a
+# corrupt copy was dropped before: several workers of a rank report one copy, some when the next one is there already.
 VERIFIED_SECONDS = 0.25
 # Reports may still be about a corrupt copy for this long after it was dropped.
 REPLACED_SECONDS = 1.0
-# Wrong chunks come in numbers: one warning in this time.
+# There is at most one warning about dropped chunks in this time: they come in numbers.
 WARNING_SECONDS = 60.0
 
 
 class _Report(msgspec.Struct):
+    """Holds a report until its chunk was checked; `times` counts the equal reports that came meanwhile."""
+
     session: EngineSession
     chunk: int
     reason: str
@@ -59,7 +62,7 @@ class CorruptionReports:
     """Checks reported chunks in the order of the reports. Owned by the engine, on its loop.
 
     Args:
-        cache: whose files are read.
+        cache: the cache whose files are read.
         forget: removes a corrupt chunk from the policy and its file from the disk; returns False if it was not local.
         wake: called when a session may continue.
         now: the engine's clock, in seconds.
@@ -166,6 +169,10 @@ class CorruptionReports:
             self._check_task = None
 
     async def _is_right(self, session: EngineSession, key: bytes, report: _Report) -> bool:
+        """Reads the chunk's file unless it was just found intact; returns whether the file stays.
+
+        An intact file counts as an unfounded report, which may fail the session (`_retires`).
+        """
         if not session.is_open:
             return True
         now = self._now()
@@ -183,6 +190,7 @@ class CorruptionReports:
         return not self._retires(report, key)
 
     def _handle_wrong(self, report: _Report, key: bytes) -> None:
+        """Drops the chunk and lets the session ask for it again; fails the session after too many corrupt copies."""
         session = report.session
         chunk = report.chunk
         label = session.collection.label(chunk)
@@ -202,7 +210,10 @@ class CorruptionReports:
         session.progress.mark_absent(chunk, broken=True)
 
     def _retires(self, report: _Report, key: bytes) -> bool:
-        """Counts a report about an intact chunk; returns whether its next copy is to be kept in memory."""
+        """Counts a report about an intact chunk; returns whether its next copy is kept in memory from now on.
+
+        After too many such reports the session fails, and the copy stays.
+        """
         session = report.session
         chunk = report.chunk
         session.unfounded[chunk] += 1

@@ -6,8 +6,8 @@ datasets.py           opened manifests, rights to them     collection.py        
 url_allowlist.py      which urls clients may name          corruption_reports.py chunks that readers found wrong
 maintenance.py        what happens over time               statistics.py        counters and levels
 windows.py            what sessions have open together     link_need.py         what keeps the link busy, measured
-fetching/             chunks on their way to the cache     processes/           processes that fetch beside the loop
-manifests/            requests for manifests
+bring.py              a chunk's way to the cache           in_flight.py         the fetches that run
+manifests/            requests for manifests               processes/           processes that fetch beside the loop
 """
 
 from __future__ import annotations
@@ -135,7 +135,11 @@ class Engine:
     # ------------------------------------------------------------ requests
 
     async def manifest(self, request: GetManifest, report: Report) -> str:
-        """Finds or builds a manifest in the cache folder; returns its digest."""
+        """Finds or builds a manifest in the cache folder; returns its digest, and lets the asker read the dataset.
+
+        Raises:
+            StreamerError: as `Manifests.manifest`.
+        """
         digest = await self.manifests.manifest(request, report)
         self.rights.grant(digest, request.options)
         # Once for all manifests written meanwhile: with 200 members it takes 28 ms (2026-11-23).
@@ -147,7 +151,18 @@ class Engine:
         return digest
 
     async def read(self, digest: str, options: StoreOptions, chunk: int, span: tuple[int, int] | None) -> bytes:
-        """Returns the chunk-local bytes `[start, stop)` for a look at a sample; None asks for a chunk's boundaries."""
+        """Returns bytes of a chunk for a look at a sample, read from the store without the cache.
+
+        Args:
+            digest: digest of the dataset's manifest.
+            options: storage options of the client.
+            chunk: number of the chunk in the dataset.
+            span: chunk-local `[start, stop)`, or None for the boundaries of a recoded chunk's entries.
+
+        Raises:
+            AccessDeniedError: the client has no right to the dataset.
+            StreamerError: there is no such dataset or chunk, or the store fails.
+        """
         await self.rights.prove(digest, options)
         wanted = (dataset := self.datasets.get(digest, options.mapping)).chunk(chunk)
         dataset.check_key(chunk)
@@ -168,7 +183,7 @@ class Engine:
         """Applies another limit and other datasets. Everything else needs a new engine.
 
         Raises:
-            ConfigError: the limit is below what is open. Nothing has changed then.
+            ConfigError: the limit is below what the sessions have open. Nothing has changed then.
         """
         limit = config.cache.limit_bytes
         if limit is not None and limit != self.config.cache.limit_bytes:
@@ -194,11 +209,20 @@ class Engine:
         return state.limit_bytes - state.staging_bytes - state.kept_bytes - state.transit_bytes
 
     async def keep(self, key: bytes, parts: list[memoryview], sample_offsets: npt.NDArray[np.int64]) -> None:
-        """Publishes a chunk without a session; call `adopt` once its manifest is known."""
+        """Publishes a chunk that indexing has read anyway; `adopt` follows once its manifest is known.
+
+        Args:
+            key: key of the chunk.
+            parts: the chunk's bytes.
+            sample_offsets: int64 (samples + 1,): boundaries of the samples, in bytes.
+        """
         await self.cache.publish(key, parts, sample_offsets)
 
     async def make_room(self, share: float) -> None:
-        """Evicts this share of the chunks, but none that is open; manifests go before chunks on a full disk."""
+        """Evicts this share of the bytes of chunks, but none that is open, and waits until the files are gone.
+
+        Called when a manifest finds the disk full: it goes before chunks.
+        """
         state = self.policy.statistics()
         self.apply_limits(CacheLimits.make(int((1 - share) * (state.kept_bytes + state.transit_bytes))))
         await self.publisher.wait_for_unlinks()
@@ -245,7 +269,10 @@ class Engine:
         return session
 
     def connect(self, job: str) -> None:
-        """Records a connection of a job: its datasets stay live between its sessions (validation between epochs)."""
+        """Records a connection of a job: until `disconnect`, its datasets stay live between its sessions.
+
+        So validation between two epochs does not end what is kept for the training.
+        """
         self.policy.connect(job)
 
     def disconnect(self, job: str) -> None:
@@ -264,7 +291,10 @@ class Engine:
         self.wake()
 
     def admit(self, session: EngineSession, schedule: EpochSchedule) -> None:
-        """Registers a session with the policy once its first complete schedule shows how much it has open at once."""
+        """Registers a session with the policy once its first complete schedule shows how much it has open at once.
+
+        A session whose open chunks do not fit fails with `CacheFullError`; later schedules change nothing.
+        """
         if session.admitted or session.failed is not None:
             return
         # The bytes of all live data count: a small validation set would fit alone, and took the room of the training's
@@ -387,7 +417,7 @@ class Engine:
         self.scheduler.apply_evictions(self.policy.set_limit(limits))
 
     def forget_datasets(self) -> None:
-        """Forgets datasets whose manifest was removed; their chunks lose their owner."""
+        """Forgets datasets whose manifest was removed; their chunks stay without an owner, and are evicted first."""
         known = self.manifests.store.digests() | {manifest.digest for manifest in self.datasets.manifests()}
         gone = self.policy.forget_datasets(known)
         for digest in gone:
@@ -411,10 +441,10 @@ def make_too_small_error(
     Args:
         root: the folder.
         limit_bytes: limit of the chunk files.
-        whole_bytes: the limit of the whole folder.
-        overhead_bytes: bytes of it that manifests, the catalog and chunks on their way to peers take.
-        wanted_bytes: bytes that one consumer has open, and of one more chunk.
-        others_bytes: the same of the sessions that are open.
+        whole_bytes: limit of the whole folder.
+        overhead_bytes: bytes of the folder that manifests, the catalog and chunks on their way to peers take.
+        wanted_bytes: bytes that this consumer has open, and of one more chunk.
+        others_bytes: the same for all other sessions that are open.
         to_come: consumers of the same job on this machine that have no session yet.
     """
     needed = others_bytes + wanted_bytes * (1 + to_come)

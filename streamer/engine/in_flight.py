@@ -1,4 +1,4 @@
-"""Chunks in flight: one fetch per chunk key, however many sessions wait for it."""
+"""Runs the fetches of chunks, one per chunk key, however many sessions wait for it. The scheduler starts them."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ class InFlight:
         fetch.task = self._tasks.create_task(self._run(fetch), name=f"fetch {fetch.key.hex()}")
 
     def join(self, key: bytes, waiter: Waiter) -> bool:
-        """Adds a waiter to a running fetch. Returns False if there is none."""
+        """Adds a waiter to the running fetch of a chunk. Returns False if there is none."""
         fetch = self._fetches.get(key)
         if fetch is not None:
             fetch.waiters.append(waiter)
         return fetch is not None
 
     def leave(self, session: EngineSession) -> None:
-        """Removes a closed session; its fetches continue for other sessions and for the cache."""
+        """Removes a closed session from the waiters; its fetches continue for other sessions and for the cache."""
         for fetch in self._fetches.values():
             fetch.waiters = [waiter for waiter in fetch.waiters if waiter.session is not session]
 
@@ -94,6 +94,7 @@ class InFlight:
                 fetch.task.cancel()
 
     async def _run(self, fetch: Fetch) -> None:
+        """Brings the chunk and calls `finished`; a failure of any other kind becomes a `StreamerError`."""
         error: StreamerError | None = None
         try:
             await self._sources.bring(fetch)

@@ -42,8 +42,9 @@ class LinkNeed:
     """Follows the chunks on their way. Owned by the scheduler, on its loop; `now` is in seconds of the loop's clock."""
 
     def __init__(self) -> None:
-        # When each chunk was asked for, and the number of crowds until then, or -1 in a crowd. If there is no other
-        # crowd before it comes, it has had the link for itself.
+        # A crowd begins when a chunk is asked for beside FEW_IN_FLIGHT or more others. Of each chunk on its way:
+        # when it was asked for, and how many crowds had begun by then, or -1 if it began one. If no other has begun
+        # when it comes, it has had the link almost for itself.
         self._begun: dict[bytes, tuple[float, int]] = {}
         self._crowds = 0
         self._rates: deque[float] = deque(maxlen=INTERVALS)
@@ -69,7 +70,7 @@ class LinkNeed:
 
     @property
     def _rate(self) -> float:
-        """Bytes per second of the link at its best."""
+        """Bytes per second of the best intervals; see `PEAK_SHARE`."""
         return sorted(self._rates)[math.ceil(PEAK_SHARE * len(self._rates)) - 1]
 
     def begin(self, key: bytes, now: float) -> None:
@@ -81,7 +82,7 @@ class LinkNeed:
         self._begun[key] = (now, self._crowds if uncrowded else -1)
 
     def end(self, key: bytes, now: float, size_bytes: int) -> None:
-        """Records that a chunk has come; one that has failed has no bytes."""
+        """Records that a chunk has come, with its bytes; they are 0 if it has failed."""
         begun, crowds = self._begun.pop(key, (now, -1))
         if not size_bytes:
             return
@@ -102,9 +103,10 @@ class LinkNeed:
             self._probe_count = max(0, self._probe_count - (2 if crowds == self._crowds else 1))
 
     def holds_back(self, now: float, *, urgent: bool) -> bool:
-        """Whether no chunk is to be asked for until another one has come, because the delay is being measured.
+        """Starts a probe if one is due and the link is full; returns whether the next chunk must wait for one to come.
 
-        An `urgent` one is held back only beside the few that are measured.
+        It waits only while a probe runs. An urgent chunk waits only while exactly FEW_IN_FLIGHT are on their way, which
+        are those that are measured.
         """
         in_flight = len(self._begun)
         if in_flight > FEW_IN_FLIGHT and self._rates and now >= max(self._next_probe_at, self.probe_ends_at):

@@ -8,8 +8,8 @@
     manifests on disk    that were superseded, or are least recently used, are removed; see `manifest_store`
     groups of chunks     of removed manifests: their chunks stay, without an owner, and are evicted first
 
-What was used since the last check but one stays. A later session opens it again: a manifest takes milliseconds, a
-fetcher one connection.
+An open manifest or fetcher stays if it was used since the last check but one. A later session opens one again: a
+manifest takes milliseconds, a fetcher one connection.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 SILENCE_CHECK_SECONDS = 5.0
 # An engine that checks later than this was stopped itself: messages of its consumers are still unread.
 LATE_SECONDS = 1.0
-# Validation between two epochs, a new job of the same user: within minutes.
+# Interval of the checks for unused things: validation between two epochs, or a new job of a user, comes within minutes.
 LOOK_SECONDS = 300.0
 # Manifests that no session has open may take this share of the limit; a manifest takes 0.01 to 0.1 % of its data.
 IDLE_MANIFESTS_SHARE = 1 / 16
@@ -74,7 +74,7 @@ async def repeat_after_errors(
 
 
 class SilenceWatch:
-    """Takes the protection of its look-ahead from a consumer that hangs while others wait."""
+    """Takes the protection of its look-ahead from a consumer that hangs while others wait. It runs from its making."""
 
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
         self._engine = engine
@@ -130,7 +130,7 @@ async def remove_idle_once(engine: Engine) -> None:
         engine.apply_limits(engine.cache.limits)
 
 
-# 8 TB in eleven days, 4 % of what a SATA SSD reads.
+# At this rate 8 TB take eleven days; that is 4 % of what a SATA SSD reads.
 SCRUB_BYTES_PER_SECOND = 8 << 20
 # Pause between two passes of the scrub.
 SCRUB_PAUSE_SECONDS = 60.0

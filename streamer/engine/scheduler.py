@@ -49,7 +49,7 @@ class Settling:
         self._timer = loop.call_at(self._at_latest, self._end)
 
     def end_soon(self) -> None:
-        """Lets the pause end soon: all clients of an engine that died come back at once."""
+        """Lets the pause end `QUIET_SECONDS` from now; each new session calls it, because clients come back at once."""
         if not self._settled:
             self._timer.cancel()
             self._timer = self._loop.call_at(min(self._at_latest, self._loop.time() + QUIET_SECONDS), self._end)
@@ -86,7 +86,7 @@ class PageCache:
             self._tasks.create_task(self._cache.advise(key, "WILLNEED"))
 
     def drop_pages(self, key: bytes) -> None:
-        """Advises that a chunk was read completely."""
+        """Advises that the pages of a chunk, which was read completely, can go."""
         if self.advises:
             self._tasks.create_task(self._cache.advise(key, "DONTNEED"))
 
@@ -100,10 +100,10 @@ REFUSED_SECONDS = 0.2
 # A job may have this share of the limit open, or what it was planned with if that is more. Chunks that are not open can
 # be evicted, so a trainer that asks for everything and reads nothing leaves room for the next one.
 OPEN_SHARE = 0.5
-# Uses that are asked for, opened or released before other clients have their turn: 0.15 s. Fewer cost a look at
-# all sessions more often: 2,048 doubled the CPU of 1,000 sessions (2026-11-28). Trainers may ask for 400,000.
+# Uses that are asked for, opened or released before other clients have their turn; they take 0.15 s. Each further turn
+# looks at all sessions: with 2,048 uses the CPU of 1,000 sessions doubled (2026-11-28). A trainer may ask for 400,000.
 STEPS_PER_TURN = 16_384
-# The policy is told all chunks of a pass, which takes a tenth of a microsecond each.
+# So many chunks that the policy is told of at the start of a pass count as one use; each takes 0.1 us.
 _CHUNKS_OF_A_STEP = 64
 # A plan is kept while the link needs between these shares of what it was made for: each plan may change what is kept.
 MIN_NEED = 0.6
@@ -115,7 +115,17 @@ MEMORY_SHARE = 0.5
 
 
 class Scheduler:
-    """Schedules all sessions. Owned by the engine, which sets `in_flight` before the first wake."""
+    """Schedules all sessions. Owned by the engine, which sets `in_flight` before the first wake.
+
+    Args:
+        policy: decides what stays local; the scheduler alone asks it for the chunks of sessions.
+        sessions: the engine's sessions by name, which it adds and removes.
+        page_cache: gets advice about chunks that are read soon, or were read.
+        loop: the engine's loop.
+
+    Attributes:
+        draining: whether no fetch is started any more; set by the engine.
+    """
 
     in_flight: InFlight
 
@@ -152,7 +162,7 @@ class Scheduler:
             self._loop.call_soon(self._schedule_all)
 
     def continue_passes(self, session: EngineSession) -> None:
-        """Records that running passes go on in another epoch's schedule."""
+        """Tells the policy the chunks of running passes again: another epoch's schedule has added some."""
         for part, number in enumerate(session.parts.running_pass):
             if number is not None:
                 self._start_pass(session, part, number)
@@ -165,7 +175,7 @@ class Scheduler:
             self.wake()
 
     def end_fetch(self, fetch: Fetch, error: StreamerError | None) -> None:
-        """Handles the end of a fetch, which has failed if there is an error."""
+        """Handles the end of a fetch: its waiters get the chunk, or, with an error, ask again or fail."""
         if fetch.limits is not None:
             self.apply_evictions(self._policy.set_limit(fetch.limits))
         self._link.end(fetch.key, self._loop.time(), 0 if error else int(fetch.dataset.file_bytes[fetch.chunk]))
@@ -201,7 +211,7 @@ class Scheduler:
         self.wake()
 
     def _plan_windows(self) -> None:
-        """Tells the policy what sessions have open and in look-ahead."""
+        """Tells the policy what sessions have open and in look-ahead at most, and what the link needs."""
         sessions = [session for session in self._sessions.values() if session.admitted]
         if self._windows_changed:
             self._windows_changed = False
@@ -216,6 +226,7 @@ class Scheduler:
     # ------------------------------------------------------------ one session
 
     def _schedule_all(self) -> None:
+        """Releases the finished uses of all sessions, then schedules each; stops when the turn's uses are spent."""
         self._wake_pending = False
         self._steps_left = STEPS_PER_TURN
         if self._windows_changed:
@@ -230,7 +241,8 @@ class Scheduler:
             self._contain_errors(self._release_uses, session)
         if not self._may_go_on():  # or a blocked reader would be told that all is open, as above
             return
-        # How much a session asks for does not count: one that asks for everything would always come first.
+        # Sessions that wait come first, then those that have the least of what was planned for them. How much a session
+        # asks for does not count: one that asks for everything would always come first.
         for session in sorted(live, key=lambda one: (not one.waits, one.fill)):
             if session.failed is None:
                 self._contain_errors(self._schedule, session)
@@ -246,7 +258,7 @@ class Scheduler:
             session.fail(BrokenError(f"the engine failed over this session: {error!r}; see its log"))
 
     def _may_go_on(self) -> bool:
-        """Whether there may be more work in this turn; if not, other clients have theirs, and another turn follows."""
+        """Whether there may be more work in this turn; if not, wakes: another turn follows after other clients'."""
         if self._steps_left > 0:
             return True
         self.wake()
@@ -262,6 +274,7 @@ class Scheduler:
         session.announce()
 
     def _release_uses(self, session: EngineSession) -> None:
+        """Ends the leases of the uses that the session has finished."""
         finished = session.progress.take_done(max(1, self._steps_left))
         self._steps_left -= len(finished)
         for use in finished:
@@ -301,7 +314,11 @@ class Scheduler:
                 progress.ask_later(use)
 
     def _ask(self, session: EngineSession, use: Use) -> bool:
-        """Asks the policy for one chunk. Returns False if there is no room now."""
+        """Asks the policy for one chunk, and starts or joins its fetch if it is not local.
+
+        Returns False if it must be asked for again: there is no room now, or the chunk is just being removed. A session
+        that could wait for ever for room fails.
+        """
         progress = session.progress
         part, local = session.collection.locate(use.chunk)
         dataset = session.collection.datasets[part]
@@ -332,7 +349,11 @@ class Scheduler:
         return True
 
     def _must_wait(self, session: EngineSession, use: Use) -> bool:
-        """Whether the link is being measured, or the session has all it was planned with and another job waits."""
+        """Whether the session must ask for this use later; may start a probe of the link, see `LinkNeed.holds_back`.
+
+        It must if it has all that was planned for it while another job asks, or if the link is being measured and the
+        chunk is not local. A use that its reader waits for is not held back in favour of another job.
+        """
         others_ask = bool(self._asking - {session.owner})
         if others_ask and session.fill >= 1.0 and not session.progress.is_blocking(use):
             return True
@@ -352,6 +373,7 @@ class Scheduler:
         return True
 
     def _open_local(self, session: EngineSession) -> None:
+        """Opens held uses that the reader wants and whose chunks are local; a chunk that is gone is asked for again."""
         for use in session.progress.openable(max(1, self._steps_left)):
             self._steps_left -= 1
             if not session.progress.is_blocking(use) and self._has_enough_open(session):
@@ -370,6 +392,7 @@ class Scheduler:
         self._may_go_on()
 
     def _has_enough_open(self, session: EngineSession) -> bool:
+        """Whether the session has open what was planned with, and its job the bound of `OPEN_SHARE`."""
         if session.open_bytes() < session.planned_bytes:
             return False
         job = [other for other in self._sessions.values() if other.owner == session.owner]
@@ -383,7 +406,7 @@ class Scheduler:
             self.apply_evictions(self._policy.set_values(session.parts.relative_values()))
 
     def _start_pass(self, session: EngineSession, part: int, number: int) -> None:
-        """Begins a pass over one part: to the policy an epoch is a pass."""
+        """Begins a pass over one part, with the chunks that it still needs; the policy calls a pass an epoch."""
         session.parts.running_pass[part] = number
         remaining = session.progress.find_chunks_ahead(session.collection.span(part), number)
         self._steps_left -= 1 + len(remaining) // _CHUNKS_OF_A_STEP

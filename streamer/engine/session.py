@@ -1,4 +1,7 @@
-"""One consumer in the engine: its identity, its progress, and when it needs each chunk."""
+"""One consumer's session on the engine's side: its request, progress and pace, and what it has been announced.
+
+The service hands it the consumer's messages; the scheduler asks it what to fetch and to open next.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,15 @@ from streamer.wire.schedule import EpochSchedule
 
 # Weight of the newest measurement in the mean time of a step.
 _STEP_WEIGHT = 0.2
-# The running epoch, the next one in look-ahead, and a few earlier ones for statistics that are read late.
+# Epochs whose counts are kept: the running one, the next one in look-ahead, and earlier ones for late readers.
 _EPOCHS_COUNTED = 8
 _NONE = np.empty(0, np.uint32)
 
 
 def check_agreement(one: OpenSession, other: OpenSession) -> None:
-    """Checks that sessions of one job and stream read the same epoch in the same order.
+    """Checks that two sessions of one job, stream and dataset read the same order from the same place.
+
+    Others agree always, as do two sessions of one consumer. Fields that a client has not set are not compared.
 
     Raises:
         StateError: names the field and both values.
@@ -80,7 +85,7 @@ class Waiting:
 
 
 class SessionHost(Protocol):
-    """A session's view of the engine that owns it; a protocol, because the engine imports its sessions."""
+    """What a session calls of the engine that owns it; a protocol, because the engine's module imports this one."""
 
     @property
     def silent_seconds(self) -> float:
@@ -100,7 +105,7 @@ class SessionHost(Protocol):
         ...
 
     def admit(self, session: EngineSession, schedule: EpochSchedule) -> None:
-        """Admits a session, whose first complete schedule is known."""
+        """Registers a session with the policy by a complete schedule; does nothing for one that is registered."""
         ...
 
     def continue_passes(self, session: EngineSession) -> None:
@@ -112,7 +117,7 @@ class SessionHost(Protocol):
         ...
 
     def note_good_read(self, session: EngineSession, chunk: int) -> None:
-        """The session's reader has read a chunk well that it had reported as corrupt."""
+        """Records that the session's reader has read a chunk well that it had reported as corrupt."""
         ...
 
     def count_error(self, error: StreamerError) -> None:
@@ -129,9 +134,11 @@ class EngineSession:
 
     Args:
         host: the engine.
-        name: unique in the engine.
-        on_ready: called with (through, rejects) when more steps are ready.
-        on_error: called once with what ends the session.
+        name: name of the session, unique in the engine.
+        request: what the consumer has asked for.
+        collection: the datasets of the request.
+        callbacks: `on_ready(through, rejects)` is called when the last step that may be read, or the number of
+            handled rejects, has changed; `on_error(error)` once, with what ends the session.
     """
 
     def __init__(
@@ -147,19 +154,23 @@ class EngineSession:
         self.collection = collection
         self.progress = SessionProgress(collection.file_bytes)
         self.parts = Parts(name, collection, request.all_parts)
-        # The numbers that have a key: more than one where parts share chunks.
+        # Numbers of the chunks that it holds, by key: more than one number where parts share chunks.
         self.keys: dict[bytes, tuple[int, ...]] = {}
+        # Chunks that failed in look-ahead and are tried again later.
         self.deferred: set[int] = set()
-        # The chunks that its reader has reported as wrong and has not read well since, with the last step that it had
-        # asked for then; and how often it has reported them in vain.
+        # Chunks that its reader has reported as wrong and has not read well since, with the last step that the reader
+        # had asked for then.
         self.reported: dict[int, int] = {}
+        # Reports by chunk that the engine found unfounded.
         self.unfounded: Counter[int] = Counter()
+        # Most bytes in look-ahead, and these with the bytes that all parts have open at most.
         self.lookahead_bytes = 0
         self.planned_bytes = 0
-        # The first complete schedule decides what the policy is asked for. Chunks that sessions in step have open as
-        # well are counted once: this is the session's part of its open bytes (see `windows`).
+        # The policy was asked for these, by the first complete schedule.
         self.openings: list[SessionOpening] = []
         self.first_schedule = EpochSchedule(0, _NONE, np.empty(0, np.int64), np.empty(0, np.int64))
+        # Share of its open bytes that is counted, since sessions in step open the same chunks, and the names of the
+        # sessions for which it was computed; both are set by `engine.windows`.
         self.open_share = 1.0
         self.compared_with: tuple[str, ...] = ()
         self.running_epoch: int | None = None
@@ -183,14 +194,14 @@ class EngineSession:
     # ------------------------------------------------------------ messages of the consumer
 
     def extend(self, part: EpochSchedule, complete: bool) -> None:
-        """Takes the schedule of one epoch, or a part of it.
+        """Takes the schedule of one epoch, or a part of it; a complete one admits the session.
 
         Args:
             part: what its consumer has sent.
             complete: whether no more of this epoch follows.
 
         Raises:
-            ProtocolError: not a schedule of this collection.
+            ProtocolError: it is no schedule of this collection, or has not one value for each part.
         """
         if part.values:
             self.parts.expect_values(part.epoch, part.values)
@@ -210,14 +221,18 @@ class EngineSession:
             self._step_seconds += _STEP_WEIGHT * (pace - self._step_seconds)
             self._done_at = now
         self.progress.advance(done, want)
-        # It has read well what it reported at a step before it came to the next ones.
+        # A chunk that was reported at a step that is done by now was read well in the end.
         for chunk in [chunk for chunk, step in self.reported.items() if step < done]:
             self._host.note_good_read(self, chunk)
         self._watch()
         self._host.wake()
 
     def reject(self, chunk: int, reason: str) -> None:
-        """Takes a report of corrupt bytes, or of no file; no further step is ready until `acknowledge`."""
+        """Takes a report of a chunk with corrupt bytes or without a file; `acknowledge` follows when it is checked.
+
+        Raises:
+            ManifestError: there is no such chunk.
+        """
         self._host.reject(self, chunk, reason)
 
     def keep_report(self, finding: ReportFinding) -> None:
@@ -242,7 +257,13 @@ class EngineSession:
         return self.progress.count_grants() * self.parts.mean_bytes / max(1, self.planned_bytes)
 
     def plan(self, schedule: EpochSchedule, affordable_bytes: int, sessions: int) -> list[SessionOpening]:
-        """Sets the look-ahead by the first complete schedule; returns what each part opens in the policy."""
+        """Sets look-ahead and openings by the first complete schedule; returns what each part opens in the policy.
+
+        Args:
+            schedule: that schedule.
+            affordable_bytes: look-ahead of all sessions together.
+            sessions: number of the sessions that share it.
+        """
         collection = self.collection
         sharers = max(1, sessions, min(self.request.world_size, 8))
         self.lookahead_bytes = max(affordable_bytes // sharers, 2 * int(collection.file_bytes.max(initial=0)))
@@ -264,7 +285,8 @@ class EngineSession:
                 open_bytes=max(part.open_bytes, needed_bytes),
                 lookahead_bytes=int(rates[index] * self.lookahead_bytes),
                 value=values[part_name],
-                # A part without value keeps nothing: what an earlier session has left would go before it is asked for.
+                # A part without value keeps nothing: it names its chunks ahead, or what an earlier session has left
+                # of them would be evicted before it is used.
                 ahead=_NONE if values[part_name] else chunk - np.uint32(collection.starts[index]),
             )
             openings.append(opening)
@@ -275,7 +297,7 @@ class EngineSession:
         return openings
 
     def open_bytes(self) -> float:
-        """Returns the bytes its reader may read now, at the mean size of its chunks."""
+        """Returns the bytes that its open uses have, at the mean size of its chunks."""
         return self.progress.open_chunks() * self.parts.mean_bytes
 
     @property
@@ -285,11 +307,11 @@ class EngineSession:
 
     @property
     def is_open(self) -> bool:
-        """The engine still has it."""
+        """Whether the engine still has it."""
         return self._host.has(self)
 
     def acknowledge(self, rejects: int) -> None:
-        """Counts rejects as handled; the consumer trusts what is announced from here on."""
+        """Adds to the number of handled rejects that `announce` sends; a consumer waits until it equals its own."""
         self._rejects += rejects
 
     def engine_now(self) -> float:
@@ -297,14 +319,14 @@ class EngineSession:
         return self._host.now()
 
     def announce(self) -> None:
-        """Sends the consumer how far it may read, if that has changed."""
+        """Calls `on_ready` if the last readable step or the number of handled rejects has changed."""
         state = (self._watch(), self._rejects)
         if self.failed is None and state != self._announced:
             self._announced = state
             self._on_ready(*state)
 
     def fail(self, error: StreamerError) -> None:
-        """Ends the session with an error that reaches its reader."""
+        """Ends the session with an error that reaches its reader; later errors are dropped. It stays open."""
         if self.failed is None:
             self.failed = error
             self._host.count_error(error)
@@ -312,12 +334,12 @@ class EngineSession:
             self._on_error(error)
 
     def _watch(self) -> int:
-        """Returns the current `through`; the consumer waits if it wants a step and not even the next one is ready."""
+        """Returns the last step that may be read; records whether the consumer waits now."""
         self.waiting.update(self.waits, self._host.now())
         return self.progress.last_ready_step()
 
     def count(self, use: Use, *, hit: bool) -> None:
-        """Counts one need, in its epoch and for its part."""
+        """Counts one need of a chunk, in its epoch and, for a mix, for its part."""
         if use.epoch not in self.counts:
             self.counts = {known: self.counts[known] for known in list(self.counts)[-_EPOCHS_COUNTED:]}
         size_bytes = int(self.collection.file_bytes[use.chunk])
@@ -340,7 +362,7 @@ class EngineSession:
             self.keys[key] = tuple(one for one in known if one != chunk)
 
     def due_at(self, step: int) -> float:
-        """Returns when the consumer will read `step`, on the loop's clock, at its present pace."""
+        """Returns when the consumer will read `step` at its present pace, in seconds on the loop's clock."""
         return self._done_at + max(0, step - self.progress.done) * self._step_seconds
 
     def find_due_retries(self) -> list[int]:
@@ -349,7 +371,7 @@ class EngineSession:
 
     @property
     def can_progress(self) -> bool:
-        """Whether it has steps to read and is not silent."""
+        """Whether it is admitted, has a step to read, has not failed and is not silent."""
         return (
             self.admitted
             and self.failed is None
@@ -359,5 +381,5 @@ class EngineSession:
 
     @property
     def silent(self) -> bool:
-        """Whether its consumer hangs: no message for long."""
+        """Whether its consumer seems to hang: it has sent no `advance` for longer than the host's `silent_seconds`."""
         return self._host.now() - self.last_message_at > self._host.silent_seconds

@@ -5,7 +5,8 @@ Its states:
 
     future --hold--> held --(chunk is local, want >= first)--> open --(done > last)--> finished
 
-Every use of the steps up to `through` is open, so its reader may read them.
+The reader may read the steps up to `through` (`last_ready_step`): all their uses are open. `EngineSession` records the
+consumer's progress here, `Scheduler` the rest.
 """
 
 from __future__ import annotations
@@ -22,18 +23,23 @@ import numpy.typing as npt
 from streamer.errors import ProtocolError
 from streamer.wire.schedule import EpochSchedule
 
-# Three empty arrays and what holds them (CPython 3.11): an epoch without entries is not free.
+# Bytes of an epoch without entries: three empty arrays and what holds them (CPython 3.11).
 _EPOCH_BYTES = 512
-# A part looks a few times at each epoch; sorting costs as much as 50 looks.
+# Calls of `EpochUses.ahead` before the uses are sorted by chunk, which costs as much as 50 calls.
 _LOOKS = 16
 # The look-ahead of all sessions may cost this share of the limit; the rest of the cache makes hits.
 LOOKAHEAD_SHARE = 1 / 16
 
 
 class Use(msgspec.Struct, frozen=True, order=True):
-    """One entry of the schedule; ordered by first need. `number` counts the session's uses.
+    """One entry of the schedule; ordered by first need.
 
     Attributes:
+        first: first step that reads the chunk.
+        number: number among the session's uses; -1 where a chunk is needed again at once.
+        last: last step that reads the chunk.
+        epoch: epoch of the schedule.
+        chunk: number of the chunk in the session's collection.
         pass_number: number of the pass of its part; the epoch, where each epoch is one pass.
     """
 
@@ -46,7 +52,17 @@ class Use(msgspec.Struct, frozen=True, order=True):
 
 
 class EpochUses:
-    """The uses of one epoch, in the order of the schedule. Without `passes` the epoch is one pass."""
+    """The uses of one epoch, in the order of the schedule.
+
+    Attributes:
+        epoch: number of the epoch.
+        complete: whether no more of its schedule follows.
+        cursor: number of the first use that is neither held nor skipped.
+        chunk: uint32 (uses,): chunk of each use.
+        first: int64 (uses,): first step of each use.
+        last: int64 (uses,): last step of each use.
+        passes: uint32 (uses,): pass of each use, or None if the epoch is one pass.
+    """
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -56,8 +72,9 @@ class EpochUses:
         self.first: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self.last: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self.passes: npt.NDArray[np.uint32] | None = None
-        # Numbers of the uses in the order of their chunks, and these chunks.
+        # Calls of `ahead`.
         self._looks = 0
+        # Indices of the uses in the order of their chunks, and these chunks.
         self._by_chunk: npt.NDArray[np.uint32] | None = None
         self._sorted: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
 
@@ -72,7 +89,8 @@ class EpochUses:
         passes = part.passes
         if len(self.chunk) and len(part.chunk) and (self.passes is None) != (passes is None):
             raise ProtocolError(f"only a part of the schedule of epoch {self.epoch} has passes")
-        # Compared, because a difference may wrap around; only the new ones, because there may be many frames.
+        # Steps are compared, because a difference may wrap around; only the new ones, because a schedule may come in
+        # many messages.
         in_order = bool((first[1:] >= first[:-1]).all()) and bool((last >= first).all())
         if not in_order or (len(first) and len(self.first) and first[0] < self.first[-1]):
             raise ProtocolError(f"the schedule of epoch {self.epoch} is not in order of its steps")
@@ -98,7 +116,12 @@ class EpochUses:
         )
 
     def ahead(self, span: tuple[int, int], last_pass: int) -> npt.NDArray[np.uint32]:
-        """Returns the chunks of a span that are not held yet, in the passes up to `last_pass`."""
+        """Returns the chunks of uses that are not held yet, in the order of the schedule.
+
+        Args:
+            span: half-open range of chunk numbers; chunks outside are left out.
+            last_pass: uses of later passes are left out.
+        """
         if self.passes is None and self.epoch > last_pass:
             return self.chunk[:0]
         self._looks += 1
@@ -117,7 +140,16 @@ class EpochUses:
 
 
 def affordable_lookahead(wanted_bytes: int, limit_bytes: int, live_bytes: int) -> int:
-    """Returns the look-ahead of all sessions together: it may cost the hit rate `LOOKAHEAD_SHARE` of the limit."""
+    """Returns the bytes of look-ahead of all sessions together.
+
+    They are `wanted_bytes`, but no more than `LOOKAHEAD_SHARE` of the limit, divided by the share of the live data that
+    does not fit into the limit.
+
+    Args:
+        wanted_bytes: look-ahead by the configuration.
+        limit_bytes: limit of the cache.
+        live_bytes: bytes of all data that sessions use.
+    """
     missing = max(0.0, 1.0 - limit_bytes / max(1, live_bytes))
     return min(wanted_bytes, int(limit_bytes * LOOKAHEAD_SHARE / missing)) if missing else wanted_bytes
 
@@ -128,7 +160,14 @@ def count_open_bytes(
     last: npt.NDArray[np.int64],
     file_bytes: npt.NDArray[np.int64],
 ) -> int:
-    """Returns the most bytes that the uses of a schedule, in its columns, have open at one step."""
+    """Returns the most bytes that the uses of a schedule have open at one step.
+
+    Args:
+        chunk: (uses,) chunk numbers.
+        first: (uses,) first steps.
+        last: (uses,) last steps.
+        file_bytes: (chunks,) bytes of each chunk.
+    """
     if not len(chunk):
         return 0
     size = file_bytes[chunk]
@@ -143,7 +182,7 @@ class SessionProgress:
     """One session's schedule and progress. Changed only by these methods, each of which leaves it consistent.
 
     Args:
-        chunk_bytes: (chunks,) what each chunk of the dataset takes.
+        chunk_bytes: int64 (chunks,): bytes that each chunk takes.
 
     Attributes:
         done: steps below it are consumed.
@@ -158,14 +197,15 @@ class SessionProgress:
         self._chunk_bytes = chunk_bytes
         self._numbers = 0
         self._epochs: deque[EpochUses] = deque()
-        # Kept: a sum over many short epochs, at each of them, took seconds.
+        # The sum is kept: adding up many short epochs anew at each of them took seconds.
         self._schedule_bytes = 0
         self._next: Use | None = None
         self._known_step = -1
         self._ahead: deque[Use] = deque()
-        # The first one is asked for again and again while those before it go: a dict would look at their places, too.
+        # Wanted uses that are held and not open, by number. `OrderedDict`, because the first one is looked up again and
+        # again while those before it are deleted: a dict would step over the deleted places each time.
         self._urgent: OrderedDict[int, Use] = OrderedDict()
-        # The uses of each held chunk, by number, as a heap; what is open or finished leaves it when it comes first.
+        # The uses of each held chunk, as a heap by number; one that is open or finished is removed once it is first.
         self._uses: dict[int, list[tuple[int, Use]]] = {}
         self._open: list[tuple[int, Use]] = []
         self._held: Counter[int] = Counter()
@@ -180,10 +220,11 @@ class SessionProgress:
     # ------------------------------------------------------------ messages of the consumer
 
     def extend(self, part: EpochSchedule, complete: bool) -> None:
-        """Adds the schedule of an epoch, or a part of it that is not the last one; epochs come in order.
+        """Adds the schedule of an epoch, or a part of it; the last part is `complete`, and epochs come in order.
 
         Raises:
-            ProtocolError: not a schedule of this dataset.
+            ProtocolError: it is no schedule of this dataset, or belongs to another epoch than the one that is
+                incomplete.
         """
         chunk = part.chunk
         if not len(chunk) == len(part.first) == len(part.last):
@@ -207,16 +248,16 @@ class SessionProgress:
             self._known_step = max(self._known_step, int(current.last.max()))
 
     def advance(self, done: int, want: int) -> None:
-        """Steps below `done` are consumed, steps up to `want` are asked for; neither goes back."""
+        """Records that steps below `done` are consumed and steps up to `want` are asked for; neither goes back."""
         self.done = max(self.done, done)
         self.want = max(self.want, want, self.done - 1)
 
     # ------------------------------------------------------------ steps of the scheduler, in this order
 
     def take_done(self, most: int = sys.maxsize) -> list[Use]:
-        """Returns uses that ended since the last call: read to their last step, or skipped. They are not held any more.
+        """Ends uses whose last step is done, read or skipped, and returns them; they are not held any more.
 
-        No more than `most` of them: the rest is for the next call.
+        It ends no more than `most` uses; the rest is for the next call.
         """
         finished: list[Use] = []
         while self._open and self._open[0][0] < self.done and len(finished) < most:
@@ -234,12 +275,15 @@ class SessionProgress:
                 self._local.discard(use.chunk)
                 self._broken.discard(use.chunk)
             else:
-                # Or a chunk that is used again and again would keep all of its uses.
+                # This removes the chunk's finished uses from its heap, or one that is used often would keep them all.
                 self._first_use(use.chunk)
         return finished
 
     def next_use(self) -> Use | None:
-        """Returns the first use that is not held yet; uses that the consumer has skipped are left out."""
+        """Returns the first use that is not held yet, or None if no complete schedule has one.
+
+        Uses that the consumer has skipped are dropped.
+        """
         if (known := self._next) is None or known.last < self.done:
             self._next = self._find_next()
         return self._next
@@ -260,7 +304,7 @@ class SessionProgress:
         return None
 
     def hold(self, use: Use) -> None:
-        """Holds `next_use()` for the session; the cursor advances."""
+        """Holds `use`, which must be `next_use()`, for the session; its chunk is to be asked for if it is not local."""
         self._epochs[0].cursor += 1
         self._numbers += 1
         self._next = None
@@ -273,7 +317,7 @@ class SessionProgress:
             heapq.heappush(self._to_ask, use)
 
     def take_request(self) -> Use | None:
-        """Returns the first held use whose chunk is neither local nor requested; it counts as requested now."""
+        """Returns the first held use whose chunk is neither local nor requested, or None; it is requested from now on."""
         while self._to_ask:
             use = heapq.heappop(self._to_ask)
             if use.chunk in self._held and use.chunk not in self._local:
@@ -281,7 +325,7 @@ class SessionProgress:
         return None
 
     def ask_later(self, use: Use) -> None:
-        """Keeps the request: there was no room."""
+        """Takes a request of `take_request` back, because there was no room."""
         heapq.heappush(self._to_ask, use)
 
     def has_requests(self) -> bool:
@@ -289,7 +333,7 @@ class SessionProgress:
         return bool(self._to_ask)
 
     def mark_local(self, chunk: int) -> None:
-        """Records that the chunk is local."""
+        """Records that the chunk is local; does nothing if this session does not hold it."""
         if chunk in self._held:
             self._local.add(chunk)
             self._broken.discard(chunk)
@@ -297,7 +341,7 @@ class SessionProgress:
     def mark_absent(self, chunk: int, *, broken: bool = False) -> bool:
         """Records that the chunk is not local (any more) and must be asked for; returns whether this session holds it.
 
-        With `broken` its reader found it corrupt: no step is ready until it is back.
+        If it is `broken`, its reader found it corrupt: no step is ready until it is back.
         """
         if chunk not in self._held:
             return False
@@ -308,7 +352,7 @@ class SessionProgress:
         return True
 
     def openable(self, most: int = sys.maxsize) -> list[Use]:
-        """Returns at most so many held uses that the consumer wants, in order, up to the first that is not local.
+        """Returns held uses that the consumer wants, in order, up to the first that is not local; at most `most`.
 
         What comes after a gap stays look-ahead: an open chunk could not be evicted for the one that closes the gap.
         """
@@ -326,7 +370,7 @@ class SessionProgress:
     # ------------------------------------------------------------ state
 
     def last_ready_step(self) -> int:
-        """Returns the last step, at most `want`, up to which all chunks are open."""
+        """Returns the last step, at most `want`, up to which all uses are open; `done` - 1 if there is none."""
         if self._broken:
             return self.done - 1
         limit = min(self.want, self._known_step)
@@ -344,7 +388,7 @@ class SessionProgress:
         return use.number < 0 or (use.first <= self.done and self.last_ready_step() < self.done)
 
     def holds(self, chunk: int) -> bool:
-        """Whether the chunk is held or open."""
+        """Whether the session has a use of the chunk that is held, or open, and not finished."""
         return chunk in self._held
 
     def is_local(self, chunk: int) -> bool:
@@ -356,11 +400,11 @@ class SessionProgress:
         return chunk in self._broken or self._first_use(chunk).number in self._urgent
 
     def find_first_step(self, chunk: int) -> int:
-        """Returns the first step that waits for a held chunk that is not open."""
+        """Returns the first step that waits for a chunk of which a use is held and not open."""
         return self.done if chunk in self._broken else self._first_use(chunk).first
 
     def schedule_bytes(self) -> int:
-        """Returns the bytes of the schedules of its unfinished epochs."""
+        """Returns the bytes of memory that the schedules of epochs with uses ahead take."""
         return self._schedule_bytes
 
     def count_grants(self) -> int:
@@ -391,7 +435,7 @@ class SessionProgress:
         return use
 
     def _first_use(self, chunk: int) -> Use:
-        """Returns the first use of a chunk that is held and not open."""
+        """Returns the first use of a chunk that is held and not open; one at `done` if there is none."""
         uses = self._uses.get(chunk, [])
         first_ahead = self._ahead[0].number if self._ahead else self._numbers
         while uses and uses[0][0] < first_ahead and uses[0][0] not in self._urgent:

@@ -1,4 +1,4 @@
-"""Decides when a peer is so late that the store is asked as well."""
+"""Decides when a peer is so late that the store is asked as well. `peers.source` has a watch for each request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LATE_SECONDS = 0.25
 _MAX_LATE_SECONDS = 1.0
 # A body that comes more slowly is late, and a peer that sends less to all requests together is silent.
 _MIN_BYTES_PER_SECOND = 1 << 20
-# The store is asked as well after this many looks, whatever is left of the budget of a busy peer.
+# A request without progress at this look or a later one is late, whatever is left of the budget of a busy peer.
 _MAX_LOOKS = 4
 
 
@@ -27,9 +27,9 @@ class _Mark(msgspec.Struct, frozen=True):
 
     Attributes:
         at: time of the look, on the clock.
-        received: bytes of the body.
-        peer_bytes: bytes that the peer had sent to all requests.
-        peer_answers: answers that it had begun.
+        received: bytes of this request's body.
+        peer_bytes: bytes of bodies that the peer had sent to all requests.
+        peer_answers: answers that it had begun, to all requests.
         has_answer: whether this request had an answer.
     """
 
@@ -41,14 +41,19 @@ class _Mark(msgspec.Struct, frozen=True):
 
 
 class Watch:
-    """Watches one request from its start to `end`, by looks.
+    """Watches one request from its start to `end`, by looks; the first row that holds since the last look decides.
 
-    | at a look                                        | then                                        |
-    | ------------------------------------------------ | ------------------------------------------- |
-    | the answer has begun, or its body comes quickly  | there is another look                       |
-    | nothing comes, and the peer sends to no request  | it is late: the store is asked as well      |
-    | nothing comes, the peer sends to others          | it is late if the budget of the peer allows |
-    | the same for the fourth time                     | it is late                                  |
+    | since the last look                                      | then                                          |
+    | -------------------------------------------------------- | --------------------------------------------- |
+    | the answer began, its body came quickly, or waits here   | there is another look                         |
+    | for memory                                               |                                               |
+    | the peer sent next to nothing to any request             | the request is late: the store is asked, too  |
+    | the peer sent to others, at the fourth look or a later   | the request is late                           |
+    | one                                                      |                                               |
+    | the peer sent to others, at an earlier look              | it is late if the budget of the peer allows,  |
+    |                                                          | else there is another look                    |
+
+    A request that is late has no further look.
 
     Args:
         clock: clock that stops while this process does not run.
@@ -56,7 +61,7 @@ class Watch:
         transfer: runs the request.
         late: is set when the store should be asked as well.
         due_seconds: seconds until the first reader needs the chunk.
-        grace_seconds: seconds that the peer may take longer to answer.
+        grace_seconds: seconds that the peer may take longer to begin its answer; with any, it counts in no percentile.
 
     Attributes:
         asked_at: time at which the request began, on the loop's clock.
@@ -87,7 +92,7 @@ class Watch:
         self._alarm = Alarm(clock, clock.time() + self._seconds + grace_seconds, self._check_progress)
 
     def record_bytes(self, count: int) -> None:
-        """Records a line of the answer's head (0), or `count` bytes of the body."""
+        """Records `count` bytes of the body, or a line of the answer's head, which counts 0."""
         peer = self._peer
         peer.sent_bytes += count
         if not self._has_answer:
@@ -97,10 +102,13 @@ class Watch:
                 peer.first_byte.add(self._clock.loop.time() - self.asked_at)
 
     def end(self, *, cancelled: bool) -> bool:
-        """Records the end of the request, which the store may have cancelled by being faster.
+        """Records the end of the request.
+
+        Args:
+            cancelled: whether it was cancelled, as when the store was faster.
 
         Returns:
-            Whether the peer is down now.
+            Whether the peer counts as down since this loss.
         """
         self._alarm.cancel()
         self._clock.end()
@@ -110,12 +118,13 @@ class Watch:
         return lost and self._peer.breaker.record_loss(self.asked_at, self._clock.loop.time())
 
     def _check_progress(self) -> None:
+        """Looks once, as the table of the class says, and sets the time of the next look."""
         self._looks += 1
         # The answer began since the last look, or its body arrives fast enough.
         began = self._has_answer and (not self._mark.has_answer or self._transfer.is_waiting_for_memory)
         has_progress = began or self._is_enough(self._transfer.received - self._mark.received)
-        # A budget pays for what a peer that sends to others sends late: to ask the store for all of it would double the
-        # work.
+        # A peer that sends to others is busy: its budget bounds how often the store is asked beside it, because asking
+        # for all of it would double the work.
         if not has_progress and (self._is_silent() or self._looks >= _MAX_LOOKS or self._peer.budget.take(0)):
             self._is_late = True
             self._peer.count.peer_hedges += 1
@@ -139,4 +148,5 @@ class Watch:
         return self._peer.answers == self._mark.peer_answers and not self._is_enough(sent)
 
     def _is_enough(self, count: int) -> bool:
+        """Whether so many bytes since the last look are at least `_MIN_BYTES_PER_SECOND`."""
         return count >= (self._clock.time() - self._mark.at) * _MIN_BYTES_PER_SECOND

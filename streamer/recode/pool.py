@@ -1,4 +1,7 @@
-"""The recoders of an engine, processes with one job at a time; more are started while jobs wait."""
+"""The recoders of an engine, processes with one job at a time; more are started while jobs wait.
+
+`engine.bring` has chunks recoded, the index whole objects examined.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +151,7 @@ class RecodeStatistics(msgspec.Struct):
 
 
 class _Waiting(msgspec.Struct):
-    """A job without a recoder."""
+    """A job without a recoder: `due` as in `recode`, the bytes that it takes, and since when it waits (seconds)."""
 
     due: Due
     job_bytes: int

@@ -44,13 +44,20 @@ logger = logging.getLogger(__name__)
 
 _FILE_THREADS = 2
 _REPORT_SECONDS = 1.0
-# A fetcher that was not used for so long is closed: credentials are renewed every few hours, and each renewal is
-# another set.
+# A fetcher or manifest that was not used for so long is closed. Renewed credentials are another set of options, hence
+# another fetcher, every few hours.
 _IDLE_SECONDS = 300.0
 
 
 class _NamedDataset(Discreet, msgspec.Struct):
-    """Holds a dataset as the engine has named it; the manifest is opened when it is needed."""
+    """Holds a dataset as the engine has named it; the manifest is opened when it is needed.
+
+    Attributes:
+        path: folder of the manifest.
+        options: storage options.
+        manifest: the open manifest, or None.
+        touched: whether it was used since the last look for idle ones.
+    """
 
     path: Path
     options: Mapping[str, object]
@@ -90,7 +97,7 @@ class Fetching:
         return f"Fetching({len(self._requests)} requests)"
 
     async def run(self) -> None:
-        """Answers the engine until the process ends."""
+        """Answers the engine and reports to it until the process ends; it does not return."""
         setup = self._setup
         self._fetchers = FetcherSet(
             setup.fetch,
@@ -114,7 +121,7 @@ class Fetching:
                             by_chance=self._fetchers.refused_by_chance,
                         )
                     )
-                # Memory that the engine has may be given back after the last answer.
+                # The engine may give memory back only after the last answer: another report follows.
                 busy = bool(self._requests or self._sent)
                 await asyncio.sleep(_REPORT_SECONDS)
 
@@ -150,6 +157,7 @@ class Fetching:
     # ------------------------------------------------------------ one chunk
 
     async def _answer_request(self, asked: Bring) -> None:
+        """Brings a chunk and answers, in every case once; without memory the process ends."""
         try:
             await self._fetch(asked)
         except asyncio.CancelledError as error:
@@ -186,7 +194,10 @@ class Fetching:
             self._hand_out(asked.number, chunk.fetch_bytes, fetched)
 
     def _hand_out(self, number: int, length: int, fetched: Fetched) -> None:
-        """Sends the fetched bytes as a file in memory: the buffer itself until it is given back, or a copy if short."""
+        """Sends the fetched bytes as a file in memory.
+
+        A buffer that is such a file is sent itself and kept until `GiveBack`; of any other a copy is sent.
+        """
         brought = Brought(number, length, self._counts(), self._window())
         if isinstance(fetched.content, int):
             self._sent[number] = fetched

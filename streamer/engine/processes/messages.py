@@ -99,7 +99,7 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class GiveBack(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """Gives the file in memory of a request back."""
+    """Says that the engine does not use the file in memory of a request any more."""
 
     number: int
 
@@ -157,7 +157,7 @@ class BringFailed(msgspec.Struct, frozen=True, array_like=True, tag=1):
         )
 
     def error(self) -> StreamerError:
-        """Returns the typed error."""
+        """Returns the error that is raised in the engine, of the class that `kind` names."""
         return from_wire(self.kind, self.message, self.details)
 
 

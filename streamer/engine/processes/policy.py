@@ -8,20 +8,22 @@ import msgspec
 
 # Cores for each process: the trainer's workers and the loop have use for the first four; the rest decodes.
 CORES_EACH = 4
-# 8 GB/s, which is more than the loop can schedule with chunks of 2 MB.
+# So many processes fetch 8 GB/s, which is more than the loop can schedule with chunks of 2 MB.
 MAX_PROCESSES = 8
-# A loop, or all processes, that are busy for this share of a core for this long are what ranges wait for.
+# Another process is started when the loop, or the mean process, has taken this share of a core for this long while
+# requests waited; all are ended after `IDLE_SECONDS` without a fetch.
 BUSY_SHARE = 0.5
 BUSY_SECONDS = 3.0
 IDLE_SECONDS = 60.0
 # The share of windows and memory that the engine's own fetcher keeps, for indexes and single samples.
 LOOP_SHARE = 1 / 8
-# Refusals (429, 503) within one look that may be more than chance; see `fetch.pacing`. Known chance counts twice: a
-# look has a hundred requests, of which it may refuse some more.
+# Refusals (429, 503) since the last look are more than chance if they are this many, and more than this share of the
+# requests; see `fetch.pacing`. The share that is known to be chance is added twice: a look has about a hundred
+# requests, of which chance may refuse some more.
 REFUSED_SHARE = 0.02
 MIN_REFUSED = 8
 CHANCE_FACTOR = 2.0
-# A process alone, whose pacing finds chance in less, shares with the others again if it finds nothing in this time.
+# A process alone shares with the others again if it has found no limit after this time; pacing finds chance sooner.
 TRIAL_SECONDS = 5.0
 # Known chance is forgotten after this long: the trial may have been wrong.
 REPEAT_SECONDS = 30.0
@@ -78,7 +80,13 @@ class ProcessCount:
         return self._fixed is None and self._max_count > 0
 
     def decide(self, load: Load, running: int, now: float) -> int:
-        """Returns how many processes there are to be from now on."""
+        """Returns how many processes there are to be from now on; one more than `running` at most.
+
+        Args:
+            load: what happened since the last call.
+            running: number of processes that there are.
+            now: the moment, in seconds.
+        """
         if self._fixed is not None:
             return self._fixed
         if load.fetching:
@@ -88,6 +96,7 @@ class ProcessCount:
         return running + self._another(load, running, now)
 
     def _another(self, load: Load, running: int, now: float) -> bool:
+        """Whether one more process is to be started: see `BUSY_SHARE`; a core must be idle, too."""
         share = load.process_share if running else load.loop_share
         if not (load.waiting and share >= BUSY_SHARE and load.idle_cores >= 1.0 and running < self._max_count):
             self._busy_since = None
@@ -110,7 +119,7 @@ class Refusals:
     def __init__(self) -> None:
         self._since: float | None = None
         self._requests = self._throttled = 0
-        # Share of requests that was refused in the last trial, while no request was held back.
+        # Share of requests that was refused in the last trial, if it was no limit; 0 if it is not known.
         self._chance = 0.0
         self._forget_at = float("-inf")
 
@@ -157,7 +166,7 @@ class Refusals:
 
 
 class Bounds(NamedTuple):
-    """Bounds what one fetcher may use."""
+    """Bounds what one fetcher may use: requests at once for each endpoint, and bytes of its buffers."""
 
     window_max: int
     memory_bytes: int

@@ -1,4 +1,7 @@
-"""Starts and ends the fetch processes of an engine by load, and gives them chunks by due time."""
+"""Starts and ends the fetch processes of an engine by load, and gives them chunks by due time.
+
+`bring.StoreSource` asks it for chunks.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +42,14 @@ SILENT_SECONDS = 6.0
 START_SECONDS = 60.0
 # Requests that a process is handed at once, in its windows: a window grows only while requests wait for it.
 HANDED_WINDOWS = 2
-# The order of the waiting chunks may be this old: a chunk that is handed out waits behind others anyway. With 0.05 s,
+# Waiting chunks are ordered anew after this time: a chunk that is handed out waits behind others anyway. With 0.05 s
 # ordering 250 of them was half of the loop's work (2026-11-26).
 QUEUE_FRESH_SECONDS = 0.25
-# The engine's loop fetches a chunk after this many processes ended while they had it. From the second try on such
-# chunks are handed out one by one, from the third on to a process that has no other chunk.
+# The engine's loop fetches a chunk after this many processes ended while they had it. After one of them such chunks are
+# tried again one by one; after CRASHES_IN_COMPANY, by a process that has no other chunk (an isolated try).
 MAX_CRASHES = 6
 CRASHES_IN_COMPANY = 2
-# A chunk over which this many processes crashed that had no other is blamed and fails: it would crash the engine.
+# A chunk fails after this many crashes in isolated tries: the engine's loop, which would be next, might crash as well.
 MAX_ISOLATED_CRASHES = 2
 # The engine's loop fetches after this many failed starts in a row.
 MAX_FAILED_STARTS = 3
@@ -71,7 +74,16 @@ class WantedChunk(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """Holds the counters and levels of one moment, in seconds and requests; see `Load`."""
+    """Holds the counters and levels of one moment, for `compare`.
+
+    Attributes:
+        at: the moment, in seconds.
+        loop_seconds: CPU time of the engine's loop.
+        idle_seconds: core seconds that nothing used.
+        process_share, fetching, waiting: see `Load`.
+        requests: requests of all processes since the start.
+        throttled: number of them that stores refused.
+    """
 
     at: float
     loop_seconds: float
@@ -83,7 +95,7 @@ class Reading(msgspec.Struct, frozen=True):
     throttled: int
 
     def compare(self, before: Reading) -> Load:
-        """Returns what happened between two readings."""
+        """Returns the load between an earlier reading and this one."""
         seconds = max(self.at - before.at, 1e-3)
         return Load(
             loop_share=(self.loop_seconds - before.loop_seconds) / seconds,
@@ -167,20 +179,22 @@ class FetchPool:
 
     @property
     def ready(self) -> bool:
-        """Whether a process takes chunks."""
+        """Whether a process takes chunks now."""
         return any(process.ready for process in self._processes)
 
     async def publish(self, wanted: WantedChunk) -> None:
-        """Returns when the file of a chunk is in the folder. The caller has reserved its bytes.
+        """Lets a process write the file of a chunk; returns when it is there. The caller has reserved its bytes.
 
         Raises:
-            LocalError: the disk, the folder or the manifest is at fault.
+            LocalError: the disk, the folder or the manifest is at fault, or processes end again and again; the engine
+                should bring the chunk by itself.
+            BrokenError: processes crash over the chunk.
             StreamerError: it cannot be had.
         """
         await self._fetch_chunk(wanted, publish=True)
 
     async def fetch(self, wanted: WantedChunk) -> SharedBytes:
-        """Returns the bytes of a chunk as its store has them.
+        """Returns the bytes of a chunk as its store has them; the caller closes them.
 
         Raises:
             LocalError, StreamerError: as `publish`.
@@ -195,6 +209,7 @@ class FetchPool:
             self._bringing -= 1
 
     async def _fetch_in_tries(self, wanted: WantedChunk, publish: bool) -> SharedBytes:
+        """Tries again with another process where one ends, as `MAX_CRASHES` and the constants below it say."""
         crashes = isolated_crashes = 0
         while True:
             isolated = crashes >= CRASHES_IN_COMPANY
@@ -220,6 +235,7 @@ class FetchPool:
                         raise LocalError(f"fetch processes end again and again: {error}") from error
 
     async def _try(self, wanted: WantedChunk, publish: bool, *, isolated: bool) -> SharedBytes:
+        """Waits for a place, then lets the process with the least load bring the chunk, or one without other chunks."""
         weight = min([wanted.requests, *(process.window for process in self._find_active())])
         owner = await self._queue.acquire(WaitQueue(wanted.due, wanted.owner), weight)
         process = None
@@ -246,7 +262,7 @@ class FetchPool:
             self._resize_queue()
 
     async def _reserve(self) -> FetchProcess:
-        """Returns a process without chunks, which takes no other one; waits until it has none.
+        """Reserves a process for one chunk, waits until it has no others, and returns it.
 
         Raises:
             ProcessEndedError: processes end at their start.
@@ -264,7 +280,7 @@ class FetchPool:
         """Waits until a process takes chunks; `_look` starts one.
 
         Raises:
-            ProcessEndedError: they end at their start.
+            ProcessEndedError: processes end at their start.
         """
         while not (taking := self._find_active()):
             if self._pauses.useless >= MAX_FAILED_STARTS:
@@ -274,7 +290,7 @@ class FetchPool:
         return taking
 
     def _find_active(self) -> list[FetchProcess]:
-        """Returns the processes that take chunks now."""
+        """Returns the processes that take chunks now: while a store refuses requests, only the first one."""
         ready = [process for process in self._processes if process.ready and not process.reserved]
         return ready[:1] if self._refusals.single else ready
 
@@ -314,6 +330,10 @@ class FetchPool:
         self._resize_queue()
 
     def _look_for_refusals(self, requests: int, throttled: int) -> None:
+        """Lets one process alone take chunks, or all again, by what stores refused since the last look.
+
+        After a change, those that take chunks are told to pace anew once the others have none left.
+        """
         reports = [process.report for process in self._find_active()]
         limited = any(report.statistics.get("limited_per_second") for report in reports)
         by_chance = not self._unpaced and any(report.by_chance for report in reports)
@@ -350,7 +370,7 @@ class FetchPool:
         )
 
     def _start(self, count: int) -> None:
-        """Starts one of `count` processes."""
+        """Starts one process, with the bounds of one of `count`."""
         bounds = self._bounds.divide(count)
         # A whole window each would be too much: four processes held 560 instead of 80 MB of buffers at a start, and
         # took at least 1.4 times the page faults (tars from a near store, 2026-11-26).
@@ -368,6 +388,7 @@ class FetchPool:
         self._tasks.create_task(self._run(process), name="fetch process")
 
     async def _run(self, process: FetchProcess) -> None:
+        """Runs a process to its end, and keeps its counts; an end that nobody asked for delays the next start."""
         try:
             how = await process.run(self._divide)
         except OSError as error:
@@ -384,7 +405,7 @@ class FetchPool:
             logger.warning("a fetch process has ended (%s); another one takes its chunks", how)
 
     def _divide(self) -> None:
-        """Divides the bounds anew, since a process has come or gone."""
+        """Divides the bounds among the ready processes and the engine's own fetchers; wakes those that wait for one."""
         count = sum(process.ready for process in self._processes)
         for process in self._processes:
             memory_bytes = self._bounds.divide(count).memory_bytes
@@ -395,7 +416,10 @@ class FetchPool:
         self._resize_queue()
 
     def _pass_notice(self, options_key: str, text: str) -> bool:
-        """Passes on the first of the equal notices that all processes send about one store; returns whether it is."""
+        """Passes a notice on unless one for these options was passed lately; returns whether it did.
+
+        All processes send the same notice about one store.
+        """
         now = self._loop.time()
         if now - self._noticed.get(options_key, -AGAIN_SECONDS) < AGAIN_SECONDS:
             return False
@@ -407,7 +431,7 @@ class FetchPool:
 
     @property
     def pids(self) -> list[int]:
-        """The pids of the processes that take chunks."""
+        """The pids of the processes that are ready."""
         return [process.pid for process in self._processes if process.ready and process.pid is not None]
 
     def statistics(self) -> dict[str, int | float]:
@@ -421,7 +445,7 @@ class FetchPool:
         return reduce(Histogram.plus, [process.first_bytes for process in self._processes], self._past_first_bytes)
 
     def process_statistics(self) -> dict[str, int | float]:
-        """Returns how many processes there are and may be, and the CPU time of processes and loop."""
+        """Returns how many processes are ready and may be, how many crashed, and the CPU of processes and loop."""
         cpu_seconds = self._past_cpu_seconds + sum(process.report.cpu_seconds for process in self._processes)
         return {
             "fetch_processes": len(self.pids),

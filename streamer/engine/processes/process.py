@@ -1,4 +1,7 @@
-"""Runs one fetch process from the side of the engine."""
+"""Runs one fetch process from the engine's side: starts it, asks it for chunks, reads its answers and reports.
+
+`FetchPool` owns one `FetchProcess` for each.
+"""
 
 from __future__ import annotations
 
@@ -48,20 +51,20 @@ _NO_REPORT = Report(
     window=0,
     by_chance=False,
 )
-# numpy's libraries get one thread, which they do not use.
+# A fetch process does no linear algebra: numpy's libraries start no further threads.
 _SETTINGS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-# Signals by which a process ends over what it does itself; others are sent to it, by the kernel that lacks memory too.
+# Signals of a crash. Other signals come from outside, such as SIGKILL when memory runs out.
 _OWN_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
 
 
 class ProcessEndedError(Exception):
-    """Says how a fetch process has ended, by itself or because it did not answer.
+    """Says that the fetch process of a request has ended, and how.
 
     Args:
         how: the end, in words.
-        crashed: whether what it did ended it: bytes that it received may do that again.
+        crashed: whether it crashed (`_OWN_SIGNALS`), perhaps over the bytes of its chunk: then the next one may, too.
     """
 
     def __init__(self, how: str, *, crashed: bool = False) -> None:
@@ -74,10 +77,10 @@ class LocalError(Exception):
 
 
 class SharedBytes:
-    """Holds the bytes of a chunk in a file in memory that a fetch process has sent; see `fetch.Fetched`.
+    """Holds the bytes of a chunk in a file in memory that a fetch process has sent; used like `fetch.Fetched`.
 
     Attributes:
-        content: descriptor of the file, which begins with the bytes; valid until `close`.
+        content: descriptor of the file, which begins with the bytes; valid until `close`. -1 if there is no file.
 
     Args:
         descriptor: descriptor of the file, or None if the chunk is published and there is no file.
@@ -96,13 +99,13 @@ class SharedBytes:
 
     @property
     def parts(self) -> list[memoryview]:
-        """The bytes as one view."""
+        """The bytes as one view; not to be asked for if there is no file."""
         if self._view is None:
             self._view = map_memory(self.content, self._length)
         return [self._view]
 
     def close(self) -> None:
-        """Gives the memory back to the process; idempotent."""
+        """Closes the file and gives its memory back to the process; idempotent, and nothing without a file."""
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
             self._view = None
@@ -111,7 +114,13 @@ class SharedBytes:
 
 
 class _Request(msgspec.Struct):
-    """Holds a request until it is answered."""
+    """Holds a request until it is answered.
+
+    Attributes:
+        answered: gets the answer, or `ProcessEndedError`.
+        weight: number of requests to the store that the chunk takes.
+        descriptor: the file in memory that came with the answer.
+    """
 
     answered: asyncio.Future[Answer]
     weight: int
@@ -127,13 +136,14 @@ class FetchProcess:
 
     Attributes:
         ready: whether the process takes chunks.
-        load: number of requests of the chunks that it has.
-        answers: number of chunks that it has answered for.
+        load: number of requests to the store that its chunks take.
+        answers: number of its answers, of chunks brought or failed.
         silent_looks: how often `look` was called since its last message while it had chunks, or was not ready.
         report: its last report.
-        share: share of a core that it took between its last two reports.
+        share: share of a core that it took between its last two reports; 0 after a `look` without chunks.
+        window: number of requests to the store that it may have at once, by its last message.
         retired: whether it was ended because it is not needed.
-        reserved: whether it takes no more chunks, but one that is tried alone.
+        reserved: whether it gets only the one chunk that is tried alone.
     """
 
     def __init__(self, setup: Setup, on_notice: Callable[[str, str], object]) -> None:
@@ -152,7 +162,7 @@ class FetchProcess:
         self._setup = setup
         self._on_notice = on_notice
         self._child: ConnectedChild | None = None
-        # The child's; None before it has the first message, and after its end.
+        # The socket to the child; None before the child was sent its setup, and after its end.
         self._socket: MessageSocket | None = None
         self._requests: dict[int, _Request] = {}
         self._datasets: dict[str, OpenDataset] = {}
@@ -178,17 +188,17 @@ class FetchProcess:
         return dict(zip(COUNTS, self._counts, strict=True))
 
     def statistics(self) -> dict[str, int | float]:
-        """Returns the statistics of the last report, with the present counts."""
+        """Returns the values of `FetchStatistics` as of the last report, the counts as of the last answer."""
         names = FetchStatistics.__dataclass_fields__
         return {**{name: self.report.statistics.get(name, 0) for name in names}, **self.counts}
 
     # ------------------------------------------------------------ its life
 
     async def run(self, on_ready: Callable[[], None]) -> str:
-        """Runs the process until it ends; returns how it did. Its requests then fail with `ProcessEndedError`.
+        """Runs the process until it ends; returns in words how it ended. Open requests fail with `ProcessEndedError`.
 
         Args:
-            on_ready: called when it takes chunks.
+            on_ready: called once, at its first message: it takes chunks from then on.
 
         Raises:
             OSError: it cannot be started.
@@ -219,7 +229,11 @@ class FetchProcess:
                     request.answered.set_exception(ProcessEndedError(how, crashed=self._crashed))
 
     def _start(self) -> ConnectedChild:
-        """Starts the process on a thread of the loop's pool, which ends with the engine (`linux.end_with_parent`)."""
+        """Starts the process and sends it the setup; runs on a thread of the loop's pool.
+
+        The kernel ends the process with the thread that started it (`linux.end_with_parent`), and the threads of the
+        pool last as long as the engine.
+        """
         child = ConnectedChild(
             "streamer.engine.processes", numbers=[os.getpid()], environment=make_environment(_SETTINGS)
         )
@@ -236,7 +250,7 @@ class FetchProcess:
             self._setup.open_folder().remove_temporary(pid)
 
     def end(self) -> None:
-        """Ends the process now; `run` returns then. Idempotent."""
+        """Makes `run` close the socket, wait for the process's end and return. Idempotent."""
         self.ready = False
         self._ended.set()
 
@@ -246,7 +260,10 @@ class FetchProcess:
         self.end()
 
     def look(self) -> None:
-        """Counts calls at which the process had chunks and had sent nothing since the last call."""
+        """Adds to `silent_looks` if the process has chunks or is not ready, else sets it to 0; the pool calls it often.
+
+        Each message of the process sets it to 0, too.
+        """
         self.silent_looks = self.silent_looks + 1 if self._requests or not self.ready else 0
         if not self._requests:
             self.share = 0.0
@@ -254,12 +271,12 @@ class FetchProcess:
     # ------------------------------------------------------------ chunks
 
     async def bring(self, asked: Bring, dataset: OpenDataset, weight: int) -> SharedBytes:
-        """Lets the process bring a chunk. Returns its bytes, or none if the chunk was published.
+        """Lets the process bring a chunk. Returns its bytes, or a `SharedBytes` without a file if it was published.
 
         Args:
             asked: the message that names the chunk.
             dataset: the dataset with its present storage options.
-            weight: number of requests that the chunk takes.
+            weight: number of requests to the store that the chunk takes.
 
         Raises:
             ProcessEndedError: the process has ended; another one may bring the chunk.
@@ -284,7 +301,10 @@ class FetchProcess:
         raise answer.error()
 
     async def _answer(self, number: int, request: _Request) -> Answer:
-        """Returns the answer; a cancellation waits for it, so that nothing is written later."""
+        """Returns the answer to a request. If cancelled, it cancels the request and waits for the answer all the same.
+
+        So the process writes nothing after this returns.
+        """
         try:
             return await asyncio.shield(request.answered)
         except asyncio.CancelledError:
@@ -299,7 +319,7 @@ class FetchProcess:
         return SharedBytes(request.descriptor, length, lambda: self._send(GiveBack(number)))
 
     def limit(self, limits: FetchLimits) -> None:
-        """Sets other bounds; a process that is being started is told when it is ready."""
+        """Sends other bounds. Dropped before the process has its setup: the pool calls it again in `on_ready`."""
         if self._socket is not None and limits != self._limits:
             self._limits = limits
             self._send(limits)
@@ -315,7 +335,7 @@ class FetchProcess:
                 if not self._socket.send(encode(message)):
                     logger.debug("%r has ended and was not told", self)
             except BlockingIOError:
-                # It was not told more than it can read, so it reads nothing any more.
+                # A process that reads never has so many messages unread: this one has stopped reading.
                 logger.warning("%r does not read", self)
                 self.end()
             except OSError as error:
@@ -324,7 +344,7 @@ class FetchProcess:
     # ------------------------------------------------------------ what it says
 
     def _receive(self, on_ready: Callable[[], None]) -> None:
-        """Handles all messages in one turn of the loop."""
+        """Handles all messages that have arrived; the end of the socket or a wrong message ends the process."""
         if self._socket is None:
             return
         try:
