@@ -317,7 +317,7 @@ class SessionProgress:
             heapq.heappush(self._to_ask, use)
 
     def take_request(self) -> Use | None:
-        """Returns the first held use whose chunk is neither local nor requested, or None; it is requested from now on."""
+        """Returns the first held use whose chunk is neither local nor requested, or None; then it is requested."""
         while self._to_ask:
             use = heapq.heappop(self._to_ask)
             if use.chunk in self._held and use.chunk not in self._local:
