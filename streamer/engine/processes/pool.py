@@ -74,16 +74,7 @@ class WantedChunk(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """Holds the counters and levels of one moment, for `compare`.
-
-    Attributes:
-        at: the moment, in seconds.
-        loop_seconds: CPU time of the engine's loop.
-        idle_seconds: core seconds that nothing used.
-        process_share, fetching, waiting: see `Load`.
-        requests: requests of all processes since the start.
-        throttled: number of them that stores refused.
-    """
+    """Holds the counters and levels of one moment, in seconds and requests, for `compare`; see `Load`."""
 
     at: float
     loop_seconds: float
