@@ -379,7 +379,7 @@ class FetchPool:
         self._tasks.create_task(self._run(process), name="fetch process")
 
     async def _run(self, process: FetchProcess) -> None:
-        """Runs a process to its end, and keeps its counts; an end that nobody asked for delays the next start."""
+        """Runs a process to its end, and keeps its counts; an unexpected end delays the next start."""
         try:
             how = await process.run(self._divide)
         except OSError as error:
