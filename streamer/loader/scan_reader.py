@@ -89,11 +89,13 @@ class SampleScan:
         scattered = manifest.whole_objects and not manifest.recoded and bool((np.diff(ordinals) < 0).any())
         by_one = (manifest.chunk_samples[chunks] > 1) & scattered
         sizes = (manifest.chunk_local_bytes // np.maximum(1, manifest.chunk_samples))[chunks]
-        steps = find_steps(sizes + count_row_bytes(self._opened, ordinals), _STEP_BYTES, _STEP_SAMPLES)
+        rows_of_joins = [join.table.rows_of(ordinals) for join in self._opened.joins]
+        row_bytes = sum_row_bytes(self._opened, rows_of_joins, len(ordinals))
+        steps = find_steps(sizes + row_bytes, _STEP_BYTES, _STEP_SAMPLES)
         # The chunks of samples that are not read one by one, and of all rows of joins.
         used = [(chunks[~by_one], steps[~by_one])]
-        for join, first in zip(self._opened.joins, self._members.first_chunks_of_parts[1:], strict=False):
-            owner, rows = join.table.rows_of(ordinals)
+        first_chunks = self._members.first_chunks_of_parts[1:]
+        for join, first, (owner, rows) in zip(self._opened.joins, first_chunks, rows_of_joins, strict=False):
             used.append((join.manifest.find_chunks(rows) + first, steps[owner]))
         chunk, first_step, last_step = find_uses(*(np.concatenate(column) for column in zip(*used, strict=True)))
         schedule = EpochSchedule(0, chunk.astype(np.uint32), first_step, last_step)
@@ -110,7 +112,7 @@ class SampleScan:
                 )
             joins = [
                 join.reader(CachedBytes(join.manifest, chunk_files, first))
-                for join, first in zip(self._opened.joins, self._members.first_chunks_of_parts[1:], strict=False)
+                for join, first in zip(self._opened.joins, first_chunks, strict=False)
             ]
             reader = open_reader(content, joins)
             waits_for = f"the chunks of a {self._purpose}, which come from the store"
@@ -245,11 +247,20 @@ def _read_fields(manifest: Manifest, maker: SampleMaker, place: SampleLocation) 
 
 def count_row_bytes(opened: OpenedDataset, ordinals: Integers) -> Integers:
     """Returns about how many bytes each sample has of the right sides of joins, (n,)."""
-    total = np.zeros(len(ordinals), np.int64)
-    for join in opened.joins:
+    return sum_row_bytes(opened, [join.table.rows_of(ordinals) for join in opened.joins], len(ordinals))
+
+
+def sum_row_bytes(opened: OpenedDataset, rows_of_joins: Sequence[tuple[Integers, Integers]], samples: int) -> Integers:
+    """Returns the bytes of `count_row_bytes` for rows that were looked up already.
+
+    Args:
+        opened: the dataset.
+        rows_of_joins: result of `rows_of` of each join's table for the samples.
+        samples: number of the samples.
+    """
+    total = np.zeros(samples, np.int64)
+    for join, (owner, rows) in zip(opened.joins, rows_of_joins, strict=True):
         part = join.manifest
         mean = part.chunk_local_bytes // np.maximum(1, part.chunk_samples)
-        owner, rows = join.table.rows_of(ordinals)
-        of_rows = mean[part.find_chunks(rows)]
-        total += np.bincount(owner, weights=of_rows, minlength=len(ordinals)).astype(np.int64)
+        total += np.bincount(owner, weights=mean[part.find_chunks(rows)], minlength=samples).astype(np.int64)
     return total

@@ -153,10 +153,11 @@ class Ring:
         self.reclaim()
         if self._free:
             return self._free.pop()
+        if self.slots >= (self._limits.most if late else self._limits.usual):
+            return None
         # Another slot would have the size of the last one.
         usual = self._last_nbytes
-        is_full = sum(slot.nbytes or usual for slot in self._slots.values()) + usual > self._limits.nbytes
-        if is_full or self.slots >= (self._limits.most if late else self._limits.usual):
+        if sum(slot.nbytes or usual for slot in self._slots.values()) + usual > self._limits.nbytes:
             return None
         self._count += 1
         slot = self._slots[self._count] = Slot(self._count)
