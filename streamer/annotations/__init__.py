@@ -1,7 +1,11 @@
-"""Labels, boxes and texts from a file beside the data, joined to samples by key.
+"""Joins labels, boxes and texts from a file beside the data to samples by key.
 
 options.py  the user's options, and those of a parser
-parse.py    a file to the columns of a table, in a recoder: CSV, JSON lines, Parquet; coco.py
+parse.py    makes the columns of a table of a file of annotations, in a recoder: CSV, JSON lines, Parquet
+coco.py     parses COCO's JSON for parse.py
 table.py    the rows by key, in files that all processes of a machine map
-join.py     the samples of a dataset that have a row, and the fields of a sample's row
+join.py     finds the samples that have a row, and the fields of a sample's row
+
+Used by `recode/` and `engine/manifests/`, which make and keep the tables, and by `loader/`, `batches/samples/` and
+`shards/`, which join their rows.
 """

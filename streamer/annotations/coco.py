@@ -1,4 +1,4 @@
-"""Parses COCO's JSON: instances, keypoints, captions.
+"""Parses COCO's JSON of instances, keypoints or captions to one row per image. Called by `parse.py`, in a recoder.
 
 | field | |
 | --- | --- |
@@ -13,7 +13,7 @@
 | captions | a list of texts |
 
 The objects of an image are in the order of the file. Decoding all of them at once takes eight times the memory of the
-file; therefore they are taken apart first (`msgspec.Raw`, views of the file) and decoded some thousand at a time.
+file. Therefore they are cut apart first (`msgspec.Raw`, views of the file) and decoded 10,000 at a time.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from streamer.formats.table.writer import Column
 _Item = TypeVar("_Item")
 
 _BATCH_ITEMS = 10_000
+# An error quotes this many bytes of a wrong item.
 _QUOTED = 200
 
 _SIZES = ("height", "width")
@@ -93,7 +94,13 @@ class _Object(msgspec.Struct):
 
 
 class _Objects:
-    """The columns of all objects, filled some thousand at a time."""
+    """Collects the columns of the wanted fields of all objects.
+
+    Args:
+        fields: names of the wanted fields; those of images are ignored.
+        images: number of each image, by its id.
+        categories: categories in the order of their ids.
+    """
 
     def __init__(self, fields: Sequence[str], images: dict[int | str, int], categories: Sequence[_Category]) -> None:
         self._images = images
@@ -114,7 +121,11 @@ class _Objects:
         self._image: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
 
     def add(self, some: Sequence[_Object]) -> None:
-        """Adds objects, in the order of the file; raises RecodeError for one that is of no image or lacks a value."""
+        """Adds some objects, in the order of the file.
+
+        Raises:
+            RecodeError: an object is of no image or category, or lacks a value of a wanted field.
+        """
         try:
             numbers = [self._images[each.image_id] for each in some]
         except KeyError as error:
@@ -126,13 +137,14 @@ class _Objects:
             self._found[name].append(make(some))
 
     def columns(self) -> dict[str, tuple[str, Column]]:
-        """Returns kind and column of each field, by image. To be called once: it drops the objects."""
+        """Returns kind and column of each field, one value per image. To be called once: it drops the objects."""
         image = np.concatenate(self._image)
         order = np.argsort(image, kind="stable")
         counts = np.bincount(image, minlength=len(self._images)).astype(np.int64)
         return {name: self._column(name, order, counts) for name in self._makers}
 
     def _column(self, name: str, order: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[str, Column]:
+        """Returns kind and column of a field; `order` sorts objects by image, `counts` has the objects of each image."""
         found = self._found.pop(name)
         if name in {"segmentation", "captions"}:
             texts: list[bytes] = list(chain.from_iterable(found))  # type: ignore[arg-type]
@@ -184,7 +196,16 @@ class _Objects:
 
 
 def parse_coco(content: memoryview, options: TableOptions) -> Parsed:
-    """Parses the images of a file, and its objects; raises RecodeError, and ConfigError for fields that it lacks."""
+    """Returns one row for each image of a file, in the order of the file, with arrays or lists over its objects.
+
+    Args:
+        content: bytes of the file.
+        options: options of the parser.
+
+    Raises:
+        RecodeError: the file is not COCO's, is inconsistent, or lacks a value.
+        ConfigError: the key is not "file_name", or no field has a name that the user gives.
+    """
     if options.key not in {None, USUAL_KEY}:
         raise ConfigError(f"key={options.key!r}: images of COCO are named by {USUAL_KEY!r}", field="key")
     try:
@@ -256,7 +277,7 @@ def _decode_items(raw: msgspec.Raw, kind: type[_Item], what: str) -> Iterator[Se
 
 
 def _refuse(items: Sequence[msgspec.Raw], first: int, kind: type, what: str) -> None:
-    """Names the first item that cannot be decoded."""
+    """Raises RecodeError, which names and quotes the first item that cannot be decoded; returns if each can."""
     for number, item in enumerate(items, first):
         try:
             msgspec.json.decode(item, type=kind)
@@ -266,6 +287,7 @@ def _refuse(items: Sequence[msgspec.Raw], first: int, kind: type, what: str) -> 
 
 
 def _image_columns(images: Sequence[_Image]) -> dict[str, tuple[str, Column]]:
+    """Returns kind and column of the fields of images; "image_id" is a text if an id is no number."""
     ids = [image.id for image in images]
     sizes = {
         name: ("<i4", Column(_whole_numbers([getattr(image, name) or 0 for image in images], np.int32, name)))
@@ -279,7 +301,7 @@ def _image_columns(images: Sequence[_Image]) -> dict[str, tuple[str, Column]]:
 
 
 def _whole_numbers(values: Sequence[int | str], dtype: type[np.integer[Any]], what: str) -> NDArray[np.integer[Any]]:
-    """Makes a column; raises RecodeError for a number that its dtype does not have."""
+    """Returns the values as an array; raises RecodeError for a number that the dtype cannot hold."""
     try:
         return np.array(values, dtype)
     except OverflowError as error:

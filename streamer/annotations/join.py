@@ -1,4 +1,8 @@
-"""Joins annotations to samples by key: finds which samples have a row, and the fields of a sample's row."""
+"""Joins annotations to samples by key: finds which samples have a row, and the fields of a sample's row.
+
+`loader/` makes the rules and selects by them, `batches/samples/` joins each sample, `shards/` does both for packs, and
+`streamer show` for the samples that it shows.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +33,14 @@ logger = logging.getLogger(__name__)
 
 
 class JoinRules(msgspec.Struct, frozen=True):
-    """Options of a join.
+    """Says how samples are joined to a table; it travels to workers.
 
     Attributes:
         table: folder of the table.
         missing: what happens to a sample without a row.
-        on: the field of the sample with its key, or None for "__key__".
-        base: url of the folder below which the keys of samples are, if they are files, else "".
-        part_mark: see `Format.part_mark`.
+        on: the field of the sample that has its name, or None for "__key__".
+        base: url of the folder below which the keys of samples are, if each sample is a file, else "".
+        part_mark: text in a key behind the name of the file, or "" if keys have none; see `Format.part_mark`.
     """
 
     table: Path
@@ -47,7 +51,13 @@ class JoinRules(msgspec.Struct, frozen=True):
 
     @classmethod
     def make(cls, table: Path, given: Annotations, manifest: Manifest) -> JoinRules:
-        """Makes the rules of annotations whose table is found."""
+        """Makes the rules of annotations of a dataset.
+
+        Args:
+            table: folder of the table.
+            given: options of the user.
+            manifest: manifest of the dataset.
+        """
         base = manifest.content.base if manifest.whole_objects else ""
         return cls(
             table=table,
@@ -63,8 +73,8 @@ class JoinRules(msgspec.Struct, frozen=True):
         return self.table.name
 
     def describe(self) -> dict[str, object]:
-        """Describes what samples get, as JSON values."""
-        # Shards and selections are identified by the word of the first release.
+        """Describes what samples get, as JSON values, for the identity of shards and selections."""
+        # The first release called "none" "empty"; what it has identified stays valid.
         return {"annotations": [self.digest, "empty" if self.missing == "none" else self.missing, self.on]}
 
 
@@ -74,7 +84,16 @@ def table_digest(rules: JoinRules | None) -> str | None:
 
 
 class Joiner:
-    """Finds the annotations of samples; the dataset's rule concerns annotations that it names. Used by one thread."""
+    """Finds the annotations of samples and decodes them. Used by one thread.
+
+    Args:
+        rules: how samples are joined.
+        decode: the dataset's rule. If it is a mapping, it holds for annotations, too, else these are decoded by "auto".
+
+    Raises:
+        ManifestError: the table is missing.
+        ManifestCorruptError: the table is malformed.
+    """
 
     def __init__(self, rules: JoinRules, decode: DecodeRule) -> None:
         self.table = AnnotationTable.open(rules.table)
@@ -92,7 +111,11 @@ class Joiner:
         return f"Joiner({self.table!r})"
 
     def values(self, key: str, fields: Sequence[Field]) -> dict[str, object]:
-        """Returns the decoded annotations of the sample `key`, whose own fields are undecoded.
+        """Returns the decoded annotations of a sample, by name; a sample that needs no row gets empty values.
+
+        Args:
+            key: "__key__" of the sample.
+            fields: the sample's own fields, undecoded.
 
         Raises:
             DecodeError: the sample has no row and must have one, it lacks the field with its key, or a value cannot be
@@ -109,11 +132,15 @@ class Joiner:
         return self._decode(key, self._opener.open(record, _NO_NAME)[1])
 
     def fields(self, key: str, fields: Sequence[Field]) -> Sequence[Field] | None:
-        """Returns the annotations of a sample, undecoded, or None if it has none and such samples are left out.
+        """Returns the annotations of a sample, undecoded, or None if it has no row and `missing` is "drop".
+
+        Args:
+            key: "__key__" of the sample.
+            fields: the sample's own fields, undecoded.
 
         Raises:
-            DecodeError: it has no row and must have one, lacks the field with its key, or has a field of the name of
-                a column.
+            DecodeError: the sample has no row and must have one, lacks the field with its key, or has a field of the
+                name of a column.
         """
         if self._rules.missing == "drop" and self._find(self._name(key, fields)) < 0:
             return None
@@ -123,7 +150,7 @@ class Joiner:
         return found
 
     def check_apart(self, names: Collection[str]) -> None:
-        """Refuses a sample that has a field of the name of a column, which would replace it; raises DecodeError."""
+        """Raises DecodeError if one of a sample's field names is that of a column, which would replace the field."""
         if not self._names.isdisjoint(names):
             raise DecodeError(describe_conflict(self.table, min(self._names.intersection(names))))
 
@@ -131,7 +158,7 @@ class Joiner:
         return self.table.find(name, self._rules.base)
 
     def _record(self, key: str, fields: Sequence[Field]) -> memoryview | None:
-        """Returns the record of a sample's row, or None without one if `missing` is "none"; else raises DecodeError."""
+        """Returns the record of a sample's row, or None if it has no row and needs none; else raises DecodeError."""
         name = self._name(key, fields)
         if (row := self._find(name)) >= 0:
             return memoryview(self.table.row(row))
@@ -140,6 +167,7 @@ class Joiner:
         return None
 
     def _name(self, key: str, fields: Sequence[Field]) -> str:
+        """Returns the name by which a sample is looked up; raises DecodeError if it lacks the field with that name."""
         if self._rules.on is None:
             file, mark, _ = key.rpartition(self._rules.part_mark) if self._rules.part_mark else (key, "", "")
             return file if mark else key
@@ -175,13 +203,21 @@ def no_row(table: AnnotationTable, key: str) -> str:
 
 
 def _empty(field: FieldSpec) -> Field:
-    """Returns the field of a sample without annotations: an array of no items, else None."""
+    """Returns the undecoded field of a sample without annotations: an array of no items, or a value that is None."""
     array = "[" in field.kind and find_dtype(field.kind) is None
     return Field(field.name, _NO_BYTES, field.kind if array else NULL)
 
 
 def annotations_of(manifest: Manifest, given: Annotations | None, urls: Sequence[str]) -> Annotations | None:
-    """Returns the annotations that the user names, else those that were found among the files."""
+    """Returns the annotations that the user names, else those of a metadata file beside the samples, or None.
+
+    Where several urls are read, the metadata file is not joined, and a warning says so.
+
+    Args:
+        manifest: manifest of the dataset.
+        given: annotations that the user names, or None.
+        urls: urls of the dataset.
+    """
     if given is not None or not manifest.whole_objects:
         return given
     if not (metadata := restore_format(manifest).metadata_file):
@@ -193,10 +229,15 @@ def annotations_of(manifest: Manifest, given: Annotations | None, urls: Sequence
 
 
 def pass_over(error: ConfigError, named: Annotations | None, found: Annotations) -> None:
-    """Says that a file which lies among the samples is not joined, because it does not name them.
+    """Logs that a metadata file among the samples is not joined, because it has no column with their names.
+
+    Args:
+        error: the error of making its table.
+        named: annotations that the user names, or None.
+        found: annotations of the metadata file.
 
     Raises:
-        ConfigError: the given one, unless it is of such a file: `named` are the annotations that the user has named.
+        ConfigError: `error`, if the user names the annotations, or if it says something else.
     """
     if named is not None or NO_KEY not in error.message:
         raise error
@@ -210,7 +251,8 @@ def pass_over(error: ConfigError, named: Annotations | None, found: Annotations)
 def find_matches(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.bool_] | None:
     """Returns whether each sample has a row: bool, shape (samples,). Looks every key up, 3 us each.
 
-    The result is None if the keys are known only when samples are read, as those of containers are.
+    Returns None if the keys are known only when samples are read, as those of containers are. Logs how many samples are
+    left out, and how many rows are of no sample.
 
     Raises:
         ManifestError: a sample without a row must have one, a row is of two samples, or no row is of any sample.
@@ -246,7 +288,10 @@ def find_matches(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.bool_] 
 
 
 def key_rows(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.int64] | None:
-    """Returns the number of each sample's row, or -1: int64, shape (samples,); or None, as `find_matches` does."""
+    """Returns the number of each sample's row, or -1 if it has none: int64, shape (samples,).
+
+    Returns None if the keys are known only when samples are read; see `find_matches`.
+    """
     if not manifest.whole_objects or rules.on is not None:
         return None
     table = AnnotationTable.open(rules.table)
@@ -262,7 +307,7 @@ def _keys(manifest: Manifest) -> Iterator[str]:
 
 
 def _refuse_double_row(manifest: Manifest, table: AnnotationTable, rows: npt.NDArray[np.int64]) -> None:
-    """Refuses a row that two samples have; raises ManifestError."""
+    """Raises ManifestError if two samples have the same row; `rows` is the row of each sample, or -1."""
     order = np.argsort(rows, kind="stable")
     shared = np.flatnonzero((np.diff(rows[order]) == 0) & (rows[order][1:] >= 0))
     if len(shared):

@@ -1,4 +1,7 @@
-"""Options of annotations, those of their parsers, and the result of these."""
+"""Defines the options of annotations: `Annotations`, which the user gives, and what their parsers get and return.
+
+Used by the datasets, packs and commands that take `annotations=`, and by the parsers (`parse.py`, `coco.py`).
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ from streamer.removed import check_options
 if TYPE_CHECKING:
     from streamer.formats.table.writer import Column
 
-# Says what happens to a sample without annotations.
+# What happens to a sample without annotations; see `Annotations`.
 Missing = Literal["error", "none", "drop"]
-# Longest file of annotations. It is parsed as a whole, in a process of its own.
+# Bytes of the longest file of annotations. It is parsed as a whole, in a process of its own.
 MOST_FILE_BYTES = 2_000_000_000
 ENDINGS = ("json", "csv", "tsv", "jsonl", "ndjson", "parquet", "pq")
 # The key's name in COCO and at Hugging Face.
 USUAL_KEY = "file_name"
-# These words tell a client about a table that does not name the files: of an error in a recoder only the text arrives.
+# By these words in an error's text a client knows that a table does not name the samples: only the text arrives there.
 NO_KEY = "has no column of keys"
 
 
@@ -43,10 +46,10 @@ class Annotations:
     Args:
         url: url of the file; it is read with the storage options of the dataset.
         key: Column of a table with the names of the samples, by default "file_name".
-        fields: the columns that samples get; None: all of a table; of COCO "boxes", "labels", "area", "iscrowd",
+        fields: the columns that samples get. By default all of a table, and of COCO "boxes", "labels", "area", "iscrowd",
             "image_id", "height", "width", or "captions". Others of COCO: "segmentation", "keypoints", "category_ids".
-        missing: What becomes of a sample without a row: an "error"; a sample without values ("none"), which has None
-            for numbers and texts, and arrays of no items; or no sample ("drop", for datasets of files).
+        missing: What becomes of a sample without a row. With "error" it is an error. With "none" the sample has None for
+            numbers and texts, and arrays of no items. With "drop" it is left out (for datasets of files).
         sample_field: Field of the sample with its name, for records whose "__key__" is only a number. By default
             "__key__".
 
@@ -74,7 +77,11 @@ class Annotations:
 
     @classmethod
     def parse(cls, given: object) -> Annotations | None:
-        """Makes annotations of a url, with or without options, or of options by name; raises ConfigError."""
+        """Makes annotations of a url or of a mapping of options; None and `Annotations` are returned as they are.
+
+        Raises:
+            ConfigError: an invalid option or url.
+        """
         if given is None or isinstance(given, cls):
             return given
         try:
@@ -84,7 +91,7 @@ class Annotations:
 
 
 class TableOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of a parser: see `Annotations`."""
+    """Options of a parser, as the engine sends them to a recoder; the fields are those of `Annotations`."""
 
     url: str
     key: str | None = None
@@ -92,7 +99,14 @@ class TableOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """The rows of a file: a key for each, fields and their columns, and the names of the labels."""
+    """Rows of a file as a parser returns them.
+
+    Attributes:
+        keys: key of each row.
+        fields: name and kind of each field.
+        columns: values of each field, for all rows.
+        classes: names of the labels, by number; empty if the file has none.
+    """
 
     keys: Sequence[str]
     fields: Sequence[FieldSpec]
@@ -111,7 +125,16 @@ def find_extension(url: str) -> str:
 
 
 def choose_fields(options: TableOptions, known: Sequence[str], usual: Sequence[str]) -> list[str]:
-    """Returns the wanted fields, in their order; raises ConfigError for one that the file does not have."""
+    """Returns the fields that the user names, in this order, or those that are `usual` for the file.
+
+    Args:
+        options: options of the parser.
+        known: all fields of the file.
+        usual: fields to return if the user names none.
+
+    Raises:
+        ConfigError: the file does not have a field that the user names.
+    """
     if options.fields is None:
         return list(usual)
     for name in options.fields:

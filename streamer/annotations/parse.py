@@ -1,4 +1,7 @@
-"""Makes a table (see `annotations.table`) of a file of annotations, in a recoder: the engine parses nothing of it."""
+"""Makes the content of a table (see `table.py`) of a file of annotations: CSV, TSV, JSON, JSON lines or Parquet.
+
+`recode/work.py` calls it in a recoder, so that the engine parses nothing of a user's file.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,23 @@ _MAX_INT32 = 2**31 - 1
 
 
 class AnnotationRecoder:
-    """Makes the columns of a table, and its head: one record for each of `TableBuffers`."""
+    """Makes the buffers of a table of one file: one record for each field of `TableBuffers`."""
 
     def __init__(self, options: TableOptions) -> None:
         self._options = options
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Parses the whole file; raises RecodeError, and ConfigError if it lacks a key or a field."""
+        """Parses the whole file and returns the six buffers of its table.
+
+        Args:
+            content: bytes of the file.
+            samples: not used; a recoder of a format gets the number of samples here.
+            hint: not used, in the same way.
+
+        Raises:
+            RecodeError: the file cannot be read, has no rows, or two of its rows have the same key.
+            ConfigError: it lacks the column of keys or a field that the user names.
+        """
         if is_pointer(content):
             raise RecodeError(f"it {POINTER_ADVICE}")
         ending = find_extension(self._options.url)
@@ -58,7 +71,7 @@ class AnnotationRecoder:
 
 
 def _parse_rows(content: memoryview, ending: str, options: TableOptions) -> Parsed:
-    """Parses the rows of a table; raises RecodeError, and ConfigError if it lacks a column."""
+    """Parses a file with a row for each sample; raises RecodeError, and ConfigError if it lacks a column."""
     key = options.key or USUAL_KEY
     fields: Sequence[str] = ()
 
@@ -90,6 +103,7 @@ def _parse_rows(content: memoryview, ending: str, options: TableOptions) -> Pars
 
 
 def _table(url: str, parsed: Parsed) -> Records:
+    """Returns the buffers of a table by hash of the keys; raises RecodeError without rows or for a key of two rows."""
     if not parsed.keys:
         raise RecodeError("it has no rows")
     keys = [key.removeprefix("./") for key in parsed.keys]
@@ -132,7 +146,7 @@ def _table(url: str, parsed: Parsed) -> Records:
 
 
 def _refuse_doubles(hashes: NDArray[np.int64], order: NDArray[np.int64], keys: Sequence[str]) -> None:
-    """Refuses two rows of one key."""
+    """Raises RecodeError if two rows have the same key; `order` sorts `hashes`."""
     same = np.flatnonzero(np.diff(hashes[order]) == 0)
     suspects = Counter(keys[place] for place in {*order[same].tolist(), *order[same + 1].tolist()})
     doubled = sorted(key for key, count in suspects.items() if count > 1)

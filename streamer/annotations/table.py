@@ -1,10 +1,11 @@
-"""The rows of a table of annotations by key, in files that all processes of a machine map.
+"""Finds the rows of a table of annotations by key, in a folder of two files that all processes of a machine map.
 
     manifests/<digest>/annotations.json    the fields of every row, the classes, and how keys are written
     manifests/<digest>/rows.arrows         hash, key, row                     by hash, then by key
 
 A row is a record (see `formats.table.records`). A lookup is a binary search for the hash of the key and a comparison of
-the keys: no index is held in memory.
+the keys: no index is held in memory. `parse.py` makes the content in a recoder, `recode/annotations.py` publishes the
+folder, and `join.py` looks the keys of samples up.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from streamer.manifest.model import FieldSpec
 from streamer.manifest.reader_lock import hold_folder
 from streamer.manifest.staging import settle, workplace
 
-# The format of a manifest request that asks for a table, not for a dataset.
+# Stands for the format in a `GetManifest` and in the job of a recoder that ask for a table, not for a dataset.
 ANNOTATIONS = "annotations"
 HEAD_NAME = "annotations.json"
 ROWS_NAME = "rows.arrows"
@@ -34,19 +35,21 @@ ROWS: Schema = {"hash": "int64", "key": "binary", "row": "binary"}
 
 # The largest prime below 2^63: the tables of manifests have int64.
 _PRIME = 2**63 - 25
-# A name is compared with at most this many endings; keys with more have dots of their own.
+# A name is looked up with at most this many endings. Where keys have more, their dots are no beginnings of extensions.
 MOST_ENDINGS = 8
 B = TypeVar("B")
 _FORMS: tuple[Literal["NFC", "NFD"], ...] = ("NFC", "NFD")
 
 
 class TableBuffers(NamedTuple, Generic[B]):
-    """The buffers of a table, as a recoder makes them: each begins where its dtype may be, the wide ones first.
+    """The buffers of a table in the order in which a recoder returns them. The widest dtypes are first, and so aligned.
 
     Attributes:
-        hashes: hash of each key, int64, ascending.
-        key_offsets, row_offsets: places in the next two, one more than there are rows.
-        keys, rows: the keys, and the records of the rows.
+        hashes: `hash_of` each key, int64, ascending.
+        key_offsets: place of each key in `keys`, and of their end: int32 or int64, (rows + 1,).
+        row_offsets: place of each record in `rows`, and of their end: int32 or int64, (rows + 1,).
+        keys: bytes of the keys, in the order of the hashes.
+        rows: records of the rows, in the same order.
         head: an encoded `AnnotationHead`.
     """
 
@@ -59,17 +62,18 @@ class TableBuffers(NamedTuple, Generic[B]):
 
 
 class AnnotationHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Facts about all rows.
+    """Facts about all rows, and how a sample's key is spelled in this table.
 
     Attributes:
         url: url of the file.
         fields: fields of every row.
         classes: names of the labels; empty if unknown.
-        in_folders: whether keys contain folders.
-        folder: the folder that contains all keys, which the names of samples may omit; "" if there is none.
-        endings: endings of the keys, such as ".jpg"; empty if they have no extensions.
-        prefix: the folder that contains all keys, where they are in several folders below it; "" if there is none. It
-            follows from the keys.
+        in_folders: whether any key contains a folder.
+        folder: the folder of all keys, which the names of samples may omit; "" if the keys are in several folders, or
+            in none.
+        endings: endings of the keys, such as ".jpg", the commonest first; empty if they have no extensions.
+        prefix: the deepest folder above all keys, if these are in several folders; else "". It follows from the keys,
+            and is no part of the digest.
     """
 
     url: str
@@ -81,11 +85,11 @@ class AnnotationHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefix: str = ""
 
     def encode(self) -> bytes:
-        """Returns the content of annotations.json; earlier versions read it where there is no prefix."""
+        """Returns the content of annotations.json, without a prefix that is "": earlier versions do not know it."""
         return msgspec.json.encode(self._facts())
 
     def digest(self, rows: Table) -> str:
-        """Returns the identity of a table: 32 hex characters. It does not depend on the place of the file."""
+        """Returns the identity of a table with these rows: 32 hex characters, independent of `url`."""
         facts = msgspec.structs.replace(self, url="", prefix="")._facts()
         content = msgspec.json.encode([ANNOTATIONS, facts, digest_of(rows)])
         return blake2b(content, digest_size=16).hexdigest()
@@ -95,17 +99,23 @@ class AnnotationHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return found if self.prefix else {name: value for name, value in found.items() if name != "prefix"}
 
     def name(self, key: str) -> str:
-        """Returns a sample's key, with folders if the table's keys have them; a table without any names only files."""
+        """Returns the likeliest name of a sample in this table.
+
+        It is the last part of the sample's key if no key of the table has a folder, else the whole key. A key without a
+        folder gets `folder` in front.
+        """
         if not self.in_folders:
             return key.rpartition("/")[2]
         return f"{self.folder}/{key}" if self.folder and "/" not in key else key
 
     def other_names(self, key: str, base: str) -> Iterator[str]:
-        """Yields what the table may call a sample besides `name`: paths that begin above the dataset, other letters.
+        """Yields the less likely names of a sample in this table, after that which `name` returns.
+
+        They are paths that begin above the dataset's folder, and the same names in composed and decomposed letters.
 
         Args:
             key: key of the sample.
-            base: url of the dataset's folder, where it is known: keys may be whole urls, or begin within it.
+            base: url of the dataset's folder, or "" if it is not known; the table may have whole urls, or their ends.
         """
         names = [self.name(key), f"/{self.name(key)}"]
         if self.in_folders:
@@ -119,14 +129,14 @@ class AnnotationHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 yield from (normalize(form, name) for name in names)
 
     def spellings(self, name: str) -> list[str]:
-        """Returns possible spellings of a name: with the extensions of the keys, or without one if these have none."""
+        """Returns the keys that a name may stand for: with each of `endings` added, or, without any, cut off."""
         return [name, *(name + ending for ending in self.endings)] if self.endings else [name, name.rpartition(".")[0]]
 
 
 def _begun_above(key: str, folder: str, *, reverse: bool = False) -> Iterator[str]:
-    """Yields a key as it is called from the folders above it, the longest first: "/b/cat/1" of "cat/1" in "/a/b".
+    """Yields a key behind each beginning of a folder's path, the longest first; in reverse behind each of its ends.
 
-    All names begin as the folder does, or, in reverse, all end as it does: "a/b/cat/1", "b/cat/1".
+    "cat/1" and "a/b" give "a/b/cat/1" and "a/cat/1", in reverse "a/b/cat/1" and "b/cat/1".
     """
     parts = folder.split("/") if folder else []
     for count in range(len(parts), 0, -1):
@@ -135,7 +145,13 @@ def _begun_above(key: str, folder: str, *, reverse: bool = False) -> Iterator[st
 
 
 class AnnotationTable:
-    """Rows by key. Immutable, safe to use from any thread; takes no memory per row."""
+    """Returns the rows of a table by key. Immutable, safe to use from any thread; takes no memory per row.
+
+    Args:
+        path: folder of the table.
+        head: facts about its rows.
+        rows: the mapped columns of `ROWS`, ascending by hash.
+    """
 
     def __init__(self, path: Path, head: AnnotationHead, rows: Table) -> None:
         self.path = path
@@ -153,14 +169,19 @@ class AnnotationTable:
         """Opens the table in a folder, which must stay on the disk while the result lives.
 
         Raises:
-            ManifestError: there is no table.
-            ManifestCorruptError: a file is missing or malformed.
+            ManifestError: the folder or its annotations.json is missing.
+            ManifestCorruptError: a file is malformed, or rows.arrows is missing.
         """
         return hold_folder(path, cls.map_folder)
 
     @classmethod
     def open_and_verify(cls, path: Path) -> Self:
-        """Opens a table and compares its content with its digest (1 GB/s); raises ManifestCorruptError for another."""
+        """Opens a table and compares its content with the digest that names its folder; reads all of it, 1 GB/s.
+
+        Raises:
+            ManifestError: see `open`.
+            ManifestCorruptError: see `open`; also if the digest differs.
+        """
         table = cls.open(path)
         if (found := table.head.digest(table.rows)) != path.name:
             raise ManifestCorruptError(f"{path}: content has digest {found}", path=str(path))
@@ -168,7 +189,7 @@ class AnnotationTable:
 
     @classmethod
     def map_folder(cls, path: Path) -> Self:
-        """Does the same as `open` for a folder that may be removed meanwhile: the mapped content stays."""
+        """Opens a table as `open`, but does not keep its folder from being removed: only the mapped content stays."""
         try:
             head = msgspec.json.decode((path / HEAD_NAME).read_bytes(), type=AnnotationHead)
         except OSError as error:
@@ -192,7 +213,12 @@ class AnnotationTable:
         return bytearray(self._rows[row])
 
     def find(self, key: str, base: str = "") -> int:
-        """Returns the row of a sample's key, or -1; `base`: see `AnnotationHead.other_names`."""
+        """Returns the number of a sample's row, or -1 if it has none.
+
+        Args:
+            key: key of the sample.
+            base: see `AnnotationHead.other_names`.
+        """
         if (row := self._find_row_by_name(self.head.name(key))) >= 0:
             return row
         others = self.head.other_names(key, base)
@@ -217,7 +243,18 @@ class AnnotationTable:
 
 
 def publish_table(head: AnnotationHead, rows: Table, place: Path, root: Path, *, durable: bool = True) -> Path:
-    """Writes the folder `<root>/<digest>/` of a table of annotations, by way of a temporary folder; returns it."""
+    """Writes the folder `<root>/<digest>/` of a table of annotations, and returns it; an intact one stays.
+
+    Args:
+        head: facts about the rows.
+        rows: columns of `ROWS`, ascending by hash.
+        place: temporary folder (`workplace`), which gets the files and then its final name.
+        root: folder of all manifests.
+        durable: whether it returns only when the disk has everything.
+
+    Raises:
+        ManifestCorruptError: another writer was first, and its folder is broken.
+    """
     # Imported here: an engine that starts does not need it.
     from streamer.manifest.arrow_ipc.writer import write_table
 
@@ -227,13 +264,16 @@ def publish_table(head: AnnotationHead, rows: Table, place: Path, root: Path, *,
 
 
 def publish_table_again(table: AnnotationTable, root: Path) -> Path:
-    """Writes the folder of an open table whose files another program has removed; returns the folder."""
+    """Writes the folder of an open table whose files another program has removed, without waiting for the disk.
+
+    Returns the folder. Raises ManifestError if it cannot be written.
+    """
     with workplace(root) as place:
         return publish_table(table.head, table.rows, place, root, durable=False)
 
 
 class _Strings:
-    """Returns views of the strings of a column; 0.2 us each."""
+    """Gives a view of each string of a column by its number; 0.2 us each."""
 
     def __init__(self, column: object) -> None:
         assert isinstance(column, BinaryColumn)
