@@ -144,7 +144,7 @@ class _Objects:
         return {name: self._column(name, order, counts) for name in self._makers}
 
     def _column(self, name: str, order: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[str, Column]:
-        """Returns kind and column of a field; `order` sorts objects by image, `counts` has the objects of each image."""
+        """Returns kind and column of a field; `order` sorts objects by image, `counts` are those of each image."""
         found = self._found.pop(name)
         if name in {"segmentation", "captions"}:
             texts: list[bytes] = list(chain.from_iterable(found))  # type: ignore[arg-type]

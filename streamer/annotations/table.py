@@ -129,7 +129,7 @@ class AnnotationHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 yield from (normalize(form, name) for name in names)
 
     def spellings(self, name: str) -> list[str]:
-        """Returns the keys that a name may stand for: with each of `endings` added, or, without any, cut off."""
+        """Returns the name, then the name with each of `endings`, or without its extension if keys have none."""
         return [name, *(name + ending for ending in self.endings)] if self.endings else [name, name.rpartition(".")[0]]
 
 

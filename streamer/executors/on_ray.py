@@ -1,4 +1,7 @@
-"""An executor of the tasks of a Ray cluster."""
+"""Runs calls as tasks of a Ray cluster, by the interface of `concurrent.futures.Executor`.
+
+`runner.py` imports it for an executor that is named "ray:...", since Ray may not be installed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ class RayExecutor(Executor):
         self._running: dict[Future[Any], Any] = {}
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Submits a call of a function that cloudpickle can pickle."""
+        """Submits a call of a function that cloudpickle can pickle.
+
+        The future raises the error of the function, or Ray's own if the task could not run or was cancelled.
+        """
         future: Future[T] = Future()
         reference = self._call.remote(fn, args, kwargs)
         self._running[future] = reference
@@ -42,7 +48,7 @@ class RayExecutor(Executor):
         if error is None:
             future.set_result(answer.result())
         else:
-            # Ray's own error says which worker it was; ours says what happened.
+            # Ray's error says in which worker it happened; its cause is the error of the function.
             future.set_exception(error.cause if isinstance(error, RayTaskError) else error)
 
 

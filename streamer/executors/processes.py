@@ -1,8 +1,8 @@
-"""An executor of processes that are new interpreters.
+"""Runs calls in processes of this machine, by the interface of `concurrent.futures.Executor`.
 
-Against `ProcessPoolExecutor`: the caller's script is not imported again (no `if __name__ == "__main__"` is needed, and
-functions of a notebook work), and a process that is killed costs its own task only, not those of all others.
-`runner.runner` makes it.
+The processes are new interpreters. Unlike those of `ProcessPoolExecutor` they do not import the caller's script: no
+`if __name__ == "__main__"` is needed, and functions of a notebook work. One that is killed costs its own task only.
+Used by `runner.py` and `batches/rows/table.py`; `worker.py` is the program of a process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ class _Process(NamedTuple):
 
 
 class Processes(Executor):
-    """Runs each call in one of `count` processes, which start with their first call."""
+    """Runs each call in one of `count` processes, which start with their first call.
+
+    It has a thread for each of them. `shutdown` must be called, or the program does not end.
+    """
 
     def __init__(self, count: int) -> None:
         self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
@@ -47,7 +50,8 @@ class Processes(Executor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Submits a call of a function that cloudpickle can pickle.
 
-        The future raises WorkerError if the process ends during the call.
+        The future raises the error of the function, WorkerError if the process ends during the call, or the error of
+        pickling.
 
         Raises:
             TypeError: keyword arguments are given.
@@ -59,11 +63,12 @@ class Processes(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Ends the processes: after all submitted calls, or at once with `cancel_futures`, which kills them.
+        """Ends the processes, after all submitted calls or at once.
 
         Args:
             wait: whether it returns only when the processes have ended.
-            cancel_futures: whether calls that have not begun are cancelled, and running processes killed.
+            cancel_futures: whether to end them at once: calls that have not begun are cancelled, and processes killed,
+                so that their calls fail with WorkerError.
         """
         if cancel_futures:
             with self._lock:
@@ -81,7 +86,7 @@ class Processes(Executor):
             thread.join()
 
     def _serve(self) -> None:
-        """Runs calls on one thread, in a process of its own, which is started anew after it has ended."""
+        """Runs calls one by one, on one thread, by one process; if that ends, the next call starts another one."""
         process: _Process | None = None
         while (item := self._items.get()) is not None:
             future, function, arguments = item
@@ -107,6 +112,7 @@ class Processes(Executor):
         self._end(process)
 
     def _start(self) -> _Process:
+        """Starts a process; raises EOFError after `shutdown(cancel_futures=True)`."""
         ours, theirs = socket.socketpair()
         with ours, theirs, self._lock:
             if self._closed:
@@ -117,7 +123,10 @@ class Processes(Executor):
             return _Process(child, Connection(ours.detach()))
 
     def _end(self, process: _Process | None) -> int:
-        """Closes the connection, waits for the end of the process; returns its exit code, or -SIGKILL without one."""
+        """Closes the connection and waits for the end of the process.
+
+        Returns its exit code, which is negative for a signal; without a process -SIGKILL.
+        """
         if process is None:
             return -signal.SIGKILL
         process.connection.close()

@@ -1,4 +1,7 @@
-"""Finds executors by name; runs tasks a few at a time, and repeats those that fail by chance."""
+"""Finds executors by name; runs tasks a few at a time, and repeats those that fail by chance.
+
+Used by `shards/`, `indexing/`, `loader/measure.py` and the commands that take `--executor`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ logger = logging.getLogger(__name__)
 Task = TypeVar("Task")
 Outcome = TypeVar("Outcome")
 
-# A task that fails by chance is run this often.
+# A task that fails by chance is run this often in all.
 TRIES = 3
 
 
@@ -35,14 +38,14 @@ class Runner(NamedTuple):
 
 @contextmanager
 def runner(on: str | Executor) -> Iterator[Runner]:
-    """Starts the executor of a name; one that is given is used as it is.
+    """Starts the executor of a name, and ends it with the context. One that is given is used as it is, and stays.
 
     Args:
         on: "processes" (one for each core), "processes:8", "dask:tcp://scheduler:8786", "ray:auto" or "ray:" with
             another address that `ray.init` takes, or an executor.
 
     Raises:
-        ConfigError: no such name, or its package is not installed.
+        ConfigError: there is no such name, its package is not installed, or no cluster answers.
     """
     if isinstance(on, Executor):
         yield Runner(on, 2 * usable_cores())
@@ -119,14 +122,15 @@ def _ray(address: str) -> Iterator[Runner]:
 def run_all(runner: Runner, function: Callable[[Task], Outcome], tasks: Iterable[Task]) -> Iterator[Outcome]:
     """Runs the tasks; yields their results as they come, in no fixed order.
 
+    When it ends early, by an error or because its caller stops, the tasks that have not begun are cancelled.
+
     Args:
         runner: the executor.
         function: runs one task; pure, so that it may be repeated.
-        tasks: the tasks, which are read as they are submitted.
+        tasks: the tasks, none of them None; they are read as they are submitted.
 
     Raises:
-        Exception: the error of a task that failed, if a repetition cannot help or it was the third try.
-                The tasks that have not begun are cancelled then.
+        Exception: the error of a task, if a repetition cannot help or it was the third try.
     """
     ended: queue.SimpleQueue[Future[Outcome]] = queue.SimpleQueue()
     with _Tasks(runner, function, partial(next, iter(tasks), None), ended.put) as work:
@@ -137,12 +141,15 @@ def run_all(runner: Runner, function: Callable[[Task], Outcome], tasks: Iterable
 async def run_dynamic(
     runner: Runner, function: Callable[[Task], Outcome], next_task: Callable[[], Task | None]
 ) -> AsyncGenerator[Outcome, None]:
-    """Does the same as `run_all` on an event loop, for tasks whose results may bring more.
+    """Runs tasks as `run_all` does, on an event loop, where the result of a task may bring further tasks.
 
     Args:
         runner: the executor.
-        function: runs one task.
+        function: runs one task; pure, so that it may be repeated.
         next_task: returns one more task, or None if there is none now. If no task runs then, all is done.
+
+    Raises:
+        Exception: see `run_all`.
     """
     loop = asyncio.get_running_loop()
     ended = asyncio.Queue[Future[Outcome]]()
@@ -158,7 +165,14 @@ async def run_dynamic(
 
 
 class _Tasks(Generic[Task, Outcome]):
-    """The running tasks, and how often each was submitted; context manager, which cancels those that still run."""
+    """Holds the running tasks, and how often each was submitted. A context manager; its end cancels what still runs.
+
+    Args:
+        runner: the executor.
+        function: runs one task.
+        next_task: returns one more task, or None if there is none now.
+        on_end: is given the future of each task that has ended, on any thread.
+    """
 
     def __init__(
         self,
@@ -183,13 +197,13 @@ class _Tasks(Generic[Task, Outcome]):
             future.cancel()
 
     def runs(self) -> bool:
-        """Submits new tasks up to the limit; returns whether any task runs."""
+        """Submits new tasks up to `most_tasks`; returns whether any task runs."""
         while len(self._running) < self._runner.most_tasks and (task := self._next_task()) is not None:
             self._submit(task, 1)
         return bool(self._running)
 
     def outcome(self, future: Future[Outcome]) -> Iterator[Outcome]:
-        """Yields the result of an ended future, or nothing if its task is run again; else raises its error."""
+        """Yields the result of an ended task, or nothing if it is run again; else raises the task's error."""
         task, tries = self._running.pop(future)
         error = future.exception()
         if error is None:
@@ -207,7 +221,7 @@ class _Tasks(Generic[Task, Outcome]):
 
 
 def _is_transient(error: BaseException) -> bool:
-    """Whether a repetition may help: not for wrong data, and not for errors that only the user can correct."""
+    """Returns whether a repetition may help: not for wrong data, and not for errors that only the user can correct."""
     if isinstance(error, WorkerError):
         return not error.details.get("final")
     if isinstance(error, StoreError):

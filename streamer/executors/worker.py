@@ -1,7 +1,7 @@
-"""The process that `processes.Processes` starts to run tasks: `python -m streamer.executors.worker CONNECTION`.
+"""Runs tasks in a process of its own: `python -m streamer.executors.worker CONNECTION`.
 
-Calls come and results go over one connection; both are cloudpickle, from and to the process that started this one. The
-process ends with the connection.
+`processes.py` starts it, sends calls over the connection (an inherited socket), and gets their results; both are
+pickled by cloudpickle. The process ends with the connection.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _listen(connection: Connection, coming: queue.SimpleQueue[Any]) -> None:
 
 
 def _result(call: tuple[Callable[..., object], tuple[object, ...]] | Exception) -> tuple[bool, object]:
-    """Returns whether it succeeded, and the result or the error."""
+    """Runs a call; returns True and its result, or False and its error; also the error of reading the call."""
     if isinstance(call, Exception):
         return False, WorkerError(f"a task cannot be read by its process: {type(call).__name__}: {call}", final=True)
     function, arguments = call

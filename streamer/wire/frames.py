@@ -1,7 +1,8 @@
 """Turns bytes of the socket between client and engine into messages, and messages into bytes; without the socket.
 
-A frame is a big-endian uint32 length and that many bytes of msgpack. The decoder holds at most one frame;
-a longer length is refused before anything is stored. `client.connection` and `service.client_connection` use this.
+A frame is a big-endian uint32 length and that many bytes of msgpack. The decoder refuses a frame that is too long by its
+length, before its bytes have come. Used by `client/connection.py`, `service/client_connection.py` and
+`service/server.py`.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ MAX_REQUEST_BYTES = 8 << 20
 MAX_HELLO_BYTES = 64 << 10
 # Room for a `Content` of 64 MiB.
 MAX_EVENT_BYTES = 65 << 20
-# Readers and former holders of lanes in a ShareCache: 32,767 lanes and 4,096 engines have 36,863 readers of at most 9
-# bytes, and 2 former holders of a lane at most 13 bytes each. Decoding 4.6 MB of them (1.2 million) took
+# Limit of `readers` and `former` in a ShareCache. The largest job, of 32,767 lanes and 4,096 engines, has 36,863
+# readers of 9 bytes at most, and for each lane 2 former holders of 13 bytes at most. Decoding 4.6 MB of such lists took
 # 0.3 s.
 _MAX_SHARES_BYTES = 5 << 18
 # Values for the required fields that are not read from a greeting of another version, by tag: of Hello (1) and of
@@ -52,7 +53,7 @@ M = TypeVar("M")
 
 
 def encode(message: Message) -> bytes:
-    """Encodes a message as one frame.
+    """Returns a message as one frame.
 
     Texts of an event that are not UTF-8, as the names of files in an error, are sent with escapes.
 
@@ -73,7 +74,7 @@ def encode(message: Message) -> bytes:
 
 
 def _escape(value: object) -> object:
-    """Returns plain values with texts that are UTF-8: other letters are escapes."""
+    """Returns a copy of plain values in which each text is UTF-8; other letters become escapes."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, list | tuple):
@@ -84,7 +85,7 @@ def _escape(value: object) -> object:
 
 
 class FrameDecoder(Generic[M]):
-    """Cuts a stream of bytes into messages. One per direction of a connection; no I/O.
+    """Cuts a stream of bytes into messages. Each end of a connection has one, for what it receives; no I/O.
 
     Args:
         decoder: decodes the body of a frame to a message of this direction.
@@ -108,15 +109,18 @@ class FrameDecoder(Generic[M]):
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of a frame that is not complete."""
+        """Number of received bytes of the frame that is not complete yet."""
         return len(self._buffer)
 
     def allow(self, max_bytes: int) -> None:
-        """Takes frames up to this length from the next one on."""
+        """Sets the length in bytes of the longest frame that is taken from now on."""
         self._max_bytes = max_bytes
 
     def feed(self, received: bytes | bytearray | memoryview) -> Iterator[M]:
         """Takes received bytes and yields the messages that are complete.
+
+        It is a generator: nothing is taken before the first message is asked for, and each is decoded when it is asked
+        for.
 
         Raises:
             ProtocolError: a frame is too long, is not msgpack, or is not a message of this direction.
@@ -154,7 +158,7 @@ class FrameDecoder(Generic[M]):
 
 
 def request_decoder() -> FrameDecoder[Request]:
-    """Returns a decoder of what a client sends."""
+    """Returns a decoder of the frames that a client sends."""
     return FrameDecoder(msgspec.msgpack.Decoder(Request, dec_hook=_decode_options), MAX_REQUEST_BYTES, _check_shares)
 
 
@@ -178,10 +182,10 @@ _tag_decoder = msgspec.msgpack.Decoder(int)
 
 
 def _check_shares(body: bytes) -> None:
-    """Refuses a ShareCache with more readers than a job has, before millions of them are made.
+    """Refuses a ShareCache with more readers than any job has, before millions of objects are made of them.
 
     Raises:
-        ProtocolError: says how many bytes they take, and how many are possible.
+        ProtocolError: readers and former holders take more than `_MAX_SHARES_BYTES`.
     """
     if len(body) <= _MAX_SHARES_BYTES:
         return
@@ -201,12 +205,12 @@ def _check_shares(body: bytes) -> None:
 
 
 def event_decoder() -> FrameDecoder[Event]:
-    """Returns a decoder of what the engine sends."""
+    """Returns a decoder of the frames that the engine sends."""
     return FrameDecoder(msgspec.msgpack.Decoder(Event), MAX_EVENT_BYTES)
 
 
 class Side(NamedTuple):
-    """What one end of a connection speaks: the version of the protocol, and that of the package."""
+    """Names the versions of one end of a connection: that of the protocol, and that of the package."""
 
     protocol: int
     version: str
@@ -222,9 +226,10 @@ class _Greeting(msgspec.Struct, array_like=True, frozen=True):
 
 
 def read_foreign_greeting(body: bytes) -> list[object] | None:
-    """Returns the fields that this version needs from a greeting of another version, in the order of its message.
+    """Reads a Hello or Welcome of another version of the protocol, as far as this version can.
 
-    Returns None if the body is no greeting, or one of this version.
+    Returns its tag and then the required fields of this version's Hello or Welcome, where those that another version
+    may not have are empty. Returns None if the body is no greeting, or one of this version.
     """
     try:
         found = msgspec.msgpack.decode(body, type=_Greeting)

@@ -1,7 +1,8 @@
-"""The messages between client and engine: one frozen type per message, validated when decoded.
+"""Defines the messages between client and engine: one frozen type per message, checked when it is decoded.
 
-Encoded as msgpack arrays by msgspec: a field of the wrong type or out of range is a ProtocolError, and nothing is
-ever unpickled. New fields go at the end, with a default; any other change needs a higher PROTOCOL.
+`client/` makes requests and reads events, `service/` the other way round; `frames.py` encodes both as msgpack arrays. A
+field of the wrong type or out of range is a ProtocolError, and nothing is ever unpickled. New fields go at the end, with
+a default. Any other change needs a higher PROTOCOL.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from streamer.wire.store_options import NO_OPTIONS, StoreOptions
 PROTOCOL = 3
 
 # The bottlenecks that a loader may report (`streamer.loader.stall.advice.Bottleneck`). They are labels of /metrics, so
-# they are not free text; any other word counts as the last one.
+# they are not free text. The service counts any other word as the last one.
 BOTTLENECKS = (
     *("nothing measured", "not input-bound", "the store throttles", "slow store", "slow peers", "recoding"),
     *("the engine's loop", "slow SSD (writing)", "no room in the cache", "slow SSD (reading)", "decode", "transform"),
@@ -36,14 +37,14 @@ Scalar = str | int | float | bool | None
 
 
 class Message(Discreet, msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Root of all messages."""
+    """Base class of all messages."""
 
 
 # ---------------------------------------------------------------- client to engine
 
 
 class Hello(Message, tag=1, frozen=True):
-    """The first frame of a connection; may carry the token that the engine asks for."""
+    """Begins a connection: says which version and job the client has, and shows a token if the engine asks for one."""
 
     protocol: Count
     version: Name
@@ -62,6 +63,7 @@ class GetManifest(Message, tag=2, frozen=True):
         options: fsspec's storage options.
         manifest: url or path of a built manifest; "" to list the urls.
         build: whether this node may build; otherwise it waits for `manifest` to appear.
+        chunk_bytes: size of a chunk; 0 lets the index choose.
         limit_seconds: an index that would take longer than this is refused.
         wait_seconds: time to wait for a manifest that another node builds.
         extensions: extensions of the raw files that are samples, or None to choose from the existing ones.
@@ -92,8 +94,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         dataset: digest of the manifest.
         name: name for errors and statistics.
         options: its own storage options.
-        value: number of passes over this dataset in an epoch, which is what one of its bytes saves while it is kept.
-            Only the ratios within one session matter. 0: never kept.
+        value: passes over this dataset in an epoch, hence what a kept byte saves. Parts of value 0 are never kept.
         open_bytes: most bytes of this part that are open at once.
     """
 
@@ -109,21 +110,19 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class OpenSession(Message, tag=3, frozen=True):
-    """Opens one consumer's session; answered by Opened.
+    """Opens one consumer's session over one dataset, or over several as `parts`; answered by Opened.
 
-    With `parts` the session reads several datasets. Chunk numbers count through them: those of a part follow those of
-    the parts before it. Parts of the same dataset have separate numbers and share their files.
+    Parts of the same dataset have separate chunk numbers and share their files.
 
     Attributes:
         session: number chosen by the client, unique in its connection; it fills in job and options, too.
         dataset: digest of the manifest; with `parts` a common name, by which sessions of one job and reports are
             matched.
         consumer: name for people: "rank 3" or "rank 3 worker 1 of 4".
-        order_id, global_batch, world_size, start: values on which sessions of one job and stream must agree ("" and 0:
-            not compared).
+        order_id, global_batch, world_size, start: must be equal in sessions of one job and stream, if not "" or 0.
         open_bytes: most bytes that are open at once in this session's schedule.
         stream: distinguishes the loaders of one job (training and validation on the same data).
-        sharers: number of consumers of the job on this machine (0: unknown), for advice.
+        sharers: number of consumers of the job on this machine, for advice; 0 if it is unknown.
         parts: the datasets of a session over several; if empty, it is the one named by `dataset`.
     """
 
@@ -153,7 +152,7 @@ class Extend(Message, tag=4, frozen=True):
     Attributes:
         epoch: its number.
         chunk: little-endian uint32 each.
-        first, last: little-endian int64 each: the steps, both inclusive, in which the chunk is read.
+        first, last: little-endian int64 each: the first and the last step that read the chunk.
         complete: whether no more entries follow for this epoch.
         passes: little-endian uint32 each: the pass over its part that the entry belongs to. A chunk is used once in a
             pass, except one that the boundary of two epochs cuts. Empty: each epoch is one pass.
@@ -197,10 +196,10 @@ class CloseSession(Message, tag=7, frozen=True):
 
 
 class Read(Message, tag=8, frozen=True):
-    """Requests the bytes [start, stop) of one chunk, for looking at a sample; answered by Content. At most 64 MiB.
+    """Requests the bytes [start, stop) of one chunk, at most 64 MiB, for looking at a sample; answered by Content.
 
-    With `boundaries` it requests the boundaries of the samples of a recoded chunk instead, samples + 1 numbers of
-    little-endian uint32; `stop` is their length in bytes.
+    With `boundaries` it requests the boundaries of the samples of a recoded chunk instead: samples + 1 numbers of
+    little-endian uint32. Then `stop` is their length in bytes.
     """
 
     request: Count
@@ -223,7 +222,7 @@ class PackedRows(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
     Attributes:
         padding: share of their places that was empty since the last report.
-        cost_spread: standard deviation of the costs of its batches since then, by their mean.
+        cost_spread: standard deviation of the costs of its batches since then, divided by their mean.
         tokens: number of tokens in all its rows so far.
         left_out: tokens of every epoch that are in no row.
     """
@@ -352,9 +351,10 @@ Request = (
 
 
 class Welcome(Message, tag=64, frozen=True):
-    """Answers Hello: says where the chunks are (the client may see `root` elsewhere; `root_id` identifies it).
+    """Answers Hello: says which version and process the engine is, and where its chunks are.
 
     Attributes:
+        root: folder of the cache, which the client may see at another path; `root_id` identifies it.
         limit_bytes: present limit of chunk files.
         cache_bytes: limit of the whole folder, as given or chosen.
         overhead_bytes: bytes of `cache_bytes` that manifests and the catalog take.
@@ -381,7 +381,7 @@ class IndexProgress(Message, tag=65, frozen=True):
 
 
 class ManifestReady(Message, tag=66, frozen=True):
-    """The manifest is in `manifests/<digest>` below the root.
+    """Answers GetManifest: the manifest is in `manifests/<digest>` below the root.
 
     Attributes:
         notes: lines for the user about objects that were left out.
@@ -399,9 +399,9 @@ class Opened(Message, tag=67, frozen=True):
 
 
 class Ready(Message, tag=68, frozen=True):
-    """Every chunk needed in steps up to and including `through` is local and stays until it is consumed.
+    """Says that every chunk needed in steps up to and including `through` is local, and stays until it is consumed.
 
-    `rejects` counts the Rejects of this session that the engine has processed: an older Ready does not cover them.
+    `rejects` is the number of Rejects of this session that the engine has processed: an older Ready ignores the rest.
     """
 
     session: Count
@@ -424,7 +424,7 @@ class Statistics(Message, tag=70, frozen=True):
 
 
 class Failed(Message, tag=71, frozen=True):
-    """Reports an error of a request or of a session; where both numbers are -1, of the whole connection."""
+    """Reports an error, whose class is `kind`, of a request or a session; of the connection if both numbers are -1."""
 
     kind: Name
     message: Annotated[str, Meta(max_length=65536)]

@@ -1,4 +1,8 @@
-"""The schedule of an epoch as client and engine use it, in arrays, and the messages (`Extend`) that carry it."""
+"""Holds the schedule of an epoch in arrays, and converts it to and from the messages (`Extend`) that carry it.
+
+The readers in `loader/` and `cli/warming.py` make schedules, `client/session.py` sends them, `service/server.py` reads
+them, and the sessions of the engine fetch by them.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +41,11 @@ class EpochSchedule(msgspec.Struct, frozen=True):
 
     @property
     def final_step(self) -> int:
-        """The last step that reads anything, or -1 if there is none."""
+        """Number of the last step that reads a chunk, or -1 if there is none."""
         return int(self.last.max(initial=-1))
 
     def from_step(self, step: int) -> EpochSchedule:
-        """Returns the entries that are still read at `step` or later, with their steps unchanged."""
+        """Returns a schedule of the entries that are still read at `step` or later; the numbers of steps are kept."""
         ahead = self.last >= step
         passes = None if self.passes is None else self.passes[ahead]
         return EpochSchedule(
@@ -54,7 +58,11 @@ class EpochSchedule(msgspec.Struct, frozen=True):
         )
 
     def cut(self, session: int) -> Iterator[Extend]:
-        """Yields the messages that send the schedule for the session of this number; the last one completes it."""
+        """Yields the messages that send the schedule, one at least; the last one has `complete`.
+
+        Args:
+            session: number of the session in its connection.
+        """
         count = len(self.chunk)
         for start in range(0, max(count, 1), _ENTRIES_PER_FRAME):
             stop = min(start + _ENTRIES_PER_FRAME, count)
@@ -71,7 +79,9 @@ class EpochSchedule(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, frame: Extend) -> EpochSchedule:
-        """Returns the part of a schedule that a message carries; of its columns only the lengths in bytes are checked.
+        """Returns the part of a schedule that a message carries.
+
+        The caller checks the rest: that columns have the same length, and what the numbers are.
 
         Raises:
             ProtocolError: a column ends inside a number.

@@ -1,4 +1,8 @@
-"""Storage options on their way from a trainer to the engine."""
+"""Encodes storage options for their way from a client to the engine, and decodes them there.
+
+`client/settings.py` makes them of the user's options, messages carry them, and the engine reads them when it opens a
+store.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,18 @@ from collections.abc import Mapping
 
 from streamer.errors import ConfigError
 
-# Options have keys of some kB, and names of columns. They are parsed and compared on the engine's loop: 8 MB kept it
-# for seconds.
+# Real options have some kB: credentials and names of columns. The engine parses and compares them on its event loop,
+# which 8 MB of them blocked for seconds.
 MAX_OPTIONS_BYTES = 1 << 20
 
 
 class StoreOptions:
-    """fsspec's storage options as JSON text: encoded once, by who has them. They may be secret, and are never logged.
+    """Holds fsspec's storage options as JSON text. They may be secret, and are never logged.
+
+    Equal texts are equal options. False if there are no options.
 
     Args:
-        encoded: a JSON mapping, as it came from a socket; it is read when it is needed.
+        encoded: a JSON mapping, as it came from the socket; it is decoded when it is first needed.
     """
 
     __slots__ = ("_key", "_mapping", "encoded")
@@ -40,7 +46,7 @@ class StoreOptions:
 
     @classmethod
     def make(cls, options: Mapping[str, object]) -> StoreOptions:
-        """Encodes options.
+        """Encodes options by name.
 
         Raises:
             ConfigError: an option is not a plain value (an object cannot travel to the engine).
@@ -56,29 +62,29 @@ class StoreOptions:
 
     @property
     def mapping(self) -> Mapping[str, object]:
-        """The options by name.
+        """The options by name; decoded at the first use.
 
         Raises:
-            ConfigError: they are not a JSON mapping.
+            ConfigError: the text is not a JSON mapping, or is longer than `MAX_OPTIONS_BYTES`.
         """
         if self._mapping is None:
             self._mapping = decode_options(self.encoded, "storage_options") if self else {}
         return self._mapping
 
     def check(self) -> None:
-        """Reads them, so that a client with wrong ones is told at once.
+        """Decodes the options, so that a client with wrong ones is told at once.
 
         Raises:
-            ConfigError: they are not a JSON mapping.
+            ConfigError: see `mapping`.
         """
         self.mapping  # noqa: B018
 
     @property
     def key(self) -> str:
-        """Text that is equal for equal options, however they are spelled; as secret as they are.
+        """Text that is equal for equal options, in whatever order they were written; as secret as the options.
 
         Raises:
-            ConfigError: they are not a JSON mapping.
+            ConfigError: see `mapping`.
         """
         if self._key is None:
             self._key = json.dumps(self.mapping, sort_keys=True)
@@ -89,14 +95,15 @@ NO_OPTIONS = StoreOptions()
 
 
 def decode_options(encoded: bytes, field: str) -> dict[str, object]:
-    """Decodes options from the socket.
+    """Decodes options that came from the socket, and returns them by name.
 
     Args:
         encoded: JSON text.
-        field: what the error names.
+        field: name of the options in the error.
 
     Raises:
-        ConfigError: they are not a JSON mapping. Their text is not quoted, because it may contain a secret.
+        ConfigError: the text is not a JSON mapping, or is longer than `MAX_OPTIONS_BYTES`. The error does not quote
+            it, because it may contain a secret.
     """
     if len(encoded) > MAX_OPTIONS_BYTES:
         raise ConfigError(
