@@ -52,7 +52,7 @@ def _listen(connection: Connection, coming: queue.SimpleQueue[Any]) -> None:
 
 
 def _result(call: tuple[Callable[..., object], tuple[object, ...]] | Exception) -> tuple[bool, object]:
-    """Runs a call; returns True and its result, or False and its error; also the error of reading the call."""
+    """Runs a call; returns True and its result, or False and its error. An error of reading it is returned, too."""
     if isinstance(call, Exception):
         return False, WorkerError(f"a task cannot be read by its process: {type(call).__name__}: {call}", final=True)
     function, arguments = call

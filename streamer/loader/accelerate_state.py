@@ -1,7 +1,8 @@
 """Tells accelerate where a loader's epoch ends, and keeps it from making a loader of its own over the dataset.
 
 `accelerator.prepare` returns a StreamingDataLoader as it is. Accelerate's own loaders say by `DataLoaderStateMixin`
-that the last batch has come: gradient accumulation then makes a step, and `gather_for_metrics` drops repeats.
+that the last batch has come: gradient accumulation then makes a step, and `gather_for_metrics` drops repeats. This
+module does the same for a StreamingDataLoader (`dataloader.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MODULE = "accelerate.data_loader"
-# Messages by the function of accelerate: what it would make of a loader, and what to write instead.
+# Messages by the name of the function of accelerate that asks for the dataset ("" for any other): what it would make of
+# the loader, and what to write instead.
 _INSTEAD = {
     "skip_first_batches": (
         "skip_first_batches would read the dataset from another place with a loader of its own; a StreamingDataLoader "
@@ -48,14 +50,17 @@ class _LoaderState(Protocol):
 
 
 class AccelerateEpochs:
-    """Tells accelerate of the epochs of one loader, in a program that has an Accelerator. Used by its thread."""
+    """Tells accelerate when epochs of one loader begin and end. Does nothing in a program without an Accelerator.
+
+    Used by the trainer's thread.
+    """
 
     def __init__(self) -> None:
         # While an epoch runs.
         self._state: _LoaderState | None = None
 
     def begin(self) -> None:
-        """Makes the loader the one that is being iterated over."""
+        """Tells accelerate that the loader is being iterated over, and ends the epoch before."""
         self.end()
         if _MODULE not in sys.modules:
             return
@@ -75,7 +80,16 @@ class AccelerateEpochs:
         self._state = state
 
     def note(self, stream: RankStream, epoch: int, batch: int) -> None:
-        """Notes the delivery of a batch; of the last one, how many of its samples over all ranks are no repeats."""
+        """Notes the delivery of a batch. At the last one of an epoch accelerate learns that it ends.
+
+        It learns, too, how many samples of that batch over all ranks are no repeats, or -1 if the repeats are not its
+        last samples. A warning then says how to drop them.
+
+        Args:
+            stream: Stream of the loader.
+            epoch: Epoch of the batch.
+            batch: Number of the batch in the epoch.
+        """
         state = self._state
         if state is None or batch + 1 < stream.plan(epoch).batches:
             return
@@ -86,7 +100,7 @@ class AccelerateEpochs:
         if not count or stream.rank_config.world_size == 1:
             return
         if stream.recipe().runs or not repeated[-count:].all():
-            # -1: accelerate gives back what it gathered.
+            # By -1 accelerate's `gather_for_metrics` returns all that it gathered.
             state.remainder = -1
             logger.warning(
                 "the repeats that fill the last batch are not its last samples here, so that accelerate's "
@@ -96,7 +110,7 @@ class AccelerateEpochs:
             state.remainder = stream.global_batch - count
 
     def end(self) -> None:
-        """Ends the epoch; idempotent."""
+        """Tells accelerate that the iteration has ended; idempotent."""
         if self._state is not None:
             self._state.end()
             self._state = None
@@ -106,10 +120,10 @@ def refuse_other_loader(depth: int = 2) -> None:
     """Refuses that a function of accelerate takes a loader's dataset to make a loader of its own.
 
     Args:
-        depth: How many calls above this one it is that asks.
+        depth: Number of calls above this one at which the function that asks is; 1 is the caller.
 
     Raises:
-        ConfigError: one does.
+        ConfigError: the function that asks is one of accelerate.
     """
     frame = sys._getframe(depth)
     if frame.f_globals.get("__name__") == _MODULE:

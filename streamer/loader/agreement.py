@@ -1,4 +1,8 @@
-"""Finds rank and world size, and compares the dataset's settings over all ranks."""
+"""Finds rank and world size, and compares the dataset's settings over all ranks.
+
+`members/member.py` and `rank/` call it before they read, `rank/sharing.py` to exchange the addresses of engines, and
+`kinds/growing/growth.py` to agree on rounds.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# Every rank passes a text; every rank gets all texts in order of rank, None for a rank that did not take part.
+# Passes a text of this rank to all ranks, and returns the texts of all in order of rank. It is None for a rank that did
+# not take part. Blocks until every rank has called it, or the time is over.
 Gather = Callable[[str], list[str | None]]
 
 
@@ -43,12 +48,14 @@ _POLL_SECONDS = 0.01
 
 
 class ParentRank(msgspec.Struct, frozen=True):
-    """The rank of the process that has pickled a dataset: that of the workers which a stock DataLoader spawns.
+    """Keeps the rank of the process that has pickled a dataset, for the workers that a plain DataLoader spawns.
+
+    Such a worker cannot find its rank itself.
 
     Attributes:
-        rank: Its number.
+        rank: Number of the rank.
         world_size: Number of ranks.
-        pid: The process that has unpickled it.
+        pid: Process that has unpickled the dataset.
     """
 
     rank: int
@@ -57,12 +64,12 @@ class ParentRank(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_parent(cls, place: tuple[int, int]) -> ParentRank:
-        """Makes it in the process that unpickles."""
+        """Makes it in the process that unpickles; `place` is the rank and the world size."""
         return cls(*place, os.getpid())
 
     @property
     def counts(self) -> bool:
-        """Whether this process is such a worker. Any other one that gets a pickle may be a rank of its own."""
+        """Whether this process is a worker that has unpickled it, and so reads as that rank; others may be ranks."""
         return self.pid == os.getpid() and get_worker_info() is not None
 
 
@@ -78,10 +85,11 @@ def detect(
         rank: Rank that the user gives, with `world_size`.
         world_size: World size that the user gives, with `rank`.
         environment: Parsed environment, or None to read it.
-        parent: Rank of the process that has started this one as a worker, if it was sent along.
+        parent: Rank of the process that has started this one as a worker, or None if none was sent along.
 
     Raises:
-        ConfigError: only one of the two is given, or the rank is not below the world size.
+        ConfigError: only one of rank and world size is given, the rank is not below the world size, or a variable of
+            the environment is wrong.
     """
     found = (environment or Environment.read()).rank
     if (rank is None) != (world_size is None):
@@ -96,9 +104,10 @@ def detect(
 
 
 def gather_for(config: RankConfig) -> Gather | None:
-    """Returns the way to compare over all ranks.
+    """Returns the function by which all ranks exchange a text, over the default process group.
 
-    Returns None if there is no process group, or one rank, or if the dataset overrides its rank.
+    Returns None if there is no process group or only one rank, or if `config` has another rank or world size than the
+    process group, because the user has given them.
     """
     group = process_group()
     if group is None or group[1] == 1 or group != (config.rank, config.world_size):
@@ -152,7 +161,10 @@ def exchange(gather: Gather, make: Callable[[], object]) -> list[Any]:
 
 
 def _exchange_outcomes(gather: Gather, value: object, failure: StreamerError | None) -> list[Any]:
-    """Exchanges values or errors; a rank that failed takes part too, so that the others do not wait for it."""
+    """Returns the value of each rank, or raises the failure of the lowest rank that failed.
+
+    A rank that failed takes part, too, so that the others do not wait for it.
+    """
     failed = None if failure is None else (type(failure).__name__, failure.message, failure.details)
     texts = gather(json.dumps({"facts": value, "failure": failed}))
     missing = [rank for rank, text in enumerate(texts) if text is None]
@@ -173,7 +185,7 @@ def _exchange_outcomes(gather: Gather, value: object, failure: StreamerError | N
 
 
 def process_group() -> tuple[int, int] | None:
-    """Returns rank and size of the default process group, if there is one. Never imports torch."""
+    """Returns rank and size of the default process group, or None if there is none. Never imports torch."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
@@ -217,7 +229,10 @@ def decompress_texts(packed: bytes) -> list[str | None]:
 
 
 def _collect(store: Store, keys: list[str]) -> list[str | None]:
-    """Lets rank 0 read for all: with R ranks that is R requests, not R squared."""
+    """Waits for the texts of all ranks and returns them, None for each that is late. Only rank 0 calls it.
+
+    With R ranks that is R requests in all, not R squared.
+    """
 
     def describe_wait() -> str:
         missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
@@ -231,7 +246,18 @@ def _collect(store: Store, keys: list[str]) -> list[str | None]:
 
 
 def _wait_all(store: Store, keys: list[str], seconds: float | None) -> None:
-    """Waits for all keys; asks repeatedly for a short time first: torch warns when its own wait times out."""
+    """Waits until the store has all keys.
+
+    Args:
+        store: Store of the process group.
+        keys: Names of the keys.
+        seconds: Longest wait, in which the store is asked repeatedly: torch warns when its own wait times out. With
+            None torch itself waits, for `_WAIT_SECONDS`.
+
+    Raises:
+        TimeoutError: the `seconds` are over.
+        RuntimeError: torch's wait is over.
+    """
     if seconds is None:
         store.wait(keys, timedelta(seconds=_WAIT_SECONDS))
         return
@@ -243,12 +269,12 @@ def _wait_all(store: Store, keys: list[str], seconds: float | None) -> None:
 
 
 def _describe_first(rank: int) -> str:
-    """Describes what all ranks wait for, on rank 1 only, because rank 0 may be missing."""
+    """Returns what all ranks wait for, on rank 1; else "", since one rank says it. Rank 0 may be the missing one."""
     return f"rank 0, which compares the datasets of all ranks{_REASON}" if rank == 1 else ""
 
 
 def process_store() -> Store:
-    """Returns the store of the default process group."""
+    """Returns the store of the default process group, which must exist."""
     from torch.distributed import distributed_c10d
 
     return distributed_c10d._get_default_store()

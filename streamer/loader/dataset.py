@@ -1,4 +1,7 @@
-"""StreamingDataset: a dataset in object storage, larger than the local disk, as an iterable of samples."""
+"""Defines `StreamingDataset`: a dataset in object storage, larger than the local disk, as an iterable of samples.
+
+Users make it, and give it to `dataloader.py`, to `mixed_dataset.py`, to a pack or to `measure_lengths`.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         ConfigError: an invalid argument.
     """
 
-    # A mix takes this of its datasets.
+    # The dataset as a member of a stream: of its own one, or of that of a mix.
     _member: DatasetMember
 
     @check_arguments("StreamingDataset")
@@ -167,12 +170,12 @@ class StreamingDataset(FixedArguments, EpochDataset):
 
     @property
     def samples(self) -> int:
-        """Number of samples, or of documents with `packing=`, over all ranks; see `rows`."""
+        """Number of samples over all ranks; with `packing=` of documents, whose rows `rows` counts."""
         return self._member.open().samples
 
     @property
     def rows(self) -> int:
-        """Number of rows of an epoch, over all ranks; of a dataset with `packing=`.
+        """Number of rows of an epoch over all ranks, for a dataset with `packing=`.
 
         Raises:
             ConfigError: the dataset has no packing.
@@ -191,7 +194,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
 
     @property
     def annotation_classes(self) -> list[str]:
-        """Names of the categories of COCO, by "labels"; empty for other annotations."""
+        """Names of COCO's categories, in the order of the numbers in "labels"; empty for other annotations."""
         return self._member.annotation_classes()
 
     def __getitem__(self, index: int) -> object:
@@ -335,7 +338,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
     # ------------------------------------------------------------ inside
 
     def _scan(self) -> DatasetScan:
-        """Opens the samples for a pack; see `DatasetScan`."""
+        """Returns what reads each sample once for a pack. Raises ConfigError for a dataset that cannot be packed."""
         # Imported here, since a training does not need it.
         from streamer.loader.dataset_scan import DatasetScan
 
@@ -354,7 +357,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         self._single_reads = SlowReads()
 
     def __getstate__(self) -> dict[str, object]:
-        """Makes what another process gets: without open resources, with the rank, which workers cannot detect."""
+        """Returns what another process needs: no open resources, but the rank, which workers cannot detect."""
         # cloudpickle: transforms may be lambdas or live in a notebook.
         send_main_by_value()
         settings = cloudpickle.dumps((self._member.settings(), self._resume))

@@ -1,4 +1,7 @@
-"""A batch as the trainer receives it."""
+"""Defines `Delivery`: a batch on its way to the trainer, with what the loader knows about it.
+
+`feed/supply.py` makes deliveries; `epoch.py` passes them on, through `device/` if they go to a device.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,16 @@ from streamer.order.audit import Tally
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """A batch as the trainer receives it, with the loader's data about it.
+    """Holds a finished batch and the loader's data about it.
 
     Attributes:
         content: Batch as the training loop gets it.
         epoch, batch: Number of the epoch, and of the batch in it.
         repeated: bool (samples,): which samples are repeats that fill the batch.
         nbytes: Bytes of the batch in the ring; 0 without a ring.
-        skipped: Ordinal and cause of each sample that another sample of the batch replaces.
-        trace: Timeline and stage times of the batch.
-        tallies: Tallies of its samples, without repeats.
+        skipped: Code and cause of each sample that could not be made and was skipped.
+        trace: Timeline and stage times of the batch, or None if they were dropped.
+        tallies: Tallies of its samples for `streamer audit`, without repeats.
         memory: Slot that its tensors are views on, or None if they have memory of their own.
     """
 
@@ -36,9 +39,9 @@ class Delivery(msgspec.Struct, frozen=True):
     memory: Bytes | None = None
 
     def replace_content(self, content: object) -> Delivery:
-        """Returns the batch with other content, which does not hold the slot."""
+        """Returns the batch with other content; the result does not hold the slot of the ring."""
         return msgspec.structs.replace(self, content=content, memory=None)
 
     def drop_content(self) -> Delivery:
-        """Returns the data about the batch alone, which holds no memory of it."""
+        """Returns the data about the batch, without content, slot and trace."""
         return msgspec.structs.replace(self, content=None, memory=None, trace=None)

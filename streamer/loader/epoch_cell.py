@@ -1,4 +1,7 @@
-"""The state shared by the main process and its DataLoader workers: the next epoch, and the manifest.
+"""Shares the next epoch and the manifest between the main process and its DataLoader workers.
+
+Each dataset and each mix has an `EpochCell`. `epoch_dataset.py` takes epochs from it, `members/member.py` records the
+manifest, and `rank/opening.py` the rank.
 
 torch's workers live in other processes, and `set_epoch` in the main process never reaches the copies of the dataset
 that persistent workers hold (huggingface/datasets #6673). The number is therefore in shared memory without a name: a
@@ -13,8 +16,8 @@ The first forked worker that finds the manifest records it, too. Otherwise the w
 bucket again, and find another manifest when it has grown.
 
 Only workers share the memory. Any other process that gets a dataset by a fork or a pickle may be a rank of its own,
-whose epochs are its own: it begins with a copy of what the cell held at the fork. Whether a process is a worker is
-known at its first use of the cell at the earliest; one that forks before is none.
+with its own epochs: it begins with a copy of what the cell held at the fork. Whether a process is a worker is decided
+at its first use of the cell.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from streamer.base import linux
 from streamer.batches.torch_arguments import get_worker_info
 from streamer.errors import ConfigError, StateError
 
-# Recorded iterations: more than can be starting at the same time.
+# Number of iterations that are recorded: more than can be starting at the same time.
 _ENTRIES = 64
 # torch warns at far fewer workers.
 _MAX_WORKERS = 4096
@@ -48,7 +51,7 @@ _TABLE = np.dtype([("next_epoch", "<i8"), *_DIGESTS, *_RANKS, ("iterations", "<i
 
 
 class _Known(NamedTuple):
-    """What a process that is no worker takes over of a cell."""
+    """Keeps what a process that is no worker takes over from its parent's cell."""
 
     next_epoch: int
     manifest: str
@@ -56,12 +59,12 @@ class _Known(NamedTuple):
 
 
 class WorkerTicket(msgspec.Struct, frozen=True):
-    """Identifies the workers of one `iter(loader)`.
+    """Identifies a worker of one `iter(loader)`.
 
     Attributes:
         base_seed: Seed that is the same in all workers of one loader's iterator.
-        round: Number of earlier iterations of this process with this seed (persistent workers).
-        worker: Number of the worker.
+        round: Number of earlier iterations of this process with this seed, above 0 in persistent workers.
+        worker: Number of the worker, 0 to 4095.
     """
 
     base_seed: int
@@ -110,7 +113,7 @@ class EpochCell:
         return self._settle("manifest", digest)
 
     def settle_annotations(self, digest: str) -> str:
-        """Records the table of annotations; see `settle_manifest`."""
+        """Records the table of annotations, unless another process was faster; returns the recorded one."""
         return self._settle("annotations", digest)
 
     def replace(self, manifest: str, annotations: str) -> None:
@@ -125,7 +128,10 @@ class EpochCell:
             table["next_epoch"] = epoch
 
     def begin(self, ticket: WorkerTicket | None = None) -> int:
-        """Takes the next epoch, or joins the one that other workers of the same iteration have taken.
+        """Returns the epoch of an iteration that begins: the next one, or that of the other workers of the iteration.
+
+        Args:
+            ticket: Worker that begins, or None outside of workers.
 
         Raises:
             ConfigError: a worker number above 4095.
@@ -134,7 +140,7 @@ class EpochCell:
             return self._take() if ticket is None else self._join(ticket)
 
     def keep_rank(self, rank: int, world_size: int) -> None:
-        """Records as which rank the samples are read, and refuses another one later.
+        """Records as which rank the samples are read, and refuses another one if one was recorded before.
 
         Raises:
             StateError: the samples were read as another rank before.
@@ -147,7 +153,7 @@ class EpochCell:
             check_same_rank("This dataset", before, (rank, world_size))
 
     def note_once(self) -> bool:
-        """Returns whether a line about this dataset's ranks is still to be logged, and records that it is."""
+        """Returns True at its first call in all processes, then False: one line about the ranks is logged."""
         with self._lock() as table:
             before = bool(table["noted"])
             table["noted"] = 1
@@ -163,6 +169,7 @@ class EpochCell:
             return self._digest(name)
 
     def _join(self, ticket: WorkerTicket) -> int:
+        """Returns the recorded epoch of a worker's iteration, or takes and records the next epoch. Holds the lock."""
         if ticket.worker >= _MAX_WORKERS:
             raise ConfigError(f"num_workers is above {_MAX_WORKERS}", field="num_workers")
         byte, bit = divmod(ticket.worker, 8)
@@ -194,7 +201,7 @@ class EpochCell:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[npt.NDArray[np.void]]:
-        # A record lock belongs to the process (two threads of one need the other lock) and ends with it.
+        # The file lock belongs to the process, and ends with it. Two threads of one process need the other lock.
         table = self._own()
         with self._threads:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
@@ -235,11 +242,11 @@ class EpochCell:
         self._table = np.frombuffer(self._memory, _TABLE)[0:1].reshape(())
 
     def _remember(self) -> None:
-        """Fixes what a child that is being made takes over."""
+        """Notes what a child process that is being made takes over, if it is no worker."""
         self._known = _Known(self.next_epoch, self.manifest, self.annotations)
 
     def __reduce__(self) -> tuple[Callable[..., EpochCell], tuple[object, ...]]:
-        """Shares the memory with a process that is being started; otherwise makes a copy with its own number."""
+        """Shares the memory with a process that is being spawned; any other pickle becomes a cell with its own epochs."""
         self._remember()
         if context.get_spawning_popen() is None:
             return EpochCell, tuple(self._known)

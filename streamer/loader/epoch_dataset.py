@@ -1,4 +1,8 @@
-"""The common part of a dataset and a mix of datasets: epochs, state, and iteration in one process."""
+"""Gives datasets and mixes what they have in common: epochs, a state, and iteration in one process.
+
+`EpochDataset` is the base class of `StreamingDataset` and `MixedDataset`. `dataloader.py` takes from it what it reads
+(`find_opening`).
+"""
 
 from __future__ import annotations
 
@@ -23,14 +27,14 @@ from streamer.loader.rank.sample_iterator import IterationProgress, SampleIterat
 
 
 class EpochDataset(IterableDataset[object]):
-    """Has epochs, a state and an iterator over what a `StreamOpening` prepares."""
+    """An iterable of samples in epochs, with a state, over the stream that a `StreamOpening` prepares."""
 
     _opening: StreamOpening
     _resume: dict[str, object] | None
     _progress: IterationProgress | None
-    # The stream, with the edition of the data that it was prepared from.
+    # The edition of the data, and the stream that was prepared from it.
     _prepared: tuple[int, RankStream] | None
-    # The seed that torch gave the workers of the last iterator, and how many iterators before had it.
+    # The seed that torch gave the workers of the last iterator, and how many earlier iterators had the same one.
     _rounds: tuple[int, int]
 
     # ------------------------------------------------------------ epochs and state
@@ -61,11 +65,11 @@ class EpochDataset(IterableDataset[object]):
     def repeated(self, step: int) -> npt.NDArray[np.bool_]:
         """Returns which samples of a batch are repeats that only fill it: bool (samples,). For plain DataLoaders.
 
-        `StreamingDataLoader.repeated` is its own. Samples that replace skipped ones are not marked.
+        The batch is one of the epoch that began last. Samples that replace skipped ones are not marked. A
+        `StreamingDataLoader` has a `repeated` of its own.
 
         Args:
-            step: Number of the batch, counted from the start of the epoch, for plain DataLoaders whose batch size the
-                dataset was given.
+            step: Number of the batch, counted from the start of the epoch.
 
         Raises:
             ConfigError: the dataset was not given `batch_size`.
@@ -91,8 +95,8 @@ class EpochDataset(IterableDataset[object]):
 
         Args:
             state: State of an earlier run.
-            strict: Whether the order must be the same. False, for a mix: members, weights or batching may be changed;
-                members that were there continue where they were, with the next epoch.
+            strict: Whether the order must be the same. With False, for a mix, its members, weights or batching may
+                have changed. Then members of both continue where they were, with the next epoch.
 
         Raises:
             StateError: it is not a dict, or holds the state of an object of the trainer.
@@ -177,10 +181,13 @@ class EpochDataset(IterableDataset[object]):
 
     @abstractmethod
     def refresh(self) -> bool:
-        """Lists the objects again. Returns True if they have changed. Collective."""
+        """Lists the objects again; returns True if they have changed, so that the next epoch uses them. Collective."""
 
     def _prepare_plain(self) -> RankStream:
-        """Prepares for a bare loop or a plain DataLoader: whole batches if their size is known, else single samples."""
+        """Returns the stream for a bare loop or a plain DataLoader, in batches of `batch_size`, or else of one sample.
+
+        It is kept until the data or the rank changes.
+        """
         edition = self._opening.edition
         rank_config = self._opening.rank_config()
         before = self._prepared
@@ -199,7 +206,7 @@ class EpochDataset(IterableDataset[object]):
 
 
 def find_opening(dataset: EpochDataset) -> StreamOpening:
-    """Returns what a loader uses of a dataset.
+    """Returns the opening of a dataset, by which a loader prepares its streams.
 
     Raises:
         ConfigError: it is not a dataset of streamer.

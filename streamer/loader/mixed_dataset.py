@@ -1,4 +1,4 @@
-"""MixedDataset: several datasets as one, in exact shares."""
+"""Defines `MixedDataset`: several datasets as one, in exact shares. Users make it, and give it to `dataloader.py`."""
 
 from __future__ import annotations
 
@@ -29,20 +29,19 @@ class MixedDataset(EpochDataset):
     """Samples of several datasets in exact shares, in one order, through the machine's cache.
 
     Works wherever a `StreamingDataset` works. Each member is an endless sequence of passes over its samples: an epoch
-    takes the next part of it. After any number of epochs no sample of a member was used more than once more than any
-    other. The members may have different stores, credentials, formats, decoders and transforms.
+    takes the next part of it. After any number of epochs, the numbers of uses of two samples of one member differ by
+    one at most. The members may have different stores, credentials, formats, decoders and transforms.
 
     Give one of `weights`, `repeat` and `choose`; without them each member makes one pass per epoch.
 
     Args:
         members: Dataset by name, in order.
-        weights: Shares of the samples, on any scale, by name; 0 leaves a member out. Or stages of epochs
-            `[(0, {...}), (10, {...})]`: from that epoch on. With the length of an epoch, shares of the bytes or shares
-            by size: `Weights`.
+        weights: Shares of the samples, on any scale, by name; 0 leaves a member out. `[(0, {...}), (10, {...})]` are
+            stages, each from its epoch on. `Weights` also sets the length of an epoch, or shares by bytes or by size.
         repeat: Passes per epoch, by name or the same for all; 0.25 uses another quarter in each epoch.
         choose: Samples per epoch, by name.
         batching: "stratified": each batch has each member's share; "random": the shares hold on average;
-            "homogeneous": each batch is of one member; `Homogeneous(group=...)`: each group of a batch is.
+            "homogeneous": each batch is of one member; with `Homogeneous(group=...)` each group of samples in it is.
         seed: Seed of the mixing; members have their own.
         source_key: Field of each sample with the name of its member, or None for no such field.
         batch_size, order, on_error, rank, world_size: Options of the whole, as of a `StreamingDataset`; the members
@@ -194,7 +193,7 @@ class MixedDataset(EpochDataset):
     # ------------------------------------------------------------ inside
 
     def _scan(self) -> Never:
-        """Refuses to be packed."""
+        """Raises ConfigError: a mix cannot be packed."""
         raise ConfigError(
             "pack() of a MixedDataset: an epoch of a mix has samples several times or not at all. Pack each of its "
             "datasets, or what an epoch yields, decoded: pack((sample for sample in mix), ...)",
@@ -216,7 +215,7 @@ class MixedDataset(EpochDataset):
         self._begin_at_zero(StreamOpening(options, Mix(options, each, job), job, shared, parent=parent))
 
     def __getstate__(self) -> dict[str, object]:
-        """Makes what another process gets: without open resources, with the rank, which workers cannot detect."""
+        """Returns what another process needs: no open resources, but the rank, which workers cannot detect."""
         settings = cloudpickle.dumps((self._options, self._opening.job, self._resume, self._resume_strict))
         place = self._opening.place()
         # Members and epochs are not in the settings: a spawned worker shares epochs and manifests of this process.

@@ -1,4 +1,7 @@
-"""Reads the samples of a dataset that is opened, in an order that is known before: by one session of the engine."""
+"""Reads samples of an opened dataset in an order that is known before, by one session with the engine.
+
+`dataset_scan.py` uses it, for packs and for `measure_lengths`.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,8 @@ from streamer.wire.schedule import EpochSchedule
 
 logger = logging.getLogger(__name__)
 
-# Samples are leased in steps of this size: a step costs a message, and its chunks are in the cache together.
+# A step of the session has at most so many bytes and samples: it costs a message, and its chunks are in the cache
+# together.
 _STEP_BYTES = 16 << 20
 _STEP_SAMPLES = 1024
 
@@ -49,7 +53,7 @@ Found_co = TypeVar("Found_co", covariant=True)
 
 
 class _LeasedReader(Protocol[Found_co]):
-    """Reads samples whose chunks are leased."""
+    """Reads samples of a step whose chunks are leased: `begin` locates all of them, `read` reads one."""
 
     def begin(self, ordinals: Integers) -> list[SampleLocation]: ...
 
@@ -57,11 +61,17 @@ class _LeasedReader(Protocol[Found_co]):
 
 
 class SampleScan:
-    """Reads samples of an opened dataset, in one thread. `purpose` names the reader in statistics and logs.
+    """Reads samples of an opened dataset, in one thread.
 
     Chunks come through the cache of this machine, where those with the rows of joins stay as long as they can. Files
     that are read in another order than they lie in chunks are read one by one, since such a chunk would be fetched
     again for each of them.
+
+    Args:
+        member: Dataset, with its connections and those that it is joined to.
+        opened: Manifest of the dataset and what belongs to it.
+        rules: Rules by which samples are made.
+        purpose: Name of the reader in statistics and logs.
     """
 
     def __init__(self, member: DatasetMember, opened: OpenedDataset, rules: SampleRules, purpose: str) -> None:
@@ -72,18 +82,38 @@ class SampleScan:
         self._members = Members([opened])
 
     def read(self, ordinals: Integers) -> Generator[StoredSample]:
-        """Yields the fields of samples in this order, as they are stored or as the transform returns them."""
+        """Yields the fields of each sample: as they are stored, or as the transform returns them if there is one.
+
+        Args:
+            ordinals: Numbers of the samples in the manifest, in the order in which they are read.
+
+        Raises:
+            StreamerError: the engine's error, or that of a sample.
+            PackError: the transform has failed, or returns no dict.
+            FileNotFoundError: a chunk is still missing after it was leased again.
+        """
         if self._rules.transform is not None:
             return self.make(ordinals, partial(_read_fields, self._opened.manifest))
         return self._scan(ordinals, self._open_field_reader)
 
     def make(self, ordinals: Integers, read: Callable[[SampleMaker, SampleLocation], Found]) -> Generator[Found]:
-        """Yields in this order what a function reads of each sample with the maker of this process."""
+        """Yields what `read` returns for each sample.
+
+        Args:
+            ordinals: Numbers of the samples in the manifest, in the order in which they are read.
+            read: Reads one sample with the maker of this process.
+
+        Raises:
+            StreamerError: the engine's error.
+            FileNotFoundError: a chunk is still missing after it was leased again.
+            Exception: what else `read` raises.
+        """
         return self._scan(ordinals, partial(self._open_maker, read))
 
     def _scan(
         self, ordinals: Integers, open_reader: Callable[[ByteSource, list[JoinReader]], _LeasedReader[Found]]
     ) -> Generator[Found]:
+        """Opens a session for some samples, and yields what a reader returns for each of them, in their order."""
         manifest = self._opened.manifest
         chunks = manifest.find_chunks(ordinals)
         scattered = manifest.whole_objects and not manifest.recoded and bool((np.diff(ordinals) < 0).any())
@@ -133,6 +163,7 @@ class SampleScan:
         return _MadeReader(SampleMaker(self._opened.manifest, content, rules=self._rules, joins=joins), read)
 
     def _open_session(self, connection: EngineClient, schedule: EpochSchedule) -> Session:
+        """Opens a session that reads a schedule: the dataset alone, or with the right sides of its joins as parts."""
         members = self._members
         opened = open_bytes(schedule, members.chunk_bytes, members.first_chunks_of_parts).tolist()
         parts: tuple[Part, ...] = ()
@@ -164,9 +195,15 @@ class SampleScan:
 
 
 class _ScatteredFiles:
-    """Reads files in an order that is known before, a few at the same time, without the chunks that they lie in.
+    """Reads files one by one from the store, in an order that is known before, a few at the same time.
 
-    A file that is a chunk of its own is leased as others are.
+    A file that is a chunk of its own is read from its leased chunk.
+
+    Args:
+        member: Dataset, whose connections read files.
+        manifest: Manifest of the dataset.
+        ordinals: Numbers of the files that lie in chunks with others, in the order in which they are read.
+        leased: Reads samples of leased chunks.
     """
 
     def __init__(self, member: DatasetMember, manifest: Manifest, ordinals: Integers, leased: ByteSource) -> None:
@@ -187,7 +224,7 @@ class _ScatteredFiles:
         return self._leased.boundaries(chunk)
 
     def read(self, place: SampleLocation) -> memoryview:
-        """Returns a file, which is the next one in the order, or once more the last one."""
+        """Returns the bytes of a file; it must be the next one in the order, or once more the last one."""
         if not self._shared[place.chunk]:
             return self._leased.read(place)
         if self._last[0] != place.ordinal:
@@ -195,16 +232,16 @@ class _ScatteredFiles:
         return self._last[1]
 
     def read_each(self, places: Sequence[SampleLocation]) -> list[memoryview]:
-        """Returns several files; see `read`."""
+        """Returns the bytes of several files, which are the next ones in the order."""
         return [self.read(place) for place in places]
 
     def close(self) -> None:
-        """Reads no more files."""
+        """Ends the reading of further files."""
         self._coming.close()
 
 
 class _MadeReader(Generic[Found]):
-    """Reads samples as training gets them, with one maker. Used by one thread."""
+    """Reads samples by a function that is given the maker, which also applies the transform. Used by one thread."""
 
     def __init__(self, maker: SampleMaker, read: Callable[[SampleMaker, SampleLocation], Found]) -> None:
         self._maker = maker
@@ -222,11 +259,16 @@ class _MadeReader(Generic[Found]):
 
 
 def _read_fields(manifest: Manifest, maker: SampleMaker, place: SampleLocation) -> StoredSample:
-    """Makes one sample, whose fields are those that the transform returns.
+    """Makes one sample, and returns it with the fields that the transform returns.
+
+    Args:
+        manifest: Manifest of the dataset.
+        maker: Maker whose rules have the transform.
+        place: Place of the sample.
 
     Raises:
-        PackError: The transform has failed, or returns no dict.
-        ChunkUnreadableError, DecodeError: See `SampleMaker.make`.
+        PackError: the transform has failed, or returns no dict.
+        ChunkUnreadableError, DecodeError: see `SampleMaker.make`.
     """
     where = f"sample {place.ordinal} of {describe_key(manifest, place.ordinal)}"
     try:
@@ -246,12 +288,12 @@ def _read_fields(manifest: Manifest, maker: SampleMaker, place: SampleLocation) 
 
 
 def count_row_bytes(opened: OpenedDataset, ordinals: Integers) -> Integers:
-    """Returns about how many bytes each sample has of the right sides of joins, (n,)."""
+    """Returns about how many bytes each of n samples gets from the right sides of joins: int64, (n,)."""
     return sum_row_bytes(opened, [join.table.rows_of(ordinals) for join in opened.joins], len(ordinals))
 
 
 def sum_row_bytes(opened: OpenedDataset, rows_of_joins: Sequence[tuple[Integers, Integers]], samples: int) -> Integers:
-    """Returns the bytes of `count_row_bytes` for rows that were looked up already.
+    """Returns what `count_row_bytes` returns, for rows that were looked up already.
 
     Args:
         opened: the dataset.

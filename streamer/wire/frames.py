@@ -1,7 +1,7 @@
 """Turns bytes of the socket between client and engine into messages, and messages into bytes; without the socket.
 
-A frame is a big-endian uint32 length and that many bytes of msgpack. The decoder refuses a frame that is too long by its
-length, before its bytes have come. Used by `client/connection.py`, `service/client_connection.py` and
+A frame is a big-endian uint32 length and that many bytes of msgpack. The decoder refuses a frame that is too long by
+its length, before its bytes have come. Used by `client/connection.py`, `service/client_connection.py` and
 `service/server.py`.
 """
 
