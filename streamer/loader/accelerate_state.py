@@ -82,8 +82,8 @@ class AccelerateEpochs:
     def note(self, stream: RankStream, epoch: int, batch: int) -> None:
         """Notes the delivery of a batch. At the last one of an epoch accelerate learns that it ends.
 
-        It learns, too, how many samples of that batch over all ranks are no repeats, or -1 if the repeats are not its
-        last samples. A warning then says how to drop them.
+        On several ranks it also learns how many samples of that batch, over all ranks, are no repeats: 0 if there are
+        no repeats, and -1 if these are not its last samples, about which a warning is logged.
 
         Args:
             stream: Stream of the loader.

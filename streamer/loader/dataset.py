@@ -71,8 +71,8 @@ class StreamingDataset(FixedArguments, EpochDataset):
         cache_dir: Folder of the chunks on this machine, by default $STREAMER_CACHE_DIR, else the XDG cache folder.
         cache_bytes: Limit of the cache, as bytes or "200GB"; "auto": 80 % of the free space. For an engine that this
             process starts.
-        engine: "unix:/path" of a running engine; "inline": one that is started runs in this process, in a thread; None:
-            $STREAMER_ENGINE, else one is started as a process of its own.
+        engine: "unix:/path" of a running engine, or "inline", by which one that is started runs in a thread of this
+            process. By default $STREAMER_ENGINE, else one is started as a process of its own.
         shuffle: True or "block", "sample" (docs/order.md has its price), False (in the order of the urls, of the keys
             below each, and of the entries of a tar).
         seed: Number that fixes the order, and the `rng` of transforms.
@@ -90,7 +90,9 @@ class StreamingDataset(FixedArguments, EpochDataset):
             sample's arrays in the batch, by field, possibly empty: arrays that are written there and returned are not
             copied again.
         annotations: Url of a file with labels, boxes or texts of the samples, which are joined by key; with
-            options: `Annotations`. None: the metadata.csv, .jsonl or .parquet beside the files, as Hugging Face has it.
+            options: `Annotations`. By default the metadata.csv, .jsonl or .parquet beside the files, as Hugging Face
+                has
+            it.
         on_error: "raise", or "skip": another sample of the batch replaces one that cannot be decoded or transformed,
             marked as a repeat; up to 100 samples, `Skip(budget=...)` for more or fewer. With `packing=` nothing
             replaces a document.

@@ -246,7 +246,7 @@ class EpochCell:
         self._known = _Known(self.next_epoch, self.manifest, self.annotations)
 
     def __reduce__(self) -> tuple[Callable[..., EpochCell], tuple[object, ...]]:
-        """Shares the memory with a process that is being spawned; any other pickle becomes a cell with its own epochs."""
+        """Shares the memory with a process that is being spawned; any other pickle makes a cell with its own epochs."""
         self._remember()
         if context.get_spawning_popen() is None:
             return EpochCell, tuple(self._known)
