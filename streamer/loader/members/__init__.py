@@ -1,1 +1,4 @@
-"""One dataset of a loader: its manifest, its selected samples, its columns and joins."""
+"""Opens one dataset of a stream: its manifest, its selected samples, its columns and its joins.
+
+Used by `loader/dataset.py`, `loader/kinds/` and `loader/rank/`, and by the commands of `cli/` and `tools/`.
+"""

@@ -1,4 +1,7 @@
-"""Columns of samples for conditions, and manifests of some fields, with which the bytes of others are not read."""
+"""Finds and reads columns of samples for conditions, and manifests of some fields, so that the others are not read.
+
+`member.py` uses it for `select(where=)` and for the keys of joins, and `streamer index --columns` reads columns by it.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 def find_field(manifest: Manifest, column: str) -> str:
-    """Returns the field that has a column, or of which it is a part ("meta.width"); "" if there is none."""
+    """Returns the field that is a column, or of which the column is a part ("meta" of "meta.width"), or ""."""
     names = {field.name for field in manifest.facts.fields}
     while column and column not in names:
         column = column.rpartition(".")[0]
@@ -46,7 +49,7 @@ def find_field(manifest: Manifest, column: str) -> str:
 
 
 def list_narrow_fields(manifest: Manifest) -> list[str]:
-    """Returns the names of the fields that are read without the bytes of the others."""
+    """Returns the names of the fields that the format can read without the bytes of the others."""
     if not manifest.facts.fields:
         return []
     found = restore_format(manifest)
@@ -57,17 +60,17 @@ def list_narrow_fields(manifest: Manifest) -> list[str]:
 def narrow_manifest(
     manifest: Manifest, fields: Collection[str], client: EngineClient, request: GetManifest
 ) -> Manifest:
-    """Finds or builds the manifest of these fields, with the same samples in the same order.
+    """Returns a manifest of some fields, with the same samples in the same order. The engine finds or builds it.
 
     Args:
         manifest: Manifest of the whole dataset.
-        fields: Names of its fields; the whole manifest is returned for none.
-        client: Connection to the engine, which finds or builds it.
+        fields: Names of the wanted fields.
+        client: Connection to the engine.
         request: Request with which the whole manifest was asked for.
 
     Returns:
-        The manifest of the fields, or that of the dataset where the format cannot read them alone, where these fields
-        are all, or where they alone are no dataset or one of other objects than the manifest's.
+        The manifest of the fields. It is `manifest` itself if there are no fields or these are all, if the format
+        cannot read them alone, or, with a warning, if they alone are no dataset or one of other objects.
     """
     if not fields or len(manifest.facts.fields) <= len(fields):
         return manifest
@@ -94,7 +97,7 @@ def narrow_manifest(
 
 
 def _hash_objects(manifest: Manifest) -> npt.NDArray[np.int64]:
-    """Returns a hash of key and version of each object."""
+    """Returns a hash of url and version of each object: int64, (objects,)."""
     hashes = np.empty(manifest.objects, np.int64)
     base = encode_text(manifest.content.base)
     number = 0
@@ -111,17 +114,18 @@ def _hash_objects(manifest: Manifest) -> npt.NDArray[np.int64]:
 
 # Number of columns that a message names.
 _NAMED = 30
+# Returns columns of the right side of a join by their names, None for each that is not there.
 Find = Callable[[Sequence[str]], Sequence[ColumnValues | None]]
 
 
 class SampleColumns:
-    """Finds and reads the columns of one manifest. Used by one thread.
+    """Finds and reads the columns of one manifest, one value per sample. Used by one thread.
 
     Args:
         manifest: Manifest of the samples.
         joined: Rules by which the samples have annotations, or None if they have none.
         fallback_dir: Where files are written if the manifest's folder is read-only for this process, and for locks.
-        connections: Connections to the engine, which reads what is not there yet.
+        connections: Connections to the engine, by which samples are read whose columns are not kept.
         request: Request with which the manifest was asked for.
     """
 
@@ -144,14 +148,15 @@ class SampleColumns:
         return f"SampleColumns({self._manifest!r}, {self._files!r})"
 
     def get(self, names: Sequence[str], joins: Sequence[tuple[OpenedJoin, Find]] = ()) -> list[ColumnValues]:
-        """Returns columns that are at hand, or cheap to read.
+        """Returns columns that are found by `find`, here or on the right side of a join.
 
         Args:
             names: Names of the columns.
             joins: Joins of the samples, each with `find` of its right side.
 
         Raises:
-            ConfigError: a column is neither. The message names those that are, and how to have others.
+            ConfigError: a column is not found, or is of a join by which samples have lists. The message names the
+                columns that there are, and how to have others.
         """
         found = dict(zip(names, self.find(names), strict=True))
         for join, find in joins:
@@ -171,7 +176,14 @@ class SampleColumns:
         return [column for column in found.values() if column is not None]
 
     def find(self, names: Sequence[str]) -> list[ColumnValues | None]:
-        """Returns columns of this dataset alone; None for one that is neither at hand nor cheap to read."""
+        """Returns columns of this dataset without its joins, None for each that is not found.
+
+        Found are fields of the annotations, columns that were kept, and fields that the format can read without the
+        others; the last are read and kept.
+
+        Raises:
+            ConfigError: see `read`; or a field of annotations whose keys are in the samples.
+        """
         found = {name: self._read_annotations(name) or self._files.find(name) for name in names}
         missing = [name for name, column in found.items() if column is None and find_field(self._manifest, name)]
         narrow = list_narrow_fields(self._manifest) if missing else []
@@ -180,6 +192,7 @@ class SampleColumns:
         return [found[name] for name in names]
 
     def _make_unknown_error(self, name: str, joins: Sequence[OpenedJoin]) -> ConfigError:
+        """Returns the error of a column that is not found; it names the known columns, and how to have others."""
         rights = [(join.manifest, field, join.recipe.columns) for join in joins if (field := join.field_of(name))]
         sources = [(manifest, field) for manifest, field, _ in rights]
         # A join that names its columns has this one; otherwise it may be of either side.
@@ -207,10 +220,13 @@ class SampleColumns:
         )
 
     def read(self, names: Sequence[str]) -> list[ColumnValues]:
-        """Reads columns of all samples, and keeps them; one process of a machine reads while the others wait.
+        """Returns columns of all samples. Those that are not kept yet are read from the samples, and kept.
+
+        One process of a machine reads while the others wait.
 
         Raises:
             ConfigError: a sample has no such field, or its value is neither a number nor a text.
+            StreamerError: the samples cannot be read, or the columns cannot be written.
         """
         if not names:
             return []
@@ -225,7 +241,7 @@ class SampleColumns:
         return [column for column in found if column is not None]
 
     def _read_values(self, names: Sequence[str]) -> list[list[object]]:
-        """Reads the values of some columns, sample by sample, several chunks at the same time."""
+        """Returns the values of each column, in the order of the samples; reads several chunks at the same time."""
         source = self._manifest
         fields = {find_field(self._manifest, name) for name in names}
         if KEY not in names and "" not in fields:
@@ -252,7 +268,7 @@ class SampleColumns:
         return columns
 
     def _check_kinds(self, names: Sequence[str]) -> None:
-        """Refuses columns that have arrays by their kind, before they are read."""
+        """Raises ConfigError for a column whose kind says that its values are arrays, before it is read."""
         kinds = {field.name: field.kind for field in self._manifest.facts.fields}
         for name in names:
             dtype = find_dtype(kinds.get(name, ""))
@@ -267,7 +283,11 @@ class SampleColumns:
         return AnnotationTable.open(joined.table)
 
     def _read_annotations(self, name: str) -> ColumnValues | None:
-        """Returns a field of the annotations, by the keys of the samples, or None if there is no such field."""
+        """Returns a field of the annotations, one value per sample, or None if there is no such field.
+
+        Raises:
+            ConfigError: the keys are known only when samples are read.
+        """
         if self._joined is None:
             return None
         table = self._table(self._joined)
@@ -291,7 +311,11 @@ class SampleColumns:
 
 
 def _read_value(fields: Mapping[str, Field], wanted: str, decoder: SampleDecoder, ordinal: int) -> object:
-    """Returns the value of a column in the fields of a sample, or None if it has none."""
+    """Returns the value of a column in the fields of a sample, or None if it is null or lacks that part.
+
+    Raises:
+        ConfigError: there is no such field, or its value cannot be decoded, or is neither a number nor a text.
+    """
     try:
         value = field_value(wanted, fields, decoder)
     except MissingPartError:

@@ -1,6 +1,6 @@
-"""The connections of a dataset, or of a mix, to the engine, in one process; each has one user at a time.
+"""Keeps the connections of a dataset, or of a mix, to the engine, in one process; each has one user at a time.
 
-`DatasetMember` and `StreamKind` have them; sessions and requests take one each.
+`member.py` and `kinds/kind.py` hold them; `rank/` takes one for each session, and each reader of single samples one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Joins a dataset to a second one: the options, the keys of both sides, and the table of rows, made at the first use.
+"""Joins a dataset to a second one: checks the options, and makes the table of rows at the first use.
+
+`dataset.py` makes a `Join` of the arguments of `StreamingDataset.join`, and `member.py` opens it. The left side is the
+dataset that is joined; the right side has the further fields.
 
 keys of the right side --> table of keys (sorted, kept) --+
                                                           +--> rows of each sample --> chunks that are used
@@ -40,11 +43,12 @@ from streamer.manifest.table import Manifest
 logger = logging.getLogger(__name__)
 
 
+# What becomes of a sample without a row; see `StreamingDataset.join`.
 MissingRows = Literal["error", "drop", "none"]
 
 
 class JoinArguments(NamedTuple):
-    """The arguments of `StreamingDataset.join`, as they are given."""
+    """Holds the arguments of `StreamingDataset.join`, unchecked."""
 
     on: str | tuple[str, str]
     columns: Sequence[str] | Mapping[str, str] | None
@@ -54,14 +58,14 @@ class JoinArguments(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Join:
-    """The options of a join; see `StreamingDataset.join`.
+    """Holds the checked options of a join; see `StreamingDataset.join`.
 
     Attributes:
         other, choices: Options of the right side, and its selections.
         on: Key in the left side, and in the right one.
         columns: Name of each column in the right side, and in the samples, or None for all.
-        missing, validate: As in `StreamingDataset.join`.
-        after: Number of selections of the left side that come before it.
+        missing, validate: What `StreamingDataset.join` was given.
+        after: Number of selections of the left side that come before the join.
     """
 
     other: DatasetOptions
@@ -74,14 +78,20 @@ class Join:
 
     @property
     def name(self) -> str:
-        """The right side, for messages."""
+        """Url of the right side, for messages."""
         return self.other.place
 
     @classmethod
     def from_arguments(
         cls, left: DatasetOptions, right: tuple[DatasetOptions, tuple[Choice, ...]], given: JoinArguments, after: int
     ) -> Self:
-        """Checks the arguments of `StreamingDataset.join`.
+        """Makes a join of the arguments of `StreamingDataset.join`.
+
+        Args:
+            left: Options of the left side, whose engine reads both.
+            right: Options and selections of the right side.
+            given: The arguments.
+            after: Number of selections of the left side so far.
 
         Raises:
             ConfigError: an invalid argument, or datasets that cannot be joined.
@@ -108,7 +118,7 @@ class Join:
 
 
 def _check_columns(columns: object) -> tuple[tuple[str, str], ...] | None:
-    """Returns the fields of the right side, with the names that samples get, or None for all."""
+    """Returns pairs: a field of the right side and the name that samples get; None for all. Raises ConfigError."""
     if columns is None:
         return None
     if isinstance(columns, str) or not isinstance(columns, Iterable):
@@ -121,7 +131,7 @@ def _check_columns(columns: object) -> tuple[tuple[str, str], ...] | None:
 
 
 def _check_sides(left: DatasetOptions, right: DatasetOptions) -> None:
-    """Refuses datasets that cannot be joined."""
+    """Raises ConfigError for datasets with options that cannot be joined."""
     if not (left.growing.joins and left.packing.joins and left.share_caches == "off"):
         raise ConfigError(
             'join() of a dataset with growing=, packing= or share_caches="auto": leave it out, or join before with '
@@ -154,10 +164,11 @@ class JoinMaker:
         self._arranges = left.kept.is_writable and not right.manifest.recoded
 
     def open(self) -> OpenedJoin:
-        """Opens the join, which is made if it is not there.
+        """Returns the opened join. Its table is made if no process of this machine has made it.
 
         Raises:
-            ManifestError: a sample lacks a row, or has several, where it must not; or keys that cannot be compared.
+            ManifestError: a sample lacks a row, or has several, where it must not; keys cannot be compared; or the
+                table cannot be written.
             ConfigError: the names of the fields are needed and not known.
         """
         left = self._left
@@ -195,6 +206,7 @@ class JoinMaker:
         return table
 
     def _make(self, folder: Path) -> None:
+        """Writes the table into a new folder: reads the keys of both sides, matches them, and arranges the rows."""
         left = self._left
         table = keep_keys(self._right)
         listed = keep(
@@ -209,7 +221,7 @@ class JoinMaker:
         self._write(folder, matched)
 
     def _write(self, place: Path, matched: Matched) -> None:
-        """Writes the rest of a table whose samples are matched."""
+        """Writes the rest of a table after `match`; a right side of plain files is arranged in the order of use."""
         left = self._left.manifest
         right = self._right.manifest
         first = map_numbers(place / FIRST_NAME, left.samples + 1, "<i8").view(np.int64)
@@ -235,9 +247,8 @@ class JoinMaker:
         )
         (place / HEAD_NAME).write_bytes(msgspec.json.encode(head))
 
-    # ------------------------------------------------------------ what must be as the user says
-
     def _check(self, table: JoinTable) -> None:
+        """Raises ManifestError if samples have no row or several rows, and the user has not allowed it."""
         found = table.head.matched
         left = self._join.on[0]
         right = self._join.on[1]
@@ -265,13 +276,17 @@ class JoinMaker:
 
 
 def finer_chunks(left: Manifest, right: Manifest) -> int:
-    """Chooses finer chunks for a right side whose own have more rows than those of the left side.
+    """Returns the bytes of finer chunks for a right side whose chunks have more rows than those of the left side.
 
-    Such a chunk is used by many of the left side, at times that the shuffle of these decides: unless it stays in the
-    cache, it is fetched as often. Plain formats are arranged instead; others have blocks that cannot be cut.
+    A chunk with many rows is used by many chunks of the left side, at times that the shuffle decides: unless it stays
+    in the cache, it is fetched as often. Only formats whose blocks can be cut anew get finer chunks (`Format.recuts`).
+
+    Args:
+        left: Manifest of the left side.
+        right: Manifest of the right side.
 
     Returns:
-        Bytes of a chunk, a power of 2, or 0 if the chunks stay as they are.
+        Bytes of a chunk, a power of 2, or 0 if the chunks of the right side stay as they are.
     """
     if right.samples * left.chunks <= left.samples * right.chunks or not restore_format(right).recuts:
         return 0

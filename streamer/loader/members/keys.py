@@ -1,4 +1,8 @@
-"""The keys of the samples of a dataset: of the manifest or a kept column, else read chunk by chunk from the data."""
+"""Reads the keys of the samples of a dataset: from the manifest or a kept column, else chunk by chunk from the data.
+
+`joins.py` compares them, `member.py` finds a sample by its key, `streamer index --columns` keeps them in a table, and
+`streamer show` looks one up.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +34,7 @@ from streamer.manifest.table import Manifest
 logger = logging.getLogger(__name__)
 
 
+# Number of keys of a batch, where they are not read chunk by chunk.
 _NAMES_AT_ONCE = 1 << 16
 
 
@@ -46,7 +51,8 @@ class KeyReader:
 
     Attributes:
         manifest: Manifest of the dataset, with all its columns.
-        kept: Tables that are made of the keys.
+        selection: Selection outside of which samples have no key, or None.
+        kept: Files that are made of the keys.
     """
 
     def __init__(
@@ -76,13 +82,13 @@ class KeyReader:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What the keys depend on."""
+        """Digests of the manifest and the selection ("" for none), and `on`: the keys depend on these."""
         chosen = "" if self.selection is None else self.selection.digest
         return self.manifest.digest, chosen, self._on
 
     @property
     def unselected(self) -> KeyReader:
-        """The keys of all samples."""
+        """A reader of the keys of all samples, without the selection."""
         whole = copy(self)
         whole.selection = None
         return whole
@@ -94,10 +100,12 @@ class KeyReader:
         return not (self._is_numbered or are_names or self._column is not None)
 
     def batches(self) -> Generator[tuple[int, Keys]]:
-        """Yields the keys of the samples, each batch with the number of its first sample; none outside the selection.
+        """Yields the keys of consecutive samples, each batch with the number of its first sample in the manifest.
+
+        Samples outside the selection have missing keys. Chunks of which none is selected are not read, and left out.
 
         Raises:
-            ManifestError: keys that are neither texts nor whole numbers, or a sample without the field.
+            ManifestError: keys are neither texts nor whole numbers, or a sample lacks the field.
         """
         for first, keys in self._read_all():
             if self.selection is not None:
@@ -108,7 +116,7 @@ class KeyReader:
             yield first, keys
 
     def key_text(self, ordinal: int) -> str:
-        """Returns the key of a sample, for messages."""
+        """Returns the key of a sample as a text for messages; reads the sample if the key is only there."""
         chunk = int(self._read_from.chunk_first.searchsorted(ordinal, "right")) - 1
         if self._on == KEY and self._read_from.whole_objects:
             return repr(self._read_from.name(ordinal).object_key)
@@ -121,13 +129,14 @@ class KeyReader:
 
     @contextmanager
     def name_errors(self) -> Iterator[None]:
-        """Lets an error of the block say which side it is about."""
+        """Lets a ManifestError of the block name the urls of this dataset."""
         try:
             yield
         except ManifestError as error:
             raise ManifestError(f"{', '.join(self.manifest.urls[:4])}: {error.message}", **error.details) from error
 
     def _read_all(self) -> Iterator[tuple[int, Keys]]:
+        """Yields the batches of `batches`, in which samples outside the selection may have keys."""
         if self._is_numbered:
             for first in range(0, self.manifest.samples, _NAMES_AT_ONCE):
                 stop = min(first + _NAMES_AT_ONCE, self.manifest.samples)
@@ -165,12 +174,12 @@ class KeyReader:
             raise self._locate_error(error, first) from error
 
     def _locate_error(self, error: ManifestError, first: int) -> ManifestError:
-        """Names the sample of a key among those from `first` on."""
+        """Returns an error that names the sample: the one that `error` counts from the sample `first` on."""
         at = first + int(error.details.pop("index", 0) or 0)
         return ManifestError(f"the key {self._on!r} of sample {at}: {error.message}", sample=at)
 
     def _read_values(self, chunk: int, part: slice = slice(None)) -> list[object]:
-        """Reads the keys of the samples of a chunk, or of a part of them."""
+        """Returns the keys of the samples of a chunk, or of a slice of them; raises ManifestError."""
         values: list[object] = []
         for ordinal, content in self._scan.read_samples(chunk, part):
             try:
@@ -186,22 +195,34 @@ class KeyReader:
 
 Opened = TypeVar("Opened")
 
-# Raised when other files are written for the same manifests.
+# Part of the names of tables; it is raised when the content of these files changes.
 _REVISION = 3
 _NUMBER = re.compile("-?[0-9]{1,100}")
 
 
 def name_table(what: str, *sides: KeyReader, arranged: bool = False) -> str:
-    """Returns the name of the folder of what is made of one side or of both."""
+    """Returns the name of the folder of a table.
+
+    Args:
+        what: Kind of the table.
+        sides: Datasets of whose keys it is made, one or two.
+        arranged: Whether the rows of the second side are arranged in the order of their use.
+    """
     content = [_REVISION, arranged, *(each for side in sides for each in side.identity)]
     return f"{'-'.join(side.manifest.digest for side in sides)}.{hash_question(msgspec.json.encode(content))}.{what}"
 
 
 def keep(what: str, side: KeyReader, open_path: Callable[[Path], Opened], write: Callable[[Path], object]) -> Opened:
-    """Opens a table of one side, which is written if it is not there.
+    """Returns an opened table of the keys of one dataset; it is written if it is not there.
+
+    Args:
+        what: Kind of the table.
+        side: Keys of the dataset.
+        open_path: Opens the folder of the table.
+        write: Writes the files of the table into an empty folder.
 
     Raises:
-        ManifestError: keys that are neither texts nor whole numbers, or it cannot be written.
+        ManifestError: keys are neither texts nor whole numbers, or the table cannot be written.
     """
 
     def make(folder: Path) -> None:
@@ -214,21 +235,22 @@ def keep(what: str, side: KeyReader, open_path: Callable[[Path], Opened], write:
 
 
 def keep_keys(side: KeyReader) -> KeyTable:
-    """Opens the sorted keys of one side; see `keep`."""
+    """Returns the table of the sorted keys of one dataset; it is written if it is not there. Raises as `keep`."""
     return keep("keys", side, KeyTable.open, lambda folder: build_keys(side.batches(), folder))
 
 
 def find_key(side: KeyReader, key: str, *, reads: bool = True) -> int:
-    """Finds the manifest ordinal of the first sample with a key, by the table of keys where there is one.
+    """Returns the ordinal in the manifest of the first sample with a key, by the table of keys if there is one.
 
     Args:
-        side: Keys. Samples outside its selection do not count.
-        key: Its "__key__", or the number of a sample without one.
-        reads: Whether the data are read where keys are nowhere else.
+        side: Keys of the dataset. Samples outside its selection do not count.
+        key: Key of the sample; digits stand for a number where keys are numbers.
+        reads: Whether the samples are read if the keys are only there.
 
     Raises:
-        KeyError: there is none.
-        ConfigError: the data would have to be read.
+        KeyError: no sample has the key.
+        ConfigError: the samples would have to be read.
+        ManifestError: see `KeyReader.batches`.
     """
     table = side.kept.open(name_table("keys", side.unselected), KeyTable.open)
     if table is not None:

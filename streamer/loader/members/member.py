@@ -1,4 +1,7 @@
-"""Opens one dataset: engine, manifest, annotations, selection. The first use does the I/O."""
+"""Opens one dataset of a stream: engine, manifest, annotations, selection. The first use does the I/O.
+
+`dataset.py` and `dataset_scan.py` make a `DatasetMember`; the kinds (`kinds/`) and `scan_reader.py` read by it.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ MemberSettings: TypeAlias = "tuple[DatasetOptions, tuple[Choice, ...], str, tupl
 
 
 class DatasetMember:
-    """One process's view of a dataset. Used by one thread; after a fork the child connects again by itself.
+    """Opens a dataset in one process. Used by one thread; after a fork the child connects again by itself.
 
     Args:
         options: Options of the user.
@@ -97,12 +100,12 @@ class DatasetMember:
         return f"DatasetMember({self.options.urls}, {self.connections!r}, opened={self._opened!r})"
 
     def part(self, choice: Choice | None, options: DatasetOptions, joins: tuple[Join, ...] = ()) -> DatasetMember:
-        """Returns a part of this dataset (None for all), which shares what is known of it. `joins` follow its own."""
+        """Returns this dataset with one more selection (or None), other options and `joins` behind its own."""
         choices = self.choices if choice is None else (*self.choices, choice)
         return self.change(options, choices, (*self.joins, *joins))
 
     def change(self, options: DatasetOptions, choices: tuple[Choice, ...], joins: tuple[Join, ...]) -> DatasetMember:
-        """Returns this dataset with other options of reading, which shares what is known of it."""
+        """Returns this dataset with other options, selections and joins; manifests that are found are kept."""
         known = EpochCell(manifest=self.shared.manifest, annotations=self.shared.annotations)
         changed = DatasetMember(options, choices, self.job, shared=known, joins=joins)
         return changed.take_over_rights(self._list_right_manifests())
@@ -113,7 +116,7 @@ class DatasetMember:
 
     @classmethod
     def from_settings(cls, settings: MemberSettings, shared: EpochCell, parent: ParentRank | None) -> Self:
-        """Makes the member of another process again."""
+        """Makes the member of another process, from its `settings`."""
         options, choices, job, joins, known, began = settings
         member = cls(options, choices, job, shared=shared, joins=joins, parent=parent)
         member._began = began
@@ -133,7 +136,7 @@ class DatasetMember:
         return detect(self.options.rank, self.options.world_size, parent=self.parent)
 
     def open(self) -> OpenedDataset:
-        """Returns the manifest and the selected samples; the first call does the I/O."""
+        """Returns the manifest and what belongs to it. The first call does the I/O, and may raise a StreamerError."""
         if self._opened is None:
             if (manifest := self._found) is None:
                 with watch_wait(logger, self.describe_wait):
@@ -170,7 +173,7 @@ class DatasetMember:
 
     @property
     def user_code(self) -> tuple[object, ...]:
-        """Transforms and decoders: they run in workers."""
+        """The transform and the decoders of the user, which run in workers."""
         return self.options.transform, self.options.decode.rule
 
     @property
@@ -179,7 +182,7 @@ class DatasetMember:
         return self.options.manifest.on_change == "refresh"
 
     def refresh(self) -> bool:
-        """Lists the objects again; collective. Returns True if they have changed: the new manifest is used from now on.
+        """Lists the objects again. Returns True if they have changed: the next use opens the new manifest. Collective.
 
         All ranks change together. If they found different listings (objects are being written), all of them keep the
         current manifest until the next call.
@@ -248,15 +251,15 @@ class DatasetMember:
             return maker.make(maker.places(chosen, runs=(epoch,))[0])
 
     def find(self, key: str, *, reads: bool = True) -> int:
-        """Finds the number in the selection of the first sample of that key.
+        """Returns the number in the selection of the first sample with a key.
 
         Args:
-            key: Its "__key__".
-            reads: Whether the data are read where the keys are nowhere else.
+            key: "__key__" of the sample.
+            reads: Whether the samples are read if the keys are only there.
 
         Raises:
-            KeyError: there is none.
-            ConfigError: the data would have to be read.
+            KeyError: no sample has the key.
+            ConfigError: the samples would have to be read.
         """
         from streamer.loader.members.keys import find_key
 
@@ -270,7 +273,7 @@ class DatasetMember:
             right.close()
 
     def adopt_manifest(self, folder: Path) -> Manifest:
-        """Opens the manifest that the engine has answered with, or that of another process that was faster."""
+        """Opens the manifest that the engine has named, or that which another process has recorded before."""
         self._found = open_held(folder.parent / self.shared.settle_manifest(folder.name))
         return self._found
 
@@ -280,7 +283,7 @@ class DatasetMember:
         return " ".join([own, *(right.open().manifest.digest for right in self.rights)])
 
     def _find_digests(self) -> str:
-        """Returns the digests of the manifest and the annotations that are there now."""
+        """Returns what `_list_digests` does, of what the store has now; the engine lists the objects."""
         path = self._list_manifest()
         given = annotations_of(Manifest.open(path), self.options.annotations, self.options.urls)
         table = None if given is None else self._find_table(given)
@@ -288,7 +291,7 @@ class DatasetMember:
         return " ".join([own, *(right._list_manifest().name for right in self.rights)])
 
     def _join_annotations(self, manifest: Manifest) -> JoinRules | None:
-        """Returns the rules by which annotations are joined to samples."""
+        """Returns the rules by which annotations are joined to samples, or None if none are."""
         given = annotations_of(manifest, self.options.annotations, self.options.urls)
         if given is None:
             return None
@@ -301,7 +304,7 @@ class DatasetMember:
         return JoinRules.make(folder, given, manifest)
 
     def _find_table(self, annotations: Annotations) -> Path | None:
-        """Returns the folder of the current table, or None if a file beside the samples does not name them."""
+        """Returns the folder of the table, or None if a file that lies beside the samples does not name them."""
         try:
             with self.connections.for_requests() as connection:
                 return connection.manifest(table_request(annotations), self._announcer)
@@ -311,8 +314,7 @@ class DatasetMember:
 
     @contextmanager
     def _columns(self, manifest: Manifest, joined: JoinRules | None) -> Iterator[SampleColumns]:
-        """Opens the columns of the samples, for conditions."""
-        # Imported here, since a dataset without conditions does not need it.
+        """Gives the columns of the samples, for conditions, and logs a long wait."""
         from streamer.loader.members.columns import SampleColumns
 
         request = self.options.manifest_request(self.rank_config())
@@ -321,7 +323,7 @@ class DatasetMember:
             yield SampleColumns(manifest, joined, fallback_dir, connections=self.connections, request=request)
 
     def find_columns(self, names: Sequence[str]) -> list[ColumnValues | None]:
-        """Finds columns of this dataset alone, for one that is joined to it; None for one that it does not have."""
+        """Returns columns of this dataset without annotations, None for each that `SampleColumns.find` does not find."""
         with self._columns(self.open().manifest, None) as columns:
             return columns.find(names)
 
@@ -333,17 +335,17 @@ class DatasetMember:
             return columns.get(names, list(zip(joins, finds, strict=True)))
 
     def annotation_classes(self) -> list[str]:
-        """Returns the names of the labels of the annotations."""
+        """Returns the names of the labels of the annotations, by number; empty if there are none."""
         joined = self.open().joined
         return [] if joined is None else list(AnnotationTable.open(joined.table).head.classes)
 
     def _list_manifest(self) -> Path:
-        """Asks the engine for the folder of the current manifest."""
+        """Asks the engine for the current manifest, and returns its folder."""
         with self.connections.for_requests() as connection:
             return connection.manifest(*self.ask(Environment.read()))
 
     def ask(self, environment: Environment) -> ManifestAsk:
-        """Makes the request for the manifest."""
+        """Returns the request for the manifest, with what reports its progress."""
         rank_config = detect(self.options.rank, self.options.world_size, environment, self.parent)
         self._announcer = Announcer(rank_config.rank)
         return ManifestAsk(self.options.manifest_request(rank_config), self._announcer, self._announcer.note)
@@ -377,7 +379,7 @@ class DatasetMember:
         """Returns the rules of making samples.
 
         Args:
-            name: Name in a mix.
+            name: Name of the dataset in a mix, or "".
             source_key: Field of a sample that gets that name, or None if none does.
         """
         options = self.options
@@ -414,10 +416,8 @@ class DatasetMember:
         with self.connections.for_requests() as connection:
             return connection.fallback_dir
 
-    # ------------------------------------------------------------ joins
-
     def _open_join(self, number: int, manifest: Manifest) -> OpenedJoin:
-        """Opens a join; the first process makes its table."""
+        """Opens a join, and makes its table if it is not there. The right side may get finer chunks before."""
         # Imported here, since a dataset without joins does not need it.
         from streamer.loader.members.joins import JoinMaker, finer_chunks
 
@@ -431,7 +431,7 @@ class DatasetMember:
         return JoinMaker(join, left, right.key_reader(right.open().manifest, right.open().selection, join.on[1])).open()
 
     def key_reader(self, manifest: Manifest, selection: Selection | None, on: str) -> KeyReader:
-        """Returns what reads the keys of this dataset, with no other field where the format has columns."""
+        """Returns a reader of the keys `on`; it reads no other field where the format has columns. See `KeyReader`."""
         from streamer.loader.members.columns import find_field, narrow_manifest
         from streamer.loader.members.keys import KeyReader
 

@@ -1,5 +1,6 @@
-"""Selections of selections: each condition applies to the result of the one before it.
+"""Makes and applies selections, each to the result of the one before it.
 
+`dataset.py` makes them of the arguments of `select`, and `member.py` applies them when the dataset is opened.
 Annotations and joins that leave out samples without a row add selections to those of the user.
 """
 
@@ -29,11 +30,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+# Names of fields.
 Names: TypeAlias = tuple[str, ...]
 
 Ordinals = npt.NDArray[np.int64]
 Indices = Sequence[int] | slice | Ordinals | npt.NDArray[np.bool_]
-# Indices refer to the previous selection, all other conditions to the sample.
+# One selection: indices into the result of the selection before it, and conditions on the sample.
 Choice = tuple[Indices | None, Where]
 
 
@@ -47,10 +49,12 @@ def make_choice(
     seed: int,
     where: str | None = None,
 ) -> Choice | None:
-    """Returns the conditions of one selection, checked as far as is possible without the manifest, or None without any.
+    """Returns one selection of the arguments of `StreamingDataset.select`, or None if they have no condition.
+
+    `sizes` are its `min_bytes` and `max_bytes`; the other arguments are those of the same name.
 
     Raises:
-        ConfigError: a value of another type.
+        ConfigError: a value is wrong, as far as that can be known without the manifest.
     """
     for name, size in zip(("min_bytes", "max_bytes"), sizes, strict=True):
         if size is not None:
@@ -77,13 +81,13 @@ def make_choice(
 def choose(
     manifest: Manifest, choices: Sequence[Choice], fallback_dir: Path | None = None, columns: ColumnsOf | None = None
 ) -> Selection | None:
-    """Applies selections one after the other. Returns None if there are none.
+    """Applies selections one after the other, and writes the result to a file. Returns None if there are none.
 
     Args:
         manifest: Manifest of the dataset.
         choices: Selections in the order in which they were made.
-        fallback_dir: Where files are written if the manifest's folder is read-only for this process.
-        columns: Returns columns of the manifest, for conditions on them.
+        fallback_dir: Where files are written if the manifest's folder is read-only for this process, or None.
+        columns: Returns columns of the manifest for conditions on them, or None if there are no such conditions.
 
     Raises:
         ConfigError: an invalid condition, or no sample is left.
@@ -101,10 +105,16 @@ def choose(
 
 
 def pick(ordinals: Ordinals, indices: Indices) -> Ordinals:
-    """Returns the `ordinals` at `indices`; negative ones count from the end, as in a list.
+    """Returns the ordinals at some indices; negative indices count from the end, as in a list.
+
+    Repeated indices are returned repeatedly, with a warning that the selection drops the repeats.
+
+    Args:
+        ordinals: Ordinals to choose from.
+        indices: Slice, whole numbers, or one bool for each ordinal.
 
     Raises:
-        ConfigError: an index out of range, or a wrong number of bools.
+        ConfigError: an index is out of range, or the number of bools is wrong.
     """
     if isinstance(indices, slice):
         return ordinals[indices]
@@ -129,7 +139,7 @@ def pick(ordinals: Ordinals, indices: Indices) -> Ordinals:
 
 
 def _make_array(indices: Indices | None) -> Indices | None:
-    """Returns the indices as an array, unless they are a slice or None."""
+    """Returns the indices as an array, unless they are a slice or None; raises ConfigError for other values."""
     if indices is None or isinstance(indices, slice):
         return indices
     found = np.asarray(indices)
@@ -142,19 +152,23 @@ def _make_array(indices: Indices | None) -> Indices | None:
 
 
 def new_fields(manifest: Manifest, began: Collection[str]) -> frozenset[str]:
-    """Returns the fields of a manifest that are not among those with which a job has begun; empty if these are none."""
+    """Returns the fields of a manifest that a job did not have when it began; none if `began` is empty."""
     names = frozenset(spec.name for spec in manifest.facts.fields)
     return names.difference(began) if began else frozenset()
 
 
 def select_by_annotations(manifest: Manifest, rules: JoinRules | None) -> tuple[Choice, ...]:
-    """Returns the selection of the samples that have annotations, if the others are left out; else none.
+    """Returns the selection of the samples that have annotations, if the others are left out; else nothing.
 
-    The keys are compared in any case.
+    Looks all keys up in any case, so that the errors of `find_matches` are raised before a sample is read.
+
+    Args:
+        manifest: Manifest of the dataset.
+        rules: Rules of the join, or None without annotations.
 
     Raises:
-        ManifestError: the keys cannot be compared, see `find_matches`.
-        ConfigError: samples cannot be dropped where their keys are not known.
+        ManifestError: see `find_matches`.
+        ConfigError: see `find_matches`; or samples are to be left out whose keys are not known.
     """
     if rules is None:
         return ()
@@ -174,12 +188,12 @@ def add_joined(
     joins: Sequence[tuple[int, OpenedJoin]],
     choose: Callable[[Sequence[Choice]], Selection | None],
 ) -> list[Choice]:
-    """Adds the selections of the samples that have rows in joins that drop the others; returns all choices.
+    """Adds to `choices` a selection for each join that leaves samples without a row out; returns the same list.
 
     Args:
-        choices: Selections besides these.
-        joins: Number of the choices before each of these joins, and the join.
-        choose: Makes one selection of several choices.
+        choices: Selections of the user and of annotations; this list is changed.
+        joins: Joins that leave samples out, each after the number of choices that come before it.
+        choose: Applies choices; returns None for no choices.
     """
     # The last one comes first, so that the places of the others stay.
     for at, opened in reversed(joins):

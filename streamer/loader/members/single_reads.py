@@ -1,4 +1,8 @@
-"""Reads single samples for inspection: without a session, through the engine, from cache or store."""
+"""Reads bytes of single samples without a session: the engine takes them from the cache, else from the store.
+
+`member.py` uses it for `dataset[i]`, `keys.py` and `columns.py` to read keys and columns, `scan_reader.py` for
+scattered files, and `streamer show` and `streamer plan` for the samples that they look at.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,14 @@ from streamer.manifest.table import Manifest
 
 logger = logging.getLogger(__name__)
 
-# More single reads than an inspection needs.
+# A dataset warns at this number of single reads: an inspection needs fewer.
 _MANY_READS = 64
 # The engine answers a request with at most this many bytes.
 _PIECE_BYTES = 64 << 20
 
 
 class SlowReads:
-    """Warns once if samples are read one by one as if for training. Used by one thread."""
+    """Counts single reads of a dataset, and warns once if there are as many as in a training. Used by one thread."""
 
     def __init__(self) -> None:
         self._reads = 0
@@ -33,7 +37,7 @@ class SlowReads:
 
     @contextmanager
     def read(self) -> Iterator[None]:
-        """Counts one read; of the workers of a stock DataLoader, the first one warns."""
+        """Counts the read in its block. In a worker of a plain DataLoader, only the first one warns."""
         started = time.perf_counter()
         yield
         self._seconds += time.perf_counter() - started
@@ -50,7 +54,12 @@ class SlowReads:
 
 
 class StreamedBytes:
-    """Requests the bytes of a sample from the engine: from the cache, else by a ranged read of the store."""
+    """Requests the bytes of samples from the engine, as a `ByteSource`. Each method raises the engine's StreamerError.
+
+    Args:
+        connection: Connection to the engine, with the credentials of the dataset.
+        manifest: Manifest of the samples.
+    """
 
     def __init__(self, connection: EngineClient, manifest: Manifest) -> None:
         self._connection = connection
@@ -66,7 +75,7 @@ class StreamedBytes:
         return list(map(self.read, places))
 
     def boundaries(self, chunk: int) -> npt.NDArray[np.int64]:
-        """Returns the bounds of the samples of a chunk, or of its records if it is recoded: int64, (samples + 1,)."""
+        """Returns where the samples of a chunk begin in it, and where the last one ends: int64, (samples + 1,)."""
         if not self._manifest.recoded:
             return self._manifest.sample_offsets(chunk)
         size = 4 * (int(self._manifest.chunk_samples[chunk]) + 1)
@@ -75,7 +84,7 @@ class StreamedBytes:
         return np.concatenate([[0], np.cumsum(np.diff(np.frombuffer(answer, "<u4")), dtype=np.int64)])
 
     def read_chunk(self, chunk: int, start: int, stop: int) -> memoryview:
-        """Reads the chunk-local bytes [start, stop), requested piece by piece."""
+        """Reads the bytes [start, stop) of a chunk, in requests of 64 MiB at most."""
         pieces = [
             self._connection.read(self._dataset, chunk, at, min(at + _PIECE_BYTES, stop))
             for at in range(start, stop, _PIECE_BYTES)
@@ -85,6 +94,6 @@ class StreamedBytes:
 
 @contextmanager
 def stream_bytes(connections: EngineConnections, manifest: Manifest) -> Iterator[StreamedBytes]:
-    """Opens the bytes of the samples of a manifest, over a connection of one user at a time."""
+    """Gives a reader of the samples of a manifest, which has a connection for itself while the block runs."""
     with connections.for_requests() as connection:
         yield StreamedBytes(connection, manifest)
