@@ -1,10 +1,12 @@
-"""The kinds of what is read: one dataset, a mix, or a growing dataset. What differs between them is here.
+"""Holds what differs between one dataset, a mix, and a growing dataset. `loader/rank/` asks for it.
 
-kind.py          what a rank asks of any kind
+kind.py          the base classes: what a rank asks of any kind
 one.py           one dataset
 mix.py           a mix
 growing/         a growing dataset: its rounds and its session
-step_session.py  the batches of one process as steps of a session
+step_session.py  a consumer's session with the engine, in steps
+
+`make_kind` is called by `loader/dataset.py`; `loader/mixed_dataset.py` makes a `Mix`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def make_kind(member: DatasetMember) -> OneDataset:
-    """Makes the kind of a dataset that is read alone: it grows if its user says how."""
+    """Returns the kind of a dataset that is read alone: a growing one if the user has given `growing=`."""
     from streamer.loader.kinds.one import OneDataset
     from streamer.order.growing.options import Growing
 

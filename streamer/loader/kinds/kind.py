@@ -1,7 +1,8 @@
-"""The base classes of kinds: one dataset, a mix, a growing dataset. `rank/` asks them, whatever the kind is.
+"""Defines the base classes of kinds: one dataset, a mix, a growing dataset.
 
-A `StreamKind` is made with the dataset, and knows its members. For each loader it makes an `Ordering`: the order of one
-rank's stream, how it goes on from a state, and what its sessions need.
+`one.py`, `mix.py` and `growing/` implement them. `rank/opening.py` and `rank/rank_stream.py` ask them, whatever the
+kind is. A `StreamKind` is made with the dataset, and knows its members. For each loader it makes an `Ordering`: the
+order of one rank's stream, how it goes on from a state, and what its sessions need.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
 
 
 class MemberCount(NamedTuple):
-    """How much of a member of a mix has come.
+    """Says how much of a member of a mix has been read.
 
     Attributes:
-        drawn: Number of its samples, over all epochs and ranks.
+        drawn: Number of its samples that were read, over all epochs and ranks.
         samples: Number of samples of one pass.
     """
 
@@ -76,7 +77,7 @@ class SessionSource(Protocol):
 
 
 class Ordering(ABC):
-    """How one rank's stream goes on: its order, states and sessions. Used by one thread at a time."""
+    """Says how one rank's stream goes on: its order, states and sessions. Used by one thread at a time."""
 
     # If True, a stream whose data have changed goes on where it was (a mix); otherwise it begins anew.
     follows: ClassVar[bool] = False
@@ -125,7 +126,11 @@ class Ordering(ABC):
 
     @abstractmethod
     def take_over(self, state: State, global_batch: int) -> None:
-        """Goes on with the order of a saved state.
+        """Replaces the order by that of a saved state.
+
+        Args:
+            state: State of an earlier run.
+            global_batch: Samples of a batch over all ranks.
 
         Raises:
             StateError: the state is of another dataset, order or seed.
@@ -211,7 +216,7 @@ class Ordering(ABC):
     # ------------------------------------------------------------ views
 
     def check_sources(self) -> None:
-        """Makes sure that each sample has a member, since this is a mix.
+        """Makes sure that the stream is that of a mix, whose samples have a member.
 
         Raises:
             ConfigError: this is not a mix.
@@ -219,11 +224,11 @@ class Ordering(ABC):
         raise ConfigError("sources is for a MixedDataset; this loader has one dataset", field="sources")
 
     def quotas(self, epoch: int) -> Mapping[str, int]:
-        """Returns the number of samples of each member of a mix in an epoch, over all ranks, by name; else empty."""
+        """Returns the samples of each member of a mix in an epoch, over all ranks, by name; empty for other kinds."""
         return {}
 
     def count_drawn(self, plans: Callable[[int], RankPlan], epoch: int, batch: int) -> Mapping[str, MemberCount]:
-        """Returns how much of each member of a mix comes before a batch, by name; else empty.
+        """Returns how much of each member of a mix comes before a batch, by name; empty for other kinds.
 
         Args:
             plans: Returns the plan of an epoch.
@@ -242,7 +247,7 @@ class Ordering(ABC):
         raise ConfigError("admissions is for a dataset with growing=", field="admissions")
 
     def measure_growth(self, plans: Callable[[int], RankPlan], epoch: int, batch: int) -> GrowingStats | None:
-        """Returns passes, uses and the samples in use at a batch of a growing dataset, or None of another one.
+        """Returns passes, uses and the samples in use at a batch of a growing dataset, or None for other kinds.
 
         Args:
             plans: Returns the plan of an epoch.
@@ -253,7 +258,7 @@ class Ordering(ABC):
 
 
 class StreamKind(ABC):
-    """What is read: the members of one dataset, a mix or a growing dataset, and the orders that it can have.
+    """Opens the members of what is read, and makes the orders of its streams.
 
     Attributes:
         options: Options of the whole.
@@ -287,7 +292,7 @@ class StreamKind(ABC):
 
     @abstractmethod
     def data_name(self, members: Members) -> str:
-        """Returns a name of the data and their order, the same on all ranks."""
+        """Returns a name of the data and their order, the same on all ranks; it tells streams of a job apart."""
 
     @abstractmethod
     def plan_stream(self, members: Members, global_batch: int, rank_config: RankConfig) -> Ordering:
@@ -298,7 +303,7 @@ class StreamKind(ABC):
         """
 
     def level(self, members: Members, global_batch: int) -> BalanceSpec | UnsetType:
-        """Returns the rule of `balance=` for batches of this size, alike in all members of a mix; UNSET without it."""
+        """Returns the rule of `balance=` for batches of `global_batch` samples, or UNSET without `balance=`."""
         lengths = [each.lengths.identity for each in members.each if each.lengths is not None]
         return self._first.balance.spec(global_batch, " ".join(lengths).strip())
 

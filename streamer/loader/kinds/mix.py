@@ -1,4 +1,7 @@
-"""A mix: the order of its members, how it is explained and checked, and how it goes on from a state."""
+"""Implements the kind of a mix: opens its members, orders them, and goes on from a state.
+
+`mixed_dataset.py` makes a `Mix`, and `rank/` asks it for what differs from a dataset alone.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-# Measured: 651 with 200 members in a rank, 53 without (2026-11-23).
+# Open files that a rank needs for a member, and besides: 651 were open with 200 members, 53 without (2026-11-23).
 _DESCRIPTORS_PER_MEMBER = 4
 _OTHER_DESCRIPTORS = 512
 # Number of stores, and then of annotations of members, that are requested at the same time.
@@ -50,6 +53,9 @@ _OPENED_AT_ONCE = 8
 
 def open_together(members: Sequence[tuple[str, DatasetMember]]) -> list[OpenedDataset]:
     """Opens the members of a mix together; returns each with its manifest, annotations and selection, in order.
+
+    Raises this process's limit of open files if that is too low. Members with the same engine and credentials share
+    their connections from then on.
 
     Args:
         members: Name and member, in order.
@@ -63,7 +69,7 @@ def open_together(members: Sequence[tuple[str, DatasetMember]]) -> list[OpenedDa
     if soft != resource.RLIM_INFINITY and soft < needed:
         limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    # The same dataset may be a member twice; a member is for one thread.
+    # The same dataset may be a member twice. It is opened once, since a member is for one thread.
     distinct = {id(member): (name, member) for name, member in members}
     # Members with the same engine and credentials use the same connections: a thousand of them need a few.
     environment = Environment.read()
@@ -90,7 +96,7 @@ def open_together(members: Sequence[tuple[str, DatasetMember]]) -> list[OpenedDa
 
 
 def _find_manifests(members: Sequence[tuple[str, DatasetMember]], connections: EngineConnections) -> None:
-    """Opens the manifests of members that share connections, over one of them."""
+    """Opens the manifests of members that share connections, over one connection; raises the error of a member."""
     environment = Environment.read()
     unknown = deque((name, member) for name, member in members if _name_errors(name, member.reopen_manifest) is None)
     asks = [_name_errors(name, partial(member.ask, environment)) for name, member in unknown]
@@ -118,12 +124,12 @@ def _name_errors(name: str, work: Callable[[], Result]) -> Result:
 
 
 class MixOrdering(Ordering):
-    """The epochs of a mix.
+    """Says how one rank's stream of a mix goes on.
 
     Args:
         options: Options of the mix.
         request: The order that is asked for.
-        sources: The members as the order sees them.
+        sources: Name, size and shuffle of each member, for the order.
         global_batch: Samples of a batch over all ranks.
     """
 
@@ -143,7 +149,7 @@ class MixOrdering(Ordering):
         return self._spec
 
     def describe(self, members: Members, global_batch: int, nodes: int, cache_bytes: int | None = None) -> str:
-        """See `Ordering` and `MixedDataset.explain`."""
+        """See `Ordering`."""
         sizes = [MemberSize(int(np.count_nonzero(one.order_samples)), one.stored_bytes) for one in members.each]
         unit = self._options.shares.unit
         return explain(self.spec, sizes, global_batch, cache_bytes=cache_bytes, nodes=nodes, unit=unit)
@@ -225,7 +231,7 @@ class MixOrdering(Ordering):
 
 
 class Mix(StreamKind):
-    """A mix of several datasets.
+    """Opens the members of a mix, and makes the orders of its streams.
 
     Args:
         options: Options of the mix.
@@ -273,7 +279,7 @@ class Mix(StreamKind):
         return MixOrdering(self._mix, request, self._sources(members), global_batch)
 
     def _sources(self, members: Members) -> tuple[MixSource, ...]:
-        """Returns the members as the order sees them."""
+        """Returns name, size and shuffle of each member, for the order."""
         in_bytes = self._mix.shares.unit == "bytes"
         return tuple(
             MixSource(

@@ -1,4 +1,7 @@
-"""One dataset: its order, and how it goes on from a state."""
+"""Implements the kind of one dataset: its order, and how a stream goes on from a state.
+
+`kinds/__init__.py` makes a `OneDataset` for each dataset that is read alone; `growing/ordering.py` extends it.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ from streamer.order.state import State
 
 
 class OneOrdering(Ordering):
-    """The epochs of one dataset.
+    """Says how one rank's stream of a dataset goes on.
 
     Args:
         spec: The order that is asked for.
-        free_parts: Its parts that were chosen automatically: those of a state replace them.
+        free_parts: Names of the parts of the order that were chosen automatically; a state may have others.
     """
 
     def __init__(self, spec: OrderSpec, free_parts: frozenset[str]) -> None:
@@ -44,14 +47,14 @@ class OneOrdering(Ordering):
     def take_over(self, state: State, global_batch: int) -> None:
         """See `Ordering`."""
         spec = state.spec_of(OrderSpec)
-        # The parts that were chosen automatically may differ: those of the state replace them. So may the batch that
-        # rows are balanced for: another batch size goes on with the batches of the state.
+        # Those parts of the order may differ that were chosen automatically, and the batch that rows are balanced for:
+        # another batch size goes on with the batches of the state.
         state.check(self._spec, left_out=self._free_parts | {"balance.batch"})
         self._spec = spec
 
 
 class OneDataset(StreamKind):
-    """A dataset alone."""
+    """Opens a dataset that is read alone, and makes the orders of its streams."""
 
     def __init__(self, member: DatasetMember) -> None:
         super().__init__(member.options, [member], member.connections)
@@ -83,7 +86,11 @@ class OneDataset(StreamKind):
         return OneOrdering(self.order(members, global_batch), self._first.order.free_parts)
 
     def order(self, members: Members, global_batch: int) -> OrderSpec:
-        """Returns the order for a global batch."""
+        """Returns the order for batches of `global_batch` samples over all ranks.
+
+        Raises:
+            ConfigError: shuffle="sample" with samples that are too small for it, or another order that is impossible.
+        """
         options = self._first
         (data,) = members.each
         mode = shuffle_mode(options.shuffle)

@@ -1,7 +1,7 @@
-"""A consumer's session with the engine in steps: the batches of one process, numbered over all epochs.
+"""Runs a consumer's session with the engine in steps: the batches of one process, numbered over all epochs.
 
-The chunks of steps are asked for, leased and given back. A rank, each worker of a plain DataLoader and a pack read so;
-`kind.Ordering.open_session` opens the sessions of a rank's stream.
+The chunks of steps are asked for, leased and given back. `kind.py` opens the sessions of a rank's stream, for a loader
+(`feed/`) or a bare loop (`rank/sample_iterator.py`); `scan_reader.py` uses `read_leased` for packs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         skip_rules: Rules for samples that cannot be made.
         share_caches: Whether the ranks' engines share their caches, as the user says it.
         options: Storage options of each member, then of each join, encoded.
-        given: Whether rank and world size are those that the user has given, so that no process group is asked.
+        given: Whether the user has given rank and world size, so that no process group is asked.
     """
 
     rank_config: RankConfig
@@ -176,7 +176,12 @@ class StepSession(ABC):
 
     @abstractmethod
     def finish(self, step: int, *, flush: bool = True) -> None:
-        """Records the steps below this one as consumed; without `flush` they are sent with the next `want`."""
+        """Records the steps below this one as consumed, so that their chunks may leave.
+
+        Args:
+            step: Number of the first step that is not consumed.
+            flush: Whether the engine is told now, or else with the next `want`.
+        """
 
     def rounds(self, step: int) -> tuple[tuple[int, ...], ...]:
         """Returns the rounds that a ready step is in, for `set_rounds` of a maker; empty if no dataset grows."""

@@ -1,6 +1,8 @@
-"""One rank's side of a dataset that is trained on while it still arrives.
+"""Implements the kind of a growing dataset: one that is trained on while it still arrives.
 
-ordering.py how a stream of rounds goes on
-growth.py   the log of admissions, its state and its statistics; how many cohorts have arrived on every rank
-session.py  the engine session: cohorts that arrive, stay and leave, and their chunks, as the engine is asked for them
+ordering.py  the dataset, and how a stream of rounds goes on
+growth.py    the log of admissions, the agreement of the ranks on each round, state and statistics
+session.py   the session with the engine: cohorts arrive, stay for their rounds, and leave
+
+Used by `loader/kinds/__init__.py` for a dataset with `growing=`. The rules of rounds are in `order/growing/`.
 """

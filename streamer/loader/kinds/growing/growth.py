@@ -1,4 +1,7 @@
-"""How a dataset grows on one rank: its log of admissions, what decides on the next round, and what a state keeps."""
+"""Decides how a dataset grows on one rank: keeps its log of admissions, and agrees on rounds with the other ranks.
+
+`ordering.py` makes a `Growth` for each stream, and `session.py` asks it for the next round.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,14 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.005
 # Torch's own default.
 _WAIT_SECONDS = 1800.0
+# A longer time between two polls counts as this one: the process did not wait for other ranks then.
 _GAP_SECONDS = 1.0
 
 
 class Offers:
-    """The offers of all ranks, in the process group's store: rank 0 reads those of a round and writes the smallest.
+    """Lets all ranks agree on the number of cohorts that a round adds, which is the smallest that any rank offers.
 
+    Each rank writes its offer into the process group's store; rank 0 reads those of a round, and writes the smallest.
     There is no collective that could meet another one, and no device. Nothing blocks: the feeder must go on delivering
     batches, on which the ranks that have not offered yet may depend. Used by one thread at a time.
 
@@ -57,7 +62,12 @@ class Offers:
 
     @classmethod
     def from_process_group(cls, rank: int, world: int) -> Offers:
-        """Returns the n-th offers of this rank, which are compared with the n-th of every other rank."""
+        """Makes the offers of one log of admissions; the n-th that a rank makes belong to the n-th of the other ranks.
+
+        Args:
+            rank: Number of this rank.
+            world: Number of ranks.
+        """
         store = process_store()
         number = store.add(f"streamer/growers/{rank}", 1)
         # The timeout that init_process_group was given; torch's stubs do not have it.
@@ -69,9 +79,14 @@ class Offers:
         return f"Offers({self._place}, offered for round {self._offered})"
 
     def agree_on(self, number: int, cohorts: int) -> int | None:
-        """Returns the number of cohorts that every rank has for a round, or None if not all have offered yet.
+        """Returns the smallest offer of all ranks for a round, or None if not all have offered yet.
 
-        Polls at most once in `POLL_SECONDS`. The first offer of a rank for a round counts; rounds come in order.
+        Asks the store at most once in `POLL_SECONDS`. The first offer of a rank for a round counts; rounds come in
+        order.
+
+        Args:
+            number: Number of the round.
+            cohorts: Offer of this rank: the number of cohorts that the round may add here.
 
         Raises:
             StateError: a rank does not answer in time, or the store fails.
@@ -120,23 +135,28 @@ class Offers:
         return f"{self._place}/{number}/{rank}"
 
 
-# A round of fewer batches would spread the uses of a sample over too few others.
+# A round of fewer batches would mix the uses of a sample with too few others.
 _LEAST_BATCHES = 4
 
 
 class Growth:
-    """The rounds of a growing dataset, as one rank knows them.
+    """Keeps the rounds of a growing dataset, as one rank knows them, and decides on the next one.
 
     Used by one thread at a time; other threads may read the log.
 
     Args:
-        growing: How it grows, as the user says it.
+        growing: Argument `growing=` of the user.
         order: The order that is asked for.
         members: The dataset.
         rank_config: Rank and world size.
         global_batch: Samples of a batch over all ranks.
 
+    Raises:
+        ConfigError: several ranks cannot agree, because torch.distributed is not initialised or has other ranks.
+
     Attributes:
+        manifest: Manifest of the dataset.
+        rank_config: Rank and world size.
         order: The order within which samples are admitted.
         log: The rounds so far.
         epoch_samples: Samples of an epoch over all ranks, in whole batches of the run that began.
@@ -176,7 +196,7 @@ class Growth:
         return f"Growth({self.log!r}, grow={self.grow})"
 
     def _begin(self, spec: GrowingSpec) -> None:
-        """Begins with a log of admissions."""
+        """Begins the log of admissions with the rounds of `spec`; raises ConfigError if the ranks cannot agree."""
         self.order = spec.order
         cohorts = self._data.cohorts(spec.order)
         self.log = AdmissionLog(cohorts, spec.reuse, spec.least, spec.admitted)
@@ -187,7 +207,7 @@ class Growth:
         self._offers: Offers | None = None
         rank = self.rank_config
         if self.grow is None and rank.world_size > 1:
-            # A rank knows only what has arrived there, so that all agree on it.
+            # A rank knows only what has arrived on its own node: the ranks must agree.
             if gather_for(rank) is None:
                 other = process_group()
                 remedy = (
@@ -204,10 +224,13 @@ class Growth:
             self._offers = Offers.from_process_group(rank.rank, rank.world_size)
 
     def decide(self, arrived: int) -> None:
-        """Decides on the next round; `arrived` cohorts are local, from the first one on.
+        """Adds the next round to the log, or sets `waiting` if other ranks have not offered yet.
+
+        Args:
+            arrived: Number one past the last cohort that the round may train here: it and all before it are local.
 
         Raises:
-            StateError: a rank does not answer.
+            StateError: a rank does not answer in time.
         """
         added = self.grow
         if added is None:
@@ -219,10 +242,10 @@ class Growth:
             self.log.admit(added)
 
     def check_share(self, share: Share) -> None:
-        """Makes sure that this process has the log.
+        """Makes sure that this process reads all batches of the rank, and so knows all rounds.
 
         Raises:
-            ConfigError: in a worker of a plain DataLoader, which does not know what other workers have trained.
+            ConfigError: this is a worker of a plain DataLoader, which does not know what other workers have trained.
         """
         if share.workers > 1 or get_worker_info() is not None:
             raise ConfigError(
@@ -235,7 +258,7 @@ class Growth:
 
     @property
     def spec(self) -> GrowingSpec:
-        """The order, with the rounds that are known so far."""
+        """The order, with the rounds that are known so far; a state keeps it."""
         log = self.log
         return GrowingSpec(
             order=self.order,
@@ -255,10 +278,11 @@ class Growth:
         }
 
     def restore(self, state: State) -> None:
-        """Continues with the log of a saved state.
+        """Replaces the log by that of a saved state.
 
         Raises:
-            StateError: the state is of other data, or grows in another way.
+            StateError: the state is of other data, or has another `reuse` or length of an epoch.
+            ConfigError: the ranks cannot agree.
         """
         saved = state.spec_of(GrowingSpec)
         state.check_value("reuse", saved.reuse, self._growing.reuse)
@@ -269,7 +293,12 @@ class Growth:
             raise StateError(f"state of a growing dataset: {error.message}", field="admitted") from error
 
     def statistics(self, plan: RankPlan, batch: int) -> GrowingStats:
-        """Returns passes, uses and the samples in use at a batch."""
+        """Returns passes, uses and the samples in use at a batch.
+
+        Args:
+            plan: Plan of the batch's epoch.
+            batch: Number of the batch in the epoch.
+        """
         log = self.log
         cohorts = self.log.cohorts
         rank = self.rank_config

@@ -1,4 +1,7 @@
-"""A growing dataset: a dataset alone whose stream goes in rounds."""
+"""Implements the kind of a growing dataset: a dataset alone whose stream goes in rounds.
+
+`kinds/__init__.py` makes a `GrowingDataset`; `rank/` asks it and its `GrowingOrdering`.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ from streamer.wire.messages import OpenSession
 
 
 class GrowingOrdering(Ordering):
-    """The epochs of a growing dataset.
+    """Says how one rank's stream of a growing dataset goes on.
 
     Args:
         growth: The rounds.
-        free_parts: Parts of the order that were chosen automatically: those of a state replace them.
+        free_parts: Names of the parts of the order that were chosen automatically; a state may have others.
     """
 
     def __init__(self, growth: Growth, free_parts: frozenset[str] = frozenset()) -> None:
@@ -53,7 +56,7 @@ class GrowingOrdering(Ordering):
         return self.growth.facts()
 
     def describe(self, members: Members, global_batch: int, nodes: int, cache_bytes: int | None = None) -> str:
-        """See `Ordering`: the order within which samples are admitted."""
+        """See `Ordering`; describes the order within which samples are admitted."""
         return self._within.describe(members, global_batch, nodes, cache_bytes)
 
     def cautions(self, global_batch: int, local_batch: int, nodes: int) -> Sequence[str]:
@@ -66,7 +69,7 @@ class GrowingOrdering(Ordering):
         return OneOrdering(self.growth.order, self._free_parts)
 
     def take_over(self, state: State, global_batch: int) -> None:
-        """See `Ordering`: the log of the state takes the place of the one that was begun."""
+        """See `Ordering`; the log of the state replaces the one that was begun."""
         state.spec_of(GrowingSpec)
         state.check(self.spec, left_out=self._free_parts | {"balance.batch"})
         self.growth.restore(state)
@@ -85,7 +88,7 @@ class GrowingOrdering(Ordering):
         endless: bool,
         on_close: Callable[[], None],
     ) -> StepSession:
-        """See `Ordering`: cohorts are asked for, not epochs."""
+        """See `Ordering`; the session asks for cohorts, not for epochs, and is endless in any case."""
         epoch, share = start
         # Parts without a value leave first when they are used up, and are not kept in place of what is in use.
         spec = msgspec.structs.replace(spec, parts=stream.parts([0.0], [0]))
@@ -105,7 +108,7 @@ class GrowingOrdering(Ordering):
 
 
 class GrowingDataset(OneDataset):
-    """A dataset that is trained on while it arrives."""
+    """Opens a dataset that is trained on while it arrives, and makes the orders of its streams."""
 
     def __init__(self, member: DatasetMember, growing: Growing) -> None:
         super().__init__(member)

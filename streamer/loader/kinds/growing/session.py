@@ -1,4 +1,7 @@
-"""The engine session of a growing dataset: cohorts arrive in the background, stay for their rounds, and leave."""
+"""Runs the engine session of a growing dataset: cohorts arrive in the background, stay for their rounds, and leave.
+
+`ordering.py` opens a `GrowingSession` for each run of a loader, or for a bare loop.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from streamer.wire.schedule import EpochSchedule
 
 Integers = npt.NDArray[np.int64]
 
-# Number of cohorts that are looked up together: a lane costs 30 us however many cohorts are asked for (2026-11-23).
+# Number of cohorts whose chunks are looked up together: a lane costs 30 us for any number of them (2026-11-23).
 _BLOCK = 16
 # Share of the cache for the cohorts in use; the rest is for their arrival and for other datasets of the job.
 WINDOW_SHARE = 0.85
@@ -34,15 +37,15 @@ _COHORTS_AHEAD = 8
 
 
 class CohortFeed:
-    """Numbers the needs of one session as steps of the engine, and counts the bytes of its cohorts.
+    """Makes the schedules of one session in steps of the engine, and counts the bytes of its cohorts.
 
-    What is left of the round in which the session begins comes first, a step for each batch, so that the first batch
-    waits for its own chunks only. From then on a step is a cohort: step `steps + j - begin` is the arrival of cohort j,
-    and its end, when the last round has trained it.
+    First comes a step for each batch that is left of the round in which the session begins, so that the first batch
+    waits for its own chunks only. Each later step is a cohort: the chunks of cohort j are first needed at step
+    `steps + j - begin`, and last at the step of the last cohort with which they are trained.
 
     Args:
         cohorts: The cohorts of the dataset.
-        lanes: Lanes of the rank.
+        lanes: Numbers of the lanes that the rank reads.
         chunk_bytes: (chunks,) bytes of each chunk in the cache.
         steps: Number of whole batches that are left of the running round.
         begin, end: Cohorts that the running round trains, half-open.
@@ -75,11 +78,11 @@ class CohortFeed:
         return self.steps + cohort - self._begin
 
     def cohorts_through(self, step: int) -> int:
-        """Returns one past the last cohort whose step is at most this one; the first cohort before all of them."""
+        """Returns one past the last cohort whose step is at most this one, or `begin` if there is none."""
         return max(0, step - self.steps + 1) + self._begin
 
     def first(self, first_batch: Integers) -> EpochSchedule:
-        """Returns the chunks of the cohorts in use; those that the running round still needs come before the others.
+        """Returns the first schedule: the chunks of the cohorts in use, first those that the running round still needs.
 
         Args:
             first_batch: (chunks,) the step that first needs each chunk, or `steps` or more if the running round does
@@ -90,7 +93,12 @@ class CohortFeed:
         return self._schedule(uses, np.where(batch < self.steps, batch, self._arrival(uses)))
 
     def extend(self, end: int, budget_bytes: float) -> EpochSchedule | None:
-        """Returns the chunks of the next cohorts before `end`, as long as all live ones fit into the budget."""
+        """Returns the schedule of the next cohorts before `end`, as many as fit, or None if there is none.
+
+        Args:
+            end: One past the last cohort that may be asked for.
+            budget_bytes: Limit of the bytes of all live cohorts with these.
+        """
         found: list[CohortChunks] = []
         live_bytes = self.live_bytes
         while self.sent < end:
@@ -110,7 +118,7 @@ class CohortFeed:
         return self._schedule(joined, self._arrival(joined))
 
     def find_last_fit(self, begin: int, end: int, budget: int) -> int:
-        """Returns one past the last of the cohorts begin..end-1 that fits, once those before `begin` are gone."""
+        """Returns one past the last of the cohorts begin..end-1 that fit into `budget` bytes, added up from `begin`."""
         for cohort in range(begin, end):
             budget -= self._bytes.get(cohort, 0)
             if budget < 0:
@@ -123,7 +131,7 @@ class CohortFeed:
             self.live_bytes -= self._bytes.pop(last)
 
     def _arrival(self, uses: CohortChunks) -> Integers:
-        """Returns the steps of the cohorts that chunks arrive with."""
+        """Returns the step of the first cohort that needs each chunk."""
         return np.maximum(uses.first, self._begin) + self.step(0)
 
     def _schedule(self, uses: CohortChunks, first: Integers) -> EpochSchedule:
@@ -134,13 +142,13 @@ class CohortFeed:
         self.live_bytes += sum(sizes)
         self._schedules += 1
         arranged = np.argsort(first, kind="stable")
-        # A schedule of its own for each part: what is only asked for later must not be held back now.
+        # Each part is an epoch of its own for the engine, so that cohorts that are asked for later hold nothing back.
         last = uses.last[arranged] + self.step(0)
         return EpochSchedule(self._schedules, uses.chunk[arranged], first[arranged], last)
 
 
 class Steps(msgspec.Struct, frozen=True):
-    """The batches of all epochs from one on, as steps of a session and as positions of the stream.
+    """Converts between batches of all epochs, steps of a session, and positions in the stream over all ranks.
 
     Attributes:
         epoch, first: Epoch and number of the batch that is step 0.
@@ -158,7 +166,7 @@ class Steps(msgspec.Struct, frozen=True):
     size: int
 
     def step_of(self, epoch: int, batch: int) -> int:
-        """Returns the step of a batch."""
+        """Returns the step of a batch at or after step 0."""
         if epoch == self.epoch:
             return batch - self.first
         return self.batches + (epoch - self.epoch - 1) * self.batches_later + batch
@@ -184,13 +192,13 @@ class Steps(msgspec.Struct, frozen=True):
 
 
 class CacheBudget(msgspec.Struct, frozen=True):
-    """The bytes of the cache that a rank's cohorts may take.
+    """Says how many bytes of the cache a rank's cohorts may take.
 
     Attributes:
         live: Limit for all cohorts that are here or asked for.
-        held_back: Bytes of `live` that no round is given, so that the next round's cohorts can arrive while the
-            current round is still training, also where all that it trains leaves with it.
-        maximum: Limit for rounds that were decided elsewhere; infinite where all data fits.
+        held_back: Bytes of `live` that no round gets, so that the next round's cohorts can arrive while the current
+            round is still training, even if everything that it trains leaves with it.
+        maximum: Limit for rounds that other ranks or a state have decided on; infinite if all data fits.
     """
 
     live: int
@@ -199,10 +207,11 @@ class CacheBudget(msgspec.Struct, frozen=True):
 
 
 class GrowingSession(StepSession):
-    """A `StepSession` whose chunks stay local from the arrival of their cohort to the end of its last round.
+    """Keeps chunks local from the arrival of their cohort to the end of the last round that trains it.
 
-    A batch is ready when all cohorts of its round have arrived, in the first round when its own chunks have. When the
-    first batch of the next round is asked for, the rank offers what has arrived; the least of all ranks is admitted.
+    A batch is ready when all cohorts of its round have arrived; in the first round, when its own chunks have. When the
+    first batch of the next round is asked for, the rank offers what has arrived. The least that any rank offers is
+    admitted.
 
     Args:
         client: Connection to the engine, used by this session only.
@@ -212,6 +221,7 @@ class GrowingSession(StepSession):
         plan: Batches of this rank in the first epoch.
         first: Number of the batch of `plan` that is step 0.
         on_close: Called once, when the session is closed.
+
     """
 
     def __init__(
@@ -254,7 +264,7 @@ class GrowingSession(StepSession):
         super().__init__(client, msgspec.structs.replace(spec, parts=(part,)), on_close)
 
     def _plan_begin(self, recipe: SampleRecipe, plan: RankPlan, position: int) -> tuple[CohortFeed, EpochSchedule]:
-        """Returns the feed of a session that begins at a position, and what it asks for first."""
+        """Returns the feed of a session that begins at a position, and its first schedule."""
         log = self._growth.log
         size = recipe.global_batch
         epoch_samples = self._growth.epoch_samples
@@ -277,7 +287,7 @@ class GrowingSession(StepSession):
         return feed, feed.first(first_batch)
 
     def _compute_budget(self, limit_bytes: int, lanes: int) -> CacheBudget:
-        """Returns this rank's part of `WINDOW_SHARE` of a cache, or more where that is too little for its rounds."""
+        """Returns this rank's part of a cache for its `lanes` lanes, or more if that is too little for its rounds."""
         rank = self._growth.rank_config
         log = self._growth.log
         sizes = self._growth.manifest.chunk_local_bytes
@@ -318,7 +328,7 @@ class GrowingSession(StepSession):
         return POLL_SECONDS if self._growth.waiting else None
 
     def step_of(self, epoch: int, batch: int) -> int:
-        """See `StepSession`; the batch is needed now."""
+        """See `StepSession`; also notes that the batch is needed now."""
         step = self._steps.step_of(epoch, batch)
         self._asked = max(self._asked, step)
         return step
@@ -327,7 +337,7 @@ class GrowingSession(StepSession):
         """See `StepSession`."""
         log = self._growth.log
         end = self._steps.end(step)
-        # The samples that fill a last batch up are before its end by the lanes at most.
+        # The repeats that fill a last batch are at most as many positions before its end as there are lanes.
         first = max(0, min(self._steps.begin(step), end - log.cohorts.spec.lanes))
         return tuple(msgspec.structs.astuple(each) for each in rounds_between(log, first, end - 1))
 
@@ -344,7 +354,7 @@ class GrowingSession(StepSession):
         super().wait(step, timeout_seconds)
 
     def finish(self, step: int, *, flush: bool = True) -> None:
-        """Records the steps below this one as consumed: a cohort leaves with the last batch of its last round."""
+        """See `StepSession`; a cohort is released with the last batch of its last round."""
         self._next = step
         begin = self._cohorts_at(self._steps.begin(step))
         released = begin > self._begin
@@ -366,7 +376,7 @@ class GrowingSession(StepSession):
         return log.find_round(position).begin if position < log.stop else log.next_begin
 
     def _decide(self) -> None:
-        """Decides on the rounds of the step that is asked for."""
+        """Decides on the rounds of the step that is asked for; raises BrokenError if it would never be ready."""
         self._update()
         log = self._growth.log
         end = self._steps.end(self._asked) if self._asked >= 0 else 0
@@ -391,7 +401,7 @@ class GrowingSession(StepSession):
             )
 
     def _update(self) -> None:
-        """Takes in what has arrived, and asks for more."""
+        """Notes which cohorts have arrived, and asks the engine for further ones."""
         feed = self._feed
         through = self._session.ready
         arrived = feed.cohorts_through(through)
@@ -415,10 +425,12 @@ class GrowingSession(StepSession):
     def _extend(self) -> None:
         """Asks the engine for the chunks of further cohorts, and makes sure that the cache can hold them.
 
-        What the next batch to be consumed needs is asked for in any case: also where it is in two rounds that together
-        train some samples in both of their passes, so more cohorts than a pass has. Batches that are made ahead of it
-        may be rounds away: what they need waits for the bytes that each consumed round releases. What only arrives
-        early waits for the pass after this one.
+        The cohorts that the next batch needs are asked for in any case, even if its two rounds have more cohorts than a
+        pass. Those of batches that are made ahead of it are asked for as far as `maximum` has room, and those that only
+        arrive early as far as `live` has room, and not beyond one pass.
+
+        Raises:
+            CacheFullError: the cohorts take more than `maximum`.
         """
         all_data = self._begin + self._growth.log.cohorts.per_pass
         for end, budget in (
