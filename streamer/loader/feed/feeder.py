@@ -1,8 +1,9 @@
-"""The feeder: the one thread of the rank that communicates with the workers and the engine.
+"""Feeds a loader: one thread of the rank communicates with the workers and the engine.
 
-It sleeps until an event: a worker reports or ends, the engine sends a message, the trainer frees a slot. So batches are
-made and workers are replaced while the trainer computes; the trainer's thread only takes finished batches from a queue.
-The first worker starts with the feeder, while the trainer's thread still waits for the engine and the manifest.
+`epoch.py` makes a `Feeder` for a loader with workers, and `supply.py` takes its batches. The thread sleeps until an
+event: a worker reports or ends, the engine sends a message, the trainer frees a slot. So batches are made and workers
+are replaced while the trainer computes; the trainer's thread only takes finished batches from a queue. The first worker
+starts with the feeder, while the trainer's thread still waits for the engine and the manifest.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class FeederWakeup(linux.Wakeup):
     """Wakes the feeder's thread from other threads.
 
     Attributes:
-        wants_work: Whether the feeder has an idle worker and waits for a free slot, or for space in the window.
+        wants_work: Whether the feeder has an idle worker, and waits for a free slot or for space in the window.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class FeederWakeup(linux.Wakeup):
             self.signal()
 
 
-# Workers in a row that may find files of the dataset removed before the run ends.
+# So many workers in a row may find files of the dataset removed; the next one ends the run.
 REOPENINGS = 3
 
 # Batches shorter than this are queued two deep at a worker, to hide the round trip (0.1 ms, and up to the
@@ -73,7 +74,7 @@ _JOIN_SECONDS = 10.0
 
 
 class FeedPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of the feeder.
+    """Holds the settings of a feeder.
 
     Attributes:
         workers: Number and kind of the workers.
@@ -81,8 +82,8 @@ class FeedPlan(msgspec.Struct, frozen=True, kw_only=True):
         limits: Limits of the ring.
         planning: Lock that is held while the prepared stream is used.
         pinner: Registers slots with the device, or None if that is not needed.
-        timeout_seconds: Longest time that a sample may take; 0 without a limit.
-        poison: Whether freed slots are filled, to find views that outlive them; for tests.
+        timeout_seconds: Longest time that a sample may take; 0 means no limit.
+        poison: Whether freed slots are overwritten, to find views that outlive them; for tests.
     """
 
     workers: WorkerConfig
@@ -97,10 +98,11 @@ class FeedPlan(msgspec.Struct, frozen=True, kw_only=True):
 class Feeder:
     """Owns the thread, the workers and the ring of one rank; see above.
 
-    The trainer calls `start`, `configure`, `run`, `note_taken` and `close`; all else runs on the thread.
+    The trainer calls `start`, `configure`, `run`, `note_taken`, `look_again` and `close`. All other changes are made on
+    the thread.
 
     Attributes:
-        ring: The slots.
+        ring: Slots in shared memory for finished batches.
         counters: Counts of batches, bytes and times.
         broken: Error that ended the thread, or None while it runs.
     """
@@ -130,7 +132,7 @@ class Feeder:
 
     @property
     def head(self) -> BatchTimeline | None:
-        """The timeline of the batch that the trainer gets next, while it is being made."""
+        """The timeline of the batch that the trainer gets next, or None while it is not being made."""
         return None if (pending := self._run_state.window.head) is None else pending.timeline
 
     @property
@@ -150,7 +152,11 @@ class Feeder:
             self._thread.start()
 
     def configure(self, prepared: RankStream, rules: MakerRules) -> None:
-        """Sets the dataset of all runs. Called once, before the first run.
+        """Sets the stream and the rules of all runs. Called once, before the first run.
+
+        Args:
+            prepared: Stream that is read.
+            rules: Rules by which workers make batches.
 
         Raises:
             ConfigError: the transform or collate function cannot be sent to the workers.
@@ -159,7 +165,7 @@ class Feeder:
         self._configured = prepared, rules
 
     def run(self, epoch: int, batch: int) -> BatchRun:
-        """Begins a new sequence of batches, and ends the previous one."""
+        """Asks the thread to begin a run at a batch, and to end the previous run; returns the new one at once."""
         assert self._configured is not None
         run = BatchRun(self._configured[0], epoch, batch)
         self._asked.append(run)
@@ -167,20 +173,29 @@ class Feeder:
         return run
 
     def note_taken(self, run: BatchRun, taken: int, epoch: int) -> None:
-        """Records how many batches the trainer has taken, and the epoch of the last one."""
+        """Records progress of the trainer, so that further batches may be begun.
+
+        Args:
+            run: Run whose batches are taken.
+            taken: Number of its batches that the trainer has taken.
+            epoch: Epoch of the last of them.
+        """
         run.taken = taken
         run.epoch_taken = epoch
         self.look_again()
 
     def look_again(self) -> None:
-        """Looks for slots that the trainer has released, if it waits for one."""
+        """Lets the thread look for slots that the trainer has released, if it waits for one."""
         self._wakeup.signal_on_demand()
 
     def close(self) -> None:
-        """Ends workers and thread; who asks for another batch gets an error."""
+        """Ends workers and thread, for which it waits 10 s at most. Idempotent.
+
+        Taking another batch raises a ClosedError from then on.
+        """
         self._closing = True
         if self.broken is None:
-            # The interpreter's end closes loaders before it calls what was registered with `atexit` before them.
+            # At the interpreter's end loaders are closed before functions of the user that `atexit` calls later.
             self.broken = ClosedError("the workers of this loader have ended: it was closed, or the interpreter ends")
         self._wakeup.signal()
         # A garbage collection may call this on any thread, including the feeder's.
@@ -214,6 +229,7 @@ class Feeder:
             self._run_state.leave()
 
     def _fail_runs(self, error: BaseException) -> None:
+        """Stores the error that has ended the thread, and delivers it to the runs whose trainers wait."""
         text = f"the loader's feeder thread failed: {type(error).__name__}: {error}"
         self.broken = error if isinstance(error, StreamerError) else limit_error(error) or BrokenError(text)
         if self.broken is not error:
@@ -223,8 +239,9 @@ class Feeder:
                 run.outcomes.put(FailedBatch(self.broken, final=True))
 
     def _run_once(self) -> None:
+        """Begins runs that are asked for, sends and delivers batches, then waits for an event and handles it."""
         while self._asked:
-            run = self._asked[0]  # in the queue meanwhile: if the thread fails, its trainer is told
+            run = self._asked[0]  # It stays in the queue until it has begun: if the thread fails, its trainer is told.
             if self._run_state.run is None:
                 self._pool.open_sources()
             self._run_state.leave()
@@ -259,7 +276,7 @@ class Feeder:
     # ------------------------------------------------------------ dispatching
 
     def _dispatch(self) -> bool:
-        """Sends batches to workers. Returns whether a worker stays idle for lack of a batch or slot."""
+        """Sends batches to workers. Returns whether a worker stays idle because there is no batch or no slot for it."""
         if not self._run_state.open:
             return False
         if not any(handle.ready for handle in self._pool.workers.values()):
@@ -283,7 +300,11 @@ class Feeder:
         return False
 
     def _look_ahead(self, cause: str = "") -> bool:
-        """Requests the chunks of the next batches from the engine. Returns whether a batch could be made now."""
+        """Requests the chunks of the next batches from the engine. Returns whether a batch could be made now.
+
+        Args:
+            cause: Cause that the waiting of that batch is charged to, or "" for no change.
+        """
         pending = self._run_state.next(idle=True)
         if pending is None:
             return False
@@ -293,6 +314,7 @@ class Feeder:
         return True
 
     def _least_busy(self) -> WorkerHandle | None:
+        """Returns the ready worker with the fewest batches, or None if all have enough."""
         # A worker that still starts gets no batch: the batch would wait, although another worker could make it now.
         ready = (handle for handle in self._pool.workers.values() if handle.ready)
         handle = min(ready, key=lambda handle: len(handle.tasks), default=None)
@@ -308,6 +330,7 @@ class Feeder:
     # ------------------------------------------------------------ what the workers report
 
     def _handle_message(self, handle: WorkerHandle, message: Message, descriptor: int) -> None:
+        """Handles a message of a worker; `descriptor` is that of memory which came with it, or -1."""
         if isinstance(message, Made):
             self._handle_made(handle, message, descriptor)
         elif isinstance(message, SkippedSample):
@@ -337,6 +360,7 @@ class Feeder:
                 self._fail(pending, failures.add_place(error, pending, message.ordinal))
 
     def _handle_made(self, handle: WorkerHandle, made: Made, descriptor: int) -> None:
+        """Takes a finished batch: gives its slot new memory if it came with some, counts it, and queues it."""
         pending = _finish_task(handle, made.number)
         slot = pending.slot
         if descriptor >= 0 and slot is not None:
@@ -364,7 +388,7 @@ class Feeder:
         self._run_state.window.finish(pending, finished)
 
     def _handle_exit(self, handle: WorkerHandle, report: ExitReport) -> bool:
-        """Lets other workers make the batches of a worker that has ended. Returns whether another one is needed."""
+        """Lets other workers make the batches of a worker that has ended. Returns whether to start another worker."""
         self.counters.respawns += 1
         for pending in handle.tasks:
             pending.timeline.record_crash()
@@ -389,7 +413,7 @@ class Feeder:
         return self._run_state.open
 
     def _describe_work(self, ordinal: int) -> str:
-        """Describes what a worker was doing, with the name of its sample."""
+        """Describes what a worker was doing; `ordinal` is the number of its sample, or below 0 for the whole batch."""
         assert self._configured is not None
         return describe_work(ordinal, self._configured[0])
 
@@ -398,7 +422,7 @@ class Feeder:
         self._run_state.window.finish(pending, FailedBatch(error))
 
     def _release(self, pending: Pending) -> None:
-        """Returns the slot of a batch unused."""
+        """Gives the slot of a batch back to the ring, unused."""
         if pending.slot is not None:
             self.ring.put_back(pending.slot)
             pending.slot = None

@@ -1,4 +1,7 @@
-"""A run: one uninterrupted sequence of batches, the window of those that are begun, and the session with the engine."""
+"""Keeps one run of a loader: an uninterrupted sequence of batches, its window, and its session with the engine.
+
+`feeder.py` works on a run on its thread. `supply.py` takes the outcomes of the run on the trainer's thread.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ Result = TypeVar("Result")
 
 
 class BatchCursor:
-    """Counts through the batches of a run, epoch after epoch; `batches` maps an epoch to its number of batches."""
+    """Counts through the batches of a run, epoch after epoch; `batches` returns the number of batches of an epoch."""
 
     def __init__(self, batches: Callable[[int], int], epoch: int, batch: int) -> None:
         self._batches = batches
@@ -38,7 +41,7 @@ class BatchCursor:
         self._settle()
 
     def advance(self) -> tuple[int, int]:
-        """Returns the epoch and the number of the next batch."""
+        """Returns the epoch and the number of the next batch, and goes on to the batch after it."""
         at = self.epoch, self.batch
         self.batch += 1
         self._settle()
@@ -51,7 +54,10 @@ class BatchCursor:
 
 
 class BatchWindow(Generic[Result]):
-    """The batches from the first that is not delivered to the last that is begun.
+    """Keeps the batches from the first that is not delivered to the last that is begun.
+
+    A batch is begun when it is drawn, at work until it is finished, and delivered in order. Its number in the run is
+    its step.
 
     Args:
         cursor: Cursor over the batches in order.
@@ -77,7 +83,7 @@ class BatchWindow(Generic[Result]):
 
     @property
     def head(self) -> Pending | None:
-        """The next batch to be delivered, while it is being made."""
+        """The next batch to be delivered, or None if it is not at work."""
         return self._at_work.get(self._delivered)
 
     @property
@@ -86,7 +92,7 @@ class BatchWindow(Generic[Result]):
         return min(self._at_work, default=self._begun)
 
     def draw(self, taken: int, last_epoch: int) -> Pending | None:
-        """Returns the batch to be made next, first those that are repeated, or None if there is none now.
+        """Returns the batch to be made next, or None if there is none now. Batches that are queued again come first.
 
         Args:
             taken: Number of batches that the trainer has taken.
@@ -102,11 +108,11 @@ class BatchWindow(Generic[Result]):
         return pending
 
     def repeat(self, pending: Pending) -> None:
-        """Queues the batch again, before all later ones."""
+        """Queues a batch that was drawn, so that it is drawn again before all later ones."""
         heapq.heappush(self._again, (pending.step, pending))
 
     def finish(self, pending: Pending, result: Result) -> None:
-        """Records that the batch is made or has finally failed."""
+        """Records the result of a batch: it is made, or has finally failed."""
         del self._at_work[pending.step]
         self._finished[pending.step] = result
 
@@ -127,13 +133,13 @@ class BatchWindow(Generic[Result]):
 
 
 class Finished(msgspec.Struct):
-    """A finished batch that the trainer can open.
+    """Describes a finished batch that the trainer can open.
 
     Attributes:
-        pending: The batch.
+        pending: The batch, with its slot if it is in one.
         made: Report of the worker.
-        own_memory: Descriptor of its memory if it is in no slot, else -1.
-        held: Its memory once the trainer has opened it; the slot is then released with that.
+        own_memory: Descriptor of the batch's memory if it is in no slot, else -1.
+        held: Memory of the batch once the trainer has opened it, else None; the slot is released with this object.
     """
 
     pending: Pending
@@ -142,7 +148,7 @@ class Finished(msgspec.Struct):
     held: Bytes | None = None
 
     def discard(self, ring: Ring) -> None:
-        """Releases the memory of the batch unread."""
+        """Releases the memory of the batch, if the trainer has not opened it."""
         if self.own_memory >= 0:
             os.close(self.own_memory)
         elif self.pending.slot is not None and self.pending.slot.view is None:
@@ -150,7 +156,7 @@ class Finished(msgspec.Struct):
 
 
 class FailedBatch(msgspec.Struct, frozen=True):
-    """A batch that could not be made.
+    """Says that a batch could not be made.
 
     Attributes:
         error: Reason of the failure.
@@ -161,21 +167,21 @@ class FailedBatch(msgspec.Struct, frozen=True):
     final: bool = False
 
     def discard(self, ring: Ring) -> None:
-        """Does nothing: there is no memory to release."""
+        """Does nothing, since there is no memory to release."""
 
 
 Outcome = Finished | FailedBatch
 
 
 class BatchOutcomes:
-    """Finished batches on their way to the trainer, in order.
+    """A queue of outcomes from the feeder's thread to the trainer's, in order.
 
     The first one stays until it is removed: a Ctrl-C between a `get` and the assignment of its result would lose it.
     """
 
     def __init__(self) -> None:
         self._items: deque[Outcome] = deque()
-        # There is one for each put, which only wakes. More or fewer of them do no harm.
+        # There is one for each outcome, to wake the trainer. More or fewer of them do no harm.
         self._signals: SimpleQueue[None] = SimpleQueue()
 
     def __len__(self) -> int:
@@ -187,7 +193,7 @@ class BatchOutcomes:
         self._signals.put(None)
 
     def first(self, timeout_seconds: float | None = None) -> Outcome:
-        """Waits for the first outcome, and leaves it where it is.
+        """Returns the first outcome, which stays the first; waits for it, without a limit if the timeout is None.
 
         Raises:
             TimeoutError: there is none in time.
@@ -208,7 +214,10 @@ class BatchOutcomes:
 
 
 class FeedCounters(msgspec.Struct):
-    """Counts of the feeder's thread (or inline), which any thread may read. The names are those of `LoaderStats`."""
+    """Counts batches, bytes and times of a supply; the fields are named as in `LoaderStats`.
+
+    One thread counts, any thread may read. `nanoseconds` are those of the workers for each stage of `causes.Stages`.
+    """
 
     spilled_batches: int = 0
     oversize_batches: int = 0
@@ -236,13 +245,12 @@ class FeedCounters(msgspec.Struct):
 
 
 class BatchRun:
-    """One uninterrupted sequence of batches, as the trainer reads it.
-
-    `outcomes` is the only channel from the feeder's thread to the trainer's.
+    """Holds what the feeder's thread and the trainer's thread share of a run.
 
     Attributes:
         prepared: The stream that is read.
         epoch, batch: The first batch.
+        outcomes: Queue of finished batches, the only way from the feeder's thread to the trainer's.
         taken: Number of batches that the trainer has taken; written by the trainer only.
         epoch_taken: Epoch of the last of them; written by the trainer only.
     """
@@ -257,7 +265,14 @@ class BatchRun:
 
 
 class RunState:
-    """The current run, its window and its engine session. Used on the feeder's thread only."""
+    """Keeps the current run, its window and its engine session. Used on the feeder's thread only.
+
+    Args:
+        span: Number of batches that may be begun and not yet taken by the trainer.
+        planning: Lock that is held while the prepared stream is used.
+        selector: Selector of the feeder, by which messages of the engine arrive.
+        ring: Slots of the batches.
+    """
 
     def __init__(self, span: int, planning: threading.Lock, selector: selectors.BaseSelector, ring: Ring) -> None:
         # A prepared stream is for one thread at a time, and the trainer's thread uses it, too.
@@ -284,11 +299,11 @@ class RunState:
 
     @property
     def poll_seconds(self) -> float | None:
-        """Seconds after which `next` may have another answer without an event, or None; see `StepSession`."""
+        """Seconds after which `next` may have another answer without an event, or None if it cannot."""
         return None if self._session is None else self._session.poll_seconds
 
     def enter(self, run: BatchRun) -> None:
-        """Begins a run, and opens its session."""
+        """Begins a run, and opens its session; raises the StreamerError of the engine."""
         self.run = run
         self.window = BatchWindow(BatchCursor(self._batches, run.epoch, run.batch), self._span)
         with self._planning:
@@ -299,7 +314,7 @@ class RunState:
         self._listen()
 
     def leave(self) -> None:
-        """Ends the run, and releases the slots of batches that were not taken."""
+        """Ends the run and its session, and releases the slots of batches that were not taken."""
         if self.run is None:
             return
         for outcome in self.window.abandon():
@@ -311,7 +326,7 @@ class RunState:
         self.close()
 
     def close(self) -> None:
-        """Ends the session."""
+        """Ends the session; no further batch is begun. Idempotent."""
         self._stopped = True
         self._unlisten()
         if self._session is not None:
@@ -319,14 +334,16 @@ class RunState:
             self._session = None
 
     def stop(self, error: BaseException) -> None:
-        """Ends the run with an error, after the batches that are finished."""
+        """Delivers the finished batches and then an error, the final outcome; no further batch is begun."""
         if self.run is not None and not self._stopped:
             self._stopped = True
             self._deliver(self.run)
             self.run.outcomes.put(FailedBatch(error, final=True))
 
     def next(self, idle: bool) -> Pending | None:
-        """Returns the batch to be made next, its chunks local, or None if there is none now.
+        """Returns the batch to be made next, whose chunks are local, or None if there is none now.
+
+        Requests the chunks of `span` batches after it. An error of the engine becomes the outcome of the batch.
 
         Args:
             idle: Whether the worker that gets it has no other batch.
@@ -367,7 +384,7 @@ class RunState:
         return self.run.taken >= pending.step
 
     def reject(self, chunk: int, reason: str) -> None:
-        """Rejects a chunk, so that it is leased again."""
+        """Rejects a chunk that a worker could not read, so that it is leased again; an error ends the run."""
         assert self._session is not None
         try:
             self._session.reject(chunk, reason)
@@ -375,11 +392,11 @@ class RunState:
             self.stop(error)
 
     def note_read(self) -> None:
-        """Records consumed steps; they are sent to the engine with the next request."""
+        """Records the steps that no worker reads any more; the engine is told with the next request."""
         self._send_progress(flush=False)
 
     def deliver(self) -> None:
-        """Delivers finished batches, and sends the consumed steps to the engine."""
+        """Delivers finished batches to the trainer, and tells the engine at once which steps are consumed."""
         if self.run is not None:
             self._deliver(self.run)
             self._send_progress(flush=True)

@@ -1,4 +1,7 @@
-"""The source of the loader's batches: workers and the ring, or this process itself."""
+"""Supplies a loader with batches: from workers and the ring, or made in the trainer's own thread.
+
+`epoch.py` owns the `Supply` of a loader and takes its batches; `loader_views.py` reads its counts.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,8 @@ from streamer.wire.messages import ReportFinding
 
 logger = logging.getLogger(__name__)
 
-# An engine on the same machine answers in milliseconds; a stopped one must not delay the trainer for long.
+# Longest wait for statistics of the engine. One on the same machine answers in milliseconds; one that hangs must not
+# delay the trainer for long.
 ENGINE_SECONDS = 0.5
 
 
@@ -43,7 +47,8 @@ class Supply(ABC):
     """Makes the batches of a run, in order.
 
     Attributes:
-        lost_batches: number of batches of which the trainer got an error instead.
+        counters: Counts of batches, bytes and times.
+        lost_batches: Number of batches of which the trainer got an error instead.
     """
 
     counters: FeedCounters
@@ -57,7 +62,7 @@ class Supply(ABC):
     @property
     @abstractmethod
     def head(self) -> BatchTimeline | None:
-        """The timeline of the batch that comes next, while it is being made."""
+        """The timeline of the batch that comes next, or None while it is not being made."""
 
     @property
     @abstractmethod
@@ -66,13 +71,14 @@ class Supply(ABC):
 
     @abstractmethod
     def begin(self, epoch: int, batch: int) -> None:
-        """Starts a run at this batch."""
+        """Starts a run at this batch of an epoch, and ends the run before."""
 
     @abstractmethod
     def take(self, arrived: Callable[[], None]) -> Delivery:
-        """Returns the next batch, which is the next one again until `advance`. Blocks.
+        """Returns the next batch, which stays the next one until `advance`. Blocks.
 
-        Calls `arrived` when the batch is there.
+        Args:
+            arrived: Called when the batch is there.
 
         Raises:
             Exception: the error of the sample, the batch or the engine; the next call returns the following batch.
@@ -84,26 +90,26 @@ class Supply(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Ends everything; idempotent."""
+        """Ends workers and session; idempotent."""
 
     def engine_values(self) -> Mapping[str, object] | None:
-        """Returns the engine's counters, on any thread, or None if there is no engine or no answer in time."""
+        """Returns the engine's counters by name, or None without a session or an answer in half a second; any thread."""
         # It is read once: the trainer may end the session concurrently.
         session = self.session
         return None if session is None else session.engine_values(ENGINE_SECONDS)
 
     def send_report(self, finding: ReportFinding | Exception) -> None:
-        """Sends a finding of this loader, or an error, to the engine, if there is one; any thread."""
+        """Sends a finding of this loader, or an error, to the engine if there is a session; any thread."""
         if (session := self.session) is not None:
             session.send_report(finding, ENGINE_SECONDS)
 
     def engine_view(self) -> EngineView | None:
-        """Returns the engine's current view, or None if there is no engine or no answer in time."""
+        """Returns what `engine_values` does, as an `EngineView`."""
         values = self.engine_values()
         return None if values is None else EngineView.of(values)
 
     def add_counts(self, trainers: LoaderStats) -> LoaderStats:
-        """Adds the counters to the statistics of the trainer's clock."""
+        """Returns the statistics of the trainer's clock with the counters of this supply; any thread."""
         return replace(trainers, ready_batches=self.ready, **self.counters.values())
 
 
@@ -111,7 +117,7 @@ class FedSupply(Supply):
     """Takes batches that workers make.
 
     Args:
-        feeder: Thread that feeds it; started with the first run.
+        feeder: Feeder whose batches are taken; it is started with the first run, if it has not been.
         log_prefix: Text with which its lines in the log begin.
     """
 
@@ -180,7 +186,7 @@ class FedSupply(Supply):
             self._opened = None
 
     def add_counts(self, trainers: LoaderStats) -> LoaderStats:
-        """See `Supply`; with the slots of the ring."""
+        """See `Supply`; also adds the slots of the ring."""
         ring = self.feeder.ring
         stats = super().add_counts(trainers)
         return replace(stats, ring_slots=ring.slots, ring_bytes=ring.nbytes, ring_free=ring.free)
@@ -197,6 +203,7 @@ class FedSupply(Supply):
         return text
 
     def _open(self, finished: Finished) -> Delivery:
+        """Makes the tensors of a finished batch, on its slot or its own memory; may be called again after a Ctrl-C."""
         made = finished.made
         pending = finished.pending
         slot = pending.slot
@@ -235,7 +242,13 @@ class FedSupply(Supply):
 
 
 class InlineSupply(Supply):
-    """Makes batches in the trainer's own thread: `num_workers=0`. Requests the chunks of `ahead` batches in advance."""
+    """Makes batches in the trainer's own thread: `num_workers=0`.
+
+    Args:
+        prepared: Stream that is read.
+        rules: Rules by which batches are made.
+        ahead: Number of batches whose chunks are requested in advance.
+    """
 
     def __init__(self, prepared: RankStream, rules: MakerRules, ahead: int) -> None:
         self.counters = FeedCounters()
@@ -258,7 +271,7 @@ class InlineSupply(Supply):
 
     @property
     def head(self) -> BatchTimeline | None:
-        """The timeline of the batch that is being made."""
+        """The timeline of the batch that is being made, or None if none is."""
         return self._timeline
 
     @property
@@ -292,7 +305,7 @@ class InlineSupply(Supply):
                 stages = self._maker.stages(watch.lap(), clock)
                 content = self._maker.collate(loaded)
         except Exception:
-            # A Ctrl-C is no Exception: the batch is made again after it.
+            # A Ctrl-C is no `Exception`, so that the batch is made again after it.
             self._batch += 1
             self.lost_batches += 1
             raise
@@ -316,7 +329,7 @@ class InlineSupply(Supply):
         self._made = Delivery(
             content, epoch, batch, loaded.repeated, skipped=skipped, trace=trace, tallies=loaded.tallies
         )
-        # The chunks are released only now: a Ctrl-C before it makes the batch again, of the same chunks.
+        # The chunks are released only now: after a Ctrl-C before this line the batch is made again, of the same chunks.
         if self._session is not None:
             self._session.finish(self._session.step_of(epoch, batch) + 1)
         return self._made
@@ -335,7 +348,13 @@ class InlineSupply(Supply):
             self._session = None
 
     def _load(self, epoch: int, batch: int, timeline: BatchTimeline) -> tuple[Loaded, Stopwatch]:
-        """Returns the samples of a batch, and a stopwatch started when their chunks were local."""
+        """Returns the samples of a batch, and a stopwatch that was started when their chunks were local.
+
+        Raises:
+            IntegrityError: a chunk is still missing or wrong after `REREADS` new leases.
+            StreamerError: the engine's error.
+            Exception: the error of a sample.
+        """
         session = self._session
         assert session is not None
         step = session.step_of(epoch, batch)

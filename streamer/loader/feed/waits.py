@@ -1,4 +1,4 @@
-"""Describes what the next batch of the trainer waits for."""
+"""Describes in the log what the next batch of the trainer waits for. Used by `feeder.py`, `supply.py` and `epoch.py`."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from streamer.batches.workers.handle import Pending
 from streamer.batches.workers.pool import WorkerPool
 from streamer.loader.rank.rank_stream import RankStream
 
-# Number of modules of the user's that a message names.
+# Number of the user's modules that a message names.
 _MAX_NAMES = 4
 
 
 def describe_wait(
     head: Pending | None, pool: WorkerPool, modules: Sequence[str], name_work: Callable[[int], str]
 ) -> str:
-    """Describes what a batch that is not made yet waits for.
+    """Describes what a batch that is not made yet waits for, as the end of a sentence; any thread.
 
     Args:
         head: Batch that is waited for, or None if it has not begun.
         pool: The workers.
-        modules: Modules that are imported for them.
-        name_work: Names what a worker does, from the ordinal of its sample.
+        modules: Modules of the user's code that workers import first.
+        name_work: Describes what a worker does, from the number of its sample or a number below 0; see `describe_work`.
     """
     if head is None:
         return "the engine, to accept the session of this loader"
@@ -51,21 +51,21 @@ def describe_wait(
 
 
 def name_rank(prepared: RankStream) -> str:
-    """Returns the start of a line of the log: the rank, if there are several."""
+    """Returns the start of a line of the log: "rank 3: ", or "" if there is one rank."""
     if prepared.rank_config.world_size == 1:
         return ""
     return f"rank {prepared.rank_config.rank}: "
 
 
 def describe_work(ordinal: int, prepared: RankStream) -> str:
-    """Describes what a worker was doing: its sample with name and number, as `dataset[i]` takes it, or the batch."""
+    """Describes what a worker was doing: its sample with name and number, or the batch if `ordinal` is below 0."""
     if ordinal < 0:
         return "putting the batch together"
     return f"sample {prepared.sample_label(ordinal)} ({prepared.sample_key(ordinal)})"
 
 
 def describe_engine(values: Mapping[str, object] | None) -> str:
-    """Describes what the engine does about a wait, from its counters, or from None if it has not answered."""
+    """Describes what the engine does about a wait, from its counters; they are None if it has not answered."""
     if values is None:
         return "the engine does not answer within half a second"
     chunks = values.get("fetches", 0)

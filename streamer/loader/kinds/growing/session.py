@@ -221,7 +221,6 @@ class GrowingSession(StepSession):
         plan: Batches of this rank in the first epoch.
         first: Number of the batch of `plan` that is step 0.
         on_close: Called once, when the session is closed.
-
     """
 
     def __init__(
